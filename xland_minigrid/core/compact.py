@@ -16,8 +16,9 @@ from jax.custom_batching import custom_vmap
 # %% ../../nbs/core/10_compact.ipynb #77dd3a2b
 def first_true(mask: jax.Array, count: int) -> jax.Array:
     "Indices of the first `count` true entries of `mask (n,)`, int32 `(count,)`; `n` where there are fewer."
-    running = jnp.cumsum(mask.astype(jnp.int32))
-    return jnp.searchsorted(running, jnp.arange(1, count + 1, dtype=jnp.int32)).astype(jnp.int32)
+    n = mask.shape[0]
+    score, index = jax.lax.top_k(jnp.where(mask, n - np.arange(n), 0).astype(jnp.float32), count)
+    return jnp.where(score > 0, index, n).astype(jnp.int32)
 
 # %% ../../nbs/core/10_compact.ipynb #522d6202
 def _take(tree, batched, index):
@@ -38,7 +39,7 @@ def _loop_over_needed(fn, mask, default, args, batched):
         index = first_true(pending, chunk)
         rows = _take(args, batched, index)
         new = jax.vmap(fn, in_axes=jax.tree.map(lambda b: 0 if b else None, batched))(*rows)
-        out = jax.tree.map(lambda o, n: o.at[index].set(n, mode="drop", unique_indices=True, indices_are_sorted=True), out, new)
+        out = jax.tree.map(lambda o, n: o.at[index].set(n, mode="drop", unique_indices=True), out, new)
         return pending.at[index].set(False, mode="drop"), out
 
     return jax.lax.while_loop(lambda carry: carry[0].any(), body, (mask, default))[1]

@@ -6,7 +6,8 @@
 __all__ = ['DIRECTIONS', 'DIRECTION_NAMES', 'empty_world', 'horizontal_line', 'vertical_line', 'rectangle', 'room', 'two_rooms',
            'four_rooms', 'nine_rooms', 'check_walkable', 'check_pickable', 'check_can_put', 'check_see_behind',
            'inside', 'get_neighbouring_tiles', 'free_tiles_mask', 'sample_coordinates', 'sample_direction',
-           'pad_along_axis']
+           'pad_along_axis', 'equal', 'grid_coords', 'coordinates_mask', 'transparent_mask', 'align_with_up',
+           'cartesian_product_1d']
 
 # %% ../../nbs/core/02_grid.ipynb #9a87f5cf
 import jax
@@ -121,3 +122,31 @@ def pad_along_axis(arr, pad_to: int, axis: int = 0, fill_value: int = 0) -> jax.
     missing = max(0, pad_to - arr.shape[axis])
     widths = [(0, missing if i == axis % arr.ndim else 0) for i in range(arr.ndim)]
     return jnp.pad(arr, widths, constant_values=fill_value)
+
+# %% ../../nbs/core/02_grid.ipynb #10d10eb0
+def equal(tile1, tile2) -> jax.Array:
+    "Whether two (tile, colour) pairs are the same; bool scalar."
+    return jnp.all(jnp.asarray(tile1) == jnp.asarray(tile2))
+
+def grid_coords(grid) -> jax.Array:
+    "All positions of a grid, row by row; int32 `(height * width, 2)`."
+    return jnp.asarray(np.argwhere(np.ones(grid.shape[:2], bool)).astype(np.int32))
+
+def coordinates_mask(grid, address, comparison_fn) -> jax.Array:
+    "Cells whose row and column both compare true with those of `address`; bool `(height, width)`."
+    rows, cols = np.mgrid[: grid.shape[0], : grid.shape[1]]
+    return jnp.logical_and(comparison_fn(rows, address[0]), comparison_fn(cols, address[1]))
+
+# %% ../../nbs/core/02_grid.ipynb #3bcf8eef
+def transparent_mask(grid) -> jax.Array:
+    "Cells one can see past; bool `(height, width)`."
+    return ~is_one_of(grid[..., 0], tile_set(LOS_BLOCKING))
+
+def align_with_up(grid, direction) -> jax.Array:
+    "A square grid turned so that `direction` points up."
+    turns = jnp.stack([jnp.rot90(grid, k) for k in range(4)])
+    return turns[direction]
+
+def cartesian_product_1d(a, b) -> jax.Array:
+    "All pairs of an element of `a` and one of `b`, `a` varying fastest; `(len(a) * len(b), 2)`."
+    return jnp.dstack(jnp.meshgrid(a, b)).reshape(-1, 2)

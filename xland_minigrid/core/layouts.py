@@ -124,7 +124,7 @@ def distinct(bits: jax.Array, size: int) -> jax.Array:
         return jnp.where(taken < value, taken, jnp.maximum(shifted, value)), value
 
     start = jnp.full((n,), jnp.iinfo(jnp.int32).max // 2, jnp.int32)
-    return jax.lax.scan(draw, start, ranks, unroll=min(n, 4))[1]
+    return jax.lax.scan(draw, start, ranks)[1]
 
 # %% ../../nbs/core/03_layouts.ipynb #c0817382
 def place_doors(plan: Layout, bits: jax.Array) -> jax.Array:

@@ -279,18 +279,15 @@ def react(words, action, pocket, patch, facing):
     """
     order = np.arange(words.shape[0])
 
-    def next_hit(start, pocket, patch):
+    def body(carry):
+        start, pocket, patch, _ = carry
         held, near, pair = patch_matches(words, action, pocket, patch, facing)
         hit = (held | near.any(-1) | pair.any(-1)) & (order >= start)
-        return jnp.where(hit.any(), jnp.argmax(hit), words.shape[0]).astype(jnp.int32)
+        found, index = hit.any(), jnp.argmax(hit).astype(jnp.int32)
+        match = (held[index] & found, near[index] & found, pair[index] & found)
+        pocket, patch = apply_match(words[index], match, pocket, patch)
+        return index + 1, pocket, patch, found
 
-    def body(carry):
-        index, pocket, patch = carry
-        word = words[index]
-        match = patch_matches(word, action, pocket, patch, facing)
-        pocket, patch = apply_match(word, match, pocket, patch)
-        return next_hit(index + 1, pocket, patch), pocket, patch
-
-    start = (next_hit(0, pocket, patch), pocket, patch)
-    _, pocket, patch = jax.lax.while_loop(lambda c: c[0] < words.shape[0], body, start)
+    start = (jnp.int32(0), pocket, patch, jnp.bool_(True))
+    _, pocket, patch, _ = jax.lax.while_loop(lambda carry: carry[3], body, start)
     return pocket, patch

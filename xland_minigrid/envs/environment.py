@@ -8,20 +8,21 @@ __all__ = ['EnvParams', 'EnvCarry', 'State', 'StepType', 'TimeStep', 'advance', 
 # %% ../../nbs/envs/01_environment.ipynb #d68514d1
 import abc
 import functools
+import types
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.actions import NUM_ACTIONS, AgentState, act
+from ..core.actions import NUM_ACTIONS, AgentState, act, face
 from ..core.compact import where_needed
 from ..core.goals import goal_reached
-from ..core.grid import DIRECTIONS, inside
+from ..core.grid import inside
 from ..core.observation import hide, look
 from ..core.rules import any_match, compile_rules, decompile_rules, patch_in_view, patch_offsets, react
 from ..core.struct import PyTreeNode, field
-from ..core.tiles import pack_pairs, unpack
+from ..core.tiles import Tiles, pack_pairs, unpack
 
 # %% ../../nbs/envs/01_environment.ipynb #bb8fd3ac
 class EnvParams(PyTreeNode):
@@ -64,6 +65,7 @@ class State(PyTreeNode):
     goal_encoding: jax.Array
     rules: jax.Array
     carry: Any
+    __class_getitem__ = classmethod(types.GenericAlias)  # State[MyCarry] in annotations
 
     def __init__(self, key, step_num, grid=None, agent=None, goal_encoding=None, rule_encoding=None, carry=None, *, cells=None, rules=None):
         given = dict(key=key, step_num=step_num, agent=agent, goal_encoding=goal_encoding, carry=carry)
@@ -84,12 +86,22 @@ class State(PyTreeNode):
         return _picture(self)
 
 # %% ../../nbs/envs/01_environment.ipynb #0ac4a24c
-def _picture(state, view_size=None) -> str | None:
+def _seen_cells(state, img):
+    "The agent as NumPy, the side of its view, and the cells of the map it can see; bool `(height, width)`."
+    from xland_minigrid.viz.render import view_to_world
+    agent = jax.tree.map(np.asarray, state.agent)
+    return agent, img.shape[0], view_to_world(np.asarray(img)[..., 0] != Tiles.UNSEEN, agent, state.cells.shape)
+
+def _picture(state, img=None) -> str | None:
     "A drawing of one concrete state for the end of a notebook cell; None for batches."
     if np.ndim(state.cells) != 2 or isinstance(state.cells, jax.core.Tracer):
         return None
     from xland_minigrid.viz.render import grid_html
-    return grid_html(np.asarray(state.cells), agent=jax.tree.map(np.asarray, state.agent), view_size=view_size)
+    cells = np.asarray(state.cells)
+    if img is None or np.shape(img)[-1:] != (2,):
+        return grid_html(cells, agent=jax.tree.map(np.asarray, state.agent))
+    agent, view_size, visible = _seen_cells(state, img)
+    return grid_html(cells, agent=agent, view_size=view_size, visible=visible)
 
 # %% ../../nbs/envs/01_environment.ipynb #93037a77
 class StepType:
@@ -115,6 +127,7 @@ class TimeStep(PyTreeNode):
     discount: jax.Array
     observation: Any
     final_observation: Any = None
+    __class_getitem__ = classmethod(types.GenericAlias)
 
     def first(self) -> jax.Array:
         return self.step_type == StepType.FIRST
@@ -127,7 +140,7 @@ class TimeStep(PyTreeNode):
 
     def _repr_html_(self) -> str | None:
         img = self.observation["img"] if isinstance(self.observation, dict) else self.observation
-        return _picture(self.state, img.shape[0])
+        return _picture(self.state, img)
 
 # %% ../../nbs/envs/01_environment.ipynb #3dec628d
 def _react(rules, action, pocket, seen, cells, position, direction, where):
@@ -146,10 +159,9 @@ def advance(state: State, action, view_size: int) -> tuple[State, jax.Array, jax
         The new state, whether the goal is reached (bool scalar), and the packed view `(view_size, view_size)`.
     """
     agent, where = state.agent, patch_in_view(view_size)
-    ahead = agent.position + jnp.asarray(DIRECTIONS)[agent.direction]
-    front = state.cells[ahead[0], ahead[1]]
+    ahead, front, replace_front = face(state.cells, agent)
     front, walks, direction, pocket = act(action, front, agent.direction, pack_pairs(agent.pocket))
-    cells = state.cells.at[ahead[0], ahead[1]].set(front)
+    cells = replace_front(front)
     position = jnp.where(walks, ahead, agent.position)
     seen = look(cells, position, direction, view_size)
 
@@ -181,6 +193,7 @@ def check_action(action) -> None:
 # %% ../../nbs/envs/01_environment.ipynb #2103b626
 class Environment(abc.ABC):
     "What every environment offers. It holds no state: all of it is in `EnvParams` and `TimeStep`."
+    __class_getitem__ = classmethod(types.GenericAlias)  # Environment[MyParams, MyCarry], as xminigrid writes it
 
     @abc.abstractmethod
     def default_params(self, **kwargs) -> EnvParams:
@@ -226,9 +239,12 @@ class Environment(abc.ABC):
     def render(self, params: EnvParams, timestep: TimeStep) -> np.ndarray | str:
         "An RGB image, uint8 `(H, W, 3)`, or rich text, as `params.render_mode` says. For people: not under `jit`."
         from xland_minigrid.viz.render import render, render_text
-        cells, agent = np.asarray(timestep.state.cells), jax.tree.map(np.asarray, timestep.state.agent)
+        state = timestep.state
+        view = look(state.cells, state.agent.position, state.agent.direction, params.view_size)[:-1]
+        img = self._observe(params, view.reshape(params.view_size, params.view_size))
+        (agent, view_size, visible), cells = _seen_cells(state, img), np.asarray(state.cells)
         if params.render_mode == "rgb_array":
-            return render(cells, agent, view_size=params.view_size)
+            return render(cells, agent, view_size=view_size, visible=visible)
         if params.render_mode == "rich_text":
             return render_text(cells, agent)
         raise ValueError(f"Unknown render_mode {params.render_mode!r}: choose 'rgb_array' or 'rich_text'.")

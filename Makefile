@@ -1,0 +1,75 @@
+# `make help` lists what there is. Python 3.11 or newer and make are all that is assumed; each target makes the environment it
+# needs, and makes it again when the directory was moved.
+#
+# To choose the Python: make PYTHON=/path/to/python3.12 demo
+
+BIN := .venv/bin
+export PYTHON
+
+.PHONY: help demo lab test test-slow test-floor sync docs clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo       train an agent here and see it adapt to tasks it never met (some minutes)'
+	@echo 'make lab        open the tutorials in JupyterLab'
+	@echo 'make test       what every change has to pass: notebooks in sync, notebooks, tutorials, tests'
+	@echo 'make test-slow  the tests that take minutes, and all of test-floor'
+	@echo 'make test-floor the same on the oldest supported packages, those of Colab'
+	@echo 'make sync       clean the notebooks; make the package, README.md and colab/ from them'
+	@echo 'make docs       the notebooks as a site, in _docs/html'
+	@echo 'make clean      remove environments, caches and built files; runs/ stays'
+
+demo:
+	@.ci/venv .venv train
+	@$(BIN)/xland-minigrid demo
+
+lab:
+	@.ci/venv .venv lab
+	@$(BIN)/jupyter lab --notebook-dir tutorials
+
+# conftest.py says why, and sets the same where pytest is called by hand.
+test test-slow test-floor: export JAX_PLATFORMS ?= cpu
+test test-slow test-floor: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
+test test-slow test-floor: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.1
+test test-slow test-floor: export XLAND_MINIGRID_DATA ?= $(CURDIR)/.cache/data
+test test-slow test-floor: export XLAND_FAST ?= 1
+test test-slow test-floor: export PYDEVD_DISABLE_FILE_VALIDATION ?= 1
+
+PYTEST := -m pytest --quiet --durations 10 --durations-min 5
+# Every notebook gets a kernel of its own, of this environment.
+NBVAL := -m pytest --quiet --nbval-current-env --nbval-cell-timeout 600
+
+test:
+	@.ci/venv .venv dev
+	@.ci/step 'Notebooks and what is made from them agree' $(BIN)/python .ci/sync.py --check
+	@.ci/step 'Library notebooks' $(BIN)/nbdev_test --n_workers 2 --timing
+	@.ci/step 'Tutorials, outputs compared' $(BIN)/python $(NBVAL) --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg tutorials
+	@.ci/step 'Colab copies' $(BIN)/python $(NBVAL) --nbval-lax colab
+	@printf '\n=== Tests\n'
+	@$(BIN)/python $(PYTEST) -m 'not slow' tests </dev/null
+
+test-slow: test-floor
+	@.ci/venv .venv dev
+	@printf '\n=== Slow tests\n'
+	@$(BIN)/python $(PYTEST) -m slow tests </dev/null
+
+# The packages of Colab, as far as they can be had elsewhere. They stop at Python 3.13.
+test-floor:
+	@.ci/venv .venv-floor train,notebook,peers,test .ci/colab-floor.txt 13
+	@.ci/step 'Colab floor: requirements' .venv-floor/bin/python -m pip check
+	@.ci/step 'Colab floor: library notebooks, each in a fresh kernel' .venv-floor/bin/python $(NBVAL) --nbval-lax nbs
+	@.ci/step 'Colab floor: Colab copies' .venv-floor/bin/python $(NBVAL) --nbval-lax colab
+	@printf '\n=== Colab floor: tests\n'
+	@.venv-floor/bin/python $(PYTEST) -m 'not slow' tests </dev/null
+
+sync:
+	@.ci/venv .venv dev
+	@$(BIN)/python .ci/sync.py
+
+docs:
+	@.ci/venv .venv docs
+	@$(BIN)/python .ci/docs.py
+
+clean:
+	rm -rf .venv .venv-floor .cache .pytest_cache .hypothesis _docs _proc build dist *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,47 @@
+"""What every test run shares: the machine the tests see, and peace between nbval and nbdev."""
+import configparser
+import os
+import re
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent
+
+# Before anything imports JAX. The Makefile sets the same for what is not pytest.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))  # notebooks and tests compile the same programs
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("XLAND_MINIGRID_DATA", str(ROOT / ".cache" / "data"))       # never the reader's own benchmarks
+os.environ.setdefault("XLAND_FAST", "1")                                          # tutorials train for seconds, not for minutes
+
+settings.register_profile("here", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("here"), derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+ini = configparser.ConfigParser()
+ini.read(ROOT / "settings.ini", encoding="utf-8")
+FLAGS = set(ini["DEFAULT"]["tst_flags"].split())
+
+
+def pytest_configure(config):
+    "Tests see four devices, so that sharding is tested on any machine; notebooks see what their readers see."
+    if not (config.option.nbval or config.option.nbval_lax):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4".strip()
+
+
+def pytest_collection_modifyitems(items):
+    """Two habits of nbdev that nbval does not know.
+
+    `nbdev_clean` forgets execution counts and keeps outputs, which nbval takes for a cell that never ran; and cells marked
+    `#| eval: false` or with a test flag are not run.
+    """
+    for item in items:
+        cell = getattr(item, "cell", None)
+        if cell is None:
+            continue
+        if cell.execution_count is None and cell.outputs:
+            cell.execution_count = 0
+        directives = {m[1]: m[2].strip().lower() for m in re.finditer(r"^#\|\s*([\w-]+):?(.*)$", cell.source, re.MULTILINE)}
+        if directives.get("eval") == "false" or FLAGS & directives.keys():
+            item.options["skip"] = True

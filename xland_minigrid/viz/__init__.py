@@ -1,0 +1,6 @@
+"""Everything a person looks at: pictures of grids and tasks, rollout players, figures."""
+from .player import Bars, Player, play, play_rollout
+from .plots import adaptation_curve, rules_histogram, training_curve
+from .render import (Picture, describe_grid, draw_tile, field_of_view, grid_html, render, render_observation, render_text, show,
+                     to_png, view_to_world)
+from .tree import Drawing, draw_ruleset, task_tree
