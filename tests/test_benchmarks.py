@@ -1,5 +1,4 @@
 """Tasks and benchmarks: what the generator promises, the identities, the files, and wrong input at every door."""
-import dataclasses
 import json
 import os
 import pickle
@@ -32,7 +31,7 @@ VARIANTS = {
     "hold": recipe_of("small", goal_kinds=(1,), rule_kinds=(1, 2), num_distractor_objects=5),
     "crowded": recipe_of("high", num_distractor_rules=12, num_distractor_objects=6, sample_distractor_rules=False),
     "even": recipe_of("small", even_goals=True),
-    "deep": recipe_of("high", chain_depth=5, prune_prob=0.35),
+    "deep": recipe_of("high", chain_depth=5, prune_prob=0.15),  # many candidates run out of objects
 }
 
 
@@ -179,13 +178,23 @@ def test_kinds_and_objects_are_uniform():
     assert np.abs(rule_kinds / rule_kinds.mean() - 1).max() < 0.04
 
 
+def test_patches_are_drawn_like_any_other_object():
+    "A held goal leaves 59 carried objects and 10 patches: distractor objects and first inputs are uniform over them."
+    crowd = recipe_of("trivial", goal_kinds=(1,), num_distractor_objects=32)
+    patches = (making._chunk(crowd, 0, 5_000)[0].init_tiles[..., 0] == Tiles.GOAL).sum(1)
+    assert abs(patches.mean() - 32 * 10 / 69) < 0.08
+    spoiler = recipe_of("trivial", goal_kinds=(1,), rule_kinds=(3,), num_distractor_objects=0, num_distractor_rules=1)
+    rules = making._chunk(spoiler, 0, 20_000)[0].rules[:, 0]
+    assert abs((rules[:, [1, 3]] == Tiles.GOAL).any(1).mean() - 10 / 69) < 0.01
+    assert 0.01 < (rules[:, 5] == Tiles.FLOOR).mean() < 0.025  # one product in sixty
+
+
 def test_distractor_rules_use_the_tree_as_well_as_other_objects():
     recipe = recipe_of("high", prune_chain=False, num_distractor_rules=1, sample_distractor_rules=False)
     made, sound = making._chunk(recipe, 0, 4_000)
-    inputs_of_one_tile_goals = made.num_rules  # rules in all; the tree's share of the 70 objects grows with it
     leaves_only, _ = making._chunk(recipe_of("high", prune_chain=False, num_distractor_rules=0), 0, 4_000)
     extra = (made.init_tiles[..., 0] > 0).sum(1).astype(int) - (leaves_only.init_tiles[..., 0] > 0).sum(1)
-    assert inputs_of_one_tile_goals.min() > 1 and set(extra[sound]) == {0, 1, 2}
+    assert set(extra[sound]) == {0, 1, 2}  # inputs that the tree did not have
     assert 0.1 < (extra[sound] == 0).mean() < 0.5
 
 
@@ -238,6 +247,21 @@ def test_all_there_is_can_be_had():
     assert len(np.unique(generate_rulesets(Recipe(goal_kinds=(1, 4)), 2_430).ruleset_ids)) == 60 + 2_370
     with pytest.raises(ValueError, match="found only 2,430"):
         generate_rulesets(Recipe(goal_kinds=(1, 4)), 2_431)
+
+
+def test_more_objects_than_there_are_is_said_not_tried_for_ever():
+    with pytest.raises(ValueError, match="found only 0"):
+        generate_benchmark("high", n=20, chain_depth=5, prune_chain=False, goal_kinds=(4,), rule_kinds=(3, 4))
+
+
+def test_exactly_the_hopeless_candidates_are_thrown_away():
+    "Goals on one side of a pair against distractors on any side of it: hopeless are equal pairs, and rules on one event."
+    recipe = recipe_of("trivial", goal_kinds=(7,), rule_kinds=(3,), num_distractor_rules=12)
+    made, sound = making._chunk(recipe, 0, 4_000)
+    forestalled = (made.rules[:, :, 1:5] == made.goals[:, None, 1:5]).all(-1).any(1)
+    doubled = np.array([len(np.unique(r[:, :5], axis=0)) < 12 for r in made.rules])
+    assert forestalled.sum() > 5 and doubled.sum() > 20
+    assert (sound == ~(forestalled | doubled)).all()
 
 
 def test_even_goals_come_in_turn():
@@ -372,6 +396,7 @@ def test_a_split_by_groups_shares_nothing(by):
     assert not np.intersect1d(train.goal_ids(), test.goal_ids()).size
     assert not {g.tobytes() for g in np.asarray(train.goals)} & {g.tobytes() for g in np.asarray(test.goals)}
     assert abs(len(train) / 3_000 - 0.7) < 0.03 and len(train) + len(test) == 3_000
+    assert list(map(len, bench.split(1.0, by=by))) == [3_000, 0] and train.ruleset_ids()[0] == bench.ruleset_ids()[0]
     plain = bench.split(0.7)
     assert np.intersect1d(plain[0].goal_ids(), plain[1].goal_ids()).size
 

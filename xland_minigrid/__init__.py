@@ -1,5 +1,6 @@
 """Meta-reinforcement learning in grid worlds whose rules and goals are data."""
-from .core.ruleset import RuleSet
+from .benchmarks import Benchmark, load_benchmark, load_benchmark_from_path, registered_benchmarks
+from .core.ruleset import RuleSet, print_ruleset
 from .envs.environment import EnvParams, Environment, State, StepType, TimeStep
 from .envs.registration import make, register, registered_environments
 

@@ -33,7 +33,7 @@ class PPOConfig:
     vf_coef: float = 0.5  # weight of the critic's error
     belief_coef: float = 0.5  # weight of the belief's error; 0 is plain RL²
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
-    num_minibatches: int = 4  # parts into which the agents are divided
+    num_minibatches: int = 8  # parts into which the agents are divided
     update_epochs: int = 2  # passes over what was collected
 
     def __post_init__(self):

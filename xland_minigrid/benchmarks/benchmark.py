@@ -24,6 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .generate import GENERATOR_VERSION, Recipe, _checked_arrays, generate_rulesets, identities, recipe_of
+from ..core.goals import GOALS
+from ..core.rules import RULES
 from ..core.ruleset import RuleSet
 from ..core.struct import PyTreeNode
 
@@ -204,13 +206,13 @@ def _counts(values) -> dict[int, int]:
     return {int(v): int(counts[v]) for v in np.flatnonzero(counts)}
 
 # %% ../../nbs/benchmarks/02_benchmark.ipynb #d94cc4be
-def _bars(counts: dict, title: str) -> str:
-    "A small histogram as SVG, in the colour of the surrounding text."
+def _bars(counts: dict, title: str, names: Callable[[int], str] = str) -> str:
+    "A small histogram as SVG, in the colour of the surrounding text; `names` explain the bars under the pointer."
     most, width = max(counts.values()), 26
     parts = []
     for i, (label, count) in enumerate(counts.items()):
         tall = 44 * count / most
-        parts.append(f'<rect x="{i * width + 3}" y="{56 - tall:.1f}" width="{width - 6}" height="{tall:.1f}" opacity=".55"><title>{label}: {count:,}</title></rect>'
+        parts.append(f'<rect x="{i * width + 3}" y="{56 - tall:.1f}" width="{width - 6}" height="{tall:.1f}" opacity=".55"><title>{names(label)}: {count:,}</title></rect>'
                      f'<text x="{(i + 0.5) * width}" y="70" text-anchor="middle">{label}</text>')
     wide = max(len(counts) * width, 7 * len(title))
     return (f'<svg width="{wide}" height="76" style="margin-right:2em;vertical-align:top" fill="currentColor" font-size="11" role="img" aria-label="{title}">'
@@ -221,8 +223,8 @@ def _card(benchmark: Benchmark) -> str:
     line = f"<b>{_summary(benchmark)}</b>"
     if not benchmark.num_rulesets():
         return line
-    kinds = _counts(benchmark.goals[:, 0])
-    return f'<div>{line}<br>{_bars(_counts(benchmark.num_rules), "rules per task")}{_bars(kinds, "kinds of goals")}</div>'
+    kinds = _bars(_counts(benchmark.goals[:, 0]), "kinds of goals", lambda i: GOALS[i].__name__ if i < len(GOALS) else str(i))
+    return f'<div>{line}<br>{_bars(_counts(benchmark.num_rules), "rules per task")}{kinds}</div>'
 
 # %% ../../nbs/benchmarks/02_benchmark.ipynb #d76a3775
 def generate_benchmark(preset: str = "high", n: int = 1000, seed: int | None = None, *, workers: int | None = None,
@@ -453,8 +455,6 @@ def benchmark_info(benchmark) -> dict:
 # %% ../../nbs/benchmarks/02_benchmark.ipynb #e26f9682
 def _contents(benchmark: Benchmark) -> dict:
     "The part of `benchmark_info` that the arrays themselves tell."
-    from xland_minigrid.core.goals import GOALS
-    from xland_minigrid.core.rules import RULES
     named = lambda table, ids: {table[i].__name__ if i < len(table) else str(i): count for i, count in _counts(ids).items()}
     ruleset_ids, goal_ids = identities(benchmark.goals, benchmark.rules, benchmark.init_tiles)
     rule_kinds = benchmark.rules[..., 0]

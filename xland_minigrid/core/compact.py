@@ -40,7 +40,7 @@ def _loop_over_needed(fn, mask, default, args, batched):
         rows = _take(args, batched, index)
         new = jax.vmap(fn, in_axes=jax.tree.map(lambda b: 0 if b else None, batched))(*rows)
         out = jax.tree.map(lambda o, n: o.at[index].set(n, mode="drop", unique_indices=True), out, new)
-        return pending.at[index].set(False, mode="drop"), out
+        return pending & (np.arange(size) > index[-1]), out
 
     return jax.lax.while_loop(lambda carry: carry[0].any(), body, (mask, default))[1]
 

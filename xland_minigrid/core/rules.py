@@ -284,8 +284,10 @@ def react(words, action, pocket, patch, facing):
         held, near, pair = patch_matches(words, action, pocket, patch, facing)
         hit = (held | near.any(-1) | pair.any(-1)) & (order >= start)
         found, index = hit.any(), jnp.argmax(hit).astype(jnp.int32)
-        match = (held[index] & found, near[index] & found, pair[index] & found)
-        pocket, patch = apply_match(words[index], match, pocket, patch)
+        this = (order == index) & found
+        match = ((held & this).any(), (near & this[:, None]).any(0), (pair & this[:, None]).any(0))
+        word = jnp.where(this, words, 0).sum(dtype=jnp.uint32)
+        pocket, patch = apply_match(word, match, pocket, patch)
         return index + 1, pocket, patch, found
 
     start = (jnp.int32(0), pocket, patch, jnp.bool_(True))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.actions import AgentState
-from ..core.layouts import check_size, distinct, layout, place_doors
+from ..core.layouts import check_size, distinct, draw_doors, layout
 from ..core.rules import compile_rules
 from ..core.ruleset import RuleSet, empty_ruleset
 from ..core.struct import field
@@ -62,8 +62,11 @@ def place(params: XLandEnvParams, key: jax.Array):
     key, bits = draw_once(key, 1 + things + 2 * doors)
     spots = jnp.asarray(plan.free)[distinct(bits[1 : 1 + things], len(plan.free))]
     real = (objects != END_OF_MAP) & (objects != EMPTY)
-    cells = place_doors(plan, bits[1 + things :].reshape(2, doors))
-    cells = cells.at[jnp.where(real, spots[1:], cells.size)].set(objects, mode="drop")
+    where, tiles = jnp.where(real, spots[1:], plan.cells.size), objects
+    if doors:
+        door_cells, door_tiles = draw_doors(plan, bits[1 + things :].reshape(2, doors))
+        where, tiles = jnp.concatenate([where, door_cells]), jnp.concatenate([tiles, door_tiles])
+    cells = jnp.asarray(plan.cells.ravel()).at[where].set(tiles, mode="drop")
     agent = AgentState(
         position=jnp.stack(jnp.divmod(spots[0], params.width)), direction=(bits[0] & 3).astype(jnp.int32))
     return cells.reshape(params.height, params.width), agent, key
