@@ -6,7 +6,7 @@ every kind of rule and goal comes true hundreds of times. `docs/differences.md` 
 """
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from xland_minigrid.core.layouts import DOOR_COLORS, layout
 from xland_minigrid.core.observation import minigrid_field_of_view
 from xland_minigrid.core.rules import compile_rules, patch_matches, patch_offsets
 from xland_minigrid.core.ruleset import RuleSet
+from xland_minigrid.core.struct import field_names
 from xland_minigrid.core.tiles import EMPTY, FLOOR, Colors, Tiles, pack_pairs, unpack
 from xland_minigrid.envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
 from xland_minigrid.envs.xland import XLandMiniGrid
@@ -62,7 +63,7 @@ def random_tasks(rng, n, max_rules=9):
         kind = goal_kinds[i % len(goal_kinds)]
         cls = goals.GOALS[kind]
         if issubclass(cls, goals.TwoTileGoal):
-            all_goals[i] = [kind, *thing(), *thing()]
+            all_goals[i] = [kind, *draw(inputs[:2]), *draw(inputs[:2])]
         elif cls is goals.AgentOnTileGoal:
             all_goals[i] = [kind, *draw(np.array([palettes[i, 5], (Tiles.DOOR_OPEN, lock), unpack(FLOOR)])), 0, 0]
         elif issubclass(cls, (goals.OneTileGoal, goals.TileOnPositionGoal)):
@@ -293,3 +294,335 @@ def test_xland_steps_like_upstream_at_length():
     results, counts, _ = run_xland(1792, seed=1000, theirs_too=XLAND)
     assert [explain(name, *found) for name, found in results.items() if explain(name, *found)] == []
     assert sum(equal.shape[0] * equal.shape[1] for equal, _ in results.values()) > 2_000_000
+
+
+# Parts --------------------------------------------------------------------------------------------------------------------------------
+
+def random_worlds(rng, n, height=7, width=8):
+    "Random unpacked grids inside a wall, agents anywhere inside, few kinds of things; NumPy."
+    things = np.array([unpack(FLOOR)] * 4 + [(Tiles.BALL, 3), (Tiles.KEY, 4), (Tiles.HEX, 5), (Tiles.GOAL, 4), (Tiles.DOOR_CLOSED, 6),
+                                             (Tiles.DOOR_LOCKED, 4), (Tiles.DOOR_OPEN, 6), (Tiles.WALL, 8)], np.uint8)
+    grids = np.broadcast_to(unpack(tiles.WALL), (n, height, width, 2)).copy()
+    grids[:, 1:-1, 1:-1] = things[rng.integers(0, len(things), (n, height - 2, width - 2))]
+    place = lambda: rng.integers(1, (height - 1, width - 1), (n, 2)).astype(np.int32)
+    pocket = np.array([unpack(EMPTY), *things[4:7]], np.uint8)[rng.integers(0, 4, n)]
+    agent = AgentState(position=place(), direction=rng.integers(0, 4, n).astype(np.int32), pocket=pocket)
+    pick = lambda *shape: things[[3, 4, 5, 6, 7]][rng.integers(0, 5, shape)]
+    identifiers = rng.integers(0, rules.NUM_RULES, (n, 3))
+    used = np.arange(3) < upstream._RULE_TILES[identifiers][..., None]
+    encodings = np.concatenate([identifiers[..., None], (pick(n, 3, 3) * used[..., None]).reshape(n, 3, 6)], -1).astype(np.uint8)
+    identifiers = rng.integers(0, goals.NUM_GOALS, n)
+    used = np.arange(2) < upstream._GOAL_TILES[identifiers][:, None]
+    targets = np.concatenate([identifiers[:, None], (pick(n, 2) * used[..., None]).reshape(n, 4)], -1).astype(np.uint8)
+    for kind, at in ((goals.AgentOnPositionGoal.ID, 1), (goals.TileOnPositionGoal.ID, 3)):
+        targets[identifiers == kind, at : at + 2] = place()[identifiers == kind]
+    return grids, agent, encodings, targets, place()
+
+
+def test_functions_on_whole_grids():
+    "`take_action`, `check_rule` and `check_goal` agree for any agent, action and position, not only those of a step."
+    from xminigrid.core.actions import take_action as their_action
+    from xminigrid.core.goals import check_goal as their_goal
+    from xminigrid.core.rules import check_rule as their_rule
+    n = 36_000
+    worlds = random_worlds(np.random.default_rng(3), n)
+    actions = np.arange(n, dtype=np.int32) % 6
+
+    def ours(grid, agent, encodings, goal, position, action):
+        moved = take_action(grid, agent, action)
+        return moved, rules.check_rule(encodings, grid, agent, action, position), goals.check_goal(goal, grid, agent, action, position)
+
+    @jax.jit
+    @jax.vmap
+    def theirs(grid, agent, encodings, goal, position, action):
+        grid, agent = upstream.tiles_to_upstream(grid), upstream.agent_to_upstream(agent)
+        encodings, goal = upstream.rules_to_upstream(encodings), upstream.goal_to_upstream(goal)
+        moved, changed = their_action(grid, agent, action), their_rule(encodings, grid, agent, action, position)
+        back = lambda grid, agent, *rest: (upstream.tiles_from_upstream(grid), upstream.agent_from_upstream(agent), *rest)
+        return back(*moved), back(*changed), their_goal(goal, grid, agent, action, position)
+
+    a, b = jax.jit(jax.vmap(ours))(*worlds, actions), theirs(*worlds, actions)
+    for name, x, y in zip(("take_action", "check_rule", "check_goal"), a, b):
+        for left, right in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True):
+            wrong = np.flatnonzero((np.asarray(left) != right).reshape(n, -1).any(1))
+            assert len(wrong) == 0, f"{name} differs in {len(wrong)} worlds, first in {wrong[:1]} with action {actions[wrong[:1]]}"
+    changed = (np.asarray(a[1][0]) != worlds[0]).any((1, 2, 3)) | (np.asarray(a[1][1].pocket) != worlds[1].pocket).any(1)
+    for kind in range(1, rules.NUM_RULES):
+        assert changed[(worlds[2][..., 0] == kind).any(1)].sum() >= 20, rules.RULES[kind]
+    for kind in range(1, goals.NUM_GOALS):
+        assert np.asarray(a[2])[worlds[3][:, 0] == kind].sum() >= 5, goals.GOALS[kind]
+
+
+@pytest.mark.parametrize("size", [5, 7])
+def test_sight_blocked_by_walls(size):
+    "Hidden cells are exactly those that upstream's mask hides, and they are UNSEEN; the rest is as in the transparent view."
+    from xminigrid.core.observation import generate_viz_mask_minigrid, transparent_field_of_view
+    n = 3000
+    grids, agent, *_ = random_worlds(np.random.default_rng(size), n, height=9, width=9)
+    hidden = jax.jit(jax.vmap(partial(minigrid_field_of_view, height=size, width=size)))(grids, agent)
+
+    @jax.jit
+    @jax.vmap
+    def theirs(grid, agent):
+        view = transparent_field_of_view(upstream.tiles_to_upstream(grid), upstream.agent_to_upstream(agent), size, size)
+        return view, generate_viz_mask_minigrid(view)
+
+    view, mask = theirs(grids, agent)
+    expected = np.where(np.asarray(mask)[..., None], upstream.observation_from_upstream(view), unpack(tiles.UNSEEN))
+    assert (np.asarray(hidden) == expected).all()
+    assert 0.1 < np.asarray(mask).mean() < 0.9
+    blind = jnp.where(mask[..., None], view, 0)
+    assert (upstream.observation_from_upstream(blind, see_through_walls=False) == expected).all()
+
+
+@pytest.mark.parametrize("name", ["XLand-MiniGrid-R4-9x9"])
+def test_occluded_environment_is_the_occluded_view(name):
+    env, params = xland_minigrid.make(name, see_through_walls=False)
+    keys = jax.random.split(jax.random.key(0), 64)
+    timestep = jax.jit(jax.vmap(env.reset, (None, 0)))(params, keys)
+    step = jax.jit(jax.vmap(env.step, (None, 0, 0)))
+    view = jax.jit(jax.vmap(partial(minigrid_field_of_view, height=params.view_size, width=params.view_size)))
+    for action in (0, 1, 0, 5, 0):
+        timestep = step(params, timestep, jnp.full(64, action))
+        assert (timestep.observation == view(timestep.state.grid, timestep.state.agent)).all()
+
+
+def test_every_class_encodes_alike():
+    "Rules and goals have the same names, fields and, translated, the same bytes."
+    import xminigrid.core.goals as their_goals
+    import xminigrid.core.rules as their_rules
+    things = dict(tile=(Tiles.BALL, 3), tile_a=(Tiles.KEY, 4), tile_b=(Tiles.HEX, 13), prod_tile=(Tiles.STAR, 5))
+    for table, theirs, translate in ((rules.RULES, their_rules, upstream.rules_from_upstream), (goals.GOALS, their_goals, upstream.goal_from_upstream)):
+        for cls in table:
+            fields = field_names(cls)
+            ours = cls(**{f: np.array(things.get(f, (3, 4)), np.uint8) for f in fields})
+            there = getattr(theirs, cls.__name__)(**{f: upstream.tiles_to_upstream(things[f]) if f in things else np.array((3, 4)) for f in fields})
+            assert (translate(there.encode()) == ours.encode()).all(), cls.__name__
+            assert (cls.decode(ours.encode()).encode() == ours.encode()).all(), cls.__name__
+
+
+# Where trials begin -----------------------------------------------------------------------------------------------------------------
+
+THINGS = np.array([(Tiles.BALL, 3), (Tiles.KEY, 4), (0, 0), (Tiles.HEX, 13), (Tiles.GOAL, 4)], np.uint8)
+
+
+def starts_of_both(name, n):
+    "Starting states of both packages, as ours, for one ruleset with a row of padding."
+    env, params = xland_minigrid.make(name, ruleset=RuleSet(goal=np.zeros(5, np.uint8), rules=np.zeros((1, 7), np.uint8), init_tiles=THINGS))
+    their_env, their_params = xminigrid.make(name)[0], upstream.params_to_upstream(params)
+    for i, (reset, p) in enumerate(((env.reset, params), (their_env.reset, their_params))):
+        state = jax.jit(jax.vmap(lambda key: reset(p, key).state))(jax.random.split(jax.random.key(i), n))
+        yield state if i == 0 else jax.jit(upstream.state_from_upstream)(state)
+
+
+def facts(state):
+    "What is true of a batch of starting states, however they were drawn."
+    cells, position = np.asarray(state.cells), np.asarray(state.agent.position)
+    at, door = lambda mask: {tuple(p) for p in np.argwhere(mask)[:, 1:].tolist()}, cells >> 4 == Tiles.DOOR_CLOSED
+    return dict(
+        objects={int(t): sorted(set((cells == t).sum((1, 2)).tolist())) for t in pack_pairs(THINGS) if t},
+        other_cells=sorted(set(np.unique(cells[~door]).tolist()) - set(pack_pairs(THINGS).tolist())),
+        always_wall=np.argwhere((cells == tiles.WALL).all(0)).tolist(), ever_wall=np.argwhere((cells == tiles.WALL).any(0)).tolist(),
+        doors=sorted(set(door.sum((1, 2)).tolist())), door_places=at(door), door_colors=set((cells[door] & 15).tolist()),
+        object_places=at(np.isin(cells, pack_pairs(THINGS)[[0, 1, 3, 4]])) | {tuple(p) for p in position.tolist()},
+        under_agent=set(cells[np.arange(len(cells)), position[:, 0], position[:, 1]].tolist()),
+        directions=set(state.agent.direction.tolist()), pockets=set(pack_pairs(np.asarray(state.agent.pocket)).tolist()), steps=set(state.step_num.tolist()))
+
+
+@pytest.mark.parametrize("name", [*ONE_SIZE, *(pytest.param(n, marks=pytest.mark.slow) for n in XLAND if n not in ONE_SIZE)])
+def test_trials_begin_alike(name):
+    "The same walls, door places and colours, objects, free cells and directions can occur, over enough resets to see all of them."
+    ours, theirs = map(facts, starts_of_both(name, 3000))
+    assert ours == theirs
+    rooms, size = name.split("-")[2], int(name.split("x")[1])
+    plan = layout(rooms, size, size)
+    assert len(ours["door_places"]) == len(set(plan.doors.ravel().tolist())) and len(ours["object_places"]) == len(plan.free)
+    assert ours["doors"] == [len(plan.doors)] and ours["door_colors"] == (set(DOOR_COLORS.tolist()) if len(plan.doors) else set())
+    assert set(map(tuple, ours["objects"].values())) == {(1,)}
+
+
+# Differences on purpose: one test for each row of docs/differences.md ----------------------------------------------------------------
+
+@lru_cache
+def steppers(height, width):
+    "Our environment, its parameters, and both steps, compiled once."
+    env, params = xland_minigrid.make("XLand-MiniGrid-R1-9x9", height=height, width=width)
+    their_env, their_params = xminigrid.make("XLand-MiniGrid-R1-9x9")[0], upstream.params_to_upstream(params)
+    return env, params, jax.jit(partial(env.step, params)), jax.jit(partial(their_env.step, their_params))
+
+
+def one_room(goal=None, rule=None, height=5, width=5, ahead=(Tiles.BALL, Colors.RED), pocket=unpack(EMPTY), position=(2, 2)):
+    "Our and their time step in one room, the agent looking right at `ahead`, and functions that do actions in turn."
+    env, params, step, their_step = steppers(height, width)
+    start = env.reset(params, jax.random.key(0))
+    world = grid.room(height, width).at[position[0], position[1] + 1].set(jnp.array(ahead, jnp.uint8))
+    state = start.state.replace(
+        grid=world, agent=AgentState(jnp.array(position, jnp.int32), jnp.int32(1), jnp.array(pocket, jnp.uint8)),
+        goal_encoding=(goal or goals.EmptyGoal()).encode(), rule_encoding=(rule or rules.EmptyRule()).encode()[None])
+    ours = start.replace(state=state)
+    run = lambda t, *actions: [t := step(t, a) for a in actions]
+    their_run = lambda t, *actions: [t := their_step(t, a) for a in actions]
+    return ours, upstream.timestep_to_upstream(ours), run, their_run
+
+
+def test_hold_rule_that_makes_floor_empties_the_pocket():
+    ball = (Tiles.BALL, Colors.RED)
+    rule = rules.AgentHoldRule(ball, (Tiles.FLOOR, Colors.BLACK))
+    ours, theirs, run, their_run = one_room(rule=rule)
+    held, their_held = run(ours, 3)[-1].state, their_run(theirs, 3)[-1].state
+    assert pack_pairs(held.agent.pocket) == EMPTY and their_held.agent.pocket.tolist() == [1, 7], "a phantom there"
+    again = held.replace(grid=held.grid.at[2, 3].set(jnp.array((Tiles.HEX, 3), jnp.uint8)))
+    assert run(ours.replace(state=again), 3)[-1].state.agent.pocket.tolist() == [Tiles.HEX, 3], "the pocket is free"
+    blocked = theirs.replace(state=their_held.replace(grid=their_held.grid.at[2, 3].set(jnp.array((11, 1), jnp.uint8))))
+    assert their_run(blocked, 3)[-1].state.agent.pocket.tolist() == [1, 7], "there it is not"
+
+
+def test_max_steps_follows_an_overridden_size():
+    assert xminigrid.make("XLand-MiniGrid-R1-9x9", height=11, width=11)[1].max_steps == 243
+    assert xland_minigrid.make("XLand-MiniGrid-R1-9x9", height=11, width=11)[1].max_steps == 363
+    assert xland_minigrid.make("MiniGrid-Empty-5x5", height=7, width=9)[1].max_steps == 4 * 63
+    assert xland_minigrid.make("XLand-MiniGrid-R1-9x9", height=11, width=11, max_steps=9)[1].max_steps == 9
+
+
+def test_every_default_is_valid():
+    import xminigrid.envs.xland
+    theirs = xminigrid.envs.xland.XLandMiniGrid()
+    with pytest.raises(RuntimeError, match="Unknown grid type"):
+        theirs.reset(theirs.default_params(), jax.random.key(0))
+    ours = XLandMiniGrid()
+    assert XLandMiniGrid().reset(ours.default_params(), jax.random.key(0)).observation.shape == (5, 5, 2)
+    for name in xland_minigrid.registered_environments():
+        env, params = xland_minigrid.make(name)
+        assert jax.eval_shape(env.reset, params, jax.random.key(0)).state.cells.shape == (params.height, params.width), name
+
+
+def test_terminal_observation_survives_auto_reset():
+    import xminigrid.wrappers
+    env, params = xland_minigrid.make("MiniGrid-Empty-5x5", max_steps=1)
+    their_env, their_params = xminigrid.make("MiniGrid-Empty-5x5", max_steps=1)
+    bare, wrapped = env.reset(params, jax.random.key(0)), GymAutoResetWrapper(env)
+    end = wrapped.step(params, wrapped.reset(params, jax.random.key(0)), 1)
+    assert (end.final_observation == env.step(params, bare, 1).observation).all() and (end.observation == bare.observation).all()
+    assert (end.final_observation != end.observation).any()
+    theirs = xminigrid.wrappers.GymAutoResetWrapper(their_env)
+    lost = theirs.step(their_params, theirs.reset(their_params, jax.random.key(0)), 1)
+    assert not hasattr(lost, "final_observation") and (upstream.observation_from_upstream(lost.observation) == bare.observation).all()
+    following = DmEnvAutoResetWrapper(env)
+    assert following.step(params, following.reset(params, jax.random.key(0)), 1).final_observation is None, "nothing to keep: it is the observation"
+
+
+def test_even_sided_four_rooms_are_refused():
+    their_env, their_params = xminigrid.make("XLand-MiniGrid-R4-9x9", height=8, width=8)
+    cells = jax.jit(jax.vmap(lambda key: their_env.reset(their_params, key).state.grid))(jax.random.split(jax.random.key(0), 200))
+    edge = np.concatenate([cells[:, 0, :, 0], cells[:, -1, :, 0], cells[:, :, 0, 0], cells[:, :, -1, 0]], 1)
+    assert (edge == 9).any(), "there, doors lead out of the world"
+    with pytest.raises(ValueError, match="R4 has no 8x8 grid: choose a square of side 5, 7, 9"):
+        xland_minigrid.make("XLand-MiniGrid-R4-9x9", height=8, width=8)
+
+
+def test_more_objects_than_free_cells_are_refused():
+    crowd = RuleSet(goal=np.zeros(5, np.uint8), rules=np.zeros((1, 7), np.uint8), init_tiles=np.tile(np.array([[Tiles.BALL, 3]], np.uint8), (12, 1)))
+    env, params = xland_minigrid.make("XLand-MiniGrid-R1-9x9", height=5, width=5, ruleset=crowd)
+    their_env, _ = xminigrid.make("XLand-MiniGrid-R1-9x9")
+    theirs = their_env.reset(upstream.params_to_upstream(params), jax.random.key(0)).state
+    edge = np.asarray(theirs.grid[..., 0]).copy()
+    edge[1:-1, 1:-1] = 2
+    assert (edge != 2).any(), "there the walls give way"
+    with pytest.raises(ValueError, match="12 objects and an agent do not fit on 9 free cells"):
+        env.reset(params, jax.random.key(0))
+
+
+@pytest.mark.parametrize("field, value, message", [
+    ("goal", np.full(5, 15, np.uint8), "Unknown goal"), ("rules", np.full((1, 7), 12, np.uint8), "Unknown goal or rule"),
+    ("rules", np.zeros((2, 5), np.uint8), "rules has shape"), ("init_tiles", np.full((1, 2), 15, np.uint8), "Unknown tile"),
+    ("init_tiles", np.zeros((1, 2)), "dtype")])
+def test_malformed_rulesets_are_refused(field, value, message):
+    good = RuleSet(goal=np.zeros(5, np.uint8), rules=np.zeros((1, 7), np.uint8), init_tiles=np.zeros((1, 2), np.uint8))
+    assert good.validate() is good
+    with pytest.raises(ValueError, match=message):
+        good.replace(**{field: value}).validate()
+
+
+def test_unknown_actions_do_nothing():
+    ours, theirs, run, their_run = one_room(ahead=(Tiles.DOOR_CLOSED, Colors.RED))
+    for action in (6, 17, -1):
+        after = run(ours, action)[-1].state
+        assert (after.cells == ours.state.cells).all() and (after.agent.position == ours.state.agent.position).all() and after.step_num == 1
+        with pytest.raises(ValueError, match="actions are 0 to 5"):
+            XLandMiniGrid().step(xland_minigrid.make("XLand-MiniGrid-R1-9x9")[1], ours, action)
+    assert their_run(theirs, 6)[-1].state.grid[2, 3].tolist() == [10, 1], "there, 6 is clamped to toggle"
+
+
+def test_a_trial_that_is_over_stays_over():
+    ours, theirs, run, their_run = one_room(height=3, width=4, position=(1, 1))
+    limit = 3 * 3 * 4
+    late = lambda t: t.replace(state=t.state.replace(step_num=jnp.int32(limit - 1)))
+    assert [bool(t.last()) for t in run(late(ours), 1, 1)] == [True, True]
+    assert [bool(t.last()) for t in their_run(late(theirs), 1, 1)] == [True, False]
+
+
+def test_a_step_draws_no_random_numbers():
+    "Keys: a step leaves the key alone, a reset replaces it; typed and raw keys begin the same trial."
+    env, params = xland_minigrid.make("XLand-MiniGrid-R4-9x9")
+    a, b = env.reset(params, jax.random.key(7)), env.reset(params, jax.random.PRNGKey(7))
+    same = lambda x, y: (jax.random.key_data(x) == jax.random.key_data(y)).all()
+    assert (a.state.cells == b.state.cells).all() and same(a.state.key, b.state.key) and not same(a.state.key, jax.random.key(7))
+    assert same(env.step(params, a, 0).state.key, a.state.key)
+
+
+# Translation itself ------------------------------------------------------------------------------------------------------------------
+
+def test_there_and_back():
+    "Rulesets, states and time steps survive the round trip, in NumPy and under jit, also in batches."
+    rng = np.random.default_rng(1)
+    goal, rule, palettes = random_tasks(rng, 64)
+    task = RuleSet(goal=goal, rules=rule, init_tiles=np.concatenate([palettes, np.zeros((64, 2, 2), np.uint8)], 1))
+    equal = lambda a, b: all((np.asarray(x) == np.asarray(y)).all() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    assert equal(upstream.ruleset_from_upstream(upstream.ruleset_to_upstream(task)), task)
+    assert isinstance(upstream.goal_to_upstream(goal), np.ndarray) and isinstance(upstream.goal_to_upstream(jnp.asarray(goal)), jax.Array)
+    env, params = xland_minigrid.make("XLand-MiniGrid-R2-9x9", ruleset=jax.tree.map(lambda x: jnp.asarray(x[:4]), task))
+    timestep = jax.jit(jax.vmap(env.reset))(params, jax.random.split(jax.random.key(0), 4))
+    back = jax.jit(lambda t: upstream.timestep_from_upstream(upstream.timestep_to_upstream(t)))(timestep)
+    keys = lambda t: t.replace(state=t.state.replace(key=jax.random.key_data(t.state.key)))
+    assert equal(keys(back), keys(timestep)) and jax.tree.structure(keys(back)) == jax.tree.structure(keys(timestep))
+    assert jax.tree.map(lambda x: x.dtype, keys(back)) == jax.tree.map(lambda x: x.dtype, keys(timestep))
+    again = upstream.params_from_upstream(upstream.params_to_upstream(params))
+    assert equal(again, params) and jax.tree.structure(again) == jax.tree.structure(params)
+
+
+def test_their_wrappers_observations_translate():
+    import xminigrid.wrappers as theirs
+    from xland_minigrid.envs.wrappers import DirectionObservationWrapper, RulesAndGoalsObservationWrapper
+    env, params = xland_minigrid.make("XLand-MiniGrid-R1-9x9")
+    env = RulesAndGoalsObservationWrapper(DirectionObservationWrapper(env))
+    there = theirs.RulesAndGoalsObservationWrapper(theirs.DirectionObservationWrapper(xminigrid.make("XLand-MiniGrid-R1-9x9")[0]))
+    ours = env.reset(params, jax.random.key(0))
+    step = there.step(upstream.params_to_upstream(params), upstream.timestep_to_upstream(ours), 1)
+    back, here = upstream.timestep_from_upstream(step).observation, env.step(params, ours, 1).observation
+    assert set(back) == set(here) and all((back[k] == here[k]).all() for k in here)
+
+
+def test_no_pickle_is_loaded(tmp_path):
+    from xminigrid.benchmarks import save_bz2_pickle
+    path = tmp_path / "high_1m"
+    save_bz2_pickle(dict(goals=np.zeros((1, 5), np.uint8)), str(path))
+    with pytest.raises(ValueError, match="(?s)not loaded here.*savez_compressed.*load_bz2_pickle"):
+        upstream.load_upstream_benchmark(path)
+    np.savez(tmp_path / "objects.npz", goals=np.array([{}], object), rules=np.zeros((1, 1, 7)), init_tiles=np.zeros((1, 1, 2)))
+    with pytest.raises(ValueError, match="allow_pickle"):
+        upstream.load_upstream_benchmark(tmp_path / "objects.npz")
+    (tmp_path / "text.npz").write_text("hello")
+    with pytest.raises(ValueError, match="not an .npz archive"):
+        upstream.load_upstream_benchmark(tmp_path / "text.npz")
+    with pytest.raises(FileNotFoundError):
+        upstream.load_upstream_benchmark(tmp_path / "nothing.npz")
+
+
+@pytest.mark.parametrize("arrays, message", [
+    (dict(goals=np.zeros((2, 5))), "lacks rules, init_tiles"),
+    (dict(goals=np.zeros((2, 5)), rules=np.zeros((3, 1, 7)), init_tiles=np.zeros((2, 1, 2))), "rules has shape"),
+    (dict(goals=np.full((1, 5), 15), rules=np.zeros((1, 1, 7)), init_tiles=np.zeros((1, 1, 2))), "beyond those of xminigrid"),
+    (dict(goals=np.zeros((1, 5)), rules=np.zeros((1, 1, 7)), init_tiles=np.full((1, 1, 2), 14)), "13 and 12")])
+def test_wrong_benchmarks_are_refused(arrays, message):
+    with pytest.raises(ValueError, match=message):
+        upstream.benchmark_from_upstream({k: v.astype(np.uint8) for k, v in arrays.items()})

@@ -45,12 +45,21 @@ def _loop_over_needed(fn, mask, default, args, batched):
     return jax.lax.while_loop(lambda carry: carry[0].any(), body, (mask, default))[1]
 
 # %% ../../nbs/core/10_compact.ipynb #135508b1
+def _single(fn, mask, default, args, batched):
+    "A batch of one is a plain conditional."
+    row = jax.tree.map(lambda x, b: x[0] if b else x, args, batched)
+    out = jax.lax.cond(mask[0], lambda: fn(*row), lambda: jax.tree.map(lambda d: d[0], default))
+    return jax.tree.map(lambda x: x[None], out)
+
+# %% ../../nbs/core/10_compact.ipynb #40506349
 def _batched(fn, batched):
     "`where_needed` for one batch axis; nested `vmap`s are folded into that axis."
     @custom_vmap
     def call(mask, default, args):
-        if jax.tree.leaves(default)[0].shape[0] == 0:
+        if mask.shape[0] == 0:
             return default
+        if mask.shape[0] == 1:
+            return _single(fn, mask, default, args, batched)
         return jax.lax.platform_dependent(
             mask, default, args,
             cpu=lambda m, d, a: _loop_over_needed(fn, m, d, a, batched),
