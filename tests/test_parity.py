@@ -47,7 +47,7 @@ def random_tasks(rng, n, max_rules=9):
     """
     all_goals, all_rules, palettes = np.zeros((n, 5), np.uint8), np.zeros((n, max_rules, 7), np.uint8), np.zeros((n, 6, 2), np.uint8)
     rule_kinds = np.repeat(np.arange(1, 12), [3, 1, 2, 4, 4, 4, 4, 1, 1, 1, 1])
-    goal_kinds = np.repeat(np.arange(15), [1, 1, 2, 2, 4, 3, 1, 8, 9, 9, 9, 2, 3, 4, 2])
+    goal_kinds = np.repeat(np.arange(15), [1, 1, 2, 1, 2, 2, 1, 9, 11, 8, 8, 2, 3, 3, 3])
     turn = 0
     for i in range(n):
         things = np.stack([rng.choice([t for t in tiles.PICKABLE if t != Tiles.KEY], 3), rng.integers(3, 14, 3)], 1)
@@ -310,7 +310,9 @@ def random_worlds(rng, n, height=7, width=8):
     pick = lambda *shape: things[[3, 4, 5, 6, 7]][rng.integers(0, 5, shape)]
     identifiers = rng.integers(0, rules.NUM_RULES, (n, 3))
     used = np.arange(3) < upstream._RULE_TILES[identifiers][..., None]
-    encodings = np.concatenate([identifiers[..., None], (pick(n, 3, 3) * used[..., None]).reshape(n, 3, 6)], -1).astype(np.uint8)
+    parts = pick(n, 3, 3)
+    parts[(identifiers == 1) & (parts[..., 1, 0] == Tiles.FLOOR), 1] = Tiles.STAR, 5   # a hold rule that makes floor differs on purpose
+    encodings = np.concatenate([identifiers[..., None], (parts * used[..., None]).reshape(n, 3, 6)], -1).astype(np.uint8)
     identifiers = rng.integers(0, goals.NUM_GOALS, n)
     used = np.arange(2) < upstream._GOAL_TILES[identifiers][:, None]
     targets = np.concatenate([identifiers[:, None], (pick(n, 2) * used[..., None]).reshape(n, 4)], -1).astype(np.uint8)

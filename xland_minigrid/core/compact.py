@@ -88,12 +88,39 @@ def _batched(fn, batched):
     return call
 
 # %% ../../nbs/core/10_compact.ipynb #b3f4d312
+def _is_key(x) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+
+def _kinds(tree):
+    "For each leaf the kind of key it is, an empty string for other arrays."
+    return jax.tree.map(lambda x: str(jax.random.key_impl(x)) if _is_key(x) else "", tree)
+
+def _as_keys(tree, kinds):
+    return jax.tree.map(lambda x, kind: jax.random.wrap_key_data(x, impl=kind) if kind else x, tree, kinds)
+
+def _as_numbers(tree, known: dict):
+    "Keys as their numbers; a key that occurs twice is taken apart once."
+    def numbers(x):
+        if _is_key(x) and id(x) not in known:
+            known[id(x)] = jax.random.key_data(x)
+        return known[id(x)] if _is_key(x) else x
+    return jax.tree.map(numbers, tree)
+
+# %% ../../nbs/core/10_compact.ipynb #8cafaef7
 def where_needed(fn: Callable) -> Callable:
     """`call(mask, default, *args)`: `fn(*args)` where `mask` is true, `default` elsewhere; cheap under `vmap` when `mask` is rarely true.
 
     `fn` takes and returns pytrees of arrays for a single row and must not close over traced values; its result has the structure, shapes and
     dtypes of `default`. Works under `jit`, `scan`, nested `vmap` and `shard_map`.
     """
+    def call(mask, default, *args):
+        kinds, out_kinds, known = _kinds(args), _kinds(default), {}
+        inner = _where_needed(lambda *numbers: _as_numbers(fn(*_as_keys(numbers, kinds)), {}))
+        return _as_keys(inner(mask, _as_numbers(default, known), _as_numbers(args, known)), out_kinds)
+    return call
+
+def _where_needed(fn: Callable):
+    "`where_needed` for arrays that are no keys."
     @custom_vmap
     def call(mask, default, args):
         return jax.lax.cond(mask, lambda: fn(*args), lambda: default)
@@ -105,4 +132,4 @@ def where_needed(fn: Callable) -> Callable:
         out = _batched(fn, in_batched[2])(wide(mask, in_batched[0]), default, args)
         return out, jax.tree.map(lambda _: True, out)
 
-    return lambda mask, default, *args: call(mask, default, args)
+    return call

@@ -1,0 +1,412 @@
+"""What must hold in every world: laws of conservation over a million random steps, the same result however one computes it, honest errors."""
+from functools import lru_cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, PartitionSpec
+
+import xland_minigrid
+from xland_minigrid.benchmarks import generate_benchmark
+from xland_minigrid.core import goals, grid, rules, tiles
+from xland_minigrid.core.actions import AgentState
+from xland_minigrid.core.layouts import distinct, layout
+from xland_minigrid.core.observation import hide, look, view_offsets
+from xland_minigrid.core.rules import compile_rules, decompile_rules
+from xland_minigrid.core.ruleset import RuleSet, pad_ruleset
+from xland_minigrid.core.struct import field_names
+from xland_minigrid.core.tiles import EMPTY, FLOOR, WALL, Tiles, pack, pack_pairs, unpack
+from xland_minigrid.envs.environment import EnvParams, reward_table
+from xland_minigrid.envs.registration import register
+from xland_minigrid.envs.wrappers import (
+    DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper, RulesAndGoalsObservationWrapper,
+)
+from xland_minigrid.envs.xland import XLandMiniGrid
+
+ALL = xland_minigrid.registered_environments()
+LAYOUTS = ["XLand-MiniGrid-R1-9x9", "XLand-MiniGrid-R2-9x9", "XLand-MiniGrid-R4-9x9", "XLand-MiniGrid-R6-13x13", "XLand-MiniGrid-R9-16x16"]
+OBJECTS = np.array([(t, c) for t, c in zip(tiles.PICKABLE * 2, range(3, 15)) if c < 14][:9], np.uint8)   # nine objects, all different
+
+
+def some_ruleset(goal=goals.AgentNearGoal((Tiles.BALL, 3))):
+    "Two objects, one rule, a goal that happens now and then."
+    return RuleSet(goal=goal.encode(), rules=rules.TileNearRule(tuple(OBJECTS[0]), tuple(OBJECTS[1]), (Tiles.STAR, 5)).encode()[None],
+                   init_tiles=jnp.asarray(OBJECTS[:2]))
+
+
+def bits(tree):
+    "All arrays of a tree as NumPy, keys as their data."
+    plain = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+    return [np.asarray(plain(x)) for x in jax.tree.leaves(tree)]
+
+
+def assert_same(a, b):
+    for x, y in zip(bits(a), bits(b), strict=True):
+        assert x.dtype == y.dtype and np.array_equal(x, y)
+
+
+# A million steps ----------------------------------------------------------------------------------------------------------------------
+
+LAWS = ("every object exists once, on the grid or in the pocket", "walls stay", "doors stay where they are, in their colour",
+        "the agent stands on something one can stand on", "direction and pocket are valid", "every cell is a tile",
+        "step numbers count", "step types say what happened", "discount says why it ended", "the reward is that of the table",
+        "an observation ends a trial as it was, and begins the next")
+
+
+def lawful(params, ruled, before, after, action):
+    "Each of `LAWS` for one step of one world under auto-reset; bool (11,). `ruled` worlds have rules that make and destroy objects."
+    cells, agent, pocket = after.state.cells, after.state.agent, pack_pairs(after.state.agent.pocket)
+    things = jnp.asarray(pack_pairs(OBJECTS))
+    tile = cells >> 4
+    number = (cells.ravel()[None] == things[:, None]).sum(1) + (pocket == things)
+    in_all = tiles.is_one_of(tile, tiles.tile_set(tiles.PICKABLE)).sum() + (pocket != EMPTY)
+    door = lambda c: jnp.where(((c >> 4) == Tiles.DOOR_CLOSED) | ((c >> 4) == Tiles.DOOR_OPEN), (c & 15) + 1, 0)
+    here = tile[agent.position[0], agent.position[1]]
+    standing = tiles.is_one_of(here, tiles.tile_set(tiles.WALKABLE + (tiles.PICKABLE if False else ()))) | (ruled & (here != Tiles.WALL))
+    ended, reached = after.last(), after.discount == 0
+    count = before.state.step_num + 1
+    same_trial = ~ended
+    view = look(cells, agent.position, agent.direction, params.view_size)[:-1].reshape(params.view_size, params.view_size)
+    return jnp.stack([
+        ruled | ((number == 1).all() & (in_all == len(OBJECTS))),
+        ended | ((cells == WALL) == (before.state.cells == WALL)).all(),
+        ended | (door(cells) == door(before.state.cells)).all(),
+        standing,
+        (agent.direction >= 0) & (agent.direction < 4) & ((pocket == EMPTY) | tiles.is_one_of(pocket >> 4, tiles.tile_set(tiles.PICKABLE))),
+        ((tile >= Tiles.FLOOR) & (tile <= Tiles.STAR) & ((cells & 15) >= 3) & ((cells & 15) <= 13)).all(),
+        after.state.step_num == jnp.where(ended, 0, count),
+        (after.step_type == jnp.where(reached | (count >= params.max_steps), 2, 1)),
+        jnp.where(ended, reached | (count == params.max_steps), ~reached) & ((after.discount == 0) | (after.discount == 1)),
+        after.reward == jnp.where(reached, jnp.asarray(reward_table(params.max_steps))[count], 0),
+        (unpack(view) == after.observation).all() & (same_trial == (after.observation == after.final_observation).all() | ended)])
+
+
+@lru_cache
+def many_tasks(worlds):
+    "Worlds without rules (nine different objects) and worlds with generated tasks, half and half, in one shape; and which are ruled."
+    tasks = generate_benchmark("high", n=worlds // 2, seed=5)
+    ruled = jax.tree.map(np.asarray, RuleSet(tasks.goals, tasks.rules, tasks.init_tiles))
+    width = max(ruled.init_tiles.shape[1], len(OBJECTS))
+    grow = lambda a, n: np.pad(a, ((0, 0), (0, n - a.shape[1]), (0, 0)))
+    ruled = ruled.replace(init_tiles=grow(ruled.init_tiles, width))
+    kinds = [goals.AgentNearGoal, goals.AgentHoldGoal, goals.TileNearGoal, goals.AgentNearUpGoal, goals.TileNearLeftGoal]
+    calm_goals = np.stack([kinds[i % 5](*OBJECTS[[i % 9, (i + 1) % 9]][: len(field_names(kinds[i % 5]))]).encode() for i in range(45)])
+    calm = RuleSet(goal=np.resize(calm_goals, (worlds // 2, 5)), rules=np.zeros_like(ruled.rules),
+                   init_tiles=np.tile(grow(OBJECTS[None], width), (worlds // 2, 1, 1)))
+    return jax.tree.map(lambda a, b: jnp.asarray(np.concatenate([a, b])), calm, ruled), jnp.arange(worlds) >= worlds // 2
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_laws_over_a_million_random_steps(name):
+    "Five layouts, 210,000 steps each."
+    worlds, steps = 210, 1000
+    env, params = xland_minigrid.make(name, max_steps=150)
+    env, (rulesets, ruled) = GymAutoResetWrapper(env), many_tasks(worlds)
+    axes = jax.tree.map(lambda _: 0, params.replace(ruleset=rulesets))
+    params = params.replace(ruleset=rulesets)
+
+    def run(key):
+        reset_key, key = jax.random.split(key)
+        start = jax.vmap(env.reset, (axes, 0))(params, jax.random.split(reset_key, worlds))
+
+        def body(carry, key):
+            before, broken, ends = carry
+            actions = jax.random.choice(key, jnp.array([0, 0, 0, 1, 2, 3, 3, 4, 5]), (worlds,))
+            after = jax.vmap(env.step, (axes, 0, 0))(params, before, actions)
+            kept = jax.vmap(partial(lawful, params))(ruled, before, after, actions)
+            return (after, broken + (~kept).sum(0), ends + jnp.array([after.last().sum(), (after.discount == 0).sum()])), None
+
+        return jax.lax.scan(body, (start, jnp.zeros(len(LAWS), int), jnp.zeros(2, int)), jax.random.split(key, steps))[0]
+
+    last, broken, (ends, successes) = jax.jit(run)(jax.random.key(1))
+    assert {law: int(n) for law, n in zip(LAWS, broken) if n} == {}
+    assert ends >= worlds * (steps // 150) and successes > 100
+    assert (last.state.cells[ruled] >> 4 == Tiles.WALL).any()
+
+
+# What the agent sees -------------------------------------------------------------------------------------------------------------------
+
+def slow_view(cells, position, direction, size):
+    "The view by padding, cropping and turning, cell by cell nowhere clever."
+    padded = np.pad(cells, size)
+    turned = np.rot90(padded, direction)
+    (row,), (col,) = (v.ravel() for v in np.where(np.rot90(np.arange(padded.size).reshape(padded.shape), direction)
+                                                  == (position[0] + size) * padded.shape[1] + position[1] + size))
+    return turned[row - size + 1 : row + 1, col - size // 2 : col + size // 2 + 1]
+
+
+def slow_hidden(view):
+    "MiniGrid's rule of sight, as loops over cells."
+    size, mask = len(view), np.zeros(view.shape, bool)
+    mask[-1, size // 2] = True
+    for y in reversed(range(size)):
+        for xs, step in ((range(size - 1), 1), (range(size - 1, 0, -1), -1)):
+            for x in xs:
+                if mask[y, x] and view[y, x] >> 4 not in tiles.LOS_BLOCKING:
+                    mask[y, x + step] = True
+                    if y > 0:
+                        mask[y - 1, x] = mask[y - 1, x + step] = True
+    return np.where(mask, view, tiles.UNSEEN)
+
+
+@lru_cache
+def eyes(size):
+    see = jax.vmap(lambda c, p, d: look(c, p, d, size)[:-1].reshape(size, size))
+    return jax.jit(lambda c, p, d: (see(c, p, d), jax.vmap(hide)(see(c, p, d))))
+
+
+@pytest.mark.parametrize("size", [3, 5, 7, 9])
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=15)
+def test_observation_equals_a_slow_reference(size, seed):
+    "Random worlds, all directions, positions up to the very corner, transparent and occluded."
+    rng = np.random.default_rng(seed)
+    things = np.array([FLOOR] * 6 + [WALL, pack(11, 3), pack(12, 4), pack(10, 5), pack(5, 6), pack(8, 4)], np.uint8)
+    cells = things[rng.integers(0, len(things), (16, 9, 11))]
+    position, direction = rng.integers(0, (9, 11), (16, 2)).astype(np.int32), (np.arange(16) % 4).astype(np.int32)
+    clear, hidden = eyes(size)(cells, position, direction)
+    for i in range(16):
+        expected = slow_view(cells[i], position[i], direction[i], size)
+        assert (clear[i] == expected).all() and (hidden[i] == slow_hidden(expected)).all()
+
+
+@pytest.mark.parametrize("occluded", [False, True])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_environments_observe_that(name, occluded):
+    "In every layout the observation of reset and step is the slow reference, at the default view size and a larger one."
+    for size in (5, 9):
+        env, params = xland_minigrid.make(name, view_size=size, see_through_walls=not occluded)
+        keys, actions = jax.random.split(jax.random.key(size), 24), jnp.arange(24) % 6
+
+        @jax.jit
+        @jax.vmap
+        def run(key, action):
+            start = env.reset(params, key)
+            return jax.tree.map(lambda a, b: jnp.stack([a, b]), *((t.observation, t.state.cells, t.state.agent)
+                                                                  for t in (start, env.step(params, start, action))))
+
+        seen, cells, agent = jax.tree.map(lambda x: np.asarray(x).reshape(48, *x.shape[2:]), run(keys, actions))
+        for i in range(48):
+            expected = slow_view(cells[i], agent.position[i], agent.direction[i], size)
+            assert (pack_pairs(seen[i]) == (slow_hidden(expected) if occluded else expected)).all()
+
+
+# Encodings ------------------------------------------------------------------------------------------------------------------------------
+
+things = st.tuples(st.integers(2, 14), st.integers(2, 13))
+
+
+@given(st.sampled_from(rules.RULES[1:]), things, things, things)
+def test_rules_survive_compilation(cls, a, b, c):
+    row = cls(*(a, b, c)[: len(field_names(cls))]).encode()
+    assert row.dtype == jnp.uint8 and (decompile_rules(compile_rules(row)) == row).all()
+    assert (rules.decode_rule(row).encode() == row).all()
+
+
+@given(st.integers(0, 14), st.integers(0, 13))
+def test_a_cell_is_a_byte(tile, color):
+    assert unpack(pack(tile, color)).tolist() == [tile, color]
+    assert tiles.is_one_of(np.uint8(tile), tiles.tile_set(tiles.WALKABLE)) == (tile in tiles.WALKABLE)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60))
+@settings(max_examples=40)
+def test_places_are_distinct(seed, size):
+    draws = np.asarray(_distinct(jax.random.bits(jax.random.key(seed), (min(12, size),), jnp.uint32), size))
+    assert len(set(draws.tolist())) == len(draws) and draws.min() >= 0 and draws.max() < size
+
+
+_distinct = jax.jit(distinct, static_argnums=1)
+
+
+# The same, however one computes it -----------------------------------------------------------------------------------------------------
+
+def _trajectory(env, params, key, actions):
+    "One world over a scan, every time step of it."
+    step = lambda t, a: (lambda n: (n, n))(env.step(params, t, a))
+    return jax.lax.scan(step, env.reset(params, key), actions)[1]
+
+
+@pytest.mark.parametrize("wrapper", [GymAutoResetWrapper, DmEnvAutoResetWrapper])
+def test_alone_in_a_batch_in_a_scan_and_on_many_devices(wrapper):
+    "Eight worlds with auto-reset: stepped alone, as a scan, under vmap, under nested vmap and under shard_map, bit for bit."
+    env, params = xland_minigrid.make("XLand-MiniGrid-R4-9x9", max_steps=9, ruleset=some_ruleset())
+    env, keys = wrapper(env), jax.random.split(jax.random.key(0), 8)
+    actions = jax.random.randint(jax.random.key(1), (8, 30), 0, 6)
+    one = partial(_trajectory, env, params)
+    batch = jax.jit(jax.vmap(one))(keys, actions)
+    assert batch.last().sum() >= 8 * 2
+
+    alone_scan = jax.jit(one)
+    for i in (0, 5):
+        assert_same(jax.tree.map(lambda x: x[i], batch), alone_scan(keys[i], actions[i]))
+    reset, step = jax.jit(partial(env.reset, params)), jax.jit(partial(env.step, params))
+    timestep = reset(keys[3])
+    for t in range(30):
+        timestep = step(timestep, actions[3, t])
+        assert_same(jax.tree.map(lambda x: x[3, t], batch), timestep)
+
+    nested = jax.jit(jax.vmap(jax.vmap(one)))(keys.reshape(2, 4), actions.reshape(2, 4, 30))
+    assert_same(jax.tree.map(lambda x: x.reshape(8, *x.shape[2:]), nested), batch)
+
+    devices = jax.devices()[:4]
+    assert len(devices) == 4, "conftest.py forces four host devices"
+    mesh, spec = Mesh(np.array(devices), ("worlds",)), PartitionSpec("worlds")
+    many = jax.jit(jax.shard_map(jax.vmap(one), mesh=mesh, in_specs=(spec, spec), out_specs=spec))(keys, actions)
+    assert len(many.reward.sharding.device_set) == 4
+    assert_same(many, batch)
+
+
+def test_batches_over_keys_rulesets_and_both():
+    env, params = xland_minigrid.make("XLand-MiniGrid-R2-9x9")
+    tasks = [pad_ruleset(some_ruleset(goal((Tiles.BALL, 3))), 3, 4) for goal in (goals.AgentNearGoal, goals.AgentHoldGoal, goals.AgentNearUpGoal)]
+    many = params.replace(ruleset=jax.tree.map(lambda *x: jnp.stack(x), *tasks))
+    axes, keys = jax.tree.map(lambda _: 0, many), jax.random.split(jax.random.key(0), 3)
+
+    def play(params, key):
+        timestep = env.reset(params, key)
+        return jax.lax.scan(lambda t, a: (env.step(params, t, a), t.state.cells), timestep, jnp.array([0, 3, 0, 1, 4, 0]))
+
+    single = jax.jit(play)
+    for batched, at in [(jax.vmap(play, (axes, 0))(many, keys), lambda i: (i,)), (jax.vmap(play, (axes, None))(many, keys[0]), None),
+                        (jax.vmap(jax.vmap(play, (None, 0)), (axes, None))(many, keys), "both")]:
+        for i in range(3):
+            task = params.replace(ruleset=tasks[i])
+            if at == "both":
+                for j in range(3):
+                    assert_same(jax.tree.map(lambda x: x[i, j], batched), single(task, keys[j]))
+            else:
+                assert_same(jax.tree.map(lambda x: x[i], batched), single(task, keys[i] if at else keys[0]))
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, GymAutoResetWrapper, DmEnvAutoResetWrapper,
+                                  lambda env: GymAutoResetWrapper(RulesAndGoalsObservationWrapper(DirectionObservationWrapper(env))),
+                                  lambda env: DirectionObservationWrapper(DmEnvAutoResetWrapper(env))],
+                         ids=["bare", "gym", "dm_env", "all the observations", "direction outside"])
+@pytest.mark.parametrize("name", ["XLand-MiniGrid-R4-9x9", "MiniGrid-EmptyRandom-5x5"])
+def test_no_type_drifts_in_a_scan(name, wrap):
+    "What a step returns can be the carry of a scan, to the weak types; `observation_shape` tells the truth."
+    env, params = xland_minigrid.make(name)
+    env = wrap(env)
+    start = jax.eval_shape(env.reset, params, jax.random.key(0))
+    after = jax.eval_shape(env.step, params, start, jnp.int32(0))
+    kind = lambda t: jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), t)
+    assert kind(start) == kind(after)
+    shapes = jax.tree.map(lambda x: x.shape, start.observation)
+    said = jax.tree.map(lambda x: x if isinstance(x, tuple) else (x,), env.observation_shape(params), is_leaf=lambda x: isinstance(x, tuple))
+    assert shapes == said
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_environment_can_be_scanned(name):
+    env, params = xland_minigrid.make(name)
+    start = jax.eval_shape(env.reset, params, jax.random.key(0))
+    after = jax.eval_shape(env.step, params, start, jnp.int32(0))
+    kind = lambda t: jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), t)
+    assert kind(start) == kind(after) and start.observation.shape == env.observation_shape(params)
+    assert env.num_actions(params) == 6
+
+
+# Keys and gradients --------------------------------------------------------------------------------------------------------------------
+
+def test_typed_and_raw_keys_begin_the_same_trials():
+    for name in ("XLand-MiniGrid-R9-16x16", "MiniGrid-EmptyRandom-6x6"):
+        env, params = xland_minigrid.make(name, max_steps=3)
+        one = jax.jit(lambda key: _trajectory(GymAutoResetWrapper(env), params, key, jnp.zeros(8, int)))
+        assert_same(one(jax.random.key(11)), one(jax.random.PRNGKey(11)))
+
+
+@pytest.mark.parametrize("name", ["XLand-MiniGrid-R4-9x9", "MiniGrid-EmptyRandom-5x5", "MiniGrid-Empty-5x5"])
+@pytest.mark.parametrize("wrapper", [GymAutoResetWrapper, DmEnvAutoResetWrapper])
+def test_no_key_is_used_twice(name, wrapper):
+    "JAX's own checker watches resets, steps and auto-resets, alone, in a scan and in batches; and it does watch."
+    env, params = xland_minigrid.make(name, max_steps=3)
+    wrapped, actions = wrapper(env), jnp.zeros(7, int)
+    run = partial(_trajectory, wrapped, params)
+    with jax.debug_key_reuse(True):
+        jax.jit(lambda key: env.step(params, env.reset(params, key), 0))(jax.random.key(0))
+        jax.jit(lambda key: run(key, actions))(jax.random.key(1))
+        jax.jit(lambda keys: jax.vmap(lambda key: run(key, actions))(keys))(jax.random.split(jax.random.key(2), 5))
+        if name != "MiniGrid-Empty-5x5":      # which draws nothing
+            with pytest.raises(jax.errors.KeyReuseError):
+                jax.jit(lambda key: (env.reset(params, key), env.reset(params, key)))(jax.random.key(3))
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, GymAutoResetWrapper, DmEnvAutoResetWrapper], ids=["bare", "gym", "dm_env"])
+def test_gradients_flow_around_the_world(wrap):
+    "A policy gradient through a scan with `env.step` inside: the world is not differentiable, the policy is."
+    env, params = xland_minigrid.make("XLand-MiniGrid-R1-9x9", max_steps=5, ruleset=some_ruleset())
+    env = wrap(env)
+
+    def loss(weights, key):
+        def act(carry, _):
+            timestep, key = carry
+            key, draw = jax.random.split(key)
+            logits = timestep.observation.ravel().astype(jnp.float32) @ weights
+            action = jax.random.categorical(draw, logits)
+            following = env.step(params, timestep, action)
+            return (following, key), (jax.nn.log_softmax(logits)[action], following.reward + 0.1 * following.discount)
+
+        _, (chances, returns) = jax.lax.scan(act, (env.reset(params, key), key), None, length=12)
+        return -(chances * returns).mean()
+
+    gradient = jax.jit(jax.grad(lambda w: jax.vmap(loss, (None, 0))(w, jax.random.split(jax.random.key(0), 6)).mean()))(jnp.full((50, 6), 0.01))
+    assert jnp.isfinite(gradient).all() and jnp.abs(gradient).max() > 1e-4
+
+
+# Errors --------------------------------------------------------------------------------------------------------------------------------
+
+def _reset(**overrides):
+    env, params = xland_minigrid.make("XLand-MiniGrid-R1-9x9", **overrides)
+    return env.reset(params, jax.random.key(0))
+
+
+WRONG = {
+    "unknown environment": (lambda: xland_minigrid.make("XLand-MiniGrid-R5-9x9"), ValueError, "choose one of XLand-MiniGrid-R1-9x9"),
+    "unknown parameter": (lambda: xland_minigrid.make("XLand-MiniGrid-R1-9x9", hight=9), TypeError, "hight"),
+    "unknown layout": (lambda: xland_minigrid.make("XLand-MiniGrid-R1-9x9", grid_type="R3"), ValueError, "choose one of R1, R2"),
+    "six rooms of a wrong size": (lambda: xland_minigrid.make("XLand-MiniGrid-R6-13x13", height=15, width=15), ValueError, "13, 17, 19"),
+    "nine rooms of a wrong size": (lambda: xland_minigrid.make("XLand-MiniGrid-R9-16x16", height=17, width=17), ValueError, "16, 19"),
+    "a grid that coordinates cannot address": (lambda: xland_minigrid.make("XLand-MiniGrid-R1-9x9", height=300, width=300), ValueError, "square of side"),
+    "an empty room without space": (lambda: xland_minigrid.make("MiniGrid-Empty-5x5", height=3, width=3), ValueError, "at least 4x4"),
+    "taken id": (lambda: register("XLand-MiniGrid-R1-9x9", "a:B"), ValueError, "registered already"),
+    "foreign id": (lambda: register("Breakout", "a:B"), ValueError, "must begin with"),
+    "no entry point": (lambda: register("MiniGrid-X", "a.B"), ValueError, "module:Class"),
+    "even view": (lambda: _reset(view_size=4), ValueError, "odd number"),
+    "no time": (lambda: XLandMiniGrid().step(XLandMiniGrid().default_params().replace(max_steps=None), _reset(), 0), ValueError, "max_steps"),
+    "no such action": (lambda: XLandMiniGrid().step(XLandMiniGrid().default_params(), _reset(), 6), ValueError, "actions are 0 to 5"),
+    "fractional action": (lambda: XLandMiniGrid().step(XLandMiniGrid().default_params(), _reset(), 1.0), TypeError, "integer 0 to 5"),
+    "unknown goal": (lambda: goals.decode_goal([15, 0, 0, 0, 0]), ValueError, "0 to 14"),
+    "unknown rule": (lambda: rules.decode_rule([12, 0, 0, 0, 0, 0, 0]), ValueError, "0 to 11"),
+    "unknown tile": (lambda: tiles.tile_name(15, 0), ValueError, "0 to 14"),
+    "padding too short": (lambda: pad_ruleset(some_ruleset(), 0, 2), ValueError, "pad to at least"),
+    "render mode": (lambda: XLandMiniGrid().render(XLandMiniGrid().default_params(render_mode="ascii"), _reset()), ValueError, "rgb_array"),
+    "unknown field": (lambda: EnvParams().replace(depth=3), TypeError, "depth"),
+    "oblong view": (lambda: _oblong(), ValueError, "same number twice"),
+}
+
+
+def _oblong():
+    from xland_minigrid.core.observation import transparent_field_of_view
+    return transparent_field_of_view(grid.room(5, 5), AgentState(), 5, 3)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_refused_in_one_sentence(case):
+    call, kind, remedy = WRONG[case]
+    with pytest.raises(kind, match=remedy) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_is_imported_or_written_too_early():
+    "`import xland_minigrid` takes none of the heavy packages with it."
+    import subprocess
+    import sys
+    code = ("import sys, xland_minigrid; "
+            "print([m for m in ('ipywidgets', 'matplotlib', 'websockets', 'flax', 'orbax', 'tyro', 'xminigrid', 'PIL') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
