@@ -167,6 +167,12 @@ def make_round(config: TrainConfig) -> Callable:
     Metrics are scalars averaged over the round; `success_first` and `success_last` are those of its first and last update, that is, of the beginning
     and the end of the same tasks: an agent that adapts drives them apart. The state that is passed in is used up.
     """
+    plain = dict(seed=0, out="", benchmark="", held_out=0.0, checkpoint_minutes=1.0, keep=1)
+    return _compiled_round(dataclasses.replace(config, **plain))
+
+@functools.lru_cache(maxsize=8)
+def _compiled_round(config: TrainConfig) -> Callable:
+    "The program of a round. It does not depend on seeds and folders, so it is compiled once for all runs of a session that differ only in these."
     env, params = make_world(config)
     structure = new_agent(config).structure
     updates = config.steps_per_task // config.steps_per_update

@@ -1,0 +1,512 @@
+"""Agents: what they see, what they learn from, and that a run can be trusted to be what it says."""
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from xland_minigrid.baselines import demo, ppo, rl2
+from xland_minigrid.baselines.checkpoint import CheckpointError, Checkpoints
+from xland_minigrid.baselines.evaluation import (Evaluation, NetworkPolicy, RandomPolicy, belief_over, bootstrap_mean, bootstrap_quantile, evaluate, table,
+                                                 watch)
+from xland_minigrid.baselines.networks import ActorCritic, Inputs, NetworkConfig, first_inputs, next_inputs, recur, recur_plain
+from xland_minigrid.baselines.ppo import PPOConfig
+from xland_minigrid.baselines.rl2 import TrainConfig, load_agent, make_world, new_agent, read_metrics, train
+
+SMALL = NetworkConfig(embedding=4, encoder=32, event=8, memory=16, head=32)
+TINY = TrainConfig(size=5, max_steps=12, total_steps=20_000, num_envs=32, steps_per_task=40, steps_per_update=20, ppo=PPOConfig(num_minibatches=4),
+                   network=SMALL)
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    return demo.hold_tasks(demo.OBJECTS, 300)
+
+
+@pytest.fixture(scope="module")
+def finished(tasks, tmp_path_factory):
+    "A run that nobody interrupted."
+    return train(dataclasses.replace(TINY, out=str(tmp_path_factory.mktemp("runs") / "whole")), tasks, progress=False)
+
+
+def equal(a, b):
+    return all((x == y).all() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def some_inputs(t, b, view_size=5, seed=0):
+    random = np.random.default_rng(seed)
+    return Inputs(
+        view=jnp.asarray(random.integers(0, 15, (t, b, view_size, view_size, 2)), jnp.uint8), direction=jnp.asarray(random.integers(0, 4, (t, b)), jnp.int32),
+        action=jnp.asarray(random.integers(0, 7, (t, b)), jnp.int32), reward=jnp.asarray(random.random((t, b)), jnp.float32),
+        done=jnp.asarray(random.random((t, b)) < 0.2), front=jnp.asarray(random.integers(0, 15, (t, b, 2)), jnp.uint8))
+
+
+# The network --------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("view_size", [3, 5, 7])
+@pytest.mark.parametrize("event, attention", [(8, True), (0, False)])
+def test_shapes_and_one_step_at_a_time(view_size, event, attention):
+    network = ActorCritic(dataclasses.replace(SMALL, event=event, attention=attention), view_size, 6, rngs=nnx.Rngs(0))
+    inputs = some_inputs(4, 3, view_size)
+    out = network(inputs, network.start(3))
+    assert (out.logits.shape, out.value.shape, out.belief.shape, out.memory.shape) == ((4, 3, 6), (4, 3), (4, 3, 5, 16), (3, 16))
+    memory = network.start(3)
+    for t in range(4):
+        one = ppo.think(network, jax.tree.map(lambda x: x[t], inputs), memory)
+        memory = one.memory
+        np.testing.assert_allclose(one.logits, out.logits[t], atol=1e-5)
+        np.testing.assert_allclose(one.value, out.value[t], atol=1e-5)
+    np.testing.assert_allclose(memory, out.memory, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps, batch, units", [(1, 1, 1), (2, 3, 4), (13, 5, 8)])
+def test_gradient_of_the_memory(steps, batch, units):
+    k = jax.random.split(jax.random.key(steps), 4)
+    x, h, u = jax.random.normal(k[0], (steps, batch, 3 * units)), jax.random.normal(k[1], (batch, units)), jax.random.normal(k[2], (units, 3 * units))
+    w = jax.random.normal(k[3], (steps, batch, units))
+    for a, b in zip(*(jax.grad(lambda *args: (f(*args) ** 2 * w).sum(), (0, 1, 2))(x, h, u) for f in (recur, recur_plain))):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_every_input_counts_and_memory_carries():
+    "A network that ignored one of its inputs would still train, only badly."
+    network = ActorCritic(SMALL, 5, 6, rngs=nnx.Rngs(0))
+    inputs = some_inputs(1, 1)
+    base = network(inputs, network.start(1)).value
+    changes = dict(view=inputs.view.at[0, 0, 0, 0].set(9), direction=(inputs.direction + 1) % 4, action=(inputs.action + 1) % 7, reward=inputs.reward + 1,
+                   done=~inputs.done, front=inputs.front + 1)
+    for name, value in changes.items():
+        assert network(inputs.replace(**{name: value}), network.start(1)).value != base, name
+    assert network(inputs, network.start(1) + 0.5).value != base
+
+
+def test_the_policy_never_sees_the_goal(tasks):
+    "The same worlds with other goals: everything the agent perceives and decides is the same until somebody reaches a goal."
+    env, params = make_world(TINY)
+    network = new_agent(TINY).network()
+    rulesets = jax.vmap(tasks.get_ruleset)(jnp.arange(64))
+    changed = rulesets.replace(goal=rulesets.goal.at[:, 1:3].set(rulesets.init_tiles[:, 1]))
+    keys, seen = jax.random.split(jax.random.key(0), 64), []
+    for r in (rulesets, changed):
+        timestep, step = rl2.begin(env, params, r, keys)
+        play = ppo.Play(timestep, first_inputs(timestep, 6), network.start(64), jax.random.key(1))
+        seen.append(jax.jit(lambda play: ppo.collect(network, step, play, 10)[1])(play))
+    untouched = ~(np.cumsum(seen[0].done | seen[1].done, 0) - (seen[0].done | seen[1].done) > 0)
+    assert untouched[5:].any() and (np.asarray(seen[0].goal) != np.asarray(seen[1].goal)).any()
+    for name in ("log_prob", "value", "action"):
+        a, b = (np.asarray(getattr(s, name))[untouched] for s in seen)
+        np.testing.assert_array_equal(a, b)
+
+
+def test_inputs_follow_the_end_of_a_trial(tasks):
+    env, params = make_world(TINY)
+    timestep, step = rl2.begin(env, params, jax.vmap(tasks.get_ruleset)(jnp.arange(8)), jax.random.split(jax.random.key(0), 8))
+    inputs = first_inputs(timestep, 6)
+    assert (inputs.action == 6).all() and not inputs.done.any()
+    for t in range(1, 13):
+        before, action = inputs, jnp.full(8, 1)
+        timestep = step(timestep, action)
+        inputs = next_inputs(inputs, action, timestep)
+        assert (inputs.done == (t == 12)).all() and (inputs.front == before.view[:, 3, 2]).all()
+    assert (timestep.state.step_num == 0).all() and (inputs.view == timestep.observation).all(), "what is seen belongs to the new trial"
+
+
+# Learning -----------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("gamma, gae_lambda", [(0.97, 0.95), (1.0, 1.0), (0.9, 0.0), (0.0, 0.5)])
+def test_advantages_equal_their_definition(gamma, gae_lambda):
+    random = np.random.default_rng(0)
+    reward, value, last = random.random((20, 3)), random.random((20, 3)), random.random(3)
+    following = np.vstack([value[1:], last])
+    expected = np.zeros((20, 3))
+    for t in range(20):
+        for k in range(t, 20):
+            expected[t] += (gamma * gae_lambda) ** (k - t) * (reward[k] + gamma * following[k] - value[k])
+    ours = ppo.advantages(*(jnp.asarray(x, jnp.float32) for x in (reward, value, last)), gamma, gae_lambda)
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
+
+
+def batch_of(t=6, b=8):
+    random = np.random.default_rng(1)
+    network = ActorCritic(SMALL, 5, 6, rngs=nnx.Rngs(0))
+    inputs, noise = some_inputs(t, b), lambda: jnp.asarray(random.normal(size=(t, b)), jnp.float32)
+    batch = ppo.Transition(
+        inputs=inputs, action=jnp.asarray(random.integers(0, 6, (t, b))), log_prob=noise() * 0.1 - 1.8, value=noise(), reward=noise(), done=inputs.done,
+        success=inputs.done, goal=jnp.asarray(random.integers(0, 15, (t, b, 5)), jnp.uint8))
+    return network, batch, noise(), noise()
+
+
+def touched(config, **changed):
+    "Which parts of the network get a gradient from the loss."
+    network, batch, advantage, target = batch_of()
+    structure, parameters = nnx.split(network)
+    slope = jax.grad(lambda p: ppo.loss(nnx.merge(structure, p), config, network.start(8), batch.replace(**changed), advantage, target)[0])(parameters)
+    return {name for name in slope if any((x != 0).any() for x in jax.tree.leaves(slope[name]))}
+
+
+def test_who_learns_from_which_part_of_the_loss():
+    shared = {"encoder", "event", "gru"}
+    everything = shared | {"attention", "shared", "actor", "critic", "belief"}
+    assert touched(PPOConfig()) == everything
+    assert touched(PPOConfig(belief_coef=0.0)) == everything - {"belief"}
+    assert touched(PPOConfig(vf_coef=0.0, belief_coef=0.0)) == everything - {"belief", "critic"}
+    only_belief = ppo.belief_loss
+    network, batch, *_ = batch_of()
+    structure, parameters = nnx.split(network)
+    slope = jax.grad(lambda p: only_belief(nnx.merge(structure, p)(batch.inputs, network.start(8)).belief, batch.goal))(parameters)
+    assert {name for name in slope if any((x != 0).any() for x in jax.tree.leaves(slope[name]))} == shared | {"belief"}
+
+
+def test_no_credit_beyond_the_clip():
+    "Ratios that have moved far enough in the good direction get no gradient; in the bad direction they still do."
+    old, advantage = jnp.zeros((1, 4)), jnp.array([[1., 1., -1., -1.]])
+    slope = jax.grad(lambda lp: ppo.actor_loss(lp, old, advantage, 0.2))(jnp.log(jnp.array([[1.3, 0.7, 1.3, 0.7]])))
+    assert slope[0, 0] == 0 and slope[0, 3] == 0 and slope[0, 1] < 0 < slope[0, 2]
+
+
+def test_belief_loss_of_certainty_and_of_ignorance():
+    goal = jnp.array([[[1, 5, 3, 0, 200]]], jnp.uint8)
+    assert np.isclose(ppo.belief_loss(jnp.zeros((1, 1, 5, 16)), goal), 5 * np.log(16), atol=1e-4)
+    assert ppo.belief_loss(100 * jax.nn.one_hot(jnp.minimum(goal, 15), 16), goal) < 1e-4
+
+
+def test_every_agent_is_in_every_epoch_once():
+    config = PPOConfig(num_minibatches=4, update_epochs=3)
+    parts = np.asarray(ppo.deal(jax.random.key(0), config, 32)).reshape(3, 32)
+    assert (np.sort(parts) == np.arange(32)).all() and (parts[0] != parts[1]).any()
+
+
+def test_it_learns_to_fetch_the_one_object():
+    "One object, always wanted: an agent that learns at all solves nearly every trial of a short training."
+    one = demo.hold_tasks(demo.OBJECTS[:1], 10, objects_per_task=1)
+    config = dataclasses.replace(TINY, total_steps=120_000, num_envs=64, steps_per_task=64, steps_per_update=32, ppo=PPOConfig(num_minibatches=8))
+    state, metrics = rl2.start_run(config), []
+    for _ in range(config.rounds):
+        state, row = rl2.make_round(config)(state, one)
+        metrics.append(jax.device_get(row))
+    assert metrics[0]["success"] < 0.5 and np.mean([m["success"] for m in metrics[-3:]]) > 0.8
+    assert metrics[-1]["belief_nats"] < 0.2 * metrics[0]["belief_nats"]
+    assert metrics[-1]["trial_steps"] < 0.7 * metrics[0]["trial_steps"]
+
+
+def test_metrics_of_a_round():
+    averaged = rl2._averaged({"trials": jnp.array([1., 3.]), "return": jnp.array([1., 0.]), "success": jnp.array([1., 0.]), "trial_steps": jnp.array([8., 4.]),
+                              "entropy": jnp.array([1., 3.])})
+    assert {k: float(v) for k, v in averaged.items()} == {"trials": 4, "return": 0.25, "success": 0.25, "trial_steps": 5, "entropy": 2, "success_first": 1,
+                                                          "success_last": 0}
+
+
+# Runs ---------------------------------------------------------------------------------------------------------------------------------
+
+def test_a_run_keeps_what_it_promises(finished):
+    out, config = Path(finished.agent.config.out), finished.agent.config
+    rows = read_metrics(out / "metrics.jsonl")
+    assert rows == finished.metrics and [r["steps"] for r in rows] == [config.steps_per_round * (i + 1) for i in range(config.rounds)]
+    assert finished.checkpoint == out.absolute() / "checkpoints" / str(rows[-1]["steps"]) and finished.checkpoint.is_dir()
+    assert (out / "training.png").stat().st_size > 5000 and rl2.from_dict(json.loads((out / "config.json").read_text())) == config
+    assert all(0 <= r["success"] <= 1 and r["trials"] > 0 for r in rows)
+
+
+def test_the_same_seed_gives_the_same_agent(finished, tasks, tmp_path):
+    same = train(dataclasses.replace(TINY, out=str(tmp_path / "same")), tasks, progress=False).agent
+    other = train(dataclasses.replace(TINY, out=str(tmp_path / "other"), seed=1), tasks, progress=False).agent
+    assert equal(same.parameters, finished.agent.parameters) and not equal(other.parameters, finished.agent.parameters)
+
+
+@pytest.mark.parametrize("how", ["signal", "exception"])
+def test_interrupted_and_resumed_is_uninterrupted(how, finished, tasks, tmp_path, capsys):
+    config = dataclasses.replace(TINY, out=str(tmp_path / "run"))
+
+    def stop(row):
+        if row["steps"] == 5 * config.steps_per_round:
+            if how == "exception":
+                raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    half = train(config, tasks, progress=False, on_round=stop)
+    assert half.interrupted and half.agent.steps == 5 * config.steps_per_round and str(half.checkpoint) in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is before
+    assert equal(load_agent(config.out).parameters, half.agent.parameters)
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"steps": 6400, "ret')
+    whole = train(config, tasks, progress=False, resume=True)
+    assert not whole.interrupted and equal(whole.agent.parameters, finished.agent.parameters)
+    timeless = lambda rows: [{k: v for k, v in r.items() if k != "seconds"} for r in rows]
+    assert timeless(read_metrics(tmp_path / "run" / "metrics.jsonl")) == timeless(finished.metrics)
+    seconds = [r["seconds"] for r in whole.metrics]
+    assert seconds == sorted(seconds)
+
+
+def test_a_second_ctrl_c_leaves_the_checkpoints_before_it(tasks, tmp_path):
+    config = dataclasses.replace(TINY, out=str(tmp_path / "run"), checkpoint_minutes=0.0)
+
+    def twice(row):
+        if row["steps"] == 4 * config.steps_per_round:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    stopped = train(config, tasks, progress=False, on_round=twice)
+    assert stopped.interrupted
+    steps = Checkpoints(tmp_path / "run" / "checkpoints").steps()
+    assert steps == [config.steps_per_round * k for k in (2, 3, 4)], "the last three stay"
+    assert load_agent(config.out, steps[0]).steps == steps[0]
+
+
+def test_a_run_that_diverges_says_so_and_keeps_the_good_checkpoint(tasks, tmp_path, monkeypatch):
+    config = dataclasses.replace(TINY, out=str(tmp_path / "run"), checkpoint_minutes=0.0)
+    good, calls = rl2.make_round(config), []
+
+    def broken(state, benchmark):
+        state, metrics = good(state, benchmark)
+        calls.append(1)
+        return state, {**metrics, "critic_loss": jnp.where(len(calls) == 3, jnp.nan, metrics["critic_loss"])}
+
+    monkeypatch.setattr(rl2, "make_round", lambda config: broken)
+    with pytest.raises(FloatingPointError, match="lower ppo.lr"):
+        train(config, tasks, progress=False)
+    assert load_agent(config.out).steps == 2 * config.steps_per_round
+
+
+def test_resuming_something_else_is_refused(finished, tasks):
+    config = finished.agent.config
+    with pytest.raises(CheckpointError, match=r"another network.memory, ppo.lr, seed"):
+        train(dataclasses.replace(config, seed=3, ppo=dataclasses.replace(config.ppo, lr=1e-4), network=dataclasses.replace(config.network, memory=8)), tasks, resume=True)
+    with pytest.raises(CheckpointError, match="other tasks"):
+        train(config, demo.hold_tasks(demo.OBJECTS, 20), resume=True)
+    with pytest.raises(FileExistsError, match="resume it"):
+        train(config, tasks)
+    assert read_metrics(config.out + "/metrics.jsonl") == finished.metrics, "a refusal changes nothing"
+
+
+def test_a_finished_run_can_be_prolonged(finished, tasks, tmp_path):
+    import shutil
+    shutil.copytree(finished.agent.config.out, tmp_path / "run")
+    longer = dataclasses.replace(finished.agent.config, out=str(tmp_path / "run"), total_steps=24_000)
+    assert train(longer, tasks, progress=False, resume=True).agent.steps == longer.rounds * longer.steps_per_round > finished.agent.steps
+
+
+@pytest.mark.parametrize("changes, words", [
+    (dict(steps_per_task=50), "multiple of steps_per_update"), (dict(num_envs=30), "multiple of ppo.num_minibatches"), (dict(total_steps=100), "raise the one"),
+    (dict(held_out=1.5), "share"), (dict(num_envs=0), "at least 1")])
+def test_wrong_configurations(changes, words):
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(TINY, **changes)
+
+
+def test_wrong_worlds_and_benchmarks():
+    with pytest.raises(ValueError, match="trivial-1m"):
+        rl2.load_tasks(dataclasses.replace(TINY, benchmark="no-such"))
+    with pytest.raises(ValueError, match="no rulesets"):
+        make_world(dataclasses.replace(TINY, env_id="MiniGrid-Empty-8x8"))
+
+
+def test_held_out_goals_are_not_trained_on(tmp_path):
+    from xland_minigrid.benchmarks import generate_benchmark
+    generate_benchmark("trivial", n=3000).save(tmp_path / "tasks.safetensors")
+    training, test = rl2.load_tasks(dataclasses.replace(TINY, benchmark=str(tmp_path / "tasks.safetensors"), held_out=0.2))
+    assert len(training) + len(test) == 3000 and 0.15 < len(test) / 3000 < 0.25
+    assert not set(training.goal_ids()) & set(test.goal_ids())
+
+
+def test_the_command_line_sets_every_field():
+    tyro = pytest.importorskip("tyro")
+    config = tyro.cli(TrainConfig, args=["--num-envs", "64", "--ppo.lr", "3e-4", "--network.memory", "32", "--max-steps", "20", "--ppo.no-anneal"])
+    assert (config.num_envs, config.ppo.lr, config.network.memory, config.max_steps, config.ppo.anneal) == (64, 3e-4, 32, 20, False)
+
+
+def test_heavy_packages_wait_until_they_are_needed():
+    code = ("import sys, xland_minigrid.baselines.demo\n"
+            "print([m for m in ('orbax', 'tyro', 'matplotlib', 'ipywidgets', 'xland_minigrid.viz.player') if m in sys.modules])")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+# Checkpoints --------------------------------------------------------------------------------------------------------------------------
+
+def test_a_checkpoint_is_whole_or_refused(tmp_path):
+    tree = {"w": jnp.arange(1000.), "key": jax.random.key(1), "n": jnp.int32(2)}
+    kept = Checkpoints(tmp_path / "c", keep=2)
+    for step in (10, 20, 30):
+        kept.save(step, tree, {"step": step})
+    assert kept.steps() == [20, 30] and kept.record()["about"] == {"step": 30} and "jax" in kept.record()["versions"]
+    data = max((kept.path(30) / "state").rglob("*"), key=lambda f: f.stat().st_size if f.is_file() else 0)
+    data.write_bytes(data.read_bytes()[:-40] + bytes(40))
+    with pytest.raises(CheckpointError, match="damaged.*older"):
+        kept.load(tree)
+    loaded, _ = kept.load(tree, 20)
+    assert equal(loaded["w"], tree["w"]) and equal(jax.random.key_data(loaded["key"]), jax.random.key_data(tree["key"]))
+    for file in (kept.path(20) / "record").rglob("*"):
+        if file.is_file():
+            file.write_text("{")
+    with pytest.raises(CheckpointError, match="damaged"):
+        kept.load(tree, 20)
+
+
+def test_checkpoints_that_are_not_there_or_do_not_fit(tmp_path):
+    kept = Checkpoints(tmp_path / "c")
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        kept.load({})
+    assert not (tmp_path / "c").exists(), "looking makes no folders"
+    kept.save(1, {"w": jnp.zeros(3)})
+    (tmp_path / "c" / "7.orbax-checkpoint-tmp").mkdir()
+    assert kept.steps() == [1], "a half-written checkpoint does not count"
+    for like, words in (({"w": jnp.zeros(4)}, r"\(3,\) in the checkpoint"), ({"v": jnp.zeros(3)}, "has no"), ({"w": jnp.zeros(3, jnp.int32)}, "float32")):
+        with pytest.raises(CheckpointError, match=words):
+            kept.load(like)
+    with pytest.raises(CheckpointError, match="there are 1"):
+        kept.load({"w": jnp.zeros(3)}, 5)
+    with pytest.raises(ValueError, match="at least one"):
+        Checkpoints(tmp_path, keep=0)
+
+
+# Evaluation ---------------------------------------------------------------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Slow:
+    "Solves even-numbered columns of the batch by chance only and never acts in the others: half of the tasks take all the time there is."
+    def start(self, batch):
+        return jnp.arange(batch) % 2 == 0
+
+    def act(self, parameters, inputs, memory, keys):
+        random = jax.vmap(lambda key: jax.random.randint(key, (), 0, 6))(keys)
+        return jnp.where(memory, random, 1), memory
+
+
+def test_slow_tasks_count_as_much_as_fast_ones(tasks):
+    world = make_world(TINY)
+    found = evaluate(Slow(), tasks, world=world, num_trials=3, num_tasks=100)
+    assert found.steps.shape == (100, 3) and len(set(found.task_ids)) == 100
+    assert (found.steps[1::2] == 12).all() and (found.success[1::2] == 0).all() and found.success[::2].any()
+
+
+def test_evaluation_equals_playing_every_task_by_hand(tasks):
+    "One task at a time, without batch and auto-reset, with the same random numbers."
+    env, params = make_world(TINY)
+    found = evaluate(RandomPolicy(), tasks, world=(env, params), num_trials=3, num_tasks=12, seed=4)
+    reset, step = jax.jit(env._env.reset), jax.jit(env._env.step)
+    draw = jax.jit(lambda key, t: jax.random.randint(jax.random.fold_in(key, t), (), 0, 6))
+    for row, (task, key) in enumerate(zip(found.task_ids, jax.random.split(jax.random.key(4), 12))):
+        reset_key, act_key = jax.random.split(key)
+        own = params.replace(ruleset=tasks.get_ruleset(task))
+        timestep, t = reset(own, reset_key), 0
+        for trial in range(3):
+            while not timestep.last():
+                timestep, t = step(own, timestep, draw(act_key, t)), t + 1
+            assert found.steps[row, trial] == timestep.state.step_num and found.success[row, trial] == (timestep.discount == 0)
+            np.testing.assert_allclose(found.returns[row, trial], timestep.reward, rtol=1e-6)
+            timestep = reset(own, timestep.state.key)
+
+
+def test_batches_and_order_do_not_matter(finished, tasks):
+    whole, parts = (evaluate(finished.agent, tasks, num_trials=2, num_tasks=50, batch=b) for b in (50, 16))
+    assert (whole.task_ids == parts.task_ids).all() and (whole.steps == parts.steps).mean() > 0.95
+    assert (evaluate(finished.agent, tasks, num_trials=2, num_tasks=None).task_ids.size) == 300
+
+
+def test_greedy_is_greedy(finished, tasks):
+    policy = NetworkPolicy(finished.agent.structure, 16, greedy=True)
+    inputs = jax.tree.map(lambda x: x[0], some_inputs(1, 5))
+    action, _ = policy.act(finished.agent.parameters, inputs, policy.start(5), jax.random.split(jax.random.key(0), 5))
+    assert (action == ppo.think(finished.agent.network(), inputs, policy.start(5)).logits.argmax(-1)).all()
+
+
+def test_intervals_cover_the_truth():
+    random = np.random.default_rng(0)
+    covered = [low <= 0.3 <= high for low, high in (bootstrap_mean(random.random(200) < 0.3, 400, seed=i)[1:] for i in range(200))]
+    assert 0.90 <= np.mean(covered) <= 0.99
+    covered = [low <= 0.2 <= high for low, high in (bootstrap_quantile(random.random(200), 0.2, 400, seed=i)[1:] for i in range(200))]
+    assert 0.88 <= np.mean(covered) <= 0.99
+    mean, low, high = bootstrap_mean(np.ones((30, 4)))
+    assert (mean == 1).all() and (low == 1).all() and (high == 1).all()
+
+
+def test_per_trial_and_overall():
+    won = np.array([[0., 1.], [1., 1.], [0., 1.], [1., 1.]])
+    e = Evaluation(won, 12 - 6 * won, 0.5 * won, np.arange(4))
+    curve, overall = e.per_trial(), e.overall()
+    assert curve["success"].tolist() == [0.5, 1.0] and curve["steps"].tolist() == [9, 6] and curve["success_lo"][1] == 1 > curve["success_lo"][0]
+    assert overall["return"][0] == 0.375 and overall["return_p20"][0] == 0.25
+    lines = table({"a": e, "b": e}).splitlines()
+    assert lines[2].split()[:3] == ["1", "50%", "9.0"] and len(lines) == 2 + 2 + 2
+
+
+@pytest.mark.parametrize("call", [lambda t: evaluate(RandomPolicy(), t), lambda t: evaluate(new_agent(TINY), t, num_trials=0),
+                                  lambda t: evaluate(new_agent(TINY), t, num_tasks=0), lambda t: bootstrap_mean([]), lambda t: bootstrap_quantile([])])
+def test_wrong_evaluations(call, tasks):
+    with pytest.raises(ValueError):
+        call(tasks)
+
+
+def test_watching_shows_what_an_agent_lives_through(finished, tasks):
+    moments = watch(finished.agent, tasks.get_ruleset(3), num_trials=3, seed=1)
+    assert [m.trial for m in moments] == sorted(m.trial for m in moments) and sum(m.timestep.last() for m in moments) == 3
+    for before, after in zip(moments, moments[1:]):
+        steps = int(before.timestep.state.step_num), int(after.timestep.state.step_num)
+        assert steps[1] == (0 if before.timestep.last() else steps[0] + 1)
+    np.testing.assert_allclose(belief_over(moments[0].belief, demo.OBJECTS).sum(), 1)
+
+
+# The demonstration --------------------------------------------------------------------------------------------------------------------
+
+def test_no_training_task_contains_a_held_out_object():
+    held = demo.held_out_objects()
+    training, test = demo.hold_tasks(demo.OBJECTS[~held], 5000), demo.hold_tasks(demo.OBJECTS[held], 1000)
+    names = lambda b: {tuple(o) for o in np.asarray(b.init_tiles).reshape(-1, 2)}
+    assert len(names(training)) == 48 and len(names(test)) == 12 and not names(training) & names(test)
+    counts = np.unique(np.asarray(training.goals)[:, 1:3], axis=0, return_counts=True)[1]
+    assert len(counts) == 48 and counts.min() > 60, "every object is wanted about equally often"
+    with pytest.raises(ValueError, match="give more"):
+        demo.hold_tasks(demo.OBJECTS[:2], 10)
+
+
+def test_demo_resumes_what_was_interrupted_and_replaces_what_was_finished(tmp_path, monkeypatch, capsys):
+    plan = demo.demo_plan(tmp_path / "demo", fast=True)
+    real, stop = demo.train, lambda row: signal.raise_signal(signal.SIGINT)
+    monkeypatch.setattr(demo, "train", lambda *args, **kwargs: real(*args, **kwargs, on_round=stop))
+    with pytest.raises(KeyboardInterrupt):
+        demo.run_demo(tmp_path / "demo", fast=True, progress=False)
+    monkeypatch.setattr(demo, "train", real)
+    results = demo.run_demo(tmp_path / "demo", fast=True, progress=False)
+    assert results["steps"] == plan.config.rounds * plan.config.steps_per_round and results["sentence"] in capsys.readouterr().out
+    assert json.loads((tmp_path / "demo" / "results.json").read_text())["per_trial"].keys() == {"RL² agent", "random"}
+    (tmp_path / "demo" / "mine.txt").write_text("not the demo's")
+    assert not demo._make_way(plan.config), "finished: begin anew"
+    assert sorted(p.name for p in (tmp_path / "demo").iterdir()) == ["mine.txt"]
+
+
+@pytest.mark.slow
+def test_the_demonstration_adapts(tmp_path):
+    results = demo.run_demo(tmp_path / "demo", progress=False)
+    curve = results["per_trial"]["RL² agent"]
+    assert results["adapted"], results["sentence"]
+    assert curve["success"][-1] >= curve["success"][0] + 0.15 and curve["steps"][-1] <= 0.7 * curve["steps"][0]
+    assert curve["success_lo"][-1] > curve["success_hi"][0] and curve["steps_hi"][-1] < curve["steps_lo"][0]
+    assert max(results["per_trial"]["random"]["success"]) < 0.25
+
+
+@pytest.mark.slow
+def test_without_memory_there_is_no_adaptation(tmp_path):
+    "The same agent, its memory wiped before every step: the later trials are like the first."
+    @dataclasses.dataclass(frozen=True)
+    class Forgetful(NetworkPolicy):
+        def act(self, parameters, inputs, memory, keys):
+            return super().act(parameters, inputs, jnp.zeros_like(memory), keys)[0], memory
+
+    plan = demo.demo_plan(tmp_path / "demo", steps=1_500_000)
+    held = demo.held_out_objects()
+    agent = train(plan.config, demo.hold_tasks(demo.OBJECTS[~held], plan.train_tasks), progress=False).agent
+    test = demo.hold_tasks(demo.OBJECTS[held], 500, seed=1)
+    world, rulesets = make_world(plan.config), test
+    from xland_minigrid.baselines.evaluation import play_trials
+    tally, _ = play_trials(Forgetful(agent.structure, plan.config.network.memory), world[0], 10, agent.parameters, world[1],
+                           jax.vmap(rulesets.get_ruleset)(jnp.arange(500)), jax.random.split(jax.random.key(0), 500))
+    wiped = np.asarray(tally.success).mean(0)
+    whole = evaluate(agent, test, world=world).success.mean(0)
+    assert whole[-3:].mean() > whole[0] + 0.1 and abs(wiped[-3:].mean() - wiped[:3].mean()) < 0.06
