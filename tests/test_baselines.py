@@ -50,16 +50,17 @@ def some_inputs(t, b, view_size=5, seed=0):
 
 # The network --------------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("view_size", [3, 5, 7])
-@pytest.mark.parametrize("event, attention", [(8, True), (0, False)])
+@pytest.mark.parametrize("view_size, event, attention", [(3, 8, True), (5, 8, False), (7, 0, True)])
 def test_shapes_and_one_step_at_a_time(view_size, event, attention):
     network = ActorCritic(dataclasses.replace(SMALL, event=event, attention=attention), view_size, 6, rngs=nnx.Rngs(0))
     inputs = some_inputs(4, 3, view_size)
-    out = network(inputs, network.start(3))
+    structure, parameters = nnx.split(network)
+    out = jax.jit(lambda p: nnx.merge(structure, p)(inputs, network.start(3)))(parameters)
+    think = jax.jit(lambda p, *args: ppo.think(nnx.merge(structure, p), *args))
     assert (out.logits.shape, out.value.shape, out.belief.shape, out.memory.shape) == ((4, 3, 6), (4, 3), (4, 3, 5, 16), (3, 16))
     memory = network.start(3)
     for t in range(4):
-        one = ppo.think(network, jax.tree.map(lambda x: x[t], inputs), memory)
+        one = think(parameters, jax.tree.map(lambda x: x[t], inputs), memory)
         memory = one.memory
         np.testing.assert_allclose(one.logits, out.logits[t], atol=1e-5)
         np.testing.assert_allclose(one.value, out.value[t], atol=1e-5)
@@ -71,7 +72,7 @@ def test_gradient_of_the_memory(steps, batch, units):
     k = jax.random.split(jax.random.key(steps), 4)
     x, h, u = jax.random.normal(k[0], (steps, batch, 3 * units)), jax.random.normal(k[1], (batch, units)), jax.random.normal(k[2], (units, 3 * units))
     w = jax.random.normal(k[3], (steps, batch, units))
-    for a, b in zip(*(jax.grad(lambda *args: (f(*args) ** 2 * w).sum(), (0, 1, 2))(x, h, u) for f in (recur, recur_plain))):
+    for a, b in zip(*(jax.jit(jax.grad(lambda *args: (f(*args) ** 2 * w).sum(), (0, 1, 2)))(x, h, u) for f in (recur, recur_plain))):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -79,12 +80,14 @@ def test_every_input_counts_and_memory_carries():
     "A network that ignored one of its inputs would still train, only badly."
     network = ActorCritic(SMALL, 5, 6, rngs=nnx.Rngs(0))
     inputs = some_inputs(1, 1)
-    base = network(inputs, network.start(1)).value
+    structure, parameters = nnx.split(network)
+    network_value = jax.jit(lambda inputs, memory: nnx.merge(structure, parameters)(inputs, memory).value)
+    base = network_value(inputs, network.start(1))
     changes = dict(view=inputs.view.at[0, 0, 0, 0].set(9), direction=(inputs.direction + 1) % 4, action=(inputs.action + 1) % 7, reward=inputs.reward + 1,
                    done=~inputs.done, front=inputs.front + 1)
     for name, value in changes.items():
-        assert network(inputs.replace(**{name: value}), network.start(1)).value != base, name
-    assert network(inputs, network.start(1) + 0.5).value != base
+        assert network_value(inputs.replace(**{name: value}), network.start(1)) != base, name
+    assert network_value(inputs, network.start(1) + 0.5) != base
 
 
 def test_the_policy_never_sees_the_goal(tasks):
@@ -108,7 +111,7 @@ def test_the_policy_never_sees_the_goal(tasks):
 def test_inputs_follow_the_end_of_a_trial(tasks):
     env, params = make_world(TINY)
     timestep, step = rl2.begin(env, params, jax.vmap(tasks.get_ruleset)(jnp.arange(8)), jax.random.split(jax.random.key(0), 8))
-    inputs = first_inputs(timestep, 6)
+    inputs, step = first_inputs(timestep, 6), jax.jit(step)
     assert (inputs.action == 6).all() and not inputs.done.any()
     for t in range(1, 13):
         before, action = inputs, jnp.full(8, 1)
@@ -143,11 +146,11 @@ def batch_of(t=6, b=8):
     return network, batch, noise(), noise()
 
 
-def touched(config, **changed):
+def touched(config):
     "Which parts of the network get a gradient from the loss."
     network, batch, advantage, target = batch_of()
     structure, parameters = nnx.split(network)
-    slope = jax.grad(lambda p: ppo.loss(nnx.merge(structure, p), config, network.start(8), batch.replace(**changed), advantage, target)[0])(parameters)
+    slope = jax.jit(jax.grad(lambda p: ppo.loss(nnx.merge(structure, p), config, network.start(8), batch, advantage, target)[0]))(parameters)
     return {name for name in slope if any((x != 0).any() for x in jax.tree.leaves(slope[name]))}
 
 
@@ -157,10 +160,9 @@ def test_who_learns_from_which_part_of_the_loss():
     assert touched(PPOConfig()) == everything
     assert touched(PPOConfig(belief_coef=0.0)) == everything - {"belief"}
     assert touched(PPOConfig(vf_coef=0.0, belief_coef=0.0)) == everything - {"belief", "critic"}
-    only_belief = ppo.belief_loss
     network, batch, *_ = batch_of()
     structure, parameters = nnx.split(network)
-    slope = jax.grad(lambda p: only_belief(nnx.merge(structure, p)(batch.inputs, network.start(8)).belief, batch.goal))(parameters)
+    slope = jax.jit(jax.grad(lambda p: ppo.belief_loss(nnx.merge(structure, p)(batch.inputs, network.start(8)).belief, batch.goal)))(parameters)
     assert {name for name in slope if any((x != 0).any() for x in jax.tree.leaves(slope[name]))} == shared | {"belief"}
 
 
@@ -336,8 +338,11 @@ def test_a_checkpoint_is_whole_or_refused(tmp_path):
     for step in (10, 20, 30):
         kept.save(step, tree, {"step": step})
     assert kept.steps() == [20, 30] and kept.record()["about"] == {"step": 30} and "jax" in kept.record()["versions"]
-    data = max((kept.path(30) / "state").rglob("*"), key=lambda f: f.stat().st_size if f.is_file() else 0)
-    data.write_bytes(data.read_bytes()[:-40] + bytes(40))
+    for file in (kept.path(30) / "state").rglob("*"):
+        if file.is_file() and file.stat().st_size > 200:
+            content = bytearray(file.read_bytes())
+            content[100:160] = bytes(60)
+            file.write_bytes(content)
     with pytest.raises(CheckpointError, match="damaged.*older"):
         kept.load(tree)
     loaded, _ = kept.load(tree, 20)
@@ -392,7 +397,7 @@ def test_evaluation_equals_playing_every_task_by_hand(tasks):
     found = evaluate(RandomPolicy(), tasks, world=(env, params), num_trials=3, num_tasks=12, seed=4)
     reset, step = jax.jit(env._env.reset), jax.jit(env._env.step)
     draw = jax.jit(lambda key, t: jax.random.randint(jax.random.fold_in(key, t), (), 0, 6))
-    for row, (task, key) in enumerate(zip(found.task_ids, jax.random.split(jax.random.key(4), 12))):
+    for row, (task, key) in enumerate(zip(found.task_ids[:6], jax.random.split(jax.random.key(4), 12))):
         reset_key, act_key = jax.random.split(key)
         own = params.replace(ruleset=tasks.get_ruleset(task))
         timestep, t = reset(own, reset_key), 0

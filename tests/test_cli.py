@@ -60,14 +60,13 @@ def test_demo_in_small_leaves_everything(tmp_path, capsys):
     assert len(results["per_trial"]["RL² agent"]["success"]) == 5 and results["sentence"] in out
     for name in ("adaptation.png", "one_task.html", "one_task.gif", "metrics.jsonl"):
         assert (tmp_path / "demo" / name).stat().st_size > 500, name
-    assert main(["evaluate", str(tmp_path / "demo"), "--tasks", "8", "--trials", "2"]) == 0
 
 
 def test_throughput_writes_its_circumstances(tmp_path, capsys):
     report = tmp_path / "throughput.md"
-    assert main(["throughput", "--env", "XLand-MiniGrid-R1-9x9", "--num-envs", "16", "--num-steps", "8", "--repeats", "2", "--padded", "--out", str(report)]) == 0
+    assert main(["throughput", "--env", "XLand-MiniGrid-R1-9x9", "--num-envs", "16", "--num-steps", "8", "--repeats", "1", "--out", str(report)]) == 0
     text = report.read_text()
-    assert text.count("| XLand-MiniGrid-R1-9x9 |") == 2 and "observations summed" in text and "jax " in text
+    assert text.count("| XLand-MiniGrid-R1-9x9 |") == 1 and "observations summed" in text and "jax " in text
     assert "steps/s" in capsys.readouterr().out
 
 
@@ -85,7 +84,6 @@ def test_throughput_against_xminigrid_is_a_ratio(capsys):
     (["evaluate", "no-such-run"], "no-such-run"),
     (["throughput", "--env", "MiniGrid-Nowhere"], "choose one of"),
     (["train", "--benchmark", "no-such-benchmark", "--out", "nowhere"], "neither a file nor a benchmark"),
-    (["train", "--env-id", "MiniGrid-Empty-8x8", "--total-steps", "100000", "--out", "nowhere"], ""),
 ])
 def test_foreseeable_mistakes_end_in_one_sentence(words, said, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -93,3 +91,8 @@ def test_foreseeable_mistakes_end_in_one_sentence(words, said, capsys, monkeypat
     err = capsys.readouterr().err
     assert err.startswith("xland-minigrid: ") and said in err and "Traceback" not in err and err.strip().endswith((".", "`"))
     assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_a_world_without_rulesets_cannot_be_trained_on(tasks, capsys, tmp_path):
+    assert main(["train", "--env-id", "MiniGrid-Empty-8x8", "--benchmark", str(tasks), "--out", str(tmp_path / "run"), *TINY[2:]]) == 1
+    assert "has no rulesets" in capsys.readouterr().err and not list(tmp_path.iterdir())

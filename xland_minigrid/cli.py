@@ -36,11 +36,11 @@ def count(text: str) -> int:
 
 # %% ../nbs/90_cli.ipynb #66545986
 def _generate(args) -> None:
-    from xland_minigrid.benchmarks.benchmark import generate_benchmark
+    from xland_minigrid.benchmarks import generate_benchmark, recipe_of
     begin = time.perf_counter()
     made = generate_benchmark(args.preset, n=args.n, seed=args.seed, progress=True)
     seconds = time.perf_counter() - begin
-    made.save(args.out)
+    made.save(args.out, recipe_of(args.preset, args.seed))
     print(f"{made.num_rulesets():,} tasks made in {seconds:.1f} s, kept in {args.out} ({args.out.stat().st_size / 1e6:.1f} MB)")
 
 def _info(args) -> None:
@@ -75,7 +75,7 @@ def _throughput(args) -> None:
     rows = []
     for case in _cases(args):
         own = [e for e in engines if case.tasks is not None or e != "xland_minigrid padded"]
-        rows += t.measure(case, tuple(own), args.repeats)
+        rows += t.measure(case, tuple(own), args.repeats, compile_turns=min(3, args.repeats))
         print(t.format_rows(rows[-len(own):]), flush=True)
     print(t.circumstances())
     if args.out is not None:

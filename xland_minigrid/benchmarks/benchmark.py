@@ -158,9 +158,12 @@ class Benchmark(PyTreeNode):
         "The same tasks as JAX arrays on a device, JAX's default one unless named."
         return jax.device_put(self, device)
 
-    def save(self, path) -> Path:
-        "Write the tasks to a file for `load_benchmark_from_path`; all of it appears or nothing. Returns the path."
-        return _write(path, self, recipe=None)
+    def save(self, path, recipe: Recipe | None = None) -> Path:
+        """Write the tasks to a file for `load_benchmark_from_path`; all of it appears or nothing. Returns the path.
+
+        `recipe` is kept in the file's manifest: give it when these are the first tasks of that recipe.
+        """
+        return _write(path, self, recipe)
 
     def _rows(self, numbers) -> "Benchmark":
         return jax.tree.map(lambda a: a[np.asarray(numbers) if isinstance(a, np.ndarray) else numbers], self)
