@@ -96,11 +96,14 @@ def test_the_policy_never_sees_the_goal(tasks):
     network = new_agent(TINY).network()
     rulesets = jax.vmap(tasks.get_ruleset)(jnp.arange(64))
     changed = rulesets.replace(goal=rulesets.goal.at[:, 1:3].set(rulesets.init_tiles[:, 1]))
-    keys, seen = jax.random.split(jax.random.key(0), 64), []
-    for r in (rulesets, changed):
-        timestep, step = rl2.begin(env, params, r, keys)
+
+    @jax.jit
+    def ten_steps(rulesets):
+        timestep, step = rl2.begin(env, params, rulesets, jax.random.split(jax.random.key(0), 64))
         play = ppo.Play(timestep, first_inputs(timestep, 6), network.start(64), jax.random.key(1))
-        seen.append(jax.jit(lambda play: ppo.collect(network, step, play, 10)[1])(play))
+        return ppo.collect(network, step, play, 10)[1]
+
+    seen = [ten_steps(r) for r in (rulesets, changed)]
     untouched = ~(np.cumsum(seen[0].done | seen[1].done, 0) - (seen[0].done | seen[1].done) > 0)
     assert untouched[5:].any() and (np.asarray(seen[0].goal) != np.asarray(seen[1].goal)).any()
     for name in ("log_prob", "value", "action"):
@@ -110,15 +113,24 @@ def test_the_policy_never_sees_the_goal(tasks):
 
 def test_inputs_follow_the_end_of_a_trial(tasks):
     env, params = make_world(TINY)
-    timestep, step = rl2.begin(env, params, jax.vmap(tasks.get_ruleset)(jnp.arange(8)), jax.random.split(jax.random.key(0), 8))
-    inputs, step = first_inputs(timestep, 6), jax.jit(step)
-    assert (inputs.action == 6).all() and not inputs.done.any()
-    for t in range(1, 13):
-        before, action = inputs, jnp.full(8, 1)
-        timestep = step(timestep, action)
-        inputs = next_inputs(inputs, action, timestep)
-        assert (inputs.done == (t == 12)).all() and (inputs.front == before.view[:, 3, 2]).all()
-    assert (timestep.state.step_num == 0).all() and (inputs.view == timestep.observation).all(), "what is seen belongs to the new trial"
+
+    @jax.jit
+    def turn_on_the_spot(keys):
+        timestep, step = rl2.begin(env, params, jax.vmap(tasks.get_ruleset)(jnp.arange(8)), keys)
+
+        def turn(carry, _):
+            timestep = step(carry[0], jnp.full(8, 1))
+            carry = timestep, next_inputs(carry[1], jnp.full(8, 1), timestep)
+            return carry, carry
+
+        first = first_inputs(timestep, 6)
+        return first, jax.lax.scan(turn, (timestep, first), length=12)[1]
+
+    first, (timesteps, inputs) = turn_on_the_spot(jax.random.split(jax.random.key(0), 8))
+    assert (first.action == 6).all() and not first.done.any() and (inputs.action == 1).all()
+    assert (inputs.done == (jnp.arange(12) == 11)[:, None]).all()
+    assert (inputs.front[1:] == inputs.view[:-1, :, 3, 2]).all() and (inputs.front[0] == first.view[:, 3, 2]).all()
+    assert (timesteps.state.step_num[-1] == 0).all() and (inputs.view == timesteps.observation).all(), "what is seen belongs to the new trial"
 
 
 # Learning -----------------------------------------------------------------------------------------------------------------------------
@@ -288,11 +300,10 @@ def test_resuming_something_else_is_refused(finished, tasks):
     assert read_metrics(config.out + "/metrics.jsonl") == finished.metrics, "a refusal changes nothing"
 
 
-def test_a_finished_run_can_be_prolonged(finished, tasks, tmp_path):
-    import shutil
-    shutil.copytree(finished.agent.config.out, tmp_path / "run")
-    longer = dataclasses.replace(finished.agent.config, out=str(tmp_path / "run"), total_steps=24_000)
-    assert train(longer, tasks, progress=False, resume=True).agent.steps == longer.rounds * longer.steps_per_round > finished.agent.steps
+def test_a_finished_run_can_be_prolonged(finished, tasks):
+    longer = dataclasses.replace(finished.agent.config, total_steps=40_000, keep=7)
+    state = rl2._resumed(Checkpoints(Path(longer.out) / "checkpoints"), longer, rl2.digest(tasks))
+    assert int(state.round) == finished.agent.config.rounds < longer.rounds and equal(state.parameters, finished.agent.parameters)
 
 
 @pytest.mark.parametrize("changes, words", [
@@ -410,9 +421,9 @@ def test_evaluation_equals_playing_every_task_by_hand(tasks):
 
 
 def test_batches_and_order_do_not_matter(finished, tasks):
-    whole, parts = (evaluate(finished.agent, tasks, num_trials=2, num_tasks=50, batch=b) for b in (50, 16))
+    whole, parts = (evaluate(finished.agent, tasks, num_trials=2, num_tasks=None, batch=b) for b in (300, 128))
     assert (whole.task_ids == parts.task_ids).all() and (whole.steps == parts.steps).mean() > 0.95
-    assert (evaluate(finished.agent, tasks, num_trials=2, num_tasks=None).task_ids.size) == 300
+    assert sorted(whole.task_ids) == list(range(300)), "None means all"
 
 
 def test_greedy_is_greedy(finished, tasks):
@@ -471,16 +482,17 @@ def test_no_training_task_contains_a_held_out_object():
         demo.hold_tasks(demo.OBJECTS[:2], 10)
 
 
-def test_demo_resumes_what_was_interrupted_and_replaces_what_was_finished(tmp_path, monkeypatch, capsys):
+def test_demo_resumes_what_was_interrupted_and_replaces_what_was_finished(tmp_path, monkeypatch):
     plan = demo.demo_plan(tmp_path / "demo", fast=True)
     real, stop = demo.train, lambda row: signal.raise_signal(signal.SIGINT)
+    monkeypatch.setattr(demo, "_report", lambda plan, training, unseen, begun: training)
     monkeypatch.setattr(demo, "train", lambda *args, **kwargs: real(*args, **kwargs, on_round=stop))
     with pytest.raises(KeyboardInterrupt):
         demo.run_demo(tmp_path / "demo", fast=True, progress=False)
     monkeypatch.setattr(demo, "train", real)
-    results = demo.run_demo(tmp_path / "demo", fast=True, progress=False)
-    assert results["steps"] == plan.config.rounds * plan.config.steps_per_round and results["sentence"] in capsys.readouterr().out
-    assert json.loads((tmp_path / "demo" / "results.json").read_text())["per_trial"].keys() == {"RL² agent", "random"}
+    assert demo._make_way(plan.config), "unfinished: go on"
+    training = demo.run_demo(tmp_path / "demo", fast=True, progress=False)
+    assert training.agent.steps == plan.config.rounds * plan.config.steps_per_round and len(training.metrics) == plan.config.rounds
     (tmp_path / "demo" / "mine.txt").write_text("not the demo's")
     assert not demo._make_way(plan.config), "finished: begin anew"
     assert sorted(p.name for p in (tmp_path / "demo").iterdir()) == ["mine.txt"]
