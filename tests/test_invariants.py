@@ -253,7 +253,7 @@ def test_alone_in_a_batch_in_a_scan_and_on_many_devices(wrapper):
     devices = jax.devices()[:4]
     assert len(devices) == 4, "conftest.py forces four host devices"
     mesh, spec = Mesh(np.array(devices), ("worlds",)), PartitionSpec("worlds")
-    many = jax.jit(jax.shard_map(jax.vmap(one), mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False))(keys, actions)
+    many = jax.jit(jax.shard_map(jax.vmap(one), mesh=mesh, in_specs=(spec, spec), out_specs=spec))(keys, actions)
     assert len(many.reward.sharding.device_set) == 4
     assert_same(many, batch)
 

@@ -112,10 +112,8 @@ class GRU(nnx.Module):
     "A gated recurrent unit over sequences: `(T, B, inputs)` and a memory `(B, units)` to the memories after each step `(T, B, units)`."
 
     def __init__(self, inputs: int, units: int, *, rngs: nnx.Rngs):
-        self.from_input = dense(inputs, 3 * units, 1.0, rngs=rngs)
-        keep = np.zeros(3 * units, np.float32)
-        keep[units : 2 * units] = np.log(np.linspace(1, LONGEST, units))
-        self.from_input.bias[...] = jnp.asarray(keep)
+        patience = lambda key, shape, dtype, *_: jnp.zeros(shape, dtype).at[units : 2 * units].set(np.log(np.linspace(1, LONGEST, units)))
+        self.from_input = nnx.Linear(inputs, 3 * units, kernel_init=nnx.initializers.orthogonal(1.0), bias_init=patience, rngs=rngs)
         self.from_memory = dense(units, 3 * units, 1.0, rngs=rngs, bias=False)
 
     def __call__(self, x, h):

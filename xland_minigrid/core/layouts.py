@@ -123,7 +123,7 @@ def distinct(bits: jax.Array, size: int) -> jax.Array:
         shifted = jnp.concatenate([jnp.full((1,), -1, jnp.int32), taken[:-1]])
         return jnp.where(taken < value, taken, jnp.maximum(shifted, value)), value
 
-    start = jnp.full((n,), jnp.iinfo(jnp.int32).max // 2, jnp.int32)
+    start = jnp.full_like(ranks, jnp.iinfo(jnp.int32).max // 2)
     return jax.lax.scan(draw, start, ranks)[1]
 
 # %% ../../nbs/core/03_layouts.ipynb #c0817382

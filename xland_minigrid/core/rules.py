@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .actions import Actions, AgentState
+from .compact import vary_together
 from .grid import DIRECTIONS, inside
 from .struct import PyTreeNode, field_names
 from .tiles import EMPTY, END_OF_MAP, FLOOR, Tiles, pack_pairs, unpack
@@ -290,6 +291,6 @@ def react(words, action, pocket, patch, facing):
         pocket, patch = apply_match(word, match, pocket, patch)
         return index + 1, pocket, patch, found
 
-    start = (jnp.int32(0), pocket, patch, jnp.bool_(True))
+    start = vary_together((jnp.int32(0), pocket, patch, jnp.bool_(True)), words, action, facing)
     _, pocket, patch, _ = jax.lax.while_loop(lambda carry: carry[3], body, start)
     return pocket, patch

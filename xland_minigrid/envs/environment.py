@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.actions import NUM_ACTIONS, AgentState, act, face
-from ..core.compact import where_needed
+from ..core.compact import vary_together, where_needed
 from ..core.goals import goal_reached
 from ..core.grid import inside
 from ..core.observation import hide, look
@@ -216,9 +216,9 @@ class Environment(abc.ABC):
         state = self._generate_problem(params, key)
         agent = state.agent
         view = look(state.cells, agent.position, agent.direction, params.view_size)[:-1]
-        return TimeStep(
+        return vary_together(TimeStep(
             state=state, step_type=jnp.asarray(StepType.FIRST), reward=jnp.float32(0.0), discount=jnp.float32(1.0),
-            observation=self._observe(params, view.reshape(params.view_size, params.view_size)))
+            observation=self._observe(params, view.reshape(params.view_size, params.view_size))))
 
     def step(self, params: EnvParams, timestep: TimeStep, action) -> TimeStep:
         "Do `action` (0 to 5, integer scalar) and return what follows."
