@@ -113,7 +113,7 @@ def animation(agent: Agent, ruleset, num_trials: int = 5):
     starts = {t: str(m.trial) if m.trial > 1 else "trial 1" for t, m in enumerate(moments) if m.timestep.state.step_num == 0}
     frames = np.stack([m.timestep.state.cells for m in moments]), [m.timestep.state.agent for m in moments]
     return play_rollout(frames, [_caption(m) for m in moments], bars, view_size=agent.config.view_size, markers=starts, fps=3, tile_size=32,
-                        title=f"Five trials of one task: hold the {tile_name(*tiles[0])}, which the agent is not told")
+                        title=f"Five trials of one task, chosen because the agent failed at first: hold the {tile_name(*tiles[0])}, which it is not told")
 
 def _caption(moment) -> str:
     t = moment.timestep

@@ -134,7 +134,7 @@ def where_needed(fn: Callable) -> Callable:
     """
     def call(mask, default, *args):
         kinds, out_kinds, known = _kinds(args), _kinds(default), {}
-        inner = _where_needed(lambda *numbers: vary_together(_as_numbers(fn(*_as_keys(numbers, kinds)), {}), *numbers))
+        inner = _where_needed(jax.jit(lambda *numbers: vary_together(_as_numbers(fn(*_as_keys(numbers, kinds)), {}), *numbers)))
         mask, default, args = vary_together((mask, _as_numbers(default, known), _as_numbers(args, known)))
         return _as_keys(inner(mask, default, args), out_kinds)
     return call

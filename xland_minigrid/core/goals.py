@@ -18,7 +18,7 @@ import numpy as np
 
 from .actions import Actions, AgentState
 from .grid import DIRECTIONS, inside
-from .rules import direction_sets, encode_row, patch_matches, rule_matches
+from .rules import any_of, direction_sets, encode_row, patch_matches, rule_matches
 from .struct import PyTreeNode, field_names
 from .tiles import END_OF_MAP, pack_pairs
 
@@ -144,10 +144,6 @@ def compile_goal(encoding) -> jax.Array:
     word = around_agent << 28 | around_object << 24 | a << 16 | b << 8
     return jnp.where((identifier == AgentHoldGoal.ID) | (word >> 24 != 0), word, jnp.uint32(0))
 
-def _any(match) -> jax.Array:
-    held, near, pair = match
-    return held | near.any(-1) | pair.any(-1)
-
 # %% ../../nbs/core/07_goals.ipynb #51065c90
 def at_place(encoding, cells, here, position, action) -> jax.Array:
     """Whether one of the three goals about places is reached; bool scalar.
@@ -182,10 +178,10 @@ def check_goal(encoding, grid, agent: AgentState, action, position) -> jax.Array
     values = jnp.where(inside(cells.shape, rows, cols), cells.ravel()[flat], END_OF_MAP)
     encoding = jnp.asarray(encoding)
     match = rule_matches(compile_goal(encoding), action, pack_pairs(agent.pocket), values[:4], values[8], values[4:8])
-    return _any(match) | at_place(encoding, cells, values[9], agent.position, action)
+    return any_of(match) | at_place(encoding, cells, values[9], agent.position, action)
 
 # %% ../../nbs/core/07_goals.ipynb #dd0fa1f9
 def goal_reached(encoding, cells, position, direction, pocket, patch, action) -> jax.Array:
     "As `check_goal` for a real step: packed grid `(height, width)`, packed pocket, and the eight cells `(8,)` of `rules`."
     match = patch_matches(compile_goal(encoding), action, pocket, patch, direction)
-    return _any(match) | at_place(encoding, cells, patch[0], position, action)
+    return any_of(match) | at_place(encoding, cells, patch[0], position, action)

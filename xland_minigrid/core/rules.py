@@ -7,8 +7,8 @@ __all__ = ['MAX_RULE_ENCODING_LEN', 'NUM_RULES', 'RULES', 'PATCH_NAMES', 'encode
            'EmptyRule', 'AgentHoldRule', 'AgentNearRule', 'TileNearRule', 'TileNearUpRule', 'TileNearRightRule',
            'TileNearDownRule', 'TileNearLeftRule', 'AgentNearUpRule', 'AgentNearRightRule', 'AgentNearDownRule',
            'AgentNearLeftRule', 'decode_rule', 'direction_sets', 'compile_rules', 'decompile_rules', 'turned',
-           'rule_matches', 'pocket_after', 'check_rule', 'patch_in_view', 'patch_offsets', 'patch_matches', 'any_match',
-           'apply_match', 'react']
+           'directions_where', 'as_bools', 'rule_matches', 'any_of', 'pocket_after', 'check_rule', 'patch_in_view',
+           'patch_offsets', 'patch_matches', 'any_match', 'apply_match', 'react']
 
 # %% ../../nbs/core/06_rules.ipynb #ce11e6dd
 from typing import ClassVar
@@ -166,10 +166,15 @@ def turned(directions, quarter_turns):
     shift = (jnp.asarray(quarter_turns) & 3).astype(jnp.uint32)
     return ((directions | directions << 4) >> shift) & 15
 
-def _bits(directions):
+def directions_where(cells, tile):
+    "The directions `(...)` (4 bits) in which the cell of `cells (4,)` is `tile (...)`."
+    return sum((cells[i] == tile).astype(jnp.uint32) << i for i in range(4))
+
+def as_bools(directions):
+    "A set of directions `(...)` as bools `(..., 4)`."
     return (directions[..., None] >> np.arange(4, dtype=np.uint32)) & 1 == 1
 
-# %% ../../nbs/core/06_rules.ipynb #bb9e1ce1
+# %% ../../nbs/core/06_rules.ipynb #0474d3cd
 def rule_matches(words, action, pocket, beside_agent, target, beside_target, facing=0):
     """Which rules hold in a situation, and where.
 
@@ -180,8 +185,8 @@ def rule_matches(words, action, pocket, beside_agent, target, beside_target, fac
         beside_agent: packed cells around the agent, uint8 `(4,)`, clockwise from direction `facing`.
         target: the packed cell that the action concerned, uint8 scalar; beside_target: the cells around it, `(4,)`, in the same order.
     Returns:
-        `held` `(...)`, `near` and `pair` `(..., 4)`: bools, true where the rule's input is in the pocket, at that neighbour of the
-        agent, or at that neighbour of the target.
+        `held`, bool `(...)`: the rule's input is in the pocket; `near` and `pair`, uint32 `(...)`: the sets of directions (relative to `facing`)
+        in which its input stands beside the agent, or beside the target.
     """
     around_agent, around_object = words >> 28, words >> 24 & 15
     a, b = words >> 16 & 255, words >> 8 & 255
@@ -189,11 +194,15 @@ def rule_matches(words, action, pocket, beside_agent, target, beside_target, fac
 
     held = (words != 0) & (words >> 24 == 0) & (a == pocket) & (action == Actions.PICK_UP)
     checked = moved | (put & (around_agent != 15))
-    near = _bits(jnp.where(checked, turned(around_agent, facing), 0)) & (beside_agent == a[..., None])
-    forth = jnp.where(put & (target == a), turned(around_object, facing), 0)
-    back = jnp.where(put & (target == b), turned(around_object, facing + 2), 0)
-    pair = (_bits(forth) & (beside_target == b[..., None])) | (_bits(back) & (beside_target == a[..., None]))
-    return held, near, pair
+    near = jnp.where(checked, turned(around_agent, facing) & directions_where(beside_agent, a), 0)
+    forth = jnp.where(put & (target == a), turned(around_object, facing) & directions_where(beside_target, b), 0)
+    back = jnp.where(put & (target == b), turned(around_object, facing + 2) & directions_where(beside_target, a), 0)
+    return held, near, forth | back
+
+def any_of(match):
+    "Whether a rule matched at all, bool `(...)`, from what `rule_matches` returns."
+    held, near, pair = match
+    return held | (near | pair != 0)
 
 # %% ../../nbs/core/06_rules.ipynb #1ab726be
 def pocket_after(held, product, pocket):
@@ -222,7 +231,7 @@ def check_rule(encodings, grid, agent: AgentState, action, position) -> tuple[ja
         values = jnp.where(exists, cells.at[where].get(mode="clip"), END_OF_MAP)
         held, near, pair = rule_matches(word, action, pocket, values[:4], values[8], values[4:8])
         product = (word & 255).astype(jnp.uint8)
-        hits, any_pair = jnp.concatenate([near, pair]), pair.any()
+        hits, any_pair = jnp.concatenate([as_bools(near), as_bools(pair)]), pair != 0
         cells = cells.at[jnp.where(hits, where[:8], shape[0] * shape[1])].set(product, mode="drop")
         cells = cells.at[jnp.where(any_pair, where[8], shape[0] * shape[1])].set(FLOOR, mode="drop")
         return (cells, pocket_after(held, product, pocket)), None
@@ -235,6 +244,8 @@ def check_rule(encodings, grid, agent: AgentState, action, position) -> tuple[ja
 PATCH_NAMES = ("here", "ahead", "right", "behind", "left", "ahead ahead", "ahead right", "ahead left")
 _AHEAD = 1
 _BESIDE_AGENT, _BESIDE_AHEAD = np.array([1, 2, 3, 4]), np.array([5, 6, 0, 7])  # ahead, right, behind, left of each
+_NEAR_OR_PAIR = np.array([1, 0, 0, 0, 0, 1, 1, 1])                  # the eight cells: beside the agent, or else beside the cell ahead,
+_DIRECTION_OF = np.array([2, 0, 1, 2, 3, 0, 1, 3], dtype=np.uint32)  # and in which direction of it
 
 def patch_in_view(view_size: int) -> np.ndarray:
     "Where the eight cells stand in what `observation.look` returns; int `(8,)`."
@@ -255,17 +266,16 @@ def patch_matches(words, action, pocket, patch, facing):
 
 def any_match(words, action, pocket, patch, facing) -> jax.Array:
     "Whether any of the rules `(R,)` hits; bool scalar."
-    held, near, pair = patch_matches(words, action, pocket, patch, facing)
-    return held.any() | near.any() | pair.any()
+    return any_of(patch_matches(words, action, pocket, patch, facing)).any()
 
 # %% ../../nbs/core/06_rules.ipynb #a5a42706
 def apply_match(word, match, pocket, patch):
     "The pocket and the eight cells after one rule that matched as `match` says."
     held, near, pair = match
     product = (word & 255).astype(jnp.uint8)
-    hits = jnp.stack([pair[2], near[0], near[1], near[2], near[3], pair[0], pair[1], pair[3]])
+    hits = jnp.where(_NEAR_OR_PAIR == 0, near, pair) >> _DIRECTION_OF & 1 == 1
     patch = jnp.where(hits, product, patch)
-    gone = pair.any() & (np.arange(8) == _AHEAD)
+    gone = (pair != 0) & (np.arange(8) == _AHEAD)
     return pocket_after(held, product, pocket), jnp.where(gone, FLOOR, patch)
 
 # %% ../../nbs/core/06_rules.ipynb #d8e82fe1
@@ -278,18 +288,16 @@ def react(words, action, pocket, patch, facing):
     Returns:
         pocket and patch afterwards.
     """
-    order = np.arange(words.shape[0])
+    order = np.arange(words.shape[0], dtype=np.int32)
 
     def body(carry):
         start, pocket, patch, _ = carry
-        held, near, pair = patch_matches(words, action, pocket, patch, facing)
-        hit = (held | near.any(-1) | pair.any(-1)) & (order >= start)
-        found, index = hit.any(), jnp.argmax(hit).astype(jnp.int32)
-        this = (order == index) & found
-        match = ((held & this).any(), (near & this[:, None]).any(0), (pair & this[:, None]).any(0))
-        word = jnp.where(this, words, 0).sum(dtype=jnp.uint32)
-        pocket, patch = apply_match(word, match, pocket, patch)
-        return index + 1, pocket, patch, found
+        match = patch_matches(words, action, pocket, patch, facing)
+        index = jnp.where(any_of(match) & (order >= start), order, len(order)).min()
+        this = order == index  # all false when there is no hit
+        held, near, pair, word = (jnp.where(this, x, 0).sum(dtype=jnp.uint32) for x in (*match, words))
+        pocket, patch = apply_match(word, (held != 0, near, pair), pocket, patch)
+        return index + 1, pocket, patch, index < len(order)
 
     start = vary_together((jnp.int32(0), pocket, patch, jnp.bool_(True)), words, action, facing)
     _, pocket, patch, _ = jax.lax.while_loop(lambda carry: carry[3], body, start)
