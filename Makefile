@@ -36,6 +36,8 @@ test test-slow test-floor: export XLAND_FAST ?= 1
 test test-slow test-floor: export PYDEVD_DISABLE_FILE_VALIDATION ?= 1
 
 PYTEST := -m pytest --quiet --durations 10 --durations-min 5
+# Two workers, each file on one of them: the tests of a file share what they compiled.
+TWO := -n 2 --dist loadfile
 # Every notebook gets a kernel of its own, of this environment.
 NBVAL := -m pytest --quiet --nbval-current-env --nbval-cell-timeout 600
 
@@ -46,7 +48,7 @@ test:
 	@.ci/step 'Tutorials, outputs compared' $(BIN)/python $(NBVAL) --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg tutorials
 	@.ci/step 'Colab copies' $(BIN)/python $(NBVAL) --nbval-lax colab
 	@printf '\n=== Tests\n'
-	@$(BIN)/python $(PYTEST) -m 'not slow' tests </dev/null
+	@$(BIN)/python $(PYTEST) $(TWO) -m 'not slow' tests </dev/null
 
 test-slow: test-floor
 	@.ci/venv .venv dev
@@ -60,7 +62,7 @@ test-floor:
 	@.ci/step 'Colab floor: library notebooks, each in a fresh kernel' .venv-floor/bin/python $(NBVAL) --nbval-lax nbs
 	@.ci/step 'Colab floor: Colab copies' .venv-floor/bin/python $(NBVAL) --nbval-lax colab
 	@printf '\n=== Colab floor: tests\n'
-	@.venv-floor/bin/python $(PYTEST) -m 'not slow' tests </dev/null
+	@.venv-floor/bin/python $(PYTEST) $(TWO) -m 'not slow' tests </dev/null
 
 sync:
 	@.ci/venv .venv dev

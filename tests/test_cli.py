@@ -50,7 +50,7 @@ def test_a_finished_folder_is_not_overwritten(run, tasks, capsys):
 def test_info_counts_what_is_there(tasks, capsys):
     assert main(["benchmark", "info", str(tasks)]) == 0
     info = json.loads(capsys.readouterr().out)
-    assert info["num_rulesets"] == 300 and info["recipe"]["seed"] == 1
+    assert info["num_rulesets"] == 300 and info["recipe"]["random_seed"] == 1
 
 
 def test_demo_in_small_leaves_everything(tmp_path, capsys):

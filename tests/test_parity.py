@@ -18,7 +18,7 @@ from xland_minigrid.core import goals, grid, rules, tiles
 from xland_minigrid.core.actions import AgentState, take_action
 from xland_minigrid.core.layouts import DOOR_COLORS, layout
 from xland_minigrid.core.observation import minigrid_field_of_view
-from xland_minigrid.core.rules import compile_rules, patch_matches, patch_offsets
+from xland_minigrid.core.rules import any_of, compile_rules, patch_matches, patch_offsets
 from xland_minigrid.core.ruleset import RuleSet
 from xland_minigrid.core.struct import field_names
 from xland_minigrid.core.tiles import EMPTY, FLOOR, Colors, Tiles, pack_pairs, unpack
@@ -144,8 +144,8 @@ def matching_rules(state, action):
     spots = agent.position + jnp.asarray(patch_offsets())[agent.direction]
     inside = grid.inside(after.shape, spots[:, 0], spots[:, 1])
     patch = jnp.where(inside, pack_pairs(after)[spots[:, 0], spots[:, 1]], 0)
-    held, near, pair = patch_matches(state.rules, action, pack_pairs(agent.pocket), patch, agent.direction)
-    return after, agent.pocket, held | near.any(-1) | pair.any(-1)
+    match = patch_matches(state.rules, action, pack_pairs(agent.pocket), patch, agent.direction)
+    return after, agent.pocket, any_of(match)
 
 
 def ulp(a, b):
