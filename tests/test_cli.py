@@ -37,6 +37,7 @@ def test_evaluate_plays_held_out_tasks(run, tmp_path, capsys):
     assert (tmp_path / "adaptation.png").exists() and "trial" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_evaluate_on_another_benchmark(run, tasks, capsys):
     assert main(["evaluate", str(run), "--benchmark", str(tasks), "--tasks", "8", "--trials", "2"]) == 0
     assert "random" in capsys.readouterr().out
@@ -53,6 +54,7 @@ def test_info_counts_what_is_there(tasks, capsys):
     assert info["num_rulesets"] == 300 and info["recipe"]["random_seed"] == 1
 
 
+@pytest.mark.slow
 def test_demo_in_small_leaves_everything(tmp_path, capsys):
     assert main(["demo", "--fast", "--out", str(tmp_path / "demo")]) == 0
     out = capsys.readouterr().out
