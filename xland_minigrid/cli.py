@@ -51,6 +51,8 @@ def _info(args) -> None:
 def _throughput_parser(commands) -> None:
     parser = commands.add_parser("throughput", help="steps per second, with all circumstances stated")
     parser.add_argument("--env", help="one environment instead of the published cases")
+    parser.add_argument("--all", action="store_true", help="every environment (that the peer has too)")
+    parser.add_argument("--images", action="store_true", help="image observations of 224x224 pixels, ours and xminigrid's in turn")
     parser.add_argument("--tasks", default="trivial", help="preset the rulesets come from (default trivial)")
     parser.add_argument("--rules", type=int, help="only rulesets with exactly this many rules")
     parser.add_argument("--num-envs", type=int, default=1024)
@@ -66,21 +68,39 @@ def _cases(args):
     if args.env is not None:
         tasks = args.tasks if args.env.startswith("XLand") else None
         return (t.Case(args.env, tasks, args.rules, args.num_envs, args.num_steps),)
-    return t.EMPTY_SUITE if args.against == "navix" else t.SUITE
+    if args.all:
+        return t.known_to(t.whole_suite(), args.against)
+    return t.NAVIX_SUITE if args.against == "navix" else t.SUITE
 
 # %% ../nbs/90_cli.ipynb #9ac007ee
 def _throughput(args) -> None:
     from xland_minigrid.baselines import throughput as t
+    if args.images:
+        return _images(args, t.circumstances())
     engines = ["xland_minigrid", *(["xland_minigrid padded"] if args.padded else []), *([args.against] if args.against else [])]
     rows = []
     for case in _cases(args):
         own = [e for e in engines if case.tasks is not None or e != "xland_minigrid padded"]
-        rows += t.measure(case, tuple(own), args.repeats, compile_turns=min(3, args.repeats))
+        rows += t.measure(case, tuple(own), args.repeats, compile_turns=1 if args.all or args.against == "navix" else min(3, args.repeats))
         print(t.format_rows(rows[-len(own):]), flush=True)
     print(t.circumstances())
     if args.out is not None:
         args.out.write_text(t.report(rows, "xland-minigrid " + " ".join(sys.argv[1:])))
         print(f"written to {args.out}")
+
+# %% ../nbs/90_cli.ipynb #022dede8
+def _images(args, circumstances: str) -> None:
+    from xland_minigrid.viz.images import compare_with_upstream
+    lines = ["| environment | worlds | ours, steps/s | xminigrid, steps/s | ratio |", "|---|---|---|---|---|"]
+    for num_envs in (64, 128, 256):
+        found = compare_with_upstream(num_envs, repeats=args.repeats)
+        lines.append(f"| {found['env']} | {num_envs} | {found['ours']:,.0f} | {found['upstream']:,.0f} | {found['ratio']:.1f} |")
+    print("\n".join([*lines, circumstances]))
+    if args.out is not None:
+        args.out.write_text("\n".join([
+            "# Image observations", "", f"Made by `xland-minigrid {' '.join(sys.argv[1:])}` on {time.strftime('%Y-%m-%d')}.", "", circumstances + ".", "",
+            "`RGBImgObservationWrapper` over `GymAutoResetWrapper`, view size 7, 224x224x3 bytes an observation, all of them returned from every step; "
+            "medians over turns taken alternately.", "", *lines, ""]))
 
 # %% ../nbs/90_cli.ipynb #e8858785
 def _train(words: list[str]) -> None:
@@ -148,6 +168,36 @@ def _demo(args) -> None:
     from xland_minigrid.baselines.demo import run_demo
     run_demo(args.out, seed=args.seed, steps=args.steps, fast=args.fast)
 
+# %% ../nbs/90_cli.ipynb #fbca3dfa
+def _play_parser(commands) -> None:
+    parser = commands.add_parser("play", help="play by hand, in the terminal", description="Keys: arrows or wasd, p pick up, x put down, t toggle, "
+                                 "h goal and rules, ? help, q quit. Without a terminal: words or keys on standard input.")
+    parser.add_argument("env", help="for example XLand-MiniGrid-R1-9x9")
+    parser.add_argument("--benchmark", help="a registered name or a file (default: the task of the paper's figure 2)")
+    parser.add_argument("--ruleset", type=int, help="number of the task in the benchmark (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first trial (default 0)")
+    parser.add_argument("--view", action="store_true", help="show only what the agent sees")
+    parser.add_argument("--view-size", type=int, help="side of the agent's view in cells")
+    parser.add_argument("--see-through-walls", action=argparse.BooleanOptionalAction, help="whether walls hide what is behind them")
+    parser.add_argument("--save", metavar="FILE", help="keep what was played as .html or .gif")
+    parser.set_defaults(run_command=_play)
+
+def _play(args) -> None:
+    from xland_minigrid.viz.control import control
+    control(args.env, benchmark=args.benchmark, ruleset=args.ruleset, seed=args.seed, view=args.view, view_size=args.view_size,
+            see_through_walls=args.see_through_walls, save=args.save)
+
+# %% ../nbs/90_cli.ipynb #2a30eeca
+def _figures_parser(commands) -> None:
+    parser = commands.add_parser("figures", help="the paper's figures 1, 2, 3, 14 and 15, redrawn from the running environment")
+    parser.add_argument("--out", type=Path, default=Path("figures"), help="folder (default figures)")
+    parser.set_defaults(run_command=_figures)
+
+def _figures(args) -> None:
+    from xland_minigrid.viz.figures import save_figures
+    for path in save_figures(args.out):
+        print(f"{path} ({path.stat().st_size / 1000:.0f} kB)")
+
 # %% ../nbs/90_cli.ipynb #c162e101
 _EXTRAS = {"tyro": "train", "orbax": "train", "matplotlib": "train", "IPython": "notebook"}
 
@@ -161,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     _demo_parser(commands)
     commands.add_parser("train", help="train an RL² agent; all settings: xland-minigrid train --help", add_help=False)
-    for add in (_evaluate_parser, _benchmark_parser, _throughput_parser):
+    for add in (_evaluate_parser, _benchmark_parser, _throughput_parser, _play_parser, _figures_parser):
         add(commands)
     return parser
 

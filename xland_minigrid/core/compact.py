@@ -52,9 +52,13 @@ def _select_all(fn, mask, default, args, batched):
     return jax.tree.map(lambda n, d: jnp.where(mask.reshape(mask.shape + (1,) * (d.ndim - 1)), n, d), new, default)
 
 def _loop_over_needed(fn, mask, default, args, batched):
-    "Compute the true rows, a chunk at a time, and scatter them into `default`."
+    """Compute the true rows, a chunk at a time, and scatter them into `default`.
+
+    Chunks are small, a 128th of the batch: of a thousand worlds two to five end in a step, and what else is in a chunk is computed in vain. With a 32nd,
+    resets that draw a maze took 1.4 times as long and the others up to 1.1 times.
+    """
     size = mask.shape[0]
-    chunk = min(size, max(8, size // 32))
+    chunk = min(size, max(8, size // 128))
 
     def body(carry):
         pending, out = carry

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .compact import vary_together
 from .grid import DIRECTIONS, inside
 from .tiles import END_OF_MAP, LOS_BLOCKING, UNSEEN, is_one_of, pack_pairs, tile_set, unpack
 
@@ -46,36 +47,37 @@ def look(cells, position, direction, view_size: int) -> jax.Array:
     return jnp.where(inside(cells.shape, rows, cols), seen, END_OF_MAP)
 
 # %% ../../nbs/core/05_observation.ipynb #2d1d71dd
-def _spread(sources, through, shift, width):
-    "Bits reached from `sources` by steps of `shift` bits through the set `through` (Kogge-Stone fill)."
-    for i in range(max(1, (width - 1).bit_length())):
-        sources = sources | through & shift(sources, 1 << i)
-        through = through & shift(through, 1 << i)
-    return sources
+def _fill_runs(touched, clear, width: int):
+    "All runs of ones in `clear` that contain a bit of `touched` (a subset of `clear`); words of `width` bits, uint32."
+    upwards, through = clear & (~(clear + touched) | touched), clear
+    for i in range((width - 1).bit_length()):
+        touched = touched | through & (touched >> np.uint32(1 << i))
+        through = through & (through >> np.uint32(1 << i))
+    return upwards | touched
 
-# %% ../../nbs/core/05_observation.ipynb #76a06560
+# %% ../../nbs/core/05_observation.ipynb #20d1cf01
+def _see_row(sight, clear, size: int):
+    "What sight `sight` makes visible in a row with see-through cells `clear`: the sight into the next row, and the visible cells of this one."
+    run = _fill_runs(sight & clear, clear, size)
+    wide = (run | run << np.uint32(1) | run >> np.uint32(1)) & np.uint32(2**size - 1)
+    return wide, sight | wide
+
 def visible_mask(view) -> jax.Array:
     """Which cells of a view the agent can see when walls and shut doors block its sight (MiniGrid's rule).
 
     Args:
-        view: packed uint8 `(V, V)`, agent at the bottom centre looking up.
+        view: packed uint8 `(V, V)`, V at most 31, agent at the bottom centre looking up.
     Returns:
         bool `(V, V)`.
     """
     size = view.shape[-1]
+    if size > 31:
+        raise ValueError(f"view_size is {size}; where walls block sight it is at most 31.")
     bits = np.uint32(1) << np.arange(size, dtype=np.uint32)
-    clear = (jnp.where(is_one_of(view >> 4, tile_set(LOS_BLOCKING)), 0, 1).astype(jnp.uint32) * bits).sum(-1, dtype=jnp.uint32)
-    up, down = (lambda b, k: b << np.uint32(k)), (lambda b, k: b >> np.uint32(k))
-    all_bits, first, last = np.uint32(2**size - 1), np.uint32(1), np.uint32(1 << (size - 1))
-    row, rows = jnp.uint32(1 << (size // 2)), []
-    for y in reversed(range(size)):
-        right = _spread(row & clear[y], clear[y] & all_bits, up, size) & ~last
-        row = (row | right << 1) & all_bits
-        left = _spread(row & clear[y], clear[y], down, size) & ~first
-        row = row | left >> 1
-        rows.append(row)
-        row = (right | right << 1 | left | left >> 1) & all_bits
-    return (jnp.stack(rows[::-1])[:, None] & bits) != 0
+    clear = jnp.where(is_one_of(view >> 4, tile_set(LOS_BLOCKING)), np.uint32(0), bits).sum(-1, dtype=jnp.uint32)
+    sight = vary_together(jnp.uint32(1 << size // 2), clear)
+    rows = jax.lax.scan(functools.partial(_see_row, size=size), sight, clear, reverse=True)[1]
+    return (rows[:, None] & bits) != 0
 
 # %% ../../nbs/core/05_observation.ipynb #618c0afc
 def hide(view) -> jax.Array:
