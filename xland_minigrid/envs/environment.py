@@ -17,10 +17,11 @@ import numpy as np
 
 from ..core.actions import NUM_ACTIONS, AgentState, act, face
 from ..core.compact import vary_together, where_needed
+from ..core.compose import judge
 from ..core.goals import goal_reached
 from ..core.grid import inside
 from ..core.observation import hide, look
-from ..core.rules import any_match, compile_rules, decompile_rules, patch_in_view, patch_offsets, react
+from ..core.rules import any_law, any_match, compile_rules, decompile_rules, patch_in_view, patch_offsets, react, react_laws
 from ..core.struct import PyTreeNode, field
 from ..core.tiles import Tiles, pack_pairs, unpack
 
@@ -57,6 +58,7 @@ class State(PyTreeNode):
         goal_encoding: uint8 `(5,)`.
         rules: compiled rules, uint32 `(R,)`; `rule_encoding` shows them as uint8 `(R, 7)`.
         carry: what else the environment needs.
+        open: for tasks beyond the tables, their rules and goal in the general form and its memory (`compose.OpenState`); None for others.
     """
     key: jax.Array
     step_num: jax.Array
@@ -65,10 +67,11 @@ class State(PyTreeNode):
     goal_encoding: jax.Array
     rules: jax.Array
     carry: Any
+    open: Any = None
     __class_getitem__ = classmethod(types.GenericAlias)  # State[MyCarry] in annotations
 
-    def __init__(self, key, step_num, grid=None, agent=None, goal_encoding=None, rule_encoding=None, carry=None, *, cells=None, rules=None):
-        given = dict(key=key, step_num=step_num, agent=agent, goal_encoding=goal_encoding, carry=carry)
+    def __init__(self, key, step_num, grid=None, agent=None, goal_encoding=None, rule_encoding=None, carry=None, open=None, *, cells=None, rules=None):
+        given = dict(key=key, step_num=step_num, agent=agent, goal_encoding=goal_encoding, carry=carry, open=open)
         given["cells"] = cells if grid is None else pack_pairs(grid)
         given["rules"] = rules if rule_encoding is None else compile_rules(rule_encoding)
         for name, value in given.items():
@@ -117,7 +120,7 @@ class TimeStep(PyTreeNode):
         state: the world.
         step_type: `StepType`, uint8 scalar.
         reward: float32 scalar; `1 - 0.9 * t / max_steps` when the goal is reached at step t, else 0.
-        discount: float32 scalar; 0 when the goal is reached, else 1 (also when time runs out).
+        discount: float32 scalar; 0 when the goal is reached or the trial is lost (lava), else 1 (also when time runs out).
         observation: uint8 `(view_size, view_size, 2)` of (tile, colour), or a dict with that under `"img"`.
         final_observation: under `GymAutoResetWrapper` the observation this step led to, before any reset; else None.
     """
@@ -143,7 +146,7 @@ class TimeStep(PyTreeNode):
         return _picture(self.state, img)
 
 # %% ../../nbs/envs/01_environment.ipynb #3dec628d
-def _react(rules, action, pocket, seen, cells, position, direction, where):
+def _react(rules, action, pocket, seen, cells, position, direction, where, react=react):
     "Let the rules act; returns grid, view and pocket afterwards."
     pocket, patch = react(rules, action, pocket, seen[where], direction)
     spots = position + jnp.asarray(patch_offsets())[direction]
@@ -152,26 +155,34 @@ def _react(rules, action, pocket, seen, cells, position, direction, where):
     return cells, seen.at[where].set(patch), pocket
 
 # %% ../../nbs/envs/01_environment.ipynb #4df591a9
-def advance(state: State, action, view_size: int) -> tuple[State, jax.Array, jax.Array]:
-    """Do an action and let the world answer.
+def _reached(state: State, changed, *situation):
+    "Whether the goal is reached, and the memory of an open task; `changed` says whether the map is another than before."
+    if state.open is None:
+        return goal_reached(state.goal_encoding, *situation), None
+    return judge(state.open, changed, *situation)
+
+# %% ../../nbs/envs/01_environment.ipynb #2eb3b277
+def advance(state: State, action, view_size: int, lawless: bool = False) -> tuple[State, jax.Array, jax.Array]:
+    """Do an action and let the world answer. In a `lawless` world rules are expected to be empty, and only that is looked at.
 
     Returns:
         The new state, whether the goal is reached (bool scalar), and the packed view `(view_size, view_size)`.
     """
     agent, where = state.agent, patch_in_view(view_size)
     ahead, front, replace_front = face(state.cells, agent)
-    front, walks, direction, pocket = act(action, front, agent.direction, pack_pairs(agent.pocket))
-    cells = replace_front(front)
+    new_front, walks, direction, pocket = act(action, front, agent.direction, pack_pairs(agent.pocket))
+    cells = replace_front(new_front)
     position = jnp.where(walks, ahead, agent.position)
     seen = look(cells, position, direction, view_size)
 
-    hit = any_match(state.rules, action, pocket, seen[where], direction)
-    cells, seen, pocket = where_needed(functools.partial(_react, where=where))(
-        hit, (cells, seen, pocket), state.rules, action, pocket, seen, cells, position, direction)
+    rules, any_hit, respond = (state.rules, any_match, react) if state.open is None else (state.open.laws, any_law, react_laws)
+    hit = (rules != 0).any() if lawless else any_hit(rules, action, pocket, seen[where], direction)
+    cells, seen, pocket = where_needed(functools.partial(_react, where=where, react=respond))(
+        hit, (cells, seen, pocket), rules, action, pocket, seen, cells, position, direction)
 
-    reached = goal_reached(state.goal_encoding, cells, position, direction, pocket, seen[where], action)
+    reached, open = _reached(state, hit | (new_front != front), cells, position, direction, pocket, seen[where], action)
     state = state.replace(
-        cells=cells, step_num=state.step_num + 1,
+        cells=cells, step_num=state.step_num + 1, open=open,
         agent=AgentState(position=position, direction=direction, pocket=unpack(pocket)))
     return state, reached, seen[:-1].reshape(view_size, view_size)
 
@@ -194,6 +205,7 @@ def check_action(action) -> None:
 class Environment(abc.ABC):
     "What every environment offers. It holds no state: all of it is in `EnvParams` and `TimeStep`."
     __class_getitem__ = classmethod(types.GenericAlias)  # Environment[MyParams, MyCarry], as xminigrid writes it
+    lawless = False  # True where no task has any rules: the step then does not compare them with the world
 
     @abc.abstractmethod
     def default_params(self, **kwargs) -> EnvParams:
@@ -211,6 +223,8 @@ class Environment(abc.ABC):
 
     def reset(self, params: EnvParams, key: jax.Array) -> TimeStep:
         "Begin a trial. `key` may be typed (`jax.random.key`) or raw (`PRNGKey`)."
+        if not isinstance(key, (jax.Array, np.ndarray)):
+            raise TypeError(f"reset takes parameters and then a random key, not {type(key).__name__}: env.reset(params, jax.random.key(0)).")
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             key = jax.random.wrap_key_data(key)
         state = self._generate_problem(params, key)
@@ -223,15 +237,24 @@ class Environment(abc.ABC):
     def step(self, params: EnvParams, timestep: TimeStep, action) -> TimeStep:
         "Do `action` (0 to 5, integer scalar) and return what follows."
         check_action(action)
-        state, reached, view = advance(timestep.state, jnp.asarray(action), params.view_size)
+        state, reached, view = advance(timestep.state, jnp.asarray(action), params.view_size, self.lawless)
+        reached, failed = self._outcome(params, state, view[-1, params.view_size // 2], reached)
         out_of_time = state.step_num >= _max_steps(params)
         reward = jnp.asarray(reward_table(params.max_steps))[jnp.minimum(state.step_num, params.max_steps)]
         return TimeStep(
             state=state,
-            step_type=jnp.where(reached | out_of_time, StepType.LAST, StepType.MID),
+            step_type=jnp.where(reached | failed | out_of_time, StepType.LAST, StepType.MID),
             reward=jnp.where(reached, reward, jnp.float32(0.0)),
-            discount=jnp.where(reached, jnp.float32(0.0), jnp.float32(1.0)),
+            discount=jnp.where(reached | failed, jnp.float32(0.0), jnp.float32(1.0)),
             observation=self._observe(params, view))
+
+    def _outcome(self, params: EnvParams, state: State, here, reached) -> tuple[jax.Array, jax.Array]:
+        """Whether the trial is won, and whether it is lost; bool scalars. `here` is the packed cell that the agent stands on.
+
+        Reaching the goal wins and lava loses, lava having the last word. An environment that ends otherwise overrides this.
+        """
+        burnt = here >> 4 == Tiles.LAVA
+        return reached & ~burnt, burnt
 
     def _observe(self, params: EnvParams, view) -> jax.Array:
         return unpack(view if params.see_through_walls else hide(view))
@@ -246,7 +269,7 @@ class Environment(abc.ABC):
         if params.render_mode == "rgb_array":
             return render(cells, agent, view_size=view_size, visible=visible)
         if params.render_mode == "rich_text":
-            return render_text(cells, agent)
+            return render_text(cells, agent, visible=visible)
         raise ValueError(f"Unknown render_mode {params.render_mode!r}: choose 'rgb_array' or 'rich_text'.")
 
 # %% ../../nbs/envs/01_environment.ipynb #83327f54

@@ -8,8 +8,11 @@ __all__ = ['EnvSpec', 'register', 'registered_environments', 'make']
 # %% ../../nbs/envs/04_registration.ipynb #9cb5a565
 import importlib
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 
+from ..core.struct import field_names
 from .environment import EnvParams, Environment
+from .minigrid import check_params
 
 # %% ../../nbs/envs/04_registration.ipynb #10d15171
 @dataclass(frozen=True)
@@ -44,26 +47,48 @@ def registered_environments() -> tuple[str, ...]:
     return tuple(_REGISTRY)
 
 # %% ../../nbs/envs/04_registration.ipynb #3da84dc9
+def _nearest(id: str, count: int = 4) -> list[str]:
+    "The registered ids most like `id`, the most like first; case does not matter."
+    likeness = lambda known: SequenceMatcher(None, id.lower(), known.lower()).ratio()
+    return sorted(_REGISTRY, key=likeness, reverse=True)[:count]
+
 def make(id: str, **kwargs) -> tuple[Environment, EnvParams]:
     """An environment and its parameters.
 
     `kwargs` override the parameters of the variant before anything is derived from them: `make("XLand-MiniGrid-R1-9x9", height=11, width=11)`
-    also gets the time limit of an 11x11 grid. Raises `ValueError` for an unknown id.
+    also gets the time limit of an 11x11 grid. Raises `ValueError` for an unknown id, and for sizes, views and time limits that cannot be.
     """
     if id not in _REGISTRY:
-        raise ValueError(f"Unknown environment {id!r}: choose one of {', '.join(registered_environments())}.")
+        raise ValueError(f"Unknown environment {id!r}: choose one of {', '.join(_nearest(str(id)))}, "
+                         f"or another of the {len(_REGISTRY)} that xland_minigrid.registered_environments() lists.")
     spec = _REGISTRY[id]
     module, name = spec.entry_point.split(":")
     env = getattr(importlib.import_module(module), name)()
-    return env, env.default_params(**{**spec.kwargs, **kwargs})
+    if unknown := sorted(set(kwargs) - set(field_names(env.default_params(**spec.kwargs)))):
+        raise TypeError(f"{id} has no parameter {unknown[0]!r}: its parameters are {', '.join(field_names(env.default_params(**spec.kwargs)))}.")
+    return env, check_params(env.default_params(**{**spec.kwargs, **kwargs}))
 
 # %% ../../nbs/envs/04_registration.ipynb #893de8b7
-_XLAND_SIZES = {"R1": (9, 13, 17), "R2": (9, 13, 17), "R4": (9, 13, 17), "R6": (13, 17, 19), "R9": (16, 19, 25)}
+_XLAND_SIZES = {"R1": (9, 11, 13, 15, 17), "R2": (9, 11, 13, 15, 17), "R4": (9, 11, 13, 15, 17), "R6": (13, 17, 19), "R9": (16, 19, 25)}
 
 for _rooms, _sizes in _XLAND_SIZES.items():
     for _n in _sizes:
         register(f"XLand-MiniGrid-{_rooms}-{_n}x{_n}", "xland_minigrid.envs.xland:XLandMiniGrid", grid_type=_rooms, height=_n, width=_n)
 
-for _task in ("Empty", "EmptyRandom"):
+for _kind in ("Maze", "Rooms"):  # drawn anew at every reset
+    for _n in (9, 13, 17, 25):
+        register(f"XLand-MiniGrid-{_kind}-{_n}x{_n}", "xland_minigrid.envs.xland:XLandMiniGrid", grid_type=_kind, height=_n, width=_n)
+
+# %% ../../nbs/envs/04_registration.ipynb #d16a953b
+for _task in ("Empty", "EmptyRandom", "DoorKey"):
     for _n in (5, 6, 8, 16):
         register(f"MiniGrid-{_task}-{_n}x{_n}", f"xland_minigrid.envs.minigrid:{_task}", height=_n, width=_n)
+
+for _task in ("BlockedUnlockPickUp", "FourRooms", "LockedRoom", "Playground", "Unlock", "UnlockPickUp"):
+    register(f"MiniGrid-{_task}", f"xland_minigrid.envs.minigrid:{_task}")
+
+for _n in (8, 16, 32, 64, 128):
+    register(f"MiniGrid-MemoryS{_n}", "xland_minigrid.envs.minigrid:Memory", width=_n)
+
+for _n in (5, 6, 7):
+    register(f"MiniGrid-LavaGapS{_n}", "xland_minigrid.envs.minigrid:LavaGap", height=_n, width=_n)

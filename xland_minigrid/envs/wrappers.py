@@ -121,11 +121,18 @@ class DirectionObservationWrapper(ObservationWrapper):
         return {"direction": 4}
 
 class RulesAndGoalsObservationWrapper(ObservationWrapper):
-    "Adds what is normally hidden: `goal_encoding` uint8 `(5,)` and `rule_encoding` uint8 `(R, 7)`."
+    """Adds what is normally hidden: `goal_encoding` uint8 `(5,)` and `rule_encoding` uint8 `(R, 7)`.
+
+    Of tasks beyond the tables, whose encodings do not say all, also `goal_table` uint32 `(K, 4)` and `laws` uint32 `(R, 2)` (see `compose`).
+    """
 
     def extra(self, state):
-        return {"goal_encoding": state.goal_encoding, "rule_encoding": state.rule_encoding}
+        beyond = {} if state.open is None else {"goal_table": state.open.goals, "laws": state.open.laws}
+        return {"goal_encoding": state.goal_encoding, "rule_encoding": state.rule_encoding, **beyond}
 
     def extra_shape(self, params):
-        rules = params.ruleset.rules.shape[-2:] if hasattr(params, "ruleset") else (1, 7)
-        return {"goal_encoding": (5,), "rule_encoding": tuple(rules)}
+        if not hasattr(params, "ruleset"):
+            return {"goal_encoding": (5,), "rule_encoding": (1, 7)}
+        rules, open = tuple(params.ruleset.rules.shape[-2:]), params.ruleset.open
+        beyond = {} if open is None else {"goal_table": tuple(open.goals.shape[-2:]), "laws": tuple(open.laws.shape[-2:])}
+        return {"goal_encoding": (5,), "rule_encoding": rules, **beyond}
