@@ -22,9 +22,9 @@ from ..core.tiles import COLOR_NAMES, NUM_COLORS, NUM_TILES, TILE_NAMES, Colors,
 # %% ../../nbs/viz/01_render.ipynb #bff14fb1
 RGB = {
     Colors.END_OF_MAP: (52, 54, 66), Colors.UNSEEN: (92, 96, 112), Colors.EMPTY: (176, 182, 196),
-    Colors.RED: (243, 50, 58), Colors.GREEN: (50, 207, 115), Colors.BLUE: (53, 145, 249), Colors.PURPLE: (130, 30, 242),
-    Colors.YELLOW: (252, 240, 80), Colors.GREY: (125, 125, 125), Colors.BLACK: (20, 20, 22), Colors.ORANGE: (242, 137, 7),
-    Colors.WHITE: (250, 250, 250), Colors.BROWN: (108, 34, 7), Colors.PINK: (255, 135, 200),
+    Colors.RED: (243, 50, 58), Colors.GREEN: (30, 210, 130), Colors.BLUE: (70, 130, 245), Colors.PURPLE: (126, 30, 246),
+    Colors.YELLOW: (250, 222, 60), Colors.GREY: (125, 125, 125), Colors.BLACK: (20, 20, 22), Colors.ORANGE: (244, 130, 0),
+    Colors.WHITE: (250, 250, 250), Colors.BROWN: (104, 30, 2), Colors.PINK: (254, 137, 222),
 }
 
 # %% ../../nbs/viz/01_render.ipynb #03bc79fb
@@ -32,28 +32,36 @@ def _mix(a, b, share: float) -> tuple:
     "The colour `share` of the way from `a` to `b`."
     return tuple(round(x + (y - x) * share) for x, y in zip(a, b))
 
+def _luminance(paint) -> float:
+    "Relative luminance of an sRGB colour, 0 to 1 (WCAG 2)."
+    light = [v / 12.92 if v <= .04045 else ((v + .055) / 1.055) ** 2.4 for v in (c / 255 for c in paint)]
+    return .2126 * light[0] + .7152 * light[1] + .0722 * light[2]
+
+def _is_dark(paint) -> bool:
+    return _luminance(paint) < .18
+
 def _contour(paint) -> tuple:
     "The colour of the line around a shape painted in `paint`."
-    return _mix(paint, (255, 255, 255), .45) if sum(paint) < 240 else _mix(paint, (0, 0, 0), .45)
+    return _mix(paint, (255, 255, 255), .5) if _is_dark(paint) else _mix(paint, (0, 0, 0), .45)
 
-# %% ../../nbs/viz/01_render.ipynb #b3ca480e
+# %% ../../nbs/viz/01_render.ipynb #d94ae263
 class _Pen:
     "Draws shapes given in the unit square on an RGBA canvas of `size` pixels."
 
-    def __init__(self, size: int):
-        self.size = size
+    def __init__(self, size: int, line: float = .03):
+        self.size, self.line = size, max(1, round(size * line))
         self.image = Image.new("RGBA", (size, size))
         self.draw = ImageDraw.Draw(self.image)
 
     def poly(self, *points, fill, line=None):
-        self.draw.polygon([(x * self.size, y * self.size) for x, y in points], fill, line, max(1, round(self.size * .03)))
+        self.draw.polygon([(x * self.size, y * self.size) for x, y in points], fill, line, self.line)
 
     def rect(self, x0, y0, x1, y1, fill, line=None):
         self.poly((x0, y0), (x1, y0), (x1, y1), (x0, y1), fill=fill, line=line)
 
     def disc(self, x, y, r, fill, line=None):
         box = [v * self.size for v in (x - r, y - r, x + r, y + r)]
-        self.draw.ellipse(box, fill, line, max(1, round(self.size * .03)))
+        self.draw.ellipse(box, fill, line, self.line)
 
 # %% ../../nbs/viz/01_render.ipynb #58df4680
 def _around(n: int, radii, turn: float = 0.) -> list:
@@ -81,9 +89,7 @@ def _star(pen, paint, line):
 def _key(pen, paint, line):
     pen.disc(.5, .29, .19, paint, line)
     pen.disc(.5, .29, .075, RGB[Colors.BLACK], line)
-    pen.rect(.45, .44, .56, .88, paint)
-    pen.rect(.56, .61, .7, .69, paint)
-    pen.rect(.56, .78, .7, .86, paint)
+    pen.poly((.44, .46), (.56, .46), (.56, .6), (.72, .6), (.72, .69), (.56, .69), (.56, .77), (.72, .77), (.72, .88), (.44, .88), fill=paint, line=line)
 
 def _goal(pen, paint, line):
     pen.rect(0, 0, 1, 1, paint)
@@ -99,22 +105,29 @@ def _wall(pen, paint, line):
         pen.rect(0, y, 1, y + .04, mortar)
 
 # %% ../../nbs/viz/01_render.ipynb #bc6aa3a8
-def _door_locked(pen, paint, line):
+def _lava(pen, paint, line):
     pen.rect(0, 0, 1, 1, paint)
+    for y in (.2, .5, .8):
+        crest = [(x / 16, y - .07 * math.sin(x * math.pi / 4)) for x in range(17)]
+        pen.poly(*crest, *((x, v + .09) for x, v in reversed(crest)), fill=line)
+
+def _door_locked(pen, paint, line):
+    bright = line if _is_dark(paint) else paint
+    pen.rect(0, 0, 1, 1, paint, line)
     pen.rect(.1, .1, .9, .9, _mix(paint, (0, 0, 0), .6))
-    pen.disc(.5, .42, .13, paint)
-    pen.poly((.5, .38), (.6, .74), (.4, .74), fill=paint)
+    pen.disc(.5, .42, .13, bright)
+    pen.poly((.5, .38), (.6, .74), (.4, .74), fill=bright)
 
 def _door_closed(pen, paint, line):
-    pen.rect(0, 0, 1, 1, paint)
-    pen.rect(.07, .07, .93, .93, RGB[Colors.BLACK])
-    pen.rect(.15, .15, .85, .85, paint)
-    pen.rect(.23, .23, .77, .77, RGB[Colors.BLACK])
-    pen.disc(.64, .5, .09, paint)
+    pen.rect(0, 0, 1, 1, paint, line)
+    pen.rect(.09, .09, .91, .91, RGB[Colors.BLACK])
+    pen.rect(.15, .15, .85, .85, paint, line)
+    pen.rect(.24, .24, .76, .76, RGB[Colors.BLACK])
+    pen.disc(.64, .5, .09, paint, line)
 
 def _door_open(pen, paint, line):
-    pen.rect(.8, .02, 1, 1, paint, line)
-    pen.rect(.87, .1, .93, .92, RGB[Colors.BLACK])
+    pen.rect(.68, .02, .99, .99, paint, line)
+    pen.rect(.79, .12, .88, .7, RGB[Colors.BLACK])
 
 # %% ../../nbs/viz/01_render.ipynb #cf003ef1
 def _floor(pen, paint, line):
@@ -132,13 +145,13 @@ def _unseen(pen, paint, line):
         pen.disc(x, y, .1, paint)
 
 def _empty(pen, paint, line):
-    pen.rect(.2, .2, .8, .8, paint)
+    pen.rect(.2, .2, .8, .8, paint, line)
     pen.rect(.28, .28, .72, .72, (0, 0, 0, 0))
 
 # %% ../../nbs/viz/01_render.ipynb #59a7eec0
 _SPRITES = {getattr(Tiles, f.__name__[1:].upper()): f for f in (
     _end_of_map, _unseen, _empty, _floor, _wall, _ball, _square, _pyramid, _goal, _key,
-    _door_locked, _door_closed, _door_open, _hex, _star)}
+    _door_locked, _door_closed, _door_open, _hex, _star, _lava)}
 
 def _shrink(image, size: int):
     "A square canvas brought down to `size` pixels, edges smoothed."
@@ -149,14 +162,17 @@ def _grain(size: int) -> int:
     return max(4, -(-128 // size))
 
 # %% ../../nbs/viz/01_render.ipynb #41491dc3
+def _check_tile_size(size) -> None:
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 4:
+        raise ValueError(f"A tile size of {size!r} shows nothing: take a whole number of pixels, a size of 4 or more.")
+
 @functools.lru_cache(maxsize=4096)
 def _sprite(tile: int, color: int, size: int):
     "The tile alone, RGBA, transparent around objects."
     if tile not in _SPRITES or color not in RGB:
         raise ValueError(f"({tile}, {color}) is no tile: tiles are 0 to {NUM_TILES - 1}, colours 0 to {NUM_COLORS - 1}.")
-    if size < 4:
-        raise ValueError(f"A tile of {size} pixels shows nothing: take a size of 4 or more.")
-    pen = _Pen(size * _grain(size))
+    _check_tile_size(size)
+    pen = _Pen(size * _grain(size), .045 if _is_dark(RGB[color]) else .03)
     _SPRITES[tile](pen, RGB[color], _contour(RGB[color]))
     return _shrink(pen.image, size)
 
@@ -297,6 +313,12 @@ def _mosaic(cells: np.ndarray, tile_size: int) -> np.ndarray:
     tiles = sprites[index.reshape(cells.shape)]
     return tiles.swapaxes(1, 2).reshape(cells.shape[0] * tile_size, -1, 3)
 
+def _mask_for(visible, shape) -> np.ndarray:
+    visible = np.asarray(visible, bool)
+    if visible.shape != shape:
+        raise ValueError(f"`visible` has shape {visible.shape}, the grid {shape}: lay a mask of the observation onto the map with view_to_world.")
+    return visible
+
 def _lighten(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
     "The picture with the masked cells a quarter of the way to white."
     size = image.shape[0] // mask.shape[0]
@@ -332,20 +354,24 @@ def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, 
     if pocket not in ("agent", "strip", "hide"):
         raise ValueError(f"pocket={pocket!r} is unknown: choose 'agent', 'strip' or 'hide'.")
     cells = _cells(grid)
+    _check_tile_size(tile_size)
     image = _mosaic(cells, tile_size)
     if visible is None and agent is not None and view_size:
         visible = field_of_view(cells.shape, agent, int(view_size))
     if visible is not None:
-        image = _lighten(image, np.asarray(visible, bool))
+        image = _lighten(image, _mask_for(visible, cells.shape))
     return image if agent is None else _draw_agent(image, agent, tile_size, pocket)
 
 # %% ../../nbs/viz/01_render.ipynb #2142c9d2
+def _check_inside(row: int, col: int, shape) -> None:
+    if not (0 <= row < shape[0] and 0 <= col < shape[1]):
+        raise ValueError(f"The agent stands at ({row}, {col}), outside this grid of {shape[0]} by {shape[1]}: give (row, column).")
+
 def _draw_agent(image: np.ndarray, agent, tile_size: int, pocket: str) -> np.ndarray:
     "The picture of a grid with the agent on it, and the strip for its pocket if asked for."
     row, col, direction, carried = _read_agent(agent)
     height, width = (n // tile_size for n in image.shape[:2])
-    if not (0 <= row < height and 0 <= col < width):
-        raise ValueError(f"The agent stands at ({row}, {col}), outside this grid of {height} by {width}: give (row, column).")
+    _check_inside(row, col, (height, width))
     _stamp(image, _agent_sprite(direction, carried if pocket == "agent" else None, tile_size), row * tile_size, col * tile_size)
     return np.vstack([image, _pocket_strip(carried, image.shape[1], tile_size)]) if pocket == "strip" else image
 
@@ -361,7 +387,7 @@ def render_observation(observation, tile_size: int = 32, pocket=None) -> np.ndar
 GLYPHS = {
     Tiles.END_OF_MAP: "×", Tiles.UNSEEN: "?", Tiles.EMPTY: " ", Tiles.FLOOR: "·", Tiles.WALL: "█", Tiles.BALL: "●", Tiles.SQUARE: "◼",
     Tiles.PYRAMID: "▲", Tiles.GOAL: "▣", Tiles.KEY: "K", Tiles.DOOR_LOCKED: "L", Tiles.DOOR_CLOSED: "C", Tiles.DOOR_OPEN: "O",
-    Tiles.HEX: "⬢", Tiles.STAR: "★",
+    Tiles.HEX: "⬢", Tiles.STAR: "★", Tiles.LAVA: "≈",
 }
 
 def _ink(color: int) -> str:
@@ -369,15 +395,31 @@ def _ink(color: int) -> str:
     return "#{:02x}{:02x}{:02x}".format(*(RGB[color] if sum(RGB[color]) > 100 else (110, 110, 110)))
 
 # %% ../../nbs/viz/01_render.ipynb #bf530854
-def render_text(grid, agent=None) -> str:
-    "The grid as text with `rich` colour markup: one character a cell, one line a row; the agent is `^`, `>`, `v` or `<`."
+_SEEN, _AGENT = " on #3a3a3a", "bold white on #c01820"  # the field of view as a background; the agent
+
+def _glyph(byte: int, seen: bool) -> tuple[str, str]:
+    "Style and character of a packed cell."
+    if byte & 15 >= NUM_COLORS:
+        raise ValueError(f"({byte >> 4}, {byte & 15}) is no tile: tiles are 0 to {NUM_TILES - 1}, colours 0 to {NUM_COLORS - 1}.")
+    return f"bold {_ink(byte & 15)}{_SEEN * seen}", GLYPHS[byte >> 4]
+
+def render_text(grid, agent=None, *, visible=None, wide: bool = False) -> str:
+    """The grid as text with `rich` colour markup: one line a row, one character a cell; the agent is `^`, `>`, `v` or `<`.
+
+    visible: `(H, W)` bool, cells on a lighter ground (see `view_to_world`). wide: two characters a cell, which looks square in most terminals.
+    Raises `ValueError` for another shape of grid, an unknown tile, or an agent outside the grid.
+    """
     cells = _cells(grid)
-    glyphs = [[(_ink(b & 15), GLYPHS[b >> 4]) for b in row] for row in cells.tolist()]
+    seen = np.zeros(cells.shape, bool) if visible is None else _mask_for(visible, cells.shape)
+    glyphs = [[_glyph(b, s) for b, s in zip(*row)] for row in zip(cells.tolist(), seen.tolist())]
     if agent is not None:
         row, col, direction, _ = _read_agent(agent)
-        glyphs[row][col] = ("white on #c01820", "^>v<"[direction])
+        _check_inside(row, col, cells.shape)
+        glyphs[row][col] = (_AGENT, "^>v<"[direction])
+    if wide:
+        glyphs = [[(ink, g + (g if g in "█×" else " ")) for ink, g in row] for row in glyphs]
     runs = [[(ink, "".join(g for _, g in run)) for ink, run in groupby(row, key=lambda pair: pair[0])] for row in glyphs]
-    return "\n".join("".join(f"[bold {ink}]{text}[/]" for ink, text in row) for row in runs)
+    return "\n".join("".join(f"[{ink}]{text}[/]" for ink, text in row) for row in runs)
 
 # %% ../../nbs/viz/01_render.ipynb #9fe44435
 def describe_grid(grid, agent=None) -> str:

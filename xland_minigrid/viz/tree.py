@@ -7,11 +7,16 @@ __all__ = ['Thing', 'Node', 'TaskTree', 'task_tree', 'Drawing', 'draw_ruleset']
 
 # %% ../../nbs/viz/04_tree.ipynb #58da7785
 import base64
+import re
 from html import escape
 from typing import NamedTuple
 
 import numpy as np
 
+from ..core.compose import Composed, Not, decompose
+from ..core.goals import goal_kinds
+from ..core.language import describe_goal, further_products
+from ..core.rules import rule_kinds
 from ..core.tiles import Tiles, tile_name
 from .render import data_uri, draw_tile
 
@@ -21,14 +26,16 @@ Thing = tuple[int, int]  # (tile, colour)
 def _rule_parts(rule) -> tuple[list[Thing], Thing]:
     "Inputs and product of an encoded rule `(7,)`."
     i, *a = (int(v) for v in rule)
-    return ([(a[0], a[1]), (a[2], a[3])], (a[4], a[5])) if 3 <= i <= 7 else ([(a[0], a[1])], (a[2], a[3]))
+    return ([(a[0], a[1]), (a[2], a[3])], (a[4], a[5])) if rule_kinds.two[i] else ([(a[0], a[1])], (a[2], a[3]))
 
 def _goal_things(goal) -> list[Thing]:
-    "The objects that an encoded goal `(5,)` speaks of."
+    "The objects that a goal, composed or encoded `(5,)`, speaks of, each once."
+    if isinstance(goal, Composed):
+        return [] if isinstance(goal, Not) else list(dict.fromkeys(t for part in goal.parts for t in _goal_things(part if isinstance(part, Composed) else np.asarray(part.encode()))))
     i, *a = (int(v) for v in goal)
-    if i in (0, 5):
+    if i == 0 or (i in goal_kinds.classes and goal_kinds[i].looks.at == 1):
         return []
-    return [(a[0], a[1]), (a[2], a[3])] if i == 4 or 7 <= i <= 10 else [(a[0], a[1])]
+    return [(a[0], a[1]), (a[2], a[3])] if goal_kinds.two[i] else [(a[0], a[1])]
 
 # %% ../../nbs/viz/04_tree.ipynb #2b37c549
 _BESIDE = ("above", "right of", "below", "left of")
@@ -43,18 +50,26 @@ def _rule_words(rule) -> str:
     i, things = int(rule[0]), _rule_parts(rule)[0]
     if 3 <= i <= 7:
         return _together(i - 3, *things)
-    return {1: "pick up", 2: "stand next to"}.get(i) or (_STAND[i - 8] if 8 <= i <= 11 else f"rule {i}")
+    return {1: "pick up", 2: "stand next to"}.get(i) or (_STAND[i - 8] if 8 <= i <= 11 else _class_words(rule_kinds, i))
+
+def _class_words(book, identifier: int) -> str:
+    "The name of a registered class as words: `OpenWithKey` is `'open with key'`."
+    name = book.classes[identifier].__name__ if identifier in book.classes else f"{book.what} {identifier}"
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
 
 # %% ../../nbs/viz/04_tree.ipynb #72eca791
 def _goal_words(goal) -> str:
-    "What has to be reached: `'hold'`, `'put next to each other'`, `'go to (2, 3)'`."
+    "What has to be reached: `'hold'`, `'put next to each other'`, `'go to (2, 3)'`; a whole clause for a composed goal."
+    if isinstance(goal, Composed):
+        words = describe_goal(goal)
+        return words if len(words) <= 90 else words[:words.rfind(" ", 0, 88)] + " …"
     i, *a = (int(v) for v in goal)
     if i == 4 or 7 <= i <= 10:
         return _together(0 if i == 4 else i - 6, *_goal_things(goal))
     if 11 <= i <= 14:
         return _STAND[i - 11]
     words = {0: "nothing", 1: "hold", 2: "stand on", 3: "stand next to", 5: f"go to ({a[0]}, {a[1]})", 6: f"put at ({a[2]}, {a[3]})"}
-    return words.get(i, f"goal {i}")
+    return words.get(i) or _class_words(goal_kinds, i)
 
 # %% ../../nbs/viz/04_tree.ipynb #19d5b5d3
 class Node(NamedTuple):
@@ -66,20 +81,27 @@ class Node(NamedTuple):
 
 class TaskTree(NamedTuple):
     "A ruleset taken apart: the tree below the goal, and what does not belong to it."
-    goal: np.ndarray
+    goal: np.ndarray | Composed
     rules: np.ndarray
     roots: tuple
     distractor_rules: tuple
     distractor_objects: tuple
     initial: frozenset
+    more: np.ndarray  # further products of each rule, (R, 2, 2), zeros for none
 
 # %% ../../nbs/viz/04_tree.ipynb #48715bc0
-def _grow(thing: Thing, rules: np.ndarray, initial: set, used: set) -> Node:
+def _products(rule, more) -> list[Thing]:
+    "All that a rule makes."
+    return [_rule_parts(rule)[1], *((int(t), int(c)) for t, c in more if t)]
+
+def _grow(thing: Thing, rules: np.ndarray, more: np.ndarray, initial: set, used: set) -> Node:
     "The node of `thing` with everything below it; `used` collects the rules that have been unfolded."
     makers = [i for i, r in enumerate(rules) if r[0] and _rule_parts(r)[1] == thing]
+    if not makers and thing not in initial:  # a rule is drawn below its first product, unless only a further one is wanted
+        makers = [i for i, r in enumerate(rules) if r[0] and thing in _products(r, more[i])]
     fresh = [i for i in makers if i not in used]
     used.update(fresh)
-    below = tuple((i, tuple(_grow(t, rules, initial, used) for t in _rule_parts(rules[i])[0])) for i in fresh)
+    below = tuple((i, tuple(_grow(t, rules, more, initial, used) for t in _rule_parts(rules[i])[0])) for i in fresh)
     return Node(thing, thing in initial, below, bool(makers) and not fresh)
 
 def _things(node: Node) -> set:
@@ -90,15 +112,19 @@ def _things(node: Node) -> set:
 def task_tree(ruleset) -> TaskTree:
     """Take a ruleset apart into the tree of its goal and its distractors.
 
-    ruleset: anything with `goal` (5,), `rules` (R, 7) and `init_tiles` (N, 2); padding rows are zero.
+    ruleset: anything with `goal` (5,), `rules` (R, 7) and `init_tiles` (N, 2), and perhaps `open`; padding rows are zero.
     """
     goal, rules = np.asarray(ruleset.goal), np.asarray(ruleset.rules).reshape(-1, 7)
+    open, more = getattr(ruleset, "open", None), np.zeros((len(rules), 2, 2), np.uint8)
+    if open is not None:
+        more, whole = further_products(open.laws), decompose(open.goals)
+        goal = whole if isinstance(whole, Composed) else goal
     placed = [(int(t), int(c)) for t, c in np.asarray(ruleset.init_tiles).reshape(-1, 2) if t]
     used: set = set()
-    roots = tuple(_grow(t, rules, set(placed), used) for t in _goal_things(goal))
+    roots = tuple(_grow(t, rules, more, set(placed), used) for t in _goal_things(goal))
     spare = tuple(i for i, r in enumerate(rules) if r[0] and i not in used)
     needed = set().union(*(_things(n) for n in roots), *(_rule_parts(rules[i])[0] for i in spare))
-    return TaskTree(goal, rules, roots, spare, tuple(t for t in placed if t not in needed), frozenset(placed))
+    return TaskTree(goal, rules, roots, spare, tuple(t for t in placed if t not in needed), frozenset(placed), more)
 
 # %% ../../nbs/viz/04_tree.ipynb #30d1da0f
 _INK, _MUTED, _EDGE, _START, _TRAP = "#1c2230", "#566072", "#8a93a5", "#0f766e", "#b3261e"
@@ -260,7 +286,7 @@ def _card(parts: list, width: float, height: float, alt: str) -> Drawing:
 
 def _alt(tree: TaskTree) -> str:
     "The task as one sentence."
-    goal = " and ".join(tile_name(*t) for t in _goal_things(tree.goal))
+    goal = "" if isinstance(tree.goal, Composed) else " and ".join(tile_name(*t) for t in _goal_things(tree.goal))
     return f"task tree; goal: {_goal_words(tree.goal)} {goal}".strip() + f"; {_depth(tree.roots)} levels of rules"
 
 # %% ../../nbs/viz/04_tree.ipynb #349d779f
