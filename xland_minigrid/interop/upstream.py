@@ -18,6 +18,7 @@ import numpy as np
 
 from ..core.actions import AgentState
 from ..core.goals import GOALS, AgentOnPositionGoal, OneTileGoal, TileOnPositionGoal, TwoTileGoal
+from ..core.layouts import DRAWN_TYPES
 from ..core.observation import hide
 from ..core.rules import RULES, OneTileRule, TwoTileRule
 from ..core.ruleset import RuleSet
@@ -87,9 +88,17 @@ def ruleset_from_upstream(ruleset) -> RuleSet:
     return RuleSet(goal=goal_from_upstream(ruleset.goal), rules=rules_from_upstream(ruleset.rules),
                    init_tiles=tiles_from_upstream(ruleset.init_tiles, zero=(0, 0)))
 
+def _check_known(ruleset: RuleSet) -> None:
+    if ruleset.open is not None:
+        raise ValueError("xminigrid 0.9.3 knows only the goals and rules of Tables 2 and 3: registered and composed ones and several products stay here.")
+    for tiles in (ruleset.rules[..., 1:], ruleset.init_tiles):
+        if not isinstance(tiles, jax.core.Tracer) and (np.asarray(tiles).reshape(*tiles.shape[:-1], -1, 2)[..., 0] == Tiles.LAVA).any():
+            raise ValueError("xminigrid 0.9.3 has no lava: take a ruleset without it.")
+
 def ruleset_to_upstream(ruleset: RuleSet):
-    "Our ruleset, batched or not, as `xminigrid.types.RuleSet`."
+    "Our ruleset, batched or not, as `xminigrid.types.RuleSet`. Raises `ValueError` for what 0.9.3 does not know."
     from xminigrid.types import RuleSet as Theirs
+    _check_known(ruleset)
     return Theirs(goal=jnp.asarray(goal_to_upstream(ruleset.goal)), rules=jnp.asarray(rules_to_upstream(ruleset.rules)),
                   init_tiles=jnp.asarray(tiles_to_upstream(ruleset.init_tiles)))
 
@@ -187,7 +196,7 @@ def params_from_upstream(params):
 def params_to_upstream(params: EnvParams):
     """Our parameters as `xminigrid.environment.EnvParams`, or its `XLandEnvParams` when they hold a ruleset.
 
-    Raises `ValueError` for what 0.9.3 cannot express: walls that block sight.
+    Raises `ValueError` for what 0.9.3 cannot express: walls that block sight, layouts as data or drawn at random, tasks beyond its tables.
     """
     from xminigrid.environment import EnvParams as Theirs
     from xminigrid.envs.xland import XLandEnvParams as TheirXLand
@@ -196,6 +205,8 @@ def params_to_upstream(params: EnvParams):
     common = {name: getattr(params, name) for name in _COMMON}
     if not hasattr(params, "ruleset"):
         return Theirs(**common)
+    if params.layout is not None or params.grid_type in DRAWN_TYPES:
+        raise ValueError("xminigrid 0.9.3 has only static layouts: choose grid_type R1, R2, R4, R6 or R9 and no layout.")
     return TheirXLand(**common, ruleset=ruleset_to_upstream(params.ruleset), grid_type=params.grid_type)
 
 # %% ../../nbs/interop/01_upstream.ipynb #44d92958

@@ -1,0 +1,2 @@
+"""Image observations, under the path that xminigrid's users import."""
+from ..viz.images import RGBImgObservationWrapper
