@@ -24,8 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .generate import GENERATOR_VERSION, Recipe, _checked_arrays, generate_rulesets, identities, recipe_of
-from ..core.goals import GOALS
-from ..core.rules import RULES
+from ..core.compose import all_declarations
+from ..core.goals import goal_kinds
+from ..core.rules import rule_kinds
 from ..core.ruleset import RuleSet
 from ..core.struct import PyTreeNode
 
@@ -80,6 +81,7 @@ class Benchmark(PyTreeNode):
     rules: jax.Array  # (n, R, 7), empty rules are zeros
     init_tiles: jax.Array  # (n, N, 2), padding is zeros
     num_rules: jax.Array  # (n,)
+    sets: jax.Array | None = None  # (2, 256, 3), what registered kinds declare (`compose.all_declarations`); None where all are built in
 
     @classmethod
     def from_arrays(cls, goals, rules, init_tiles, num_rules=None) -> "Benchmark":
@@ -87,7 +89,7 @@ class Benchmark(PyTreeNode):
 
         Raises `ValueError` for wrong shapes, for numbers that are no encoding, and for a `num_rules` that contradicts the rules.
         """
-        return cls(*map(jnp.asarray, _checked_benchmark(goals, rules, init_tiles, num_rules)))
+        return _benchmark(_checked_benchmark(goals, rules, init_tiles, num_rules))
 
     def num_rulesets(self) -> int:
         "How many tasks there are."
@@ -102,7 +104,8 @@ class Benchmark(PyTreeNode):
         Raises `IndexError` when there is none and `TypeError` for anything but one integer; a traced number is clamped instead.
         """
         number = _row_number(ruleset_id, self.num_rulesets())
-        return RuleSet(goal=_row(self.goals, number), rules=_row(self.rules, number), init_tiles=_row(self.init_tiles, number))
+        ruleset = RuleSet(goal=_row(self.goals, number), rules=_row(self.rules, number), init_tiles=_row(self.init_tiles, number))
+        return ruleset if self.sets is None else ruleset.opened(self.sets)
 
     def sample_ruleset(self, key: jax.Array) -> RuleSet:
         "A task, each with equal probability. Raises `ValueError` when there is none."
@@ -166,7 +169,8 @@ class Benchmark(PyTreeNode):
         return _write(path, self, recipe)
 
     def _rows(self, numbers) -> "Benchmark":
-        return jax.tree.map(lambda a: a[np.asarray(numbers) if isinstance(a, np.ndarray) else numbers], self)
+        rows = jax.tree.map(lambda a: a[np.asarray(numbers) if isinstance(a, np.ndarray) else numbers], self.replace(sets=None))
+        return rows.replace(sets=self.sets)
 
     def _group_keys(self, by: str) -> np.ndarray:
         if by == "goal_id":
@@ -226,7 +230,7 @@ def _card(benchmark: Benchmark) -> str:
     line = f"<b>{_summary(benchmark)}</b>"
     if not benchmark.num_rulesets():
         return line
-    kinds = _bars(_counts(benchmark.goals[:, 0]), "kinds of goals", lambda i: GOALS[i].__name__ if i < len(GOALS) else str(i))
+    kinds = _bars(_counts(benchmark.goals[:, 0]), "kinds of goals", lambda i: goal_kinds.classes[i].__name__ if i in goal_kinds.classes else str(i))
     return f'<div>{line}<br>{_bars(_counts(benchmark.num_rules), "rules per task")}{kinds}</div>'
 
 # %% ../../nbs/benchmarks/02_benchmark.ipynb #d76a3775
@@ -240,12 +244,21 @@ def generate_benchmark(preset: str = "high", n: int = 1000, seed: int | None = N
     return _benchmark(generate_rulesets(recipe_of(preset, seed, **overrides), n, workers=workers, progress=progress))
 
 def _benchmark(made) -> Benchmark:
-    "Generated rulesets as a benchmark on the default device."
-    return Benchmark(*map(jnp.asarray, made[:4]))
+    "Goals, rules, objects and numbers of rules as a benchmark on the default device."
+    return Benchmark(*map(jnp.asarray, made[:4]), sets=_declared(*made[:2]))
+
+def _declared(goals, rules) -> np.ndarray | None:
+    "What the kinds in concrete encodings declare, where any is registered. Raises `ValueError` for one that is not known here."
+    beyond = [(book, kinds) for book, kinds in ((goal_kinds, np.asarray(goals)[..., 0]), (rule_kinds, np.asarray(rules)[..., 0]))
+              if kinds.size and kinds.max() >= book.built_in]
+    for book, kinds in beyond:
+        for kind in np.unique(kinds):
+            book[kind]
+    return all_declarations() if beyond else None
 
 # %% ../../nbs/benchmarks/02_benchmark.ipynb #2a44142d
 _FORMAT_VERSION = 1
-_FIELDS = tuple(f.name for f in dataclasses.fields(Benchmark))
+_FIELDS = ("goals", "rules", "init_tiles", "num_rules")
 
 class BenchmarkFileError(ValueError):
     "A file that is no benchmark, or not a whole one."
@@ -284,12 +297,27 @@ def _write(path, benchmark: Benchmark, recipe: Recipe | None) -> Path:
     "Write a benchmark and its manifest; the recipe is that of generated tasks."
     from safetensors.numpy import save_file
     arrays = {name: np.ascontiguousarray(np.asarray(getattr(benchmark, name))) for name in _FIELDS}
-    manifest = {"format_version": _FORMAT_VERSION, "num_rulesets": len(benchmark), "digest": digest(Benchmark(**arrays)),
+    kinds = {"kinds": _kinds_used(arrays["goals"], arrays["rules"])} if benchmark.sets is not None else {}
+    manifest = {**kinds, "format_version": _FORMAT_VERSION, "num_rulesets": len(benchmark), "digest": digest(Benchmark(**arrays)),
                 "generator_version": GENERATOR_VERSION if recipe else None, "recipe": recipe and dataclasses.asdict(recipe)}
     text, path = json.dumps(manifest, sort_keys=True), Path(path).expanduser()
     with _appearing(path) as temporary:
         save_file(arrays, temporary, metadata={"benchmark": text, "benchmark_digest": _text_digest(text)})
     return path
+
+def _kinds_used(goals, rules) -> list:
+    "The registered kinds in encodings, as they are declared here: goal or rule, identifier, name, the two words of the declaration."
+    return [[book.what, int(i), book[i].__name__, *map(int, book.sets[i])] for book, kinds in ((goal_kinds, goals[..., 0]), (rule_kinds, rules[..., 0]))
+            for i in np.unique(kinds) if i >= book.built_in]
+
+def _check_kinds_used(path, manifest: dict) -> None:
+    "Raise `BenchmarkFileError` when a registered kind in a file is another one here."
+    for what, identifier, name, *sets in manifest.get("kinds", []):
+        book = goal_kinds if what == "goal" else rule_kinds
+        here = book.classes.get(identifier)
+        if here is None or here.__name__ != name or list(map(int, book.sets[identifier])) != sets:
+            raise BenchmarkFileError(f"{path} uses the {what} {name} under the identifier {identifier}, which is {here.__name__ + ' as declared' if here else 'nothing'} here: "
+                                     f"run the cell that registers {name}, with @register_{what}(id={identifier}).")
 
 def _text_digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -307,7 +335,8 @@ def _read(path: Path) -> tuple[Benchmark, dict]:
         raise BenchmarkFileError(f"{path} is damaged or incomplete ({error}); delete it and make or copy it anew.") from None
     if manifest["digest"] != digest(benchmark):
         raise BenchmarkFileError(f"{path} is damaged: its contents do not match its digest; delete it and make or copy it anew.")
-    return benchmark, manifest
+    _check_kinds_used(path, manifest)
+    return benchmark.replace(sets=_declared(benchmark.goals, benchmark.rules)), manifest
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     "The arrays of a well-formed file, read in one go to an address that JAX can use without copying them again."
@@ -388,7 +417,7 @@ def data_folder() -> Path:
 def benchmark_file(name: str) -> Path:
     "The file of a named benchmark, whether it exists yet or not. Raises `ValueError` for an unknown name."
     if name not in _REGISTERED:
-        raise ValueError(f"There is no benchmark {name!r}; there are {', '.join(_REGISTERED)}.")
+        raise ValueError(f"There is no benchmark {name!r}; there are {', '.join(_REGISTERED)} (load_benchmark_from_path reads a file).")
     return data_folder() / f"{name}-v{GENERATOR_VERSION}.safetensors"
 
 # %% ../../nbs/benchmarks/02_benchmark.ipynb #2266cc36
@@ -458,12 +487,12 @@ def benchmark_info(benchmark) -> dict:
 # %% ../../nbs/benchmarks/02_benchmark.ipynb #e26f9682
 def _contents(benchmark: Benchmark) -> dict:
     "The part of `benchmark_info` that the arrays themselves tell."
-    named = lambda table, ids: {table[i].__name__ if i < len(table) else str(i): count for i, count in _counts(ids).items()}
+    named = lambda book, ids: {book.classes[i].__name__ if i in book.classes else str(i): count for i, count in _counts(ids).items()}
     ruleset_ids, goal_ids = identities(benchmark.goals, benchmark.rules, benchmark.init_tiles)
-    rule_kinds = benchmark.rules[..., 0]
+    kinds = benchmark.rules[..., 0]
     return {"num_rulesets": len(benchmark), "max_rules": benchmark.rules.shape[1], "max_init_tiles": benchmark.init_tiles.shape[1],
             "nbytes": sum(leaf.nbytes for leaf in jax.tree.leaves(benchmark)), "digest": digest(benchmark),
             "rules_per_task": _counts(benchmark.num_rules), "init_tiles_per_task": _counts((benchmark.init_tiles[..., 0] != 0).sum(axis=1)),
-            "goal_kinds": named(GOALS, benchmark.goals[:, 0]), "rule_kinds": named(RULES, rule_kinds[rule_kinds != 0]),
+            "goal_kinds": named(goal_kinds, benchmark.goals[:, 0]), "rule_kinds": named(rule_kinds, kinds[kinds != 0]),
             "distinct_goals": len(np.unique(benchmark._group_keys("goal"))), "distinct_goal_ids": len(np.unique(goal_ids)),
             "distinct_ruleset_ids": len(np.unique(ruleset_ids))}

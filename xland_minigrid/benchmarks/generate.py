@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..core.goals import goal_kinds
+from ..core.rules import rule_kinds
 from ..core.tiles import FLOOR, PICKABLE, Colors, Tiles, pack
 
 GENERATOR_VERSION = 1
@@ -33,7 +35,8 @@ GOAL_KINDS = (1, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14)
 RULE_KINDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
 _TWO_TILE_GOALS, _TWO_TILE_RULES = (4, 7, 8, 9, 10), (3, 4, 5, 6, 7)
 _table = lambda members: np.isin(np.arange(256), members)
-_GOAL_HAS_TWO, _RULE_HAS_TWO = _table(_TWO_TILE_GOALS), _table(_TWO_TILE_RULES)
+_SYMMETRIC_GOAL, _SYMMETRIC_RULE = _table(_TWO_TILE_GOALS), _table(_TWO_TILE_RULES)
+_GOAL_HAS_TWO, _RULE_HAS_TWO = goal_kinds.two, rule_kinds.two  # registering a kind changes these arrays
 _SAME_EVENT = np.zeros(256, np.uint64)  # the rule that fires exactly when a goal of this kind is met
 _SAME_EVENT[list(GOAL_KINDS)] = RULE_KINDS
 
@@ -49,7 +52,7 @@ class Recipe:
     sample_distractor_rules: bool = False  # draw their number from 0 to `num_distractor_rules`
     num_distractor_objects: int = 0  # objects that no rule and no goal uses, 0 to 32
     random_seed: int = 42
-    goal_kinds: tuple[int, ...] = GOAL_KINDS
+    goal_kinds: tuple[int, ...] = GOAL_KINDS  # identifiers, or classes, built in or registered
     rule_kinds: tuple[int, ...] = RULE_KINDS
     even_goals: bool = False  # task i has goal i (modulo their number) of a shuffled list of all goals
 
@@ -59,8 +62,9 @@ class Recipe:
         _check_int("random_seed", self.random_seed, 0, 2**64 - 1)
         if not 0 <= self.prune_prob <= 1:
             raise ValueError(f"prune_prob is {self.prune_prob}; a probability from 0 to 1 is needed.")
-        for name, known in (("goal_kinds", GOAL_KINDS), ("rule_kinds", RULE_KINDS)):
-            object.__setattr__(self, name, _check_kinds(name, getattr(self, name), known))
+        for name, known, book in (("goal_kinds", GOAL_KINDS, goal_kinds), ("rule_kinds", RULE_KINDS, rule_kinds)):
+            registered = [i for i, cls in book.classes.items() if i >= book.built_in and not cls.looks.at and cls.looks.cells != 1]
+            object.__setattr__(self, name, _check_kinds(name, getattr(self, name), (*known, *registered)))
 
 # %% ../../nbs/benchmarks/01_generate.ipynb #e512edb6
 def _check_int(name, value, least, most):
@@ -68,7 +72,11 @@ def _check_int(name, value, least, most):
         raise ValueError(f"{name} is {value!r}; an integer from {least} to {most} is needed.")
 
 def _check_kinds(name, kinds, known) -> tuple[int, ...]:
-    kinds = tuple(sorted({int(k) for k in np.atleast_1d(np.asarray(kinds))}))
+    kinds = kinds if isinstance(kinds, (tuple, list, set, range, np.ndarray)) else (kinds,)
+    try:
+        kinds = tuple(sorted({int(getattr(k, "ID", k)) for k in kinds}))
+    except (ValueError, TypeError):
+        raise ValueError(f"{name} is {kinds!r}; identifiers or classes are needed, for example {known[0]} or a registered class.") from None
     if not kinds or not set(kinds) <= set(known):
         raise ValueError(f"{name} is {kinds}; one or more of {known} are needed.")
     return kinds
@@ -104,11 +112,11 @@ def recipe_of(preset: str = "high", seed: int | None = None, **overrides) -> Rec
 # %% ../../nbs/benchmarks/01_generate.ipynb #2f5e06c5
 def _level_sizes(recipe: Recipe) -> list[int]:
     "The most objects on each level of the main tree: those of the goal, those of the rules that produce them, and so on."
-    goal_tiles = 2 if set(recipe.goal_kinds) & set(_TWO_TILE_GOALS) else 1
+    goal_tiles = 2 if _GOAL_HAS_TWO[list(recipe.goal_kinds)].any() else 1
     return [goal_tiles * _most_inputs(recipe) ** level for level in range(recipe.chain_depth + 1)]
 
 def _most_inputs(recipe: Recipe) -> int:
-    return 2 if set(recipe.rule_kinds) & set(_TWO_TILE_RULES) else 1
+    return 2 if _RULE_HAS_TWO[list(recipe.rule_kinds)].any() else 1
 
 def max_rules(recipe: Recipe) -> int:
     "The most rules that a task of this recipe can have, at least 1 (the row of an empty rule)."
@@ -191,15 +199,15 @@ _at = lambda x, bits: x.astype(np.uint64) << np.uint64(bits)
 
 def _rule_words(kind, a, b, product) -> np.ndarray:
     "Rules as integers: kind, packed tiles `a`, `b` (ignored by one-tile kinds) and packed product, arrays of one shape."
-    two = _RULE_HAS_TWO[kind]
-    low, high = np.where(two, np.minimum(a, b), a), np.maximum(a, b)
+    two, swaps = _RULE_HAS_TWO[kind], _SYMMETRIC_RULE[kind]
+    low, high = np.where(swaps, np.minimum(a, b), a), np.where(swaps, np.maximum(a, b), b)
     rest = np.where(two, _at(_PAIR[high], 16) | _PAIR[product], _at(_PAIR[product], 16))
     return _at(kind, 48) | _at(_PAIR[low], 32) | rest
 
 def _goal_words(kind, a, b) -> np.ndarray:
     "Goals as integers, five bytes each: kind and packed tiles, `b` ignored by one-tile kinds."
-    two = _GOAL_HAS_TWO[kind]
-    low, high = np.where(two, np.minimum(a, b), a), np.where(two, np.maximum(a, b), 0)
+    two, swaps = _GOAL_HAS_TWO[kind], _SYMMETRIC_GOAL[kind]
+    low, high = np.where(swaps, np.minimum(a, b), a), np.where(two, np.where(swaps, np.maximum(a, b), b), 0)
     return _at(kind, 32) | _at(_PAIR[low], 16) | _PAIR[high]
 
 # %% ../../nbs/benchmarks/01_generate.ipynb #ed122bed
@@ -227,8 +235,13 @@ def _goals(recipe: Recipe, draws: Draws, bag: _Bag):
     "Kind, first tile and second tile of each goal (the second counts for two-tile kinds only)."
     everyone = np.ones(len(draws.counter), bool)
     kind = np.array(recipe.goal_kinds)[below(draws(_GOAL), len(recipe.goal_kinds))]
-    a = bag.take(everyone, draws(_GOAL_TILE), patch_ok=kind != 1)
+    a = bag.take(everyone, draws(_GOAL_TILE), patch_ok=~_is_held(kind))
     return kind, a, bag.take(_GOAL_HAS_TWO[kind])
+
+def _is_held(kind) -> np.ndarray:
+    "Whether goals of these kinds ask for something in the pocket, which no patch of colour can be."
+    first, second = goal_kinds.sets[kind].T
+    return (first == 0) & (second >> 6 == 0)
 
 # %% ../../nbs/benchmarks/01_generate.ipynb #125b4965
 def all_goals(kinds: tuple[int, ...] = GOAL_KINDS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -238,7 +251,9 @@ def all_goals(kinds: tuple[int, ...] = GOAL_KINDS) -> tuple[np.ndarray, np.ndarr
     mixed = ~(np.isin(low, PATCHES) & np.isin(high, PATCHES))
     parts = []
     for kind in kinds:
-        a, b = (low[mixed], high[mixed]) if _GOAL_HAS_TWO[kind] else (CARRIED if kind == 1 else OBJECTS, 0)
+        a, b = (low[mixed], high[mixed]) if _GOAL_HAS_TWO[kind] else (CARRIED if _is_held(kind) else OBJECTS, 0)
+        if _GOAL_HAS_TWO[kind] and not _SYMMETRIC_GOAL[kind]:
+            a, b = (pair[np.not_equal(*np.meshgrid(OBJECTS, CARRIED))] for pair in np.meshgrid(OBJECTS, CARRIED))
         parts.append((np.full(len(a), kind), a, np.broadcast_to(np.uint8(b), len(a))))
     return tuple(np.concatenate(column) for column in zip(*parts))
 
@@ -401,8 +416,8 @@ def canonical(goals, rules, init_tiles) -> tuple[np.ndarray, np.ndarray, np.ndar
     cannot matter, padding is last, unused bytes are zero. Generated tasks are canonical already. Raises `ValueError` for other shapes or dtypes.
     """
     goals, rules, init_tiles = _checked_arrays(goals, rules, init_tiles)
-    goals = _one_spelling(goals, _ARGUMENTS_OF_GOAL, _GOAL_HAS_TWO, _MIRROR_GOAL)
-    words = _to_words(_one_spelling(rules, _ARGUMENTS_OF_RULE, _RULE_HAS_TWO, _MIRROR_RULE))
+    goals = _one_spelling(goals, _ARGUMENTS_OF_GOAL, _SYMMETRIC_GOAL, _MIRROR_GOAL)
+    words = _to_words(_one_spelling(rules, _ARGUMENTS_OF_RULE, _SYMMETRIC_RULE, _MIRROR_RULE))
     words = _in_order(np.take_along_axis(words, np.argsort(words == 0, axis=1, kind="stable"), axis=1))
     tiles = np.sort(_to_words(init_tiles) - np.uint64(1), axis=1) + np.uint64(1)  # one less: padding 0 wraps round and goes last
     return goals, _to_bytes(words, 7), _to_bytes(tiles, 2)
