@@ -53,13 +53,13 @@ test:
 test-slow: test-floor
 	@.ci/venv .venv dev
 	@printf '\n=== Slow tests\n'
-	@$(BIN)/python $(PYTEST) -m slow tests </dev/null
+	@$(BIN)/python $(PYTEST) $(TWO) -m slow tests </dev/null
 
 # The packages of Colab, as far as they can be had elsewhere. They stop at Python 3.13.
 test-floor:
-	@.ci/venv .venv-floor train,notebook,peers,test .ci/colab-floor.txt 13
+	@.ci/venv .venv-floor train,notebook,gym,dm,peers,test .ci/colab-floor.txt 13
 	@.ci/step 'Colab floor: requirements' .venv-floor/bin/python -m pip check
-	@.ci/step 'Colab floor: library notebooks, each in a fresh kernel' .venv-floor/bin/python $(NBVAL) --nbval-lax nbs
+	@.ci/step 'Colab floor: library notebooks, each in a fresh kernel' .venv-floor/bin/python $(NBVAL) $(TWO) --nbval-lax nbs
 	@.ci/step 'Colab floor: Colab copies' .venv-floor/bin/python $(NBVAL) --nbval-lax colab
 	@printf '\n=== Colab floor: tests\n'
 	@.venv-floor/bin/python $(PYTEST) $(TWO) -m 'not slow' tests </dev/null
