@@ -267,7 +267,7 @@ def test_names_of_xminigrid_are_reachable():
 def test_constants_are_those_of_the_tables():
     from xland_minigrid.core import constants
     registry = constants.TILES_REGISTRY
-    assert registry.shape == (15, 14, 2) and registry.dtype == jnp.uint8
+    assert registry.shape == (16, 14, 2) and registry.dtype == jnp.uint8
     assert registry[constants.Tiles.STAR, constants.Colors.PINK].tolist() == [14, 13]
     assert constants.DIRECTIONS.tolist() == [[-1, 0], [0, 1], [1, 0], [0, -1]] and constants.NUM_ACTIONS == 6 and constants.NUM_LAYERS == 2
-    assert constants.WALKABLE.tolist() == [3, 8, 12] and constants.LOS_BLOCKING.tolist() == [4, 10, 11]
+    assert constants.WALKABLE.tolist() == [3, 8, 12, 15] and constants.LOS_BLOCKING.tolist() == [4, 10, 11]

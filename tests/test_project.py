@@ -271,7 +271,7 @@ def test_import_adds_little_to_that_of_jax(tmp_path):
 
 def test_import_is_free_of_side_effects(tmp_path):
     seen = probe(tmp_path, "audit")
-    heavy = {"flax", "optax", "matplotlib", "ipywidgets", "IPython", "orbax", "tyro", "websockets", "xminigrid", "nbdev", "fastcore"}
+    heavy = {"flax", "optax", "matplotlib", "ipywidgets", "IPython", "orbax", "tyro", "websockets", "xminigrid", "nbdev", "fastcore", "gymnasium", "dm_env", "torch"}
     assert heavy & set(seen["modules"]) == set()
     assert seen["touched"] == [], "importing the package opened files other than code"
     assert not seen["initialized"], "importing the package started a JAX backend: some module makes an array when it is imported"

@@ -1,5 +1,7 @@
 """Pictures, players and drawings: what they show is what the arrays say."""
+import io
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -16,6 +18,10 @@ from xland_minigrid.core.actions import AgentState
 from xland_minigrid.core.observation import look
 from xland_minigrid.core.ruleset import RuleSet
 from xland_minigrid.core.tiles import NUM_COLORS, NUM_TILES, Colors, Tiles, pack_pairs
+from xland_minigrid.envs.registration import make, registered_environments
+from xland_minigrid.envs.wrappers import (DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper,
+                                          RulesAndGoalsObservationWrapper)
+from xland_minigrid.viz import RGBImgObservationWrapper, images_from_cells, images_from_observations, render_batch
 from xland_minigrid.viz import (Bars, adaptation_curve, describe_grid, draw_ruleset, draw_tile, field_of_view, grid_html, play, play_rollout,
                                 render, render_observation, render_text, rules_histogram, show, task_tree, to_png, training_curve, view_to_world)
 
@@ -32,11 +38,43 @@ def random_grid(rng, height=7, width=9):
 
 # Pictures ----------------------------------------------------------------------------------------------------------------------------
 
+EYES = {  # Machado, Oliveira and Fernandes (2009), severity 1
+    "protanopia": [[.152286, 1.052583, -.204868], [.114503, .786281, .099216], [-.003882, -.048116, 1.051998]],
+    "deuteranopia": [[.367322, .860646, -.227968], [.280085, .672501, .047413], [-.011820, .042940, .968881]],
+    "tritanopia": [[1.255528, -.076749, -.178779], [-.078411, .930809, .147602], [.004733, .691367, .303900]]}
+
+
+def as_light(image):
+    c = np.asarray(image) / 255
+    return np.where(c <= .04045, c / 12.92, ((c + .055) / 1.055) ** 2.4)
+
+
+@pytest.mark.parametrize("eye", EYES)
+def test_things_of_two_colours_differ_for_the_colour_blind(eye):
+    "Balls drawn at 16 pixels, all pairs of colours: the mean difference in L*a*b* over the pixels of the ball."
+    balls = np.stack([draw_tile(Tiles.BALL, c, 16) for c in range(3, NUM_COLORS)])
+    xyz = np.clip(as_light(balls) @ np.array(EYES[eye]).T, 0, 1) @ np.array([[.4339, .2126, .0178], [.3762, .7152, .1095], [.1899, .0722, .8727]])
+    f = np.where(xyz > .008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    lab = np.stack([116 * f[..., 1] - 16, 500 * (f[..., 0] - f[..., 1]), 200 * (f[..., 1] - f[..., 2])], -1)
+    apart = [np.linalg.norm(a - b, axis=-1)[5:11, 5:11].mean() for i, a in enumerate(lab) for b in lab[:i]]
+    assert min(apart) > 19
+
+
+@pytest.mark.parametrize("tile", [5, 6, 7, 9, 13, 14, 10, 11, 12, 15])
+def test_every_thing_stands_out_from_the_floor(tile):
+    "Its brightest tenth has a contrast of 3 to the floor (WCAG 2), in the dark and in the field of view."
+    for light in (lambda i: i, lambda i: i + (255 - i) // 4):
+        floor = as_light(light(np.uint8([8, 8, 9]))) @ [.2126, .7152, .0722]
+        for color in range(3, NUM_COLORS):
+            bright = np.sort((as_light(light(draw_tile(tile, color, 32))) @ [.2126, .7152, .0722]).ravel())[-60]
+            assert (bright + .05) / (floor + .05) >= 3, (tile, color)
+
+
 @pytest.mark.parametrize("size", [8, 16, 32])
 def test_no_two_sprites_look_alike(size):
     sprites = np.stack([draw_tile(t, c, size) for t in range(NUM_TILES) for c in range(NUM_COLORS)]).astype(int)
     closest = min(np.abs(sprites[i + 1:] - s).mean((1, 2, 3)).min() for i, s in enumerate(sprites[:-1]))
-    assert closest > 1
+    assert closest > 2.5
 
 
 def test_every_cell_of_a_picture_is_its_sprite():
@@ -119,6 +157,19 @@ def test_png_keeps_every_pixel(tmp_path):
     (lambda: render(np.full((3, 3), 0x39, np.uint8), agent(3, 0)), "outside this grid"),
     (lambda: render(np.full((3, 3), 0x39, np.uint8), pocket="x"), "'strip'"),
     (lambda: draw_tile(5, 3, 1), "size of 4 or more"),
+    (lambda: render(np.full((3, 3), 0x39, np.uint8), tile_size=7.5), "whole number"),
+    (lambda: render(np.full((3, 3), 0x39, np.uint8), visible=np.ones((5, 5))), "view_to_world"),
+    (lambda: render_text(np.full((3, 3), 0x3F, np.uint8)), "is no tile"),
+    (lambda: render_text(np.full((3, 3), 0x39, np.uint8), agent(-1, 0)), "outside this grid"),
+    (lambda: images_from_cells(np.zeros((3, 3, 2), np.int32)), "pack_pairs"),
+    (lambda: images_from_cells(np.zeros(3, np.uint8)), "pack_pairs"),
+    (lambda: images_from_cells(np.zeros((3, 3), np.uint8), 3), "size of 4 or more"),
+    (lambda: images_from_observations(np.zeros((3, 5, 2), np.uint8)), "(..., V, V, 2)"),
+    (lambda: images_from_observations(np.zeros((3, 3, 2))), "(..., V, V, 2)"),
+    (lambda: render_batch(np.zeros((2, 3, 3), np.uint8), agent()), "agent positions"),
+    (lambda: render_batch(np.zeros((3, 3), np.uint8), agent(), pocket="x"), "'strip'"),
+    (lambda: RGBImgObservationWrapper(make("MiniGrid-Empty-5x5")[0], tile_size=2), "size of 4 or more"),
+    (lambda: RGBImgObservationWrapper(GymAutoResetWrapper(RGBImgObservationWrapper(make("MiniGrid-Empty-5x5")[0]))), "images already"),
     (lambda: to_png(np.zeros((3, 3), np.uint8)), "(height, width, 3)"),
     (lambda: Bars(["a"], np.zeros((3, 2))), "one column a label"),
     (lambda: Bars(["a"], np.zeros((3, 1)), sprites=[(5, 3), (5, 4)]), "one sprite a label"),
@@ -145,6 +196,11 @@ def test_text_has_one_character_a_cell():
     assert lines[4][6] == "<" and len({line[0] for line in lines}) == NUM_TILES, "every tile has a character of its own"
     spans = Text.from_markup(render_text(grid)).spans
     assert {str(s.style) for s in spans if s.start == 5 * 15 + 3} == {"bold #f3323a"}, "a red ball is red"
+    seen = np.zeros(grid.shape[:2], bool)
+    seen[5, 3] = True
+    lines = Text.from_markup(render_text(grid, agent(4, 6, 3), wide=True, visible=seen))
+    assert all(cell_len(line) == 2 * NUM_COLORS for line in lines.plain.split("\n"))
+    assert [lines.plain[s.start:s.end] for s in lines.spans if "on #3a3a3a" in str(s.style)] == ["● "]
 
 
 def test_html_of_a_grid_says_what_it_shows():
@@ -154,6 +210,138 @@ def test_html_of_a_grid_says_what_it_shows():
     figure = ET.fromstring(html.replace('">', '"/>', 2).replace('inline-block;color:inherit"/>', 'inline-block;color:inherit">'))
     assert figure.find("img").attrib["alt"] == describe_grid(grid, agent(2, 2, 1, PINK_KEY))
     assert "red ball (1, 3)" in html and "facing right carrying pink key" in html and "a &lt; b" in html
+
+
+# Images ------------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("size", [4, 9, 16])
+def test_images_of_cells_are_what_render_draws(size):
+    cells = pack_pairs(random_grid(np.random.default_rng(size), 10, 12)).reshape(2, 5, 3, 4)
+    images = jax.jit(images_from_cells, static_argnums=1)(cells, size)
+    assert images.shape == (2, 5, 3 * size, 4 * size, 3) and images.dtype == jnp.uint8
+    for i in np.ndindex(2, 5):
+        assert (images[i] == render(cells[i], tile_size=size)).all()
+    assert (jax.vmap(jax.vmap(lambda c: images_from_cells(c, size)))(cells) == images).all()
+
+
+def test_bytes_that_are_no_cell_catch_the_eye():
+    wrong, right = images_from_cells(np.uint8([[0x5E, 0xFF]]), 8), images_from_cells(np.arange(256, dtype=np.uint8).reshape(16, 16)[:, :14], 8)
+    assert (wrong[:, :8] == wrong[:, 8:]).all() and {tuple(p) for p in np.asarray(wrong).reshape(-1, 3)} == {(255, 0, 255), (90, 0, 90)}
+    assert not (np.asarray(right) == (255, 0, 255)).all(-1).any()
+
+
+@pytest.mark.parametrize("pocket", ["agent", "strip", "hide"])
+def test_batches_are_what_render_draws(pocket):
+    rng, n = np.random.default_rng(5), 24
+    cells = pack_pairs(random_grid(rng, 5 * n, 6)).reshape(n, 5, 6)
+    loads = np.array([(2, 2), BLUE_STAR, PINK_KEY, (15, 10), (3, 9), (8, 4)], np.uint8)[rng.integers(0, 6, n)]
+    agents = AgentState(position=jnp.asarray(rng.integers(0, 5, (n, 2))), direction=jnp.asarray(rng.integers(0, 4, n)), pocket=jnp.asarray(loads))
+    masks = rng.random((n, 3, 3)) < .6
+    one = [jax.tree.map(lambda x: x[i], agents) for i in range(n)]
+    lit = jax.jit(lambda c, a: render_batch(c, a, 3, 8, pocket=pocket))(cells, agents)
+    masked = render_batch(cells.reshape(4, 6, 5, 6), jax.tree.map(lambda x: x.reshape(4, 6, *x.shape[1:]), agents), tile_size=8,
+                          visible=masks.reshape(4, 6, 3, 3), pocket=pocket)
+    for i in range(n):
+        assert (lit[i] == render(cells[i], one[i], 3, 8, pocket=pocket)).all()
+        world = view_to_world(masks[i], one[i], (5, 6))
+        assert (masked[i // 6, i % 6] == render(cells[i], one[i], tile_size=8, visible=world, pocket=pocket)).all()
+
+
+WRAPPINGS = {
+    "alone": lambda env, images: images(env),
+    "over gym": lambda env, images: images(GymAutoResetWrapper(env)),
+    "under gym": lambda env, images: GymAutoResetWrapper(images(env)),
+    "over dm": lambda env, images: images(DmEnvAutoResetWrapper(env)),
+    "under all": lambda env, images: RulesAndGoalsObservationWrapper(DirectionObservationWrapper(images(GymAutoResetWrapper(env)))),
+    "over all": lambda env, images: images(DirectionObservationWrapper(GymAutoResetWrapper(RulesAndGoalsObservationWrapper(env)))),
+}
+
+
+@pytest.mark.parametrize("order", [pytest.param(o, marks=pytest.mark.slow) if o in ("alone", "under gym") else o for o in WRAPPINGS])
+def test_image_observations_say_what_symbols_say(order):
+    "In lockstep with the same world without images, across resets: observation and terminal observation, walls in the way."
+    settings = dict(height=5, width=5, view_size=3, max_steps=4, see_through_walls=order == "under all")
+    (env, params), wrap = make("XLand-MiniGrid-R1-9x9", **settings), WRAPPINGS[order]
+    sides = [wrap(env, lambda e: e), wrap(env, lambda e: RGBImgObservationWrapper(e, tile_size=8))]
+    draw = jax.vmap(lambda view: images_from_observations(view, 8))
+    picture = lambda seen: {**seen, "img": draw(seen["img"])} if isinstance(seen, dict) else draw(seen)
+    step = jax.jit(lambda now, a: [jax.vmap(e.step, (None, 0, None))(params, t, a) for e, t in zip(sides, now)])
+    now = jax.jit(lambda keys: [jax.vmap(e.reset, (None, 0))(params, keys) for e in sides])(jax.random.split(jax.random.key(0), 3))
+    for action in (0, 1, 0, 0, 2, 0):
+        now = step(now, action)
+        for name in ("observation", "final_observation"):
+            symbols, images = getattr(now[0], name), getattr(now[1], name)
+            assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), None if symbols is None else picture(symbols), images)), (name, action)
+    shape = sides[1].observation_shape(params)
+    assert (shape["img"] if isinstance(shape, dict) else shape) == (24, 24, 3)
+    assert isinstance(now[1].observation, dict) == isinstance(shape, dict)
+    assert "gym" not in order or now[1].final_observation.shape == (3, 24, 24, 3)
+
+
+def test_listing_4():
+    from xland_minigrid.experimental.img_obs import RGBImgObservationWrapper as Images
+    plain, params = make("XLand-MiniGrid-R9-25x25", view_size=7)
+    env = Images(plain)
+    assert env.observation_shape(params) == (224, 224, 3)
+    timestep, symbols = jax.jit(lambda key: (env.reset(params, key), plain.reset(params, key).observation))(jax.random.key(0))
+    assert (timestep.observation == images_from_observations(symbols)).all() and env.render(params, timestep).shape == (800, 800, 3)
+
+
+def test_nothing_happens_at_import(tmp_path):
+    code = ("import xland_minigrid.experimental.img_obs as m, os; from xland_minigrid.viz.images import _table; from xland_minigrid.viz.render import draw_tile;"
+            "print(_table.cache_info().currsize, draw_tile.cache_info().currsize, os.listdir(os.environ['XLAND_MINIGRID_CACHE']))")
+    env = {**os.environ, "XLAND_MINIGRID_CACHE": str(tmp_path), "XLAND_MINIGRID_RELOAD_CACHE": "True"}
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout.strip() == "0 0 []"
+
+
+class Bomb:
+    def __reduce__(self):
+        return print, ("a pickle was loaded",)
+
+
+def test_the_cache_variables_are_honoured(tmp_path, monkeypatch, capsys):
+    from xland_minigrid.viz.images import _table
+    fresh = lambda: _table.__wrapped__(4)  # as a new process would
+    monkeypatch.delenv("XLAND_MINIGRID_CACHE", raising=False)
+    monkeypatch.delenv("XLAND_MINIGRID_RELOAD_CACHE", raising=False)
+    table = fresh()
+    monkeypatch.setenv("XLAND_MINIGRID_CACHE", str(tmp_path / "made"))
+    fresh()
+    path, = (tmp_path / "made").iterdir()
+    first = path.stat().st_ino
+    assert (fresh() == table).all() and path.stat().st_ino == first, "read, not written again"
+    for value, again in (("0", False), ("False", False), ("True", True), ("1", True)):
+        monkeypatch.setenv("XLAND_MINIGRID_RELOAD_CACHE", value)
+        before = path.stat().st_ino, path.stat().st_mtime_ns
+        fresh()
+        assert ((path.stat().st_ino, path.stat().st_mtime_ns) != before) == again, value
+    monkeypatch.delenv("XLAND_MINIGRID_RELOAD_CACHE")
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[999] ^= 4
+    bomb = io.BytesIO()
+    np.save(bomb, np.array([Bomb()], object), allow_pickle=True)
+    for damage in (b"", whole[:-1], b"junk" * 99, bytes(flipped), bomb.getvalue()):
+        path.write_bytes(damage)
+        assert (fresh() == table).all() and path.read_bytes() == whole
+    assert "pickle" not in capsys.readouterr().out and len(list((tmp_path / "made").iterdir())) == 1
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XLAND_MINIGRID_CACHE", str(tmp_path / "file"))
+    with pytest.raises(OSError):
+        fresh()
+
+
+@pytest.mark.slow
+def test_the_comparison_with_xminigrid_runs(monkeypatch, tmp_path):
+    "That it runs, in a few steps; its figures are for quiet machines and are never tested. xminigrid gets black sprites: drawing its own takes a minute."
+    benchmarks = pytest.importorskip("xminigrid.benchmarks")
+    from xland_minigrid.viz.images import compare_with_upstream
+    from xminigrid.core.constants import TILES_REGISTRY
+    black = jnp.zeros((TILES_REGISTRY.shape[0] * TILES_REGISTRY.shape[1], 32, 32, 3), jnp.uint8)
+    benchmarks.save_bz2_pickle({"tile_cache": black, "tile_agent_cache": black}, str(tmp_path / "render_cache"))
+    monkeypatch.setenv("XLAND_MINIGRID_CACHE", str(tmp_path))
+    found = compare_with_upstream(num_envs=2, steps=2, repeats=1, view_size=3)
+    assert min(found["ours"], found["upstream"]) > 0 and found["ratio"] == pytest.approx(found["ours"] / found["upstream"])
 
 
 # Players -----------------------------------------------------------------------------------------------------------------------------
@@ -175,7 +363,6 @@ class Tags(HTMLParser):
 
 def decode_uri(uri):
     import base64
-    import io
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))).convert("RGB"))
 
 
@@ -214,6 +401,20 @@ def test_page_is_small_and_alone():
     assert len(html) < 100_000
     assert "http" not in html and not any("id" in a for _, a in Tags(html).found)
     assert html == play(rollout(), player.captions, player.bars)._repr_html_()
+
+
+def test_a_real_rollout_fits_a_hundred_kilobytes():
+    "Sixty steps through rooms with doors and objects, the field of view lit and cut short by walls."
+    from xland_minigrid.viz.figures import figure_task
+    env, params = make("XLand-MiniGrid-R4-13x13", ruleset=figure_task(), view_size=7, see_through_walls=False)
+    def walk(timestep, action):
+        following = env.step(params, timestep, action)
+        return following, following
+    actions = jnp.asarray(np.random.default_rng(1).choice(6, 60, p=[.5, .12, .12, .1, .06, .1]))
+    _, film = jax.jit(lambda key: jax.lax.scan(walk, env.reset(params, key), actions))(jax.random.key(3))
+    assert len(film.reward) == 60
+    for tile_size in (16, 32):
+        assert len(play_rollout(film, view_size=7, tile_size=tile_size)._repr_html_()) < 100_000
 
 
 def test_page_cannot_be_broken_by_words(tmp_path):
@@ -296,7 +497,7 @@ def test_dead_ends_and_missing_objects_are_marked():
 def test_any_ruleset_can_be_drawn():
     "Also those that make no sense: circles, several makers of one object, every goal and rule."
     rng = np.random.default_rng(0)
-    for i in range(150):
+    for i in range(60):
         things = [(int(t), int(c)) for t, c in zip(rng.integers(5, 8, 6), rng.integers(3, 6, 6))]
         pick = lambda: things[rng.integers(6)]
         rules = [[k, *pick(), *pick(), *(pick() if 3 <= k <= 7 else (0, 0))] for k in rng.integers(1, 12, rng.integers(0, 12))]
@@ -344,3 +545,36 @@ def test_paths_of_xminigrid_lead_here():
 def test_looking_at_things_stays_quick_to_import():
     code = "import sys, xland_minigrid.viz; print([m for m in ('matplotlib', 'IPython', 'ipywidgets', 'rich', 'flax') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+# The paper's figures -----------------------------------------------------------------------------------------------------------------
+
+def test_the_optimal_plan_is_optimal():
+    "No shorter list of actions reaches the goal; all of them are tried."
+    from xland_minigrid.viz.figures import shortest_plan, stage
+    with pytest.raises(ValueError, match="dead end"):
+        shortest_plan(*stage("##### #gy## #^p## ##### #####"))
+    env, params, timestep = stage("##### #g..# #...# #r^.# #####")
+    plan = shortest_plan(env, params, timestep)
+    every = np.stack(np.meshgrid(*[np.arange(6)] * (len(plan) - 1), indexing="ij"), -1).reshape(-1, len(plan) - 1)
+    def follow(timestep, action):
+        timestep = env.step(params, timestep, action)
+        return timestep, timestep.reward
+    run = jax.jit(jax.vmap(lambda actions: jax.lax.scan(follow, timestep, actions)[1].max()))
+    assert 3 < len(plan) < 7 and run(every).max() == 0 and run(np.array([plan])).max() > 0
+
+
+def test_figures_are_made_from_the_running_environment(tmp_path):
+    from xland_minigrid.viz import figures
+    with pytest.raises(ValueError, match="one agent"):
+        figures.stage("### #.# ###")
+    plan, film = figures.path_film()
+    assert film[-1].reward > 0 and len(film) == len(plan) + 1
+    assert [words for _, _, words in figures._events(film)] == [
+        "pick up blue pyramid", "put down blue pyramid: a red ball appears", "pick up red ball", "put down red ball"]
+    shown = set(figures._families().values())
+    assert shown <= set(registered_environments()) and {"Empty", "EmptyRandom"} <= set(figures._families())
+    layouts = np.asarray(figures.figure_layouts(side=64))
+    assert layouts.shape[1] > 5 * 52 and figures.figure_tree().svg.count("dead end") == 1
+    figures.figure_rule().save(tmp_path / "rule.png")
+    assert Image.open(tmp_path / "rule.png").size[0] > 400
