@@ -9,8 +9,14 @@ __all__ = ['GENERATOR_VERSION', 'OBJECT_COLORS', 'CARRIED', 'PATCHES', 'OBJECTS'
 
 # %% ../../nbs/benchmarks/01_generate.ipynb #40b77dbd
 import dataclasses
+import functools
+import json
 import os
+import time
+import zlib
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +25,7 @@ from ..core.goals import goal_kinds
 from ..core.rules import rule_kinds
 from ..core.tiles import FLOOR, PICKABLE, Colors, Tiles, pack
 
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 2
 
 # %% ../../nbs/benchmarks/01_generate.ipynb #eaf0f6c1
 OBJECT_COLORS = (Colors.RED, Colors.GREEN, Colors.BLUE, Colors.PURPLE, Colors.YELLOW,
@@ -55,11 +61,15 @@ class Recipe:
     goal_kinds: tuple[int, ...] = GOAL_KINDS  # identifiers, or classes, built in or registered
     rule_kinds: tuple[int, ...] = RULE_KINDS
     even_goals: bool = False  # task i has goal i (modulo their number) of a shuffled list of all goals
+    solvable: bool = True  # keep only tasks with a plan (`solve.prove`); False keeps whatever the procedure draws
 
     def __post_init__(self):
         for name, most in (("chain_depth", 5), ("num_distractor_rules", 16), ("num_distractor_objects", 32)):
             _check_int(name, getattr(self, name), 0, most)
         _check_int("random_seed", self.random_seed, 0, 2**64 - 1)
+        for name in ("sample_depth", "prune_chain", "sample_distractor_rules", "even_goals", "solvable"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; True or False is needed.")
         if not 0 <= self.prune_prob <= 1:
             raise ValueError(f"prune_prob is {self.prune_prob}; a probability from 0 to 1 is needed.")
         for name, known, book in (("goal_kinds", GOAL_KINDS, goal_kinds), ("rule_kinds", RULE_KINDS, rule_kinds)):
@@ -514,10 +524,10 @@ def _chunk(recipe: Recipe, start: int, stop: int) -> tuple[Rulesets, np.ndarray]
     return made, _is_sound(recipe, tasks)
 
 # %% ../../nbs/benchmarks/01_generate.ipynb #a437e830
-_CHUNK = 1 << 13
+_CHUNK, _ROUND = 1 << 13, 1 << 18  # candidates per call of a thread; candidates held in memory at once
 
-def _candidates(recipe: Recipe, start: int, count: int, pool, tell) -> tuple[Rulesets, np.ndarray]:
-    "Candidates `start` to `start + count`, chunk by chunk in the threads of `pool`; `tell(k)` hears of every k that are done."
+def _candidates(recipe: Recipe, start: int, count: int, pool) -> tuple[Rulesets, np.ndarray]:
+    "Candidates `start` to `start + count`, chunk by chunk in the threads of `pool`, and which are sound."
     edges = [(s, min(s + _CHUNK, start + count)) for s in range(start, start + count, _CHUNK)]
     out, sound = None, np.empty(count, bool)
     for (s, e), (made, ok) in zip(edges, pool.map(lambda edge: _chunk(recipe, *edge), edges)):
@@ -526,45 +536,145 @@ def _candidates(recipe: Recipe, start: int, count: int, pool, tell) -> tuple[Rul
         for whole, part in zip(out, made):
             whole[s - start:e - start] = part
         sound[s - start:e - start] = ok
-        tell(e - s)
     return out, sound
 
-def _joined(old: Rulesets | None, new: Rulesets, sound: np.ndarray) -> Rulesets:
-    "The old tasks and those of the new ones that are sound and not there yet."
-    ids = new.ruleset_ids if old is None else np.concatenate([old.ruleset_ids, new.ruleset_ids])
-    known = len(ids) - len(sound)
-    sound = np.concatenate([np.ones(known, bool), sound])
-    keep = np.zeros(len(ids), bool)
+def _new_ones(ids: np.ndarray, sound: np.ndarray, known: np.ndarray) -> np.ndarray:
+    "Which sound candidates (bool) are the first with their id, here and among the sorted ids `known`."
     rows = np.flatnonzero(sound)
-    keep[rows[np.unique(ids[rows], return_index=True)[1]]] = True
-    keep = keep[known:]
-    parts = list(new)
-    del new
-    for i, part in enumerate(parts):
-        parts[i] = part[keep] if old is None else np.concatenate([old[i], part[keep]])
-    return Rulesets(*parts)
+    rows = rows[np.unique(ids[rows], return_index=True)[1]]
+    place = np.minimum(np.searchsorted(known, ids[rows]), len(known) - 1)
+    new = np.zeros(len(ids), bool)
+    new[rows[known[place] != ids[rows]] if len(known) else rows] = True
+    return new
 
 # %% ../../nbs/benchmarks/01_generate.ipynb #dfe666e5
-def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, progress: bool = False, label: str = "making tasks") -> Rulesets:
+_NO_PLAN = "no plan: "
+
+def _verdicts(recipe: Recipe, made: Rulesets, sound: np.ndarray, known: np.ndarray, pool) -> np.ndarray:
+    "What becomes of each candidate: 0 kept, 1 unsound, 2 a repetition, above that 2 + the `Reason` why it has no plan; uint8."
+    new = _new_ones(made.ruleset_ids, sound, known)
+    verdict = np.where(new, 0, np.where(sound, 2, 1)).astype(np.uint8)
+    if recipe.solvable and new.any():
+        from xland_minigrid.benchmarks.solve import reasons  # it stands on this room's encodings
+        found = reasons(*(part[new] for part in made[:3]), pool)
+        verdict[new] = np.where(found == 0, 0, found + 2)
+    return verdict
+
+def _count_verdicts(tally: Counter, verdict: np.ndarray) -> None:
+    "Add verdicts to a tally, in words."
+    from xland_minigrid.benchmarks.solve import Reason
+    names = {0: "kept", 1: "unsound", 2: "repeated"} | {r + 2: _NO_PLAN + r.name.lower() for r in Reason if r}
+    tally["candidates"] += len(verdict)
+    tally.update({names[int(v)]: int(c) for v, c in zip(*np.unique(verdict, return_counts=True))})
+
+# %% ../../nbs/benchmarks/01_generate.ipynb #9ea02f17
+class _Progress:
+    "Tasks kept so far, in arrays with room for `n`, and where the search stands."
+
+    def __init__(self, recipe: Recipe, n: int):
+        shapes = (5,), (max_rules(recipe), 7), (max_init_tiles(recipe), 2), (), (), ()
+        self.parts = [np.zeros((n, *shape), np.uint64 if i > 3 else np.uint8) for i, shape in enumerate(shapes)]
+        self.recipe, self.n, self.have, self.start, self.idle, self.tally = recipe, n, 0, 0, 0, Counter()
+        self.known = np.zeros(0, np.uint64)
+
+    def add(self, made: Rulesets, verdict: np.ndarray) -> None:
+        "Keep what is to be kept of the next candidates."
+        rows = np.flatnonzero(verdict == 0)[:self.n - self.have]
+        stop = self.have + len(rows)
+        used = len(verdict) if stop < self.n else rows[-1] + 1
+        for whole, part in zip(self.parts, made):
+            whole[self.have:stop] = part[rows]
+        known, tally = np.union1d(self.known, made.ruleset_ids[rows]), self.tally.copy()
+        _count_verdicts(tally, verdict[:used])
+        self.known, self.tally, self.have, self.start = known, tally, stop, self.start + int(used)  # at once: an interrupt finds all or nothing
+
+    def write(self, path: Path) -> None:
+        "Write a checkpoint."
+        from safetensors.numpy import save_file
+        arrays = {name: part[:self.have] for name, part in zip(Rulesets._fields, self.parts)}
+        state = {"start": self.start, "tally": self.tally, "recipe": dataclasses.asdict(self.recipe), "version": GENERATOR_VERSION,
+                 "sum": _checksum(arrays)}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            save_file(arrays, temporary, metadata={"checkpoint": json.dumps(state)})
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def read(self, path: Path) -> None:
+        "Continue from a checkpoint. Raises `ValueError` for one that is damaged or belongs to another recipe."
+        from safetensors import SafetensorError, safe_open
+        try:
+            with safe_open(path, framework="numpy") as file:
+                state, arrays = json.loads((file.metadata() or {})["checkpoint"]), {name: file.get_tensor(name) for name in Rulesets._fields}
+            whole = state["sum"] == _checksum(arrays)
+        except (SafetensorError, KeyError, ValueError, OSError):
+            whole = False
+        if not whole:
+            raise ValueError(f"{path} is no whole checkpoint of an interrupted run; delete it and begin again.")
+        if [state["version"], state["recipe"]] != [GENERATOR_VERSION, json.loads(json.dumps(dataclasses.asdict(self.recipe)))]:
+            raise ValueError(f"{path} was left by a run with another recipe; delete it, or continue with the recipe that began it.")
+        have = min(len(arrays["goals"]), self.n)
+        if have < len(arrays["goals"]) or have == self.n:
+            raise ValueError(f"{path} holds {len(arrays['goals']):,} tasks already; ask for more than that, or delete it.")
+        for whole, name in zip(self.parts, Rulesets._fields):
+            whole[:have] = arrays[name]
+        self.have, self.start, self.tally, self.known = have, state["start"], Counter(state["tally"]), np.unique(arrays["ruleset_ids"])
+
+def _checksum(arrays: dict) -> int:
+    return functools.reduce(lambda sum, name: zlib.crc32(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8), sum), sorted(arrays), 0)
+
+# %% ../../nbs/benchmarks/01_generate.ipynb #1875eea6
+def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, progress: bool = False, label: str = "making tasks",
+                      resume=None, tally: Counter | None = None) -> Rulesets:
     """The first `n` distinct tasks of a recipe.
 
     The result depends on the recipe alone. `workers` threads (default: as many as cores, 8 at most) only change the time it takes; `progress`
-    shows a bar with this `label`. Shapes are those of `max_rules` and `max_init_tiles`. Raises `ValueError` when the recipe has no `n` distinct tasks.
+    shows a bar with this `label`. Shapes are those of `max_rules` and `max_init_tiles`.
+
+    `resume` is the path of a checkpoint: it is written every few seconds and when the run is interrupted, continued from if it exists, and removed at
+    the end. `tally` (a `collections.Counter`) is told how many candidates were tried, kept and thrown away, and why.
+    Raises `ValueError` when the recipe has no `n` distinct tasks and for a checkpoint of something else.
     """
     _check_int("n", n, 1, 2**31 - 1)
     _check_int("workers", workers := workers or min(os.cpu_count() or 1, 8), 1, 256)
-    with ThreadPoolExecutor(workers) as pool, _bar(n, progress, label) as bar:
-        made, start, idle = None, 0, 0
-        while made is None or len(made.goals) < n:
-            have = 0 if made is None else len(made.goals)
-            count = _how_many(n, have, start, idle)
-            made = _joined(made, *_candidates(recipe, start, count, pool, lambda k: bar.update(min(k, n - bar.n))))
-            start += count
-            idle = idle + 1 if len(made.goals) == have else 0
-            if idle == 3:
-                raise ValueError(f"{n:,} distinct tasks were asked for, but {start:,} tries found only {have:,}: ask for fewer, or widen the recipe "
-                                 "(more kinds, depth or distractors).")
-    return Rulesets(*(part[:n] for part in made))
+    if recipe.solvable and (max(recipe.goal_kinds) > max(GOAL_KINDS) or max(recipe.rule_kinds) > max(RULE_KINDS)):
+        raise ValueError("This recipe has registered kinds, for which no plan can be proved: set solvable=False to make tasks without proofs.")
+    state, path = _Progress(recipe, n), None if resume is None else Path(resume).expanduser()
+    if path is not None and path.exists():
+        state.read(path)
+    try:
+        with ThreadPoolExecutor(workers) as pool, _bar(n, progress, label) as bar:
+            _search(state, pool, bar, path)
+    except BaseException:
+        if path is not None:
+            state.write(path)
+        raise
+    if path is not None:
+        path.unlink(missing_ok=True)
+    if tally is not None:
+        tally.update(state.tally)
+    return Rulesets(*state.parts)
+
+# %% ../../nbs/benchmarks/01_generate.ipynb #8d239f4b
+def _search(state: _Progress, pool, bar, path: Path | None) -> None:
+    "Try candidates until there are enough tasks."
+    bar.update(state.have)
+    written = time.monotonic()
+    while state.have < state.n:
+        before, left = state.have, _how_many(state.n, state.have, state.start, state.idle)
+        while left > 0 and state.have < state.n:
+            made, sound = _candidates(state.recipe, state.start, min(left, _ROUND), pool)
+            left -= len(sound)
+            state.add(made, _verdicts(state.recipe, made, sound, state.known, pool))
+            bar.update(state.have - bar.n)
+            if path is not None and time.monotonic() - written > 5:
+                state.write(path)
+                written = time.monotonic()
+        state.idle = state.idle + 1 if state.have == before else 0
+        if state.idle == 3:
+            raise ValueError(f"{state.n:,} distinct tasks were asked for, but {state.start:,} tries found only {state.have:,}: ask for fewer, or widen the recipe "
+                             "(more kinds, depth or distractors).")
 
 def _how_many(n: int, have: int, tried: int, idle: int) -> int:
     "How many candidates to try next: what the yield so far suggests, and as many again as ever when the last round brought nothing."
