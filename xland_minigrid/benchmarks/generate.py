@@ -646,8 +646,8 @@ def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, pro
     try:
         with ThreadPoolExecutor(workers) as pool, _bar(n, progress, label) as bar:
             _search(state, pool, bar, path)
-    except BaseException:
-        if path is not None:
+    except BaseException as error:
+        if path is not None and not isinstance(error, ValueError):  # a recipe that ran dry stays dry
             state.write(path)
         raise
     if path is not None:
