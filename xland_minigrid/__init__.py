@@ -5,6 +5,7 @@ from . import environment, registration, types
 from .benchmarks import Benchmark, load_benchmark, load_benchmark_from_path, registered_benchmarks
 from .core.compose import AllOf, AnyOf, InOrder, Not, several
 from .core.goals import register_goal
+from .core.parse import ParseError, parse_ruleset
 from .core.rules import register_rule
 from .core.ruleset import RuleSet, make_ruleset, print_ruleset, stack_rulesets
 from .envs.environment import EnvParams, Environment, State, StepType, TimeStep

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .compose import Composed, OpenTask, Several, decompose, open_task, pad_table
+from .compose import Composed, OpenTask, Several, open_task, pad_table
 from .goals import NUM_GOALS, BaseGoal, goal_kinds
-from .language import describe_goal, describe_ruleset, further_products
+from .language import describe_goal, describe_ruleset, further_products, goal_of
 from .rules import MAX_RULE_ENCODING_LEN, NUM_RULES, BaseRule, check_tiles, decode_rule, rule_kinds
 from .struct import PyTreeNode, field_names
 from .tiles import NUM_COLORS, NUM_TILES, Colors, Tiles, tile_name
@@ -33,9 +33,15 @@ class RuleSet(PyTreeNode):
     init_tiles: jax.Array
     open: OpenTask | None = None
 
-    def describe(self) -> str:
-        "The task in plain English."
-        return describe_ruleset(self)
+    def describe(self, level: str = "full") -> str:
+        "The task in plain English; `level` as in `language.describe_ruleset`."
+        return describe_ruleset(self, level)
+
+    @staticmethod
+    def parse(text: str) -> "RuleSet":
+        "The task that an English text describes, see `parse.parse_ruleset`."
+        from xland_minigrid.core.parse import parse_ruleset
+        return parse_ruleset(text)
 
     def opened(self, sets=None) -> "RuleSet":
         """The same task in the general form, which a task needs that uses registered rules or goals, or shares a batch with tasks that do.
@@ -54,7 +60,7 @@ class RuleSet(PyTreeNode):
         if np.ndim(self.goal) != 1 or any(isinstance(x, jax.core.Tracer) for x in (self.goal, self.rules, self.init_tiles)):
             return f"RuleSet(goal {self.goal.shape}, rules {self.rules.shape}, init_tiles {self.init_tiles.shape})"
         rules, objects = (int((np.asarray(x)[:, 0] != 0).sum()) for x in (self.rules, self.init_tiles))
-        goal = self.goal if self.open is None else decompose(self.open.goals)
+        goal = goal_of(self)
         return f"RuleSet({describe_goal(goal)}; {rules} rule{'s' * (rules != 1)}, {objects} object{'s' * (objects != 1)})"
 
     def _repr_html_(self) -> str | None:
@@ -192,7 +198,7 @@ def format_ruleset(ruleset: RuleSet) -> str:
     "The task as goal, rules and initial tiles, one per line, in the notation of the tables."
     rules = np.asarray(ruleset.rules)
     more = further_products(ruleset.open.laws) if ruleset.open is not None else np.zeros((len(rules), 2, 2), np.uint8)
-    goal = goal_kinds[ruleset.goal[0]].decode(np.asarray(ruleset.goal)) if ruleset.open is None else decompose(ruleset.open.goals)
+    goal = goal_kinds[ruleset.goal[0]].decode(np.asarray(ruleset.goal)) if ruleset.open is None else goal_of(ruleset)
     lines = ["GOAL:", _call(goal), "", "RULES:"]
     for rule, others in zip(rules, more):
         if rule[0] != 0:

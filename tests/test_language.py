@@ -1,0 +1,599 @@
+"""English and back: the round trip is exact for whatever a ruleset can hold, and what people write is read or refused in one sentence that helps."""
+import json
+import random
+import re
+import textwrap
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xland_minigrid.benchmarks import generate_benchmark
+from xland_minigrid.benchmarks.generate import identities
+from xland_minigrid.core.actions import Actions
+from xland_minigrid.core.compose import MAX_PARTS, AllOf, AnyOf, InOrder, Not, compose, several
+from xland_minigrid.core.goals import GOALS, AgentHoldGoal, AgentNearGoal, AgentOnPositionGoal, OneTileGoal, TileNearGoal, TwoTileGoal, BaseGoal, goal_kinds, register_goal, tile_at
+from xland_minigrid.core.language import LEVELS, asked_after, describe_goal, describe_rule, describe_ruleset, ruleset_to_dict, thing_name
+from xland_minigrid.core.parse import ParseError, parse_goal, parse_rule, parse_ruleset, ruleset_from_dict
+from xland_minigrid.core.rules import (
+    RULES, AgentHoldRule, OneTileRule, TileNearRule, TwoTileRule, beside_agent, beside_object, in_pocket, on_cells, register_rule, rule_kinds,
+)
+from xland_minigrid.core.ruleset import RuleSet, make_ruleset, pad_ruleset, stack_rulesets
+from xland_minigrid.core.tiles import COLOR_NAMES, NUM_COLORS, NUM_TILES, PICKABLE, Colors, Tiles, tile_name
+from xland_minigrid.viz.tree import draw_ruleset, plot_ruleset
+
+RED_BALL, BLUE_KEY, PINK_STAR, FLOOR = (5, 3), (9, 5), (14, 13), (3, 9)
+COMPLETE = [level for level in LEVELS if level != "goal"]
+FIGURE = SimpleNamespace(goal=[4, 5, 3, 5, 4], rules=[[3, 7, 5, 6, 6, 5, 3], [3, 6, 6, 5, 7, 3, 9], [0] * 7], init_tiles=[[7, 5], [6, 6], [5, 4], [5, 7], [0, 0]])
+
+# Kinds of one's own: declared, worded by hand, and two that say the same ---------------------------------------------------------------------
+
+@register_rule
+class Unlock(TwoTileRule):
+    when, looks = (Actions.TOGGLE,), on_cells("ahead", "ahead ahead").while_carrying(used_up=True)
+
+@register_rule
+class Split(TwoTileRule):
+    when, looks = (Actions.TOGGLE, Actions.PUT_DOWN), beside_object("left", "down")
+
+@register_rule
+class Scorch(OneTileRule):
+    when, looks = tuple(range(6)), beside_agent("up", "right", "left")
+
+@register_rule
+class ScorchAgain(OneTileRule):
+    when, looks = Scorch.when, Scorch.looks
+
+@register_rule
+class Proverb(TwoTileRule):
+    when, looks = (Actions.TOGGLE,), beside_object()
+
+    def describe(self):
+        return f"If a {tile_name(*self.tile_a)} or,\nthen: meets the {tile_name(*self.tile_b)}. All shall become one {tile_name(*self.prod_tile)}"
+
+@register_rule
+class Mimic(OneTileRule):
+    "Says word for word what a built-in rule says."
+    when, looks = (Actions.TOGGLE,), in_pocket()
+
+    def describe(self):
+        return describe_rule(AgentHoldRule(self.tile, self.prod_tile))
+
+@register_rule
+class Mumble(TwoTileRule):
+    "Its words leave out a tile."
+    when, looks = (Actions.TOGGLE,), beside_object()
+
+    def describe(self):
+        return f"mumble about a {tile_name(*self.tile_a)} and a {tile_name(*self.prod_tile)}"
+
+@register_goal
+class Watch(OneTileGoal):
+    when, looks = (Actions.TURN_CLOCKWISE, Actions.TURN_COUNTERCLOCKWISE), on_cells("ahead", "ahead left")
+
+@register_goal
+class WatchStill(OneTileGoal):
+    "The same place, asked after another action: as a part of a composed goal it would say the same."
+    when, looks = (Actions.TOGGLE,), Watch.looks
+
+@register_goal
+class Shelve(BaseGoal):
+    when, looks = (Actions.PUT_DOWN,), tile_at()
+    tile: jax.Array
+    position: jax.Array
+
+@register_goal
+class Wish(TwoTileGoal):
+    when, looks = (Actions.TOGGLE,), beside_agent().while_carrying()
+
+    def describe(self):
+        return f"wish upon a {tile_name(*self.tile_a)} or first, then, not dream of a {tile_name(*self.tile_b)}"
+
+ONE_TILE, TWO_TILES = (Scorch, ScorchAgain, Mimic), (Unlock, Split, Proverb)
+
+
+# Exactly back: tasks within the tables -------------------------------------------------------------------------------------------------------
+
+def random_task(rng) -> SimpleNamespace:
+    "A goal of any kind, up to 8 rules of any kind and 9 objects, with padding among them; any tile in any colour."
+    def thing():
+        if rng.random() < 0.02:
+            return rng.integers(0, NUM_TILES), rng.integers(0, NUM_COLORS)
+        return FLOOR if rng.random() < 0.1 else (rng.integers(Tiles.FLOOR, NUM_TILES), rng.integers(Colors.RED, NUM_COLORS))
+    kind = rng.integers(0, 15)
+    place = rng.integers(0, 256 if rng.random() < 0.2 else 20, 2)
+    goal = [kind, *((0,) * 4 if kind == 0 else (*place, 0, 0) if kind == 5 else (*thing(), *place) if kind == 6 else
+                    (*thing(), *thing()) if goal_kinds.two[kind] else (*thing(), 0, 0))]
+    rules = []
+    for kind in rng.integers(0, 12, rng.integers(1, 9)):
+        rules.append([0] * 7 if kind == 0 else [kind, *thing(), *thing(), *(thing() if rule_kinds.two[kind] else (0, 0))])
+    tiles = [thing() if rng.random() < 0.9 else (0, 0) for _ in range(rng.integers(1, 10))]
+    return SimpleNamespace(goal=np.array(goal, np.uint8), rules=np.array(rules, np.uint8), init_tiles=np.array(tiles, np.uint8))
+
+def no_padding(task) -> list:
+    "What a task holds, without rows of padding (an object that is nothing is placed nowhere)."
+    rules, tiles = np.asarray(task.rules), np.asarray(task.init_tiles)
+    return [np.asarray(task.goal).tolist(), rules[rules[:, 0] != 0].tolist(), tiles[~np.isin(tiles[:, 0], (Tiles.END_OF_MAP, Tiles.EMPTY))].tolist()]
+
+def check_round_trips(n: int, seed: int) -> None:
+    rng, kinds = np.random.default_rng(seed), set()
+    for i in range(n):
+        task = random_task(rng)
+        levels = COMPLETE if i % 10 == 0 else COMPLETE[:1]
+        for level in levels:
+            again = parse_ruleset(describe_ruleset(task, level))
+            assert no_padding(again) == no_padding(task), (level, describe_ruleset(task, level))
+            assert again.open is None and again.goal.dtype == again.rules.dtype == again.init_tiles.dtype == np.uint8
+        kinds |= {("goal", int(task.goal[0])), *(("rule", int(r[0])) for r in task.rules)}
+    assert kinds == {("goal", i) for i in range(15)} | {("rule", i) for i in range(12)}
+
+def test_describe_and_parse_are_inverse():
+    check_round_trips(2_000, 0)
+
+@pytest.mark.slow
+def test_describe_and_parse_are_inverse_on_100_000():
+    check_round_trips(100_000, 1)
+
+def test_generated_tasks_keep_their_identity():
+    for preset in ("trivial", "high"):
+        made = generate_benchmark(preset, n=12)
+        for i in range(12):
+            task = made.get_ruleset(i)
+            again = parse_ruleset(task.describe()).validate()
+            room = pad_ruleset(again, task.rules.shape[0], task.init_tiles.shape[0])
+            ids = [identities(*(np.asarray(getattr(t, f))[None] for f in ("goal", "rules", "init_tiles"))) for t in (task, room)]
+            assert all((a == b).all() for a, b in zip(*ids, strict=True))
+
+def test_no_two_things_share_a_name():
+    names = {thing_name(t, c) for t in range(NUM_TILES) for c in range(NUM_COLORS)}
+    assert len(names) == NUM_TILES * NUM_COLORS
+    for tile in range(NUM_TILES):
+        for color in range(NUM_COLORS):
+            code = [1, tile, color, 0, 0]
+            assert np.asarray(parse_goal(describe_goal(code)).encode()).tolist() == code
+
+def test_saved_text_is_pinned():
+    "Notebooks, the README and other people's prompts hold this text: change it knowingly."
+    assert describe_ruleset(FIGURE) == textwrap.dedent("""\
+        Your goal: put a red ball and a green ball next to each other.
+        In this world:
+          1. A blue pyramid and a purple square next to each other become a red ball.
+          2. A purple square and a yellow ball next to each other disappear.
+        At the start there are: a blue pyramid, a purple square, a green ball, a yellow ball.""")
+    assert describe_ruleset(FIGURE, "short") == textwrap.dedent("""\
+        Goal: put red ball and green ball next to each other
+        1. blue pyramid and purple square next to each other become red ball
+        2. purple square and yellow ball next to each other disappear
+        Objects: blue pyramid, purple square, green ball, yellow ball""")
+    assert describe_ruleset(FIGURE, "goal") == "Your goal: put a red ball and a green ball next to each other."
+    assert describe_ruleset(FIGURE, "story").endswith("A purple square and a yellow ball next to each other disappear. "
+                                                      "Your goal: put a red ball and a green ball next to each other.")
+
+def test_precise_text_says_what_the_classes_declare():
+    text = describe_ruleset(SimpleNamespace(goal=[11, *RED_BALL, 0, 0], rules=[[1, *RED_BALL, *BLUE_KEY, 0, 0], [2, *RED_BALL, *FLOOR, 0, 0]], init_tiles=[RED_BALL]), "precise")
+    assert re.findall(r"asked after ([^)]*)", text) == ["moving or putting down", "picking up", "moving"]
+    assert [asked_after(c) for c in (GOALS[5], RULES[3], RULES[9])] == ["each step", "putting down", "moving or putting down"] and asked_after(AllOf(GOALS[1](RED_BALL))) == "each step"
+    with pytest.raises(ParseError, match="AgentHoldGoal is asked after picking up"):
+        parse_goal("hold a red ball (asked after toggling)")
+    with pytest.raises(ParseError, match="AgentNearRule is asked after moving"):
+        parse_rule("a red ball next to you becomes a blue key (asked after putting down)")
+
+
+# Exactly back: beyond the tables -------------------------------------------------------------------------------------------------------------
+
+def bare(table) -> list:
+    "A table of goals without its rows of padding."
+    rows = np.asarray(table).tolist()
+    while len(rows) > 1 and rows[-1] == [0, 0, AnyOf.OP, 1 << len(rows) - 2]:
+        rows.pop()
+    return rows
+
+def same_task(a: RuleSet, b: RuleSet) -> bool:
+    if a.open is None and b.open is None:
+        return no_padding(a) == no_padding(b)
+    a, b = a.opened(), b.opened()
+    laws = [np.asarray(t.open.laws)[np.asarray(t.rules)[:, 0] != 0].tolist() for t in (a, b)]
+    return laws[0] == laws[1] and bare(a.open.goals) == bare(b.open.goals) and no_padding(a) == no_padding(b)
+
+things = st.tuples(st.sampled_from((*PICKABLE, Tiles.GOAL, Tiles.WALL, Tiles.DOOR_LOCKED)), st.integers(Colors.RED, Colors.PINK))
+objects = st.tuples(st.sampled_from(PICKABLE), st.integers(Colors.RED, Colors.PINK))
+places = st.tuples(st.integers(0, 255), st.integers(0, 255))
+leaves = st.one_of(
+    st.just(GOALS[0]()), objects.map(GOALS[1]), places.map(GOALS[5]), st.builds(GOALS[6], things, places), st.builds(Shelve, things, places),
+    *(st.builds(GOALS[i], things) for i in (2, 3, 11, 12, 13, 14)), *(st.builds(GOALS[i], things, things) for i in (4, 7, 8, 9, 10)),
+    st.builds(Watch, things), st.builds(WatchStill, things), st.builds(Wish, things, objects))
+
+@st.composite
+def nests(draw, room=MAX_PARTS, in_order=False):
+    "A composed goal of at most `room` parts, as deep as that allows; no order within the parts of an order."
+    cls = draw(st.sampled_from([AllOf, AnyOf, Not] + [InOrder] * (not in_order)))
+    room, parts = room - 1, []
+    for _ in range(1 if cls is Not else draw(st.integers(1, 4))):
+        if room < 1:
+            break
+        part = draw(nests(room=room, in_order=in_order or cls is InOrder)) if room >= 2 and draw(st.booleans()) else draw(leaves)
+        parts.append(part)
+        room -= len(compose(part))
+    return cls(*parts)
+
+@settings(max_examples=60)
+@given(nests())
+def test_composed_goals_come_back(goal):
+    text = describe_goal(goal)
+    again = parse_goal(text)
+    assert bare(again.table()) == bare(goal.table()), text
+    assert bare(parse_goal(text.upper()).table()) == bare(goal.table())
+
+@settings(max_examples=150)
+@given(leaves)
+def test_registered_and_plain_goals_come_back(goal):
+    again = parse_goal(describe_goal(goal))
+    assert type(again) is type(goal) and np.asarray(again.encode()).tolist() == np.asarray(goal.encode()).tolist()
+    assert parse_goal(f"({describe_goal(goal)})").ID == goal.ID
+
+def test_the_deepest_and_the_widest():
+    deep = AgentHoldGoal(RED_BALL)
+    for _ in range(MAX_PARTS - 1):
+        deep = Not(deep)
+    assert parse_goal(describe_goal(deep)) == deep
+    for cls in (AllOf, AnyOf, InOrder):
+        wide = cls(*[AgentNearGoal((5, 3 + i % 10)) for i in range(MAX_PARTS - 1)])
+        assert parse_goal(describe_goal(wide)) == wide
+    layered = AgentNearGoal(BLUE_KEY)
+    for i in range(15):
+        layered = (AllOf, AnyOf)[i % 2](layered, AgentHoldGoal((9, 3 + i % 10)))
+    assert parse_goal(describe_goal(layered)) == layered
+    with pytest.raises(ParseError, match="at most 32"):
+        parse_goal(" or ".join(["hold a red ball"] * 32))
+    with pytest.raises(ParseError, match="InOrder"):
+        parse_goal("first hold a red ball, then (hold a blue key or (first hold a red ball, then hold a blue key))")
+
+def test_a_single_part_is_not_the_goal_itself():
+    "A goal of Table 2 is asked after its actions, a part of a composed goal after every step: the words must differ."
+    hold = AgentHoldGoal(RED_BALL)
+    texts = {describe_goal(g) for g in (hold, AllOf(hold), AnyOf(hold), InOrder(hold), Not(hold))}
+    assert len(texts) == 5
+    for cls in (AllOf, AnyOf, InOrder, Not):
+        assert parse_goal(describe_goal(cls(hold))) == cls(hold)
+        task = make_ruleset(cls(hold), [], [RED_BALL])
+        for level in COMPLETE:
+            assert same_task(parse_ruleset(describe_ruleset(task, level)), task), (cls, level)
+        assert same_task(ruleset_from_dict(ruleset_to_dict(task)), task)
+
+rules = st.one_of(
+    st.builds(RULES[1], objects, things | st.just(FLOOR)), *(st.builds(c, things, things | st.just(FLOOR)) for c in (RULES[2], *RULES[8:], *ONE_TILE[:2])),
+    st.builds(Mimic, objects, things | st.just(FLOOR)), *(st.builds(c, things, things, things | st.just(FLOOR)) for c in RULES[3:8]),
+    *(st.builds(c, things, objects, things | st.just(FLOOR)) for c in TWO_TILES))
+
+@st.composite
+def open_tasks(draw):
+    made = [several(r, *extra) if (extra := draw(st.lists(things, max_size=2))) else r for r in draw(st.sampled_from([0, 3]).flatmap(lambda n: st.lists(rules, min_size=n, max_size=n)))]  # few shapes, few programs
+    return make_ruleset(draw(leaves | nests(room=8)), made, draw(st.lists(things, max_size=5)))
+
+@settings(max_examples=15)
+@given(open_tasks())
+def test_open_tasks_come_back(task):
+    for level in COMPLETE:
+        text = describe_ruleset(task, level)
+        assert same_task(parse_ruleset(text), task), (level, text)
+    data = json.loads(json.dumps(ruleset_to_dict(task)))
+    assert same_task(ruleset_from_dict(data), task), data
+
+@pytest.mark.slow
+@settings(max_examples=600)
+@given(open_tasks())
+def test_open_tasks_come_back_600(task):
+    for level in COMPLETE:
+        assert same_task(parse_ruleset(describe_ruleset(task, level)), task)
+    assert same_task(ruleset_from_dict(json.loads(json.dumps(ruleset_to_dict(task)))), task)
+
+def test_padding_of_an_open_task_is_not_told():
+    task = make_ruleset(InOrder(AgentHoldGoal(RED_BALL), AgentNearGoal(BLUE_KEY)), [several(AgentHoldRule(RED_BALL, BLUE_KEY), PINK_STAR)], [RED_BALL])
+    padded = pad_ruleset(task, 5, 4, 9)
+    assert describe_ruleset(padded) == describe_ruleset(task) and same_task(parse_ruleset(describe_ruleset(padded)), task)
+
+def test_kinds_that_say_the_same_are_told_apart():
+    assert describe_rule(ScorchAgain(RED_BALL, BLUE_KEY)) == describe_rule(Scorch(RED_BALL, BLUE_KEY)) + " (ScorchAgain)"
+    assert describe_rule(Mimic(RED_BALL, BLUE_KEY)) == "a red ball in your hands becomes a blue key (Mimic)"
+    assert "(WatchStill)" not in describe_goal(WatchStill(RED_BALL)) and "(WatchStill)" in describe_goal(Not(WatchStill(RED_BALL)))
+    assert type(parse_goal("have a red ball in front of you or ahead of you to the left (asked after toggling)")) is WatchStill
+
+def test_words_that_leave_out_a_tile_are_refused_by_name():
+    with pytest.raises(ParseError, match="Mumble.*describe"):
+        parse_rule(describe_rule(Mumble(RED_BALL, BLUE_KEY, PINK_STAR)))
+
+def test_a_class_registered_anew_is_not_guessed():
+    def cell(action):
+        return register_rule(type("Anew", (OneTileRule,), {"__module__": __name__, "__qualname__": "Anew", "when": (action,), "looks": on_cells("behind")}))
+    task = make_ruleset(None, [cell(Actions.TOGGLE)(RED_BALL, BLUE_KEY)], [RED_BALL])
+    assert same_task(parse_ruleset(task.describe()), task)
+    cell(Actions.PICK_UP)
+    with pytest.raises(ParseError, match="make the task again"):
+        parse_ruleset(task.describe())
+    with pytest.raises(ValueError, match="make the task again"):
+        ruleset_to_dict(task)
+
+
+# As people write -----------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("text, code", [
+    ("Hold the red ball!", [1, 5, 3, 0, 0]), ("pick up a red circle", [1, 5, 3, 0, 0]), ("carry one red ball", [1, 5, 3, 0, 0]), ("You have to grab the red ball.", [1, 5, 3, 0, 0]),
+    ("Your goal is to hold a red ball", [1, 5, 3, 0, 0]), ("have a red ball in your pocket", [1, 5, 3, 0, 0]), ("pick the red ball up", [1, 5, 3, 0, 0]),
+    ("step onto the green goal tile", [2, 8, 4, 0, 0]), ("walk on a green patch", [2, 8, 4, 0, 0]), ("be on green goal", [2, 8, 4, 0, 0]),
+    ("stand beside a gray hexagon", [3, 13, 8, 0, 0]), ("go next to the grey hex", [3, 13, 8, 0, 0]), ("be near a grey hex", [3, 13, 8, 0, 0]), ("stand adjacent to the grey hex", [3, 13, 8, 0, 0]),
+    ("place the red ball beside the blue key", [4, 5, 3, 9, 5]), ("bring a red ball and a blue key together", [4, 5, 3, 9, 5]), ("put red ball next to blue key", [4, 5, 3, 9, 5]),
+    ("red ball and blue key adjacent", [4, 5, 3, 9, 5]), ("bring the red ball to the blue key", [4, 5, 3, 9, 5]),
+    ("go to row 3, column 4", [5, 3, 4, 0, 0]), ("stand at (3, 4)", [5, 3, 4, 0, 0]), ("reach position 3 4", [5, 3, 4, 0, 0]),
+    ("put a red ball at (3, 4)", [6, 5, 3, 3, 4]), ("the red ball at row 3 and column 4", [6, 5, 3, 3, 4]),
+    ("put the blue key above the red ball", [7, 5, 3, 9, 5]), ("blue key right of red ball", [8, 5, 3, 9, 5]), ("place a blue key directly under the red ball", [9, 5, 3, 9, 5]),
+    ("the blue key is to the left of the red ball", [10, 5, 3, 9, 5]), ("have the blue key on the left side of the red ball", [10, 5, 3, 9, 5]),
+    ("stand below the red ball", [11, 5, 3, 0, 0]), ("stand so that the red ball is to your right", [12, 5, 3, 0, 0]), ("have a red ball right of you", [12, 5, 3, 0, 0]),
+    ("stand so that\n the red ball\tis below you", [13, 5, 3, 0, 0]), ("stand right of a red ball", [14, 5, 3, 0, 0]),
+    ("do nothing", [0] * 5), ("hold a locked violet door", [1, 10, 6, 0, 0]), ("Get to the pink hex", [3, 13, 13, 0, 0]), ("reach the red ball", [3, 5, 3, 0, 0]),
+    ("reach the green goal", [2, 8, 4, 0, 0]), ("Stand with a red ball to your left", [14, 5, 3, 0, 0]), ("you should be left of the red ball", [12, 5, 3, 0, 0]),
+    ("bring together a red ball and a blue key", [4, 5, 3, 9, 5]), ("position the blue key above the red ball", [7, 5, 3, 9, 5]), ("take the red ball to the blue key", [4, 5, 3, 9, 5]),
+])
+def test_goals_as_people_write_them(text, code):
+    assert np.asarray(parse_goal(text).encode()).tolist() == code
+    assert np.asarray(parse_goal(f"  {text.upper()}\n").encode()).tolist() == code
+
+@pytest.mark.parametrize("text, code", [
+    ("If you pick up a red ball, it turns into a blue key.", [1, 5, 3, 9, 5]), ("red ball in hand -> blue key", [1, 5, 3, 9, 5]), ("whenever you hold the red ball it becomes a blue key", [1, 5, 3, 9, 5]),
+    ("2) when you are next to a red ball, it changes into a blue key", [2, 5, 3, 9, 5]), ("a red ball beside you becomes a blue key", [2, 5, 3, 9, 5]),
+    ("walking next to a red ball transforms it into a blue key", [2, 5, 3, 9, 5]), ("Picking up a red ball turns it into a blue key", [1, 5, 3, 9, 5]),
+    ("standing next to a red ball makes it disappear", [2, 5, 3, 3, 9]), ("Holding a red ball makes it a blue key", [1, 5, 3, 9, 5]), ("moving next to a red ball destroys it", [2, 5, 3, 3, 9]),
+    ("red ball and blue key combine into pink star", [3, 5, 3, 9, 5, 14, 13]), ("Combine a red ball with a blue key to get a pink star", [3, 5, 3, 9, 5, 14, 13]),
+    ("The red ball becomes a blue key when you pick it up", [1, 5, 3, 9, 5]), ("a red ball and a blue key become a pink star if they are next to each other", [3, 5, 3, 9, 5, 14, 13]),
+    ("place a blue key above a red ball to make a pink star", [4, 5, 3, 9, 5, 14, 13]),
+    ("red ball + blue key -> pink star", [3, 5, 3, 9, 5, 14, 13]), ("if a red ball and a blue key are side by side, they turn into a pink star", [3, 5, 3, 9, 5, 14, 13]),
+    ("putting a red ball next to a blue key makes a pink star", [3, 5, 3, 9, 5, 14, 13]), ("red balls and blue keys next to each other vanish", [3, 5, 3, 9, 5, 3, 9]),
+    ("a blue key above a red ball: they become a pink star", [4, 5, 3, 9, 5, 14, 13]), ("if a blue key is right of a red ball, both together become a pink star", [5, 5, 3, 9, 5, 14, 13]),
+    ("when a blue key lies under a red ball they are destroyed", [6, 5, 3, 9, 5, 3, 9]), ("a blue key to the left of a red ball becomes a pink star", [7, 5, 3, 9, 5, 14, 13]),
+    ("a red ball above you becomes a blue key", [8, 5, 3, 9, 5]), ("a red ball to your right is turned into a blue key", [9, 5, 3, 9, 5]), ("the red ball right of you turns into a blue key", [9, 5, 3, 9, 5]),
+    ("if you stand above a red ball it disappears", [10, 5, 3, 3, 9]), ("a red ball to your left => black floor", [11, 5, 3, 3, 9]), ("a red ball on your left vanishes", [11, 5, 3, 3, 9]),
+])
+def test_rules_as_people_write_them(text, code):
+    assert np.asarray(parse_rule(text).encode()).tolist() == [*code, *[0] * (7 - len(code))]
+
+@pytest.mark.parametrize("text, goal", [
+    ("hold a red ball and stand near a blue key", AllOf(AgentHoldGoal(RED_BALL), AgentNearGoal(BLUE_KEY))),
+    ("hold a red ball while you are next to a blue key", AllOf(AgentHoldGoal(RED_BALL), AgentNearGoal(BLUE_KEY))),
+    ("hold a red ball, then be at row 1 column 2", InOrder(AgentHoldGoal(RED_BALL), AgentOnPositionGoal((1, 2)))),
+    ("First, hold a red ball and then put the red ball next to the blue key", InOrder(AgentHoldGoal(RED_BALL), TileNearGoal(RED_BALL, BLUE_KEY))),
+    ("either hold a red ball or don't stand near a blue key", AnyOf(AgentHoldGoal(RED_BALL), Not(AgentNearGoal(BLUE_KEY)))),
+    ("never (hold a red ball or hold a blue key)", Not(AnyOf(AgentHoldGoal(RED_BALL), AgentHoldGoal(BLUE_KEY)))),
+])
+def test_composed_goals_as_people_write_them(text, goal):
+    assert parse_goal(text) == goal
+
+STUDENT = """
+# My task
+
+**Goal:** put the red circle beside the green ball.
+
+Rules:
+- If a blue triangle is next to a purple box, they turn into a red ball
+- purple square + yellow ball -> nothing
+
+Objects: blue pyramid, purple square, a green ball and 1 yellow ball
+"""
+
+def test_tasks_as_people_write_them():
+    wanted = no_padding(FIGURE)
+    full = describe_ruleset(FIGURE)
+    versions = [full.lower(), full.replace("\n", " "), textwrap.fill(full, 40), re.sub(r"\ba ", "", full), re.sub(r"\d+\. ", "", full), full.replace("  1.", "(1)").replace("  2.", "(2)"),
+                full.replace("Your goal:", "The goal is to"), full.replace("In this world:", "Rules:").replace("At the start there are:", "Objects:"), STUDENT.split("\n", 3)[3], full.replace("\n", "\r\n"),
+                "\n".join(full.split("\n")[i] for i in (1, 2, 3, 4, 0)), textwrap.fill(describe_ruleset(FIGURE, "story"), 50), describe_ruleset(FIGURE, "short").upper()]
+    for text in versions:
+        assert no_padding(parse_ruleset(text)) == wanted, text
+    assert no_padding(parse_ruleset("Goal: hold a red ball. Objects: two red balls and a blue key.")) == [[1, 5, 3, 0, 0], [], [[5, 3], [5, 3], [9, 5]]]
+    assert no_padding(parse_ruleset("hold a red ball")) == [[1, 5, 3, 0, 0], [], []]
+
+
+# Errors --------------------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("read, text, says", [
+    (parse_goal, "hold a crimson ball", r"'crimson'.*no colour: the colours are red, green"), (parse_goal, "stand next to a red trinagle", r"'trinagle'.*did you mean 'triangle'"),
+    (parse_goal, "hold a ball", "no colour"), (parse_goal, "hold a red", "no shape: the shapes are ball"), (parse_goal, "hold a red green ball", "2 colours"),
+    (parse_goal, "eat a red ball", r"'eat red ball'; the nearest I know is 'hold a red ball'"), (parse_goal, "", "There is no goal"), (parse_goal, " .\n", "There is no goal"),
+    (parse_goal, "stand at row 300, column 2", "0 to 255"), (parse_goal, "hold a red ball or hold a blue key, then hold a pink star", "brackets what belongs together"),
+    (parse_goal, "(hold a red ball", "every '\\(' needs"), (parse_goal, "first hold a red ball or hold a blue key", "begins with 'first'"), (parse_goal, "first hold a red wall, then hold a red ball", "cannot be carried"),
+    (parse_rule, "a red ball in your hands becomes a bleu key", r"'bleu'.*did you mean 'blue'"), (parse_rule, "a red ball", "the nearest I know"), (parse_rule, "", "There is no rule"),
+    (parse_rule, "a red ball in your foot becomes a blue key", "in your foot"), (parse_rule, "a red ball in your hands becomes a blue key, and a red key, a red ball and a red hex appear beside you", "up to three things"),
+    (parse_ruleset, "Rules: 1. a red ball in your hands becomes a blue key.", "begin with 'Your goal"), (parse_ruleset, "Your goal: hold a red ball.\nIn this world:\n  1. Pigs fly.\nAt the start there are: a red ball.", "pigs fly"),
+    (parse_ruleset, "Your goal: hold a red ball.\nIn this world nothing ever changes by itself.\nAt the start there are: a red ball, a red elephant.", "elephant"), (parse_ruleset, "", "There is no goal"),
+    (parse_ruleset, "Goal: hold a red ball. Objects: 9999 red balls.", "9999"),
+])
+def test_errors_name_the_words_and_the_remedy(read, text, says):
+    with pytest.raises(ParseError, match=says) as caught:
+        read(text)
+    message = str(caught.value)
+    assert "\n" not in message and message[-1] in ".?'" and len(message) < 330 and isinstance(caught.value, ValueError)
+
+@pytest.mark.parametrize("read", [parse_goal, parse_rule, parse_ruleset])
+@pytest.mark.parametrize("what", [None, 3, b"hold a red ball", ["hold a red ball"], np.zeros(5)])
+def test_what_is_no_text(read, what):
+    with pytest.raises(TypeError, match="is read from a str"):
+        read(what)
+
+def test_a_misspelt_word_is_found():
+    "Two letters swapped in a name: the error shows the word, and mostly the right one."
+    found = total = 0
+    for name in (*COLOR_NAMES[3:], "ball", "square", "pyramid", "star"):
+        for i in range(len(name) - 1):
+            wrong = name[:i] + name[i + 1] + name[i] + name[i + 2:]
+            if wrong == name or wrong in COLOR_NAMES:
+                continue
+            with pytest.raises(ParseError) as caught:
+                parse_goal(f"hold a {wrong} ball" if name in COLOR_NAMES else f"hold a red {wrong}")
+            assert f"'{wrong}'" in str(caught.value)
+            total, found = total + 1, found + (f"did you mean '{name}'" in str(caught.value))
+    assert found > 0.8 * total, (found, total)
+
+def test_mutilated_texts_are_read_or_refused():
+    "Words dropped, doubled, swapped, letters changed: a ruleset that describes itself and comes back, or a ParseError of one line; nothing else."
+    chance, read, refused = random.Random(0), 0, 0
+    texts = [describe_ruleset(random_task(np.random.default_rng(i)), COMPLETE[i % 4]) for i in range(40)] + [STUDENT]
+    for i in range(200):
+        words = re.split(r"(\s+)", texts[i % len(texts)])
+        for _ in range(chance.randint(1, 4)):
+            at = chance.randrange(len(words))
+            words[at:at + 1] = chance.choice([[], [words[at]] * 2, [words[chance.randrange(len(words))]], [words[at][::-1]], [chance.choice(["(", ")", "7.", "then", "or", ":", "é", "\n", " and ", "first"])]])
+        text = "".join(words)
+        try:
+            task = parse_ruleset(text)
+        except ParseError as error:
+            refused += 1
+            assert "\n" not in str(error), text
+        else:
+            read += 1
+            assert same_task(parse_ruleset(task.describe()), task)
+    assert read > 20 and refused > 50, (read, refused)
+
+@pytest.mark.parametrize("text", [
+    "(" * 5_000 + "hold a red ball" + ")" * 5_000, "do not " * 5_000 + "hold a red ball", "hold a red ball and " * 2_000, "a red ball next to " * 3_000, "or " * 9_000, "first " * 3_000,
+    "stand at row " + "9" * 5_000 + ", column 1", "hold " + "x" * 50_000, "Goal: hold a red ball. Objects: " + "9" * 5_000 + " red balls", "\x00", "\u202e", "goal " * 5_000, "1. " * 5_000, "hold a red ball " * 20, "do not " * 1_000 + "hold a red ball",
+])
+def test_huge_and_odd_texts_are_refused_soon(text):
+    for read in (parse_goal, parse_rule, parse_ruleset):
+        try:
+            read(text)
+        except ParseError as error:
+            assert len(str(error)) < 400 and "\n" not in str(error)
+
+def test_describing_what_cannot_be_described():
+    task = make_ruleset(AgentHoldGoal(RED_BALL), [AgentHoldRule(RED_BALL, BLUE_KEY)], [RED_BALL])
+    with pytest.raises(ValueError, match="choose from full, short"):
+        describe_ruleset(task, "long")
+    with pytest.raises(ValueError, match="one at a time"):
+        describe_ruleset(stack_rulesets([task, task]))
+    with pytest.raises(ValueError, match="one at a time"):
+        ruleset_to_dict(stack_rulesets([task, task]))
+
+def test_several_products_are_described_by_the_rule():
+    rule = several(TileNearRule(RED_BALL, BLUE_KEY, PINK_STAR), RED_BALL, BLUE_KEY)
+    again = parse_rule(describe_rule(rule))
+    assert (again.more == rule.more).all() and (np.asarray(again.encode()) == np.asarray(rule.encode())).all()
+    assert describe_rule(rule).endswith("and a red ball and a blue key appear beside you")
+
+
+# Dictionaries --------------------------------------------------------------------------------------------------------------------------------
+
+def test_dictionaries_come_back():
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        task = random_task(rng)
+        again = ruleset_from_dict(json.loads(json.dumps(ruleset_to_dict(task))))
+        assert no_padding(again) == no_padding(task)
+    assert ruleset_to_dict(FIGURE)["rules"][1] == {"kind": "TileNearRule", "tile_a": "purple square", "tile_b": "yellow ball", "prod_tile": "black floor"}
+
+@pytest.mark.parametrize("change, says", [
+    (lambda d: d.pop("objects"), "has the keys"), (lambda d: d["goal"].pop("tile"), "needs 'tile'"), (lambda d: d["goal"].update(kind="AgentHoldGaol"), "did you mean 'AgentHoldGoal'"),
+    (lambda d: d["goal"].update(tile="crimson ball"), "crimson"), (lambda d: d["rules"].append("x"), "is no rule"), (lambda d: d["rules"][0].update(more=["red ball"] * 3), "up to three"),
+    (lambda d: d["objects"].append("red elephant"), "elephant"), (lambda d: d.update(goal={"kind": "AllOf", "parts": 3}), "list is needed"), (lambda d: d.update(goal={"kind": "AllOf", "parts": []}), "at least one part"),
+    (lambda d: d.update(goal={"kind": "AgentOnPositionGoal", "position": [1, -2]}), "0 to 255"), (lambda d: d.update(goal={"kind": "AgentOnPositionGoal", "position": 7}), "a row and a column"),
+    (lambda d: d.update(rules=3), "list"), (lambda d: d.update(objects="red ball"), "list"), (lambda d: d["rules"][0].update(more="red ball"), "list"), (lambda d: d["goal"].update(kind=["x"]), "no goal"),
+])
+def test_wrong_dictionaries(change, says):
+    data = ruleset_to_dict(make_ruleset(AgentHoldGoal(RED_BALL), [AgentHoldRule(RED_BALL, BLUE_KEY)], [RED_BALL]))
+    change(data)
+    with pytest.raises(ValueError, match=says):
+        ruleset_from_dict(data)
+    with pytest.raises(TypeError, match="is read from a str"):
+        ruleset_from_dict({"goal": {"kind": "AgentHoldGoal", "tile": 7}, "rules": [], "objects": []})
+
+
+# The task tree in matplotlib -----------------------------------------------------------------------------------------------------------------
+
+def shapes(figure) -> dict:
+    "Boxes (x0, y0, x1, y1) in data units of all that was drawn, by what it is; read off the artists, not off the layout."
+    ax, found = figure.axes[0], {"sprite": [], "text": [], "box": [], "frame": [], "edge": [], "gone": []}
+    for image in ax.images:
+        x0, x1, y1, y0 = image.get_extent()
+        found["sprite"].append((x0, y0, x1, y1))
+    for patch in ax.patches:
+        if patch.get_gid() != "card":
+            path = patch.get_path()
+            points = path.vertices[path.codes != path.CLOSEPOLY]  # control points: their box is the curve's or larger
+            points = points if patch.get_gid() == "edge" else patch.get_patch_transform().transform(points)
+            found[patch.get_gid()].append((*points.min(0), *points.max(0)))
+    return found
+
+def overlap(a, b) -> bool:
+    return min(a[2], b[2]) - max(a[0], b[0]) > .01 and min(a[3], b[3]) - max(a[1], b[1]) > .01
+
+def inside(a, b) -> bool:
+    return a[0] >= b[0] and a[1] >= b[1] and a[2] <= b[2] and a[3] <= b[3]
+
+def check_picture(task):
+    figure = plot_ruleset(task)
+    found, ax = shapes(figure), figure.axes[0]
+    (x0, x1), (y1, y0) = ax.get_xlim(), ax.get_ylim()
+    assert np.allclose(figure.get_size_inches() * 100, (x1, y1)) and (x0, y0) == (0, 0)
+    everything = [b for boxes in found.values() for b in boxes]
+    assert all(inside(b, (x0, y0, x1, y1)) for b in everything), "all is on the card"
+    solid = found["sprite"] + found["gone"] + found["text"]
+    assert not [(a, b) for i, a in enumerate(solid) for b in solid[:i] if overlap(a, b)], "no word or picture covers another"
+    for a in found["box"]:
+        assert not [b for b in found["box"] if b is not a and overlap(a, b)], "no box covers another"
+        assert all(inside(t, a) for t in found["text"] if overlap(t, a)), "words stand in a box or outside it"
+        assert not [s for s in found["sprite"] + found["gone"] + found["frame"] if overlap(a, s)]
+    for frame in found["frame"]:
+        assert not [t for t in found["text"] + found["box"] if overlap(frame, t)]
+        assert all(inside(s, frame) for s in found["sprite"] if overlap(s, frame)) and not [f for f in found["frame"] if f is not frame and overlap(f, frame)]
+    for edge in found["edge"]:
+        assert not [s for s in found["sprite"] + found["gone"] + found["text"] + found["frame"] if overlap(edge, s)], "lines run between the levels"
+    return found
+
+def test_nothing_overlaps_in_the_largest_task():
+    made = generate_benchmark("high", n=300, seed=1, prune_prob=0.0, sample_distractor_rules=False)
+    counts = (np.asarray(made.rules)[..., 0] > 0).sum(1)
+    assert counts.max() == 18, "the largest tasks there are"
+    check_picture(made.get_ruleset(int(counts.argmax())))
+
+@pytest.mark.slow
+def test_nothing_overlaps_in_generated_tasks():
+    for preset, parameters in (("trivial", {}), ("small", {}), ("medium", {}), ("high", {}), ("trivial", dict(num_distractor_rules=16, num_distractor_objects=20))):
+        made = generate_benchmark(preset, n=8, **parameters)
+        for i in range(8):
+            check_picture(made.get_ruleset(i))
+
+def test_nothing_overlaps_in_tasks_that_make_no_sense():
+    "Circles, several makers of one object, missing objects, every goal and rule, things that disappear."
+    rng = np.random.default_rng(3)
+    for i in range(0, 15, 2):
+        pick = lambda: (rng.integers(5, 8), rng.integers(3, 6)) if rng.random() < .9 else FLOOR
+        rules = [[k, *pick(), *pick(), *(pick() if 3 <= k <= 7 else (0, 0))] for k in rng.integers(1, 12, rng.integers(0, 9))]
+        check_picture(SimpleNamespace(goal=np.array([i, *pick(), *pick()], np.uint8), rules=np.array([*rules, [0] * 7], np.uint8), init_tiles=np.array([pick(), (0, 0)], np.uint8)))
+
+@settings(max_examples=4)
+@given(open_tasks())
+def test_nothing_overlaps_in_open_tasks(task):
+    check_picture(task)
+
+def test_the_picture_shows_the_task(tmp_path):
+    task = make_ruleset(InOrder(AgentHoldGoal(PINK_STAR), AgentNearGoal((13, 6))),
+                        [several(TileNearRule(RED_BALL, BLUE_KEY, PINK_STAR), (13, 6)), AgentHoldRule(RED_BALL, FLOOR), Unlock((10, 3), BLUE_KEY, (12, 3))], [RED_BALL, BLUE_KEY])
+    found = check_picture(task)
+    assert len(found["gone"]) == 1 and len(found["box"]) == 1 + 3 and len(found["sprite"]) == 4 + 1 + 1 + 3  # goals, inputs; what appears besides; distractors
+    figure = plot_ruleset(task)
+    for name in ("tree.png", "tree.svg"):
+        figure.savefig(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 5_000
+    assert (tmp_path / "tree.svg").read_text().count("<image") == len(found["sprite"])
+
+def test_the_picture_fits_given_axes():
+    import matplotlib.pyplot as plt
+    figure, axes = plt.subplots(1, 2, figsize=(6, 4))
+    assert plot_ruleset(FIGURE, axes[1]) is figure and not axes[1].axison and axes[1].get_aspect() == 1 and tuple(figure.get_size_inches()) == (6, 4)
+    assert axes[1].patches[0].get_linewidth() < plot_ruleset(FIGURE).axes[0].patches[0].get_linewidth(), "lines get thinner with the picture"
+    plt.close(figure)
+
+def test_one_picture_at_a_time():
+    task = make_ruleset(AgentHoldGoal(RED_BALL), [AgentHoldRule(RED_BALL, BLUE_KEY)], [RED_BALL])
+    for draw in (plot_ruleset, draw_ruleset):
+        with pytest.raises(ValueError, match="one at a time"):
+            draw(stack_rulesets([task, task]))
