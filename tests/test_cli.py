@@ -1,8 +1,13 @@
 """The command line, from the outside: what it prints, what it leaves behind, and how it fails."""
+import dataclasses
 import json
+import pickle
 
+import numpy as np
 import pytest
 
+from xland_minigrid.benchmarks import Recipe, benchmark_file, digest, generate_benchmark, load_benchmark_from_path
+from xland_minigrid.benchmarks.files import read_manifest
 from xland_minigrid.cli import main
 
 TINY = ["--size", "5", "--max-steps", "6", "--num-envs", "16", "--steps-per-task", "12", "--steps-per-update", "12", "--total-steps", "1920",
@@ -80,8 +85,104 @@ def test_throughput_against_xminigrid_is_a_ratio(capsys):
     assert len(rows) == 1 and float(rows[0][7]) > 0
 
 
+# ---------------------------------------------------------------- benchmark
+
+
+def test_every_field_of_a_recipe_is_an_option(tmp_path, capsys):
+    "Each is given another value than the preset's, and each arrives."
+    changed = {"chain_depth": 2, "sample_depth": True, "prune_chain": False, "prune_prob": 0.25, "num_distractor_rules": 1, "sample_distractor_rules": False,
+               "num_distractor_objects": 4, "random_seed": 7, "goal_kinds": (1, 3), "rule_kinds": (1, 2, 3), "even_goals": True, "solvable": False}
+    assert set(changed) == {field.name for field in dataclasses.fields(Recipe)}
+    words = []
+    for name, value in changed.items():
+        option = name.replace("_", "-")
+        words += [f"--{'' if value else 'no-'}{option}"] if isinstance(value, bool) else [f"--{option}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    path = tmp_path / "tasks"
+    assert main(["benchmark", "generate", "--preset", "high", "--n", "200", "--packed", "--out", str(path), *words]) == 0
+    assert capsys.readouterr().out.startswith("200 tasks made") and [p.name for p in tmp_path.iterdir()] == ["tasks"]
+    manifest = read_manifest(path)
+    assert manifest["recipe"] == json.loads(json.dumps(changed)) and manifest["form"] == "packed" and manifest["distinct_ruleset_ids"] == 200
+    assert digest(load_benchmark_from_path(path)) == digest(generate_benchmark("high", n=200, **changed))
+
+
+def test_an_interrupted_generate_goes_on(tmp_path, monkeypatch, capsys):
+    import xland_minigrid.benchmarks.generate as making
+    monkeypatch.setattr(making, "_ROUND", 64)
+    real, rounds = making._candidates, []
+
+    def counted(recipe, start, *rest):
+        rounds.append(start)
+        if len(rounds) == 3:
+            raise KeyboardInterrupt
+        return real(recipe, start, *rest)
+
+    monkeypatch.setattr(making, "_candidates", counted)
+    words = ["benchmark", "generate", "--preset", "small", "--n", "300", "--out", str(tmp_path / "tasks")]
+    assert main(words) == 130 and "the same command goes on" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["tasks.part"]
+    assert main([*words, "--seed", "5"]) == 1 and "another recipe" in capsys.readouterr().err
+    assert main(words) == 0 and rounds[3] == rounds[2] > 0
+    assert [p.name for p in tmp_path.iterdir()] == ["tasks"]
+    assert digest(load_benchmark_from_path(tmp_path / "tasks")) == digest(generate_benchmark("small", n=300))
+
+
+def test_convert_there_and_back(tasks, tmp_path, capsys):
+    there, back = tmp_path / "packed", tmp_path / "back"
+    assert main(["benchmark", "convert", str(tasks), str(there)]) == main(["benchmark", "convert", str(there), str(back)]) == 0
+    assert [read_manifest(p)["form"] for p in (tasks, there, back)] == ["cache", "packed", "cache"] and back.read_bytes() == tasks.read_bytes()
+    assert "packed" in capsys.readouterr().out
+    assert main(["benchmark", "convert", str(tasks), str(back), "--packed"]) == 0 and back.read_bytes() == there.read_bytes()
+    assert main(["benchmark", "convert", "probes-30", str(tmp_path / "probes")]) == 1 and "composed goals" in capsys.readouterr().err
+
+
+def test_convert_from_xminigrid(tasks, tmp_path, capsys):
+    from xland_minigrid.interop.upstream import benchmark_to_upstream
+    ours = load_benchmark_from_path(tasks)
+    np.savez(tmp_path / "theirs.npz", **benchmark_to_upstream(ours))
+    assert main(["benchmark", "convert", str(tmp_path / "theirs.npz"), str(tmp_path / "ours")]) == 0
+    assert load_benchmark_from_path(tmp_path / "ours").ruleset_ids().tolist() == ours.ruleset_ids().tolist()
+
+
+def test_deduplicate_says_what_was_there_twice(tasks, tmp_path, capsys):
+    twice = load_benchmark_from_path(tasks).take([0, 1, 0, 2, 1]).save(tmp_path / "twice")
+    assert main(["benchmark", "deduplicate", str(twice), str(tmp_path / "once")]) == 0
+    out = capsys.readouterr().out
+    assert "5 tasks, 3 distinct" in out and "3 tasks kept" in out
+    assert load_benchmark_from_path(tmp_path / "once").ruleset_ids().tolist() == load_benchmark_from_path(tasks).ruleset_ids()[:3].tolist()
+
+
+def test_list_stats_and_sizes(tasks, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XLAND_MINIGRID_DATA", str(tmp_path / "data"))
+    assert main(["benchmark", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 9 and lines[0].startswith("trivial-1m") and "first use" in lines[0] and "with the package" in lines[7]
+    path = benchmark_file("trivial-1m")
+    path.parent.mkdir()
+    path.write_bytes(tasks.read_bytes())
+    assert main(["benchmark", "list"]) == 0 and path.name in capsys.readouterr().out
+    assert main(["benchmark", "stats", str(tasks)]) == 0 and "| 300 |" in capsys.readouterr().out
+    assert main(["benchmark", "sizes", str(tasks), "--json", str(tmp_path / "sizes.json")]) == 0
+    row = capsys.readouterr().out.splitlines()[2].split("|")
+    assert row[2].strip() == "300" and float(row[5]) < float(row[3]) + 0.02 and json.loads((tmp_path / "sizes.json").read_text())[str(tasks)]["packed file"] > 0
+
+
+@pytest.mark.parametrize("verb", ["info", "convert", "deduplicate", "stats", "sizes"])
+def test_a_wrong_file_is_one_sentence_and_status_2(verb, tasks, tmp_path, capsys):
+    out = [str(tmp_path / "out")] if verb in ("convert", "deduplicate") else []
+    whole, pickled = tasks.read_bytes(), pickle.dumps({"goals": __import__("os").system})
+    for content in (b"", b"hello", whole[:-1], whole[:200], whole[:-9] + b"x" + whole[-8:], pickled, b"BZh91AY", b"[" * 9000):
+        (tmp_path / "wrong").write_bytes(content)
+        assert main(["benchmark", verb, str(tmp_path / "wrong"), *out]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("xland-minigrid: ") and "Traceback" not in err and err.count("\n") == 1, err
+    for source in (tmp_path / "nowhere", tmp_path):
+        assert main(["benchmark", verb, str(source), *out]) == 2 and capsys.readouterr().err.startswith("xland-minigrid: ")
+    assert {p.name for p in tmp_path.iterdir()} == {"wrong"}
+    if out:
+        assert main(["benchmark", verb, str(tasks), "/proc/nowhere/file"]) == 2 and "Traceback" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words, said", [
-    (["benchmark", "info", "no-such-benchmark"], "neither a file nor one of"),
     (["benchmark", "generate", "--preset", "huge", "--out", "x"], "trivial"),
     (["evaluate", "no-such-run"], "no-such-run"),
     (["throughput", "--env", "MiniGrid-Nowhere"], "choose one of"),

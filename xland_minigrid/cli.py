@@ -7,6 +7,7 @@ __all__ = ['count', 'main']
 
 # %% ../nbs/90_cli.ipynb #12da4fb1
 import argparse
+import collections
 import dataclasses
 import json
 import os
@@ -16,18 +17,53 @@ from pathlib import Path
 
 # %% ../nbs/90_cli.ipynb #b0e8c34e
 def _benchmark_parser(commands) -> None:
-    parser = commands.add_parser("benchmark", help="make tasks and look at them")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="generate | info")
-    make = verbs.add_parser("generate", help="make a file of tasks")
-    make.add_argument("--preset", default="high", help="trivial, small, medium or high (default)")
-    make.add_argument("--n", type=count, default=10_000, help="how many tasks: 5000, 20k, 1m (default 10k)")
-    make.add_argument("--seed", type=int, default=42)
-    make.add_argument("--out", type=Path, required=True, help="file to write")
-    make.set_defaults(run_command=_generate)
-    info = verbs.add_parser("info", help="what is in a benchmark")
-    info.add_argument("benchmark", help="a registered name or a file")
-    info.set_defaults(run_command=_info)
+    parser = commands.add_parser("benchmark", help="make tasks, look at them, send them")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="generate | info | list | convert | deduplicate | stats | sizes")
+    _generate_parser(verbs)
+    _verb(verbs, "info", _info, "what is in a benchmark, and its manifest", source="a registered name or a file")
+    _verb(verbs, "list", _list, "the registered names, and which of them are on this machine")
+    convert = _verb(verbs, "convert", _convert, "write a benchmark in another shape", source="a file of ours or of xminigrid, or a registered name", out="file to write")
+    convert.add_argument("--packed", action=argparse.BooleanOptionalAction, help="write the small shape, to be sent, or the one that is mapped (default: the other one than IN has)")
+    _verb(verbs, "deduplicate", _deduplicate, "keep one of each task", source="a file or a registered name", out="file to write").add_argument(
+        "--by", default="ruleset_id", help="ruleset_id (goal, rules and objects; default) or goal_id (goal and rules)")
+    _verb(verbs, "stats", _stats, "what tasks are made of, as tables", source="a registered name or a file").add_argument("--plans", action="store_true", help="prove every task as well")
+    sizes = _verb(verbs, "sizes", _sizes, "sizes and loading times beside the paper's Table 5")
+    sizes.add_argument("names", nargs="*", metavar="NAME", help="registered names or files (default: all that are registered, made if need be)")
+    sizes.add_argument("--json", type=Path, help="also write the rows here")
 
+def _verb(verbs, name: str, run, about: str, **arguments):
+    "A verb with positional arguments; `source` is read and `out` written."
+    parser = verbs.add_parser(name, help=about)
+    for argument, what in arguments.items():
+        parser.add_argument(argument, metavar={"source": "IN", "out": "OUT"}[argument], type=Path if argument == "out" else str, help=what)
+    parser.set_defaults(run_command=run)
+    return parser
+
+# %% ../nbs/90_cli.ipynb #b8c25438
+def _generate_parser(verbs) -> None:
+    from xland_minigrid.benchmarks.generate import PRESETS, Recipe
+    make = verbs.add_parser("generate", help="make a file of tasks", description="Make a file of tasks. When it is interrupted, the same command goes on from OUT.part.")
+    make.add_argument("--preset", default="high", help=f"{', '.join(PRESETS)} (default high)")
+    make.add_argument("--n", type=count, default=10_000, help="how many tasks: 5000, 20k, 1m (default 10k)")
+    make.add_argument("--out", type=Path, required=True, help="file to write")
+    make.add_argument("--packed", action="store_true", help="write the small shape, to be sent")
+    make.add_argument("--workers", type=int, help="threads (default: as many as cores)")
+    make.set_defaults(run_command=_generate)
+    recipe = make.add_argument_group("recipe", "fields of the preset to change")
+    for field in dataclasses.fields(Recipe):
+        names = [f"--{field.name.replace('_', '-')}", *(["--seed"] if field.name == "random_seed" else [])]
+        recipe.add_argument(*names, dest=field.name, **_option_of(field))
+
+def _option_of(field) -> dict:
+    "How argparse reads a field of a recipe."
+    if isinstance(field.default, bool):
+        return {"action": argparse.BooleanOptionalAction}
+    return {"type": _numbers, "metavar": "1,3,4"} if isinstance(field.default, tuple) else {"type": type(field.default), "metavar": type(field.default).__name__.upper()}
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+# %% ../nbs/90_cli.ipynb #f92b4794
 def count(text: str) -> int:
     "A number of tasks as people write it: `5000`, `20k`, `1m`."
     text = text.lower().replace("_", "").replace(",", "")
@@ -36,16 +72,88 @@ def count(text: str) -> int:
 
 # %% ../nbs/90_cli.ipynb #66545986
 def _generate(args) -> None:
-    from xland_minigrid.benchmarks import generate_benchmark, recipe_of
-    begin = time.perf_counter()
-    made = generate_benchmark(args.preset, n=args.n, seed=args.seed, progress=True)
+    from xland_minigrid.benchmarks.files import write_file
+    from xland_minigrid.benchmarks.generate import Recipe, generate_rulesets, recipe_of
+    changed = {field.name: getattr(args, field.name) for field in dataclasses.fields(Recipe) if getattr(args, field.name) is not None}
+    recipe, part = recipe_of(args.preset, **changed), args.out.expanduser().with_name(args.out.name + ".part")
+    tally, begin = collections.Counter(), time.perf_counter()
+    part.parent.mkdir(parents=True, exist_ok=True)
+    if part.exists():
+        print(f"going on from {part}", file=sys.stderr)
+    try:
+        made = generate_rulesets(recipe, args.n, workers=args.workers, progress=True, resume=part, tally=tally)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; the same command goes on from {part}", file=sys.stderr)
+        raise
     seconds = time.perf_counter() - begin
-    made.save(args.out, recipe_of(args.preset, args.seed))
-    print(f"{made.num_rulesets():,} tasks made in {seconds:.1f} s, kept in {args.out} ({args.out.stat().st_size / 1e6:.1f} MB)")
+    path = write_file(args.out, made._asdict(), packed=args.packed, recipe=recipe, identities=made[4:])
+    print(f"{args.n:,} tasks made in {seconds:.1f} s, kept in {args.out} ({path.stat().st_size / 1e6:.1f} MB)")
+    if thrown := [f"{k:,} {why}" for why, k in tally.items() if why not in ("candidates", "kept")]:
+        print(f"of {tally['candidates']:,} candidates thrown away: {', '.join(thrown)}")
 
+# %% ../nbs/90_cli.ipynb #55b34e67
 def _info(args) -> None:
     from xland_minigrid.benchmarks.benchmark import benchmark_info
-    print(json.dumps(benchmark_info(args.benchmark), indent=2))
+    print(json.dumps(benchmark_info(args.source), indent=2))
+
+def _list(args) -> None:
+    from xland_minigrid.benchmarks.benchmark import benchmark_file, data_folder, registered_benchmarks
+    for name in registered_benchmarks():
+        try:
+            path = benchmark_file(name)
+            state = f"{path.stat().st_size / 1e6:8.1f} MB  {path.name}" if path.exists() else "       -     made at first use"
+        except ValueError:
+            state = "       -     comes with the package"
+        print(f"{name:12} {state}")
+    print(f"kept in {data_folder()}")
+
+# %% ../nbs/90_cli.ipynb #b76898ca
+def _convert(args) -> None:
+    from xland_minigrid.benchmarks.benchmark import find_benchmark
+    benchmark, about = find_benchmark(args.source, progress=True)
+    packed = about.get("manifest", {}).get("form") == "cache" if args.packed is None else args.packed
+    _written(args.out, benchmark, about, packed)
+
+def _written(out: Path, benchmark, about: dict, packed: bool) -> None:
+    "Write a benchmark with what its manifest said of its origin, and say so."
+    from xland_minigrid.benchmarks.files import FIELDS, write_file
+    if getattr(benchmark, "open", None) is not None:
+        raise ValueError("The file format has no room for composed goals and several products, which this benchmark has: keep the code that makes it.")
+    known = {name: about.get("manifest", {}).get(name) for name in ("recipe", "generator_version")}
+    path = write_file(out, {name: getattr(benchmark, name) for name in FIELDS}, packed=packed, **known)
+    print(f"{len(benchmark):,} tasks kept in {out} ({path.stat().st_size / 1e6:.1f} MB, {'packed' if packed else 'mapped'})")
+
+# %% ../nbs/90_cli.ipynb #1689de83
+def _deduplicate(args) -> None:
+    from xland_minigrid.benchmarks.benchmark import find_benchmark
+    from xland_minigrid.benchmarks.statistics import deduplicate
+    benchmark, about = find_benchmark(args.source, progress=True)
+    kept, report = deduplicate(benchmark, by=args.by)
+    print(report)
+    manifest = about.get("manifest", {})
+    _written(args.out, kept, about if len(kept) == len(benchmark) else {}, manifest.get("form") == "packed")
+
+def _stats(args) -> None:
+    from xland_minigrid.benchmarks.benchmark import find_benchmark
+    from xland_minigrid.benchmarks.statistics import benchmark_statistics, report
+    benchmark, _ = find_benchmark(args.source, progress=True)
+    plans = benchmark.plans(progress=True) if args.plans else None
+    found = benchmark_statistics(benchmark, plans=plans, progress=True)
+    print(report({Path(args.source).name: found}, command=f"xland-minigrid benchmark stats {args.source}{' --plans' * args.plans}"))
+
+# %% ../nbs/90_cli.ipynb #088dd4f8
+def _sizes(args) -> None:
+    from xland_minigrid.benchmarks.benchmark import benchmark_sizes, registered_benchmarks
+    from xland_minigrid.benchmarks.statistics import PAPER_TABLE_5
+    print("| benchmark | tasks | memory, MB | cache file, MB | packed file, MB | paper, compressed, MB | packed / paper | load cold, s | load warm, s | unpack, s |\n" + "|---" * 10 + "|")
+    rows, told = {}, lambda x, digits=1: "" if x is None else f"{x:,.{digits}f}"
+    for name in args.names or [n for n in registered_benchmarks() if n != "probes-30"]:
+        row = rows[name] = benchmark_sizes(name)
+        paper = PAPER_TABLE_5.get(name, (None, None))[1]
+        print(f"| {Path(name).name} | {row['tasks']:,} | {told(row['memory'])} | {told(row['cache'])} | {told(row['packed'], 2)} | {told(paper)} | {told(paper and row['packed'] / paper, 2)} "
+              f"| {told(row['load_cold'], 3)} | {told(row['load_warm'], 3)} | {told(row['unpack'], 2)} |", flush=True)
+    if args.json is not None:
+        args.json.write_text(json.dumps({name: {"cache file": row["cache"], "packed file": row["packed"]} for name, row in rows.items()}, indent=1))
 
 # %% ../nbs/90_cli.ipynb #a2d81475
 def _throughput_parser(commands) -> None:
@@ -206,6 +314,11 @@ def _explained(error: Exception) -> str:
         return f"{error.name} is not installed: pip install 'xland_minigrid[{extra}]'."
     return f"{error.filename}: {error.strerror}." if isinstance(error, OSError) and error.strerror else str(error)
 
+def _status(error: Exception, command: str) -> int:
+    "2 for a file that is not there, cannot be written, or is not what it should be, 1 for everything else."
+    from xland_minigrid.benchmarks.files import BenchmarkFileError
+    return 2 if isinstance(error, BenchmarkFileError) or command == "benchmark" and isinstance(error, OSError) else 1
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("xland-minigrid", description="Meta-reinforcement learning in grid worlds whose rules and goals are data.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
@@ -217,7 +330,7 @@ def _parser() -> argparse.ArgumentParser:
 
 # %% ../nbs/90_cli.ipynb #38aa7adc
 def main(words: list[str] | None = None) -> int:
-    "The console script. Returns the exit status: 0, 1 for an error that was explained, 130 after Ctrl-C."
+    "The console script. Returns the exit status: 0, 1 for an error that was explained, 2 for one of a file of tasks, 130 after Ctrl-C."
     words = sys.argv[1:] if words is None else words
     try:
         if words[:1] == ["train"]:
@@ -231,5 +344,5 @@ def main(words: list[str] | None = None) -> int:
         if os.environ.get("XLAND_DEBUG"):
             raise
         print(f"xland-minigrid: {_explained(error)}", file=sys.stderr)
-        return 1
+        return _status(error, words[0])
     return 0
