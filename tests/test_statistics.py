@@ -1,0 +1,388 @@
+"""What is in benchmarks, and benchmarks without repetitions: against slow readings, spoiled files, and wrong input."""
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import xland_minigrid.benchmarks.benchmark as keeping
+import xland_minigrid.benchmarks.statistics as looking
+from xland_minigrid.benchmarks import Benchmark, digest, generate_benchmark, load_benchmark
+from xland_minigrid.benchmarks.generate import all_goals
+from xland_minigrid.benchmarks.solve import prove
+from xland_minigrid.benchmarks.splits import task_trees
+from xland_minigrid.benchmarks.statistics import (
+    PAPER_TABLE_5, REASONS, benchmark_statistics, deduplicate, figure_4, main, mean_of, object_roles, plot_statistics, report, save_figures)
+from xland_minigrid.core.actions import Actions
+from xland_minigrid.core.goals import goal_kinds
+from xland_minigrid.core.rules import OneTileRule, beside_agent, register_rule, rule_kinds
+from xland_minigrid.core.tiles import TILE_NAMES
+
+TWO_TILE_GOALS, TWO_TILE_RULES = {4, 7, 8, 9, 10}, {3, 4, 5, 6, 7}
+MIRROR_GOAL, MIRROR_RULE = {4: 4, 7: 9, 9: 7, 8: 10, 10: 8}, {3: 3, 4: 6, 6: 4, 5: 7, 7: 5}
+
+
+def bench_of(goals, rules, tiles):
+    return Benchmark.from_arrays(*(np.asarray(a, np.uint8) for a in (goals, rules, tiles))).to_numpy()
+
+
+def joined(*parts):
+    return jax.tree.map(lambda *a: np.concatenate(a), *parts)
+
+
+def same(x, y):
+    return all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True))
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return generate_benchmark("medium", n=400, seed=2).to_numpy()
+
+
+@pytest.fixture
+def tiny(monkeypatch, tmp_path):
+    "A registered benchmark of 300 tasks, kept in a folder of its own."
+    monkeypatch.setenv("XLAND_MINIGRID_DATA", str(tmp_path / "data"))
+    small = generate_benchmark("small", n=300).to_numpy()
+    monkeypatch.setattr(looking, "_generated_names", lambda: ["tiny"])
+    monkeypatch.setattr(looking, "load_benchmark", lambda name, **_: small)
+    return small
+
+
+# ---------------------------------------------------------------- counting
+
+
+def slow_statistics(bench):
+    "Everything that is counted, one task and one rule at a time."
+    counted = {name: Counter() for name in looking._COUNTED}
+    trees = task_trees(bench.goals, bench.rules, bench.init_tiles)  # itself tested against a slow reading
+    for i, (goal, rules, tiles) in enumerate(zip(bench.goals.tolist(), bench.rules.tolist(), bench.init_tiles.tolist())):
+        rules = [(tuple(r), n in np.flatnonzero(trees.in_tree[i])) for n, r in enumerate(rules) if r[0]]
+        tiles = [tuple(t) for t in tiles if t[0]]
+        inputs = lambda r: {r[1:3]} | ({r[3:5]} if r[0] in TWO_TILE_RULES else set())
+        wanted = {tuple(goal[1:3])} | ({tuple(goal[3:5])} if goal[0] in TWO_TILE_GOALS else set())
+        needed = wanted.union(*(inputs(r) for r, in_tree in rules if in_tree))
+        taken = set().union(*(inputs(r) for r, _ in rules))
+        numbers = {"rules_per_task": len(rules), "depth": int(trees.depth[i]), "tree_rules": sum(t for _, t in rules), "distractor_rules": sum(not t for _, t in rules),
+                   "objects": len(tiles), "needed_objects": sum(t in needed for t in tiles), "objects_of_distractor_rules": sum(t in taken - needed for t in tiles),
+                   "distractor_objects": sum(t not in taken | needed for t in tiles), "goal_kinds": goal_kinds.classes[goal[0]].__name__}
+        for name, value in numbers.items():
+            counted[name][value] += 1
+        for r, _ in rules:
+            counted["rule_kinds"][rule_kinds.classes[r[0]].__name__] += 1
+            counted["products"][TILE_NAMES[r[5] if r[0] in TWO_TILE_RULES else r[3]]] += 1
+    return {name: dict(counter) for name, counter in counted.items()}
+
+
+@pytest.mark.parametrize("preset", ["trivial", "small", "medium", "high"])
+def test_statistics_against_a_slow_reading(preset):
+    bench = generate_benchmark(preset, n=150, seed=9).to_numpy()
+    found, slow = benchmark_statistics(bench, chunk=64), slow_statistics(bench)
+    for name, histogram in slow.items():
+        assert found[name] == histogram, name
+    assert (found["num_rulesets"], found["duplicates"], found["distinct_ruleset_ids"], found["not_canonical"]) == (150, 0, 150, 0)
+    assert found["distinct_goal_ids"] == len(np.unique(bench.goal_ids())) and found["distinct_goals"] == len({g.tobytes() for g in bench.goals})
+    assert found["nbytes"] == sum(leaf.nbytes for leaf in jax.tree.leaves(bench))
+    json.dumps(found)
+    roles = object_roles(bench.goals, bench.rules, bench.init_tiles)
+    assert (roles.sum(axis=1) == (bench.init_tiles[..., 0] != 0).sum(axis=1)).all()
+
+
+def test_pieces_and_threads_change_nothing(bench):
+    whole = benchmark_statistics(bench)
+    assert whole == benchmark_statistics(bench, chunk=33, workers=3) == benchmark_statistics(bench.to_device(), chunk=400, workers=1)
+    assert same(bench, generate_benchmark("medium", n=400, seed=2).to_numpy())  # nothing was written to
+
+
+def test_repetitions_and_other_spellings_are_counted(bench):
+    twice = joined(bench, bench.take(np.arange(10)))
+    twice.init_tiles[:5] = twice.init_tiles[:5, ::-1]
+    found = benchmark_statistics(twice, chunk=50)
+    assert (found["duplicates"], found["not_canonical"]) == (10, 5)
+
+
+def test_with_plans(bench):
+    plans = prove(bench.goals, bench.rules, bench.init_tiles)
+    found = benchmark_statistics(bench, plans=plans)
+    assert found["solvable"] == plans.solvable.sum() > 0 and sum(found["plan_steps"].values()) == sum(found["dead_end_rules"].values()) == found["solvable"]
+    assert mean_of(found["plan_steps"]) == pytest.approx(plans.num_steps[plans.solvable].mean()) and 0 <= found["risk"] <= 1
+    assert "## Plans" in report({"medium": found}) and "## Plans" not in report({"medium": benchmark_statistics(bench)})
+    assert (plans.depth == task_trees(bench.goals, bench.rules, bench.init_tiles).depth)[plans.solvable].all()
+    with pytest.raises(ValueError, match="plans for"):
+        benchmark_statistics(bench.take(np.arange(9)), plans=plans)
+
+
+def test_registered_kinds_are_counted_by_name():
+    @register_rule
+    class Knock(OneTileRule):
+        when, looks = (Actions.TOGGLE,), beside_agent()
+
+    try:
+        bench = generate_benchmark("small", n=200, rule_kinds=(1, Knock), solvable=False)
+        assert set(benchmark_statistics(bench)["rule_kinds"]) == {"AgentHoldRule", "Knock"}
+        again, merged = deduplicate(jax.tree.map(lambda a: a, bench).shuffle(jax.random.key(0)))
+        assert len(again) == 200 and not len(merged.rows) and again.sets is not None
+        strange = bench.to_numpy()
+    finally:
+        del rule_kinds.classes[Knock.ID]
+        rule_kinds.sets[Knock.ID], rule_kinds.two[Knock.ID] = 0, False
+    with pytest.raises(ValueError, match="is no rule"):
+        benchmark_statistics(strange)
+
+
+# ---------------------------------------------------------------- repetitions
+
+
+def slow_key(goal, rules, tiles):
+    "What a task is, by the book: one hashable thing, equal exactly for tasks that are the same."
+    def spell(kind, a, b, mirror):
+        return (kind, a, b) if kind not in mirror else min((kind, a, b), (mirror[kind], b, a), key=lambda x: (x[1:], x[0]))
+
+    pair = lambda row, i: tuple(map(int, row[i:i + 2]))
+    kind = int(goal[0])
+    goal = (kind,) if kind == 0 else spell(kind, pair(goal, 1), pair(goal, 3), MIRROR_GOAL) if kind in TWO_TILE_GOALS else (kind, pair(goal, 1))
+    read = []
+    for r in rules:
+        if int(r[0]) in TWO_TILE_RULES:
+            read.append((spell(int(r[0]), pair(r, 1), pair(r, 3), MIRROR_RULE), pair(r, 5)))
+        elif r[0]:
+            read.append(((int(r[0]), pair(r, 1)), pair(r, 3)))
+    matters = any(set(x[0][1:]) & {*y[0][1:], y[1]} or x[1] in y[0][1:] for i, x in enumerate(read) for y in read[:i])
+    return goal, tuple(read if matters else sorted(read, key=repr)), tuple(sorted(pair(t, 0) for t in tiles if t[0]))
+
+
+def respell(goal, rules, tiles, rng):
+    "The same task in another spelling: a goal (5,), rules (R, 7), tiles (N, 2)."
+    goal, rules, tiles = goal.copy(), rules.copy(), rng.permutation(tiles)
+    if goal[0] in MIRROR_GOAL and rng.random() < 0.5:
+        goal[:] = MIRROR_GOAL[goal[0]], *goal[3:5], *goal[1:3]
+    elif goal[0] not in TWO_TILE_GOALS and rng.random() < 0.5:
+        goal[3:] = rng.integers(0, 16, 2)
+    for r in rules:
+        if r[0] in MIRROR_RULE and rng.random() < 0.5:
+            r[:5] = MIRROR_RULE[r[0]], *r[3:5], *r[1:3]
+        elif r[0] and r[0] not in TWO_TILE_RULES and rng.random() < 0.5:
+            r[5:] = rng.integers(0, 16, 2)
+    for _ in range(8):  # any order of rules that leaves the task what it is
+        order = rng.permutation(len(rules))
+        if slow_key(goal, rules[order], tiles) == slow_key(goal, rules, tiles):
+            return goal, rules[order], tiles
+    return goal, rules, tiles
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["trivial", "small", "medium"]))
+def test_respelled_tasks_are_merged_and_no_others(seed, preset):
+    rng = np.random.default_rng(seed)
+    bench = prepared(preset)
+    source = np.concatenate([rng.choice(60, 25, replace=False), rng.integers(0, 60, 40)])
+    arrays = zip(*(respell(bench.goals[i], bench.rules[i], bench.init_tiles[i], rng) for i in source))
+    spoiled = bench_of(*map(np.stack, arrays))
+    clean, merged = deduplicate(spoiled)
+    first = {int(s): row for row, s in reversed(list(enumerate(source)))}
+    kept = sorted(first.values())
+    assert same(clean, spoiled.take(np.array(kept)))
+    assert merged.rows.tolist() == [row for row in range(65) if row not in kept] and merged.first.tolist() == [first[int(source[row])] for row in merged.rows]
+    assert (merged.before, merged.after) == (65, len(kept)) and sum(merged.counts().values()) == 65 - len(kept)
+    assert deduplicate(clean)[1].rows.size == 0
+
+
+_prepared = {}
+
+
+def prepared(preset):
+    if preset not in _prepared:
+        _prepared[preset] = generate_benchmark(preset, n=60, seed=4).to_numpy()
+    return _prepared[preset]
+
+
+TILE = st.sampled_from([(4, 2), (5, 3), (6, 4)])  # so few that equal tasks and near misses are common
+RULE = st.tuples(st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, 10]), TILE, TILE, TILE).map(lambda r: [r[0], *r[1], *r[2], *r[3]])
+TASK = st.tuples(st.tuples(st.sampled_from([1, 4, 7, 8, 9, 10, 12]), TILE, TILE).map(lambda g: [g[0], *g[1], *g[2]]), st.lists(RULE, min_size=2, max_size=2),
+                 st.lists(st.one_of(TILE, st.just((0, 0))), min_size=2, max_size=2))
+
+
+@settings(max_examples=50)
+@given(st.lists(TASK, min_size=2, max_size=40))
+def test_merging_is_by_the_book(tasks):
+    bench = bench_of(*([task[i] for task in tasks] for i in range(3)))
+    keys = [slow_key(*task) for task in zip(bench.goals, bench.rules, bench.init_tiles)]
+    for by, cut in (("ruleset_id", 3), ("goal_id", 2)):
+        first = {}
+        for row, key in enumerate(keys):
+            first.setdefault(key[:cut], row)
+        merged = deduplicate(bench, by=by)[1]
+        assert dict(zip(merged.rows.tolist(), merged.first.tolist())) == {row: first[key[:cut]] for row, key in enumerate(keys) if first[key[:cut]] != row}
+
+
+def spoil(reason, goal, rules, tiles):
+    "One respelling of a task with a symmetric goal, three rules that do not meet, and a row of padding each."
+    goal, rules, tiles = goal.copy(), rules.copy(), tiles.copy()
+    if reason == "padding":
+        rules, tiles = np.roll(rules, 1, axis=0), np.roll(tiles, 1, axis=0)
+    if reason == "unused bytes":
+        rules[0, 5:] = 7
+    if reason in ("order of objects", "several of these"):
+        tiles = tiles[::-1]
+    if reason in ("order of rules", "several of these"):
+        rules = rules[[1, 0, 2, 3]]
+    if reason == "symmetry":
+        goal = goal[[0, 3, 4, 1, 2]]
+        rules[1, 1:5] = rules[1, [3, 4, 1, 2]]
+    if reason == "other objects":
+        tiles[0] = 10, 9
+    return goal, rules, tiles
+
+
+def test_reasons_and_examples():
+    task = tuple(np.array(a, np.uint8) for a in ([4, 4, 2, 5, 3], [[1, 6, 2, 10, 2, 0, 0], [3, 6, 3, 6, 4, 10, 3], [2, 9, 1, 10, 4, 0, 0], [0] * 7], [(4, 2), (5, 3), (6, 2), (0, 0)]))
+    for reason in REASONS:
+        bench = bench_of(*map(np.stack, zip(task, *[spoil(reason, *task)] * 3)))
+        merged = deduplicate(bench, by="goal_id")[1]
+        assert merged.counts() == {reason: 3}, reason
+        assert len(merged.examples) == 2 and merged.examples[0].startswith(f"Task 1 repeats task 0 ({reason})") and reason in repr(merged)
+        assert len(deduplicate(bench)[0]) == (2 if reason == "other objects" else 1)
+    assert len(deduplicate(bench, examples=0)[1].examples) == 0
+    flipped = deduplicate(bench_of(*map(np.stack, zip(task, spoil("symmetry", *task)))))[1]
+    assert "'put a green ball and a blue square next to each other' and 'put a blue square and a green ball next to each other'" in flipped.examples[0] or "next to each other" in flipped.examples[0]
+
+
+def test_a_chain_of_rules_keeps_its_order():
+    first, second = [2, 4, 2, 5, 3, 0, 0], [2, 5, 3, 6, 4, 0, 0]  # ball -> square -> pyramid: the other way round it takes two steps
+    bench = bench_of([[3, 6, 4, 0, 0]] * 2, [[first, second], [second, first]], [[(4, 2)]] * 2)
+    assert len(deduplicate(bench)[0]) == 2
+
+
+def test_the_goals_of_xminigrid():
+    held, near = all_goals((1,))[1].tolist(), all_goals((3,))[1].tolist()
+    tile = lambda code: (code >> 4, code & 15)
+    goals = [[1, *tile(a), 0, 0] for a in held] + [[k, *tile(a), 0, 0] for k in (3, 11, 12, 13, 14) for a in near]
+    goals += [[k, *tile(a), *tile(b)] for k in (4, 7, 8, 9, 10) for a in near for b in held]
+    n = len(goals)
+    clean, merged = deduplicate(bench_of(goals, np.zeros((n, 1, 7)), np.zeros((n, 1, 2))))
+    assert (n, len(clean), merged.counts()) == (21_410, 12_440, {"symmetry": 8_970})
+    assert len({slow_key(g, [], [])[0] for g in np.array(goals)}) == 12_440 and len(all_goals()[0]) == 12_260
+
+
+def test_generated_benchmarks_have_nothing_to_merge(bench):
+    for preset in ("trivial", "small", "high"):
+        made = generate_benchmark(preset, n=300)
+        clean, merged = deduplicate(made)
+        assert digest(clean) == digest(made) and isinstance(clean.goals, jnp.ndarray) and not len(merged.rows) and "0 merged." in repr(merged)
+    trivial, merged = deduplicate(generate_benchmark("trivial", n=600), by="goal_id")
+    assert merged.counts() == {"other objects": 600 - len(trivial)} and len(np.unique(trivial.goal_ids())) == len(trivial) < 600
+
+
+def test_odd_shapes():
+    none = bench_of(np.zeros((0, 5)), np.zeros((0, 1, 7)), np.zeros((0, 1, 2)))
+    assert len(deduplicate(none)[0]) == 0
+    bare = Benchmark(*(np.zeros(s, np.uint8) for s in ((3, 5), (3, 0, 7), (3, 0, 2), (3,))))
+    clean, merged = deduplicate(bare)
+    assert len(clean) == 1 and merged.counts() == {"identical bytes": 2}
+    assert benchmark_statistics(bare)["depth"] == {0: 3}
+
+
+# ---------------------------------------------------------------- figures and the command
+
+
+def test_figures_show_what_was_counted(bench):
+    named = {"trivial": benchmark_statistics(generate_benchmark("trivial", n=200)), "medium": benchmark_statistics(bench)}
+    figure = figure_4(named)
+    axis = figure.axes[0]
+    assert "rules" in axis.get_xlabel() and "share" in axis.get_ylabel()
+    for line, found in zip(axis.lines, named.values()):
+        drawn = dict(zip(line.get_xdata(), line.get_ydata()))
+        assert {k: round(v * found["num_rulesets"]) for k, v in drawn.items() if v} == found["rules_per_task"]
+    assert [t.get_text() for t in axis.texts] == ["100%: trivial"] and axis.get_ylim()[1] < 0.6
+    shown = plot_statistics(named["medium"] | {"depth": {0: 3, "none": 1}}, "medium")
+    assert all(a.get_xlabel() and a.get_ylabel() for a in shown.axes if a.axison) and shown.get_suptitle() == "medium"
+    assert [t.get_text() for t in shown.axes[1].get_xticklabels()] == ["0", "none"]
+
+
+def test_figure_files_are_reproducible(bench, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(looking, "plot_statistics", lambda found, title: drawn.append(title) or figure_4({"x": found}))  # drawn by others
+    found = {"medium-1m": benchmark_statistics(bench)}
+    paths, again = save_figures(found, tmp_path), save_figures(found, tmp_path / "again")
+    assert all(x.read_bytes() == y.read_bytes() for x, y in zip(paths, again) if x.suffix == ".svg") and drawn == ["medium-1m, 400 tasks"] * 2
+    assert {p.name for p in paths} == {"figure_04_rules.svg", "figure_04_rules.png", "statistics_medium_1m.svg", "statistics_medium_1m.png"}
+    for path in paths:
+        assert path.stat().st_size > 2_000
+
+
+def test_the_command(tiny, tmp_path, capsys):
+    (tmp_path / "sizes.json").write_text(json.dumps({"tiny": {"packed": 0.0123, "cache": 4}}))
+    out = [str(tmp_path / "docs" / name) for name in ("s.md", "figures", "s.json")]
+    assert main(["--all", "--plans", "--out", out[0], "--figures", out[1], "--json", out[2], "--sizes", str(tmp_path / "sizes.json")]) == 0
+    assert "tiny: 300 tasks, 0 repeated, 0 not canonical" in capsys.readouterr().out
+    text = (tmp_path / "docs" / "s.md").read_text(encoding="utf-8")
+    assert "| tiny | 300 | 0 | 0 |" in text and "--all --plans --sizes`" in text and "ours, packed" in text and "| 4.0 |  | 0.0 |  |" in text and "## Plans" in text
+    assert json.loads((tmp_path / "docs" / "s.json").read_text())["tiny"]["num_rulesets"] == 300 and (tmp_path / "docs" / "figures" / "figure_04_rules.png").exists()
+    assert main(["tiny", "--sizes"]) == 0 and "| tiny |  | 0.0 | 0.0 |  | 0.0 |  |" in capsys.readouterr().out
+    assert main(["tiny"]) == 0 and "# What is in the benchmarks" in capsys.readouterr().out
+
+
+def test_the_command_fails_when_a_task_is_there_twice(tiny, monkeypatch, capsys):
+    spoiled = joined(tiny, tiny.take(np.arange(1)))
+    monkeypatch.setattr(looking, "load_benchmark", lambda name, **_: spoiled)
+    assert main(["tiny"]) == 1 and "1 repeated" in capsys.readouterr().out
+    tiles = tiny.init_tiles.copy()
+    tiles[3] = tiles[3, ::-1]
+    monkeypatch.setattr(looking, "load_benchmark", lambda name, **_: tiny.replace(init_tiles=tiles))
+    assert main(["tiny"]) == 1 and "1 not canonical" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv, words", [([], "name a benchmark"), (["huge-9m"], "there is no benchmark huge-9m"), (["high-1m", "probes-30"], "no benchmark probes-30 made by a recipe")])
+def test_the_command_refuses(argv, words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_sizes_stand_beside_the_paper():
+    found = benchmark_statistics(generate_benchmark("trivial", n=100))
+    text = report({"trivial-1m": found, "trivial-21k": found}, {"trivial-1m": {"packed": 5.7 * 1.05, "cache": 23.456, "load_cold": None}})
+    assert "| trivial-1m | 38.0 | 0.0 | 23.5 | 5.7 | 6.0 | 1.05 |" in text and "| trivial-21k |  | 0.0 |  |  |  |  |" in text
+    assert {*PAPER_TABLE_5, "trivial-21k"} == set(looking._generated_names()) <= set(keeping.registered_benchmarks())
+
+
+def test_refusals(bench):
+    with pytest.raises(ValueError, match="'ruleset_id'"):
+        deduplicate(bench, by="goal")
+    with pytest.raises(ValueError, match="empty"):
+        benchmark_statistics(bench.take(np.arange(0)))
+    for draw in (figure_4, plot_statistics):
+        with pytest.raises(ValueError, match="nothing to draw"):
+            draw({})
+    with pytest.raises(ValueError, match="nothing to draw"):
+        figure_4({"x": {}})
+    composed = bench.replace(goals=np.full_like(bench.goals, 255))
+    with pytest.raises(ValueError, match="composed goal"):
+        benchmark_statistics(composed)
+
+
+def test_nothing_heavy_is_imported():
+    code = "import sys, xland_minigrid.benchmarks.statistics; assert not {'matplotlib', 'huggingface_hub', 'ipywidgets', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---------------------------------------------------------------- whole benchmarks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trivial-1m", "high-1m"])
+def test_a_whole_benchmark_repeats_nothing(name):
+    bench = load_benchmark(name, as_numpy=True)
+    found = benchmark_statistics(bench)
+    assert (found["num_rulesets"], found["duplicates"], found["not_canonical"], found["distinct_ruleset_ids"]) == (1_000_000, 0, 0, 1_000_000)
+    assert "none" not in found["depth"] and found["distinct_goals"] <= 12_260
+    assert max(found["rules_per_task"]) <= 18 and max(found["depth"]) == {"trivial-1m": 0, "high-1m": 3}[name]
+    assert len({(g.tobytes(), r.tobytes(), t.tobytes()) for g, r, t in zip(bench.goals[:200_000], bench.rules[:200_000], bench.init_tiles[:200_000])}) == 200_000
+    clean, merged = deduplicate(bench)
+    assert len(clean) == 1_000_000 and not len(merged.rows)
