@@ -57,7 +57,7 @@ test-slow: test-floor
 
 # The packages of Colab, as far as they can be had elsewhere. They stop at Python 3.13.
 test-floor:
-	@.ci/venv .venv-floor train,notebook,gym,dm,peers,test .ci/colab-floor.txt 13
+	@.ci/venv .venv-floor train,notebook,gym,dm,hub,peers,test .ci/colab-floor.txt 13
 	@.ci/step 'Colab floor: requirements' .venv-floor/bin/python -m pip check
 	@.ci/step 'Colab floor: library notebooks, each in a fresh kernel' .venv-floor/bin/python $(NBVAL) $(TWO) --nbval-lax nbs
 	@.ci/step 'Colab floor: Colab copies' .venv-floor/bin/python $(NBVAL) --nbval-lax colab

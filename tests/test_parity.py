@@ -4,6 +4,7 @@ Both are stepped side by side inside one compiled scan per grid size; a layout i
 crowded: objects, doors and goal tiles around the agent, few kinds of them, and actions that prefer picking up and putting down, so that
 every kind of rule and goal comes true again and again. `docs/differences.md` lists what differs on purpose, each with its test below.
 """
+import os
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -618,16 +619,20 @@ def test_their_wrappers_observations_translate():
 
 
 def test_no_pickle_is_loaded(tmp_path):
+    "Its instructions are read as data; tests/test_pickles.py has the rest."
     from xminigrid.benchmarks import save_bz2_pickle
-    path = tmp_path / "high_1m"
-    save_bz2_pickle(dict(goals=np.zeros((1, 5), np.uint8)), str(path))
-    with pytest.raises(ValueError, match="(?s)not loaded here.*savez_compressed.*load_bz2_pickle"):
-        upstream.load_upstream_benchmark(path)
+    class Bad:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path}/run",)
+    save_bz2_pickle(dict(goals=Bad()), str(tmp_path / "high_1m"))
+    with pytest.raises(ValueError, match=r"system; it is not loaded"):
+        upstream.load_upstream_benchmark(tmp_path / "high_1m")
+    assert not (tmp_path / "run").exists()
     np.savez(tmp_path / "objects.npz", goals=np.array([{}], object), rules=np.zeros((1, 1, 7)), init_tiles=np.zeros((1, 1, 2)))
     with pytest.raises(ValueError, match="allow_pickle"):
         upstream.load_upstream_benchmark(tmp_path / "objects.npz")
     (tmp_path / "text.npz").write_text("hello")
-    with pytest.raises(ValueError, match="not an .npz archive"):
+    with pytest.raises(ValueError, match="neither a pickle.*nor an .npz archive"):
         upstream.load_upstream_benchmark(tmp_path / "text.npz")
     with pytest.raises(FileNotFoundError):
         upstream.load_upstream_benchmark(tmp_path / "nothing.npz")

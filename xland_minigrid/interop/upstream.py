@@ -10,12 +10,18 @@ __all__ = ['tiles_to_upstream', 'tiles_from_upstream', 'goal_to_upstream', 'goal
            'params_to_upstream', 'benchmark_from_upstream', 'benchmark_to_upstream', 'load_upstream_benchmark']
 
 # %% ../../nbs/interop/01_upstream.ipynb #5f499479
+import hashlib
+import warnings
+import zipfile
+import zlib
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..benchmarks import Benchmark, BenchmarkFileError, data_folder, load_benchmark_from_path
+from ..benchmarks.hub import fetch
 from ..core.actions import AgentState
 from ..core.goals import GOALS, AgentOnPositionGoal, OneTileGoal, TileOnPositionGoal, TwoTileGoal
 from ..core.layouts import DRAWN_TYPES
@@ -25,6 +31,7 @@ from ..core.ruleset import RuleSet
 from ..core.tiles import EMPTY, END_OF_MAP, Colors, Tiles, pack_pairs, unpack
 from ..envs.environment import EnvCarry, EnvParams, State, TimeStep
 from ..envs.xland import XLandEnvParams
+from .pickles import _DAMAGE, _budget, pickled_arrays
 
 # %% ../../nbs/interop/01_upstream.ipynb #ab46d77d
 def _lib(*arrays):
@@ -88,17 +95,19 @@ def ruleset_from_upstream(ruleset) -> RuleSet:
     return RuleSet(goal=goal_from_upstream(ruleset.goal), rules=rules_from_upstream(ruleset.rules),
                    init_tiles=tiles_from_upstream(ruleset.init_tiles, zero=(0, 0)))
 
-def _check_known(ruleset: RuleSet) -> None:
-    if ruleset.open is not None:
+def _check_known(goals, rules, init_tiles, opened) -> None:
+    "Raise `ValueError` for tasks, as far as they are concrete, that 0.9.3 cannot express."
+    beyond = any(not isinstance(a, jax.core.Tracer) and np.max(a[..., 0], initial=0) >= len(book) for a, book in ((goals, GOALS), (rules, RULES)))
+    if opened is not None or beyond:
         raise ValueError("xminigrid 0.9.3 knows only the goals and rules of Tables 2 and 3: registered and composed ones and several products stay here.")
-    for tiles in (ruleset.rules[..., 1:], ruleset.init_tiles):
+    for tiles in (rules[..., 1:], init_tiles):
         if not isinstance(tiles, jax.core.Tracer) and (np.asarray(tiles).reshape(*tiles.shape[:-1], -1, 2)[..., 0] == Tiles.LAVA).any():
             raise ValueError("xminigrid 0.9.3 has no lava: take a ruleset without it.")
 
 def ruleset_to_upstream(ruleset: RuleSet):
     "Our ruleset, batched or not, as `xminigrid.types.RuleSet`. Raises `ValueError` for what 0.9.3 does not know."
     from xminigrid.types import RuleSet as Theirs
-    _check_known(ruleset)
+    _check_known(ruleset.goal, ruleset.rules, ruleset.init_tiles, ruleset.open)
     return Theirs(goal=jnp.asarray(goal_to_upstream(ruleset.goal)), rules=jnp.asarray(rules_to_upstream(ruleset.rules)),
                   init_tiles=jnp.asarray(tiles_to_upstream(ruleset.init_tiles)))
 
@@ -212,14 +221,13 @@ def params_to_upstream(params: EnvParams):
 # %% ../../nbs/interop/01_upstream.ipynb #44d92958
 _ARRAYS = ("goals", "rules", "init_tiles")
 
-def benchmark_from_upstream(source):
+def benchmark_from_upstream(source) -> Benchmark:
     """Tasks of 0.9.3 as our `Benchmark`.
 
     Args:
         source: a mapping, or an object such as `xminigrid.benchmarks.Benchmark`, with `goals (n, 5)`, `rules (n, R, 7)`, `init_tiles (n, N, 2)`.
     Raises `ValueError` when one of them is missing, or its shape or its numbers are not those of 0.9.3.
     """
-    from xland_minigrid.benchmarks import Benchmark
     read = source.get if hasattr(source, "get") else lambda name: getattr(source, name, None)
     arrays = {name: read(name) for name in _ARRAYS}
     if missing := [name for name, array in arrays.items() if array is None]:
@@ -234,39 +242,91 @@ def _check_upstream(goals, rules, init_tiles) -> None:
     for name, array, shape in (("goals", goals, "(n, 5)"), ("rules", rules, "(n, R, 7)"), ("init_tiles", init_tiles, "(n, N, 2)")):
         if array.ndim != shape.count(",") + 1 or array.shape[-1] != int(shape[-2]) or len(array) != len(goals):
             raise ValueError(f"{name} has shape {array.shape}; it must be {shape}, with the same n for all arrays.")
+        if array.dtype.kind not in "iuf" or not _are_bytes(array):
+            raise ValueError(f"{name} holds {array.dtype} values that are no whole numbers from 0 to 255: are these arrays xminigrid's?")
     if goals[:, 0].max(initial=0) >= len(GOALS) or rules[..., 0].max(initial=0) >= len(RULES):
         raise ValueError("There are goals or rules beyond those of xminigrid 0.9.3: are these its arrays?")
-    pairs = np.concatenate([rules[..., 1:].reshape(-1, 2), init_tiles.reshape(-1, 2)])
+    is_tile = np.arange(2) < _GOAL_TILES[_GOAL_TO_UPSTREAM][goals[:, 0].astype(np.uint8)][:, None]  # else a position
+    pairs = np.concatenate([goals[:, 1:].reshape(-1, 2, 2)[is_tile], rules[..., 1:].reshape(-1, 2), init_tiles.reshape(-1, 2)])
     if (pairs.max(axis=0, initial=0) >= (13, 12)).any():
         raise ValueError("There are tiles or colours beyond xminigrid's 13 and 12: are these arrays in its numbers?")
 
+def _are_bytes(array) -> bool:
+    "Whether nothing is lost when these numbers become uint8."
+    with np.errstate(invalid="ignore"):
+        return array.dtype == np.uint8 or bool((array.astype(np.uint8) == array).all())
+
 # %% ../../nbs/interop/01_upstream.ipynb #e2211ce5
 def benchmark_to_upstream(benchmark) -> dict[str, np.ndarray]:
-    "Our `Benchmark` as the four uint8 arrays of 0.9.3, for `xminigrid.benchmarks.Benchmark(**arrays)`."
+    "Our `Benchmark` as the four uint8 arrays of 0.9.3, for `xminigrid.benchmarks.Benchmark(**arrays)`. Raises `ValueError` for what 0.9.3 does not know."
     goals, rules, init_tiles = (np.asarray(getattr(benchmark, name)) for name in _ARRAYS)
+    _check_known(goals, rules, init_tiles, None)
     return dict(goals=goal_to_upstream(goals), rules=rules_to_upstream(rules), init_tiles=tiles_to_upstream(init_tiles),
                 num_rules=(rules[..., 0] != 0).sum(-1).astype(np.uint8))
 
 # %% ../../nbs/interop/01_upstream.ipynb #a973eccc
-_HOW_TO_CONVERT = """{path} is a pickle, which can run any code when it is loaded, so it is not loaded here. If you trust it, turn it into plain arrays \
-where xminigrid is installed, and load {npz} instead:
+def _npz_arrays(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
+    "The arrays of an `.npz` archive. Raises `BenchmarkFileError`."
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+        if unpacked > _budget(path, max_bytes):
+            raise ValueError("it unpacks to more than max_bytes, or to much more than its size explains")
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in _ARRAYS if name in arrays}
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, *_DAMAGE) as error:
+        raise BenchmarkFileError(f"{path} is no .npz archive of arrays ({str(error)[:200]}): write one with numpy.savez_compressed(path, goals=…, rules=…, init_tiles=…).") from None
 
-    import numpy as np
-    from xminigrid.benchmarks import load_bz2_pickle
-    np.savez_compressed({npz!r}, **load_bz2_pickle({path!r}))
-"""
-
-def load_upstream_benchmark(path):
-    """A benchmark of 0.9.3 from an `.npz` file with its arrays `goals`, `rules` and `init_tiles`, as our `Benchmark`.
-
-    Raises `ValueError` for a pickle, with the lines that convert it, and for any other file that is not such an archive.
-    """
-    path = Path(path).expanduser()
+def _upstream_arrays(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
+    "The arrays in a file of either kind, told apart by how it begins."
     with open(path, "rb") as file:
-        start = file.read(4)
-    if start[:3] == b"BZh" or start[:1] == b"\x80":
-        raise ValueError(_HOW_TO_CONVERT.format(path=str(path), npz=str(path.with_suffix(".npz"))))
-    if start != b"PK\x03\x04":
-        raise ValueError(f"{path} is not an .npz archive: write one with numpy.savez_compressed(path, goals=…, rules=…, init_tiles=…).")
-    with np.load(path, allow_pickle=False) as arrays:
-        return benchmark_from_upstream({name: arrays[name] for name in _ARRAYS if name in arrays})
+        start = file.read(3)
+    if start[:2] == b"PK":
+        return _npz_arrays(path, max_bytes)
+    if start == b"BZh" or start[:1] in (b"\x80", b"(", b"}", b"c", b"]"):
+        return pickled_arrays(path, max_bytes=max_bytes)
+    raise BenchmarkFileError(f"{path} is neither a pickle, compressed with bz2 or not, nor an .npz archive: pass a file of xminigrid.")
+
+# %% ../../nbs/interop/01_upstream.ipynb #5489c270
+def _converted(path: Path) -> Path:
+    "Where the tasks of this file are kept in our format."
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    return data_folder() / "upstream" / f"{path.stem}-{digest}-v1.safetensors"
+
+def _kept(path: Path):
+    "The tasks kept there, or None; a damaged file is worth a warning."
+    try:
+        return load_benchmark_from_path(path) if path.exists() else None
+    except (BenchmarkFileError, OSError) as error:
+        warnings.warn(f"{error} It is converted anew now.", stacklevel=3)
+
+def _keep(benchmark, path: Path) -> None:
+    "Keep the tasks there. A folder that cannot be written to is no reason to fail."
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        benchmark.save(path)
+    except OSError as error:
+        warnings.warn(f"The converted tasks could not be kept ({error}); set XLAND_MINIGRID_DATA to a folder with room for them.", stacklevel=3)
+
+# %% ../../nbs/interop/01_upstream.ipynb #d3d10616
+def load_upstream_benchmark(path, *, cache: bool = True, max_bytes: int = 4 << 30, progress: bool = True) -> Benchmark:
+    """A benchmark of xminigrid 0.9.3 as our `Benchmark`: its bz2-compressed pickle, or an `.npz` file with `goals`, `rules` and `init_tiles`.
+
+    Nothing in a pickle is run (see `interop.pickles`). With `cache`, what was read from one is kept in our format in `data_folder()`, which is far
+    quicker the next time. At most `max_bytes` are unpacked. `path` may also be `"hub:OWNER/REPO/FILE"`, downloaded with a bar if `progress`.
+    Raises `FileNotFoundError`, `BenchmarkFileError` (a `ValueError`) for a damaged or foreign file, its subclass
+    `RefusedPickleError` for a pickle that asks for more than arrays, and what `benchmarks.hub.fetch` raises.
+    """
+    path = fetch(path, progress=progress) if str(path).startswith("hub:") else Path(path).expanduser()
+    kept = _converted(path) if cache else None
+    if kept and (benchmark := _kept(kept)) is not None:
+        return benchmark
+    arrays = _upstream_arrays(path, max_bytes)
+    try:
+        benchmark = benchmark_from_upstream(arrays)
+    except ValueError as error:
+        raise BenchmarkFileError(f"{path} holds no benchmark of xminigrid 0.9.3: {error}") from None
+    if kept:
+        _keep(benchmark, kept)
+    return benchmark
