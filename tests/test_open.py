@@ -490,7 +490,7 @@ def test_words(capsys):
 # Generated -----------------------------------------------------------------------------------------------------------------------------------
 
 def test_the_generator_draws_registered_kinds(tmp_path):
-    made = generate_benchmark("medium", n=300, goal_kinds=(1, 4, Facing, ShowTool), rule_kinds=(3, 8, ToggleAhead, SpendTool))
+    made = generate_benchmark("medium", n=300, goal_kinds=(1, 4, Facing, ShowTool), rule_kinds=(3, 8, ToggleAhead, SpendTool), solvable=False)
     for kinds, own in ((np.asarray(made.goals)[:, 0], (Facing.ID, ShowTool.ID)), (np.asarray(made.rules)[..., 0].ravel(), (ToggleAhead.ID, SpendTool.ID))):
         assert all((kinds == i).sum() > 20 for i in own)
     rows = np.asarray(made.rules).reshape(-1, 7)
@@ -511,7 +511,7 @@ def test_a_file_says_which_kinds_it_uses(tmp_path):
     def cell(name, action):
         return register_rule(type(name, (OneTileRule,), {"__module__": __name__, "__qualname__": name, "when": (action,), "looks": on_cells("ahead")}))
     mine = cell("Filed", Actions.TOGGLE)
-    path = generate_benchmark("small", n=20, rule_kinds=(mine,)).save(tmp_path / "mine.safetensors")
+    path = generate_benchmark("small", n=20, rule_kinds=(mine,), solvable=False).save(tmp_path / "mine.safetensors")
     task = load_benchmark_from_path(path).get_ruleset(0)
     cell("Filed", Actions.PICK_UP)
     assert "registered anew" in load_and_describe(task)
@@ -541,7 +541,7 @@ def test_a_file_with_kinds_that_are_not_registered_is_refused():
     with pytest.raises(ValueError, match="203 is no rule.*run the cell that registers it"):
         Benchmark.from_arrays(goals_, rules_, np.zeros((1, 1, 2), np.uint8))
     with pytest.raises(ValueError, match="rule_kinds"):
-        generate_benchmark("small", n=10, rule_kinds=(203,))
+        generate_benchmark("small", n=10, rule_kinds=(203,), solvable=False)
 
 
 def test_plain_tasks_carry_nothing_of_it():

@@ -98,7 +98,7 @@ def collect(network: ActorCritic, step: Callable, play: Play, num_steps: int) ->
         timestep = step(play.timestep, action)
         seen = Transition(
             inputs=play.inputs, action=action, log_prob=log_prob_of(out.logits, action), value=out.value, reward=timestep.reward,
-            done=timestep.last(), success=timestep.discount == 0, goal=play.timestep.state.goal_encoding)
+            done=timestep.last(), success=(timestep.discount == 0) & (timestep.reward > 0), goal=play.timestep.state.goal_encoding)
         return Play(timestep, next_inputs(play.inputs, action, timestep), out.memory, key), seen
 
     return jax.lax.scan(act, play, length=num_steps)

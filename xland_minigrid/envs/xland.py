@@ -47,7 +47,7 @@ def _check_room_for(ruleset: RuleSet, free) -> None:
     if isinstance(tiles, jax.core.Tracer) or isinstance(free, jax.core.Tracer):
         return
     objects = int((np.asarray(tiles)[..., 0] > 2).sum(-1).max())
-    if objects + 1 > free:
+    if objects + 1 > int(free):  # under `jit` a comparison of arrays would be traced, even of known ones
         raise ValueError(f"{objects} objects and an agent do not fit on {free} free cells: choose a larger grid or fewer objects.")
 
 # %% ../../nbs/envs/02_xland.ipynb #d3899b58
