@@ -230,6 +230,8 @@ def _evaluate_parser(commands) -> None:
     parser.add_argument("--trials", type=int, default=10, help="trials in a row for every task (default 10)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--greedy", action="store_true", help="take the likeliest action instead of drawing one")
+    parser.add_argument("--oracle", nargs="?", type=int, const=True, default=False, metavar="N",
+                        help="compare with the grid oracle in all trials, or in the first N: normalised score and regret")
     parser.add_argument("--out", type=Path, help="folder for results.json and adaptation.png")
     parser.set_defaults(run_command=_evaluate)
 
@@ -249,7 +251,9 @@ def _evaluate(args) -> None:
     agent = load_agent(args.run)
     settings = dict(world=make_world(agent.config), num_trials=args.trials, num_tasks=args.tasks, seed=args.seed)
     tasks = _tasks_for(args, agent.config)
-    found = {"RL² agent": evaluate(agent, tasks, greedy=args.greedy, **settings), "random": evaluate(RandomPolicy(), tasks, **settings)}
+    trained = evaluate(agent, tasks, greedy=args.greedy, oracle=args.oracle, progress=bool(args.oracle), **settings)
+    random = evaluate(RandomPolicy(), tasks, **settings)
+    found = {"RL² agent": trained, "random": random if trained.reference is None else random.beside(trained)}
     print(table(found))
     if args.out is not None:
         _keep(found, args.out)
@@ -258,7 +262,9 @@ def _keep(found: dict, out: Path) -> None:
     from xland_minigrid.viz.plots import adaptation_curve
     out.mkdir(parents=True, exist_ok=True)
     curves = {name: e.per_trial() for name, e in found.items()}
-    plain = {name: {key: [round(float(x), 4) for x in xs] for key, xs in curve.items()} | {"overall": found[name].overall()} for name, curve in curves.items()}
+    known = lambda x: None if x != x else round(float(x), 4)  # JSON has no NaN, which stands for what the oracle cannot say
+    plain = {name: {key: list(map(known, xs)) for key, xs in curve.items()} | {"overall": {key: list(map(known, xs)) for key, xs in found[name].overall().items()}}
+             for name, curve in curves.items()}
     (out / "results.json").write_text(json.dumps(plain, indent=1))
     adaptation_curve(curves).savefig(out / "adaptation.png", dpi=120)
     print(f"written to {out}: results.json, adaptation.png")

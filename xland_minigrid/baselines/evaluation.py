@@ -8,7 +8,7 @@ __all__ = ['NetworkPolicy', 'RandomPolicy', 'Tally', 'add', 'play_trials', 'boot
 
 # %% ../../nbs/baselines/04_evaluation.ipynb #dc536b92
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Mapping, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from .networks import first_inputs, next_inputs
 from .ppo import think
 from .rl2 import Agent, begin, make_world
 from ..benchmarks import Benchmark
+from ..benchmarks.demonstrations import play_expert, trial_starts, without_reset
 from ..core.ruleset import RuleSet
 
 # %% ../../nbs/baselines/04_evaluation.ipynb #c0204afb
@@ -60,9 +61,13 @@ class Tally(NamedTuple):
 def add(tally: Tally, trial, timestep) -> Tally:
     "Count one step of each task, which is in its trial number `trial (B,)` from 0."
     column = jax.nn.one_hot(trial, tally.steps.shape[1])
-    return Tally(tally.success + column * (timestep.discount == 0)[:, None], tally.steps + column, tally.returns + column * timestep.reward[:, None])
+    return Tally(tally.success + column * (timestep.last() & (timestep.reward > 0))[:, None], tally.steps + column, tally.returns + column * timestep.reward[:, None])
 
 # %% ../../nbs/baselines/04_evaluation.ipynb #6a290a68
+def _keys_of(keys):
+    "From the keys of tasks `(B,)`, those of their first resets and those of their actions."
+    return jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+
 @functools.partial(jax.jit, static_argnames=("policy", "env", "num_trials"))
 def play_trials(policy, env, num_trials: int, parameters, params, rulesets: RuleSet, keys) -> tuple[Tally, jax.Array]:
     """Play `num_trials` trials of each task, `rulesets (B,)` with random keys `(B,)`.
@@ -70,7 +75,7 @@ def play_trials(policy, env, num_trials: int, parameters, params, rulesets: Rule
     Returns the tally and how many trials each task finished, `(B,)`.
     """
     batch = keys.shape[0]
-    reset_keys, act_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+    reset_keys, act_keys = _keys_of(keys)
     timestep, step = begin(env, params, rulesets, reset_keys)
     nothing = jnp.zeros((batch, num_trials), jnp.float32)
     start = (0, timestep, first_inputs(timestep, env.num_actions(params)), policy.start(batch), jnp.zeros(batch, jnp.int32), Tally(*[nothing] * 3))
@@ -90,7 +95,7 @@ def play_trials(policy, env, num_trials: int, parameters, params, rulesets: Rule
 
 # %% ../../nbs/baselines/04_evaluation.ipynb #1313c311
 def bootstrap_mean(values, resamples: int = 2000, level: float = 0.95, seed: int = 0):
-    """The mean over the first axis of `values (tasks, ...)` and its interval: three arrays `(...)`.
+    """The mean over the first axis of `values (tasks, ...)` and its interval: three arrays `(...)`. NaN stands for "not known" and is left out.
 
     Raises `ValueError` when there are no tasks.
     """
@@ -98,13 +103,36 @@ def bootstrap_mean(values, resamples: int = 2000, level: float = 0.95, seed: int
     if not len(values):
         raise ValueError("There are no tasks to average over: evaluate at least one.")
     counts = np.random.default_rng(seed).multinomial(len(values), np.full(len(values), 1 / len(values)), size=resamples)
-    means = counts @ values.reshape(len(values), -1) / len(values)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return values.mean(0), low.reshape(values.shape[1:]), high.reshape(values.shape[1:])
+    flat, known = values.reshape(len(values), -1), ~np.isnan(values)
+    if known.all():
+        means, mean = counts @ flat / len(values), values.mean(0)
+    else:
+        means, mean = _ratio(counts @ np.nan_to_num(flat), counts @ known.reshape(flat.shape)), _mean_known(values, 0)
+    low, high = _quantiles(means, level)
+    return mean, low.reshape(values.shape[1:]), high.reshape(values.shape[1:])
+
+def _quantiles(means, level: float):
+    "The ends of the middle `level` of `means (resamples, K)`; resamples in which nothing is known do not count."
+    ends = [(1 - level) / 2, (1 + level) / 2]
+    if not np.isnan(means).any():
+        return np.quantile(means, ends, axis=0)
+    return np.stack([np.quantile(kept, ends) if len(kept := column[~np.isnan(column)]) else np.full(2, np.nan) for column in means.T], axis=1)
+
+def _ratio(sums, counts):
+    "Sums over counts, NaN where there is nothing."
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+def _mean_known(values, axis: int):
+    "The mean of what is known (not NaN), NaN where nothing is."
+    return _ratio(np.nan_to_num(values).sum(axis), (~np.isnan(values)).sum(axis))
 
 def bootstrap_quantile(values, q: float = 0.2, resamples: int = 2000, level: float = 0.95, seed: int = 0):
-    "The q-quantile of `values (tasks,)` and its interval: three floats."
+    "The q-quantile of `values (tasks,)` and its interval: three floats. NaN is left out."
     values = np.sort(np.asarray(values, np.float64))
+    if len(values) and np.isnan(values[-1]):
+        values = values[~np.isnan(values)]
+        if not len(values):
+            return (float("nan"),) * 3
     if not len(values):
         raise ValueError("There are no tasks to take a quantile of: evaluate at least one.")
     draws = np.random.default_rng(seed).integers(0, len(values), (resamples, len(values)))
@@ -114,28 +142,80 @@ def bootstrap_quantile(values, q: float = 0.2, resamples: int = 2000, level: flo
 # %% ../../nbs/baselines/04_evaluation.ipynb #ac717028
 @dataclass(frozen=True)
 class Evaluation:
-    "What an agent did in trials 1 to N of each task: arrays `(tasks, N)`; `task_ids` are the tasks' numbers in the benchmark."
+    """What an agent did in trials 1 to N of each task: arrays `(tasks, N)`; `task_ids` are the tasks' numbers in the benchmark.
+
+    With a reference (`evaluate(oracle=...)` or `par=...`) also `reference` and `reference_steps`, return and steps of the oracle in the same trial, NaN where unknown.
+    `paired` says where it really began in the same place; elsewhere they are averages of the task.
+    """
     success: np.ndarray
     steps: np.ndarray
     returns: np.ndarray
     task_ids: np.ndarray
+    reference: np.ndarray | None = None
+    reference_steps: np.ndarray | None = None
+    paired: np.ndarray | None = None
+
+    @property
+    def normalised(self) -> np.ndarray:
+        "The agent's return over the reference's, `(tasks, N)`. Raises `ValueError` without a reference."
+        return self.returns / self._reference()
+
+    @property
+    def regret(self) -> np.ndarray:
+        "The reference's return minus the agent's, `(tasks, N)`. Raises `ValueError` without a reference."
+        return self._reference() - self.returns
+
+    @property
+    def spl(self) -> np.ndarray:
+        "Success weighted by path length (Anderson et al., 2018), `(tasks, N)`. Raises `ValueError` without a reference."
+        self._reference()
+        return self.success * self.reference_steps / np.maximum(self.steps, self.reference_steps)
+
+    def beside(self, other: "Evaluation") -> "Evaluation":
+        """This evaluation with the reference of another one, made with the same benchmark, world, seed and numbers: the oracle need not play twice.
+
+        Raises `ValueError` when the tasks or the number of trials differ, or the other has no reference.
+        """
+        if not np.array_equal(self.task_ids, other.task_ids) or self.returns.shape != other.returns.shape:
+            raise ValueError("These evaluations are of different tasks or trials: make both with the same benchmark, seed, num_tasks and num_trials.")
+        return replace(self, reference=other._reference(), reference_steps=other.reference_steps, paired=other.paired)
+
+    def _reference(self) -> np.ndarray:
+        if self.reference is None:
+            raise ValueError("This evaluation has no reference: evaluate with oracle=True or par=....")
+        return self.reference
+
+    def _scores(self) -> dict[str, np.ndarray]:
+        "All quantities by name, `(tasks, N)`."
+        found = {"success": self.success, "steps": self.steps, "return": self.returns}
+        return found if self.reference is None else found | {"normalised": self.normalised, "regret": self.regret, "spl": self.spl}
 
     def per_trial(self) -> dict[str, np.ndarray]:
-        "Means over tasks with their intervals, arrays `(N,)`: `success`, `success_lo`, `success_hi`, and so for `steps` and `return`."
+        """Means over tasks with their intervals, arrays `(N,)`: `success`, `success_lo`, `success_hi`, and so for `steps` and `return`.
+
+        With a reference also `normalised`, `regret` and `spl`.
+        """
         found = {}
-        for name, values in (("success", self.success), ("steps", self.steps), ("return", self.returns)):
+        for name, values in self._scores().items():
             found[name], found[f"{name}_lo"], found[f"{name}_hi"] = bootstrap_mean(values)
         return found
 
     def overall(self) -> dict[str, tuple[float, float, float]]:
-        "Over a task's N trials, per trial: mean return, its 20th percentile over tasks (the paper's measure), and success; each with its interval."
-        per_task = self.returns.mean(1)
+        """Over a task's N trials, per trial: mean return, its 20th percentile over tasks (the paper's measure), and success; each with its interval.
+
+        With a reference also the mean normalised score, its 20th percentile, mean regret and SPL, over trials with a reference.
+        """
         mean = lambda values: tuple(float(x) for x in bootstrap_mean(values))
-        return {"return": mean(per_task), "return_p20": bootstrap_quantile(per_task, 0.2), "success": mean(self.success.mean(1))}
+        per_task = {name: _mean_known(values, 1) if np.isnan(values).any() else values.mean(1) for name, values in self._scores().items()}
+        found = {"return": mean(per_task["return"]), "return_p20": bootstrap_quantile(per_task["return"], 0.2), "success": mean(per_task["success"])}
+        if self.reference is None:
+            return found
+        return found | {"normalised": mean(per_task["normalised"]), "normalised_p20": bootstrap_quantile(per_task["normalised"], 0.2),
+                        "regret": mean(per_task["regret"]), "spl": mean(per_task["spl"])}
 
 # %% ../../nbs/baselines/04_evaluation.ipynb #f49f2e2e
 def evaluate(policy, benchmark: Benchmark, *, world=None, num_trials: int = 10, num_tasks: int | None = 1024, seed: int = 0,
-             batch: int = 1024, greedy: bool = False) -> Evaluation:
+             batch: int = 1024, greedy: bool = False, oracle: bool | int = False, par=None, expert=None, progress: bool = False) -> Evaluation:
     """Let a policy play `num_trials` trials in a row of every task.
 
     Args:
@@ -144,10 +224,14 @@ def evaluate(policy, benchmark: Benchmark, *, world=None, num_trials: int = 10, 
         world: `(env, params)` with auto-reset; an `Agent` brings its own.
         batch: how many tasks are played side by side.
         greedy: an `Agent` takes its likeliest action instead of drawing one.
-    Raises `ValueError` for an empty benchmark or numbers below 1.
+        oracle: True lets the grid oracle play all trials from the same starts; a number only that many first ones, whose average is the reference of the later ones.
+        par: instead, reference steps of each task of the benchmark `(n,)`, NaN where unknown: the reference is the return for that many steps.
+        expert: who plays instead of the oracle, see `demonstrations`. progress: a bar while the oracle plays.
+    Raises `ValueError` for an empty benchmark, numbers below 1, or a reference that is none.
     """
     if min(num_trials, batch, num_tasks or 1) < 1 or not len(benchmark):
         raise ValueError("An evaluation needs at least one task, one trial and a batch of one: check num_tasks, num_trials, batch and the benchmark.")
+    par, compared = _checked_par(par, benchmark, oracle), _compared(oracle, num_trials)
     policy, parameters, (env, params) = _unpacked(policy, world, greedy)
     chosen = np.random.default_rng(seed).permutation(len(benchmark))[:num_tasks]
     keys = jax.random.split(jax.random.key(seed), len(chosen))
@@ -160,7 +244,46 @@ def evaluate(policy, benchmark: Benchmark, *, world=None, num_trials: int = 10, 
             raise RuntimeError("A task did not finish its trials within num_trials * max_steps: the environment must end every trial after max_steps.")
         parts.append([np.asarray(x)[: len(chosen) - first] for x in tally])
     success, steps, returns = (np.concatenate(column) for column in zip(*parts))
-    return Evaluation(success, steps, returns, chosen)
+    reference = _oracle_reference(env, params, benchmark, chosen, keys, num_trials, compared, expert, progress) if compared else \
+        None if par is None else _par_reference(par[chosen], params.max_steps, num_trials)
+    return Evaluation(success, steps, returns, chosen, *(reference or ()))
+
+# %% ../../nbs/baselines/04_evaluation.ipynb #1346ef8c
+def _compared(oracle, num_trials: int) -> int:
+    "How many first trials the oracle plays. Raises `ValueError` for a number below 0."
+    if isinstance(oracle, (bool, np.bool_)):
+        return num_trials if oracle else 0
+    if not isinstance(oracle, (int, np.integer)) or oracle < 0:
+        raise ValueError(f"oracle is {oracle!r}: give True, False, or how many first trials of each task the oracle plays.")
+    return min(int(oracle), num_trials)
+
+def _checked_par(par, benchmark, oracle) -> np.ndarray | None:
+    "Reference steps as float64 `(n,)`. Raises `ValueError` for another shape, steps below 1, or an oracle besides."
+    if par is None:
+        return None
+    par = np.asarray(par, np.float64)
+    if oracle or par.shape != (len(benchmark),) or (par < 1).any():
+        raise ValueError(f"par is the steps of each of the {len(benchmark):,} tasks, at least 1 or NaN, and is given instead of oracle.")
+    return par
+
+def _par_reference(par, max_steps: int, num_trials: int):
+    "Returns and steps `(tasks, N)` of a reference that needs `par (tasks,)` steps in every trial; unknown where time runs out before."
+    steps = np.repeat(np.where(par <= max_steps, par, np.nan)[:, None], num_trials, axis=1)
+    return 1 - 0.9 * steps / max_steps, steps, np.zeros(steps.shape, bool)
+
+def _oracle_reference(env, params, benchmark, chosen, keys, num_trials: int, compared: int, expert, progress: bool, block: int = 256):
+    "Returns and steps `(tasks, N)` of the oracle from the same starts, and where it began in the same place; the average of a task's first trials for later ones."
+    from tqdm.auto import tqdm
+    env, returns, steps = without_reset(env), [], []
+    for first in tqdm(range(0, len(chosen), block), desc="oracle", unit=" batches", disable=not progress):
+        rulesets = jax.vmap(benchmark.get_ruleset)(jnp.asarray(chosen[first:first + block]))
+        starts, _ = trial_starts(env, params, rulesets, _keys_of(keys[first:first + block])[0], compared)
+        played = [play_expert(env, params, rulesets, jax.tree.map(lambda x: x[:, k], starts), expert) for k in range(compared)]
+        returns.append(np.stack([r for r, _ in played], axis=1).astype(np.float64))
+        steps.append(np.where(np.isnan(returns[-1]), np.nan, np.stack([s for _, s in played], axis=1)))
+    widened = [np.concatenate([known, np.repeat(_mean_known(known, 1)[:, None], num_trials - compared, axis=1)], axis=1)
+               for known in (np.concatenate(returns), np.concatenate(steps))]
+    return *widened, (np.arange(num_trials) < compared) & ~np.isnan(widened[0])
 
 def _unpacked(policy, world, greedy: bool):
     "Policy, parameters and world, from an `Agent` or from a policy."
@@ -172,17 +295,30 @@ def _unpacked(policy, world, greedy: bool):
 
 # %% ../../nbs/baselines/04_evaluation.ipynb #7ea44721
 def table(evaluations: Mapping[str, Evaluation]) -> str:
-    "Success, steps and return in each trial, for several agents side by side, as text."
+    "Success, steps and return in each trial, for several agents side by side, as text; normalised score and regret where there is a reference."
     curves = {name: e.per_trial() for name, e in evaluations.items()}
+    beside = {name: 26 if "regret" in curve else 0 for name, curve in curves.items()}
     wide = 10 + 23
-    lines = ["       " + "".join(f"{name:^{wide}}" for name in curves), "trial  " + f"{'success':>9}{'steps':>13}{'return':>9}  " * len(curves)]
+    lines = ["       " + "".join(f"{name:^{wide + beside[name]}}" for name in curves),
+             "trial  " + "".join(f"{'success':>9}{'steps':>13}{'return':>9}  " + (f"{'of oracle':>12}{'regret':>12}  " if beside[name] else "") for name in curves)]
     for k in range(len(next(iter(curves.values()))["success"])):
-        cells = [f"{c['success'][k]:8.0%} {c['steps'][k]:6.1f} ±{(c['steps_hi'][k] - c['steps_lo'][k]) / 2:4.2f} {c['return'][k]:8.2f}  " for c in curves.values()]
+        cells = [f"{c['success'][k]:8.0%} {c['steps'][k]:6.1f} ±{(c['steps_hi'][k] - c['steps_lo'][k]) / 2:4.2f} {c['return'][k]:8.2f}  " + _compared_cell(c, k)
+                 for c in curves.values()]
         lines.append(f"{k + 1:4d}   " + "".join(cells))
-    for label, key in (("mean", "return"), ("p20", "return_p20")):
-        found = [e.overall()[key] for e in evaluations.values()]
-        lines.append(f"{label:>4}   " + "".join(f"{f'return {m:.2f} [{lo:.2f}, {hi:.2f}]':>{wide - 2}}  " for m, lo, hi in found))
+    labels = (("mean", "return", "return"), ("p20", "return_p20", "return"), ("mean", "normalised", "of oracle"), ("p20", "normalised_p20", "of oracle"),
+              ("mean", "regret", "regret"), ("mean", "spl", "SPL"))
+    for label, key, what in labels if any(beside.values()) else labels[:2]:
+        found = {name: e.overall().get(key) for name, e in evaluations.items()}
+        cells = [f"{what} {x[0]:.2f} [{x[1]:.2f}, {x[2]:.2f}]" if x else "" for x in found.values()]
+        lines.append(f"{label:>4}   " + "".join(f"{cell:>{wide + beside[name] - 2}}  " for name, cell in zip(found, cells)))
     return "\n".join(line.rstrip() for line in lines)
+
+def _compared_cell(curve: dict, k: int) -> str:
+    "The comparison with the oracle in trial k, 26 characters; nothing where there is none."
+    if "regret" not in curve:
+        return ""
+    half = {name: (curve[f"{name}_hi"][k] - curve[f"{name}_lo"][k]) / 2 for name in ("normalised", "regret")}
+    return f"{curve['normalised'][k]:7.0%} ±{half['normalised']:3.0%} {curve['regret'][k]:6.2f} ±{half['regret']:4.2f}  "
 
 # %% ../../nbs/baselines/04_evaluation.ipynb #eff02c8f
 class Moment(NamedTuple):

@@ -27,17 +27,17 @@ from xland_minigrid.benchmarks.generate import (
     max_rules,
     recipe_of,
 )
-from xland_minigrid.benchmarks.solve import Plan, Plans, Reason, plan_of, prove
 from xland_minigrid.benchmarks.splits import Split, split_rows
 
 # What needs time or other packages to import is imported when it is asked for.
 _LATER = {
-    "demonstrations": ("Demonstrations", "load_demonstrations", "save_demonstrations"),
+    "demonstrations": ("Demonstrations", "DemonstrationsFileError", "check_demonstrations", "load_demonstrations", "noise_schedule", "save_demonstrations"),
     "difficulty": ("Difficulty", "stratified"),
     "exact": ("Shortest", "shortest"),
     "hub": ("HubError", "fetch"),
     "oracle": ("Solution", "Failure", "estimated_steps", "reference_steps", "replay", "solve_from", "solve_tasks"),
     "probes": ("PROBES", "Probe", "probe", "probes_benchmark", "score_probes"),
+    "solve": ("Plan", "Plans", "Reason", "plan_of", "prove"),
     "statistics": ("benchmark_statistics", "deduplicate", "figure_4", "plot_statistics"),
 }
 _WHERE = {name: module for module, names in _LATER.items() for name in names}

@@ -1,0 +1,697 @@
+"""Demonstrations: what the environment says when it is stepped again, what the files survive, and scores against the oracle."""
+import dataclasses
+import json
+import os
+import time
+from collections import deque
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+import xland_minigrid.benchmarks.demonstrations as module
+from xland_minigrid.baselines.demo import OBJECTS, hold_tasks
+from xland_minigrid.baselines.evaluation import Evaluation, RandomPolicy, bootstrap_mean, bootstrap_quantile, evaluate, table
+from xland_minigrid.benchmarks import Benchmark, generate_benchmark
+from xland_minigrid.benchmarks.demonstrations import (
+    Demonstrations, DemonstrationsFileError, check_demonstrations, concatenate, demonstrations, load_demonstrations, noise_schedule, sample_windows,
+    save_demonstrations, trial_starts)
+from xland_minigrid.core.goals import OneTileGoal, register_goal
+from xland_minigrid.core.rules import on_cells
+from xland_minigrid.core.tiles import EMPTY, FLOOR, pack_pairs, unpack
+from xland_minigrid.envs.registration import make
+from xland_minigrid.envs.wrappers import DirectionObservationWrapper, GymAutoResetWrapper
+
+MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
+STEP_FIELDS = [name for name, (per, *_) in module._TABLE.items() if per == "step"]
+
+
+def holder(ruleset, state, params):
+    "An expert of its own, for tasks 'hold that': the shortest way to the object, found by breadth-first search; an object in the pocket is laid down first."
+    cells, wanted = np.asarray(state.cells), int(pack_pairs(np.asarray(ruleset.goal)[1:3]))
+    pocket = int(pack_pairs(np.asarray(state.agent.pocket)))
+    target = FLOOR if pocket != EMPTY else wanted
+    start = (*map(int, state.agent.position), int(state.agent.direction))
+    came, todo = {start: None}, deque([start])
+    while todo:
+        here = todo.popleft()
+        r, c, d = here
+        ahead = (r + MOVES[d][0], c + MOVES[d][1])
+        if cells[ahead] == target:
+            path = []
+            while came[here] is not None:
+                here, action = came[here]
+                path.append(action)
+            path = path[::-1] + [4 if pocket != EMPTY else 3]
+            if pocket == EMPTY:
+                return np.array(path, np.uint8)
+            after = state.replace(cells=np.where((np.indices(cells.shape) == np.array(ahead)[:, None, None]).all(0), pocket, cells).astype(np.uint8),
+                                  agent=state.agent.replace(position=np.array([r, c]), direction=np.int32(d), pocket=unpack(np.uint8(EMPTY))))
+            rest = holder(ruleset, after, params)
+            return None if rest is None else np.concatenate([np.array(path, np.uint8), rest])
+        walks = [((*ahead, d), 0)] if cells[ahead] == FLOOR else []
+        for new, action in walks + [((r, c, (d + 1) % 4), 1), ((r, c, (d - 1) % 4), 2)]:
+            if new not in came:
+                came[new] = here, action
+                todo.append(new)
+
+
+def helpless(ruleset, state, params):
+    return None
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    return hold_tasks(OBJECTS, 40, seed=3)
+
+
+@pytest.fixture(scope="module")
+def world():
+    return make("XLand-MiniGrid-R1-9x9", height=6, width=6, max_steps=40)
+
+
+@pytest.fixture(scope="module")
+def noisy(tasks, world):
+    return demonstrations(tasks, [0, 5, 7, 5, 39, 2, 11], *world, trials=4, epsilon=noise_schedule(4, 0.9, 0.0), seed=5, expert=holder, batch=12)
+
+
+@pytest.fixture
+def file(noisy, tmp_path):
+    return noisy.save(tmp_path / "demos.safetensors")
+
+
+def same(a: Demonstrations, b: Demonstrations) -> bool:
+    return all(getattr(a, name).dtype == getattr(b, name).dtype and np.array_equal(getattr(a, name), getattr(b, name)) for name in module._TABLE)
+
+
+# ------------------------------------------------------------------------------------------- what was recorded is what happens
+
+
+def test_the_stream_of_the_environment_gives_the_same_bytes(noisy, tasks, world):
+    "An environment with auto-reset, one history after the other: observations, rewards, discounts, ends and resets."
+    env, params = world
+    auto = GymAutoResetWrapper(env)
+    reset, step = jax.jit(auto.reset), jax.jit(auto.step)
+    for h in (0, 3, 6):
+        steps, own = noisy.history(h), params.replace(ruleset=tasks.get_ruleset(int(noisy.task[h])))
+        timestep = reset(own, jax.random.wrap_key_data(jnp.asarray(noisy.key[noisy.history_start[h]])))
+        trial = 0
+        for i in range(len(steps["action"])):
+            np.testing.assert_array_equal(unpack(steps["observation"][i]), timestep.observation)
+            assert steps["trial"][i] == trial
+            timestep = step(own, timestep, int(steps["action"][i]))
+            assert np.float32(timestep.reward).tobytes() == steps["reward"][i].tobytes()
+            assert steps["discount"][i] == timestep.discount and steps["done"][i] == timestep.last()
+            if timestep.last():
+                e = noisy.history_start[h] + trial
+                np.testing.assert_array_equal(unpack(noisy.final_observation[e]), timestep.final_observation)
+                assert noisy.success[e] == (timestep.discount == 0) and noisy.returns[e] == timestep.reward
+                trial += 1
+        assert trial == 4
+
+
+def test_starts_do_not_depend_on_what_is_done(tasks, world):
+    env, params = world
+    keys, rulesets = jax.random.split(jax.random.key(9), 3), jax.vmap(tasks.get_ruleset)(jnp.arange(3))
+    starts, reset_keys = trial_starts(env, params, rulesets, keys, 5)
+    reset = jax.jit(env.reset)
+    for i in range(3):
+        key = keys[i]
+        for k in range(5):
+            timestep = reset(params.replace(ruleset=tasks.get_ruleset(i)), key)
+            assert (timestep.state.cells == starts.state.cells[i, k]).all() and (timestep.observation == starts.observation[i, k]).all()
+            assert (jax.random.key_data(key) == jax.random.key_data(reset_keys[i, k])).all()
+            key = timestep.state.key
+
+
+def test_the_expert_is_an_expert(tasks, world):
+    demos = demonstrations(tasks, range(20), *world, trials=2, expert=holder)
+    assert (demos.success == ~demos.lost).all() and demos.lost.sum() <= 3, "lost only where other objects stand in the way"
+    lengths = np.diff(demos.trial_start)
+    assert (demos.expert == np.repeat(demos.success, lengths)).all()
+    np.testing.assert_allclose(demos.returns, np.where(demos.success, 1 - 0.9 * lengths / 40, 0), rtol=1e-6)
+    check_demonstrations(demos, *world)
+
+
+def test_noise_is_as_much_as_asked_for(tasks, world):
+    demos = demonstrations(tasks, range(21), *world, trials=3, epsilon=[1, 0.5, 0], seed=1, expert=holder)
+    shares = [(~demos.expert[demos.trial == k]).mean() for k in range(3)]
+    assert shares[0] == 1 and 0.42 < shares[1] < 0.7 and shares[2] < 0.4 and demos.expert[np.repeat((demos.epsilon == 0) & ~demos.lost, np.diff(demos.trial_start))].all()
+    assert (demos.success | demos.lost)[demos.epsilon == 0].all() and demos.success[demos.epsilon == 0.5].mean() > demos.success[demos.epsilon == 1].mean()
+    drawn = np.bincount(demos.action[demos.trial == 0], minlength=6) / (demos.trial == 0).sum()
+    assert (abs(drawn - 1 / 6) < 0.05).all(), "random actions are even"
+    check_demonstrations(demos, *world)
+
+
+def test_no_way_to_the_goal_is_no_hang(tasks, world):
+    "An expert that gives up, one that promises and fails, and one that knows the way only from elsewhere."
+    demos = demonstrations(tasks, range(3), *world, trials=2, expert=helpless)
+    assert demos.lost.all() and not demos.expert.any()
+    turns = demonstrations(tasks, range(3), *world, expert=lambda *_: np.array([1, 1, 1], np.uint8))
+    assert not turns.lost.any() and (np.add.reduceat(turns.expert, turns.trial_start[:-1], dtype=int) == 3).all()
+    nothing = demonstrations(tasks, range(3), *world, expert=lambda *_: np.zeros(0, np.uint8))
+    assert nothing.lost.all()
+    with pytest.raises(ValueError, match="nothing would be left"):
+        demonstrations(tasks, range(3), *world, expert=helpless, unsolved="skip")
+    picky = demonstrations(tasks, range(6), *world, trials=2, unsolved="skip",
+                           expert=lambda ruleset, *rest: holder(ruleset, *rest) if ruleset.goal[1] % 2 else None)
+    assert set(picky.task) <= {i for i in range(6) if int(tasks.goals[i, 1]) % 2} and picky.success.all() and len(picky)
+
+
+def test_an_expert_that_wanders_is_cut_off_in_time(tasks, world):
+    demos = demonstrations(tasks, range(2), *world, expert=lambda *_: np.ones(1000, np.uint8))
+    assert (np.diff(demos.trial_start) == 40).all() and demos.expert.all() and not demos.success.any()
+    assert demos.discount.all(), "time running out is no termination"
+
+
+def test_a_history_depends_on_its_seed_and_number_only(noisy, tasks, world):
+    alone = demonstrations(tasks, [7], *world, trials=4, epsilon=noise_schedule(4, 0.9, 0.0), seed=5, expert=holder)
+    assert same(alone, noisy.select([2]))
+    assert not np.array_equal(noisy.key[4], noisy.key[12]), "the second history of task 5 has starts of its own"
+    again = demonstrations(tasks, [5, 5], *world, trials=4, epsilon=noise_schedule(4, 0.9, 0.0), seed=5, expert=holder, batch=1)
+    assert same(again, noisy.select([1, 3]))
+    other = demonstrations(tasks, [7], *world, trials=4, epsilon=noise_schedule(4, 0.9, 0.0), seed=6, expert=holder)
+    assert not np.array_equal(other.key, alone.key) and not np.array_equal(other.action[:20], alone.action[:20])
+    wrapped = demonstrations(tasks.to_numpy(), np.array([7], np.uint8), GymAutoResetWrapper(world[0]), world[1], trials=4,
+                             epsilon=noise_schedule(4, 0.9, 0.0), seed=5, expert=holder)
+    assert same(alone, wrapped)
+
+
+def test_the_oracle_is_the_expert_unless_another_is_given(world):
+    tasks = generate_benchmark("trivial", n=30, num_distractor_objects=2).pad_to(tiles=4)
+    demos = demonstrations(tasks, range(8), *world, trials=2, seed=0)
+    assert demos.success.mean() > 0.9 and (demos.success | demos.lost).all() and demos.expert[np.repeat(demos.success, np.diff(demos.trial_start))].all()
+    assert same(tasks.demonstrations(range(8), *world, trials=2, seed=0), demos)
+    check_demonstrations(demos, *world)
+
+
+@pytest.mark.slow  # another program to compile
+def test_probes_some_of_which_have_composed_goals():
+    "Plain tasks that share a benchmark with composed ones are played; composed ones are refused as data, and unknown to an evaluation."
+    from xland_minigrid.benchmarks import load_benchmark
+    probes, world = load_benchmark("probes-30"), make("XLand-MiniGrid-R1-9x9")
+    composed = np.flatnonzero(np.asarray(probes.goals)[:, 0] == 255)
+    demos = demonstrations(probes, [1, 2, 3], *world)
+    assert demos.success.all() and len(composed)
+    check_demonstrations(demos, *world)
+    with pytest.raises(ValueError, match="composed"):
+        demonstrations(probes, [1, int(composed[0])], *world, epsilon=1.0)
+    found = evaluate(RandomPolicy(), probes, world=(GymAutoResetWrapper(world[0]), world[1]), num_trials=1, num_tasks=None, oracle=1)
+    unknown = np.isnan(found.reference[:, 0])
+    assert unknown[np.isin(found.task_ids, composed)].all() and unknown.sum() < 15
+
+
+def test_tasks_that_the_oracle_does_not_know(world, monkeypatch):
+    "Registered kinds: one clear sentence, unless another expert is given."
+    from xland_minigrid.benchmarks.oracle import Failure, Solution
+    monkeypatch.setattr(module, "solve_from", lambda *a, **k: Solution(np.zeros(0, np.int8), False, Failure.UNSUPPORTED, ""))
+    tasks = hold_tasks(OBJECTS, 2)
+    with pytest.raises(ValueError, match="expert="):
+        demonstrations(tasks, [0], *world)
+    assert len(demonstrations(tasks, [0], *world, expert=holder)) == 1
+
+
+@pytest.mark.slow  # another program to compile
+def test_registered_kinds_are_kept(world, tmp_path):
+    "A goal of one's own: recorded, saved, loaded and played again; and refused where it is not registered or is another one."
+    @register_goal(id=201)
+    class DemoFacing(OneTileGoal):
+        when, looks = (1, 2), on_cells("ahead")
+    plain = hold_tasks(OBJECTS, 4)
+    goals = np.asarray(plain.goals).copy()
+    goals[:, 0] = DemoFacing.ID
+    tasks = Benchmark.from_arrays(goals, plain.rules, plain.init_tiles)
+    demos = demonstrations(tasks, range(4), *world, trials=2, epsilon=1.0)
+    assert demos.success.any()
+    path = demos.save(tmp_path / "own.safetensors")
+    check_demonstrations(load_demonstrations(path), *world)
+    with pytest.raises(ValueError, match="expert="):
+        demonstrations(tasks, [0], *world)
+    rewritten(path, change_manifest=lambda m: m["kinds"][0].__setitem__(2, "Another"))
+    with pytest.raises(DemonstrationsFileError, match="register"):
+        load_demonstrations(path)
+
+
+# ------------------------------------------------------------------------------------------- reading
+
+
+def test_random_access_copies_nothing(noisy):
+    for h in (0, -1):
+        whole = noisy.history(h)
+        parts = [noisy.episode(h, k) for k in range(4)]
+        for name in STEP_FIELDS:
+            np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), whole[name])
+        assert parts[1]["observation"].base is not None and (parts[2]["trial"] == 2).all()
+        assert all(p["done"][-1] and not p["done"][:-1].any() for p in parts)
+
+
+def test_returns_to_go(noisy):
+    within, across = noisy.returns_to_go(), noisy.returns_to_go(across_trials=True)
+    for h in range(len(noisy)):
+        first, end = noisy._step_start[h:h + 2]
+        reward, done = np.asarray(noisy.reward[first:end], np.float64), noisy.done[first:end]
+        total, kept = 0.0, 0.0
+        for i in range(end - first - 1, -1, -1):
+            total, kept = total + reward[i], reward[i] + (0 if done[i] else kept)
+            assert abs(across[first + i] - total) < 1e-5 and within[first + i] == np.float32(kept)
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(1, 9), st.integers(1, 200))
+@settings(max_examples=25)
+def test_windows_are_stretches_of_histories(noisy, seed, batch, length):
+    windows = noisy.sample_windows(seed, batch, length)
+    lengths, rtg = np.diff(noisy._step_start), noisy.returns_to_go()
+    assert set(windows) == {*STEP_FIELDS, "step", "returns_to_go", "mask", "task"}
+    for b in range(batch):
+        mask, n = windows["mask"][b], int(windows["mask"][b].sum())
+        assert mask[:n].all() and not mask[n:].any() and not any(windows[name][b, n:].any() for name in windows if name != "task")
+        equal = []
+        for h in np.flatnonzero(noisy.task == windows["task"][b]):  # trial and step say where in the history
+            e = noisy.history_start[h] + windows["trial"][b, 0]
+            first = int(noisy.trial_start[e] + windows["step"][b, 0])
+            rows = slice(first, first + n)
+            step = np.concatenate([np.arange(k) for k in np.diff(noisy.trial_start)])[rows]
+            equal.append(first + n <= noisy._step_start[h + 1] and all((getattr(noisy, name)[rows] == windows[name][b, :n]).all() for name in STEP_FIELDS if name != "observation")
+                         and (unpack(noisy.observation[rows]) == windows["observation"][b, :n]).all() and (rtg[rows] == windows["returns_to_go"][b, :n]).all()
+                         and (step == windows["step"][b, :n]).all() and n == min(length, lengths[h]) and (n == length or first == noisy._step_start[h]))
+        assert any(equal)
+
+
+def test_windows_are_drawn_evenly(noisy):
+    "Every place that a window can begin at is as likely as any other."
+    lengths = np.diff(noisy._step_start)
+    drawn = noisy.sample_windows(0, 40_000, 5)["task"]
+    for task in np.unique(noisy.task):
+        expected = (lengths - 4)[noisy.task == task].sum() / (lengths - 4).sum()
+        assert abs((drawn == task).mean() - expected) < 0.012
+
+
+def test_windows_by_seed_generator_and_key(noisy):
+    a, b = noisy.sample_windows(3, 4, 9, packed=True), sample_windows(noisy, np.random.default_rng(3), 4, 9, packed=True)
+    assert all((a[name] == b[name]).all() for name in a) and a["observation"].shape == (4, 9, 5, 5)
+    typed, raw = noisy.sample_windows(jax.random.key(3), 4, 9), noisy.sample_windows(jax.random.PRNGKey(3), 4, 9)
+    assert all((typed[name] == raw[name]).all() for name in typed)
+
+
+def test_concatenate_and_select(noisy, tasks, world):
+    halves = [noisy.select(np.arange(7) < 3), noisy.select([3, 4, 5, 6])]
+    assert same(concatenate(halves), noisy) and same(noisy.select(slice(None)), noisy)
+    one = demonstrations(tasks, [1], *world, expert=holder)
+    wide = dataclasses.replace(one, rules=np.pad(one.rules, ((0, 0), (0, 2), (0, 0))))
+    mixed = concatenate([noisy, wide])
+    assert mixed.rules.shape[1:] == (3, 7) and mixed.about["parts"][0] == noisy.about and len(mixed) == 8
+    assert (mixed.history(-1)["observation"] == one.history(0)["observation"]).all() and (mixed.rules[:, :1] == np.concatenate([noisy.rules, one.rules])).all()
+    check_demonstrations(concatenate([noisy, one]), *world)
+    with pytest.raises(ValueError, match="nothing to concatenate"):
+        concatenate([])
+    with pytest.raises(ValueError, match="view size"):
+        concatenate([noisy, dataclasses.replace(noisy, observation=noisy.observation[:, :3, :3], final_observation=noisy.final_observation[:, :3, :3])])
+    with pytest.raises(ValueError, match="No history"):
+        noisy.select([])
+    with pytest.raises(IndexError):
+        noisy.select([7])
+    assert digest_of(noisy.benchmark()) == digest_of(tasks._rows(np.asarray(noisy.task)))
+
+
+def digest_of(benchmark: Benchmark):
+    from xland_minigrid.benchmarks import digest
+    return digest(benchmark)
+
+
+def test_a_summary(noisy):
+    assert "7 histories" in repr(noisy) and "28 trials" in repr(noisy) and len(noisy) == 7
+
+
+# ------------------------------------------------------------------------------------------- files
+
+
+def test_files_come_back_and_are_views(noisy, file):
+    again = load_demonstrations(file)
+    assert same(again, noisy) and again.about == noisy.about and os.listdir(file.parent) == [file.name]
+    with pytest.raises(ValueError, match="read-only"):
+        again.action[0] = 1
+    with safe_open(file, framework="numpy") as other:
+        assert set(other.keys()) == set(module._TABLE) and (other.get_tensor("action") == noisy.action).all()
+    assert same(load_demonstrations(save_demonstrations(file, again)), noisy), "a file may be written over itself"
+    windows, mapped = noisy.sample_windows(1, 8, 30), again.sample_windows(1, 8, 30)
+    assert all((windows[name] == mapped[name]).all() for name in windows)
+
+
+def test_opening_does_not_read(tmp_path, noisy, monkeypatch):
+    "A larger file, its bytes never hashed: opened in milliseconds."
+    big = noisy.select(np.tile(np.arange(7), 3000))
+    path = big.save(tmp_path / "big.safetensors")
+    monkeypatch.setattr(module, "_SMALL_FILE", 0)
+    load_demonstrations(path)
+    begun = time.perf_counter()
+    found = load_demonstrations(path)
+    seconds = time.perf_counter() - begun
+    assert found.num_steps == big.num_steps and seconds < 0.5, f"{path.stat().st_size / 1e6:.0f} MB in {seconds:.3f} s"
+
+
+def test_large_files_are_verified_on_request(file, monkeypatch):
+    content = bytearray(file.read_bytes())
+    monkeypatch.setattr(module, "_SMALL_FILE", 0)
+    reward = next(i for i in range(100) if i)  # somewhere in a step array: found through its offsets
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:8 + size])
+    content[8 + size + header["action"]["data_offsets"][0] + reward] ^= 1
+    file.write_bytes(content)
+    load_demonstrations(file)
+    with pytest.raises(DemonstrationsFileError, match="action does not match"):
+        load_demonstrations(file, verify=True)
+    content[8 + size + header["history_start"]["data_offsets"][0] + 8] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DemonstrationsFileError):
+        load_demonstrations(file)
+
+
+def rewritten(file, change_header=None, change_manifest=None):
+    "The file with another header or manifest, its digests made to fit: what an attacker would write."
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:8 + size])
+    if change_manifest:
+        manifest = json.loads(header["__metadata__"]["demonstrations"])
+        manifest = change_manifest(manifest) or manifest
+        text = manifest if isinstance(manifest, str) else json.dumps(manifest)
+        header["__metadata__"] = {"demonstrations": text, "demonstrations_digest": module._blake(text.encode())}
+    if change_header:
+        change_header(header)
+    head = json.dumps(header).encode()
+    file.write_bytes(len(head).to_bytes(8, "little") + head + content[8 + size:])
+
+
+FORGED_MANIFESTS = {
+    "newer": lambda m: m.update(format_version=2), "no version": lambda m: m.pop("format_version") and None, "version is text": lambda m: m.update(format_version="1"),
+    "fewer histories": lambda m: m.update(histories=1), "negative": lambda m: m.update(steps=-5), "huge": lambda m: m.update(trials=10**18),
+    "counts are text": lambda m: m.update(trials="many"), "no digests": lambda m: m.pop("digests") and None, "no digest": lambda m: m["digests"].pop("key") and None,
+    "wrong digest": lambda m: m["digests"].update(reward="0" * 32), "a list": lambda m: "[]", "null": lambda m: "null", "a number": lambda m: "7",
+    "deep": lambda m: "[" * 50_000 + "]" * 50_000, "no JSON": lambda m: "{", "no about": lambda m: m.pop("about") and None, "about is a number": lambda m: m.update(about=3),
+    "kinds without words": lambda m: m.update(kinds=[["goal", 77]]), "unknown kind": lambda m: m.update(kinds=[["goal", 77, "FlyGoal"]]), "kinds are wrong": lambda m: m.update(kinds=[1])}
+
+
+@pytest.mark.parametrize("name", FORGED_MANIFESTS)
+def test_forged_manifests(file, name):
+    rewritten(file, change_manifest=FORGED_MANIFESTS[name])
+    with pytest.raises(DemonstrationsFileError):
+        load_demonstrations(file)
+
+
+FORGED_HEADERS = {
+    "missing array": lambda h: h.pop("lost") and None, "other type": lambda h: h["action"].update(dtype="I8"), "other shape": lambda h: h["action"].update(shape=[1]),
+    "two dimensions": lambda h: h["action"].update(shape=[h["action"]["shape"][0], 1]), "overlap": lambda h: h["action"].update(data_offsets=h["done"]["data_offsets"]),
+    "beyond the end": lambda h: h["action"].update(data_offsets=[0, 10**12], shape=[10**12]), "backwards": lambda h: h["action"].update(data_offsets=[10, 5]),
+    "no metadata": lambda h: h.pop("__metadata__") and None, "digest of another": lambda h: h["__metadata__"].update(demonstrations_digest="00")}
+
+
+@pytest.mark.parametrize("name", FORGED_HEADERS)
+def test_forged_headers(file, name):
+    rewritten(file, change_header=FORGED_HEADERS[name])
+    with pytest.raises(DemonstrationsFileError):
+        load_demonstrations(file)
+
+
+def test_other_files(tmp_path, tasks):
+    with pytest.raises(FileNotFoundError):
+        load_demonstrations(tmp_path / "nothing")
+    for content in (b"", b"\x00" * 7, b"BZh91AY", b"\x80\x04\x95", b"\xff" * 100, (2**63).to_bytes(8, "little") + b"{}"):
+        (tmp_path / "f").write_bytes(content)
+        with pytest.raises(DemonstrationsFileError):
+            load_demonstrations(tmp_path / "f")
+    with pytest.raises(DemonstrationsFileError, match="other arrays"):
+        load_demonstrations(tasks.save(tmp_path / "tasks.safetensors"))
+    with pytest.raises(FileNotFoundError):
+        load_demonstrations(tmp_path)
+
+
+def mutants(content: bytes, count: int, seed: int = 0):
+    random = np.random.default_rng(seed)
+    size = int.from_bytes(content[:8], "little")
+    for i in range(count):
+        changed = bytearray(content)
+        match i % 5:
+            case 0:
+                yield changed[:random.integers(len(changed))]
+            case 1:
+                changed[random.integers(len(changed))] ^= 1 << random.integers(8)
+                yield changed
+            case 2:
+                changed[random.integers(8 + size)] ^= 1 << random.integers(8)
+                yield changed
+            case 3:
+                a, b = np.sort(random.integers(0, len(changed), 2))
+                yield changed[:a] + changed[b + 1:]
+            case 4:
+                yield changed + bytes(random.integers(1, 50))
+
+
+def fuzz(file, count):
+    "Every mutant is refused, or is (a blank of the header changed) the same data."
+    whole, original, refused = load_demonstrations(file), file.read_bytes(), 0
+    whole = whole.select(slice(None))
+    for changed in mutants(original, count):
+        file.write_bytes(changed)
+        try:
+            found = load_demonstrations(file)
+        except DemonstrationsFileError:
+            refused += 1
+        else:
+            assert same(found, whole) and found.about == whole.about
+    return refused
+
+
+def test_mutated_files(file):
+    assert fuzz(file, 400) >= 370
+
+
+@pytest.mark.slow
+def test_many_mutated_files(file):
+    assert fuzz(file, 10_000) >= 9_300
+
+
+def test_an_interrupted_write_leaves_the_old_file(file, noisy, monkeypatch):
+    before = file.read_bytes()
+    monkeypatch.setattr(os, "replace", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        noisy.select([0]).save(file)
+    assert file.read_bytes() == before and os.listdir(file.parent) == [file.name]
+
+
+# ------------------------------------------------------------------------------------------- checking, and wrong input
+
+
+def test_any_forgery_is_found_by_playing_again(noisy, world):
+    for name in ("observation", "action", "reward", "discount", "final_observation", "key"):
+        array = np.array(getattr(noisy, name))
+        flat = array.reshape(-1).view(np.uint8 if array.dtype != np.float32 else np.float32)
+        position = len(flat) // 3 if name != "action" else int(noisy.trial_start[20])
+        flat[position] = (flat[position] + 1) % 3 if name == "action" else flat[position] + 1
+        if name == "key":
+            array[5] = array[6]
+        with pytest.raises(ValueError, match="differently"):
+            check_demonstrations(dataclasses.replace(noisy, **{name: array}), *world)
+    check_demonstrations(noisy, *world, histories=[2, 4])
+    with pytest.raises(ValueError, match="another world"):
+        check_demonstrations(noisy, *make("XLand-MiniGrid-R1-9x9", view_size=7))
+
+
+WRONG = {
+    "one number": (TypeError, dict(numbers=5)), "no number": (ValueError, dict(numbers=[])), "half": (TypeError, dict(numbers=[0.5])), "beyond": (IndexError, dict(numbers=[40])),
+    "below": (IndexError, dict(numbers=[-1])), "a table": (TypeError, dict(numbers=[[1]])), "trials": (ValueError, dict(trials=0)), "many trials": (ValueError, dict(trials=10**6)),
+    "half a trial": (ValueError, dict(trials=1.5)), "epsilon": (ValueError, dict(epsilon=1.1)), "epsilon below": (ValueError, dict(epsilon=-0.1)),
+    "epsilon NaN": (ValueError, dict(epsilon=float("nan"))), "epsilons": (ValueError, dict(epsilon=[0, 1], trials=3)), "unsolved": (ValueError, dict(unsolved="raise")),
+    "seed": (ValueError, dict(seed=-1)), "seed is text": (ValueError, dict(seed="a")), "seed is huge": (ValueError, dict(seed=2**31))}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_requests(name, tasks, world):
+    error, given = WRONG[name]
+    with pytest.raises(error) as caught:
+        demonstrations(**{"benchmark": tasks, "numbers": [0], "env": world[0], "params": world[1], "expert": helpless} | given)
+    assert str(caught.value).count(". ") == 0 and str(caught.value).endswith(".")
+
+
+def test_wrong_worlds(tasks, world):
+    with pytest.raises(TypeError, match="ruleset"):
+        demonstrations(tasks, [0], *make("MiniGrid-Empty-5x5"))
+    for env in (DirectionObservationWrapper(world[0]), DirectionObservationWrapper(GymAutoResetWrapper(world[0]))):
+        with pytest.raises(TypeError, match="wrapper"):
+            demonstrations(tasks, [0], env, world[1])
+
+
+def test_wrong_access(noisy):
+    for call in (lambda: noisy.history(7), lambda: noisy.episode(0, 4), lambda: noisy.history(-8)):
+        with pytest.raises(IndexError):
+            call()
+    for call in (lambda: noisy.history(0.0), lambda: noisy.history(True), lambda: noisy.episode(0, None)):
+        with pytest.raises(TypeError):
+            call()
+    for batch, length in ((0, 4), (4, 0), (-1, 2)):
+        with pytest.raises(ValueError):
+            noisy.sample_windows(0, batch, length)
+
+
+# ------------------------------------------------------------------------------------------- against the oracle
+
+
+@pytest.fixture(scope="module")
+def auto(world):
+    return GymAutoResetWrapper(world[0]), world[1]
+
+
+def by_hand(tasks, world, found, seed, num_tasks, trials):
+    "For each task and trial the actions of the expert from where the trial begins, None where it has none."
+    env, params = world
+    reset = jax.jit(env.reset)
+    for task, key in zip(found.task_ids, jax.random.split(jax.random.key(seed), num_tasks)):
+        own, key, plans = params.replace(ruleset=tasks.get_ruleset(int(task))), jax.random.split(key)[0], []
+        for _ in range(trials):
+            timestep = reset(own, key)
+            plans.append(holder(own.ruleset, timestep.state, params))
+            key = timestep.state.key
+        yield plans
+
+
+def test_the_oracle_begins_where_the_agent_begins(tasks, world, auto):
+    found = evaluate(RandomPolicy(), tasks, world=auto, num_trials=3, num_tasks=14, seed=4, oracle=True, expert=holder)
+    alone = evaluate(RandomPolicy(), tasks, world=auto, num_trials=3, num_tasks=14, seed=4)
+    assert (found.steps == alone.steps).all() and (found.returns == alone.returns).all(), "the oracle does not disturb the agent"
+    expected = np.array([[np.nan if p is None else len(p) for p in plans] for plans in by_hand(tasks, world, found, 4, 14, 3)])
+    np.testing.assert_array_equal(found.reference_steps, expected)
+    np.testing.assert_allclose(found.reference, 1 - 0.9 * expected / 40, rtol=1e-6)
+    assert (found.paired == ~np.isnan(expected)).all()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Script:
+    "Plays what it was told: actions (B, T)."
+    actions: np.ndarray
+
+    def start(self, batch):
+        return jnp.arange(batch), jnp.zeros(batch, jnp.int32)
+
+    def act(self, parameters, inputs, memory, keys):
+        row, t = memory
+        return jnp.asarray(self.actions)[row, jnp.minimum(t, self.actions.shape[1] - 1)].astype(jnp.int32), (row, t + 1)
+
+
+IDLE = Script(np.ones((14, 1), np.uint8))
+
+
+def test_whoever_plays_like_the_oracle_has_no_regret(tasks, world, auto):
+    "And whoever wastes three steps each time, as in every other task here, has just that."
+    same_ = dict(world=auto, num_trials=3, num_tasks=14, seed=4)
+    plans = list(by_hand(tasks, world, evaluate(IDLE, tasks, **same_), 4, 14, 3))
+    solvable, waste = np.array([all(p is not None for p in ps) for ps in plans]), np.arange(14) % 2 * 3
+    assert solvable.sum() >= 11
+    script = np.zeros((14, 120), np.uint8)
+    for row, ps in enumerate(plans):
+        actions = np.concatenate([[1, 2, 5][:waste[row]] + list(p) for p in ps if p is not None] or [[1]]).astype(np.uint8)
+        script[row, :len(actions)] = actions
+    found = evaluate(Script(script), tasks, oracle=True, expert=holder, **same_)
+    steps, more = found.reference_steps[solvable], waste[solvable, None]
+    np.testing.assert_allclose(found.regret[solvable], np.broadcast_to(0.9 * more / 40, steps.shape), atol=1e-6)
+    assert found.success[solvable].all() and (found.steps[solvable] - steps == more).all()
+    np.testing.assert_allclose(found.spl[solvable], steps / (steps + more))
+    perfect = solvable & (waste == 0)
+    assert (found.normalised[perfect] == 1).all() and (found.spl[perfect] == 1).all() and (found.regret[perfect] == 0).all()
+
+
+def test_later_trials_are_compared_with_the_average_of_the_first(tasks, auto):
+    settings_ = dict(world=auto, num_trials=3, num_tasks=14, seed=4, expert=holder)
+    whole, some = (evaluate(RandomPolicy(), tasks, oracle=k, **settings_) for k in (True, 2))
+    assert np.array_equal(some.reference[:, :2], whole.reference[:, :2], equal_nan=True) and not some.paired[:, 2:].any() and (some.paired[:, :2] == whole.paired[:, :2]).all()
+    expected = np.nanmean(whole.reference[:, :2], axis=1)
+    np.testing.assert_allclose(some.reference[:, 2], expected)
+    assert evaluate(RandomPolicy(), tasks, oracle=0, **settings_).reference is None
+    assert evaluate(RandomPolicy(), tasks, oracle=9, **settings_).paired.shape == (14, 3)
+    lost = evaluate(RandomPolicy(), tasks, oracle=2, **settings_ | {"expert": helpless})
+    assert np.isnan(lost.reference).all() and not lost.paired.any()
+    overall, lines = lost.overall(), table({"x": lost})
+    assert np.isnan(overall["regret"]).all() and np.isnan(overall["normalised_p20"]).all() and overall["return"][0] == whole.overall()["return"][0] and "nan" in lines
+
+
+def test_a_plan_that_fails_is_no_reference(tasks, auto):
+    "The expert promises to reach the goal and does not, or chance does it for it afterwards."
+    found = evaluate(RandomPolicy(), tasks, world=auto, num_trials=3, num_tasks=14, oracle=True, expert=lambda *_: np.array([1], np.uint8))
+    assert np.isnan(found.reference).all()
+
+
+def test_par_as_a_reference(tasks, auto):
+    par = np.where(np.arange(40) % 5 == 0, np.nan, 5.0 + np.arange(40))
+    found = evaluate(RandomPolicy(), tasks, world=auto, num_trials=3, num_tasks=None, batch=14, par=par)
+    unknown = np.isnan(par[found.task_ids]) | (par[found.task_ids] > 40)
+    assert (np.isnan(found.reference[:, 0]) == unknown).all() and not found.paired.any()
+    np.testing.assert_allclose(found.reference[~unknown], 1 - 0.9 * par[found.task_ids][~unknown][:, None].repeat(3, 1) / 40)
+
+
+def some_evaluation(reference):
+    won = np.array([[0., 1.], [1., 1.], [0., 1.], [1., 1.]])
+    return Evaluation(won, 12 - 6 * won, 0.5 * won, np.arange(4), np.asarray(reference, float), np.full((4, 2), 3.0), np.ones((4, 2), bool))
+
+
+def test_scores_by_hand():
+    e = some_evaluation(np.full((4, 2), 0.8))
+    np.testing.assert_allclose(e.normalised, e.returns / 0.8)
+    np.testing.assert_allclose(e.regret, 0.8 - e.returns)
+    np.testing.assert_allclose(e.spl, [[0, .5], [.5, .5], [0, .5], [.5, .5]])
+    overall, curve = e.overall(), e.per_trial()
+    np.testing.assert_allclose([overall[k][0] for k in ("normalised", "normalised_p20", "regret", "spl")], [0.375 / 0.8, 0.25 / 0.8, 0.425, 0.375])
+    np.testing.assert_allclose(curve["regret"], [0.55, 0.3])
+    assert curve["regret_lo"][0] < 0.55 < curve["regret_hi"][0] and curve["regret_lo"][1] == curve["regret_hi"][1]
+    lines = table({"agent": e, "plain": Evaluation(e.success, e.steps, e.returns, e.task_ids)}).splitlines()
+    assert "of oracle" in lines[1] and len(lines) == 2 + 2 + 6 and "31%" in lines[2] and "regret 0.42" in lines[8] or "regret 0.43" in lines[8]
+    assert lines[0].index("agent") < lines[0].index("plain")
+
+
+def test_unknown_references_are_left_out():
+    reference = np.full((4, 2), 0.8)
+    reference[0] = reference[1, 0] = np.nan
+    e = some_evaluation(reference)
+    curve, overall = e.per_trial(), e.overall()
+    np.testing.assert_allclose(curve["regret"], [0.55, 0.3])
+    np.testing.assert_allclose(overall["regret"][0], np.mean([0.3, 0.55, 0.3]))
+    assert overall["return"][0] == 0.375, "what is known stays as it was"
+    assert np.isfinite(curve["regret_lo"]).all()
+
+
+def test_intervals_with_holes_cover_the_truth():
+    random = np.random.default_rng(0)
+    holed = lambda: np.where(random.random(200) < 0.3, np.nan, random.random(200) < 0.3)
+    covered = [low <= 0.3 <= high for low, high in (bootstrap_mean(holed(), 400, seed=i)[1:] for i in range(200))]
+    assert 0.90 <= np.mean(covered) <= 0.99
+    values = random.random((50, 3))
+    assert all(np.array_equal(a, b) for a, b in zip(bootstrap_mean(np.pad(values, ((0, 0), (0, 1)), constant_values=np.nan))[0][:3], bootstrap_mean(values)[0]))
+    assert bootstrap_quantile([1.0, np.nan, 1.0]) == (1, 1, 1) and np.isnan(bootstrap_quantile([np.nan])).all()
+
+
+@pytest.mark.parametrize("given_", [dict(oracle=-1), dict(oracle="yes"), dict(oracle=1.5), dict(par=[1.0]), dict(par=np.zeros(40)), dict(par=np.ones(40), oracle=True)])
+def test_wrong_references(tasks, auto, given_):
+    with pytest.raises(ValueError) as caught:
+        evaluate(RandomPolicy(), tasks, world=auto, num_trials=2, num_tasks=4, **given_)
+    assert str(caught.value).endswith(".")
+
+
+def test_one_oracle_for_several_agents(tasks, auto):
+    same_ = dict(world=auto, num_trials=3, num_tasks=14, seed=4)
+    with_oracle = evaluate(RandomPolicy(), tasks, oracle=True, expert=holder, **same_)
+    lent, own = evaluate(IDLE, tasks, **same_).beside(with_oracle), evaluate(IDLE, tasks, oracle=True, expert=holder, **same_)
+    assert all(np.array_equal(getattr(lent, f.name), getattr(own, f.name), equal_nan=True) for f in dataclasses.fields(Evaluation))
+    with pytest.raises(ValueError, match="different tasks"):
+        evaluate(IDLE, tasks, **same_ | {"seed": 5}).beside(with_oracle)
+    with pytest.raises(ValueError, match="no reference"):
+        with_oracle.beside(evaluate(IDLE, tasks, **same_))
+    assert np.array_equal(own.regret, own.reference, equal_nan=True) and not np.nan_to_num(own.normalised).any() and not np.nan_to_num(own.spl).any()
+
+
+def test_no_reference_no_regret():
+    e = Evaluation(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 2)), np.arange(2))
+    for name in ("regret", "normalised", "spl"):
+        with pytest.raises(ValueError, match="oracle=True"):
+            getattr(e, name)
+    assert "regret" not in e.overall() and "regret" not in e.per_trial()
