@@ -232,7 +232,7 @@ def test_duplicates_are_told_apart():
 
 # ------------------------------------------------------------------------------------------------------- against an exhaustive search
 
-@pytest.mark.parametrize("cases", [exact.Cases("small", 5, 5, 40), exact.Cases("medium", 5, 5, 15)], ids=lambda c: c.preset)
+@pytest.mark.parametrize("cases", [exact.Cases("small", 5, 5, 40)], ids=lambda c: c.preset)
 def test_no_contradiction_with_exhaustive_search(cases):
     compared = exact.compare(*exact.small_cases(cases, seed=21))
     assert not len(compared.contradictions())
