@@ -460,6 +460,27 @@ def test_wrong_evaluations(call, tasks):
         call(tasks)
 
 
+def test_a_world_that_does_not_begin_again_is_refused(tasks):
+    import xland_minigrid
+    from xland_minigrid.envs.wrappers import DirectionObservationWrapper, GymAutoResetWrapper
+    env, params = xland_minigrid.make("XLand-MiniGrid-R1-9x9", max_steps=5)
+    for raw in (env, DirectionObservationWrapper(env)):
+        with pytest.raises(ValueError, match="GymAutoResetWrapper"):
+            evaluate(RandomPolicy(), tasks, world=(raw, params), num_trials=2, num_tasks=4)
+    assert (evaluate(RandomPolicy(), tasks, world=(GymAutoResetWrapper(env), params), num_trials=2, num_tasks=4).steps <= 5).all()
+
+
+def test_lava_is_no_success():
+    from xland_minigrid.baselines.evaluation import Tally, add
+    import xland_minigrid
+    from xland_minigrid.envs.environment import StepType
+    env, params = xland_minigrid.make("XLand-MiniGrid-R1-9x9")
+    timestep = jax.tree.map(lambda x: jnp.stack([x] * 3), jax.jit(env.reset)(params, jax.random.key(0)))
+    ended = timestep.replace(step_type=jnp.full(3, StepType.LAST, timestep.step_type.dtype), discount=jnp.array([0., 0., 1.], jnp.float32),
+                             reward=jnp.array([0., .7, 0.], jnp.float32))  # lava, the goal, out of time
+    assert add(Tally(*[jnp.zeros((3, 2))] * 3), jnp.zeros(3, jnp.int32), ended).success[:, 0].tolist() == [0, 1, 0]
+
+
 def test_watching_shows_what_an_agent_lives_through(finished, tasks):
     moments = watch(finished.agent, tasks.get_ruleset(3), num_trials=3, seed=1)
     assert [m.trial for m in moments] == sorted(m.trial for m in moments) and sum(m.timestep.last() for m in moments) == 3

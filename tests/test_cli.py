@@ -123,6 +123,7 @@ def test_an_interrupted_generate_goes_on(tmp_path, monkeypatch, capsys):
     assert main([*words, "--seed", "5"]) == 1 and "another recipe" in capsys.readouterr().err
     assert main(words) == 0 and rounds[3] == rounds[2] > 0
     assert [p.name for p in tmp_path.iterdir()] == ["tasks"]
+    assert main([*words, "--seed", "5"]) == 1 and "tasks exists" in capsys.readouterr().err  # and is not replaced
     assert digest(load_benchmark_from_path(tmp_path / "tasks")) == digest(generate_benchmark("small", n=300))
 
 
@@ -131,7 +132,9 @@ def test_convert_there_and_back(tasks, tmp_path, capsys):
     assert main(["benchmark", "convert", str(tasks), str(there)]) == main(["benchmark", "convert", str(there), str(back)]) == 0
     assert [read_manifest(p)["form"] for p in (tasks, there, back)] == ["cache", "packed", "cache"] and back.read_bytes() == tasks.read_bytes()
     assert "packed" in capsys.readouterr().out
-    assert main(["benchmark", "convert", str(tasks), str(back), "--packed"]) == 0 and back.read_bytes() == there.read_bytes()
+    before, words = back.read_bytes(), ["benchmark", "convert", str(tasks), str(back), "--packed"]
+    assert main(words) == 1 and "--force" in capsys.readouterr().err and back.read_bytes() == before
+    assert main([*words, "--force"]) == 0 and back.read_bytes() == there.read_bytes()
     assert main(["benchmark", "convert", "probes-30", str(tmp_path / "probes")]) == 1 and "composed goals" in capsys.readouterr().err
 
 

@@ -243,3 +243,31 @@ def test_registered_kinds_ask_for_tasks_without_proofs():
 def test_flags_are_flags():
     with pytest.raises(ValueError, match="True or False"):
         recipe_of("small", solvable=1)
+
+
+def test_an_open_form_of_a_plain_task_is_the_same_task():
+    "A batch of probes holds every task in the general form; what the tables say whole is planned as ever."
+    from xland_minigrid import several
+    from xland_minigrid.benchmarks.probes import PROBES, probes_benchmark
+    plain = make_ruleset(AgentHoldGoal(HEX), [TileNearRule(BALL, STAR, HEX)], [BALL, STAR])
+    assert plan_of(plain.opened()).steps == plan_of(plain).steps == (0,) and plain.opened().closed().open is None
+    more = make_ruleset(AgentHoldGoal(HEX), [several(TileNearRule(BALL, STAR, HEX), KEY)], [BALL, STAR])
+    assert more.closed() is more and plan_of(more) is None
+    probes = probes_benchmark()
+    plans = probes.plans()
+    for number, one in enumerate(PROBES):
+        found = plan_of(probes.get_ruleset(number))
+        assert (found is None) == (plan_of(one.ruleset) is None) == (not plans.solvable[number]), one.name
+    beyond = [n for n, one in enumerate(PROBES) if one.ruleset.closed().open is not None]
+    assert len(beyond) >= 5 and (plans.reason[beyond] == Reason.UNKNOWN_KIND).all() and (plans.steps[beyond] == 255).all()
+
+
+@pytest.mark.parametrize("wrong", [None, "a task", np.zeros(5, np.uint8)])
+def test_what_is_no_task_has_no_plan(wrong):
+    with pytest.raises(TypeError, match="give a RuleSet"):
+        plan_of(wrong)
+
+
+def test_no_threads_are_no_threads():
+    with pytest.raises(ValueError, match="workers is 0"):
+        generate_rulesets(recipe_of("trivial"), 10, workers=0)

@@ -36,6 +36,8 @@ def _verb(verbs, name: str, run, about: str, **arguments):
     parser = verbs.add_parser(name, help=about)
     for argument, what in arguments.items():
         parser.add_argument(argument, metavar={"source": "IN", "out": "OUT"}[argument], type=Path if argument == "out" else str, help=what)
+    if "out" in arguments:
+        parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     parser.set_defaults(run_command=run)
     return parser
 
@@ -47,6 +49,7 @@ def _generate_parser(verbs) -> None:
     make.add_argument("--n", type=count, default=10_000, help="how many tasks: 5000, 20k, 1m (default 10k)")
     make.add_argument("--out", type=Path, required=True, help="file to write")
     make.add_argument("--packed", action="store_true", help="write the small shape, to be sent")
+    make.add_argument("--force", action="store_true", help="replace OUT if it exists")
     make.add_argument("--workers", type=int, help="threads (default: as many as cores)")
     make.set_defaults(run_command=_generate)
     recipe = make.add_argument_group("recipe", "fields of the preset to change")
@@ -61,7 +64,15 @@ def _option_of(field) -> dict:
     return {"type": _numbers, "metavar": "1,3,4"} if isinstance(field.default, tuple) else {"type": type(field.default), "metavar": type(field.default).__name__.upper()}
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers; write them as 1,3,4") from None
+
+def _free(out: Path, force: bool) -> None:
+    "Refuse to replace a file that nobody said to replace."
+    if out.expanduser().exists() and not force:
+        raise ValueError(f"{out} exists: give another name, or --force to replace it.")
 
 # %% ../nbs/90_cli.ipynb #f92b4794
 def count(text: str) -> int:
@@ -77,6 +88,7 @@ def _generate(args) -> None:
     changed = {field.name: getattr(args, field.name) for field in dataclasses.fields(Recipe) if getattr(args, field.name) is not None}
     recipe, part = recipe_of(args.preset, **changed), args.out.expanduser().with_name(args.out.name + ".part")
     tally, begin = collections.Counter(), time.perf_counter()
+    _free(args.out, args.force)
     part.parent.mkdir(parents=True, exist_ok=True)
     if part.exists():
         print(f"going on from {part}", file=sys.stderr)
@@ -110,6 +122,7 @@ def _list(args) -> None:
 # %% ../nbs/90_cli.ipynb #b76898ca
 def _convert(args) -> None:
     from xland_minigrid.benchmarks.benchmark import find_benchmark
+    _free(args.out, args.force)
     benchmark, about = find_benchmark(args.source, progress=True)
     packed = about.get("manifest", {}).get("form") == "cache" if args.packed is None else args.packed
     _written(args.out, benchmark, about, packed)
@@ -127,6 +140,7 @@ def _written(out: Path, benchmark, about: dict, packed: bool) -> None:
 def _deduplicate(args) -> None:
     from xland_minigrid.benchmarks.benchmark import find_benchmark
     from xland_minigrid.benchmarks.statistics import deduplicate
+    _free(args.out, args.force)
     benchmark, about = find_benchmark(args.source, progress=True)
     kept, report = deduplicate(benchmark, by=args.by)
     print(report)

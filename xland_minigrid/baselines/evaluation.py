@@ -23,6 +23,8 @@ from .rl2 import Agent, begin, make_world
 from ..benchmarks import Benchmark
 from ..benchmarks.demonstrations import play_expert, trial_starts, without_reset
 from ..core.ruleset import RuleSet
+from ..envs.sampling import RulesetSamplingWrapper
+from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
 
 # %% ../../nbs/baselines/04_evaluation.ipynb #c0204afb
 @dataclass(frozen=True)
@@ -227,12 +229,14 @@ def evaluate(policy, benchmark: Benchmark, *, world=None, num_trials: int = 10, 
         oracle: True lets the grid oracle play all trials from the same starts; a number only that many first ones, whose average is the reference of the later ones.
         par: instead, reference steps of each task of the benchmark `(n,)`, NaN where unknown: the reference is the return for that many steps.
         expert: who plays instead of the oracle, see `demonstrations`. progress: a bar while the oracle plays.
-    Raises `ValueError` for an empty benchmark, numbers below 1, or a reference that is none.
+    Raises `ValueError` for an empty benchmark, numbers below 1, a world without auto-reset, or a reference that is none.
     """
     if min(num_trials, batch, num_tasks or 1) < 1 or not len(benchmark):
         raise ValueError("An evaluation needs at least one task, one trial and a batch of one: check num_tasks, num_trials, batch and the benchmark.")
     par, compared = _checked_par(par, benchmark, oracle), _compared(oracle, num_trials)
     policy, parameters, (env, params) = _unpacked(policy, world, greedy)
+    if not _begins_again(env):
+        raise ValueError("This world does not begin a new trial by itself: wrap it, world=(GymAutoResetWrapper(env), params).")
     chosen = np.random.default_rng(seed).permutation(len(benchmark))[:num_tasks]
     keys = jax.random.split(jax.random.key(seed), len(chosen))
     batch, parts = min(batch, len(chosen)), []
@@ -249,6 +253,12 @@ def evaluate(policy, benchmark: Benchmark, *, world=None, num_trials: int = 10, 
     return Evaluation(success, steps, returns, chosen, *(reference or ()))
 
 # %% ../../nbs/baselines/04_evaluation.ipynb #1346ef8c
+def _begins_again(env) -> bool:
+    "Whether one of the wrappers around an environment resets it."
+    while env is not None and not isinstance(env, (GymAutoResetWrapper, DmEnvAutoResetWrapper, RulesetSamplingWrapper)):
+        env = getattr(env, "_env", None)
+    return env is not None
+
 def _compared(oracle, num_trials: int) -> int:
     "How many first trials the oracle plays. Raises `ValueError` for a number below 0."
     if isinstance(oracle, (bool, np.bool_)):

@@ -52,3 +52,6 @@ def __getattr__(name):
 
 def __dir__():
     return sorted({*globals(), *_WHERE})
+
+
+__all__ = sorted({name for name in globals() if not name.startswith("_")} | set(_WHERE))

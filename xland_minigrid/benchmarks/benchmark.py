@@ -202,12 +202,14 @@ class Benchmark(PyTreeNode):
         random. Raises `ValueError` for a share outside 0 to 1, another `by` or an empty side, `TypeError` for an option that the split does not have.
         """
         if by is not None:
+            if prop is not None and "share" in options:
+                raise TypeError("prop and share are two names of one thing: give one of them.")
             rows = self.split_rows(by, **({} if prop is None else {"share": prop}), **options)
             return self._rows(rows.train), self._rows(rows.test)
         if options:
             raise TypeError(f"A split in the order of the rows has no option {', '.join(options)}; name what to split by.")
         if isinstance(prop, bool) or not isinstance(prop, (int, float, np.number)) or not 0 <= prop <= 1:
-            raise ValueError(f"prop is {prop}; a share from 0 to 1 is needed.")
+            raise ValueError(f"prop is {prop}; a share from 0 to 1 is needed" + ("." if prop is not None else ", or by=, which says what to split by."))
         edge = round(self.num_rulesets() * prop)
         return self._rows(np.arange(edge)), self._rows(np.arange(edge, self.num_rulesets()))
 
@@ -238,7 +240,7 @@ class Benchmark(PyTreeNode):
         return task_identities(_arrays_of(self))[1]
 
     def plans(self, *, progress: bool = False):
-        "How each task can be solved: the arrays of `solve.prove`. It takes about a minute for a million tasks."
+        "How each task can be solved: the arrays of `solve.prove`. It takes some seconds for a million tasks."
         from xland_minigrid.benchmarks.solve import prove
         return prove(*map(np.asarray, (self.goals, self.rules, self.init_tiles)), progress=progress)
 

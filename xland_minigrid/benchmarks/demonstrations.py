@@ -309,8 +309,10 @@ def noise_schedule(trials: int, first: float = 1.0, last: float = 0.0) -> np.nda
     """Shares of random actions that fall evenly from the first trial to the last, float64 `(trials,)`, for `demonstrations(epsilon=...)`.
 
     The result are synthetic learning histories, from chance to expert, for algorithm distillation without a learner (noise distillation:
-    Zisman et al., 2023).
+    Zisman et al., 2023). Raises `ValueError` for fewer trials than one and for what is no share.
     """
+    if isinstance(trials, bool) or not isinstance(trials, (int, np.integer)) or trials < 1 or not (0 <= first <= 1 and 0 <= last <= 1):
+        raise ValueError(f"A schedule of {trials!r} trials from {first!r} to {last!r} is none: give at least one trial, and shares from 0 to 1.")
     return np.linspace(first, last, trials)
 
 # %% ../../nbs/benchmarks/10_demonstrations.ipynb #c437dab3

@@ -136,7 +136,7 @@ def _write_container(path, tensors: dict, manifest: dict) -> Path:
 
 # %% ../../nbs/benchmarks/04_files.ipynb #1b1c0f4a
 _MOST_HEADER = 1 << 22
-_DAMAGED = "{path} is damaged or incomplete ({why}); delete it and make or copy it anew."
+_DAMAGED = "{path} is no file of tasks, or damaged or incomplete ({why}); copy it again, or make it anew."
 
 def _damaged(path, why: str) -> BenchmarkFileError:
     return BenchmarkFileError(_DAMAGED.format(path=path, why=why))

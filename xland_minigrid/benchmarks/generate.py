@@ -637,14 +637,14 @@ def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, pro
     Raises `ValueError` when the recipe has no `n` distinct tasks and for a checkpoint of something else.
     """
     _check_int("n", n, 1, 2**31 - 1)
-    _check_int("workers", workers := workers or min(os.cpu_count() or 1, 8), 1, 256)
+    _check_int("workers", workers := min(os.cpu_count() or 1, 8) if workers is None else workers, 1, 256)
     if recipe.solvable and (max(recipe.goal_kinds) > max(GOAL_KINDS) or max(recipe.rule_kinds) > max(RULE_KINDS)):
         raise ValueError("This recipe has registered kinds, for which no plan can be proved: set solvable=False to make tasks without proofs.")
     state, path = _Progress(recipe, n), None if resume is None else Path(resume).expanduser()
     if path is not None and path.exists():
         state.read(path)
     try:
-        with ThreadPoolExecutor(workers) as pool, _bar(n, progress, label) as bar:
+        with ThreadPoolExecutor(workers) as pool, _bar(n, progress, label, state.have) as bar:
             _search(state, pool, bar, path)
     except BaseException as error:
         if path is not None and not isinstance(error, ValueError):  # a recipe that ran dry stays dry
@@ -659,7 +659,6 @@ def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, pro
 # %% ../../nbs/benchmarks/01_generate.ipynb #8d239f4b
 def _search(state: _Progress, pool, bar, path: Path | None) -> None:
     "Try candidates until there are enough tasks."
-    bar.update(state.have)
     written = time.monotonic()
     while state.have < state.n:
         before, left = state.have, _how_many(state.n, state.have, state.start, state.idle)
@@ -682,9 +681,9 @@ def _how_many(n: int, have: int, tried: int, idle: int) -> int:
         return n + n // 32 + 64
     return min(max(int((n - have) * tried / have * 1.2) + 256, tried if idle else 0), max(2 * n, 1 << 17))
 
-def _bar(n: int, progress: bool, label: str):
-    "A progress bar over `n` tasks, or a silent one."
+def _bar(n: int, progress: bool, label: str, have: int = 0):
+    "A progress bar over `n` tasks, `have` of which are there already, or a silent one."
     from tqdm import tqdm
     if progress:
         from tqdm.auto import tqdm
-    return tqdm(total=n, desc=label, unit=" tasks", unit_scale=True, disable=not progress)
+    return tqdm(total=n, initial=have, desc=label, unit=" tasks", unit_scale=True, disable=not progress)

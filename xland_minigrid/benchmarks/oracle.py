@@ -1178,6 +1178,7 @@ def solve_from(ruleset: RuleSet, state, params=None, *, plan=None, budget: int =
         raise TypeError(f"ruleset is {type(ruleset).__name__}: give a RuleSet, from make_ruleset or benchmark.get_ruleset(0).")
     if np.ndim(ruleset.goal) != 1:
         raise ValueError("The ruleset is a batch: give one task, benchmark.get_ruleset(number), or use solve_tasks.")
+    ruleset = ruleset.closed()
     start, none = _start_of(state), np.zeros(0, np.int8)
     if not _is_plain(ruleset):
         return Solution(none, False, Failure.UNSUPPORTED, "The task uses registered kinds, a composed goal or several products, which the planner does not know.")

@@ -591,6 +591,8 @@ PROBES: tuple[Probe, ...] = (*_BASICS, *_TELLING_APART, *_REMEMBERING, *_SEQUENC
 def probe(name: str) -> Probe:
     "The probe of this name. Raises `ValueError` with the nearest name where there is none."
     known = {p.name: p for p in PROBES}
+    if not isinstance(name, str):
+        raise TypeError(f"A probe is named by a string; {name!r} is none. All names: {', '.join(known)}.")
     if name not in known:
         near = get_close_matches(str(name).lower().replace("_", "-").replace(" ", "-"), known, n=1, cutoff=0)
         raise ValueError(f"There is no probe {name!r}: did you mean {near[0]!r}? All names: {', '.join(known)}.")
@@ -696,6 +698,13 @@ class OpenBenchmark(Benchmark):
         said = [c.tobytes() + further_products(w).tobytes() for c, w in zip(composed, laws)]
         return np.array([int.from_bytes(blake2b(x, digest_size=8).digest()) if any(x) else 0 for x in said], np.uint64)
 
+    def plans(self, *, progress: bool = False):
+        "As `Benchmark.plans`; what the tables do not say whole has no plan (`Reason.UNKNOWN_KIND`)."
+        from xland_minigrid.benchmarks.solve import Reason
+        plans, said = super().plans(progress=progress), self._beyond() == 0
+        return plans._replace(solvable=plans.solvable & said, reason=np.where(said, plans.reason, np.uint8(Reason.UNKNOWN_KIND)),
+                              steps=np.where(said[:, None], plans.steps, np.uint8(255)), num_steps=plans.num_steps * said, depth=plans.depth * said)
+
     def save(self, path, recipe=None, packed=False):
         raise ValueError("The file format has no room for composed goals and several products: keep the code that makes these tasks, as probes_benchmark() does.")
 
@@ -754,14 +763,15 @@ def score_probes(policy=None, probes=None, *, num_trials: int = 4, copies: int =
 
     Args:
         policy: an `Agent`, a policy as `baselines.evaluation.evaluate` takes them, or None for random actions.
-        probes: which (all unless given); copies: of each probe; num_trials: in a row, without forgetting.
+        probes: which, by name or as they are (all unless given); copies: of each probe; num_trials: in a row, without forgetting.
         greedy: an `Agent` takes its likeliest action. overrides: as in `Probe.make`; an `Agent` brings its own `view_size`.
     Raises `ValueError` where a number is below 1.
     """
     from tqdm.auto import tqdm
     from xland_minigrid.baselines.evaluation import NetworkPolicy, RandomPolicy, play_trials
     from xland_minigrid.baselines.rl2 import Agent
-    probes = PROBES if probes is None else tuple(probes)
+    probes = PROBES if probes is None else (probes,) if isinstance(probes, (str, Probe)) else tuple(probes)
+    probes = tuple(one if isinstance(one, Probe) else probe(one) for one in probes)
     if min(num_trials, copies, len(probes)) < 1:
         raise ValueError("A score needs at least one probe, one copy and one trial: check probes, copies and num_trials.")
     parameters = None

@@ -21,6 +21,7 @@ from .generate import _checked_arrays
 from ..core.goals import NUM_GOALS
 from ..core.language import describe_goal, describe_rule
 from ..core.rules import NUM_RULES
+from ..core.ruleset import RuleSet
 from ..core.tiles import PICKABLE, Tiles, is_one_of, pack_pairs, tile_set
 
 # %% ../../nbs/benchmarks/02_solve.ipynb #6c7dff38
@@ -329,10 +330,13 @@ class Plan:
 def plan_of(ruleset) -> Plan | None:
     """The plan of one task (a `RuleSet`), or None when none is found; `prove` tells why.
 
-    Composed goals, several products and registered kinds have no plan here: use `exact.shortest` for small worlds.
+    Composed goals, several products and registered kinds have no plan here: use `exact.shortest` for small worlds. Raises `TypeError` for what is no task.
     """
+    if not isinstance(ruleset, RuleSet) or np.ndim(ruleset.goal) != 1:
+        raise TypeError("plan_of takes one task: give a RuleSet, from make_ruleset or benchmark.get_ruleset(0); for many there is Benchmark.plans().")
+    ruleset = ruleset.closed()
     goal, rules, tiles = (np.asarray(x) for x in (ruleset.goal, ruleset.rules, ruleset.init_tiles))
-    if getattr(ruleset, "open", None) is not None:
+    if ruleset.open is not None:
         return None
     plans = prove(goal[None], rules[None], tiles[None], workers=1)
     if not plans.solvable[0]:

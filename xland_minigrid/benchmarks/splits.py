@@ -111,7 +111,7 @@ def _check_known(goals, rules, init_tiles) -> None:
     for book, kinds in ((goal_kinds, goals[:, 0]), (rule_kinds, rules[..., 0])):
         for kind in np.flatnonzero(np.bincount(kinds.reshape(-1), minlength=256)):
             if kind == 255 and book is goal_kinds:
-                raise ValueError("A composed goal stands here, whose parts are not in these arrays: split tasks with composed goals by hand.")
+                raise ValueError("A composed goal stands here, whose parts are not in these arrays: leave such tasks out first, with benchmark.take(numbers).")
             book[kind]
     for name, part in (("rules", rules[..., 1:]), ("init_tiles", init_tiles)):
         if part.size and part.max() > 15:

@@ -51,6 +51,12 @@ class RuleSet(PyTreeNode):
         """
         return self if self.open is not None else self.replace(open=open_task(self.goal, self.rules, sets=sets))
 
+    def closed(self) -> "RuleSet":
+        "The same concrete task without `open`, where Tables 1 to 3 say all of it; otherwise the task itself."
+        goal, rules = np.asarray(self.goal), np.asarray(self.rules)
+        beyond = goal[0] >= NUM_GOALS or (rules[:, 0] >= NUM_RULES).any() or (self.open is not None and further_products(self.open.laws).any())
+        return self if beyond else self.replace(open=None)
+
     def validate(self) -> "RuleSet":
         "The ruleset itself; raises `ValueError` with a sentence that says what is wrong with it."
         check_ruleset(self)
