@@ -313,7 +313,7 @@ def test_registered_kinds_are_split_too():
     *[("hash", {"seed": seed}, ValueError, "seed is") for seed in (-1, 2**64, 0.5, True)],
     ("random", {"group": "tree"}, ValueError, "goal_id"), ("goal", {"seed": 1}, TypeError, "no option seed"), ("goal_kind", {"share": 0.8}, TypeError, "no option share"),
     ("goal_kind", {"distractors": "train"}, TypeError, "distractors"), ("depth", {}, ValueError, "needs train or test"), ("colour", {}, ValueError, "needs train or test"),
-    ("goal_kind", {"train": 99}, ValueError, "no kind of goal"), ("goal_kind", {"train": 0}, ValueError, "no kind of goal"), ("rule_kind", {"test": 12}, ValueError, "no kind of rule"),
+    ("goal_kind", {"train": 99}, ValueError, "no kind of goal"), ("goal_kind", {"train": 0}, ValueError, "no kind of goal"), ("rule_kind", {"test": 251}, ValueError, "no kind of rule"),
     ("rule_kind", {"test": "AgentHold"}, ValueError, "no kind of rule"), ("rule_kind", {"test": 1.5}, ValueError, "no kind of rule"), ("goal_kind", {"test": ()}, ValueError, "empty"),
     ("colour", {"test": "crimson"}, ValueError, "no colour"), ("shape", {"test": 16}, ValueError, "no shape"), ("object", {"test": (4, 99)}, ValueError, "no object"),
     ("object", {"test": 5}, ValueError, "no object"), ("object", {"test": [("ball", "red"), ("ball",)]}, ValueError, "no object"), ("object", {"test": (4, 300)}, ValueError, "no object"),
