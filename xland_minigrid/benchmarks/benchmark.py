@@ -458,6 +458,13 @@ def _alone(path: Path):
             lock = None
         yield lock and path.with_suffix(".part")
 
+def _is_there(path: Path, file) -> bool:
+    "Whether an open file is still the one at `path`, which others may remove at any moment."
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
 @contextlib.contextmanager
 def _lock(path: Path):
     "A lock file held for the block, and removed after it. Where the platform has no such locks, nobody waits."
@@ -466,7 +473,7 @@ def _lock(path: Path):
             with contextlib.suppress(ImportError):
                 import fcntl
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):  # or else the one before removed it meanwhile
+            if _is_there(path, file):  # or else the one before removed it meanwhile
                 try:
                     yield path
                 finally:
