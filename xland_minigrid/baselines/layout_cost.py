@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .throughput import Case, _rollout, circumstances, sample_tasks
+from ..benchmarks.statistics import deliver
 from ..core.layouts import GRID_TYPES, layout, stack_layouts
 from ..core.ruleset import RuleSet
 from ..envs.environment import EnvParams
@@ -123,11 +124,7 @@ def main(argv=None) -> None:
     shown = {"--repeats": args.repeats, "--envs": args.envs, "--out": args.out}
     flags = "".join(f" {name} {value}" for name, value in shown.items() if value != parser.get_default(name[2:]))
     text = layout_report(compare_layouts(args.repeats, args.envs), f"python -m xland_minigrid.baselines.layout_cost{flags}", args.repeats, args.envs)
-    if args.out is None:
-        print(text)
-    else:
-        with open(args.out, "w", encoding="utf-8") as file:
-            file.write(text)
+    deliver(text, args.out)
 
 if __name__ == "__main__" and globals().get("__spec__"):  # not in a notebook, which is called __main__ as well
     main()

@@ -15,6 +15,7 @@ import numpy as np
 
 from .layout_cost import _program
 from .throughput import Case, circumstances, sample_tasks
+from ..benchmarks.statistics import deliver
 from ..core.compose import AllOf, pad_table
 from ..core.goals import AgentHoldGoal, TileNearGoal
 from ..core.ruleset import RuleSet
@@ -71,11 +72,7 @@ def main(argv=None) -> None:
         f"desynchronised, observations summed at every step; medians over {args.repeats} turns taken alternately, ratios within a turn. A batch of plain tasks has no "
         "part of the general form: *plain, again* is the same program a second time and shows the noise.", "",
         "| tasks | steps/s (median) | cost per step over plain |", "|---|---|---|", *rows, ""])
-    if args.out is None:
-        print(text)
-    else:
-        with open(args.out, "w", encoding="utf-8") as file:
-            file.write(text)
+    deliver(text, args.out)
 
 if __name__ == "__main__" and globals().get("__spec__"):  # not in a notebook, which is called __main__ as well
     main()

@@ -20,6 +20,7 @@ import numpy as np
 from .generate import generate_rulesets, mix, recipe_of
 from .oracle import Failure, solve_from
 from .solve import Reason, prove
+from .statistics import deliver
 from ..core.actions import NUM_ACTIONS, AgentState
 from ..core.compose import begin
 from ..core.language import describe_ruleset
@@ -606,11 +607,7 @@ def main(argv=None) -> None:
     args = parser.parse_args(argv)
     flags = "".join(f" --{name} {value}" for name, value in vars(args).items() if value != parser.get_default(name))
     text = exact_report(seed=args.seed, command=f"python -m xland_minigrid.benchmarks.exact{flags}", progress=True)
-    if args.out is None:
-        print(text)
-    else:
-        with open(args.out, "w", encoding="utf-8") as file:
-            file.write(text)
+    deliver(text, args.out)
 
 if __name__ == "__main__" and globals().get("__spec__"):  # not in a notebook, which is called __main__ as well
     main()

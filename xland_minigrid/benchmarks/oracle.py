@@ -20,6 +20,7 @@ import numpy as np
 
 from .benchmark import generate_benchmark
 from .solve import Plans, prove
+from .statistics import deliver
 from ..core.goals import NUM_GOALS
 from ..core.rules import NUM_RULES
 from ..core.ruleset import RuleSet, empty_ruleset
@@ -1488,11 +1489,7 @@ def main(argv=None) -> None:
     flags = "".join(f" {name} {value}" for name, value in shown.items() if name == "--pairs" or value != parser.get_default(name[2:]))
     rows = [measure(preset, name, args.pairs, args.seed, progress=True) for preset in args.presets.split(",") for name in TABLE]
     text = oracle_report(rows, f"python -m xland_minigrid.benchmarks.oracle{flags}")
-    if args.out is None:
-        print(text)
-    else:
-        with open(args.out, "w", encoding="utf-8") as file:
-            file.write(text)
+    deliver(text, args.out)
 
 if __name__ == "__main__" and globals().get("__spec__"):  # not in a notebook, which is called __main__ as well
     main()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['REASONS', 'PAPER_TABLE_5', 'object_roles', 'benchmark_statistics', 'mean_of', 'figure_4', 'plot_statistics', 'Merged',
-           'deduplicate', 'report', 'save_figures', 'main']
+           'deduplicate', 'report', 'save_figures', 'main', 'deliver']
 
 # %% ../../nbs/benchmarks/07_statistics.ipynb #f30ec6bc
 import argparse
@@ -469,14 +469,19 @@ def main(argv=None) -> int:
         print(f"{name}: {found['num_rulesets']:,} tasks, {found['duplicates']:,} repeated, {found['not_canonical']:,} not canonical, {found['distinct_goal_ids']:,} goal_ids", flush=True)
     given = " ".join(["--all"] if arguments.all else names) + " --plans" * arguments.plans + " --sizes" * (arguments.sizes is not None)
     text = report(statistics, sizes, f"python -m xland_minigrid.benchmarks.statistics {given}")
-    _write_text(arguments.out, text) if arguments.out else print(text)
+    deliver(text, arguments.out)
     if arguments.json:
-        _write_text(arguments.json, json.dumps(statistics, indent=1) + "\n")
+        deliver(json.dumps(statistics, indent=1) + "\n", arguments.json)
     if arguments.figures:
         save_figures(statistics, arguments.figures)
     return int(any(found["duplicates"] or found["not_canonical"] for found in statistics.values()))
 
-def _write_text(path: Path, text: str) -> None:
+def deliver(text: str, path=None) -> None:
+    "Write a report to a file, in a folder that is made if need be, or print it where no path is given."
+    if path is None:
+        print(text)
+        return
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
