@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import json
 import os
+import threading
 import time
 import zlib
 from collections import Counter
@@ -594,7 +595,7 @@ class _Progress:
         arrays = {name: part[:self.have] for name, part in zip(Rulesets._fields, self.parts)}
         state = {"start": self.start, "tally": self.tally, "recipe": dataclasses.asdict(self.recipe), "version": GENERATOR_VERSION,
                  "sum": _checksum(arrays)}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
         try:
             save_file(arrays, temporary, metadata={"checkpoint": json.dumps(state)})
             os.replace(temporary, path)

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
+from .files import appearing
+
 # %% ../../nbs/benchmarks/05_hub.ipynb #2af40a1c
 class _Spec(NamedTuple):
     "A file on the hub."
@@ -151,10 +153,8 @@ class _Shelf(NamedTuple):
 # %% ../../nbs/benchmarks/05_hub.ipynb #3615485b
 def _remember(shelf: _Shelf, copy: _Copy) -> None:
     "Note that these are the contents of the revision; all of the note appears or nothing."
-    shelf.note.parent.mkdir(parents=True, exist_ok=True)
-    temporary = shelf.note.with_name(f".{shelf.note.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(copy._replace(url="")._asdict()))
-    os.replace(temporary, shelf.note)
+    with appearing(shelf.note) as temporary:  # several threads may do so at once
+        Path(temporary).write_text(json.dumps(copy._replace(url="")._asdict()))
 
 def _remembered(shelf: _Shelf) -> _Copy | None:
     "The last known contents of the revision, if they are here in full length."
