@@ -16,7 +16,9 @@ from xland_minigrid.baselines import demo, ppo, rl2
 from xland_minigrid.baselines.checkpoint import CheckpointError, Checkpoints
 from xland_minigrid.baselines.evaluation import (Evaluation, NetworkPolicy, RandomPolicy, belief_over, bootstrap_mean, bootstrap_quantile, evaluate, table,
                                                  watch)
-from xland_minigrid.baselines.networks import ActorCritic, Inputs, NetworkConfig, first_inputs, next_inputs, recur, recur_plain
+from xland_minigrid.baselines.cores import recur, recur_plain
+from xland_minigrid.baselines.encoders import Inputs, first_inputs, next_inputs
+from xland_minigrid.baselines.networks import ActorCritic, NetworkConfig
 from xland_minigrid.baselines.ppo import PPOConfig
 from xland_minigrid.baselines.rl2 import TrainConfig, load_agent, make_world, new_agent, read_metrics, train
 
@@ -162,12 +164,12 @@ def touched(config):
     "Which parts of the network get a gradient from the loss."
     network, batch, advantage, target = batch_of()
     structure, parameters = nnx.split(network)
-    slope = jax.jit(jax.grad(lambda p: ppo.loss(nnx.merge(structure, p), config, network.start(8), batch, advantage, target)[0]))(parameters)
+    slope = jax.jit(jax.grad(lambda p: ppo.loss(nnx.merge(structure, p), config, network.start(8), None, None, batch, advantage, target)[0]))(parameters)
     return {name for name in slope if any((x != 0).any() for x in jax.tree.leaves(slope[name]))}
 
 
 def test_who_learns_from_which_part_of_the_loss():
-    shared = {"encoder", "event", "gru"}
+    shared = {"encoder", "event", "core"}
     everything = shared | {"attention", "shared", "actor", "critic", "belief"}
     assert touched(PPOConfig()) == everything
     assert touched(PPOConfig(belief_coef=0.0)) == everything - {"belief"}
@@ -193,7 +195,7 @@ def test_belief_loss_of_certainty_and_of_ignorance():
 
 def test_every_agent_is_in_every_epoch_once():
     config = PPOConfig(num_minibatches=4, update_epochs=3)
-    parts = np.asarray(ppo.deal(jax.random.key(0), config, 32)).reshape(3, 32)
+    parts = np.asarray(ppo.deal(jax.random.key(0), config, jnp.arange(32))).reshape(3, 32)
     assert (np.sort(parts) == np.arange(32)).all() and (parts[0] != parts[1]).any()
 
 
@@ -283,7 +285,7 @@ def test_a_run_that_diverges_says_so_and_keeps_the_good_checkpoint(tasks, tmp_pa
         calls.append(1)
         return state, {**metrics, "critic_loss": jnp.where(len(calls) == 3, jnp.nan, metrics["critic_loss"])}
 
-    monkeypatch.setattr(rl2, "make_round", lambda config: broken)
+    monkeypatch.setattr(rl2, "make_round", lambda *_: broken)
     with pytest.raises(FloatingPointError, match="lower ppo.lr"):
         train(config, tasks, progress=False)
     assert load_agent(config.out).steps == 2 * config.steps_per_round
@@ -302,7 +304,7 @@ def test_resuming_something_else_is_refused(finished, tasks):
 
 def test_a_finished_run_can_be_prolonged(finished, tasks):
     longer = dataclasses.replace(finished.agent.config, total_steps=40_000, keep=7)
-    state = rl2._resumed(Checkpoints(Path(longer.out) / "checkpoints"), longer, rl2.digest(tasks))
+    state = rl2._resumed(Checkpoints(Path(longer.out) / "checkpoints"), longer, rl2.digest(tasks), rl2.start_run(longer))
     assert int(state.round) == finished.agent.config.rounds < longer.rounds and equal(state.parameters, finished.agent.parameters)
 
 
@@ -331,8 +333,8 @@ def test_held_out_goals_are_not_trained_on(tmp_path):
 
 def test_the_command_line_sets_every_field():
     tyro = pytest.importorskip("tyro")
-    config = tyro.cli(TrainConfig, args=["--num-envs", "64", "--ppo.lr", "3e-4", "--network.memory", "32", "--max-steps", "20", "--ppo.no-anneal"])
-    assert (config.num_envs, config.ppo.lr, config.network.memory, config.max_steps, config.ppo.anneal) == (64, 3e-4, 32, 20, False)
+    config = tyro.cli(TrainConfig, args=["--num-envs", "64", "--ppo.lr", "3e-4", "--network.memory", "32", "--max-steps", "20", "--ppo.schedule", "constant"])
+    assert (config.num_envs, config.ppo.lr, config.network.memory, config.max_steps, config.ppo.schedule) == (64, 3e-4, 32, 20, "constant")
 
 
 def test_heavy_packages_wait_until_they_are_needed():
@@ -519,9 +521,16 @@ def test_demo_resumes_what_was_interrupted_and_replaces_what_was_finished(tmp_pa
     assert sorted(p.name for p in (tmp_path / "demo").iterdir()) == ["mine.txt"]
 
 
+@pytest.fixture(scope="module")
+def demonstration(tmp_path_factory):
+    "The results of `make demo`, and where they are."
+    out = tmp_path_factory.mktemp("runs") / "demo"
+    return demo.run_demo(out, progress=False), out
+
+
 @pytest.mark.slow
-def test_the_demonstration_adapts(tmp_path):
-    results = demo.run_demo(tmp_path / "demo", progress=False)
+def test_the_demonstration_adapts(demonstration):
+    results, _ = demonstration
     curve = results["per_trial"]["RL² agent"]
     assert results["adapted"], results["sentence"]
     assert curve["success"][-1] >= curve["success"][0] + 0.15 and curve["steps"][-1] <= 0.7 * curve["steps"][0]
@@ -530,16 +539,14 @@ def test_the_demonstration_adapts(tmp_path):
 
 
 @pytest.mark.slow
-def test_without_memory_there_is_no_adaptation(tmp_path):
+def test_without_memory_there_is_no_adaptation(demonstration):
     "The same agent, its memory wiped before every step: the later trials are like the first."
     @dataclasses.dataclass(frozen=True)
     class Forgetful(NetworkPolicy):
         def act(self, parameters, inputs, memory, keys):
             return super().act(parameters, inputs, jnp.zeros_like(memory), keys)[0], memory
 
-    plan = demo.demo_plan(tmp_path / "demo", steps=1_500_000)
-    held = demo.held_out_objects()
-    agent = train(plan.config, demo.hold_tasks(demo.OBJECTS[~held], plan.train_tasks), progress=False).agent
+    plan, agent, held = demo.demo_plan(demonstration[1]), load_agent(demonstration[1]), demo.held_out_objects()
     test = demo.hold_tasks(demo.OBJECTS[held], 500, seed=1)
     world, rulesets = make_world(plan.config), test
     from xland_minigrid.baselines.evaluation import play_trials

@@ -30,11 +30,10 @@ from xland_minigrid.interop import upstream
 xminigrid = pytest.importorskip("xminigrid", reason="pip install xminigrid==0.9.3")
 
 XLAND = [name for name in xland_minigrid.registered_environments() if name.startswith("XLand") and name in xminigrid.registered_environments()]
-BEYOND = [name for name in XLAND if name.endswith(("11x11", "15x15"))]          # sizes beyond Table 7, compared at length only
 EMPTY_ROOMS = [name for name in xland_minigrid.registered_environments() if name.startswith("MiniGrid-Empty")]
-ONE_SIZE = [f"XLand-MiniGrid-{size}" for size in ("R1-9x9", "R2-9x9", "R4-9x9", "R6-13x13", "R9-16x16")]   # one of each layout
-SOME_EMPTY_ROOMS = [name for name in EMPTY_ROOMS if name.endswith(("5x5", "16x16"))]
-NUM_TASKS, COPIES, STEPS = 804, 192, 80      # tasks in all; worlds per XLand environment; steps of each
+ONE_SIZE = [f"XLand-MiniGrid-{size}" for size in ("R1-9x9", "R2-9x9", "R4-9x9", "R6-13x13", "R9-16x16")]   # one of each layout; all others at length
+SOME_EMPTY_ROOMS = [name for name in EMPTY_ROOMS if name.endswith("5x5")]
+NUM_TASKS, COPIES, STEPS = 804, 600, 80      # tasks in all; worlds per XLand environment; steps of each
 MAX_ULP = 16
 FIELDS = ("grid", "position", "direction", "pocket", "step_num", "step_type", "discount", "reward", "observation")
 
@@ -240,7 +239,7 @@ def run_xland(envs, copies, seed, theirs_too):
 
 @pytest.fixture(scope="module")
 def xland():
-    return run_xland([name for name in XLAND if name not in BEYOND], COPIES, seed=0, theirs_too=ONE_SIZE)
+    return run_xland(ONE_SIZE, COPIES, seed=0, theirs_too=ONE_SIZE)
 
 
 def run_empty_rooms(names):
@@ -263,7 +262,7 @@ def explain(name, equal, excluded):
         return f"{name}: {counts} of {wrong[..., 0].size} steps differ; first in world {world} at step {t}: {FIELDS[field]}"
 
 
-@pytest.mark.parametrize("name", [name for name in XLAND if name not in BEYOND])
+@pytest.mark.parametrize("name", ONE_SIZE)
 def test_xland_steps_like_upstream(xland, name):
     assert explain(name, *xland[0][name]) is None
 
@@ -281,9 +280,9 @@ def test_the_comparison_was_hard(xland, empty_rooms):
     print(f"\n{compared:,} steps compared, {excluded:,} excluded, {len(used)} rulesets, {int(counts['cut']):,} trials cut off")
     for cls, hits in [*zip(rules.RULES, counts["rules"]), *zip(goals.GOALS, counts["goals"])]:
         print(f"{cls.__name__:20} {int(hits):7,} hits")
-    assert len(results) == 15 and len(empty_rooms) == 4
+    assert len(results) == 5 and len(empty_rooms) == 2
     assert compared >= 200_000 and len(used) >= 200 and excluded < 0.05 * compared
-    assert counts["rules"][0] == 0 and counts["rules"][1:].min() >= 300
+    assert counts["rules"][0] == 0 and counts["rules"][1:].min() >= 250
     assert counts["goals"][0] == 0 and counts["goals"][1:].min() >= 80
     assert counts["cut"] >= 500
 
@@ -293,7 +292,7 @@ def test_xland_steps_like_upstream_at_length():
     "Two million steps with other tasks, and starts of both packages in every environment."
     results = run_empty_rooms([name for name in EMPTY_ROOMS if name not in SOME_EMPTY_ROOMS])
     assert [explain(name, *found) for name, found in results.items() if explain(name, *found)] == []
-    results, counts, _ = run_xland(XLAND, 1792, seed=1000, theirs_too=XLAND)
+    results, counts, _ = run_xland(XLAND, 1250, seed=1000, theirs_too=XLAND)
     assert [explain(name, *found) for name, found in results.items() if explain(name, *found)] == []
     assert len(results) == 21 and sum(equal.shape[0] * equal.shape[1] for equal, _ in results.values()) > 2_000_000
 

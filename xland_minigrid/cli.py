@@ -225,15 +225,45 @@ def _images(args, circumstances: str) -> None:
             "medians over turns taken alternately.", "", *lines, ""]))
 
 # %% ../nbs/90_cli.ipynb #e8858785
-def _train(words: list[str]) -> None:
+def _train_words(words: list[str]):
+    "What `train` takes besides the fields of `TrainConfig`, and the rest of the words."
+    parser = argparse.ArgumentParser("xland-minigrid train", add_help=False, allow_abbrev=False)
+    parser.add_argument("--preset", default="laptop", help="laptop (default), colab-t4, colab-tpu, gpu or paper (Table 6): where the other settings begin")
+    parser.add_argument("--env", help="the world; one of the MiniGrid environments is trained on as a single task")
+    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    parser.add_argument("--supervise", action="store_true", help="start again from the last checkpoint when training dies")
+    several = parser.add_argument_group("several hosts", "where no cluster is recognised (SLURM, Open MPI, Kubernetes, TPU pods)")
+    several.add_argument("--coordinator", metavar="HOST:PORT", help="where the first process listens, the same for all")
+    several.add_argument("--processes", type=int, help="how many there are; with --supervise and without a coordinator, how many to start here")
+    several.add_argument("--process", type=int, help="which one this is, from 0")
+    return parser, *parser.parse_known_args(words)
+
+def _train(words: list[str]) -> int | None:
+    parser, args, rest = _train_words(words)
+    if {"-h", "--help"} & set(rest):
+        print(parser.format_help() + "\nAnd every setting, which a preset decides otherwise:\n")
+    if args.supervise:
+        return _supervised(args, words)
+    from xland_minigrid.baselines.scale import initialize
+    initialize(args.coordinator, args.processes, args.process)
     import tyro
-    from xland_minigrid.baselines.rl2 import TrainConfig, train
-    resume = "--resume" in words
-    config = tyro.cli(TrainConfig, args=[w for w in words if w != "--resume"], prog="xland-minigrid train",
-                      description="Train an RL² agent. Add --resume to go on with an interrupted run.")
-    trained = train(config, resume=resume)
+    from xland_minigrid.baselines.rl2 import TrainConfig, preset, train
+    config = tyro.cli(TrainConfig, args=rest, default=preset(args.preset, args.env), prog="xland-minigrid train")
+    trained = train(config, resume=args.resume)
     if not trained.interrupted:
         print(f"Trained for {trained.agent.steps:,} steps; the checkpoint is {trained.checkpoint}. Next: xland-minigrid evaluate {config.out}")
+
+def _supervised(args, words: list[str]) -> int:
+    "Train in processes of their own, which are started again when they die."
+    from xland_minigrid.baselines.supervise import supervise
+    local = args.coordinator is None and args.processes or 1
+    words = [w for w in words if w != "--supervise"]
+    if local > 1:
+        at = next(i for i, w in enumerate(words) if w.startswith("--processes"))
+        words = words[:at] + words[at + (1 if "=" in words[at] else 2):]
+    out = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    out.add_argument("--out", default="runs/rl2")
+    return supervise([sys.executable, "-m", "xland_minigrid", "train", *words], folder=out.parse_known_args(words)[0].out, processes=local)
 
 # %% ../nbs/90_cli.ipynb #10e1b060
 def _evaluate_parser(commands) -> None:
@@ -354,7 +384,7 @@ def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     try:
         if words[:1] == ["train"]:
-            _train(words[1:])
+            return _train(words[1:]) or 0
         else:
             args = _parser().parse_args(words)
             args.run_command(args)

@@ -1,0 +1,402 @@
+"""Cores: one promise, held by four kinds of memory, against plain references, differences and wrong input."""
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+
+from xland_minigrid.baselines import cores
+from xland_minigrid.baselines.cores import (CORES, LONGEST, Window, affine, dense, fold, format_cores, heads_of, make_core, recur, recur_plain, skew, spin,
+                                            standardise, windows)
+
+INPUTS, UNITS, CONTEXT, STEPS, BATCH = 5, 8, 4, 11, 3  # more steps than context, and no multiple of it
+
+
+@functools.cache
+def core(name, layers=1, dtype="float32", context=CONTEXT, units=UNITS):
+    "A core whose every parameter has been moved from where it begins (zeros would hide mistakes), and its compiled call."
+    structure, parameters = nnx.split(make_core(name, INPUTS, units, layers=layers, context=context, dtype=dtype, rngs=nnx.Rngs(1)))
+    random = np.random.default_rng(2)
+    parameters = jax.tree.map(lambda p: p + np.float32(0.1) * random.normal(size=p.shape).astype(np.float32), parameters)
+    return structure, parameters, jax.jit(lambda parameters, x, memory: nnx.merge(structure, parameters)(x, memory))
+
+
+def start(name, batch=BATCH, **kwargs):
+    structure, parameters, _ = core(name, **kwargs)
+    return nnx.merge(structure, parameters).start(batch)
+
+
+def some(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+X = some(STEPS, BATCH, INPUTS)
+
+
+def close(a, b, **tolerance):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)):
+        np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), **{"rtol": 1e-5, "atol": 1e-5, **tolerance})
+
+
+def loss(name, **kwargs):
+    structure, parameters, _ = core(name, **kwargs)
+    weights = some(STEPS, BATCH, UNITS, seed=7)
+    return parameters, lambda parameters, x, memory: (nnx.merge(structure, parameters)(x, memory)[0] * weights).mean()
+
+
+# The promise --------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("name", CORES)
+def test_a_sequence_is_its_steps(name, layers):
+    "However it is cut: in one, step by step, or in pieces shorter, as long and longer than the window."
+    _, parameters, live = core(name, layers)
+    begin = live(parameters, some(2, BATCH, INPUTS, seed=3), start(name, layers=layers))[1]  # a window half full
+    whole = live(parameters, X, begin)
+    for cuts in ((1,) * STEPS, (4, 1, 6)):
+        memory, at, parts = begin, 0, []
+        for length in cuts:
+            y, memory = live(parameters, X[at : at + length], memory)
+            parts.append(y)
+            at += length
+        close((jnp.concatenate(parts), memory), whole)
+    assert whole[0].shape == (STEPS, BATCH, UNITS) and whole[0].dtype == jnp.float32
+    assert all(leaf.shape[0] == BATCH for leaf in jax.tree.leaves(whole[1]))
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), begin) == jax.tree.map(lambda a: (a.shape, a.dtype), whole[1])
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_the_past_is_closed_rows_are_strangers_and_memory_counts(name):
+    _, parameters, live = core(name, 2)
+    memory = live(parameters, some(STEPS, BATCH, INPUTS, seed=3), start(name, layers=2))[1]
+    y, after = live(parameters, X, memory)
+    later, _ = live(parameters, X.at[6:].add(1.0), memory)
+    assert (later[:6] == y[:6]).all() and (jnp.abs(later[6] - y[6]).max(-1) > 1e-3).all()
+    other, other_after = live(parameters, X.at[:, 1].add(1.0), memory)
+    for row in (0, 2):
+        assert (other[:, row] == y[:, row]).all()
+        assert all((a[row] == b[row]).all() for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(other_after)))
+    turned = jnp.array([2, 0, 1])
+    close(live(parameters, X[:, turned], jax.tree.map(lambda m: m[turned], memory)), (y[:, turned], jax.tree.map(lambda m: m[turned], after)))
+    fresh, _ = live(parameters, X, start(name, layers=2))
+    assert (jnp.abs(fresh[0] - y[0]).max(-1) > 1e-3).all()
+
+
+# Against plain references -------------------------------------------------------------------------------------------------------------
+
+sigmoid = lambda x: 1 / (1 + np.exp(-x))
+
+
+def numbers(name, **kwargs):
+    "The parameters of the first layer, and of the entrance where there is one, in float64."
+    structure, parameters, _ = core(name, **kwargs)
+    made = nnx.merge(structure, parameters)
+    full = lambda p: np.asarray(p[...], np.float64)
+    linear = lambda layer: (full(layer.kernel), 0 if layer.bias is None else full(layer.bias))
+    return made, full, lambda layer, x: x @ linear(layer)[0] + linear(layer)[1]
+
+
+def plain_gru(made, full, linear, x):
+    h, out = np.zeros((BATCH, UNITS)), []
+    for now in x:
+        (x_r, x_z, x_n), (u_r, u_z, u_n) = (np.split(linear(part, v), 3, -1) for part, v in ((made.layer0.from_input, now), (made.layer0.from_memory, h)))
+        r, z = sigmoid(x_r + u_r), sigmoid(x_z + u_z)
+        h = (1 - z) * np.tanh(x_n + r * u_n) + z * h
+        out.append(h)
+    return np.stack(out)
+
+
+def plain_mingru(made, full, linear, x):
+    h, out = np.zeros((BATCH, UNITS)), []
+    for now in x:
+        keep, new = np.split(linear(made.layer0.from_input, now), 2, -1)
+        h = sigmoid(keep) * h + (1 - sigmoid(keep)) * new
+        out.append(h)
+    return np.stack(out)
+
+
+def plain_norm(x):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+
+
+def plain_ssm(made, full, linear, x):
+    layer, s, out = made.layer0, np.zeros((BATCH, UNITS // 2), complex), []
+    rate = np.exp(np.exp(full(layer.log_step)) * (-np.exp(full(layer.log_fade)) + 1j * full(layer.angle)))
+    for now in linear(made.enter, x):
+        v = plain_norm(now)
+        push = linear(layer.write, v)
+        s = rate * s + np.sqrt(1 - abs(rate) ** 2) * (push[:, : UNITS // 2] + 1j * push[:, UNITS // 2 :])
+        y = linear(layer.read, np.concatenate([s.real, s.imag], -1)) + full(layer.skip) * v
+        y = 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+        value, gate = np.split(linear(layer.out, y), 2, -1)
+        out.append(now + value * sigmoid(gate))
+    return np.stack(out)
+
+
+def plain_gate(gate, linear, x, y):
+    (y_r, y_z, y_n), (x_r, x_z) = np.split(linear(gate.news, y), 3, -1), np.split(linear(gate.stream, x), 2, -1)
+    r, z = sigmoid(y_r + x_r), sigmoid(y_z + x_z)
+    return (1 - z) * x + z * np.tanh(y_n + linear(gate.proposal, r * x))
+
+
+def plain_transformer(made, full, linear, x):
+    "One query, one row, one head at a time, over a list of what was seen."
+    layer, ask, out = made.layer0, made.layer0.attention, []
+    x = linear(made.enter, x)
+    units = x.shape[-1]
+    width = units // ask.heads
+    for t in range(len(x)):
+        found = np.zeros(x.shape[1:])
+        for row in range(x.shape[1]):
+            seen = [plain_norm(x[j, row]) for j in range(max(0, t - made.context), t + 1)]
+            for head in range(ask.heads):
+                part = slice(head * width, (head + 1) * width)
+                query, scores, values = linear(ask.query, seen[-1])[part], [], []
+                for ago, entry in zip(reversed(range(len(seen))), seen):
+                    angle = ago / 10_000 ** (np.arange(0, units, 2) / units)
+                    place = linear(ask.distance, np.concatenate([np.sin(angle), np.cos(angle)]))[part]
+                    key, value = np.split(linear(ask.key_value, entry), 2)
+                    scores.append(((query + full(ask.by_content)[head]) @ key[part] + (query + full(ask.by_distance)[head]) @ place) / np.sqrt(width))
+                    values.append(value[part])
+                weights = np.exp(scores - np.max(scores))
+                found[row, part] = weights @ np.array(values) / weights.sum()
+        y = plain_gate(layer.gate_attention, linear, x[t], np.maximum(linear(ask.out, found), 0))
+        inner = np.maximum(linear(layer.widen, plain_norm(y)), 0)
+        out.append(plain_gate(layer.gate_network, linear, y, np.maximum(linear(layer.narrow, inner), 0)))
+    return np.stack(out)
+
+
+@pytest.mark.parametrize("name, plain, units", [("gru", plain_gru, 8), ("mingru", plain_mingru, 8), ("ssm", plain_ssm, 8), ("transformer", plain_transformer, 8),
+                                                ("transformer", plain_transformer, 64)])
+def test_plain_reference(name, plain, units):
+    structure, parameters, live = core(name, units=units)
+    y, _ = live(parameters, X, nnx.merge(structure, parameters).start(BATCH))
+    np.testing.assert_allclose(y, plain(*numbers(name, units=units), np.asarray(X, np.float64)), rtol=1e-4, atol=2e-5)
+
+
+# Gradients ----------------------------------------------------------------------------------------------------------------------------
+
+def gradients(f, *args):
+    weights = some(*jax.eval_shape(f, *args).shape, seed=9)
+    return jax.jit(jax.grad(lambda *args: (f(*args) ** 2 * weights).sum(), argnums=tuple(range(len(args)))))(*args)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 13])
+def test_handwritten_gradients(steps):
+    x, h, u = some(steps, 5, 12), some(5, 4, seed=1), some(4, 12, seed=2)
+    close(gradients(recur, x, h, u), gradients(recur_plain, x, h, u), rtol=1e-4)
+    a, b = jax.nn.sigmoid(some(steps, 5, 4, seed=3)), some(steps, 5, 4, seed=4)
+    close(gradients(fold, a, b, h), gradients(cores._fold_steps, a, b, h), rtol=1e-4)
+    real, imaginary = 0.9 * jnp.cos(jnp.arange(2.0)), 0.9 * jnp.sin(jnp.arange(2.0))
+    close(gradients(spin, real, imaginary, b, h), gradients(cores._spin_steps, real, imaginary, b, h), rtol=1e-4, atol=1e-4)
+    # What accelerators run, on the CPU.
+    close(cores._fold_pairs(a, b, h), cores._fold_steps(a, b, h))
+    close(cores._fold_back_pairs(a, b), cores._fold_back_steps(a, b))
+    close(cores._spin_doubling(real, imaginary, b, h), cores._spin_steps(real, imaginary, b, h))
+    close(cores._spin_back_doubling(real, imaginary, b), cores._spin_back_steps(real, imaginary, b))
+
+
+def test_gradient_of_affine():
+    x, kernel, bias = some(7, 3, 4), some(4, 6, seed=1), some(6, seed=2)
+    close(gradients(affine, x, kernel, bias), gradients(lambda x, k, b: x @ k + b, x, kernel, bias), rtol=1e-4)
+    ones = jnp.ones((4096, 1), jnp.bfloat16)  # a sum in bfloat16 would stop at 256
+    _, d_kernel, d_bias = jax.grad(lambda *args: affine(*args).astype(jnp.float32).sum(), (0, 1, 2))(ones, jnp.ones((1, 1)), jnp.zeros(1))
+    assert d_kernel.item() == d_bias.item() == 4096
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_gradient_by_differences(name):
+    "Along random directions in the space of all parameters and inputs together."
+    parameters, f = loss(name, layers=2)
+    memory, f = start(name, layers=2), jax.jit(f)
+    slope = jax.jit(jax.grad(f, (0, 1)))(parameters, X, memory)
+    for seed in range(3):
+        random = np.random.default_rng(seed)
+        direction = jax.tree.map(lambda p: random.normal(size=p.shape).astype(np.float32), (parameters, X))
+        at = lambda e: float(f(*jax.tree.map(lambda p, d: p + e * d, (parameters, X), direction), memory))
+        fine, coarse = ((at(e) - at(-e)) / (2 * e) for e in (3e-3, 6e-3))
+        expected = sum(float((a * b).sum()) for a, b in zip(jax.tree.leaves(slope), jax.tree.leaves(direction)))
+        size = float(np.sqrt(sum((a**2).sum() for a in jax.tree.leaves(slope))))
+        assert abs((4 * fine - coarse) / 3 - expected) < 0.02 * abs(expected) + 0.02 * size, (fine, coarse, expected)
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_a_gradient_crosses_the_sequence(name):
+    structure, parameters, _ = core(name, context=STEPS)
+    live = lambda x, memory: nnx.merge(structure, parameters)(x, memory)[0][-1].sum()
+    d_x = jax.jit(jax.grad(live))(X, nnx.merge(structure, parameters).start(BATCH))
+    assert (jnp.abs(d_x).max(-1) > 1e-6).all() and jnp.isfinite(d_x).all()
+
+
+# What is special about each -----------------------------------------------------------------------------------------------------------
+
+def test_the_gru_of_old():
+    "The same random numbers in the same order: what was trained with a seed before can be trained again."
+    ours, theirs = nnx.Rngs(3), nnx.Rngs(3)
+    made = make_core("gru", 6, 4, rngs=ours)
+    bias = lambda key, shape, dtype, *_: jnp.zeros(shape, dtype).at[4:8].set(np.log(np.linspace(1, LONGEST, 4)))
+    from_input = nnx.Linear(6, 12, kernel_init=nnx.initializers.orthogonal(1.0), bias_init=bias, rngs=theirs)
+    from_memory = dense(4, 12, 1.0, rngs=theirs, bias=False)
+    assert (made.layer0.from_input.kernel[...] == from_input.kernel[...]).all() and (made.layer0.from_input.bias[...] == from_input.bias[...]).all()
+    assert (made.layer0.from_memory.kernel[...] == from_memory.kernel[...]).all() and ours.params() == theirs.params()
+    x, h = some(7, 3, 6), some(3, 4, seed=1)
+    y, memory = jax.jit(made.run)(x, h)
+    assert (y == jax.jit(recur)(from_input(x), h, from_memory.kernel[...])).all() and (memory == y[-1]).all()
+
+
+def test_the_window_slides():
+    "A step is seen for exactly `context` steps more, whether it lies in the sequence or in the memory; no gradient goes into the memory."
+    structure, parameters, live = core("transformer")
+    empty = start("transformer")
+    y, memory = live(parameters, X, empty)
+    moved, _ = live(parameters, X.at[2].add(1.0), empty)
+    touched = np.abs(np.asarray(moved - y)).max((1, 2)) > 0
+    assert touched.tolist() == [2 <= t <= 2 + CONTEXT for t in range(STEPS)]
+    again, _ = live(parameters, X, memory)
+    for i in range(CONTEXT):  # entry i is CONTEXT - i steps old when the next sequence begins
+        changed = memory.replace(entries=(memory.entries[0].at[:, i].add(1.0),))
+        touched = np.abs(np.asarray(live(parameters, X, changed)[0] - again)).max((1, 2)) > 0
+        assert touched.tolist() == [t <= i for t in range(STEPS)]
+    d_entries = jax.jit(jax.grad(lambda e: nnx.merge(structure, parameters)(X, memory.replace(entries=(e,)))[0].sum()))(memory.entries[0])
+    assert (d_entries == 0).all()
+
+
+@pytest.mark.parametrize("steps", [1, STEPS])
+def test_what_is_not_real_is_never_read(steps):
+    "Rows that began at different times, with garbage in front."
+    _, parameters, live = core("transformer")
+    entries, count = some(BATCH, CONTEXT, UNITS, seed=5), jnp.array([0, 1, CONTEXT])
+    unreal = (np.arange(CONTEXT) < CONTEXT - np.asarray(count)[:, None])[..., None]
+    clean, dirty = (Window(entries=(jnp.where(unreal, garbage, entries),), count=count) for garbage in (0.0, 1e6))
+    (a, after), (b, _) = live(parameters, X[:steps], clean), live(parameters, X[:steps], dirty)
+    assert (a == b).all() and after.count.tolist() == np.minimum(np.asarray(count) + steps, CONTEXT).tolist()
+    assert jnp.abs(a[:, 1] - live(parameters, X[:steps], clean.replace(count=count.at[1].set(0)))[0][:, 1]).max() > 1e-4
+
+
+def test_pieces_of_the_transformer():
+    scores = some(2, 3, 5)  # three queries, four steps back and now
+    moved = np.asarray(skew(scores))
+    assert moved.shape == (2, 3, 7)
+    for i in range(3):
+        assert (moved[:, i, i : i + 5] == scores[:, i]).all()
+    entries = jnp.arange(12)[None, :, None]
+    assert windows(entries, 4, 4)[0, :, :, 0].tolist() == [list(range(8)), list(range(4, 12))]
+    assert windows(entries, 4, 8)[0, 0, :, 0].tolist() == list(range(12))
+    assert [heads_of(n) for n in (1, 7, 63, 64, 96, 128, 192, 256, 1024)] == [1, 1, 1, 2, 2, 4, 4, 8, 8]
+
+
+def test_a_fresh_transformer_lets_most_pass_and_a_fresh_ssm_is_stable():
+    made = make_core("transformer", INPUTS, 32, layers=3, context=8, rngs=nnx.Rngs(0))
+    entered = cores.apply(made.enter, X, jnp.float32)
+    y, _ = jax.jit(lambda: made(X, made.start(BATCH)))()
+    assert jnp.corrcoef(y.ravel(), entered.ravel())[0, 1] > 0.8
+    ssm = make_core("ssm", INPUTS, 256, rngs=nnx.Rngs(0))
+    real, imaginary, gamma = ssm.layer0.rates()
+    memory = -1 / np.log(np.hypot(real, imaginary))
+    assert 15 < memory.min() < 40 and 1000 < memory.max() < 2100 and (gamma > 0).all()
+    close(gamma**2 + real**2 + imaginary**2, jnp.ones(128))
+    close(standardise(3 + 5 * some(4, 16)).std(-1), jnp.ones(4), rtol=1e-3)
+
+
+# Types and devices --------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", CORES)
+def test_bfloat16(name):
+    _, parameters, live = core(name, 2)
+    _, _, small = core(name, 2, "bfloat16")
+    y, _ = live(parameters, X, start(name, layers=2))
+    z, memory = small(parameters, X, start(name, layers=2, dtype="bfloat16"))
+    assert z.dtype == jnp.float32 and 0 < jnp.abs(y - z).max() < 0.1
+    carried = {leaf.dtype for leaf in jax.tree.leaves(memory)}
+    assert carried == ({jnp.dtype("bfloat16"), jnp.dtype("int32")} if name == "transformer" else {jnp.dtype("float32")})
+    (p, f), (_, g) = loss(name, layers=2), loss(name, layers=2, dtype="bfloat16")
+    exact, near = jax.jit(jax.grad(f))(p, X, start(name, layers=2)), jax.jit(jax.grad(g))(p, X, start(name, layers=2, dtype="bfloat16"))
+    flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(near))
+    assert np.linalg.norm(flat(exact) - flat(near)) < 0.05 * np.linalg.norm(flat(exact))
+
+
+@pytest.mark.parametrize("name, dtype", [(name, dtype) for name in CORES for dtype in ("float32", "bfloat16")])
+def test_gradients_over_devices(name, dtype):
+    "Rows spread over devices, parameters the same on all: the gradient is that of one device, with JAX's own check of what differs where."
+    if len(jax.devices()) < 2:
+        pytest.skip("needs two devices")
+    structure, parameters, _ = core(name, dtype=dtype)
+    x, memory = some(5, 4, INPUTS), start(name, batch=4, dtype=dtype)
+    slope = jax.grad(lambda parameters, x, memory: (nnx.merge(structure, parameters)(x, memory)[0] ** 2).sum())
+    rows = PartitionSpec("agents")
+    spread = jax.shard_map(slope, mesh=Mesh(np.array(jax.devices()[:2]), ("agents",)), in_specs=(PartitionSpec(), PartitionSpec(None, "agents"), rows),
+                           out_specs=PartitionSpec())
+    close(jax.jit(spread)(parameters, x, memory), jax.jit(slope)(parameters, x, memory), **(dict(rtol=1e-4, atol=1e-4) if dtype == "float32" else dict(rtol=0.05, atol=0.05)))
+
+
+# Wrong input --------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("wrong, says", [
+    (dict(name="lstm"), "gru, mingru, ssm, transformer"), (dict(inputs=0), "inputs"), (dict(units=-1), "units"), (dict(units=8.0), "units"),
+    (dict(layers=0), "layers"), (dict(layers=True), "layers"), (dict(context=0), "context"), (dict(dtype="float16"), "float32 or bfloat16"),
+    (dict(dtype="many"), "float32 or bfloat16"), (dict(dtype=jnp.int32), "float32 or bfloat16")])
+def test_wrong_sizes(wrong, says):
+    for name in CORES:
+        with pytest.raises(ValueError, match=says):
+            make_core(**{**dict(name=name, inputs=5, units=8, rngs=nnx.Rngs(0)), **wrong})
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_wrong_inputs_and_memories(name):
+    structure, parameters, _ = core(name)
+    made, memory = nnx.merge(structure, parameters), start(name)
+    for x in (X[0], X[..., :4], X[:0], X.astype(jnp.int32)):
+        with pytest.raises(ValueError, match="takes floats of shape"):
+            made(x, memory)
+    for wrong in (start(name, batch=4), start(name, layers=2), {"memory": memory}, jax.tree.map(lambda m: m.astype(jnp.float16), memory), None):
+        with pytest.raises(ValueError, match=r"core.start\(3\)"):
+            made(X, wrong)
+
+
+def test_the_report(capsys, monkeypatch):
+    "The measuring itself is run in the notebook."
+    monkeypatch.setattr(cores, "compare_cores", lambda **kwargs: [cores.CoreCost(name, kwargs["units"], 1.0, 2.0, 0.5) for name in CORES])
+    cores.main("--steps 3 --batch 2 --units 8 --context 2 --repeats 1".split())
+    text = capsys.readouterr().out
+    assert all(text.count(f"| {name} |") == 2 for name in CORES) and "--units 8" in text and "jax" in text
+    row = cores.CoreCost("gru", 1234, 1.0, 2.0, 0.5)
+    assert "| 1,234 | 1.0 | 2.0 | 1.00 | 0.50 | 1.00 |" in format_cores([row])
+
+
+# Learning -----------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CORES)
+def test_recalls_a_bit(name, dtype):
+    "Shown once, asked for 20 steps later, noise in between."
+    made = make_core(name, 3, 32, context=32, dtype=dtype, rngs=nnx.Rngs(0))
+    structure, parameters = nnx.split((made, dense(32, 1, 0.1, rngs=nnx.Rngs(1))))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
+
+    def answers(parameters, key):
+        keys = jax.random.split(key)
+        bit = jax.random.bernoulli(keys[0], shape=(128,)) * 2.0 - 1
+        x = jax.random.normal(keys[1], (21, 128, 3)).at[..., 1:].set(0).at[0].set(0).at[0, :, 1].set(bit).at[-1, :, 2].set(1)
+        net, read = nnx.merge(structure, parameters)
+        return bit, read(net(x, net.start(128))[0][-1])[:, 0]
+
+    @jax.jit
+    def learn(parameters, state, keys):
+        def update(carry, key):
+            def error(parameters):
+                bit, answer = answers(parameters, key)
+                return jax.nn.softplus(-bit * answer).mean()
+            change, state = optimizer.update(jax.grad(error)(carry[0]), carry[1])
+            return (optax.apply_updates(carry[0], change), state), None
+        return jax.lax.scan(update, (parameters, state), keys)[0]
+
+    parameters, _ = learn(parameters, optimizer.init(parameters), jax.random.split(jax.random.key(0), 300))
+    bit, answer = jax.jit(answers)(parameters, jax.random.key(1))
+    assert (bit * answer > 0).mean() > 0.98

@@ -1,0 +1,498 @@
+"""How agents are tested: every task weighs the same, intervals hold what they promise, devices change nothing, reports parse back, experiments go on where they stopped."""
+import csv
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xland_minigrid.baselines import evaluation as ev
+from xland_minigrid.baselines import experiments, rl2
+from xland_minigrid.baselines.evaluation import (Evaluation, Evaluator, NetworkPolicy, Protocol, RandomPolicy, Tasks, bootstrap_mean, bootstrap_quantile,
+                                                 curve_over_seeds, evaluate, interquartile_mean, labels_of, load_evaluation, markdown, over_seeds,
+                                                 per_trial_over_seeds, read_evaluations, report, student_interval, table_rows, watch)
+from xland_minigrid.baselines.networks import NetworkConfig
+from xland_minigrid.baselines.ppo import PPOConfig
+from xland_minigrid.baselines.rl2 import TrainConfig, make_world, new_agent
+from xland_minigrid.benchmarks import generate_benchmark
+from xland_minigrid.benchmarks.difficulty import difficulty
+from xland_minigrid.envs.registration import make
+from xland_minigrid.envs.wrappers import GymAutoResetWrapper
+from xland_minigrid.viz.plots import generalization_curves, group_bars, learning_curves
+
+TINY = TrainConfig(size=5, max_steps=12, total_steps=2 * 960, num_envs=16, steps_per_task=60, ppo=PPOConfig(num_minibatches=4),
+                   network=NetworkConfig(embedding=4, encoder=16, event=4, memory=16, head=16))
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    return generate_benchmark("trivial", n=96, goal_kinds=(1, 3))
+
+
+@pytest.fixture(scope="module")
+def world():
+    return make_world(TINY)
+
+
+@pytest.fixture(scope="module")
+def agent():
+    return new_agent(TINY)
+
+
+@pytest.fixture(scope="module")
+def played(tasks, world):
+    return evaluate(RandomPolicy(), tasks, world=world, num_trials=3, num_tasks=None)
+
+
+def made(returns, labels=None, **more):
+    "An evaluation with these returns `(tasks, N)`."
+    returns = np.asarray(returns, np.float64)
+    return Evaluation((returns > 0).astype(float), np.where(returns > 0, 4.0, 12.0), returns, np.arange(len(returns)), labels=labels or {}, **more)
+
+
+# What an evaluation says ----------------------------------------------------------------------------------------------------------------
+
+def test_summary_by_hand():
+    returns = np.array([[0.0, 0.0], [0.4, 0.0], [0.9, 0.7], [0.0, 0.0], [0.2, 0.6], [1.0, 0.8], [0.0, 0.5]])
+    said, each = made(returns).summary(), returns.mean(1)
+    wanted = {"return": each.mean(), "return_p20": np.quantile(each, 0.2), "return_median": np.median(each), "return_p80": np.quantile(each, 0.8),
+              "return_sum": returns.sum(1).mean(), "return_sum_p20": np.quantile(returns.sum(1), 0.2), "return_sum_median": np.median(returns.sum(1)),
+              "return_sum_p80": np.quantile(returns.sum(1), 0.8), "success": (returns > 0).mean(), "steps": np.where(returns > 0, 4, 12).mean(), "zero_return": 2 / 7}
+    assert set(said) == set(wanted)
+    for name, value in wanted.items():
+        assert said[name][0] == pytest.approx(value, abs=1e-12), name
+        assert said[name][1] <= said[name][0] <= said[name][2], name
+    assert set(made(returns).overall()) == {"return", "return_p20", "success"}
+
+
+def test_a_task_that_goes_fast_weighs_no_more():
+    "One task is solved in every trial, nine in none: whatever the steps, the mean return is a tenth."
+    returns = np.zeros((10, 25))
+    returns[0] = 0.9
+    said = made(returns).summary()
+    assert said["return"][0] == pytest.approx(0.09) and said["return_sum"][0] == pytest.approx(25 * 0.09) and said["zero_return"][0] == pytest.approx(0.9)
+    assert said["return_p80"][0] == 0
+
+
+def test_sums_over_the_first_trials_are_comparable_with_published_ones():
+    returns = np.random.default_rng(0).random((40, 25))
+    assert made(returns).first(10).summary()["return_sum"][0] == pytest.approx(returns[:, :10].sum(1).mean())
+    for wrong in (0, 26):
+        with pytest.raises(ValueError, match="choose from 1"):
+            made(returns).first(wrong)
+
+
+def test_with_a_reference_and_unknown_ones():
+    returns, reference = np.array([[0.5, 0.0], [0.8, 0.4], [0.2, 0.2]]), np.array([[1.0, 1.0], [0.8, np.nan], [np.nan, np.nan]])
+    said = made(returns, reference=reference, reference_steps=np.where(np.isnan(reference), np.nan, 4.0), paired=~np.isnan(reference)).summary()
+    assert said["normalised"][0] == pytest.approx((0.25 + 1.0) / 2) and said["regret"][0] == pytest.approx((0.75 + 0) / 2)
+    assert said["normalised_p20"][0] == pytest.approx(np.quantile([0.25, 1.0], 0.2)) and said["return"][0] == pytest.approx(returns.mean())
+
+
+@settings(max_examples=25)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(0, 1))
+def test_quantiles_are_numpys(values, q):
+    at, low, high = bootstrap_quantile(values, q, resamples=40)
+    assert at == pytest.approx(np.quantile(values, q)) and min(values) - 1e-9 <= low <= high <= max(values) + 1e-9
+    three = bootstrap_quantile(values, [0.1, q, 0.9], resamples=40)
+    assert np.shape(three) == (3, 3) and three[0][1] == pytest.approx(at) and three[1][1] == pytest.approx(low) and three[2][1] == pytest.approx(high)
+
+
+def test_intervals_over_tasks_hold_what_they_promise():
+    "Mean, percentiles and share of zeros of skewed scores; and an interval that is too narrow would be found out."
+    random, hits = np.random.default_rng(0), np.zeros(4)
+    for i in range(300):
+        score = np.maximum(random.random(150) * 1.4 - 0.4, 0)
+        (_, low, high), (_, *ends) = bootstrap_mean(np.stack([score, score == 0], axis=1), 300, seed=i), bootstrap_quantile(score, [0.5, 0.8], 300, seed=i)
+        low, high = np.append(low, ends[0]), np.append(high, ends[1])
+        hits += (low <= [0.5 / 1.4, 0.4 / 1.4, 0.3, 0.72]) & (high >= [0.5 / 1.4, 0.4 / 1.4, 0.3, 0.72])
+    assert (hits >= 270).all() and (hits <= 296).all(), hits
+    narrow = sum(low <= 0.5 <= high for low, high in (bootstrap_mean(random.random(150), 300, level=0.5, seed=i)[1:] for i in range(100)))
+    assert narrow < 70
+
+
+# Groups ---------------------------------------------------------------------------------------------------------------------------------
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0.0, 1.0, 2.5, float("nan")])), min_size=1, max_size=40))
+def test_groups_weighed_by_their_tasks_give_the_whole(rows):
+    returns, depth = np.array([[r] for r, _ in rows]), np.array([d for _, d in rows])
+    parts = made(returns, {"depth": depth}).grouped("depth")
+    assert sorted(np.concatenate([p.task_ids for p in parts.values()])) == list(range(len(rows))), "every task is in one group"
+    assert sum(p.returns.mean() * len(p.returns) for p in parts.values()) == pytest.approx(returns.sum(), abs=1e-9)
+    assert ("unknown" in parts) == np.isnan(depth).any()
+
+
+def test_labels_are_those_of_the_task(tasks, played):
+    known = difficulty(tasks)
+    labels = labels_of(tasks, played.task_ids[:10], known)
+    by_itself = labels_of(tasks, played.task_ids[:10])
+    for row, task in enumerate(played.task_ids[:10]):
+        name = {1: "AgentHoldGoal", 3: "AgentNearGoal"}[int(np.asarray(tasks.goals)[task, 0])]
+        assert labels["goal kind"][row] == by_itself["goal kind"][row] == played.labels["goal kind"][row] == name
+        assert labels["depth"][row] == by_itself["depth"][row] == known.depth[task]
+    assert "oracle steps" not in by_itself
+    with pytest.raises(ValueError, match="the one of this benchmark"):
+        labels_of(tasks, [0], difficulty(generate_benchmark("trivial", n=5)))
+
+
+def test_fractional_labels_become_strata():
+    parts = made(np.ones((50, 1)), {"hardness": np.linspace(0, 1, 50)}).grouped("hardness", bins=5)
+    assert len(parts) == 5 and [len(p.returns) for p in parts.values()] == [10] * 5 and list(parts)[0] == "0 – 0.184"
+
+
+@pytest.mark.parametrize("call, says", [
+    (lambda e: e.grouped("colour"), "no label 'colour'"), (lambda e: e.rows([]), "No task is left"), (lambda e: e.rows(np.zeros(len(e.returns), bool)), "No task is left"),
+    (lambda e: over_seeds([]), "at least one"), (lambda e: over_seeds([e, e.rows([0, 1])]), "different tasks"),
+    (lambda e: over_seeds([e, e.first(1)]), "different tasks"), (lambda e: table_rows({}), "nothing to report"),
+    (lambda e: over_seeds([e, dataclasses.replace(e, reference=e.returns, reference_steps=e.steps)]), "same oracle"), (lambda e: student_interval([]), "at least one")])
+def test_wrong_questions(played, call, says):
+    with pytest.raises(ValueError, match=says):
+        call(played)
+
+
+# Over seeds -----------------------------------------------------------------------------------------------------------------------------
+
+def test_over_seeds_by_hand():
+    random = np.random.default_rng(0)
+    runs = [made(random.random((30, 4)) * share) for share in (0.4, 0.8, 0.9)]
+    said = over_seeds(runs)
+    for name, number in (("return", lambda e: e.returns.mean()), ("return_p20", lambda e: np.quantile(e.returns.mean(1), 0.2))):
+        each = np.array([number(e) for e in runs])
+        half = 4.302652729911275 * each.std(ddof=1) / np.sqrt(3)  # Student's t, two degrees of freedom
+        assert said[name].seeds == pytest.approx(each) and said[name].mean == pytest.approx(each.mean()) and said[name].std == pytest.approx(each.std(ddof=1))
+        assert (said[name].low, said[name].high) == pytest.approx((each.mean() - half, each.mean() + half))
+    assert 0 <= said["zero_return"].low and said["success"].high <= 1
+    pooled = np.sort(np.concatenate([e.returns.mean(1) for e in runs]))
+    assert said["return_iqm"].mean == pytest.approx(pooled[22:-22].mean()) and said["return_iqm"].low < said["return_iqm"].mean < said["return_iqm"].high
+    one = over_seeds(runs[0])
+    assert (one["return"].low, one["return"].high) == runs[0].summary()["return"][1:] and np.isnan(one["return"].std)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 100])
+def test_interquartile_mean(n):
+    values = np.random.default_rng(n).random(n)
+    assert interquartile_mean(values) == pytest.approx(np.sort(values)[n // 4:n - n // 4].mean())
+
+
+def test_students_interval_covers_and_one_run_has_none():
+    mean, low, high = student_interval(np.random.default_rng(0).normal(2, 1, (4, 20_000)))
+    assert abs(((low < 2) & (2 < high)).mean() - 0.95) < 0.01
+    assert np.isnan(student_interval([3.0])[1])
+
+
+def test_trials_over_seeds():
+    runs = [made([[0.0, 0.5], [0.0, 0.7]]), made([[0.2, 0.9], [0.2, 0.9]])]
+    curve = per_trial_over_seeds(runs)
+    assert curve["return"] == pytest.approx([0.1, 0.75]) and (curve["return_lo"] < curve["return"]).all()
+    assert per_trial_over_seeds(runs[0])["return_lo"] == pytest.approx(runs[0].per_trial()["return_lo"])
+
+
+# Playing --------------------------------------------------------------------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Counting:
+    "Its memory is a tree, and begins from what the task is: it turns as often as its task's key says, then walks."
+    def begin(self, parameters, tasks: Tasks):
+        return {"left": jax.random.randint(tasks.keys[0], (len(tasks.keys),), 1, 4), "seen": (tasks.rulesets.goal[:, 0].astype(jnp.int32),)}
+
+    def act(self, parameters, inputs, memory, keys):
+        return jnp.where(memory["left"] > 0, 1, 0), {"left": memory["left"] - 1, "seen": memory["seen"]}
+
+
+def test_memories_may_be_trees_and_know_their_tasks(tasks, world):
+    found = evaluate(Counting(), tasks, world=world, num_trials=2, num_tasks=8)
+    assert found.steps.shape == (8, 2)
+    with pytest.raises(AttributeError):
+        evaluate(Counting(), None, world=world, num_trials=2, num_tasks=8)  # there, tasks.rulesets is None
+
+
+def test_network_policy_asks_the_network_for_its_memory(agent, tasks):
+    policy = NetworkPolicy(agent.structure)
+    memory = policy.begin(agent.parameters, Tasks(jax.random.split(jax.random.key(0), 5), None))
+    assert jax.tree.map(jnp.shape, memory) == jax.tree.map(jnp.shape, agent.network().start(5))
+    with pytest.raises(ValueError, match="begin"):
+        policy.start(5)
+
+
+def test_a_world_with_one_task():
+    env, params = make("MiniGrid-Empty-5x5", max_steps=30)
+    world = GymAutoResetWrapper(env), params
+    found = evaluate(RandomPolicy(), None, world=world, num_trials=2, num_tasks=24, batch=16)
+    again = evaluate(RandomPolicy(), None, world=world, num_trials=2, num_tasks=24, batch=24)
+    assert (found.steps == again.steps).all() and found.task_ids.tolist() == list(range(24)) and len(np.unique(found.steps[:, 0])) > 2 and found.labels == {}
+    for wrong in (dict(num_tasks=None), dict(oracle=True), dict(par=[1.0]), dict(labels={"a": [1]})):
+        with pytest.raises(ValueError, match="Without a benchmark"):
+            evaluate(RandomPolicy(), None, world=world, **wrong)
+
+
+@pytest.mark.parametrize("more, says", [
+    (dict(mesh="gpu"), "row of devices"), (dict(mesh=jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))), "row of devices"),
+    (dict(labels={"depth": [1, 2]}), "one value for each"), (dict(show_goal=True), "told nothing"), (dict(num_trials=0), "at least one"), (dict(batch=0), "at least one"),
+    (dict(num_tasks=0), "at least one")])
+def test_refused_before_anything_is_compiled(agent, tasks, more, says, monkeypatch):
+    monkeypatch.setattr(ev, "play_trials", None)
+    with pytest.raises(ValueError, match=says):
+        evaluate(agent, tasks, **more)
+
+
+def test_watching_is_the_same_world(agent, tasks):
+    moments = watch(agent, tasks.get_ruleset(1), num_trials=2)
+    assert moments[-1].trial == 2 and moments[0].belief.shape == (5, 16) and int(moments[0].timestep.state.step_num) == 0
+    with pytest.raises(ValueError, match="at least one"):
+        watch(agent, tasks.get_ruleset(1), num_trials=0)
+
+
+def test_arrays_on_several_devices_are_brought_here(agent, tasks):
+    "The trainer's parameters may lie on all devices."
+    devices = jax.devices()
+    assert len(devices) >= 4, "conftest forces four"
+    everywhere = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array(devices), ("agents",)), jax.sharding.PartitionSpec())
+    spread = dataclasses.replace(agent, parameters=jax.device_put(agent.parameters, everywhere))
+    a, b = (evaluate(x, tasks, num_trials=2, num_tasks=16) for x in (agent, spread))
+    assert (a.steps == b.steps).all() and (a.returns == b.returns).all()
+
+
+EIGHT = """
+import jax, numpy as np
+from jax.sharding import Mesh
+from xland_minigrid.baselines import evaluation as ev
+from xland_minigrid.baselines.networks import NetworkConfig
+from xland_minigrid.baselines.rl2 import TrainConfig, make_world, new_agent
+from xland_minigrid.benchmarks import generate_benchmark
+assert jax.device_count() == 8
+mesh, tasks = Mesh(np.array(jax.devices()), ("agents",)), generate_benchmark("trivial", n=70, goal_kinds=(1,))
+agent = new_agent(TrainConfig(size=5, max_steps=12, network=NetworkConfig(embedding=4, encoder=16, event=4, memory=16, head=16)))
+played = []
+inner = ev._spread
+def spread(policy, env, num_trials, mesh):
+    together = inner(policy, env, num_trials, mesh)
+    def counted(parameters, params, rulesets, keys):
+        tally, finished = together(parameters, params, rulesets, keys)
+        played.append([s.data.shape[0] for s in finished.addressable_shards])
+        return tally, finished
+    return counted
+ev._spread = spread
+for policy, world in ((ev.RandomPolicy(), make_world(agent.config)), (agent, None)):
+    one = ev.evaluate(policy, tasks, world=world, num_trials=3, num_tasks=None, batch=5)
+    eight = ev.evaluate(policy, tasks, world=world, num_trials=3, num_tasks=None, batch=5, mesh=mesh)
+    for name in ("success", "steps", "returns", "task_ids"):
+        assert np.array_equal(getattr(one, name), getattr(eight, name)), name
+    assert one.summary() == eight.summary() and one.returns.any()
+assert played == [[5] * 8] * 4, played  # 70 tasks: two blocks of 40 for each policy, each task on one device
+print("same")
+"""
+
+
+def test_eight_devices_play_what_one_plays():
+    "Tasks are split, not repeated, and every number is the same, bit for bit."
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", EIGHT], env=env, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0 and done.stdout.strip().endswith("same"), done.stderr[-3000:]
+
+
+# Files ----------------------------------------------------------------------------------------------------------------------------------
+
+def test_an_evaluation_comes_back_from_its_file(played, tmp_path):
+    whole = dataclasses.replace(played, reference=np.where(played.success > 0, 0.9, np.nan), reference_steps=played.steps, paired=played.success > 0)
+    path = whole.save(tmp_path / "a" / "e.npz", {"steps": np.int64(7), "score": np.nan})
+    back, about = load_evaluation(path)
+    assert about == {"steps": 7, "score": None} and list(back.labels) == list(whole.labels) and (back.labels["goal kind"] == whole.labels["goal kind"]).all()
+    assert not list(path.parent.glob("*.part"))
+    for name in ("success", "steps", "returns", "task_ids", "reference", "reference_steps", "paired"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(whole, name))
+
+
+def test_damaged_files_are_one_sentence(played, tmp_path):
+    path = played.save(tmp_path / "e.npz")
+    good = path.read_bytes()
+    for bad in (good[:100], b"", b"{}", good[:len(good) // 2] + bytes(40) + good[len(good) // 2 + 40:]):
+        path.write_bytes(bad)
+        with pytest.raises(ValueError, match="delete it and evaluate again"):
+            load_evaluation(path)
+    np.savez(path, about=np.array({"a": 1}, dtype=object))
+    with pytest.raises(ValueError, match="delete it"):
+        load_evaluation(path)  # a pickle is not opened
+    with pytest.raises(FileNotFoundError):
+        load_evaluation(tmp_path / "nothing.npz")
+
+
+def rows_of(seed, keys=("return", "return_p20"), tasks="t"):
+    random = np.random.default_rng(seed)
+    return [{"steps": s, "tasks": tasks, **{k: random.random() for k in keys}, **{f"{k}_lo": 0.0 for k in keys}, **{f"{k}_hi": 1.0 for k in keys}} for s in (100, 200, 300)]
+
+
+def test_a_report_parses_back(played, tmp_path):
+    other = dataclasses.replace(played, success=1 - played.success, returns=1 - played.returns)
+    found = {"two runs": [played, other], "one | run": played}
+    protocol = Protocol(num_tasks=96, num_trials=3, by=("goal kind", "depth"))
+    curves = {name: curve_over_seeds([rows_of(i), rows_of(i + 5)]) for i, name in enumerate(("trivial", "high"))}
+    files = report(found, tmp_path / "out", protocol=protocol, learning=curves, generalization={"trivial": curves, "small": curves}, about={"command": "x"}, title="T")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == set(files) == {
+        "table.csv", "table.json", "table.md", "adaptation.png", "by_goal_kind.png", "learning.png", "generalization.png"}, "no label depth, no figure of it"
+    with open(files["table.csv"]) as file:
+        rows = list(csv.DictReader(file))
+    kinds = np.unique(played.labels["goal kind"])
+    assert [r["group"] for r in rows if r["agent"] == "two runs"] == ["all", *kinds] and rows[0]["runs"] == "2"
+    assert float(rows[0]["return"]) == over_seeds([played, other])["return"].mean and rows[-1]["return_std"] == ""
+    record = json.loads(files["table.json"].read_text(), parse_constant=lambda c: pytest.fail(f"{c} is no JSON"))
+    assert record["protocol"]["num_trials"] == 3 and record["about"] == {"command": "x"} and len(record["rows"]) == len(rows)
+    assert record["runs"]["two runs"]["return"] == pytest.approx([played.summary()["return"][0], other.summary()["return"][0]])
+    assert len(record["per_trial"]["two runs"]["success"]) == 3 and record["rows"][0]["return_lo"] == pytest.approx(float(rows[0]["return_lo"]))
+    page = files["table.md"].read_text()
+    lines = [line for line in page.splitlines() if line.startswith("|")]
+    assert page.startswith("# T\n") and len(lines) == 2 + len(rows) and "3 trials of each task" in page and "* command: x" in page
+    assert all(path.stat().st_size > 5000 for name, path in files.items() if name.endswith(".png"))
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1, "a bar in a name makes no column"
+
+
+def test_markdown_of_what_is_not_known():
+    row = table_rows({"a": made(np.zeros((4, 2)), reference=np.full((4, 2), np.nan), reference_steps=np.full((4, 2), np.nan), paired=np.zeros((4, 2), bool))})
+    assert "–" in markdown(row) and "nan" not in markdown(row)
+
+
+# Testing while training -----------------------------------------------------------------------------------------------------------------
+
+def test_evaluator_and_a_resumed_one(agent, tasks, tmp_path):
+    config = dataclasses.replace(TINY, total_steps=10 * 960, out=str(tmp_path / "run"))
+    evaluator = lambda: Evaluator(config, {"a": tasks, "b": tasks.take(np.arange(16))}, num_tasks=16, num_trials=2, every_steps=4000)
+    whole, path = evaluator(), tmp_path / "run" / "evaluation.jsonl"
+    for steps in range(960, 9601, 960):
+        whole(agent, {"steps": steps})
+    rows = read_evaluations(path.parent)
+    assert [(r["steps"], r["tasks"]) for r in rows] == [(s, t) for s in (960, 4800, 8640, 9600) for t in "ab"]
+    direct = evaluate(agent, tasks, num_tasks=16, num_trials=2).summary()
+    assert rows[0]["return"] == direct["return"][0] and rows[0]["trial_steps"] == direct["steps"][0] and rows[0]["return_p20_hi"] == direct["return_p20"][2]
+    with open(path, "a") as file:
+        file.write('{"steps": 9600, "ret')  # the machine went down
+    half = evaluator()
+    for steps in range(5760, 9601, 960):  # back to the checkpoint of 4,800 steps
+        half(agent, {"steps": steps})
+    timeless = lambda rows: [{k: v for k, v in r.items() if k != "seconds"} for r in rows]
+    assert timeless(read_evaluations(path)) == timeless(rows)
+    assert Evaluator.wants_agent and read_evaluations(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("wrong", [dict(num_tasks=0), dict(num_trials=0), dict(every_steps=0)])
+def test_wrong_evaluators(tasks, wrong):
+    with pytest.raises(ValueError, match="An evaluator needs tasks"):
+        Evaluator(TINY, tasks, **wrong)
+    with pytest.raises(ValueError, match="An evaluator needs tasks"):
+        Evaluator(TINY, {"none": tasks.take(np.arange(0))})
+
+
+def test_curves_over_seeds():
+    runs = [rows_of(0), rows_of(1)[:2], rows_of(2, tasks="other") + rows_of(2)]
+    curve = curve_over_seeds(runs, "t")
+    assert [r["steps"] for r in curve] == [100, 200], "only what all runs have reached"
+    values = [run[-3:][0]["return"] if len(run) > 2 else run[0]["return"] for run in runs]
+    mean, low, high = student_interval(values)
+    assert curve[0]["return"] == pytest.approx(mean) and curve[0]["return_lo"] == pytest.approx(low) and curve[0]["return_seeds"] == pytest.approx(values)
+    assert curve_over_seeds([rows_of(0)])[0]["return_hi"] == 1.0, "a single run keeps its interval over tasks"
+    for wrong in ([], [rows_of(0), []]):
+        with pytest.raises(ValueError, match="no step"):
+            curve_over_seeds(wrong)
+
+
+# Figures --------------------------------------------------------------------------------------------------------------------------------
+
+def test_figures_have_axes_and_bands():
+    curves = {"a": curve_over_seeds([rows_of(0), rows_of(1), rows_of(2)]), "b": rows_of(3)}
+    figure = learning_curves(curves)
+    for axis, name in zip(figure.axes, ("mean return", "20th percentile of return")):
+        assert axis.get_xlabel() == "environment steps" and axis.get_ylabel() == name
+        assert [t.get_text() for t in axis.get_legend().get_texts()] == ["a", "b"] and len(axis.collections) == 2
+        assert len(axis.lines) == 2 + 3, "three seeds as thin lines"
+    line = figure.axes[0].lines[0]
+    assert line.get_xdata().tolist() == [100, 200, 300] and line.get_ydata() == pytest.approx([r["return"] for r in curves["a"]])
+    two = generalization_curves({"x": curves, "y": {"a": rows_of(9)}})
+    assert [a.get_title() for a in two.axes] == ["x", "y"] and two.axes[0].get_ylim() == two.axes[1].get_ylim()
+    bars = group_bars({"a": {"g": (0.5, 0.4, 0.6)}, "b": {"h": (0.2, 0.1, 0.3)}}, what="success", by="depth")
+    assert bars.axes[0].get_xlabel() == "depth" and bars.axes[0].get_ylabel() == "trials solved" and [p.get_height() for p in bars.axes[0].patches] == [0.5, 0.2]
+
+
+@pytest.mark.parametrize("draw", [lambda: learning_curves({}), lambda: learning_curves({"a": []}), lambda: learning_curves({"a": [{"steps": 1}]}),
+                                  lambda: generalization_curves({}), lambda: generalization_curves({"a": {"b": [{"return": 1}]}}), lambda: group_bars({}),
+                                  lambda: group_bars({"a": {"g": 0.5}})])
+def test_figures_of_nothing_are_refused(draw):
+    with pytest.raises(ValueError):
+        draw()
+
+
+# Experiments ----------------------------------------------------------------------------------------------------------------------------
+
+FEW = Protocol(num_tasks=16, num_trials=2, by=())
+
+
+def test_experiments_refuse_before_they_train(tasks, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "train", lambda *_, **__: pytest.fail("trained"))
+    sides = tasks.split(0.5, by="goal_id")
+    do = lambda configs, seeds=1, **more: experiments.compare(configs, seeds, tmp_path / "x", **{"tasks": sides, "protocol": FEW, "progress": False, **more})
+    wrong = [(lambda: do({}), "nothing to compare"), (lambda: do({"a": TINY, "b": dataclasses.replace(TINY, total_steps=960)}), "environment steps"),
+             (lambda: do({"a": TINY, "b": dataclasses.replace(TINY, view_size=3)}), "view_size"), (lambda: do({"a": TINY}, 0), "different whole numbers"),
+             (lambda: do({"a": TINY}, [1, 1]), "different whole numbers"), (lambda: do({"a": TINY}, True), "different whole numbers"),
+             (lambda: do({"a": TINY}, tasks=(sides[0], sides[1].take(np.arange(0)))), "held out"), (lambda: experiments.core_configs(TINY, cores=()), "at least one core"),
+             (lambda: experiments.with_fields(TINY, ["ppo=1"]), "sets no field"), (lambda: experiments.with_fields(TINY, ["num_envs"]), "sets no field"),
+             (lambda: experiments.with_fields(TINY, ["nothing.x=1"]), "sets no field"), (lambda: experiments.with_fields(TINY, ["num_envs=17"]), "num_minibatches"),
+             (lambda: experiments.all_tasks(dataclasses.replace(TINY, benchmark="")), "name a benchmark"), (lambda: Protocol(num_trials=0), "at least one task")]
+    for call, says in wrong:
+        with pytest.raises(ValueError, match=says):
+            call()
+    assert not (tmp_path / "x").exists()
+
+
+def test_sides_of_generalization_leak_nothing():
+    sides = experiments.generalization_sides(generate_benchmark("small", n=600))
+    kinds = {name: set(np.asarray(side.goals)[:, 0].tolist()) for name, side in sides.tests.items()}
+    assert kinds[experiments.TRAINED] | kinds[experiments.NEW_TASKS] <= {1, 3, 4} and kinds[experiments.NEW_KINDS].isdisjoint({1, 3, 4})
+    ids = [set(side.goal_ids().tolist()) for side in sides.tests.values()]
+    assert not (ids[0] & ids[1] or ids[0] & ids[2] or ids[1] & ids[2])
+
+
+def test_generalization_from_a_command_and_again(tmp_path, monkeypatch, capsys):
+    "The whole experiment on tiny numbers; what is finished is not trained again, and one seed more joins it."
+    import argparse
+    generate_benchmark("trivial", n=400).save(tmp_path / "mine.safetensors")
+    parser = argparse.ArgumentParser()
+    experiments.experiment_parser(parser.add_subparsers())
+    words = (f"experiment generalization --benchmark {tmp_path}/mine.safetensors --steps 1920 --tasks 16 --trials 2 --curve-tasks 16 --quiet --out {tmp_path}/out --set size=7 "
+             "max_steps=12 num_envs=16 steps_per_task=60 ppo.num_minibatches=4 network.embedding=4 network.encoder=16 network.event=4 network.memory=16 network.head=16").split()
+    do = lambda *more: (args := parser.parse_args([*words, *more])).run_command(args)
+    do("--seeds", "1")
+    out = tmp_path / "out"
+    assert "Generalization to new kinds of goals, mine" in capsys.readouterr().out
+    assert {"table.csv", "table.json", "table.md", "generalization.png", "learning.png", "adaptation.png", "experiment.json"} <= {p.name for p in out.iterdir()}
+    record = json.loads((out / "table.json").read_text())
+    assert list(record["generalization"]["mine"]) == [experiments.TRAINED, experiments.NEW_TASKS, experiments.NEW_KINDS]
+    assert {row["agent"]: row["by"] for row in record["rows"]}.keys() == set(record["generalization"]["mine"])
+    trained, real = [], experiments.train
+    monkeypatch.setattr(experiments, "train", lambda config, *args, **more: trained.append((config.seed, more["resume"])) or real(config, *args, **more))
+    monkeypatch.setattr(experiments.Protocol, "play", lambda *_, **__: pytest.fail("evaluated again"))
+    before = {p: p.stat().st_mtime_ns for p in out.glob("agent/seed-0/checkpoints/[0-9]*")}
+    do("--seeds", "1")
+    assert trained == [(0, True)] and {p: p.stat().st_mtime_ns for p in out.glob("agent/seed-0/checkpoints/[0-9]*")} == before
+    monkeypatch.undo()
+    do("--seeds", "2")
+    assert json.loads((out / "table.json").read_text())["rows"][0]["runs"] == 2
+    with pytest.raises(ValueError, match="another configs.agent.ppo.lr"):
+        do("--set", *words[words.index("--set") + 1:], "ppo.lr=0.5")
+
+
+@pytest.mark.slow
+def test_cores_are_compared_with_and_without_belief(tasks, tmp_path):
+    cores = experiments.CORES if hasattr(TINY.network, "core") else ("gru",)
+    sides = tasks.split(0.5, by="goal_id")
+    found = experiments.compare(experiments.core_configs(TINY, cores), 2, tmp_path, tasks=sides, protocol=FEW, progress=False, curve_tasks=16)
+    assert len(found["found"]) == 2 * len(cores) and all(len(said["return"].seeds) == 2 for said in found["found"].values())
+    half = tmp_path / "gru" / "seed-1" / "final-held-out.npz"
+    half.write_bytes(half.read_bytes()[:50])  # damaged: made again
+    again = experiments.compare(experiments.core_configs(TINY, cores), 2, tmp_path, tasks=sides, protocol=FEW, progress=False, curve_tasks=16)
+    assert again["found"]["gru"]["return"].seeds == found["found"]["gru"]["return"].seeds and load_evaluation(half)

@@ -1,0 +1,156 @@
+"""Many devices and many hosts: who computes an agent must not matter."""
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xland_minigrid.baselines import ppo, rl2, scale
+from xland_minigrid.baselines.networks import NetworkConfig
+from xland_minigrid.baselines.ppo import PPOConfig
+
+COMMON = """
+import dataclasses, json, sys
+import jax, numpy as np
+from xland_minigrid.baselines import demo, rl2
+from xland_minigrid.baselines.curriculum import CurriculumConfig
+from xland_minigrid.baselines.networks import NetworkConfig
+from xland_minigrid.baselines.ppo import PPOConfig
+from xland_minigrid.baselines.scale import initialize
+
+SMALL = NetworkConfig(embedding=4, encoder=16, event=8, memory=16, head=16)
+TINY = rl2.TrainConfig(size=5, max_steps=12, total_steps=3 * 64 * 24, num_envs=64, steps_per_task=24, steps_per_update=12,
+                       ppo=PPOConfig(num_minibatches=4), network=SMALL, loggers=("jsonl",), devices=1)
+tasks = demo.hold_tasks(demo.OBJECTS, 100)
+flat = lambda agent: np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(agent.parameters)])
+"""
+
+
+def start(script, *words, devices=1):
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    return subprocess.Popen([sys.executable, "-c", COMMON + textwrap.dedent(script), *map(str, words)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(process, timeout=400):
+    out, err = process.communicate(timeout=timeout)
+    assert process.returncode == 0, err[-3000:]
+    return out
+
+
+# One process, many devices ------------------------------------------------------------------------------------------------------------
+
+def test_eight_devices_train_as_one_does(tmp_path):
+    "Parameters, metrics and what the curriculum knows, with a curriculum that tries candidates, told agents and gradients in parts."
+    found = json.loads(finished(start("""
+        out = sys.argv[1]
+        config = dataclasses.replace(TINY, show_goal=0.5, network=dataclasses.replace(SMALL, told=True, effects=True),
+                                     curriculum=CurriculumConfig(kind="sfl", buffer=16, candidates=32, period=2, trials=2))
+        runs = {n: rl2.train(dataclasses.replace(config, devices=n, out=f"{out}/{n}"), tasks, progress=False) for n in (1, 8)}
+        print(json.dumps({n: [flat(run.agent).tolist(), [{k: v for k, v in row.items() if k != "seconds"} for row in run.metrics]] for n, run in runs.items()}))
+    """, tmp_path, devices=8)).splitlines()[-1])
+    (one, one_rows), (eight, eight_rows) = found["1"], found["8"]
+    np.testing.assert_allclose(one, eight, atol=2e-4)
+    assert len(one_rows) == 3 and one_rows[0]["trials"] > 0
+    for a, b in zip(one_rows, eight_rows):
+        assert a.keys() == b.keys()
+        np.testing.assert_allclose([a[k] for k in a], [b[k] for k in a], rtol=2e-3, atol=2e-3)
+
+
+def test_agents_act_alike_wherever_they_are_computed():
+    logits = jax.random.normal(jax.random.key(0), (40, 6))
+    whole = ppo.draw_actions(jax.random.key(1), jnp.arange(40), logits)
+    for part in (slice(0, 7), slice(13, 14), slice(30, 40)):
+        assert (ppo.draw_actions(jax.random.key(1), jnp.arange(40)[part], logits[part]) == whole[part]).all()
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_devices_deal_as_one_does(devices):
+    config, agents = PPOConfig(num_minibatches=4, update_epochs=3), 32
+    whole = np.asarray(ppo.deal(jax.random.key(0), config, jnp.arange(agents)))
+    mine = np.split(np.arange(agents), devices)
+    parts = np.concatenate([np.asarray(part)[np.asarray(ppo.deal(jax.random.key(0), config, jnp.asarray(part)))] for part in mine], axis=1)
+    assert (np.sort(whole, 1) == np.sort(parts, 1)).all()
+    assert (np.sort(whole.reshape(3, -1), 1) == np.arange(agents)).all(), "every agent is in every epoch once"
+    assert len({tuple(row) for row in np.sort(whole, 1)}) > 8, "epochs deal anew"
+
+
+def test_devices_that_do_not_fit_are_refused():
+    small = NetworkConfig(embedding=4, encoder=16, event=8, memory=16, head=16)
+    config = dict(num_envs=32, steps_per_task=40, steps_per_update=20, network=small)
+    for wrong, sentence in [(dict(devices=10_000), "there are"), (dict(device="tpu"), "finds none"), (dict(devices=0), "choose from 1")]:
+        with pytest.raises(ValueError, match=sentence):
+            rl2.train(rl2.TrainConfig(**config, **wrong, ppo=PPOConfig(num_minibatches=4)))
+    with pytest.raises(ValueError, match="accumulate"):
+        rl2.TrainConfig(**config, ppo=PPOConfig(num_minibatches=4, accumulate=3))
+
+    class Three:
+        size = 3
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rl2, "make_mesh", lambda *_: Three)
+        with pytest.raises(ValueError, match="shared equally by 3 devices"):
+            rl2.mesh_of(rl2.TrainConfig(**config, ppo=PPOConfig(num_minibatches=4)))
+
+
+# Many processes -----------------------------------------------------------------------------------------------------------------------
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_does(tmp_path):
+    "Gloo on loopback: parameters bit for bit the same on both, and near those of one process; the first alone writes; a resume goes on."
+    script = """
+        number, port, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+        joined = initialize(f"127.0.0.1:{port}", 2, number, timeout=120) if port != "0" else False
+        config = dataclasses.replace(TINY, devices=None, out=out)
+        half = rl2.train(dataclasses.replace(config, total_steps=2 * config.steps_per_round), tasks, progress=False)
+        run = rl2.train(config, tasks, progress=False, resume=True)
+        print(json.dumps([joined, jax.process_count(), len(jax.devices()), flat(run.agent).tolist(), len(run.metrics), half.agent.steps, run.agent.steps]))
+    """
+    port = free_port()
+    both = [start(script, i, port, tmp_path / "both") for i in range(2)]
+    alone = json.loads(finished(start(script, 0, 0, tmp_path / "alone")).splitlines()[-1])
+    first, second = (json.loads(finished(p).splitlines()[-1]) for p in both)
+    assert first[:3] == second[:3] == [True, 2, 2] and alone[:3] == [False, 1, 1]
+    assert first[3] == second[3], "bit for bit"
+    np.testing.assert_allclose(first[3], alone[3], atol=2e-4)
+    assert first[4] == 3 and first[5:] == second[5:] == alone[5:]
+    rows = [[{k: v for k, v in r.items() if k != "seconds"} for r in rl2.read_metrics(tmp_path / name / "metrics.jsonl")] for name in ("both", "alone")]
+    for a, b in zip(*rows, strict=True):
+        np.testing.assert_allclose([a[k] for k in a], [b[k] for k in a], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.slow
+def test_a_process_that_never_comes_is_not_waited_for_for_ever(tmp_path):
+    process = start("""
+        try:
+            initialize(f"127.0.0.1:{sys.argv[1]}", 2, 1, timeout=5)
+        except RuntimeError as error:
+            print(error)
+    """, free_port())
+    out, err = process.communicate(timeout=120)
+    assert "could not be joined" in out or process.returncode != 0, (out, err)
+
+
+def test_clusters_are_recognised():
+    assert not scale.on_cluster({}) and not scale.on_cluster({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "1"}) and not scale.on_cluster({"TPU_WORKER_HOSTNAMES": "localhost"})
+    for there in [{"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, {"OMPI_COMM_WORLD_SIZE": "2"}, {"TPU_WORKER_HOSTNAMES": "a,b"},
+                  {"KUBERNETES_SERVICE_HOST": "h", "JOB_COMPLETION_INDEX": "1"}]:
+        assert scale.on_cluster(there), there
+
+
+@pytest.mark.parametrize("wrong", [dict(processes=2), dict(coordinator="h:1"), dict(coordinator="h:1", processes=2), dict(coordinator="h:1", processes=2, process=2),
+                                   dict(coordinator="h:1", processes=2, process=-1)])
+def test_half_an_address_is_refused(wrong):
+    with pytest.raises(ValueError):
+        scale.initialize(**wrong)
