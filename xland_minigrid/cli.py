@@ -9,6 +9,7 @@ __all__ = ['count', 'main']
 import argparse
 import collections
 import dataclasses
+import importlib
 import json
 import os
 import sys
@@ -170,7 +171,7 @@ def _sizes(args) -> None:
         args.json.write_text(json.dumps({name: {"cache file": row["cache"], "packed file": row["packed"]} for name, row in rows.items()}, indent=1))
 
 # %% ../nbs/90_cli.ipynb #a2d81475
-def _throughput_parser(commands) -> None:
+def _throughput_parser(commands, words=()) -> None:
     parser = commands.add_parser("throughput", help="steps per second, with all circumstances stated")
     parser.add_argument("--env", help="one environment instead of the published cases")
     parser.add_argument("--all", action="store_true", help="every environment (that the peer has too)")
@@ -183,6 +184,9 @@ def _throughput_parser(commands) -> None:
     parser.add_argument("--against", choices=("xminigrid", "navix"), help="a peer, run in turn with ours")
     parser.add_argument("--padded", action="store_true", help="also ours with every ruleset padded to the largest benchmark's room")
     parser.add_argument("--out", type=Path, help="write a Markdown report here")
+    if words[:1] == ["throughput"]:
+        from xland_minigrid.baselines.scaling import figure_arguments
+        figure_arguments(parser)
     parser.set_defaults(run_command=_throughput)
 
 def _cases(args):
@@ -197,6 +201,9 @@ def _cases(args):
 # %% ../nbs/90_cli.ipynb #9ac007ee
 def _throughput(args) -> None:
     from xland_minigrid.baselines import throughput as t
+    if args.figure:
+        from xland_minigrid.baselines.scaling import run_figures
+        return run_figures(args)
     if args.images:
         return _images(args, t.circumstances())
     engines = ["xland_minigrid", *(["xland_minigrid padded"] if args.padded else []), *([args.against] if args.against else [])]
@@ -271,12 +278,12 @@ def _evaluate_parser(commands) -> None:
     parser.add_argument("run", type=Path, help="folder of a run (runs/rl2) or its checkpoints")
     parser.add_argument("--benchmark", help="a registered name or a file, instead of the tasks that the run held out")
     parser.add_argument("--tasks", type=count, default=1024, help="how many tasks (default 1024)")
-    parser.add_argument("--trials", type=int, default=10, help="trials in a row for every task (default 10)")
+    parser.add_argument("--trials", type=int, default=25, help="trials in a row for every task (default 25, as in the paper)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--greedy", action="store_true", help="take the likeliest action instead of drawing one")
     parser.add_argument("--oracle", nargs="?", type=int, const=True, default=False, metavar="N",
                         help="compare with the grid oracle in all trials, or in the first N: normalised score and regret")
-    parser.add_argument("--out", type=Path, help="folder for results.json and adaptation.png")
+    parser.add_argument("--out", type=Path, help="folder for tables (CSV, JSON, Markdown) and figures")
     parser.set_defaults(run_command=_evaluate)
 
 def _tasks_for(args, config):
@@ -290,17 +297,25 @@ def _tasks_for(args, config):
 
 # %% ../nbs/90_cli.ipynb #f57d92a7
 def _evaluate(args) -> None:
-    from xland_minigrid.baselines.evaluation import RandomPolicy, evaluate, table
+    from xland_minigrid.baselines.evaluation import RandomPolicy, evaluate, goal_names, table
     from xland_minigrid.baselines.rl2 import load_agent, make_world
     agent = load_agent(args.run)
     settings = dict(world=make_world(agent.config), num_trials=args.trials, num_tasks=args.tasks, seed=args.seed)
     tasks = _tasks_for(args, agent.config)
+    if tasks is not None and getattr(tasks, "open", None) is None:
+        settings["labels"] = {"goal kind": goal_names(tasks.goals)}
     trained = evaluate(agent, tasks, greedy=args.greedy, oracle=args.oracle, progress=bool(args.oracle), **settings)
     random = evaluate(RandomPolicy(), tasks, **settings)
     found = {"RL² agent": trained, "random": random if trained.reference is None else random.beside(trained)}
     print(table(found))
     if args.out is not None:
         _keep(found, args.out)
+        _report(found, args, tuple(settings.get("labels", ())))
+
+def _report(found: dict, args, by) -> None:
+    from xland_minigrid.baselines.evaluation import report
+    files = report(found, args.out, by=by, about={"command": "xland-minigrid " + " ".join(sys.argv[1:])}, title=f"Evaluation of {args.run.name}")
+    print(f"and {', '.join(files)}")
 
 def _keep(found: dict, out: Path) -> None:
     from xland_minigrid.viz.plots import adaptation_curve
@@ -369,13 +384,23 @@ def _status(error: Exception, command: str) -> int:
     from xland_minigrid.benchmarks.files import BenchmarkFileError
     return 2 if isinstance(error, BenchmarkFileError) or command == "benchmark" and isinstance(error, OSError) else 1
 
-def _parser() -> argparse.ArgumentParser:
+# Their options are known to modules that take a second to import, which others need not wait for.
+_LATER = (("experiment", "several agents, several seeds, the same tasks", "xland_minigrid.baselines.experiments", "experiment_parser"),
+          ("profile", "where the time of a training update goes", "xland_minigrid.baselines.profile", "profile_parser"))
+
+def _parser(words=()) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("xland-minigrid", description="Meta-reinforcement learning in grid worlds whose rules and goals are data.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     _demo_parser(commands)
     commands.add_parser("train", help="train an RL² agent; all settings: xland-minigrid train --help", add_help=False)
-    for add in (_evaluate_parser, _benchmark_parser, _throughput_parser, _play_parser, _figures_parser):
+    for name, about, module, add in _LATER:
+        if words[:1] == [name]:
+            getattr(importlib.import_module(module), add)(commands)
+        else:
+            commands.add_parser(name, help=about)
+    for add in (_evaluate_parser, _benchmark_parser, _play_parser, _figures_parser):
         add(commands)
+    _throughput_parser(commands, words)
     return parser
 
 # %% ../nbs/90_cli.ipynb #38aa7adc
@@ -386,7 +411,7 @@ def main(words: list[str] | None = None) -> int:
         if words[:1] == ["train"]:
             return _train(words[1:]) or 0
         else:
-            args = _parser().parse_args(words)
+            args = _parser(words).parse_args(words)
             args.run_command(args)
     except KeyboardInterrupt:
         return 130

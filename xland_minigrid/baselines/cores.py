@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LONGEST', 'MODES', 'CORES', 'dense', 'varies', 'alike', 'affine', 'apply', 'Core', 'compute_type', 'gates',
-           'recur_plain', 'recur', 'patience', 'GRULayer', 'GRU', 'fold', 'MinGRULayer', 'MinGRU', 'turn', 'spin',
-           'standardise', 'SSMLayer', 'SSM', 'Gate', 'distances', 'skew', 'windows', 'heads_of', 'RelativeAttention',
-           'attend_once', 'TransformerLayer', 'Window', 'Transformer', 'make_core', 'CoreCost', 'compare_cores',
-           'format_cores', 'cores_report', 'main']
+           'recur_plain', 'thirds', 'recur', 'patience', 'GRULayer', 'GRU', 'fold', 'MinGRULayer', 'MinGRU', 'turn',
+           'spin', 'standardise', 'SSMLayer', 'SSM', 'Gate', 'distances', 'skew', 'windows', 'heads_of',
+           'RelativeAttention', 'attend_once', 'TransformerLayer', 'Window', 'Transformer', 'make_core', 'CoreCost',
+           'compare_cores', 'format_cores', 'cores_report', 'main']
 
 # %% ../../nbs/baselines/01_cores.ipynb #495713c1
 import argparse
@@ -117,20 +117,24 @@ def compute_type(dtype):
 
 # %% ../../nbs/baselines/01_cores.ipynb #15272cea
 def gates(x, h, u):
-    "The gates `r, z, n` and `u_n = U_n h` of one step: `x (B, 3H)`, `h (B, H)`, `u (H, 3H)`."
-    x_r, x_z, x_n = jnp.split(x, 3, axis=-1)
-    u_r, u_z, u_n = jnp.split(jnp.matmul(h.astype(u.dtype), u, preferred_element_type=jnp.float32), 3, axis=-1)
+    "The gates `r, z, n` and `u_n = U_n h` of one step, from the thirds of `x (B, 3H)`, `h (B, H)` and the thirds of `u (H, 3H)`."
+    x_r, x_z, x_n = x
+    u_r, u_z, u_n = (jnp.matmul(h.astype(third.dtype), third, preferred_element_type=jnp.float32) for third in u)
     r, z = jax.nn.sigmoid(x_r + u_r), jax.nn.sigmoid(x_z + u_z)
     return r, z, jnp.tanh(x_n + r * u_n), u_n
 
 def recur_plain(x, h, u):
     "The memories float32 `(T, B, H)` from `x (T, B, 3H)`, the first memory `h (B, H)` and `u (H, 3H)`, with products in the type of `x`."
-    u = u.astype(x.dtype)
+    xs, us = thirds(x, u)
     def step(h, x):
-        r, z, n, _ = gates(x, h, u)
+        r, z, n, _ = gates(x, h, us)
         h = (1 - z) * n + z * h
         return h, h
-    return jax.lax.scan(step, h, x)[1]
+    return jax.lax.scan(step, h, xs)[1]
+
+def thirds(x, u):
+    "Both in thirds, of the type of `x`: cut here rather than in every step, where the cuts keep a CPU from vectorising the gates (a scan takes half the time so)."
+    return tuple(jnp.split(x, 3, axis=-1)), tuple(jnp.split(u.astype(x.dtype), 3, axis=-1))
 
 # %% ../../nbs/baselines/01_cores.ipynb #ac5f54ab
 @jax.custom_vjp
@@ -139,11 +143,11 @@ def recur(x, h, u):
     return recur_plain(x, h, u)
 
 def _recur_forward(x, h, u):
-    cast, small = u.astype(x.dtype), lambda *kept: tuple(k.astype(x.dtype) for k in kept)
+    (xs, us), small = thirds(x, u), lambda *kept: tuple(k.astype(x.dtype) for k in kept)
     def step(h, x):
-        r, z, n, u_n = gates(x, h, cast)
+        r, z, n, u_n = gates(x, h, us)
         return (1 - z) * n + z * h, (h, *small(r, z, n, u_n))
-    last, saved = jax.lax.scan(step, h, x)
+    last, saved = jax.lax.scan(step, h, xs)
     return jnp.concatenate([saved[0][1:], last[None]]), (saved, x, h, u)
 
 def _recur_backward(residuals, d_out):
@@ -167,16 +171,16 @@ recur.defvjp(_recur_forward, _recur_backward)
 # %% ../../nbs/baselines/01_cores.ipynb #66177270
 LONGEST = 60  # steps over which the most patient unit of a fresh memory keeps what it knows
 
-def patience(units: int) -> np.ndarray:
-    "Biases `(units,)` of a gate that keeps, for memories of 1 to `LONGEST` steps."
-    return np.log(np.linspace(1, LONGEST, units))
+def patience(units: int, longest: int = LONGEST) -> np.ndarray:
+    "Biases `(units,)` of a gate that keeps, for memories of 1 to `longest` steps."
+    return np.log(np.linspace(1, longest, units))
 
 class GRULayer(nnx.Module):
     "A gated recurrent unit over sequences: `(T, B, inputs)` and a memory `(B, units)` to the memories after each step, float32 `(T, B, units)`."
 
-    def __init__(self, inputs: int, units: int, dtype, *, rngs: nnx.Rngs):
+    def __init__(self, inputs: int, units: int, dtype, longest: int = LONGEST, *, rngs: nnx.Rngs):
         self.dtype = dtype
-        bias = lambda key, shape, dtype, *_: jnp.zeros(shape, dtype).at[units : 2 * units].set(patience(units))
+        bias = lambda key, shape, dtype, *_: jnp.zeros(shape, dtype).at[units : 2 * units].set(patience(units, longest))
         self.from_input = nnx.Linear(inputs, 3 * units, kernel_init=nnx.initializers.orthogonal(1.0), bias_init=bias, rngs=rngs)
         self.from_memory = dense(units, 3 * units, 1.0, rngs=rngs, bias=False)
 
@@ -187,10 +191,10 @@ class GRULayer(nnx.Module):
 class GRU(Core):
     "Gated recurrent units (Cho et al. 2014). The memory is float32 `(B, layers * units)`."
 
-    def __init__(self, inputs: int, units: int, *, layers: int = 1, context: int = 64, dtype=jnp.float32, rngs: nnx.Rngs):
+    def __init__(self, inputs: int, units: int, *, layers: int = 1, context: int = 64, dtype=jnp.float32, longest: int = LONGEST, rngs: nnx.Rngs):
         super().__init__(inputs, units, layers, context, dtype)
         for i in range(layers):
-            setattr(self, f"layer{i}", GRULayer(units if i else inputs, units, self.dtype, rngs=rngs))
+            setattr(self, f"layer{i}", GRULayer(units if i else inputs, units, self.dtype, longest, rngs=rngs))
 
     def start(self, batch: int):
         "The empty memory, float32 `(batch, layers * units)`."
@@ -538,19 +542,20 @@ class Transformer(Core):
 # %% ../../nbs/baselines/01_cores.ipynb #2f73192d
 CORES = {"gru": GRU, "mingru": MinGRU, "ssm": SSM, "transformer": Transformer}
 
-def make_core(name: str, inputs: int, units: int, *, layers: int = 1, context: int = 64, dtype=jnp.float32, rngs: nnx.Rngs) -> Core:
+def make_core(name: str, inputs: int, units: int, *, layers: int = 1, context: int = 64, longest: int = LONGEST, dtype=jnp.float32, rngs: nnx.Rngs) -> Core:
     """The core called `name`, one of `CORES`, from `inputs` numbers per step to `units`.
 
     Args:
         layers: how many are stacked.
         context: steps that each layer of a transformer keeps; the others have no use for it.
+        longest: steps over which the most patient unit of a fresh GRU keeps what it knows; only the GRU asks.
         dtype: float32 or bfloat16, for matrix products; parameters and outputs are float32 in any case.
 
     Raises `ValueError` for an unknown name, a size that is not a positive whole number, or another type.
     """
     if name not in CORES:
         raise ValueError(f"there is no core {name!r}: choose one of {', '.join(CORES)}.")
-    return CORES[name](inputs, units, layers=layers, context=context, dtype=dtype, rngs=rngs)
+    return CORES[name](inputs, units, layers=layers, context=context, dtype=dtype, **({"longest": longest} if name == "gru" else {}), rngs=rngs)
 
 # %% ../../nbs/baselines/01_cores.ipynb #e1598c07
 @dataclass(frozen=True)

@@ -31,6 +31,10 @@ class Inputs(PyTreeNode):
         reward: the reward that action brought, float32.
         done: whether that action ended a trial, bool.
         front: tile and colour of the cell that lay in front when that action was chosen, uint8 `(..., 2)`; zeros where the view is an image.
+        around: the four cells next to that one, up, right, down and left on the map, as they were then, uint8 `(..., 4, 2)`.
+        held, pocket: what the agent carried when it chose that action, and what it carries now, uint8 `(..., 2)`.
+
+    The last three are None for agents that do not attend to them.
     """
     view: jax.Array
     direction: jax.Array
@@ -38,6 +42,9 @@ class Inputs(PyTreeNode):
     reward: jax.Array
     done: jax.Array
     front: jax.Array
+    around: jax.Array | None = None
+    held: jax.Array | None = None
+    pocket: jax.Array | None = None
 
 # %% ../../nbs/baselines/02_encoders.ipynb #7d0748ad
 def _view(timestep) -> jax.Array:
@@ -51,24 +58,38 @@ def _view(timestep) -> jax.Array:
     return view
 
 # %% ../../nbs/baselines/02_encoders.ipynb #d147a88a
-def first_inputs(timestep, num_actions: int) -> Inputs:
-    "What the agents perceive when a task begins: a batch of time steps `(B, ...)` in, `Inputs` with leading axis `(B,)` out."
+def first_inputs(timestep, num_actions: int, around: bool = False) -> Inputs:
+    """What the agents perceive when a task begins: a batch of time steps `(B, ...)` in, `Inputs` with leading axis `(B,)` out.
+
+    around: whether they attend to what they carry and to what lies around, from now on. Raises `ValueError` for images, where that cannot be read off.
+    """
     view = _view(timestep)
-    batch = view.shape[:-3]
+    if around and view.shape[-1] != 2:
+        raise ValueError("What lies around cannot be read off a picture: set network.around to False.")
+    batch, pocket = view.shape[:-3], timestep.state.agent.pocket
+    more = dict(around=jnp.zeros((*batch, 4, 2), jnp.uint8), held=pocket, pocket=pocket) if around else {}
     return Inputs(
         view=view, direction=timestep.state.agent.direction, action=jnp.full(batch, num_actions, jnp.int32),
-        reward=jnp.zeros(batch, jnp.float32), done=jnp.zeros(batch, bool), front=jnp.zeros((*batch, 2), jnp.uint8))
+        reward=jnp.zeros(batch, jnp.float32), done=jnp.zeros(batch, bool), front=jnp.zeros((*batch, 2), jnp.uint8), **more)
 
 def next_inputs(before: Inputs, action, timestep) -> Inputs:
     "What the agents perceive after `action (B,)` led from `before` to `timestep`."
     return Inputs(
         view=_view(timestep), direction=timestep.state.agent.direction, action=action.astype(jnp.int32), reward=timestep.reward,
-        done=timestep.last(), front=_front(before.view))
+        done=timestep.last(), front=_front(before.view),
+        **({} if before.pocket is None else dict(around=_around(before), held=before.pocket, pocket=timestep.state.agent.pocket)))
 
 def _front(view) -> jax.Array:
     "The cell ahead, uint8 `(..., 2)`: the agent stands at the bottom centre and looks up. Zeros for an image, where it cannot be read off."
     size = view.shape[-2]
     return view[..., size - 2, size // 2, :] if view.shape[-1] == 2 else jnp.zeros((*view.shape[:-3], 2), jnp.uint8)
+
+def _around(seen: Inputs) -> jax.Array:
+    "The cells next to the one in front, up, right, down and left on the map, uint8 `(..., 4, 2)`."
+    row, column = seen.view.shape[-2] - 2, seen.view.shape[-2] // 2
+    mine = jnp.stack([seen.view[..., row + r, column + c, :] for r, c in ((-1, 0), (0, 1), (1, 0), (0, -1))], axis=-2)
+    turned = (jnp.arange(4) - seen.direction[..., None]) % 4
+    return jnp.take_along_axis(mine, turned[..., None], axis=-2)
 
 # %% ../../nbs/baselines/02_encoders.ipynb #1da04e2e
 SYMBOLS = 16
@@ -95,13 +116,14 @@ def dense(inputs: int, outputs: int, scale: float, *, rngs: nnx.Rngs, bias: bool
 class FlatEncoder(nnx.Module):
     "One layer over all that is perceived: `Inputs` of cells with leading axes `(...)` to `dtype` `(..., features)`."
 
-    def __init__(self, view_size: int, num_actions: int, embedding: int, features: int, *, dtype=jnp.float32, rngs: nnx.Rngs):
-        self.num_actions, self.dtype = num_actions, jnp.dtype(dtype)
+    def __init__(self, view_size: int, num_actions: int, embedding: int, features: int, *, pocket: bool = False, dtype=jnp.float32, rngs: nnx.Rngs):
+        self.num_actions, self.pocket, self.dtype = num_actions, pocket, jnp.dtype(dtype)
         self.cell = CellEmbedding(embedding, dtype=dtype, rngs=rngs)
-        self.mix = dense((view_size**2 + 1) * embedding + 4 + (num_actions + 1) + 2, features, np.sqrt(2), dtype=dtype, rngs=rngs)
+        self.mix = dense((view_size**2 + 1 + pocket) * embedding + 4 + (num_actions + 1) + 2, features, np.sqrt(2), dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Inputs):
-        cells = jnp.concatenate([x.view.reshape(*x.view.shape[:-3], -1, 2), x.front[..., None, :]], axis=-2)
+        near = [x.front[..., None, :], *([x.pocket[..., None, :]] if self.pocket else [])]
+        cells = jnp.concatenate([x.view.reshape(*x.view.shape[:-3], -1, 2), *near], axis=-2)
         parts = [
             self.cell(cells).reshape(*cells.shape[:-2], -1),
             jax.nn.one_hot(x.direction, 4), jax.nn.one_hot(x.action, self.num_actions + 1),
@@ -201,20 +223,22 @@ class ImageEncoder(nnx.Module):
 # %% ../../nbs/baselines/02_encoders.ipynb #76f2dc90
 EYES = ("flat", "conv", "image")
 
-def make_eyes(name: str, view_shape, num_actions: int, embedding: int, features: int, *, dtype=jnp.float32, rngs: nnx.Rngs) -> nnx.Module:
+def make_eyes(name: str, view_shape, num_actions: int, embedding: int, features: int, *, pocket: bool = False, dtype=jnp.float32, rngs: nnx.Rngs) -> nnx.Module:
     """The encoder of that name, which maps `Inputs (...)` to `dtype` `(..., features)`.
 
     Args:
         name: "flat", "conv" (both for cells), or "image".
         view_shape: of a single observation, `(V, V, 2)` for cells or `(height, width, 3)` for an image.
         embedding: numbers per tile and per colour; images have none.
+        pocket: whether flat eyes see what the agent carries.
     Raises `ValueError` for an unknown name, a view that those eyes cannot read, or a size below 1.
     """
     shape = tuple(int(n) for n in view_shape)
     _check_eyes(name, shape, num_actions, embedding, features)
     if name == "image":
         return ImageEncoder(*shape[:2], num_actions, features, dtype=dtype, rngs=rngs)
-    return (FlatEncoder if name == "flat" else ConvEncoder)(shape[0], num_actions, embedding, features, dtype=dtype, rngs=rngs)
+    made, more = (FlatEncoder, {"pocket": pocket}) if name == "flat" else (ConvEncoder, {})
+    return made(shape[0], num_actions, embedding, features, **more, dtype=dtype, rngs=rngs)
 
 def _check_eyes(name, shape, num_actions, embedding, features) -> None:
     if name not in EYES:
@@ -229,16 +253,23 @@ def _check_eyes(name, shape, num_actions, embedding, features) -> None:
 
 # %% ../../nbs/baselines/02_encoders.ipynb #7a213254
 class Event(nnx.Module):
-    "What was done to what, and what came of it: `Inputs (...)` to `dtype` `(..., features)`. With images the *what* is unknown, and always the same."
+    """What was done to what, and what came of it: `Inputs (...)` to `dtype` `(..., features)`. With images the *what* is unknown, and always the same.
 
-    def __init__(self, num_actions: int, features: int, *, dtype=jnp.float32, rngs: nnx.Rngs):
-        self.num_actions = num_actions
+    With `around` the same for each of what lay in front, what was carried, and the four neighbours of the former: `(..., 6 * features)`.
+    """
+
+    def __init__(self, num_actions: int, features: int, *, around: bool = False, dtype=jnp.float32, rngs: nnx.Rngs):
+        self.num_actions, self.around = num_actions, around
         self.what = CellEmbedding(features, dtype=dtype, rngs=rngs)
-        self.how = nnx.Linear(num_actions + 3, features, kernel_init=nnx.initializers.normal(1.0), dtype=dtype, rngs=rngs)
+        self.how = nnx.Linear(num_actions + 3, features * (6 if around else 1), kernel_init=nnx.initializers.normal(1.0), dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Inputs):
         outcome = jnp.stack([x.reward > 0, x.done], axis=-1).astype(jnp.float32)
-        return self.what(x.front) * self.how(jnp.concatenate([jax.nn.one_hot(x.action, self.num_actions + 1), outcome], axis=-1))
+        how = self.how(jnp.concatenate([jax.nn.one_hot(x.action, self.num_actions + 1), outcome], axis=-1))
+        if not self.around:
+            return self.what(x.front) * how
+        cells = jnp.concatenate([x.front[..., None, :], x.held[..., None, :], x.around], axis=-2)
+        return self.what(cells).reshape(how.shape) * how
 
 # %% ../../nbs/baselines/02_encoders.ipynb #bdf6355a
 class Attention(nnx.Module):

@@ -28,7 +28,7 @@ from flax.nnx import GraphDef
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .checkpoint import versions
-from .networks import first_inputs, next_inputs
+from .encoders import first_inputs, next_inputs, tell
 from .ppo import think
 from .rl2 import Agent, TrainConfig, begin, make_world
 from .scale import AXIS
@@ -76,8 +76,9 @@ class NetworkPolicy:
         return jnp.zeros((batch, self.units), jnp.float32)
 
     def begin(self, parameters, tasks: Tasks):
-        memory = nnx.merge(self.structure, parameters).start(tasks.keys.shape[0])
-        return Knowing(memory, _told(tasks, self.show_goal, self.show_rules)) if self.told else memory
+        network = nnx.merge(self.structure, parameters)
+        memory = network.start(tasks.keys.shape[0])
+        return Knowing(memory, network.hear(_told(tasks, self.show_goal, self.show_rules))) if self.told else memory
 
     def act(self, parameters, inputs, memory, keys):
         memory, told = memory if isinstance(memory, Knowing) else (memory, None)
@@ -87,7 +88,6 @@ class NetworkPolicy:
 
 def _told(tasks: Tasks, show_goal: float, show_rules: float):
     "What a goal-conditioned network is told. Raises `ValueError` where there is nothing to tell."
-    from xland_minigrid.baselines.encoders import tell
     if tasks.rulesets is None:
         raise ValueError("A goal-conditioned agent is told its goal and rules: give a benchmark that has them.")
     return tell(tasks.keys, tasks.rulesets, show_goal, show_rules)
@@ -121,11 +121,10 @@ def _keys_of(keys):
     "From the keys of tasks `(B,)`, those of their first resets and those of their actions."
     return jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
 
-def _begin(env, params, rulesets, keys):
-    "`begin`, also for a world with a single task."
-    if rulesets is not None:
-        return begin(env, params, rulesets, keys)
-    return jax.vmap(env.reset, (None, 0))(params, keys), lambda timestep, action: jax.vmap(env.step, (None, 0, 0))(params, timestep, action)
+def _first(timestep, num_actions: int):
+    "`first_inputs`, with all that can be perceived: a policy takes what it attends to."
+    view = timestep.observation["img"] if isinstance(timestep.observation, dict) else timestep.observation
+    return first_inputs(timestep, num_actions, around=view.shape[-1] == 2)
 
 @functools.partial(jax.jit, static_argnames=("policy", "env", "num_trials"))
 def play_trials(policy, env, num_trials: int, parameters, params, rulesets: RuleSet | None, keys) -> tuple[Tally, jax.Array]:
@@ -135,10 +134,10 @@ def play_trials(policy, env, num_trials: int, parameters, params, rulesets: Rule
     """
     batch = keys.shape[0]
     reset_keys, act_keys = _keys_of(keys)
-    timestep, step = _begin(env, params, rulesets, reset_keys)
+    timestep, step = begin(env, params, rulesets, reset_keys)
     memory = empty_memory(policy, parameters, Tasks(jax.vmap(jax.random.fold_in, (0, None))(keys, 2), rulesets))
     nothing = jnp.zeros((batch, num_trials), jnp.float32)
-    start = (0, timestep, first_inputs(timestep, env.num_actions(params)), memory, jnp.zeros(batch, jnp.int32), Tally(*[nothing] * 3))
+    start = (0, timestep, _first(timestep, env.num_actions(params)), memory, jnp.zeros(batch, jnp.int32), Tally(*[nothing] * 3))
 
     def unfinished(carry):
         t, *_, trial, _ = carry
@@ -418,7 +417,8 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
         world: `(env, params)` with auto-reset; an `Agent` brings its own.
         batch: how many tasks are played side by side on each device.
         greedy: an `Agent` takes its likeliest action instead of drawing one.
-        show_goal, show_rules: whether a goal-conditioned agent is told them, or the share of the tasks in which it is (default: as in its training).
+        show_goal, show_rules: whether a goal-conditioned agent is told them, or the share of the tasks in which it is (default: as in its training; an agent with
+            `network.acting`, which is shown goals only to learn, is shown none).
         oracle: True lets the grid oracle play all trials from the same starts; a number only that many first ones, whose average is the reference of the later ones.
         par: instead, reference steps of each task of the benchmark `(n,)`, NaN where unknown: the reference is the return for that many steps.
         expert: who plays instead of the oracle, see `demonstrations`. progress: a bar while tasks are played.
@@ -516,7 +516,7 @@ def _world_of(config: TrainConfig):
 
 def _unpacked(policy, world, greedy: bool, show_goal: float | None, show_rules: float | None):
     "Policy, parameters and world, from an `Agent` or from a policy."
-    listens = isinstance(policy, Agent) and getattr(policy.config.network, "told", False)
+    listens = isinstance(policy, Agent) and (policy.config.network.told or policy.config.network.acting > 0 and show_goal is not None)
     if not listens and (show_goal is not None or show_rules is not None):
         raise ValueError("This policy is told nothing of its task: leave out show_goal and show_rules, or train an agent with network.told.")
     if any(share is not None and not 0 <= share <= 1 for share in (show_goal, show_rules)):
@@ -950,7 +950,7 @@ def watch(agent: Agent, ruleset: RuleSet | None = None, num_trials: int = 5, see
     key, first = jax.random.split(jax.random.key(seed))
     memory = policy.begin(parameters, Tasks(jax.random.fold_in(first, 2)[None], batched(ruleset)))
     timestep, moments = reset(first), []
-    inputs = first_inputs(batched(timestep), env.num_actions(params))
+    inputs = _first(batched(timestep), env.num_actions(params))
     for trial in range(1, num_trials + 1):
         while True:
             key, draw = jax.random.split(key)

@@ -46,17 +46,13 @@ def finish(config: TrainConfig, tasks: Benchmark | None, tests: Mapping[str, Ben
     mesh = make_mesh() if jax.device_count() > 1 else None
     evaluator = Evaluator(config, tests, curve_tasks, protocol.num_trials, every_steps, seed=protocol.seed, batch=protocol.batch, greedy=protocol.greedy, mesh=mesh)
     started = bool(Checkpoints(Path(config.out).expanduser() / "checkpoints").steps())
-    training = train(config, tasks, resume=started, progress=progress, on_round=_hook(evaluator))
+    training = train(config, tasks, resume=started, progress=progress, on_round=evaluator)
     if training.interrupted:
         raise KeyboardInterrupt
     if not any(row["steps"] == training.agent.steps for row in read_evaluations(config.out)):
         evaluator(training.agent, {"steps": training.agent.steps})
     found = {name: _tested(training.agent, name, benchmark, protocol, mesh, progress) for name, benchmark in tests.items()}
     return Run(training.agent, found, read_evaluations(config.out), training.metrics[-1]["seconds"] if training.metrics else float("nan"))
-
-def _hook(evaluator: Evaluator):
-    "The evaluator, where the trainer gives its agent to whom wants it."
-    return evaluator if "wants_agent" in (train.__doc__ or "") else None
 
 # %% ../../nbs/baselines/13_experiments.ipynb #c1faed12
 def _tested(agent: Agent, name: str, benchmark, protocol: Protocol, mesh, progress: bool) -> Evaluation:
@@ -298,15 +294,9 @@ def _count(text: str) -> int:
 # %% ../../nbs/baselines/13_experiments.ipynb #3f2977ab
 def _config_of(args) -> TrainConfig:
     "The configuration that a command line asks for."
-    config = rl2.preset(args.preset) if hasattr(rl2, "preset") else _preset(args.preset)
+    config = rl2.preset(args.preset)
     named = {"benchmark": args.benchmark, "total_steps": args.steps}
     return with_fields(config, [f"{name}={json.dumps(value)}" for name, value in named.items() if value is not None] + args.changes)
-
-def _preset(name: str) -> TrainConfig:
-    presets = {"laptop": TrainConfig, "paper": rl2.table_6}
-    if name not in presets:
-        raise ValueError(f"There is no preset {name!r}: choose from {', '.join(presets)}.")
-    return presets[name]()
 
 def _asked(args) -> dict:
     "What the functions above take, from a command line."

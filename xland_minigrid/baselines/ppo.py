@@ -277,7 +277,8 @@ def update(structure, config: PPOConfig, optimizer, step: Callable, num_steps: i
     key, draw = jax.random.split(play.key)
     learned, parts = improve(structure, config, optimizer, learned, before, batch, advantage, draw, axis)
     record = record_of(batch, advantage)
-    return learned, play.replace(key=key), {**parts, **summary(record, num_steps, axis)}, record
+    shown = None if play.told is None else play.told.goal_shown
+    return learned, play.replace(key=key), {**parts, **summary(record, num_steps, axis, shown)}, record
 
 # %% ../../nbs/baselines/05_ppo.ipynb #e39c2441
 class Record(PyTreeNode):
@@ -293,10 +294,14 @@ def record_of(batch: Transition, advantage) -> Record:
     return Record(batch.done.sum(0, dtype=jnp.float32), batch.success.sum(0, dtype=jnp.float32), batch.reward.sum(0), batch.reward.max(0),
                   jnp.maximum(advantage, 0).mean(0))
 
-def summary(record: Record, num_steps: int, axis: str | None = None) -> dict:
-    "Per finished trial, over all agents: return (the reward for the goal), success and steps; and how many trials finished."
+def summary(record: Record, num_steps: int, axis: str | None = None, shown=None) -> dict:
+    """Per finished trial, over all agents: return (the reward for the goal), success and steps; and how many trials finished.
+
+    shown: which agents are shown their goal `(B,)`, if any: they do not count, and have a success of their own, `success_shown`.
+    """
     total = lambda x: x.sum() if axis is None else jax.lax.psum(x.sum(), axis)
-    trials = total(record.trials)
-    per_trial = lambda x: total(x) / jnp.maximum(trials, 1)
-    return {"return": per_trial(record.reward), "success": per_trial(record.solved), "trial_steps": per_trial(jnp.full_like(record.trials, num_steps)),
-            "trials": trials}
+    counts = jnp.ones_like(record.trials) if shown is None else 1.0 - shown
+    trials = total(record.trials * counts)
+    per_trial = lambda x: total(x * counts) / jnp.maximum(trials, 1)
+    found = {"return": per_trial(record.reward), "success": per_trial(record.solved), "trial_steps": per_trial(jnp.full_like(record.trials, num_steps)), "trials": trials}
+    return found if shown is None else found | {"success_shown": total(record.solved * shown) / jnp.maximum(total(record.trials * shown), 1)}

@@ -250,7 +250,7 @@ def profile_update(config: TrainConfig, *, turns: int = 7, seconds: float = 0.2,
     for _ in tqdm(range(turns), "measuring", disable=not progress, leave=False):
         peak.append(matmul_peak(seconds))
         for name, stage in stages.items():
-            took[name].append(stage.calls * min(_seconds(stage.function, *stage.args) for _ in range(1 if stage.calls == 1 else 3)))
+            took[name].append(stage.calls * float(np.median([_seconds(stage.function, *stage.args) for _ in range(1 if stage.calls == 1 else 3)])))
     return Profile(config, {name: np.array(x) for name, x in took.items()}, {name: s.flops for name, s in stages.items()}, np.array(peak), network_flops(config))
 
 # %% ../../nbs/baselines/18_profile.ipynb #b28a9886

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'preset', 'single_task', 'to_dict', 'from_dict', 'make_world', 'begin',
-           'load_tasks', 'Agent', 'new_agent', 'RunState', 'start_run', 'Targets', 'targets_of', 'enter', 'make_round',
-           'make_refresh', 'mesh_of', 'outcome_of', 'try_out', 'Interrupts', 'Training', 'train', 'load_agent']
+           'load_tasks', 'Agent', 'new_agent', 'RunState', 'start_run', 'Targets', 'targets_of', 'enter',
+           'growing_worlds', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of', 'try_out', 'Interrupts', 'Training',
+           'train', 'load_agent']
 
 # %% ../../nbs/baselines/10_rl2.ipynb #d8ed63e3
 import dataclasses
@@ -33,6 +34,7 @@ from .networks import ActorCritic, NetworkConfig
 from .ppo import Play, PPOConfig, Record, draw_actions, make_optimizer, think, update
 from .scale import any_process, everyone, find_devices, is_first, make_mesh, replicate, share, spread
 from ..benchmarks import Benchmark, digest, load_benchmark, load_benchmark_from_path, registered_benchmarks
+from ..core.layouts import layout, stack_layouts
 from ..core.struct import PyTreeNode
 from ..envs.registration import make
 from ..envs.wrappers import GymAutoResetWrapper
@@ -47,7 +49,9 @@ class TrainConfig:
     max_steps: int | None = None  # steps until a trial is cut off; short ones make it pay to remember
     benchmark: str = "trivial-1m"  # the tasks: a registered name or the path of a file; "" for an environment that is a single task
     held_out: float = 0.1  # share of the tasks never trained on, split so that no goal with its rules is on both sides
-    show_goal: float = 0.0  # share of the agents that are told their goal, where network.told
+    rooms: tuple[int, ...] = ()  # sizes of smaller worlds to begin in
+    grow: float = 0.5  # share of the training after which all worlds have full size; until then ever fewer are rooms
+    show_goal: float = 0.0  # share of the agents that are told their goal, where network.told or network.acting
     show_rules: float = 0.0  # share of the agents that are told the rules, where network.told
     total_steps: int = 10_000_000  # environment steps, over all agents
     num_envs: int = 256  # agents that play side by side
@@ -83,9 +87,11 @@ class TrainConfig:
         for name in ("show_goal", "show_rules"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: a share from 0 to 1 is needed.")
-            if getattr(self, name) and not self.network.told:
+            if getattr(self, name) and not (self.network.told or name == "show_goal" and self.network.acting):
                 raise ValueError(f"{name} is {getattr(self, name)}, and the network cannot be told anything: set network.told as well.")
-        if not self.benchmark and (self.network.told or self.network.effects or self.curriculum.kind != "uniform"):
+        if not 0 < self.grow <= 1 or any(size < 4 for size in self.rooms):
+            raise ValueError(f"grow is {self.grow} and rooms {self.rooms}: a share above 0 to 1, and sizes from 4 on, are needed.")
+        if not self.benchmark and (self.network.told or self.network.effects or self.network.acting or self.curriculum.kind != "uniform"):
             raise ValueError("A single task has no benchmark to tell about or to choose from: name a benchmark, or leave network.told, network.effects and curriculum.kind as they are.")
 
     @property
@@ -139,7 +145,7 @@ def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainC
 def single_task(config: TrainConfig) -> TrainConfig:
     "A configuration made over for an environment that is one task: short sequences, several passes, episodes that stand alone; on a laptop also a small network."
     ppo = dataclasses.replace(config.ppo, across_trials=False, belief_coef=0.0, gamma=0.99, ent_coef=0.01, num_minibatches=8, update_epochs=4)
-    network = dataclasses.replace(config.network, event=0, attention=False, told=False, effects=False)
+    network = dataclasses.replace(config.network, event=0, attention=False, around=False, acting=0, told=False, effects=False)
     small = {"num_envs": 128, "total_steps": 1_000_000, "view_size": 7} if config.num_envs <= 256 else {}
     if small:
         network = dataclasses.replace(network, encoder=64, memory=64, head=64)
@@ -153,7 +159,8 @@ def to_dict(config: TrainConfig) -> dict:
 def from_dict(values: dict) -> TrainConfig:
     "The inverse of `to_dict`. Raises `TypeError` for a field that does not exist."
     parts = {"ppo": PPOConfig, "network": NetworkConfig, "curriculum": CurriculumConfig}
-    return TrainConfig(**{**values, **{name: made(**values[name]) for name, made in parts.items() if name in values}, "loggers": values.get("loggers") and tuple(values["loggers"])})
+    return TrainConfig(**{**values, **{name: made(**values[name]) for name, made in parts.items() if name in values}, "loggers": values.get("loggers") and tuple(values["loggers"]),
+                          "rooms": tuple(values.get("rooms", ()))})
 
 # %% ../../nbs/baselines/10_rl2.ipynb #46d66031
 def make_world(config: TrainConfig):
@@ -184,7 +191,7 @@ def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]
     if not named and not Path(config.benchmark).expanduser().exists():
         raise ValueError(f"{config.benchmark!r} is neither a file nor a benchmark; those known are {', '.join(registered_benchmarks())}.")
     tasks = load_benchmark(config.benchmark) if named else load_benchmark_from_path(config.benchmark)
-    return tasks.split(1 - config.held_out, by="goal_id")
+    return tasks.split(1 - config.held_out, by="random")  # whole groups of one goal_id, drawn by a fixed seed
 
 # %% ../../nbs/baselines/10_rl2.ipynb #c37711af
 @dataclass(frozen=True)
@@ -243,10 +250,22 @@ def enter(config: TrainConfig, env, params, network: ActorCritic, rulesets, numb
     of_each = lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, number)
     reset, play, mask = jax.random.split(key, 3)
     timestep, step = begin(env, params, rulesets, of_each(reset))
-    told = tell(of_each(mask), rulesets, config.show_goal, config.show_rules) if config.network.told else None
+    told = tell(of_each(mask), rulesets, config.show_goal, config.show_rules) if config.network.told or config.show_goal else None
     objects = jax.vmap(targets_of)(rulesets) if config.network.effects else None
     memory = network.start(len(number))
-    return Play(timestep, first_inputs(timestep, env.num_actions(params)), memory, play, number, told, objects), step
+    return Play(timestep, first_inputs(timestep, env.num_actions(params), config.network.around), memory, play, number, told, objects), step
+
+def growing_worlds(config: TrainConfig, params, round, keys):
+    "The layouts in which a round's tasks are played, one for each of `keys (B,)`: at first all smaller ones, of `config.rooms`, and ever more of full size."
+    sizes = [(params.height, params.width), *((size, size) for size in config.rooms)]
+    plans = stack_layouts([layout(params.grid_type, *size) for size in sizes])
+    small = 1 - round / max(1, int(config.grow * config.rounds))
+
+    def one(key):
+        which, lot = jax.random.split(key)
+        return jnp.where(jax.random.uniform(lot) < small, jax.random.randint(which, (), 1, len(sizes)), 0)
+    chosen = jax.vmap(one)(keys)
+    return jax.tree.map(lambda x: jnp.asarray(x)[chosen], plans)
 
 # %% ../../nbs/baselines/10_rl2.ipynb #b77077a4
 def make_round(config: TrainConfig, curriculum=None) -> Callable:
@@ -295,7 +314,8 @@ def _round(config: TrainConfig, curriculum, mesh) -> Callable:
         if benchmark is not None:
             known, tasks = (known, uniform_tasks(len(benchmark), draws)) if curriculum is None else curriculum.draw(known, draws)
             rulesets = jax.vmap(benchmark.get_ruleset)(tasks)
-        play, step = enter(config, env, params, nnx.merge(structure, state.parameters), rulesets, number, begin_key)
+        world = params.replace(layout=growing_worlds(config, params, state.round, jax.vmap(jax.random.fold_in, (0, None))(draws, 1))) if config.rooms else params
+        play, step = enter(config, env, world, nnx.merge(structure, state.parameters), rulesets, number, begin_key)
 
         def improve_once(carry, _):
             learned, play, metrics, record = update(structure, config.ppo, optimizer, step, config.steps_per_update, *carry, axis)
@@ -355,7 +375,7 @@ def _averaged(metrics: dict) -> dict:
     "Metrics of the updates of a round `(U,)` as scalars. What is per trial is weighted with the number of trials."
     trials = metrics["trials"].sum()
     weight = metrics["trials"] / jnp.maximum(trials, 1)
-    per_trial = {name: (metrics[name] * weight).sum() for name in ("return", "success", "trial_steps")}
+    per_trial = {name: (metrics[name] * weight).sum() for name in ("return", "success", "trial_steps") if name in metrics}
     edges = {"success_first": metrics["success"][0], "success_last": metrics["success"][-1]}
     return {**{name: x.mean() for name, x in metrics.items()}, **per_trial, **edges, "trials": trials}
 
@@ -453,7 +473,7 @@ class _Run:
     def __init__(self, config: TrainConfig, benchmark: Benchmark | None, par):
         self.config, self.benchmark = config, benchmark
         self.tasks = "a single task" if benchmark is None else digest(benchmark)
-        if config.network.told:
+        if config.network.told or config.show_goal:
             check_tellable(benchmark.get_rulesets(np.arange(len(benchmark))) if getattr(benchmark, "open", None) is not None else benchmark.get_ruleset(0))
         self.max_steps = make_world(config)[1].max_steps
         uniform = benchmark is None or config.curriculum.kind == "uniform"  # needs no memory

@@ -64,28 +64,24 @@ class Point:
 def read_points(path) -> list[Point]:
     "The points in a CSV file; a last line that was cut off is left out, and no file is no points. Raises `ValueError` for a file of something else."
     path, fields = Path(path), dataclasses.fields(Point)
-    if not path.exists():
-        return []
-    with open(path, newline="", encoding="utf-8") as file:
-        header, *rows = list(csv.reader(file)) or [[]]
-    if header != [f.name for f in fields]:
+    header, *rows = [next(csv.reader([line])) for line in _whole_lines(path).split("\n")[:-1]] or [None]
+    if header is not None and header != [f.name for f in fields]:
         raise ValueError(f"{path} does not hold points of a figure: choose another folder, or delete the file.")
-    points = []
-    for row in rows:
-        try:
-            points.append(Point(**{f.name: f.type(value) for f, value in zip(fields, row, strict=True)}))
-        except ValueError:
-            continue
-    return points
+    return [Point(**{f.name: f.type(value) for f, value in zip(fields, row, strict=True)}) for row in rows]
+
+def _whole_lines(path: Path) -> str:
+    "What a file holds up to its last line break: a number whose last digits are missing is still a number, so an unfinished line must not be read."
+    data = path.read_bytes() if path.exists() else b""
+    return data[: data.rfind(b"\n") + 1].decode()
 
 def add_point(path, point: Point) -> None:
-    "Append a point to a CSV file, which is begun if it is not there. It is on disk when this returns."
+    "Append a point to a CSV file, in place of a line that was cut off; the file is begun if it is not there. It is on disk when this returns."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    begun = path.read_text(encoding="utf-8") if path.exists() else ""
-    with open(path, "a", newline="", encoding="utf-8") as file:
-        if begun and not begun.endswith("\n"):
-            file.write("\n")  # the line before was cut off
+    begun = _whole_lines(path)
+    with open(path, "r+" if path.exists() else "w", newline="", encoding="utf-8") as file:
+        file.truncate(len(begun.encode()))
+        file.seek(0, os.SEEK_END)
         write = csv.writer(file, lineterminator="\n")
         if not begun:
             write.writerow(f.name for f in dataclasses.fields(Point))

@@ -777,7 +777,7 @@ def score_probes(policy=None, probes=None, *, num_trials: int = 4, copies: int =
     parameters = None
     if isinstance(policy, Agent):
         overrides, parameters = {"view_size": policy.config.view_size, **overrides}, policy.parameters
-        policy = NetworkPolicy(policy.structure, policy.config.network.memory, greedy)
+        policy = NetworkPolicy(policy.structure, None, greedy)
     found = np.zeros((2, len(probes), copies, num_trials), np.float32)
     for part, (numbers, params) in enumerate(tqdm(probe_worlds(probes, **overrides), disable=not progress, desc="probes")):
         params = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), copies, axis=0), params)
