@@ -434,6 +434,7 @@ def test_the_order_of_rules_and_every_byte_matter(task_encoder):
     assert len(np.unique(apart.round(4), axis=0)) == len(apart) and np.isfinite(apart).all()
 
 
+@pytest.mark.slow
 def test_task_encoder_in_half_precision_and_its_gradient(benchmark, task_encoder):
     structure, parameters = built(lambda: TaskEncoder(24, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
     assert {x.dtype for x in jax.tree.leaves(parameters)} == {jnp.dtype(jnp.float32)}

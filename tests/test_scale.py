@@ -27,7 +27,7 @@ from xland_minigrid.baselines.scale import initialize
 SMALL = NetworkConfig(embedding=4, encoder=16, event=8, memory=16, head=16)
 TINY = rl2.TrainConfig(size=5, max_steps=12, total_steps=3 * 64 * 24, num_envs=64, steps_per_task=24, steps_per_update=12,
                        ppo=PPOConfig(num_minibatches=4), network=SMALL, loggers=("jsonl",), devices=1)
-tasks = demo.hold_tasks(demo.OBJECTS, 100)
+make_tasks = lambda: demo.hold_tasks(demo.OBJECTS, 100)
 flat = lambda agent: np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(agent.parameters)])
 """
 
@@ -45,21 +45,36 @@ def finished(process, timeout=400):
 
 # One process, many devices ------------------------------------------------------------------------------------------------------------
 
-def test_eight_devices_train_as_one_does(tmp_path):
-    "Parameters, metrics and what the curriculum knows, with a curriculum that tries candidates, told agents and gradients in parts."
-    found = json.loads(finished(start("""
-        out = sys.argv[1]
-        config = dataclasses.replace(TINY, show_goal=0.5, network=dataclasses.replace(SMALL, told=True, effects=True),
-                                     curriculum=CurriculumConfig(kind="sfl", buffer=16, candidates=32, period=2, trials=2))
-        runs = {n: rl2.train(dataclasses.replace(config, devices=n, out=f"{out}/{n}"), tasks, progress=False) for n in (1, 8)}
-        print(json.dumps({n: [flat(run.agent).tolist(), [{k: v for k, v in row.items() if k != "seconds"} for row in run.metrics]] for n, run in runs.items()}))
-    """, tmp_path, devices=8)).splitlines()[-1])
+RUNS = """
+out, config, tasks = sys.argv[1], dataclasses.replace(TINY, %s), make_tasks()
+runs = {n: rl2.train(dataclasses.replace(config, devices=n, out=f"{out}/{n}"), tasks, progress=False) for n in (1, 8)}
+print(json.dumps({n: [flat(run.agent).tolist(), [{k: v for k, v in row.items() if k != "seconds"} for row in run.metrics]] for n, run in runs.items()}))
+"""
+
+
+def alike_on_one_and_eight(changes, folder):
+    found = json.loads(finished(start(RUNS % changes, folder, devices=8)).splitlines()[-1])
     (one, one_rows), (eight, eight_rows) = found["1"], found["8"]
     np.testing.assert_allclose(one, eight, atol=2e-4)
     assert len(one_rows) == 3 and one_rows[0]["trials"] > 0
     for a, b in zip(one_rows, eight_rows):
         assert a.keys() == b.keys()
         np.testing.assert_allclose([a[k] for k in a], [b[k] for k in a], rtol=2e-3, atol=2e-3)
+    return one_rows
+
+
+def test_eight_devices_train_as_one_does(tmp_path):
+    "Parameters and metrics, in minibatches whose gradients are added up in two parts."
+    alike_on_one_and_eight("ppo=PPOConfig(num_minibatches=4, accumulate=2, update_epochs=1)", tmp_path)
+
+
+@pytest.mark.slow
+def test_eight_devices_train_as_one_does_whatever_is_asked(tmp_path):
+    "A curriculum that tries candidates, growing worlds, agents that are told, a head for effects, and a second memory."
+    rows = alike_on_one_and_eight("""size=None, rooms=(5,), show_goal=0.5, show_rules=0.5,
+        network=dataclasses.replace(SMALL, told=True, effects=True, around=True, acting=8),
+        curriculum=CurriculumConfig(kind="sfl", buffer=16, candidates=32, period=2, trials=2)""", tmp_path)
+    assert {"success_shown", "effects_nats", "curriculum_filled"} <= rows[0].keys()
 
 
 def test_agents_act_alike_wherever_they_are_computed():
@@ -108,23 +123,31 @@ def free_port():
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path):
-    "Gloo on loopback: parameters bit for bit the same on both, and near those of one process; the first alone writes; a resume goes on."
+    "Gloo on loopback: parameters bit for bit the same on both, and near those of one process; Ctrl-C in one stops both; a resume goes on."
     script = """
         number, port, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
         joined = initialize(f"127.0.0.1:{port}", 2, number, timeout=120) if port != "0" else False
+        tasks = make_tasks()
         config = dataclasses.replace(TINY, devices=None, out=out)
-        half = rl2.train(dataclasses.replace(config, total_steps=2 * config.steps_per_round), tasks, progress=False)
+
+        def stop(row):  # the other process has to learn of it
+            if number == 0 and row["steps"] == 2 * config.steps_per_round:
+                raise KeyboardInterrupt
+
+        half = rl2.train(config, tasks, progress=False, on_round=stop)
         run = rl2.train(config, tasks, progress=False, resume=True)
-        print(json.dumps([joined, jax.process_count(), len(jax.devices()), flat(run.agent).tolist(), len(run.metrics), half.agent.steps, run.agent.steps]))
+        np.save(f"{out}-{number}", flat(run.agent))  # too much for a pipe that is read later
+        print(json.dumps([joined, jax.process_count(), len(jax.devices()), len(run.metrics), half.interrupted, half.agent.steps, run.agent.steps]))
     """
     port = free_port()
     both = [start(script, i, port, tmp_path / "both") for i in range(2)]
-    alone = json.loads(finished(start(script, 0, 0, tmp_path / "alone")).splitlines()[-1])
     first, second = (json.loads(finished(p).splitlines()[-1]) for p in both)
+    alone = json.loads(finished(start(script, 0, 0, tmp_path / "alone")).splitlines()[-1])
     assert first[:3] == second[:3] == [True, 2, 2] and alone[:3] == [False, 1, 1]
-    assert first[3] == second[3], "bit for bit"
-    np.testing.assert_allclose(first[3], alone[3], atol=2e-4)
-    assert first[4] == 3 and first[5:] == second[5:] == alone[5:]
+    parameters = [np.load(tmp_path / f"{name}.npy") for name in ("both-0", "both-1", "alone-0")]
+    assert (parameters[0] == parameters[1]).all(), "bit for bit"
+    np.testing.assert_allclose(parameters[0], parameters[2], atol=2e-4)
+    assert first[3] == 3 and first[4] and first[4:] == second[4:] == alone[4:]
     rows = [[{k: v for k, v in r.items() if k != "seconds"} for r in rl2.read_metrics(tmp_path / name / "metrics.jsonl")] for name in ("both", "alone")]
     for a, b in zip(*rows, strict=True):
         np.testing.assert_allclose([a[k] for k in a], [b[k] for k in a], rtol=2e-3, atol=2e-3)

@@ -98,6 +98,8 @@ def initialize(coordinator: str | None = None, processes: int | None = None, pro
     try:
         jax.distributed.initialize(coordinator, processes, process, initialization_timeout=timeout)
     except Exception as error:
+        if "before any JAX" in str(error):
+            raise RuntimeError("JAX is in use already, and cannot join other processes any more: call initialize before anything else touches JAX.") from error
         raise RuntimeError(f"The other processes could not be joined within {timeout} s ({str(error).splitlines()[0]}): start all of them, with the same coordinator.") from error
     return jax.process_count() > 1
 
