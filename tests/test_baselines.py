@@ -492,6 +492,54 @@ def test_watching_shows_what_an_agent_lives_through(finished, tasks):
     np.testing.assert_allclose(belief_over(moments[0].belief, demo.OBJECTS).sum(), 1)
 
 
+# A single task ------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id, steps", [("MiniGrid-Empty-8x8", 200_000), ("MiniGrid-DoorKey-5x5", 600_000)])
+def test_single_tasks_are_solved(env_id, steps, tmp_path):
+    from xland_minigrid.baselines.experiments import time_to_solve
+    found = time_to_solve(rl2.preset("laptop", env_id, total_steps=steps, out=str(tmp_path / "run")), progress=False)
+    assert found["solved"] and found["tested"] >= 0.95, found
+
+
+def test_presets():
+    assert rl2.preset() == TrainConfig() and set(rl2.PRESETS) == {"laptop", "colab-t4", "colab-tpu", "gpu", "paper", "box"}
+    paper = rl2.preset("paper")
+    table_6 = {"rnn_hidden_dim": paper.network.memory, "rnn_num_layers": paper.network.layers, "head_hidden_dim": paper.network.head, "num_envs": paper.num_envs,
+               "num_steps_per_env": paper.steps_per_task, "num_steps_per_update": paper.steps_per_update, "update_epochs": paper.ppo.update_epochs,
+               "num_minibatches": paper.ppo.num_minibatches, "total_timesteps": paper.total_steps, "lr": paper.ppo.lr, "clip_eps": paper.ppo.clip_eps,
+               "gamma": paper.ppo.gamma, "gae_lambda": paper.ppo.gae_lambda, "ent_coef": paper.ppo.ent_coef, "vf_coef": paper.ppo.vf_coef,
+               "max_grad_norm": paper.ppo.max_grad_norm, "train_seed": paper.seed, "embedding": paper.network.embedding}
+    assert table_6 == {"rnn_hidden_dim": 1024, "rnn_num_layers": 1, "head_hidden_dim": 256, "num_envs": 16384, "num_steps_per_env": 12800, "num_steps_per_update": 256,
+                       "update_epochs": 1, "num_minibatches": 32, "total_timesteps": 10**10, "lr": 0.001, "clip_eps": 0.2, "gamma": 0.99, "gae_lambda": 0.95,
+                       "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5, "train_seed": 42, "embedding": 16}
+    alone = rl2.preset("laptop", "MiniGrid-DoorKey-5x5")
+    assert not alone.benchmark and not alone.ppo.across_trials and alone.ppo.belief_coef == 0
+    with pytest.raises(ValueError, match="choose from laptop"):
+        rl2.preset("supercomputer")
+    with pytest.raises(ValueError, match="DoorKey"):
+        rl2.preset("laptop", "MiniGrid-DoorKey-555")
+    for wrong in (dict(show_goal=0.5), dict(rooms=(2,)), dict(grow=0.0), dict(benchmark="", network=dataclasses.replace(SMALL, told=True))):
+        with pytest.raises(ValueError):
+            dataclasses.replace(TINY, **wrong)
+
+
+def test_heads_that_only_guess_do_not_move_the_policy():
+    "Logits and value do not depend on what the belief's and the effects' heads are made of, where no second memory acts on the belief."
+    network = ActorCritic(dataclasses.replace(SMALL, effects=True), 5, 6, rngs=nnx.Rngs(0))
+    structure, parameters = nnx.split(network)
+    inputs = some_inputs(3, 2)
+    slope = jax.grad(lambda p: (lambda out: out.logits.sum() + out.value.sum())(nnx.merge(structure, p)(inputs, network.start(2))))(parameters)
+    for name in ("belief", "effects"):
+        assert all((x == 0).all() for x in jax.tree.leaves(slope[name])), name
+    acting = ActorCritic(dataclasses.replace(SMALL, around=True, acting=8), 5, 6, rngs=nnx.Rngs(0))
+    structure, parameters = nnx.split(acting)
+    more = inputs.replace(around=jnp.zeros((3, 2, 4, 2), jnp.uint8), held=jnp.zeros((3, 2, 2), jnp.uint8), pocket=jnp.zeros((3, 2, 2), jnp.uint8))
+    slope = jax.grad(lambda p: nnx.merge(structure, p)(more, acting.start(2)).logits.sum())(parameters)
+    assert all((x == 0).all() for x in jax.tree.leaves(slope["belief"])), "no gradient passes through what is believed"
+    assert any((x != 0).any() for x in jax.tree.leaves(slope["acting"]))
+
+
 # The demonstration --------------------------------------------------------------------------------------------------------------------
 
 def test_no_training_task_contains_a_held_out_object():

@@ -202,3 +202,20 @@ def test_foreseeable_mistakes_end_in_one_sentence(words, said, capsys, monkeypat
 def test_a_world_without_rulesets_cannot_be_trained_on(tasks, capsys, tmp_path):
     assert main(["train", "--env-id", "MiniGrid-Empty-8x8", "--benchmark", str(tasks), "--out", str(tmp_path / "run"), *TINY[2:]]) == 1
     assert "has no rulesets" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_single_task_from_the_command_line(tmp_path, capsys):
+    run = tmp_path / "run"
+    small = ["--num-envs", "32", "--steps-per-task", "32", "--steps-per-update", "16", "--network.encoder", "16", "--network.memory", "16", "--network.head", "16"]
+    assert main(["train", "--env", "MiniGrid-Empty-5x5", "--total-steps", "4096", "--out", str(run), *small, "--ppo.num-minibatches", "4"]) == 0
+    assert main(["evaluate", str(run), "--tasks", "16", "--trials", "2", "--out", str(tmp_path / "report")]) == 0
+    assert "random" in capsys.readouterr().out and (tmp_path / "report" / "table.csv").exists()
+
+
+@pytest.mark.parametrize("words, sentence", [
+    (["train", "--preset", "supercomputer"], "choose from laptop"), (["train", "--env", "MiniGrid-Emtpy-8x8"], "Empty-8x8"),
+    (["train", "--device", "tpu", "--out", "nowhere"], "finds none"), (["train", "--devices", "99", "--out", "nowhere"], "choose from 1"),
+    (["train", "--processes", "2"], "coordinator"), (["train", "--show-goal", "0.5"], "network.told"), (["evaluate", "no-such-agent"], "in the box")])
+def test_what_cannot_be_trained_is_refused_in_a_sentence(words, sentence, capsys):
+    assert main(words) == 1
+    assert sentence in capsys.readouterr().err

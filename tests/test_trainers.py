@@ -16,7 +16,7 @@ def row(gru=64, theirs=(100, 200, 300), ours=(400, 600, 1500), epochs=1):
 def fake(folder, text="TrainConfig = 1"):
     for name in ("nn", "utils"):
         (folder / f"{name}.py").write_text(f"mark = {str(folder)!r}\n")
-    (folder / "train_meta_task.py").write_text(f"import pyrallis, wandb, nn, utils\n@pyrallis.wrap()\ndef train(): return nn.mark, utils.mark\n{text}\n")
+    (folder / "train_meta_task.py").write_text(f"import pyrallis, wandb, nn, utils\n@pyrallis.wrap()\ndef command(config: object): pass\ndef train(): return nn.mark, utils.mark\n{text}\n")
     return folder
 
 
@@ -98,6 +98,23 @@ def test_turns_alternate_after_one_call_each(monkeypatch):
     r = take_turns(theirs, ours, Work(), 64, repeats=2)
     assert calls == ["theirs", "ours"] * 3 and (r.their_flops, r.our_flops, r.gru) == (1, 2, 64)
     assert (r.ours > 0).all() and (r.ours < Work().steps_per_update / 0.001).all()
+
+
+def test_each_size_is_written_when_it_is_done(tmp_path, monkeypatch):
+    out, sizes = tmp_path / "more" / "table.md", []
+
+    def turns(theirs, ours, work, gru, repeats):
+        sizes.append(gru)
+        if gru == 256:
+            assert "| 64 |" in out.read_text()
+            raise KeyboardInterrupt
+        return row(gru)
+    monkeypatch.setattr(trainers, "take_turns", turns)
+    monkeypatch.setattr(trainers, "our_trainer", lambda *_: None)
+    monkeypatch.setattr(trainers, "their_trainer", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        main([str(fake(tmp_path)), "--sizes", "64", "256", "--envs", "16", "--out", str(out)])
+    assert sizes == [64, 256] and f"FOLDER --sizes 64 256 --envs 16 --out {out}`" in out.read_text()
 
 
 def test_our_side_does_the_same_work():

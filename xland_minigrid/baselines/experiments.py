@@ -4,12 +4,16 @@
 
 # %% auto #0
 __all__ = ['TRAINED', 'NEW_TASKS', 'NEW_KINDS', 'CORES', 'Run', 'finish', 'Sides', 'run_all', 'all_tasks', 'generalization_sides',
-           'run_generalization', 'compare', 'core_configs', 'with_fields', 'experiment_parser']
+           'run_generalization', 'compare', 'core_configs', 'with_fields', 'time_to_solve', 'experiment_parser']
 
 # %% ../../nbs/baselines/13_experiments.ipynb #dafa30c9
 import argparse
+import contextlib
 import dataclasses
+import io
 import json
+import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
@@ -19,7 +23,7 @@ import numpy as np
 
 from . import rl2
 from .checkpoint import Checkpoints
-from .evaluation import (Evaluation, Evaluator, Protocol, _plain, _write, curve_over_seeds, load_evaluation, over_seeds, read_evaluations,
+from .evaluation import (Evaluation, Evaluator, Protocol, _plain, _write, curve_over_seeds, evaluate, load_evaluation, over_seeds, read_evaluations,
                                                  report)
 from .rl2 import Agent, TrainConfig, train
 from .scale import make_mesh
@@ -255,17 +259,42 @@ def _names(values: dict, prefix: str = "") -> list[str]:
     return [name for key, value in values.items() for name in (_names(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key])]
 
 # %% ../../nbs/baselines/13_experiments.ipynb #0d6397ae
+def time_to_solve(config: TrainConfig, success: float = 0.95, tests: int = 512, progress: bool = True) -> dict:
+    """Train on a single task until a round's share of solved trials reaches `success`, or `config.total_steps` are over.
+
+    Returns `solved`, `seconds` (with compiling), `steps`, and of `tests` fresh starts the share that the agent solves and its mean steps. `config.out` must be free.
+    """
+    begun = time.monotonic()
+
+    def enough(row):
+        if row["success"] >= success:
+            raise KeyboardInterrupt
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        training = train(config, progress=progress, on_round=enough)
+    seconds, last = time.monotonic() - begun, training.metrics[-1]
+    found = evaluate(training.agent, None, num_tasks=tests, num_trials=1)
+    return {"environment": config.env_id, "solved": last["success"] >= success, "seconds": round(seconds, 1), "steps": training.agent.steps,
+            "tested": float(found.success.mean()), "steps in the test": float(found.steps.mean())}
+
+# %% ../../nbs/baselines/13_experiments.ipynb #3f2977ab
 def experiment_parser(commands) -> None:
     "Add `experiment` with its verbs to argparse's subparsers."
     parser = commands.add_parser("experiment", help="several agents, several seeds, the same tasks: generalization, cores, seeds",
                                  description="Train and compare. When it is interrupted, the same command goes on; what is finished is not trained again.")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="generalization | cores | seeds")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="generalization | cores | seeds | solve")
     carry = _verb(verbs, "generalization", _generalization, "train on some kinds of goals, test on the rest (the paper's figure 8)")
     carry.add_argument("--train-kinds", type=int, nargs="+", default=[1, 3, 4], metavar="KIND", help="kinds of goals to train on (default 1 3 4)")
     cores = _verb(verbs, "cores", _cores, "recurrent cores, with and without belief, at equal steps")
     cores.add_argument("--cores", nargs="+", default=list(CORES), metavar="CORE", help=f"(default {' '.join(CORES)})")
     cores.add_argument("--belief", choices=("both", "on", "off"), default="both", help="whether agents learn to say what the goal is (default both)")
     _verb(verbs, "seeds", _several_seeds, "one configuration with several seeds")
+    solve = verbs.add_parser("solve", help="how long recurrent PPO takes to solve single tasks")
+    solve.add_argument("envs", nargs="+", metavar="ENV", help="MiniGrid-Empty-8x8 for example")
+    solve.add_argument("--success", type=float, default=0.95, help="share of trials that has to be solved (default 0.95)")
+    solve.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default 0 1 2)")
+    solve.add_argument("--out", type=Path, help="write the table here, as Markdown")
+    solve.set_defaults(run_command=_solve)
 
 def _verb(verbs, name: str, run, about: str) -> argparse.ArgumentParser:
     "A verb with the options that all experiments share."
@@ -291,7 +320,7 @@ def _count(text: str) -> int:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no number; write 5000, 20k or 1m") from None
 
-# %% ../../nbs/baselines/13_experiments.ipynb #3f2977ab
+# %% ../../nbs/baselines/13_experiments.ipynb #dc1f945c
 def _config_of(args) -> TrainConfig:
     "The configuration that a command line asks for."
     config = rl2.preset(args.preset)
@@ -315,6 +344,23 @@ def _generalization(args) -> None:
 def _cores(args) -> None:
     belief = {"both": (True, False), "on": (True,), "off": (False,)}[args.belief]
     _said(compare(core_configs(_config_of(args), args.cores, belief), title="Cores", **_asked(args))["files"])
+
+def _solve(args) -> None:
+    from xland_minigrid.baselines.throughput import circumstances
+    lines = ["| environment | seed | seconds, with compiling | environment steps | solved in training | solved in the test | steps in the test |", "|---|---|---|---|---|---|---|"]
+    print("\n".join(lines))
+    for env in args.envs:
+        for seed in args.seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                found = time_to_solve(rl2.preset("laptop", env, seed=seed, out=f"{folder}/run", loggers=("jsonl",)), args.success, progress=False)
+            lines.append(f"| {env} | {seed} | {found['seconds']} | {found['steps']:,} | {'yes' if found['solved'] else 'no'} | {found['tested']:.1%} | {found['steps in the test']:.1f} |")
+            print(lines[-1], flush=True)
+    if args.out is not None:
+        command = f"xland-minigrid experiment solve {' '.join(args.envs)} --success {args.success:g} --seeds {' '.join(map(str, args.seeds))}"
+        _write(args.out, "\n".join([
+            "# Single tasks", "", f"Made by `{command}` on {time.strftime('%Y-%m-%d')}. {circumstances()}.", "",
+            f"Recurrent PPO, preset `laptop`, until {args.success:.0%} of the trials of a round (32,768 steps) are solved. Seconds count everything from the call of `train`: compiling, "
+            "checkpoints, the figure. The test is 512 fresh starts, actions drawn from the policy.", "", *lines, ""]))
 
 def _several_seeds(args) -> None:
     config = _config_of(args)

@@ -197,11 +197,13 @@ def _seconds(call: Callable[[], None]) -> float:
 # %% ../../nbs/baselines/21_trainers.ipynb #2bffa39e
 SIZES = (64, 256, 1024)
 
-def compare_trainers(folder, sizes=SIZES, repeats: int = 3, *, work: Work = Work(), progress: bool = True) -> list[TrainerRow]:
+def compare_trainers(folder, sizes=SIZES, repeats: int = 3, *, work: Work = Work(), progress: bool = True,
+                     on_row: Callable[[list], None] | None = None) -> list[TrainerRow]:
     """Train with xminigrid's trainer and with ours in turns, one row for each of `sizes`, units of the GRU.
 
     Args:
         folder: `training/` of a clone of github.com/dunnolab/xland-minigrid. repeats: turns. work: what both do in an update.
+        on_row: called with the rows so far after each size, so that whoever interrupts keeps them.
     Raises `FileNotFoundError` and `ModuleNotFoundError` when their trainer cannot be loaded, `ValueError` for sizes and repeats below 1; all before anything is compiled.
     """
     from tqdm.auto import tqdm
@@ -210,6 +212,8 @@ def compare_trainers(folder, sizes=SIZES, repeats: int = 3, *, work: Work = Work
     theirs, rows = load_theirs(folder), []
     for gru in tqdm(sizes, "GRU sizes", disable=not progress):
         rows.append(take_turns(their_trainer(theirs, work, gru), our_trainer(work, gru), work, gru, repeats))
+        if on_row:
+            on_row(rows)
     return rows
 
 # %% ../../nbs/baselines/21_trainers.ipynb #2467c0d0
@@ -249,15 +253,17 @@ def main(words=None) -> None:
         parser.add_argument(f"--{name}", type=int, default=size, help=f"{meaning} (default {size})")
     parser.add_argument("--out", help="write the report to this file instead of the screen")
     args = parser.parse_args(words)
+    names, written = ("repeats", "envs", "steps", "minibatches"), lambda value: " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    flags = "".join(f" --{name} {written(getattr(args, name))}" for name in ("sizes", *names) if getattr(args, name) != parser.get_default(name))
+    command = f"python -m xland_minigrid.baselines.trainers FOLDER{flags}{f' --out {args.out}' if args.out else ''}"
     try:
         work = Work(num_envs=args.envs, steps=args.steps, minibatches=args.minibatches)
-        rows = compare_trainers(args.folder, args.sizes, args.repeats, work=work)
+        keep = (lambda rows: deliver(trainers_report(rows, command, work, args.repeats), args.out)) if args.out else None
+        rows = compare_trainers(args.folder, args.sizes, args.repeats, work=work, on_row=keep)
     except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
         parser.exit(2, f"{error}\n")
-    words = {"sizes": " ".join(map(str, args.sizes)), **{name: getattr(args, name) for name in ("repeats", "envs", "steps", "minibatches")}}
-    plain = {"sizes": " ".join(map(str, SIZES)), **{name: parser.get_default(name) for name in ("repeats", "envs", "steps", "minibatches")}}
-    flags = "".join(f" --{name} {value}" for name, value in words.items() if value != plain[name])
-    deliver(trainers_report(rows, f"python -m xland_minigrid.baselines.trainers FOLDER{flags}{f' --out {args.out}' if args.out else ''}", work, args.repeats), args.out)
+    if not args.out:
+        deliver(trainers_report(rows, command, work, args.repeats))
 
 if __name__ == "__main__" and globals().get("__spec__"):  # not in a notebook, which is called __main__ as well
     main()

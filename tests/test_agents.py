@@ -1,0 +1,59 @@
+"""The agent in the box: it is what its card says."""
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from xland_minigrid.baselines import agents, load_agent
+from xland_minigrid.baselines.checkpoint import CheckpointError
+from xland_minigrid.baselines.evaluation import Protocol
+
+NAME = "r1-9x9-trivial"
+
+
+def test_it_comes_out_of_the_box():
+    begun = time.perf_counter()
+    agent, card = load_agent(NAME), agents.read_card(NAME)
+    assert NAME in agents.boxed_agents() and time.perf_counter() - begun < 60
+    assert (agents.the_box() / f"{NAME}.safetensors").stat().st_size == card["bytes"] <= 3_000_000
+    assert agent.steps == card["steps"] > 1_000_000 and agent.config.seed == card["seed"]
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(agent.parameters))
+    assert {"command", "versions", "config", "curve", "evaluation"} <= card.keys() and len(card["curve"]["steps"]) > 10
+    curve = card["evaluation"]["agent"]["per_trial"]
+    assert len(curve["success"]) == 25 and curve["success_lo"][-1] > curve["success_hi"][0] + 0.1, "it adapts, intervals apart"
+    assert max(card["evaluation"]["random"]["per_trial"]["success"]) < curve["success_lo"][0]
+
+
+def test_a_damaged_box_is_not_opened(tmp_path):
+    for name in (f"{NAME}.json", f"{NAME}.safetensors"):
+        (tmp_path / name).write_bytes((agents.the_box() / name).read_bytes())
+    assert agents.open_box(NAME, tmp_path).steps == agents.read_card(NAME)["steps"]
+    data = bytearray((tmp_path / f"{NAME}.safetensors").read_bytes())
+    data[-100] ^= 1
+    (tmp_path / f"{NAME}.safetensors").write_bytes(data)
+    with pytest.raises(CheckpointError, match="install the package again"):
+        agents.open_box(NAME, tmp_path)
+    (tmp_path / f"{NAME}.safetensors").unlink()
+    with pytest.raises(CheckpointError):
+        agents.open_box(NAME, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nobody", "", "R1-9x9-trivial"])
+def test_who_is_not_in_the_box(name):
+    with pytest.raises(ValueError, match="in the box"):
+        agents.read_card(name)
+
+
+@pytest.mark.slow
+def test_its_evaluation_is_that_of_its_card():
+    "Other starts and actions than those of the card, tasks of the same held-out goals: means must agree within both intervals, and it must adapt again."
+    agent, card = load_agent(NAME), agents.read_card(NAME)["evaluation"]["agent"]["per_trial"]
+    again = agents.examine(agent, Protocol(num_tasks=1024, seed=123, by=()))
+    curve = again["agent"].per_trial()
+    for name in ("success", "steps"):
+        off = np.abs(curve[name] - np.array(card[name]))
+        wide = (curve[f"{name}_hi"] - curve[f"{name}_lo"] + np.array(card[f"{name}_hi"]) - np.array(card[f"{name}_lo"])) / 2
+        assert (off < 1.5 * wide).all() and off.mean() < wide.mean(), name
+    assert curve["success_lo"][-1] > curve["success_hi"][0] + 0.1 and curve["steps_hi"][-1] < curve["steps_lo"][0]
+    assert again["random"].success.mean() < 0.1
