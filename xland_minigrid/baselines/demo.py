@@ -21,7 +21,7 @@ from .checkpoint import Checkpoints, versions
 from .evaluation import Evaluation, RandomPolicy, belief_over, evaluate, table, watch
 from .networks import NetworkConfig
 from .ppo import PPOConfig
-from .rl2 import Agent, TrainConfig, make_world, to_dict, train
+from .rl2 import Agent, TrainConfig, from_dict, make_world, train
 from ..benchmarks import Benchmark
 from ..benchmarks.generate import OBJECT_COLORS
 from ..core.goals import AgentHoldGoal
@@ -135,7 +135,7 @@ def _make_way(config: TrainConfig) -> bool:
     return False
 
 def _same_config(path: Path, config: TrainConfig) -> bool:
-    return path.exists() and json.loads(path.read_text()) == to_dict(config)
+    return path.exists() and from_dict(json.loads(path.read_text())) == config
 
 # %% ../../nbs/baselines/15_demo.ipynb #8701431d
 def run_demo(out="runs/demo", seed: int = 0, steps: int | None = None, fast: bool = False, progress: bool = True) -> dict:

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SYMBOLS', 'Encoder', 'ACTION_FEATURES', 'WIDTHS', 'MOST_POSITIONS', 'EYES', 'KINDS', 'Inputs', 'first_inputs',
-           'next_inputs', 'CellEmbedding', 'dense', 'FlatEncoder', 'Senses', 'ConvEncoder', 'squares', 'ImageEncoder',
-           'make_eyes', 'Event', 'Attention', 'Told', 'tell', 'check_tellable', 'places_in_goals', 'GoalWords',
-           'RuleWords', 'ranks', 'waves', 'Relate', 'TaskEncoder']
+           'next_inputs', 'CellEmbedding', 'dense', 'FlatEncoder', 'Senses', 'over_patches', 'ConvEncoder', 'squares',
+           'ImageEncoder', 'make_eyes', 'Event', 'Attention', 'Told', 'tell', 'check_tellable', 'places_in_goals',
+           'GoalWords', 'RuleWords', 'ranks', 'waves', 'Relate', 'TaskEncoder']
 
 # %% ../../nbs/baselines/02_encoders.ipynb #ffb663fc
 import math
@@ -158,12 +158,19 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int, dtype, rngs)
     return nnx.Conv(inputs, outputs, (size, size), strides=(stride, stride), padding="VALID", kernel_init=nnx.initializers.orthogonal(np.sqrt(2)),
                     dtype=dtype, rngs=rngs)
 
-def _look(layers, x):
+def _look(layers, x, convolve=lambda layer, x: layer(x)):
     "The layers with a ReLU after each, and their result flattened; leading axes may be any number."
     lead, x = x.shape[:-3], x.reshape(-1, *x.shape[-3:])
     for layer in layers:
-        x = jax.nn.relu(layer(x))
+        x = jax.nn.relu(convolve(layer, x))
     return x.reshape(*lead, -1)
+
+def over_patches(layer: nnx.Conv, x):
+    "A convolution of stride 1 without padding, `(..., height, width, inputs)`, as one product over all its windows."
+    (rows, columns), (height, width) = layer.kernel_size, x.shape[-3:-1]
+    kernel, x = layer.kernel[...].astype(layer.dtype), x.astype(layer.dtype)
+    parts = [x[..., i : height - rows + 1 + i, j : width - columns + 1 + j, :] for i in range(rows) for j in range(columns)]
+    return jnp.concatenate(parts, axis=-1) @ kernel.reshape(-1, kernel.shape[-1]) + layer.bias[...].astype(layer.dtype)
 
 # %% ../../nbs/baselines/02_encoders.ipynb #815a7c96
 class ConvEncoder(nnx.Module):
@@ -182,7 +189,7 @@ class ConvEncoder(nnx.Module):
         self.mix = dense(side**2 * widths[-1] + Senses.features + 2 * embedding, features, np.sqrt(2), dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Inputs):
-        parts = [_look(self.layers, self.cell(x.view)), self.senses(x), self.cell(x.front)]
+        parts = [_look(self.layers, self.cell(x.view), over_patches), self.senses(x), self.cell(x.front)]
         return jax.nn.relu(self.mix(_join(parts, self.dtype)))
 
 # %% ../../nbs/baselines/02_encoders.ipynb #060af3e8

@@ -238,8 +238,8 @@ def trainers_report(rows: list[TrainerRow], command: str, work: Work, repeats: i
         f"{work.env_id}, {work.num_tasks:,} generated `trivial` tasks, {work.num_envs} agents, {work.steps} steps an update, {work.minibatches} minibatches, {work.epochs} epoch(s), "
         f"float32; views of 5x5, embeddings of {work.embedding}, three convolutions (16, 32, 64), one GRU, heads of {work.head}. Ours has a layer of 256 between eyes and memory and one "
         "layer for both heads, theirs no such layer and one for each. A call is one update: new tasks, collecting, and all gradient steps, without evaluation.", "",
-        f"FOLDER is `training/` of github.com/dunnolab/xland-minigrid, its newest trainer for xminigrid 0.9.3. The pip packages distrax and tfp-nightly let it start on this jax; Python 3.11 "
-        "and newer refuse the array defaults of `RolloutStats` in its `utils.py`, which were given as `default_factory`; nothing else was changed.", "",
+        "FOLDER is `training/` of a clone of github.com/dunnolab/xland-minigrid. Its network needs distrax, and on a recent jax that needs tfp-nightly; Python 3.11 and newer refuse the array "
+        "defaults of `RolloutStats` in its `utils.py`, which have to be written as `default_factory`.", "",
         f"Medians of {repeats} turns, theirs and ours one after the other in one process, after one call each to warm up. Where the machine has other work meanwhile, the rates are "
         "lower than on a quiet one: the ratios count. *Of the peak* counts one forward pass for acting and three for each epoch of learning.", "",
         format_trainers(rows), ""])
