@@ -57,7 +57,7 @@ test-slow: test-floor
 
 # The packages of Colab, as far as they can be had elsewhere. They stop at Python 3.13. Left out are the comparisons with other packages, whose behaviour was
 # settled on the newest packages, and what is only about words, files and searches: minutes that find nothing here. Their notebooks run all the same.
-NOT_ON_THE_FLOOR := parity minigrid language exact solve oracle difficulty statistics splits pickles
+NOT_ON_THE_FLOOR := parity minigrid language exact solve oracle difficulty statistics splits pickles probes layouts open demonstrations curriculum
 test-floor:
 	@.ci/venv .venv-floor train,notebook,gym,dm,hub,peers,test .ci/colab-floor.txt 13
 	@.ci/step 'Colab floor: requirements' .venv-floor/bin/python -m pip check

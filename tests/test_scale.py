@@ -70,9 +70,8 @@ def test_eight_devices_train_as_one_does(tmp_path):
 
 @pytest.mark.slow
 def test_eight_devices_train_as_one_does_whatever_is_asked(tmp_path):
-    "A curriculum that tries candidates, growing worlds, agents that are told, a head for effects, and a second memory."
-    rows = alike_on_one_and_eight("""size=None, rooms=(5,), show_goal=0.5, show_rules=0.5,
-        network=dataclasses.replace(SMALL, told=True, effects=True, around=True, acting=8),
+    "A curriculum that tries candidates, growing worlds, agents that are shown their goal, a head for effects, and a second memory."
+    rows = alike_on_one_and_eight("""size=6, rooms=(5,), show_goal=0.5, network=dataclasses.replace(SMALL, effects=True, around=True, acting=8),
         curriculum=CurriculumConfig(kind="sfl", buffer=16, candidates=32, period=2, trials=2)""", tmp_path)
     assert {"success_shown", "effects_nats", "curriculum_filled"} <= rows[0].keys()
 
