@@ -91,7 +91,8 @@ def _one_step(config: TrainConfig):
 
 @functools.lru_cache
 def _some_tasks():
-    return generate_benchmark("trivial", n=64)
+    with jax.ensure_compile_time_eval():  # the first call may come from within a traced function
+        return generate_benchmark("trivial", n=64)
 
 def _begin(config: TrainConfig, agent, parameters, agents: int):
     "Agents at the beginning of a task each, and the function that steps them: `Play (agents,)`, `step`."
