@@ -495,10 +495,10 @@ def test_watching_shows_what_an_agent_lives_through(finished, tasks):
 # A single task ------------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env_id, steps", [("MiniGrid-Empty-8x8", 200_000), ("MiniGrid-DoorKey-5x5", 600_000)])
-def test_single_tasks_are_solved(env_id, steps, tmp_path):
+@pytest.mark.parametrize("env_id", ["MiniGrid-Empty-8x8", "MiniGrid-DoorKey-5x5"])
+def test_single_tasks_are_solved(env_id, tmp_path):
     from xland_minigrid.baselines.experiments import time_to_solve
-    found = time_to_solve(rl2.preset("laptop", env_id, total_steps=steps, out=str(tmp_path / "run")), progress=False)
+    found = time_to_solve(rl2.preset("laptop", env_id, out=str(tmp_path / "run")), progress=False)
     assert found["solved"] and found["tested"] >= 0.95, found
 
 

@@ -332,7 +332,7 @@ def _keep(found: dict, out: Path) -> None:
 def _demo_parser(commands) -> None:
     parser = commands.add_parser("demo", help="train an agent here and watch it adapt")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"))
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=count, help="environment steps to train for, 5m or less or more")
     parser.add_argument("--fast", action="store_true", help="seconds instead of minutes, to see that everything works; that agent learns next to nothing")
     parser.set_defaults(run_command=_demo)

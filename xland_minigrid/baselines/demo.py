@@ -57,7 +57,7 @@ class Plan(NamedTuple):
     test_tasks: int = 1000
     num_trials: int = 10
 
-def demo_plan(out="runs/demo", seed: int = 0, steps: int | None = None, fast: bool = False) -> Plan:
+def demo_plan(out="runs/demo", seed: int = 1, steps: int | None = None, fast: bool = False) -> Plan:
     "The demonstration's settings; `fast` shrinks everything to seconds, for tests: that agent learns next to nothing."
     config = TrainConfig(
         env_id="XLand-MiniGrid-R1-9x9", size=5, max_steps=12, benchmark="hold one of four objects", held_out=0.2, seed=seed, out=str(out),
@@ -138,7 +138,7 @@ def _same_config(path: Path, config: TrainConfig) -> bool:
     return path.exists() and from_dict(json.loads(path.read_text())) == config
 
 # %% ../../nbs/baselines/15_demo.ipynb #8701431d
-def run_demo(out="runs/demo", seed: int = 0, steps: int | None = None, fast: bool = False, progress: bool = True) -> dict:
+def run_demo(out="runs/demo", seed: int = 1, steps: int | None = None, fast: bool = False, progress: bool = True) -> dict:
     """Make tasks, train, test on held-out objects, and show what came of it.
 
     Args:
