@@ -151,10 +151,10 @@ def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainC
     return dataclasses.replace(config, **changes)
 
 def single_task(config: TrainConfig) -> TrainConfig:
-    "A configuration made over for an environment that is one task: short sequences, several passes, episodes that stand alone; on a laptop also a small network."
-    ppo = dataclasses.replace(config.ppo, across_trials=False, belief_coef=0.0, gamma=0.99, ent_coef=0.01, num_minibatches=8, update_epochs=4)
+    "A configuration made over for an environment that is one task: short sequences, episodes that stand alone; on a laptop also a small network."
+    ppo = dataclasses.replace(config.ppo, across_trials=False, belief_coef=0.0, gamma=0.99, ent_coef=0.02, num_minibatches=8)
     network = dataclasses.replace(config.network, event=0, attention=False, around=False, acting=0, told=False, effects=False)
-    small = {"num_envs": 128, "total_steps": 1_000_000, "view_size": 7} if config.num_envs <= 256 else {}
+    small = {"num_envs": 128, "total_steps": 2_000_000, "view_size": 7} if config.num_envs <= 256 else {}
     if small:
         network = dataclasses.replace(network, encoder=64, memory=64, head=64)
     return dataclasses.replace(config, benchmark="", held_out=0.0, max_steps=None, steps_per_task=256, steps_per_update=32, ppo=ppo, network=network, **small)
