@@ -372,7 +372,7 @@ def _figures(args) -> None:
         print(f"{path} ({path.stat().st_size / 1000:.0f} kB)")
 
 # %% ../nbs/90_cli.ipynb #c162e101
-_EXTRAS = {"tyro": "train", "orbax": "train", "matplotlib": "train", "IPython": "notebook"}
+_EXTRAS = {"tyro": "train", "orbax": "train", "matplotlib": "train", "IPython": "notebook", "websockets": "pool", "uvloop": "server"}
 
 def _explained(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get((error.name or "").split(".")[0])):
@@ -386,7 +386,8 @@ def _status(error: Exception, command: str) -> int:
 
 # Their options are known to modules that take a second to import, which others need not wait for.
 _LATER = (("experiment", "several agents, several seeds, the same tasks", "xland_minigrid.baselines.experiments", "experiment_parser"),
-          ("profile", "where the time of a training update goes", "xland_minigrid.baselines.profile", "profile_parser"))
+          ("profile", "where the time of a training update goes", "xland_minigrid.baselines.profile", "profile_parser"),
+          ("serve", "many environments at once, over WebSockets", "xland_minigrid.pool.server", "serve_parser"))
 
 def _parser(words=()) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("xland-minigrid", description="Meta-reinforcement learning in grid worlds whose rules and goals are data.")
