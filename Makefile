@@ -59,7 +59,7 @@ test-slow: test-floor
 # settled on the newest packages, and what is only about words, files and searches: minutes that find nothing here. Their notebooks run all the same.
 NOT_ON_THE_FLOOR := parity minigrid language exact solve oracle difficulty statistics splits pickles probes layouts open demonstrations curriculum
 test-floor:
-	@.ci/venv .venv-floor train,notebook,gym,dm,hub,peers,test .ci/colab-floor.txt 13
+	@.ci/venv .venv-floor train,notebook,gym,dm,hub,server,peers,test .ci/colab-floor.txt 13
 	@.ci/step 'Colab floor: requirements' .venv-floor/bin/python -m pip check
 	@.ci/step 'Colab floor: library notebooks, each in a fresh kernel' .venv-floor/bin/python $(NBVAL) $(TWO) --nbval-lax nbs
 	@.ci/step 'Colab floor: Colab copies' .venv-floor/bin/python $(NBVAL) --nbval-lax colab

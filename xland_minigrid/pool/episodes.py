@@ -76,12 +76,12 @@ class RolloutRequest:
 
 # %% ../../nbs/pool/03_episodes.ipynb #17c9cbc2
 def check_config(env_config) -> dict:
-    "`env_config` as a dict, `{}` for None. Raises `TypeError`."
+    "A copy of `env_config`, `{}` for None. Raises `TypeError`."
     if env_config is None:
         return {}
     if not isinstance(env_config, dict):
         raise TypeError(f"env_config is a {type(env_config).__name__}: give a dict, as in {{'name': 'frozen_lake', 'seed': 0}}.")
-    return env_config
+    return dict(env_config)
 
 # %% ../../nbs/pool/03_episodes.ipynb #d93fa67b
 class Env(abc.ABC):
@@ -248,7 +248,7 @@ def _number(value, what) -> float:
 class Trajectory:
     """One conversation and what came of it.
 
-    `reward` is the blend of `rewards` (one for each reward function, and `gym`), None where it cannot be known; `error` then says why. `stopped` is `done`,
+    `reward` is the blend of `rewards` (one for each reward function, and `gym`), None where it cannot be known: `error` says why, unless a reward function returned None. `stopped` is `done`,
     `finished` (by `check_finished`), `max_turns`, `error`, `deadline` or `cancelled`. `messages` is the whole conversation, whatever a scheduler cut from `request.messages`.
     `close_error` says why the environment could not be closed; the reward stands.
     """
@@ -358,7 +358,7 @@ class LiveLimit:
     async def __aenter__(self):
         loop = asyncio.get_running_loop()
         with self._lock:
-            if self.live < self.most and not self._waiting:
+            if self.live < self.most:  # then nobody waits: a place that gets free goes to who waits, uncounted
                 self.live += 1
                 return self
             ticket = (loop, loop.create_future())

@@ -37,6 +37,8 @@ def _scores(rewards) -> np.ndarray:
     return np.where(np.isfinite(scores), scores, np.nan)
 
 # %% ../../nbs/pool/10_group.ipynb #bb4032ec
+_NOISE = 1e-8  # rewards that differ by less are the same
+
 def group_advantages(rewards, *, scale: bool = False, ddof: int = 0, min_group: int = 2) -> np.ndarray:
     """How much better each rollout of a group did than the mean of those that can be scored: float32 `(G,)`, 0 for the others, never NaN.
 
@@ -46,7 +48,7 @@ def group_advantages(rewards, *, scale: bool = False, ddof: int = 0, min_group: 
         ddof: 0 takes the deviation of this group as it is (the mean square of its advantages is then 1), 1 the estimate for all possible rollouts, as TRL does.
         min_group: with fewer than so many scorable rollouts there is nothing to compare, and all advantages are 0.
 
-    All are 0, too, when the rewards agree to within the precision of float32. Raises `TypeError` or `ValueError` for what are no rewards.
+    All are 0, too, when the rewards agree to within the precision of float32, or to 1e-8. Raises `TypeError` or `ValueError` for what are no rewards.
     """
     if ddof not in (0, 1):
         raise ValueError(f"ddof is {ddof!r}: give 0 for the deviation of this group, 1 for an estimate from it.")
@@ -55,7 +57,8 @@ def group_advantages(rewards, *, scale: bool = False, ddof: int = 0, min_group: 
     x = scores[valid]
     if len(x) >= max(min_group, 1) and (size := np.abs(x).max()) > 0:
         x = x / size  # so that no reward, however large, overflows
-        if x.max() - x.min() > 4 * np.finfo(np.float32).eps:
+        spread = x.max() - x.min()
+        if spread > 4 * np.finfo(np.float32).eps and spread * min(size, 1.0) > _NOISE:
             x = x - x.mean()
             most = np.finfo(np.float32).max / 4
             found[valid] = x / x.std(ddof=ddof) if scale else x * min(size, most)
@@ -542,7 +545,7 @@ def _group_html(self) -> str:
     rows = "".join(_row(r, float(a), float(np.abs(advantages).max())) for r, a in zip(self.rollouts, advantages))
     head = "".join(f'<th {_LEFT if name in ("", "note") else _CELL}>{name}</th>' for name in ("rollout", "reward", "advantage", "", "turns", "note"))
     return (f'<div style="font-size:13px;color:inherit"><div style="margin:2px 0 4px"><b>{len(self)} rollouts</b> of task {html.escape(_short(self.task))}: {_summary(self)}</div>'
-            f'<table style="border-collapse:collapse;color:inherit;background:transparent"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>')
+            f'<table style="border-collapse:collapse;font-size:13px;color:inherit;background:transparent"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>')
 
 RolloutGroup._repr_html_ = _group_html
 
@@ -559,7 +562,7 @@ Rollout._repr_html_ = _rollout_html
 def _lines(self) -> list[str]:
     "A JSON line for each rollout."
     group = {"group": self.id, "group_size": len(self)}
-    return [_json({**group, "advantage": float(a), **rollout.to_dict()}) for rollout, a in zip(self.rollouts, self.advantages())]
+    return [_json({**group, "advantage": round(float(a), 6), **rollout.to_dict()}) for rollout, a in zip(self.rollouts, self.advantages())]
 
 def to_jsonl(self) -> str:
     "Complete conversations as JSON lines, one rollout a line."

@@ -181,7 +181,7 @@ def objection(board: list[int], clues: list[int], move: tuple[int, int, int]) ->
     if board[cell] == number:
         return f"{place} is {number or 'empty'} already."
     for name, of in (("row", _ROW), ("column", _COLUMN), ("box", _BOX)):
-        if number and any(board[i] == number and of[i] == of[cell] and i != cell for i in range(81)):
+        if number and any(board[i] == number and of[i] == of[cell] for i in range(81)):
             return f"{place} cannot be {number}: its {name} has a {number} already."
     return ""
 

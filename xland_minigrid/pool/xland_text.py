@@ -106,7 +106,7 @@ _CHOICE = re.compile(r"[|/]|\bor\b", re.IGNORECASE)
 _ALSO = re.compile(r"[,;\n]|\band then\b|\bthen\b|\band\b")
 
 def _words(text: str) -> str:
-    return " ".join(re.findall(r"[a-z0-9]+", text.lower()))
+    return " ".join(re.findall(r"(?<!\w)-[0-9]+|[a-z0-9]+", text.lower()))   # a negative number is none of ours
 
 def _named(text: str) -> int | None:
     "The action that a short text names: all of it a name, or one name in it."
@@ -222,12 +222,22 @@ def programs(env_id: str):
     return env, jax.jit(reset), jax.jit(step)
 
 # %% ../../nbs/pool/06_xland_text.ipynb #67fda9ab
+_fitting = set()   # (env_id, number of objects) that are known to fit
+
+def _check_room(env_id: str, env, params):
+    "Raises `ValueError` if the task has more objects than its grid has free cells."
+    what = env_id, int((np.asarray(params.ruleset.init_tiles)[..., 0] > Tiles.EMPTY).sum())
+    if what not in _fitting:
+        jax.eval_shape(lambda key: env.reset(params, key), jax.random.key(0))
+        _fitting.add(what)
+
+# %% ../../nbs/pool/06_xland_text.ipynb #527d3928
 class World:
     "One environment with one task, stepped from Python. After each call `reward`, `last`, `won`, `lost`, `view` `(V, V, 2)` and `pocket` `(2,)` say what is the case."
     def __init__(self, env_id: str, ruleset: RuleSet, max_steps: int | None = None):
         self.env, self._reset, self._step = programs(env_id)
         self.params = make(env_id, ruleset=ruleset, **({} if max_steps is None else {"max_steps": max_steps}))[1]
-        jax.eval_shape(lambda key: self.env.reset(self.params, key), jax.random.key(0))   # refuses a task that does not fit the grid
+        _check_room(env_id, self.env, self.params)
         self._there = jax.device_put(self.params, _device())
 
     def reset(self, seed: int):
@@ -337,7 +347,7 @@ _NOT_UNDERSTOOD = f"No action was understood: answer with <action>…</action>, 
 class XLandText(Env):
     """XLand-MiniGrid as text. A reply that ends a trial has the reward of that trial, divided by their number (`reward: "mean"`) or not (`"sum"`); others have 0.0.
 
-    `env_config`: `env_id`, `seed` (0, to 2³² − 1), the task (`benchmark`, a name, and `ruleset_id`; or `ruleset`, as `read_ruleset` takes it; or `preset`, of which the seed makes one), `max_steps` of
+    `env_config`: `env_id`, `seed` (0; up to 2³² − 1), the task (`benchmark`, a name, and `ruleset_id`; or `ruleset`, as `read_ruleset` takes it; or `preset`, of which the seed makes one), `max_steps` of
     a trial, `trials` (1), `show_rules` (true, with the goal), `show_goal` (true), `actions_per_reply` (1), `hints` (false), `reward`.
     `info`: `seed`, `ruleset_id`, `trial` (from 1), `step` (of the trial), `replies`, `parsed_action` (names, or None), `status` (`ok`, `no_effect`, `goal`, `lost`, `timeout`,
     `invalid_action`), `format_errors`, `trial_rewards` (each 0 to 1). A reply that names no action is counted, and is no step.

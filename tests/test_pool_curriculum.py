@@ -1,0 +1,559 @@
+"""The pool's curriculum against its own rules said otherwise: simulated learners, a slow reference for the choice, resumes, threads, a million rows, wrong input."""
+import copy
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from html.parser import HTMLParser
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xland_minigrid.baselines.curriculum import Curriculum, Outcome
+from xland_minigrid.pool.curriculum import (
+    DUE, RECENT, TIERS, UNTRIED, CurriculumStats, Schedule, TierCurriculum, Tier, HostCurriculum, _mix, _shuffled, decayed_success)
+
+NAMES = {"easy": [f"e{i}" for i in range(4)], "middle": [{"name": "lake", "seed": i} for i in range(4)], "hard": [f"h{i}" for i in range(3)]}
+EVERY = [task for tasks in NAMES.values() for task in tasks]
+SOON = Schedule(active=3, patience=4)
+
+
+def school(seed=0, schedule=SOON, tasks=NAMES, **options):
+    return TierCurriculum(tasks, seed=seed, schedule=schedule, **options)
+
+
+def play(curriculum, solves, n, log=None):
+    "n episodes with what the curriculum chooses; `solves(task)` decides. Returns what was recorded."
+    found = []
+    for _ in range(n):
+        task = curriculum.next_task()
+        if log is not None:
+            log.append(task)
+        found.append(curriculum.record_result(task, solves(task), 0.0))
+    return found
+
+
+# Learners
+
+def test_mastered_tasks_graduate_and_every_tier_is_reached():
+    curriculum = school()
+    reached = [what.advanced for what in play(curriculum, lambda task: True, 200) if what.advanced]
+    assert reached == ["middle", "hard"]
+    assert curriculum.stats()["graduated"] == len(EVERY) and all(curriculum.about(task)["kind"] == "graduated" for task in EVERY)
+
+
+def test_reviews_double_and_a_failure_starts_again():
+    curriculum, gaps, plays = TierCurriculum({"only": ["a"]}), [], []
+    for _ in range(140):  # a single task is played every time; only the due plays count
+        before = curriculum.about("a")
+        what = curriculum.record_result(curriculum.next_task(), True, 1.0)
+        if before["kind"] == "graduated" and before["due"] == what.episode:
+            gaps.append(before["interval"])
+            plays.append(what.episode)
+    assert gaps == [3, 6, 12, 24, 48] and np.diff([3, *plays]).tolist() == gaps
+    due = curriculum.about("a")["due"]
+    for _ in range(due - curriculum.episode - 1):
+        curriculum.record_result("a", True, 1.0)
+    what = curriculum.record_result("a", False, 0.0)
+    assert what.interval == 3 and what.due == what.episode + 3 and not what.undone  # one failure of ten: reviewed sooner, still mastered
+    intervals = []
+    for _ in range(50):
+        if curriculum.about("a")["due"] == curriculum.episode + 1:
+            intervals.append(curriculum.record_result("a", True, 1.0).interval)
+        else:
+            assert curriculum.record_result("a", True, 1.0).interval == (intervals or [3])[-1]  # practice before the time changes nothing
+    assert intervals[:4] == [6, 12, 24, 48][:len(intervals[:4])] and len(intervals) >= 3
+
+
+def test_the_longest_interval_is_the_longest():
+    curriculum = TierCurriculum({"only": ["a"]}, schedule=Schedule(longest_interval=10))
+    seen = {curriculum.record_result("a", True, 1.0).interval for _ in range(200)}
+    assert seen == {0, 3, 6, 10}
+
+
+def test_reviews_come_back_among_many():
+    "With everything mastered, what is played has a gap of at least its interval whenever it counted as a review."
+    curriculum, last, checked = school(schedule=Schedule(review_every=1)), {}, 0
+    for _ in range(400):
+        task = curriculum.next_task()
+        key, before = json.dumps(task), curriculum.about(task)
+        what = curriculum.record_result(task, True, 1.0)
+        if before["kind"] == "graduated" and what.interval > before["interval"]:
+            assert what.interval == min(2 * before["interval"], 48) and what.episode - last[key] >= before["interval"]
+            checked += 1
+        if what.interval != before["interval"]:
+            last[key] = what.episode
+    assert checked >= 30 and all(curriculum.about(task)["interval"] == 48 for task in EVERY)
+
+
+def test_a_learner_that_forgets_loses_its_graduation():
+    curriculum = school()
+    play(curriculum, lambda task: True, 150)
+    assert curriculum.stats()["graduated"] == len(EVERY)
+    found = play(curriculum, lambda task: task != "e1", 300)
+    assert sum(what.undone for what in found) == 1 and curriculum.about("e1")["undone"] == 1
+    assert curriculum.about("e1")["kind"] in ("studied", "resting") and curriculum.about("e0")["kind"] == "graduated"
+    found = play(curriculum, lambda task: True, 500)  # and learns it again
+    assert curriculum.about("e1")["kind"] == "graduated" and sum(what.graduated for what in found) == 1
+
+
+def test_a_young_graduation_does_not_survive_a_failure():
+    curriculum = school()
+    whats = [curriculum.record_result("e0", x, 0.0) for x in (1, 1, 1, 0)]
+    assert [what.graduated for what in whats] == [False, False, True, False] and whats[-1].undone and whats[-1].interval == 0
+    assert curriculum.record_result("e0", 1, 0.0).graduated  # 0.727 of the decayed success again
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 3, 7])
+def test_graduation_needs_its_attempts(attempts):
+    curriculum = school(schedule=Schedule(graduate_after=attempts))
+    assert [curriculum.record_result("e0", True, 1.0).graduated for _ in range(attempts)] == [False] * (attempts - 1) + [True]
+
+
+def test_hopeless_tasks_rest_longer_and_longer_and_do_not_eat_the_time():
+    curriculum, log = school(), []
+    play(curriculum, lambda task: task not in ("e0", "h0"), 600, log)
+    late = log[200:]
+    assert curriculum.tier.name == "hard" and curriculum.about("e0")["kind"] == "resting" and curriculum.about("e0")["interval"] > 48
+    assert sum(task in ("e0", "h0") for task in late) < 0.05 * len(late)
+    whats = play(curriculum, lambda task: True, 800)  # the learner learns it after all
+    assert curriculum.about("e0")["kind"] == "graduated" and sum(what.graduated for what in whats) == 2
+
+
+def test_a_group_of_hopeless_tasks_only():
+    curriculum, log = school(), []
+    play(curriculum, lambda task: False, 400, log)
+    assert curriculum.stats()["resting"] == len(EVERY) and curriculum.tier.name == "hard"  # nothing left to study, so on it goes
+    assert set(map(json.dumps, log)) == set(map(json.dumps, EVERY))
+    assert curriculum.next_task() in EVERY and len({json.dumps(task) for task in curriculum.next_tasks(11)}) == 11
+
+
+# Tiers
+
+def test_fast_track_after_three_and_the_regular_way():
+    tiers = [Tier("easy", min_episodes=8, advance_rate=0.6, fast_track_rate=0.9), Tier("hard")]
+    tasks = {"easy": [f"e{i}" for i in range(30)], "hard": ["h"]}
+    curriculum = TierCurriculum(tasks, tiers)
+    assert [curriculum.record_result(f"e{i}", True, 1.0).advanced for i in range(3)] == [None, None, "hard"]
+    curriculum = TierCurriculum(tasks, tiers)
+    outcomes = [0, 1, 1, 1, 1, 1, 1, 1]
+    assert [curriculum.record_result(f"e{i}", x, 1.0).advanced for i, x in enumerate(outcomes)] == [None] * 7 + ["hard"]
+    curriculum = TierCurriculum(tasks, tiers)
+    outcomes = [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
+    assert not any(curriculum.record_result(f"e{i}", x, 1.0).advanced for i, x in enumerate(outcomes))
+    assert curriculum.record_result("h", True, 1.0).advanced is None and curriculum.stats()["tier_episodes"] == 10  # other tiers do not count
+
+
+def test_the_window_forgets():
+    curriculum = TierCurriculum({"easy": [f"e{i}" for i in range(60)], "hard": ["h"]}, [Tier("easy", 10, advance_rate=1.0, mastery_window=4, fast_track_rate=2), Tier("hard")])
+    outcomes = [0] * 9 + [1] * 4
+    assert [curriculum.record_result(f"e{i}", x, 0.0).advanced for i, x in enumerate(outcomes)] == [None] * 12 + ["hard"]
+
+
+def test_tiers_are_found_by_name():
+    curriculum = TierCurriculum({"expert": ["a"], "mine": ["b"]})
+    assert curriculum.tiers == (TIERS[-1], Tier("mine"))
+
+
+# The choice
+
+def reference_choice(curriculum, every, reviewed):
+    "The highest priority there is, by looking at every task."
+    schedule, at = curriculum.schedule, curriculum._tier
+    about = [curriculum.about(task) for task in every]
+    position = {tier.name: i for i, tier in enumerate(curriculum.tiers)}
+    studied = sum(a["kind"] == "studied" for a in about if a["tier"] == curriculum.tier.name)
+    untried = [position[a["tier"]] for a in about if a["kind"] == "untried" and position[a["tier"]] <= at]
+    found = [UNTRIED] if untried and studied < schedule.active else []
+    review = curriculum.episode + 1 - reviewed >= schedule.review_every
+    for a in about:
+        due = a["kind"] in ("graduated", "resting") and a["due"] <= curriculum.episode + 1
+        if a["kind"] in ("studied", "graduated") or due:
+            found.append(a["priority"] - DUE * (due and not review))
+    return max(found, default=None)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(EVERY), st.sampled_from([0, 0, 1, 1, 1, 0.5, True, False])), max_size=90), st.integers(-5, 5),
+       st.builds(Schedule, active=st.integers(1, 5), patience=st.integers(1, 6), review_every=st.integers(1, 4), graduate_after=st.integers(1, 4)))
+def test_the_choice_has_the_highest_priority_and_the_books_are_right(records, seed, schedule):
+    curriculum, reviewed, results, undone = school(seed, schedule), -10**6, {}, 0
+    for mine, task, achieved in records:
+        before = curriculum.state_dict()
+        chosen = curriculum.next_task()
+        many = curriculum.next_tasks(14)
+        assert many[0] == chosen and len({json.dumps(task) for task in many[:len(EVERY)]}) >= min(4, len(EVERY))
+        expected, a = reference_choice(curriculum, EVERY, reviewed), curriculum.about(chosen)
+        if expected is not None:
+            late = a["kind"] in ("graduated", "resting") and a["due"] <= curriculum.episode + 1
+            allowed = curriculum.episode + 1 - reviewed >= schedule.review_every
+            assert (UNTRIED if a["kind"] == "untried" else a["priority"] - DUE * (late and not allowed)) == pytest.approx(expected)
+        assert curriculum.state_dict() == before  # asking changes nothing
+        task = task if mine else chosen
+        a = curriculum.about(task)
+        what = curriculum.record_result(task, achieved, 0.25)
+        if a["kind"] in ("graduated", "resting") and a["due"] <= what.episode:
+            reviewed = what.episode
+        results.setdefault(json.dumps(task), []).append(float(achieved))
+        undone += what.undone
+        now = curriculum.about(task)
+        assert now["attempts"] == len(results[json.dumps(task)])
+        assert now["success"] == pytest.approx(np.average(results[json.dumps(task)][-10:], weights=0.85 ** np.arange(min(10, now["attempts"]))[::-1]))
+        if now["kind"] == "graduated":
+            assert now["success"] >= 0.7 and now["attempts"] >= schedule.graduate_after and now["interval"] in (3, 6, 12, 24, 48) and now["due"] > what.episode
+        if now["kind"] == "studied":
+            assert now["interval"] == now["due"] == 0
+    stats = curriculum.stats()
+    kinds = [curriculum.about(task)["kind"] for task in EVERY]
+    assert stats["episodes"] == len(records) == sum(map(len, results.values())) and stats["tried"] == len(results) == len(EVERY) - kinds.count("untried")
+    assert all(stats[kind] == kinds.count(kind) for kind in ("studied", "graduated", "resting")) and sum(curriculum.about(t)["undone"] for t in EVERY) == undone
+    assert sum(row["episodes"] for row in stats["tiers"]) == len(records) and (not records or stats["reward"] == pytest.approx(0.25))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(EVERY), st.floats(0, 1)), max_size=60), st.integers(0, 60), st.integers(0, 3))
+def test_a_resume_goes_on_to_the_same_choices(records, at, seed):
+    one = school(seed)
+    for task, x in records[:at]:
+        one.record_result(task, x, 1.0)
+    two = school(seed).load_state_dict(json.loads(json.dumps(one.state_dict())))
+    for task, x in records[at:]:
+        assert one.next_tasks(6) == two.next_tasks(6)
+        assert one.record_result(task, x, 1.0) == two.record_result(task, x, 1.0)
+    log = [], []
+    assert play(one, lambda t: len(str(t)) % 2, 60, log[0]) == play(two, lambda t: len(str(t)) % 2, 60, log[1]) and log[0] == log[1]
+    assert one.state_dict() == two.state_dict() and one.stats() == two.stats()
+
+
+def test_the_recent_are_passed_over():
+    curriculum = school(schedule=Schedule(graduate_after=1), tasks={"only": ["a", "b", "c", "d"]})
+    for task in "abcd":
+        curriculum.record_result(task, 0.5, 0.0)
+    log = []
+    play(curriculum, lambda task: 0.5, 9, log)
+    assert all(len(set(log[i:i + 3])) == 3 for i in range(7))
+    assert curriculum.about(log[-1])["priority"] == pytest.approx(25 - RECENT) and curriculum.about(log[-3])["priority"] == pytest.approx(25)
+
+
+def test_only_so_many_are_begun_at_once():
+    curriculum = school(tasks={"only": list(map(str, range(100)))}, schedule=Schedule(active=5, patience=50))
+    play(curriculum, lambda task: False, 40)
+    assert curriculum.stats()["tried"] == curriculum.stats()["studied"] == 5
+
+
+def test_many_at_once_and_those_in_flight():
+    curriculum = school()
+    tasks = curriculum.next_tasks(4)
+    assert sorted(tasks) == NAMES["easy"] and curriculum.next_tasks(6) == tasks + tasks[:2]  # no task of a tier that is not reached
+    assert curriculum.next_task(exclude=tasks[:1]) == tasks[1] and curriculum.next_tasks(3, exclude=tasks[:2])[:2] == tasks[2:]
+    assert curriculum.next_task(exclude=EVERY) in NAMES["easy"]  # where there are no others
+    flight = []
+    for _ in range(4):
+        flight.append(curriculum.next_task(exclude=flight))
+    assert sorted(flight) == NAMES["easy"]
+
+
+def test_seeds_decide_among_equals_and_nothing_else_does():
+    first = {seed: [curriculum.next_tasks(4) for curriculum in (school(seed), school(seed))] for seed in range(20)}
+    assert all(a == b for a, b in first.values()) and len({tuple(a) for a, _ in first.values()}) > 8
+    counts = np.bincount([int(school(seed).next_task()[1]) for seed in range(2000)], minlength=4)
+    assert counts.min() > 400  # each task is equally likely to be the first
+    state = np.random.get_state()[1].copy()
+    play(school(), lambda task: True, 20)
+    assert (np.random.get_state()[1] == state).all()  # no generator of somebody else is touched
+
+
+GOLDEN = [{"ruleset_id": row} for row in (22, 69, 58, 67, 79)]
+
+
+def test_choices_are_those_of_any_version():
+    assert _mix(1, 2, 3) == 7702586659592502839 and [_shuffled(i, 10, 1) for i in range(10)] == [0, 3, 2, 1, 4, 9, 6, 7, 8, 5]
+    assert TierCurriculum.over(np.arange(500.0), seed=7).next_tasks(5) == GOLDEN
+
+
+@pytest.mark.slow
+def test_choices_are_those_of_any_process():
+    code = ("import json, numpy as np; from xland_minigrid.pool.curriculum import TierCurriculum\n"
+            "c, log = TierCurriculum.over(np.arange(400.0) % 97, seed=5), []\n"
+            "for i in range(300):\n"
+            "    log.append(c.next_task()['ruleset_id']); c.record_result(log[-1], (log[-1] * 7 + i) % 5 > 1, 0.5)\n"
+            "print(json.dumps([log, c.state_dict()]))")
+    runs = [subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": str(seed)}, capture_output=True, text=True, check=True).stdout for seed in (1, 2)]
+    assert runs[0] == runs[1] and len(set(json.loads(runs[0])[0])) > 20
+
+
+@given(st.integers(1, 3000), st.integers(-2**63, 2**63))
+@settings(max_examples=30, deadline=None)
+def test_a_shuffle_loses_nothing(n, seed):
+    assert sorted(_shuffled(i, n, seed) for i in range(n)) == list(range(n))
+
+
+def test_a_shuffle_is_even():
+    counts = np.zeros((9, 9))
+    for seed in range(2000):
+        for i in range(9):
+            counts[i, _shuffled(i, 9, _mix(seed))] += 1
+    assert abs(counts - 2000 / 9).max() < 6 * np.sqrt(2000 / 9)
+
+
+# Many at once, very many tasks
+
+def test_threads_lose_no_result():
+    curriculum = school(schedule=Schedule(active=4))
+    errors, n = [], 150
+
+    def hammer(i):
+        try:
+            for k in range(n):
+                curriculum.record_result(curriculum.next_task(), (i + k) % 3 > 0, 1.0)
+                if k % 30 == 0:
+                    curriculum.stats(), curriculum.state_dict(), curriculum.next_tasks(5)
+        except Exception as error:  # a failure in a thread must fail the test
+            errors.append(error)
+    threads = [threading.Thread(target=hammer, args=(i,)) for i in range(8)]
+    old = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(old)
+    stats = curriculum.stats()
+    assert not errors and stats["episodes"] == 8 * n == sum(curriculum.about(task)["attempts"] for task in EVERY)
+    assert stats["success"] == pytest.approx(2 / 3) and stats["reward"] == pytest.approx(1)
+    school(schedule=Schedule(active=4)).load_state_dict(curriculum.state_dict())
+
+
+def test_a_million_rows():
+    curriculum, times = TierCurriculum.over(np.random.default_rng(0).gamma(2, size=1_000_000), seed=1), []
+    for i in range(1500):
+        start = time.perf_counter()
+        task = curriculum.next_task()
+        times.append(time.perf_counter() - start)
+        curriculum.record_result(task, i % 7 > 1, 0.0)
+    assert np.median(times) < 1e-3
+    state = curriculum.state_dict()
+    assert len(state["tried"]["number"]) <= 1500 and len(json.dumps(state)) < 300_000
+    assert all(len(heap) <= 64 + 4 * len(curriculum._tasks) + 2 for heap in (curriculum._queue, curriculum._ready, curriculum._waiting, curriculum._resting))
+
+
+def test_tiers_by_difficulty():
+    values = np.array([5, np.nan, 1, 4, 2, 3, np.nan, 0.0])
+    curriculum = TierCurriculum.over(values, tiers=[Tier("low"), Tier("high")])
+    assert [curriculum.about(i)["tier"] for i in (7, 2, 4)] == ["low"] * 3 and [curriculum.about({"ruleset_id": i, "seed": 9})["tier"] for i in (5, 3, 0)] == ["high"] * 3
+    with pytest.raises(ValueError, match="none of the tiers"):
+        curriculum.record_result(1, True, 1.0)
+    assert {task["ruleset_id"] for task in curriculum.next_tasks(3)} == {2, 4, 7}
+    rng = np.random.default_rng(2)
+    values = rng.random(1003)
+    curriculum = TierCurriculum.over(values)
+    tiers = np.array([[t.name for t in TIERS].index(curriculum.about(i)["tier"]) for i in range(1003)])
+    assert np.ptp(np.bincount(tiers)) <= 1 and all(values[tiers == i].max() <= values[tiers == i + 1].min() for i in range(4))
+
+
+def test_over_a_measure_of_difficulty():
+    from xland_minigrid.benchmarks.difficulty import Difficulty
+    n = 40
+    zeros = np.zeros(n, np.uint8)
+    found = Difficulty(np.arange(n) % 8 > 0, zeros, np.arange(n, dtype=np.uint8), zeros, zeros, zeros.astype(np.float32), *np.full((2, n), np.nan, np.float32))
+    curriculum = TierCurriculum.over(found, by="num_steps")
+    assert curriculum.about(1)["tier"] == "warmup" and curriculum.about(39)["tier"] == "expert"
+    with pytest.raises(ValueError, match="tiers"):
+        curriculum.about(8)  # has no plan
+    with pytest.raises(ValueError, match="by="):
+        TierCurriculum.over(found)  # nothing was measured
+    with pytest.raises(ValueError, match="beauty"):
+        TierCurriculum.over(found, by="beauty")
+
+
+# What makes no sense
+
+@pytest.mark.parametrize("make, error", [
+    (lambda: TierCurriculum(["a"]), TypeError), (lambda: TierCurriculum({}), ValueError), (lambda: TierCurriculum({"a": []}), ValueError),
+    (lambda: TierCurriculum({"a": "abc"}), TypeError), (lambda: TierCurriculum({"a": 3}), TypeError), (lambda: TierCurriculum({"a": ["x"], "b": ["x"]}), ValueError),
+    (lambda: TierCurriculum({"a": [{"p": object()}]}), TypeError), (lambda: TierCurriculum({"a": ["x"]}, seed=1.5), ValueError), (lambda: TierCurriculum({"a": ["x"]}, seed=True), ValueError),
+    (lambda: TierCurriculum({"a": ["x"]}, schedule=3), TypeError), (lambda: TierCurriculum({"": ["x"]}), ValueError), (lambda: TierCurriculum.over([[1.0]]), TypeError),
+    (lambda: TierCurriculum.over(["a"]), TypeError), (lambda: TierCurriculum.over({"a": 1}), TypeError), (lambda: TierCurriculum.over([1.0, 2.0]), ValueError),
+    (lambda: TierCurriculum.over(np.arange(9.0), tiers=[]), ValueError), (lambda: TierCurriculum.over(np.arange(9.0), tiers=[Tier("a"), Tier("a")]), ValueError),
+    (lambda: TierCurriculum.over(np.arange(9.0), tiers=["a"]), ValueError),
+    (lambda: Tier(""), ValueError), (lambda: Tier("a", 0), ValueError), (lambda: Tier("a", 2.5), ValueError), (lambda: Tier("a", advance_rate=1.1), ValueError),
+    (lambda: Tier("a", mastery_threshold=float("nan")), ValueError), (lambda: Tier("a", mastery_window=0), ValueError), (lambda: Tier("a", advance_rate="much"), ValueError),
+    (lambda: Schedule(decay=2), ValueError), (lambda: Schedule(longest_interval=2), ValueError), (lambda: Schedule(active=0), ValueError), (lambda: Schedule(patience=True), ValueError)])
+def test_wrong_settings(make, error):
+    with pytest.raises(error):
+        make()
+
+
+@pytest.mark.parametrize("arguments, error", [
+    (("e0", None, 1.0), TypeError), (("e0", True, None), TypeError), (("e0", "yes", 1.0), TypeError), (("e0", 1.5, 1.0), ValueError), (("e0", -0.1, 1.0), ValueError),
+    (("e0", float("nan"), 1.0), ValueError), (("e0", True, float("inf")), ValueError), (("e0", True, float("nan")), ValueError), (("zebra", True, 1.0), ValueError),
+    ((0, True, 1.0), ValueError), (({"name": "lake", "seed": 99}, True, 1.0), ValueError), ((object(), True, 1.0), TypeError), ((None, True, 1.0), ValueError)])
+def test_wrong_results_are_not_recorded(arguments, error):
+    curriculum = school()
+    curriculum.record_result("e0", True, 1.0)
+    before = curriculum.state_dict()
+    with pytest.raises(error):
+        curriculum.record_result(*arguments)
+    assert curriculum.state_dict() == before
+
+
+@pytest.mark.parametrize("task", ["a", 1.0, True, None, {"seed": 3}, {"ruleset_id": "1"}, -1, 10, 2**70])
+def test_what_is_no_row(task):
+    with pytest.raises((TypeError, ValueError), match="curriculum"):
+        TierCurriculum.over(np.arange(10.0)).record_result(task, True, 1.0)
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, True, "2", None])
+def test_wrong_numbers_of_tasks(n):
+    with pytest.raises(ValueError, match="n is"):
+        school().next_tasks(n)
+
+
+def test_tasks_are_copies():
+    curriculum = school(tasks={"only": [{"name": "lake"}]})
+    curriculum.next_task()["name"] = "spoilt"
+    assert curriculum.next_task() == {"name": "lake"}
+
+
+def test_states_of_other_curricula_are_refused():
+    curriculum = school()
+    play(curriculum, lambda task: True, 30)
+    state = curriculum.state_dict()
+    for other in (school(1), school(schedule=Schedule()), school(tasks={"easy": ["a"]}), school(tiers=[Tier("easy", 3)]), TierCurriculum.over(np.arange(20.0))):
+        with pytest.raises(ValueError, match="other"):
+            other.load_state_dict(state)
+    for wrong in ({}, {**state, "version": 99}):
+        with pytest.raises(ValueError, match="version"):
+            school().load_state_dict(wrong)
+    with pytest.raises(TypeError):
+        school().load_state_dict([1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_damaged_states_are_refused_and_change_nothing(data):
+    curriculum = school()
+    play(curriculum, lambda task: len(str(task)) % 3 > 0, 40)
+    good = json.loads(json.dumps(curriculum.state_dict()))
+    bad = copy.deepcopy(good)
+    where = bad["tried"] if data.draw(st.booleans()) else bad
+    how = data.draw(st.sampled_from(["drop", "shorten", "nonsense", "negative"]))
+    fine = {"negative": ("reviewed",), "shorten": ("tier_results",)}.get(how, ())  # can be so
+    key = data.draw(st.sampled_from([k for k in where if k not in ("seed", "tasks", "tiers", "schedule", "version", *fine)]))
+    if how == "drop":
+        del where[key]
+    elif how == "shorten" and isinstance(where[key], list):
+        where[key] = where[key][:-1]
+    elif how == "negative":
+        where[key] = [-5] * len(where[key]) if isinstance(where[key], list) else -5
+    else:
+        where[key] = ["x"] if isinstance(where[key], list) else "x"
+    target = school()
+    target.record_result("e0", True, 1.0)
+    before = target.state_dict()
+    with pytest.raises(ValueError, match="damaged"):
+        target.load_state_dict(bad)
+    assert target.state_dict() == before
+    assert target.load_state_dict(good).state_dict() == good
+
+
+def test_beside_a_checkpoint(tmp_path):
+    from xland_minigrid.baselines.checkpoint import Checkpoints
+    curriculum = school()
+    play(curriculum, lambda task: True, 25)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(25, {"x": np.zeros(2)}, about={"curriculum": curriculum.state_dict()})
+    again = school().load_state_dict(Checkpoints(tmp_path).record()["about"]["curriculum"])
+    assert again.next_tasks(8) == curriculum.next_tasks(8) and again.state_dict() == curriculum.state_dict()
+
+
+def test_decayed_success():
+    assert decayed_success([]) == 0 and decayed_success([1]) == 1 and decayed_success([0, 1], 0.5) == pytest.approx(2 / 3)
+    assert decayed_success([1, 0], 0) == 0 and decayed_success([0, 1], 1) == 0.5
+
+
+# For the trainers of the package
+
+def outcome(success, trials=None, returns=None):
+    success = np.asarray(success, np.float32)
+    returns = success / 2 if returns is None else np.asarray(returns, np.float32)
+    return Outcome(success=success, returns=returns, best=success, trials=np.full(len(success), 4) if trials is None else np.asarray(trials), value_loss=success * 0)
+
+
+def test_the_protocol_of_the_baselines():
+    values = np.arange(100.0)
+    teacher = HostCurriculum(values, spread=6)
+    assert isinstance(teacher, Curriculum) and not teacher.wants(0) and teacher.period == teacher.candidates == teacher.trials == 0
+    state = teacher.start(100)
+    among = {task["ruleset_id"] for task in TierCurriculum.over(values).next_tasks(6)}
+    keys = jax.random.split(jax.random.key(3), 300)
+    before = state.state_dict()
+    same, tasks = teacher.draw(state, keys)
+    assert same is state and state.state_dict() == before and tasks.dtype == np.int32 and set(tasks.tolist()) == among
+    assert np.bincount(tasks).max() < 90  # about 50 each
+    assert (teacher.draw(state, jax.random.key_data(keys))[1] == tasks).all() and (teacher.propose(state, keys) == tasks).all()
+    assert (teacher.draw(state, keys[10:13])[1] == tasks[10:13]).all()  # each from its own key
+    assert set(teacher.draw(state, np.arange(300))[1].tolist()) == among
+    assert teacher.refresh(state, tasks, outcome(np.ones(300))) is state and state.state_dict() == before
+    state = teacher.record(state, tasks, outcome(np.ones(300)))
+    assert state.episode == 6 and state.stats()["tried"] == 6
+    assert all(isinstance(x, float) for x in teacher.stats(state).values()) and "tiers" in teacher.describe()
+
+
+def test_outcomes_are_combined_by_task_and_unknown_ones_left_out():
+    state = HostCurriculum(np.where(np.arange(50) == 9, np.nan, np.arange(50.0))).start(50)
+    tasks = np.array([3, 3, 7, 8, 9, -1, 99, 10])
+    HostCurriculum(None).record(state, tasks, outcome([1, 0, 1, np.nan, 1, 1, 1, 1], [3, 1, 4, 4, 4, 4, 4, 0]))
+    assert state.episode == 2 and state.about(3)["success"] == pytest.approx(0.75) and state.about(7)["success"] == 1 and state.about(10)["kind"] == "untried"
+    before = state.state_dict()
+    HostCurriculum(None).record(state, tasks, outcome(np.full(8, np.nan)))
+    assert state.state_dict() == before
+
+
+def test_wrong_use_of_the_protocol():
+    teacher = HostCurriculum(np.arange(10.0))
+    with pytest.raises(ValueError, match="this very benchmark"):
+        teacher.start(11)
+    with pytest.raises(ValueError, match="spread"):
+        HostCurriculum(np.arange(10.0), spread=0).start(10)
+    state = teacher.start(10)
+    for keys in (np.zeros(3), [], np.zeros((2, 2, 2), int)):
+        with pytest.raises(ValueError, match="keys"):
+            teacher.draw(state, keys)
+    with pytest.raises(ValueError, match="for each agent"):
+        teacher.record(state, [1, 2, 3], outcome([1, 1]))
+    with pytest.raises(ValueError, match="for each agent"):
+        teacher.record(state, [1.5, 2], outcome([1, 1]))
+
+
+# What people see
+
+class Balanced(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    def handle_starttag(self, tag, attributes):
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_tables_are_whole_and_escape_names():
+    curriculum = TierCurriculum({"<b>": ["a"], "hard & long": ["c"]})
+    play(curriculum, lambda task: True, 5)
+    for shown in (curriculum._repr_html_(), curriculum.stats()._repr_html_(), school()._repr_html_()):
+        parser = Balanced()
+        parser.feed(shown)
+        assert not parser.open
+    assert "&lt;b&gt;" in curriculum._repr_html_() and "hard &amp; long" in curriculum._repr_html_()
+    assert isinstance(curriculum.stats(), CurriculumStats) and json.dumps(curriculum.stats()) and repr(school()) == \
+        "TierCurriculum(episode 0, tier easy, 0 of 11 tasks tried, 0 graduated, success 0.00)"
