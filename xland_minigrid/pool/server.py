@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import base64
 import contextlib
+import functools
 import hmac
 import http
 import ipaddress
@@ -311,9 +312,9 @@ class EnvServer:
         return await future
 
     async def _talk(self, ws, seat: Seat) -> None:
-        "One request after the other. The environment does not care whether this is cancelled: see `Host.submit`."
+        "Hand requests to the host. Replies are written by the tick that makes them, not by this task: waking it for each would cost a fifth of the whole."
         await ws.send(json.dumps({"op": "hello", "version": 1, "session": seat.id, "resume": seat.secret, "n": seat.n, "running": seat.running, **seat.backend.spec()}))
-        strange = 0
+        strange, deliver = 0, functools.partial(_answer_now, ws)
         async for raw in ws:
             try:
                 number, op, value = read_request(raw)
@@ -326,13 +327,23 @@ class EnvServer:
                     return await ws.close(1008, "too many malformed frames")
                 continue
             if op in ("reset", "step"):
-                reply = await self._ask(seat, number, op, value)
-            else:
-                reply = self._other(seat, number, op)
+                self.host.submit(seat, number, op, value, deliver)
+                if ws.transport.get_write_buffer_size() > 1 << 16:
+                    await self._wait_for_reader(ws)
+                continue
+            reply = self._other(seat, number, op)
             await ws.send(write_reply(reply))
             if op == "close" and reply.error is None:
                 self.host.release(seat, "close")
                 return await ws.close(1000)
+
+    async def _wait_for_reader(self, ws) -> None:
+        "A client that asks and does not read is not asked on: what it has not read must not grow."
+        for _ in range(600):
+            await asyncio.sleep(0.05)
+            if ws.transport.is_closing() or ws.transport.get_write_buffer_size() < 1 << 14:
+                return
+        await ws.close(1008, "nobody reads the replies")
 
     def _other(self, seat: Seat, number: int, op: str) -> Reply:
         "What asks about a session without changing its environment. These requests are not remembered: to ask twice does no harm."
@@ -432,6 +443,14 @@ def _same_place(origin: str, host: str) -> bool:
     "Whether a page comes from this very server. The name has to be one of this machine: a foreign name that was made to point here is not."
     at = urlsplit(origin)
     return at.scheme in ("http", "https") and at.netloc == host and (is_loopback(at.hostname or "") or at.scheme == "https")
+
+def _answer_now(ws, reply: Reply) -> None:
+    "Write a reply to a connection, if it is still there; a client that comes back asks again."
+    try:
+        ws.protocol.send_text(write_reply(reply).encode())
+        ws.send_data()
+    except Exception as error:                             # closed meanwhile, in one of the many ways
+        LOG.debug("reply not sent: %s", type(error).__name__)
 
 # %% ../../nbs/pool/08_server.ipynb #3e32b47d
 def openenv_request(raw) -> tuple[str, Any]:

@@ -409,7 +409,10 @@ class Host:
         while len(seat.cache) > self.remembered:
             seat.cache.popitem(last=False)
         for deliver in waiting:
-            deliver(reply)
+            try:
+                deliver(reply)
+            except Exception:                                # whoever cannot be told must not keep the others of the batch from being told
+                self.counts["undelivered"] += 1
 
     async def ask(self, seat: Seat, number: int, op: str, value=None) -> Reply:
         "As `submit`, awaited. Being cancelled changes nothing for the environment: what was begun is done and remembered."

@@ -8,7 +8,6 @@ __all__ = ['server_stats', 'Watch', 'watch']
 # %% ../../nbs/pool/17_status.ipynb #b4bc0a53
 import math
 import threading
-import time
 import uuid
 import weakref
 from html import escape
@@ -54,12 +53,11 @@ class Watch:
             raise ValueError(f"every is {every!r}: give seconds, from 0.02.")
         target = _watchable(target)
         self.every, self._target, self._ended = float(every), weakref.ref(target), threading.Event()
-        self._lock, self._widget, self._shown, self._began = threading.RLock(), None, [], time.monotonic()
+        self._lock, self._widget, self._shown, self._final = threading.RLock(), None, [], False
         self.html, self.stats = "", None
-        over = self._look()
         self._thread = threading.Thread(target=self._follow, name="xland-pool-watch", daemon=True)
-        if over:
-            self._ended.set()
+        if self._look():
+            self._finish("ended")
         else:
             self._thread.start()
 
@@ -74,8 +72,8 @@ class Watch:
             self.stats, over = _read(target) if target is not None else (self.stats, True)
         except PoolError:                                    # the server is gone: the last table stays
             over = True
-        html = _framed(self.stats, "ended" if over else "live")
-        if html != self.html:
+        html = _framed(self.stats, "live")
+        if html != self.html and not over:
             self.html = html
             if self._widget is not None:
                 self._widget.value = html
@@ -84,30 +82,26 @@ class Watch:
     def _follow(self) -> None:
         while not self._ended.wait(self.every):
             with self._lock:
-                if self._ended.is_set() or self._look():
-                    break
-        self._finish("ended")
+                if not self._final and self._look():
+                    self._finish("ended")
 
     def stop(self) -> None:
         "Look once more, and leave that table as it is. Harmless when repeated."
         with self._lock:
-            over = self._ended.is_set() or self._look()
-            self._ended.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            if not self._final:
+                self._finish("ended" if self._look() else "stopped")
+        if self._thread.is_alive():
             self._thread.join(5)
-        self._finish("ended" if over else "stopped")
 
     def _finish(self, how: str) -> None:
         "Put the last table, as plain HTML, in the place of the widget."
         with self._lock:
+            self._final, self.html = True, _framed(self.stats, how)
             self._ended.set()
-            shown, self._shown = self._shown, []
-            if self.html and how != "ended" or 'data-watch="live"' in self.html:
-                self.html = _framed(self.stats, how)
             if self._widget is not None:
                 self._widget.value = self.html
-        for display_id in shown:
-            _show(self._bundle(), display_id, again=True)
+            for display_id in self._shown:
+                _show(self._bundle(), display_id, again=True)
 
     def __enter__(self) -> "Watch":
         return self
@@ -131,11 +125,8 @@ class Watch:
         with self._lock:
             if self.running and self._widget is None:
                 self._widget = _html_widget(self.html)
-            display_id = uuid.uuid4().hex
-            if self.running:
-                self._shown.append(display_id)
-            bundle = self._bundle()
-        _show(bundle, display_id)
+            self._shown.append(uuid.uuid4().hex)
+            _show(self._bundle(), self._shown[-1])
 
 # %% ../../nbs/pool/17_status.ipynb #d6449427
 _COLOUR = {"live": "#15803d", "stopped": "#6b7280", "ended": "#6b7280"}

@@ -119,17 +119,22 @@ def solutions(board: list[int], most: int = 2) -> list[list[int]]:
 # %% ../../nbs/pool/05_sudoku.ipynb #d7ddda43
 FEWEST, MOST = 26, 80   # clues; below 26 most boards do not go down that far
 
+def _is_certain(board: list[int], cell: int, number: int) -> bool:
+    "Whether an empty cell can hold nothing but `number`. Cheaper than counting solutions: most other numbers fail at once."
+    others = [n for n in candidates(board, cell) if n != number]
+    return not any(solutions([n if i == cell else m for i, m in enumerate(board)], 1) for n in others)
+
 def _dig(solution: list[int], clues: int, rng: random.Random) -> list[int]:
     "A board with one solution and `clues` clues, or with more if it does not go down that far."
     board, left = list(solution), 81
     for cell in sorted(range(81), key=lambda _: rng.random()):
         if left == clues:
             break
-        number, board[cell] = board[cell], 0
-        if len(solutions(board)) == 1:
+        board[cell] = 0
+        if _is_certain(board, cell, solution[cell]):
             left -= 1
         else:
-            board[cell] = number
+            board[cell] = solution[cell]
     return board
 
 @lru_cache(maxsize=1024)   # the members of a group play the same puzzle

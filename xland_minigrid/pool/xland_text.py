@@ -9,7 +9,6 @@ __all__ = ['ACTION_WORDS', 'cell_words', 'place_words', 'things_in', 'text_map',
 
 # %% ../../nbs/pool/06_xland_text.ipynb #e4175f9a
 import functools
-import json
 import re
 import threading
 
@@ -25,7 +24,7 @@ from ..core.parse import parse_ruleset, ruleset_from_dict
 from ..core.rules import rule_kinds
 from ..core.ruleset import RuleSet
 from ..core.struct import field_names
-from ..core.tiles import EMPTY, PICKABLE, WALKABLE, Colors, Tiles
+from ..core.tiles import PICKABLE, WALKABLE, Colors, Tiles
 from ..envs.environment import StepType
 from ..envs.registration import make
 from .episodes import Env, blocking, envs
