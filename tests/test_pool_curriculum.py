@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xland_minigrid.baselines.curriculum import Curriculum, Outcome
+from xland_minigrid.pool import curriculum as module
 from xland_minigrid.pool.curriculum import (
     DUE, RECENT, TIERS, UNTRIED, CurriculumStats, Schedule, TierCurriculum, Tier, HostCurriculum, _mix, _shuffled, decayed_success)
 
@@ -246,6 +247,61 @@ def test_only_so_many_are_begun_at_once():
     assert curriculum.stats()["tried"] == curriculum.stats()["studied"] == 5
 
 
+def crowded():
+    "Eight graduates that are all due, eight tasks half understood, nothing new, and no review of late."
+    names = {"only": [f"g{i}" for i in range(8)] + [f"s{i}" for i in range(8)]}
+    curriculum = TierCurriculum(names)
+    for i in range(24):
+        curriculum.record_result(f"g{i % 8}", 1.0, 0.0)
+    for i in range(24):
+        curriculum.record_result(f"s{i % 8}", 0.6, 0.0)
+    return TierCurriculum(names), curriculum
+
+
+def test_reviews_get_one_episode_in_three():
+    fresh, curriculum = crowded()
+    assert {curriculum.about(task)["kind"] for task in curriculum.next_tasks(16)[:3]} == {"graduated", "studied"}
+    many = curriculum.next_tasks(6)
+    assert [task[0] for task in many] == list("gssgss")
+    assert [curriculum.next_tasks(n) for n in (1, 4)] == [many[:1], many[:4]]
+    log = []
+    play(curriculum, lambda task: 1.0 if task[0] == "g" else 0.6, 6, log)
+    assert [task[0] for task in log] == list("gssgss")
+
+
+def test_a_resume_remembers_the_last_review():
+    fresh, curriculum = crowded()
+    again = fresh.load_state_dict(curriculum.state_dict())
+    assert again.next_tasks(9) == curriculum.next_tasks(9) and again.next_task()[0] == "g"
+    curriculum.record_result(curriculum.next_task(), 1.0, 0.0)
+    assert crowded()[0].load_state_dict(curriculum.state_dict()).next_task()[0] == curriculum.next_task()[0] == "s"
+
+
+def test_seeds_decide_among_equals_that_were_tried():
+    first = set()
+    for seed in range(30):
+        curriculum = school(seed, Schedule(active=4), tasks={"only": list("abcdef")})
+        for task in "abcdef":
+            curriculum.record_result(task, 0.5, 0.0)
+        first.add(curriculum.next_task())
+    assert len(first) >= 3  # of the four that are not recent
+
+
+def test_what_was_forgotten_is_studied_on_in_the_next_tier():
+    curriculum = TierCurriculum({"easy": list("abcdefgh"), "hard": ["z"]}, [Tier("easy", 7, fast_track_rate=2), Tier("hard")])
+    for task, success in zip("aaaabcd", (1, 1, 1, 0, 0, 1, 1)):
+        what = curriculum.record_result(task, success, 0.0)
+    assert what.advanced == "hard" and curriculum.about("a")["undone"] == 1
+    assert [curriculum.about(task)["kind"] for task in "abc"] == ["studied", "resting", "resting"] and curriculum.about("b")["due"] == 7 + 48
+
+
+def test_only_the_last_attempts_are_remembered():
+    curriculum = school()
+    for success in [0.0] * 30 + [1.0] * 10:
+        curriculum.record_result("e0", success, 0.0)
+    assert curriculum.about("e0")["success"] == 1 and len(curriculum.state_dict()["tried"]["results"][0]) == 10
+
+
 def test_many_at_once_and_those_in_flight():
     curriculum = school()
     tasks = curriculum.next_tasks(4)
@@ -303,14 +359,16 @@ def test_a_shuffle_is_even():
 
 # Many at once, very many tasks
 
-def test_threads_lose_no_result():
+def test_threads_lose_no_result(monkeypatch):
+    learn = module._learn
+    monkeypatch.setattr(module, "_learn", lambda *arguments: (time.sleep(0), learn(*arguments)))  # another thread may have its turn in the middle
     curriculum = school(schedule=Schedule(active=4))
-    errors, n = [], 150
+    errors, episodes, n = [], [], 150
 
     def hammer(i):
         try:
             for k in range(n):
-                curriculum.record_result(curriculum.next_task(), (i + k) % 3 > 0, 1.0)
+                episodes.append(curriculum.record_result(curriculum.next_task(), (i + k) % 3 > 0, 1.0).episode)
                 if k % 30 == 0:
                     curriculum.stats(), curriculum.state_dict(), curriculum.next_tasks(5)
         except Exception as error:  # a failure in a thread must fail the test
@@ -326,6 +384,7 @@ def test_threads_lose_no_result():
     finally:
         sys.setswitchinterval(old)
     stats = curriculum.stats()
+    assert sorted(episodes) == list(range(1, 8 * n + 1))  # every result has an episode of its own
     assert not errors and stats["episodes"] == 8 * n == sum(curriculum.about(task)["attempts"] for task in EVERY)
     assert stats["success"] == pytest.approx(2 / 3) and stats["reward"] == pytest.approx(1)
     school(schedule=Schedule(active=4)).load_state_dict(curriculum.state_dict())
@@ -342,6 +401,13 @@ def test_a_million_rows():
     state = curriculum.state_dict()
     assert len(state["tried"]["number"]) <= 1500 and len(json.dumps(state)) < 300_000
     assert all(len(heap) <= 64 + 4 * len(curriculum._tasks) + 2 for heap in (curriculum._queue, curriculum._ready, curriculum._waiting, curriculum._resting))
+
+
+def test_a_long_run_over_few_tasks_does_not_grow():
+    curriculum = school()
+    for i in range(2000):
+        curriculum.record_result(EVERY[i * i % 11], i % 5 > 0, 1.0)
+    assert all(len(heap) <= 64 + 4 * 11 + 2 for heap in (curriculum._queue, curriculum._ready, curriculum._waiting, curriculum._resting))
 
 
 def test_tiers_by_difficulty():

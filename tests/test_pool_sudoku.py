@@ -132,6 +132,7 @@ def test_one_seed_is_one_puzzle_everywhere():
     told = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True, timeout=120)
     assert json.loads(told.stdout) == [list(random_puzzle(s, 40)) for s in (0, 2**40)]
     assert len({random_puzzle(s, 40)[1] for s in range(30)}) == 30
+    assert random_puzzle(0, 40)[0] == "...2.17..2.1......7968..421.57.12.4..2.9...17.1.5....89..1.5...56374.182142.8.9.."  # published
 
 
 @pytest.mark.parametrize("text, words", [("1" * 81, "no solution"), ("." * 81, "fewer than 17"), ("123", "81"), ("x" * 81, "81"), (CLASSIC.replace("53", "55", 1), "no solution"),

@@ -407,7 +407,7 @@ class EnvPool:
         if size < 1:
             raise ValueError(f"A group of {size} is none: over_provision= must be smaller than the pool.")
         if task is None and self.curriculum is not None:
-            task = self.curriculum.next_task()
+            task = self._dressed(self.curriculum.next_task())
         sessions = await self._take_soon(size + over_provision)
         try:
             group = await self._play(rollout_fn, task, sessions, size, deadline, on_error)
@@ -419,6 +419,12 @@ class EnvPool:
         if self.completions is not None:
             group.append_jsonl(self.completions)
         return group
+
+    def _dressed(self, task):
+        "A row of a benchmark with a seed of its own for each visit, so that every group meets another start; other tasks say themselves where they begin."
+        if isinstance(task, dict) and set(task) == {"ruleset_id"}:
+            return {**task, "seed": self._counts["groups"] % 2**32}
+        return task
 
     def _check_group(self, rollout_fn, deadline, on_error, over_provision) -> None:
         self._need_open()
@@ -487,8 +493,15 @@ class EnvPool:
                 await self._io.call(session._leave())
 
     async def run_groups(self, rollout_fn, tasks, group_size: int | None = None, **options) -> list[RolloutGroup]:
-        "`run_group` for each of several tasks, as many at once as the pool has room for. Returns their groups in the order of the tasks."
+        """`run_group` for each of several tasks, as many at once as the pool has room for. Returns their groups in the order of the tasks.
+
+        tasks: a list, or a number of tasks that the curriculum chooses.
+        """
         self._need_open()
+        if isinstance(tasks, int):
+            if self.curriculum is None:
+                raise ValueError("A number of tasks needs a curriculum that chooses them: give the tasks, or the pool a curriculum=.")
+            tasks = [self._dressed(task) for task in self.curriculum.next_tasks(tasks)]
         tasks, each = list(tasks), group_size or self.group_size or self.size
         need = each + options.get("over_provision", 0)
         counts = {}
