@@ -24,7 +24,7 @@ if ON_COLAB:
     # Colab's own JAX, NumPy and widgets stay as they are: they fit its drivers and its front end.
     with open("/tmp/colab-constraints.txt", "w") as constraints:
         constraints.writelines(f"{{name}}=={{version(name)}}\\n" for name in ("jax", "jaxlib", "numpy", "ipywidgets"))
-    %pip install --quiet --constraint /tmp/colab-constraints.txt "{settings["lib_name"]}[train] @ git+https://github.com/{GITHUB}@{settings["branch"]}"
+    %pip install --quiet --constraint /tmp/colab-constraints.txt "{settings["lib_name"]}[train,pool] @ git+https://github.com/{GITHUB}@{settings["branch"]}"
 
 import jax
 import {settings["lib_name"]}

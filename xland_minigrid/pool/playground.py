@@ -84,7 +84,7 @@ const connect = async () => {
   if (resumed) return pending ? ws.send(pending.frame) : run();
   number = 0; queue.length = 0;
   if (pending) { const mine = pending; pending = null; mine.reject({code: 'session_lost', quiet: true}); }
-  begin(wanted()); };
+  begin(wanted(), true); };
 
 const cut = code => {
   if (code === 4001 || code === 4002 || code === 1008 || code === 1000) {
@@ -119,8 +119,9 @@ const numbers = () => { $('n').textContent = n; $('reward').textContent = total.
     item.textContent = (i + 1) + ' · ' + (trial.won ? '✓ ' : '– ') + trial.n + ' steps · ' + trial.reward.toFixed(3); item.className = trial.won ? 'won' : ''; return item; }));
   $('history').hidden = !trials.length; };
 
-const begin = task => job(async () => {
+const begin = (task, keep) => job(async () => {
   const step = await ask('reset', task), before = current;
+  if (!keep) $('said').textContent = '';
   current = step.info || {}; n = step.n; total = 0; over = false;
   const numbered = current.ruleset_id !== undefined;
   if (numbered && current.ruleset_id !== before.ruleset_id) { trials = []; $('reveal').ariaExpanded = 'false'; }
@@ -130,7 +131,7 @@ const begin = task => job(async () => {
 const act = action => job(async () => {
   if (over) return void ($('result').textContent = 'The trial is over: start another one.');
   const step = await ask('step', action);
-  n = step.n; total += step.reward; over = step.done; flash(action);
+  n = step.n; total += step.reward; over = step.done; flash(action); $('said').textContent = '';
   if (over) { const won = step.reward > 0, ended = !!(step.info && step.info.terminated);
     trials.push({won, n, reward: total}); queue.length = 0;
     $('result').textContent = won ? 'Goal reached in ' + n + ' steps.' : ended ? 'The trial ended without a reward.' : 'Time is over.';
@@ -141,9 +142,9 @@ const flash = action => { const b = $('a' + action); b.classList.add('on'); setT
 
 # %% ../../nbs/pool/16_playground.ipynb #6b8baea8
 _INPUT_SCRIPT = """
-const whole = (id, below) => { const text = $(id).value.trim(); return /^[0-9]+$/.test(text) && +text < below ? +text : undefined; };
+const whole = id => { const text = $(id).value.trim(); return /^[0-9]+$/.test(text) ? +text : undefined; };   // too large a number is for the server to refuse
 const fresh = () => Math.floor(Math.random() * 1e6);
-const wanted = () => { const task = {seed: whole('seed', 2 ** 32) ?? fresh()}, id = whole('number', 2 ** 53); if (id !== undefined) task.ruleset_id = id; return task; };
+const wanted = () => { const task = {seed: whole('seed') ?? fresh()}, id = whole('number'); if (id !== undefined) task.ruleset_id = id; return task; };
 const next = () => begin(current.ruleset_id === undefined ? {seed: fresh()} : {seed: fresh(), ruleset_id: current.ruleset_id});
 const KEYS = {ArrowUp: 0, w: 0, ArrowRight: 1, d: 1, ArrowLeft: 2, a: 2, e: 3, q: 4, ' ': 5};
 
@@ -179,12 +180,13 @@ h1{font-size:20px;margin:0;letter-spacing:-.01em}h2{font-size:12px;margin:0 0 10
 #pill{margin-left:auto;font-size:12px;font-weight:600;padding:3px 11px;border-radius:99px;background:var(--bad-soft);color:var(--bad)}
 #pill::before{content:"";display:inline-block;width:7px;height:7px;border-radius:50%;background:currentColor;margin-right:6px;vertical-align:1px}
 [data-state=open] #pill{background:var(--good-soft);color:var(--good)}
-#word{max-width:1040px;margin:0 auto;padding:0 20px;min-height:20px;display:flex;flex-wrap:wrap;gap:10px;align-items:center;color:var(--soft);font-size:14px}
+#word{max-width:1040px;margin:0 auto;padding:0 20px 4px;min-height:24px;display:flex;flex-wrap:wrap;gap:10px;align-items:center;color:var(--soft);font-size:14px}
 [data-state=closed] #said{color:var(--bad)}
 main{display:grid;grid-template-columns:minmax(0,1fr) 348px;gap:16px;max-width:1040px;margin:0 auto;padding:8px 20px 40px;align-items:start}
 .card{background:var(--card);border:1px solid var(--line);border-radius:14px;padding:16px}
 #stage{display:flex;flex-direction:column;gap:12px}
 #frame{aspect-ratio:1;border-radius:9px;background:var(--back);display:grid;place-items:center;overflow:hidden;color:var(--soft);max-height:min(100vh - 200px,640px);width:100%}
+#frame:has(#world[hidden])::after{content:"The world appears here"}
 #world{width:100%;height:100%;object-fit:contain;image-rendering:pixelated;display:block}
 [data-state=waiting] #world,[data-state=closed] #world{opacity:.35}
 #facts{display:flex;flex-wrap:wrap;gap:6px 26px;align-items:baseline;min-height:34px}

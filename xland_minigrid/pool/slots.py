@@ -348,14 +348,16 @@ class Slots:
             raise EnvFault(f"The environments failed ({type(error).__name__}) and were made anew: reset and start again.") from error
 
     def picture(self, slot: int) -> dict:
-        "One world drawn, for people: `png` in base64, and the task in words."
+        "One world drawn, for people: `png` in base64, the task in words, and what the agent holds."
         import base64
+        from xland_minigrid.core.tiles import Tiles, tile_name
         from xland_minigrid.viz.render import to_png
         with self._lock:
             timestep = jax.tree.map(lambda x: x[slot], self._store.timestep)
             ruleset = jax.tree.map(lambda x: np.asarray(x[slot]), self._store.rulesets)
         params = _params_with(self.params, ruleset).replace(render_mode="rgb_array")
-        return {"png": base64.b64encode(to_png(self.env.render(params, timestep))).decode(), "task": ruleset.describe("full") if ruleset is not None else "Reach the green goal."}
+        tile, color = np.asarray(timestep.state.agent.pocket).tolist()
+        return {"pocket": None if tile <= Tiles.EMPTY else tile_name(tile, color), "png": base64.b64encode(to_png(self.env.render(params, timestep))).decode(), "task": ruleset.describe("full") if ruleset is not None else "Reach the green goal."}
 
     def unpack(self, rows) -> tuple[Any, np.ndarray, np.ndarray]:
         "Observations, rewards float32 `(b,)` and flags uint8 `(b,)` of rows of bytes `(b, layout.nbytes + 5)`."
