@@ -394,6 +394,7 @@ def _parser(words=()) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     _demo_parser(commands)
     commands.add_parser("train", help="train an RL² agent; all settings: xland-minigrid train --help", add_help=False)
+    commands.add_parser("grpo", help="a small transformer learns FrozenLake by GRPO; all settings: xland-minigrid grpo --help", add_help=False)
     for name, about, module, add in _LATER:
         if words[:1] == [name]:
             getattr(importlib.import_module(module), add)(commands)
@@ -411,6 +412,10 @@ def main(words: list[str] | None = None) -> int:
     try:
         if words[:1] == ["train"]:
             return _train(words[1:]) or 0
+        if words[:1] == ["grpo"]:
+            from xland_minigrid.pool.grpo import main as grpo
+            grpo(words[1:])
+            return 0
         else:
             args = _parser(words).parse_args(words)
             args.run_command(args)

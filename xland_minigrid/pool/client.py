@@ -67,11 +67,11 @@ class IOThread:
 
     def stop(self, timeout: float = 5.0) -> None:
         "End the loop and its thread. Harmless when repeated."
+        if threading.current_thread() is self.thread:
+            raise WrongThread("The pool's thread cannot end itself: close the pool from elsewhere.")
         if self._closed:
             return
         self._closed = True
-        if threading.current_thread() is self.thread:
-            raise WrongThread("The pool's thread cannot end itself: close the pool from elsewhere.")
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result(timeout)
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -104,6 +104,9 @@ class LocalLink:
         if self.seat is not None:
             self.host.release(self.seat, "close")
 
+    def fresh(self) -> "LocalLink":
+        return LocalLink(self.host, self.env)
+
 # %% ../../nbs/pool/09_client.ipynb #7bee2e2e
 class SocketLink:
     """To a server.
@@ -115,8 +118,13 @@ class SocketLink:
         from urllib.parse import quote
         self.endpoint, self.token, self.env = url.rstrip("/"), token, env
         self.resume_for, self.connect_timeout, self.ping = resume_for, connect_timeout, ping
-        self.ws, self.session, self.secret, self.resumes, self.used = None, None, None, 0, False
+        self.ws, self.session, self.secret, self.resumes, self.used, self.closed = None, None, None, 0, False, False
         self.address = self.endpoint + "/session" + (f"?env={quote(env)}" if env else "")
+        self._opening, self._watcher, self.max_size = asyncio.Lock(), None, 1 << 16
+
+    def fresh(self) -> "SocketLink":
+        "Another link with the same settings."
+        return SocketLink(self.endpoint, self.token, self.env, resume_for=self.resume_for, connect_timeout=self.connect_timeout, ping=self.ping)
 
     async def open(self) -> dict:
         "Connect, for the first time or again. Raises a `PoolError` that says why not."
@@ -141,43 +149,62 @@ class SocketLink:
         except BaseException:                                # cancelled: the server sees the socket go, and frees the place
             _abort(ws)
             raise
-        self.ws, self.session, self.secret = ws, hello["session"], hello["resume"]
+        self.ws, self.session, self.secret, self.max_size = ws, hello["session"], hello["resume"], int(hello.get("max_size", self.max_size))
+        self._watcher = asyncio.ensure_future(self._watch(ws))
         return hello
+
+    async def _watch(self, ws) -> None:
+        "A connection that breaks while nobody uses it is restored at once: the next request may come later than the server's patience lasts."
+        await ws.wait_closed()
+        if self.ws is ws and not self.closed and ws.close_code not in _FINAL:
+            with contextlib.suppress(PoolError):
+                await self._connected(ws, time.monotonic())
 
     async def request(self, number: int, op: str, value) -> Reply:
         "Send a request until its reply is there. Raises `SessionLost` when that cannot be."
         from websockets.exceptions import ConnectionClosed
-        frame, since = json.dumps({"id": number, "op": op, "value": value}, default=_plain_value), None
+        frame, since, ws = json.dumps({"id": number, "op": op, "value": value}, default=_plain_value), None, self.ws
+        if len(frame) > self.max_size:
+            raise BadRequest(f"The request has {len(frame):,} bytes, and the server takes {self.max_size:,}: send less, or start it with a larger max_size.")
         while True:
             try:
-                if self.ws is None:
-                    await self._reopen(since or time.monotonic())
-                self.used = True
-                await self.ws.send(frame)
+                ws = await self._connected(None if since is None else ws, since or time.monotonic())
+                await ws.send(frame)
                 while True:                                  # replies to requests that nobody waits for any more are passed over by their number
-                    said = await self.ws.recv()
-                    reply = _reply_to(number, said, self.binary)
+                    reply = _reply_to(number, await ws.recv(), self.binary)
                     if reply is not None:
+                        self.used = True
                         return reply
             except (ConnectionClosed, OSError) as error:
                 code = getattr(getattr(error, "rcvd", None), "code", None)
-                _abort(self.ws)
-                self.ws, since = None, since or time.monotonic()
-                if code in (4002, 1001, 1008):
-                    raise SessionLost({4002: "The server ended this session, which was idle; its episode is lost.", 1001: "The server shut down; the episode is lost.",
-                                       1008: "The server refused to go on with this session."}[code]) from None
+                _abort(ws)
+                since = since or time.monotonic()
+                if code == 1009:
+                    raise BadRequest("The request is too large for the server: send less, or start it with a larger max_size.") from None
+                if code in _FINAL:
+                    raise SessionLost(_FINAL[code]) from None
 
     binary = True
+
+    async def _connected(self, broken, since: float):
+        "The connection, another one than `broken`. Raises `SessionLost`."
+        async with self._opening:
+            if self.ws is broken or self.ws is None or self.ws.state.name == "CLOSED" and self.ws.close_code not in _FINAL:
+                self.ws = None
+                await self._reopen(since)
+            return self.ws
 
     async def _reopen(self, since: float) -> None:
         "Come back to the session. Raises `SessionLost`."
         for attempt in itertools.count():
             try:
-                hello = await self.open()
+                if self.closed:
+                    raise SessionLost("This session is closed.")
+                await self.open()
                 self.resumes += 1
                 return
             except SessionLost:
-                if self.used:
+                if self.used or self.closed:
                     raise
                 self.session = self.secret = None            # nothing had begun: any place is as good
             except Unauthorized:
@@ -188,15 +215,29 @@ class SocketLink:
                 await asyncio.sleep(min(1.0, 0.02 * 2 ** attempt) * random.uniform(0.5, 1.0))
 
     async def close(self) -> None:
-        "Say goodbye, so that the place is free at once; in bounded time."
+        "Say goodbye, so that the place is free at once, if need be over a new connection; in bounded time."
+        if self.closed:
+            return
+        self.closed = True
+        if self._watcher is not None:
+            self._watcher.cancel()
         ws, self.ws = self.ws, None
-        if ws is not None:
-            try:
-                async with asyncio.timeout(2):
+        try:
+            async with asyncio.timeout(2):
+                if self.session and (ws is None or ws.state.name == "CLOSED" and ws.close_code not in _FINAL):
+                    with contextlib.suppress(PoolError):
+                        await self.open()
+                        ws, self.ws = self.ws, None
+                        self._watcher.cancel()
+                if ws is not None:
                     await ws.close(1000)
-            except BaseException:
-                _abort(ws)
-                raise
+        except BaseException:
+            _abort(ws)
+            _abort(self.ws)
+            raise
+
+_FINAL = {4002: "The server ended this session, which was idle; its episode is lost.", 1001: "The server shut down; the episode is lost.",
+          1008: "The server refused to go on with this session.", 1000: "The server ended this session; its episode is lost."}
 
 def _abort(ws) -> None:
     if ws is not None and ws.transport is not None:
@@ -338,6 +379,12 @@ class Session:
         self.last = Step(observation, o.reward, o.done, reply.n, o.info)
         return self.last
 
+    def _successor(self) -> "Session":
+        "A session with the same settings and no environment yet; the pool gives it one."
+        other = Session(self._io, self._link.fresh(), timeout=self.timeout)
+        other.lost, other.kind, other.spec = True, self.kind, self.spec
+        return other
+
     async def _leave(self) -> None:
         with contextlib.suppress(Exception):
             await self._link.close()
@@ -350,7 +397,7 @@ class Session:
         if self._pending is not None:
             self._pending.cancel()
             await asyncio.gather(self._pending, return_exceptions=True)
-        if self.lost:
+        if self._farewell is not None:
             await self._farewell
         await self._leave()
 

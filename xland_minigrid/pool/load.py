@@ -146,7 +146,7 @@ class Case(NamedTuple):
 
 def socket_cases(sizes=(1, 8, 64, 256), slots: int = 64) -> list[Case]:
     base = dict(env=ENV, benchmark="trivial-21k", drain=0.0, max_wait=0.0005)
-    cases = [Case(f"{n} sessions, uvloop", n, {**base, "slots": max(n, 8), "uvloop": "auto"}) for n in sizes]
+    cases = [Case(f"{n} session{'s' * (n > 1)}, uvloop", n, {**base, "slots": max(n, 8), "uvloop": "auto"}) for n in sizes]
     cases.append(Case("64 sessions, asyncio", 64, {**base, "slots": 64, "uvloop": "off"}))
     cases.append(Case("64 sessions, uvloop, one tick a request", 64, {**base, "slots": 64, "uvloop": "auto", "batch": False}))
     cases.append(Case("64 sessions, uvloop, OpenEnv's protocol", 64, {**base, "slots": 64, "uvloop": "auto"}, "openenv"))

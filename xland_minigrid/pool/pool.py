@@ -26,7 +26,7 @@ from .client import IOThread, LocalLink, Session, SocketLink, Step
 from .errors import (BadRequest, ConnectFailed, DeadlineExceeded, EnvFault, PoolClosed, PoolError, PoolExhausted, ResetRequired, SessionBusy, SessionLost, Unauthorized,
                                         WrongThread)
 from .group import Rollout, RolloutGroup
-from .sessions import Host, SlotBackend, TextBackend
+from .sessions import NO_NUMBER, Host, SlotBackend, TextBackend
 from .slots import DONE, TERMINATED, Slots
 
 # %% ../../nbs/pool/12_pool.ipynb #604ff22a
@@ -146,6 +146,7 @@ class EnvPool:
         self.curriculum, self.completions, self.max_total_tokens = given["curriculum"], given["completions"], given["max_total_tokens"]
         self.timeout, self.close_timeout = given["timeout"], given["close_timeout"]
         self.sessions, self._io, self._state, self._lock, self._taken, self._current = [], None, "new", threading.Lock(), set(), None
+        self._stopping = set()
         self._inbox, self._sent, self._counts = deque(), {}, dict(groups=0, episodes=0, unscorable=0, replaced=0)
 
     # -- making one
@@ -191,7 +192,12 @@ class EnvPool:
             raise ValueError(f"urls is {urls!r}: give an address such as ws://127.0.0.1:8000, or a list of them.")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"size is {size!r}: give the number of sessions, from 1.")
-        group_size = group_size or size
+        group_size = size if group_size is None else group_size
+        if isinstance(group_size, bool) or not isinstance(group_size, int) or not 1 <= group_size <= size:
+            raise ValueError(f"group_size is {group_size!r}: give a number of sessions from 1 to {size}.")
+        for name, value, least in (("wait", wait, 0), ("resume_for", resume_for, 0), ("connect_timeout", connect_timeout, 1e-3), ("ping", ping, 1e-3)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
+                raise ValueError(f"{name} is {value!r}: give {'a positive number of' if least else ''} seconds.")
         if size % group_size:
             raise ValueError(f"{size} sessions are no whole number of groups of {group_size}.")
 
@@ -246,10 +252,25 @@ class EnvPool:
         "Give everything back. Bounded by `close_timeout`, harmless when repeated, and done even if it is interrupted."
         if not self._closing():
             return
+        done = self._io.submit(self._shutdown())
         try:
-            await self._io.call(self._shutdown())
+            await asyncio.shield(asyncio.wrap_future(done))
         finally:
+            self._end_after(done)
+
+    def _end_after(self, done) -> None:
+        "End the thread when the shutdown is done. If somebody was too impatient to wait for that, it is waited for elsewhere."
+        try:
+            done.exception(0 if done.done() else 0.5)
+        except Exception:
+            threading.Thread(target=self._end_later, args=(done,), name="xland-pool-closing").start()
+        else:
             self._end()
+
+    def _end_later(self, done) -> None:
+        with contextlib.suppress(Exception):
+            done.exception(self.close_timeout + 5)
+        self._end()
 
     def _closing(self) -> bool:
         with self._lock:
@@ -302,32 +323,33 @@ class EnvPool:
             self._taken |= set(best[:count])
             return best[:count]
 
-    async def _take_soon(self, count: int, patience: float = 2.0) -> list:
-        "As `_take`; sessions whose caller was just cancelled are free in a moment."
-        until = time.monotonic() + patience
+    async def _take_soon(self, count: int) -> list:
+        "As `_take`; sessions whose caller was just cancelled are free in a moment, or replaced after `patience`."
+        until = time.monotonic() + self.patience + 2
         while True:
             try:
                 return self._take(count)
             except PoolExhausted:
-                busy = sum(s._busy.locked() and s not in self._taken for s in self.sessions)
-                if not busy or time.monotonic() > until:
+                soon = any(s in self._stopping or s._busy.locked() and s not in self._taken for s in self.sessions)
+                if not soon or time.monotonic() > until:
                     raise
                 await asyncio.sleep(0.005)
 
     def _give_back(self, sessions) -> None:
         with self._lock:
             self._taken -= set(sessions)
+            self._stopping -= set(sessions)
 
     async def _heal(self, session) -> None:
         "On the I/O thread: a session that was lost gets another environment. Raises a `PoolError`."
         if session.lost and not session.closed:
+            self._counts["replaced"] += session.id is not None    # a successor was counted when it was made
             if session._farewell is not None:
                 await session._farewell
-            if isinstance(session._link, SocketLink):
-                session._link.session = session._link.secret = session._link.ws = None
-                session._link.used = False
+            before, session._farewell = session._link.resumes, None
+            session._link = session._link.fresh()
+            session._link.resumes = before
             await session._open()
-            self._counts["replaced"] += 1
 
     async def _fresh(self, session, task) -> Step:
         "On the I/O thread: begin an episode."
@@ -355,6 +377,8 @@ class EnvPool:
         return await self._io.call(function(*arguments))
 
     async def _reset_group(self, task, size) -> list[Step]:
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= self.size):
+            raise ValueError(f"size is {size!r}: give a number of sessions from 1 to {self.size}.")
         self._current = None
         sessions = [s for s in self.sessions if s not in self._taken][: self.size if size is None else size]
         if len(sessions) < (size or self.size):
@@ -409,10 +433,7 @@ class EnvPool:
         if task is None and self.curriculum is not None:
             task = self._dressed(self.curriculum.next_task())
         sessions = await self._take_soon(size + over_provision)
-        try:
-            group = await self._play(rollout_fn, task, sessions, size, deadline, on_error)
-        finally:
-            self._give_back(sessions)
+        group = await self._play(rollout_fn, task, sessions, size, deadline, on_error)
         self._counts["groups"] += 1
         self._counts["episodes"] += len(group)
         self._counts["unscorable"] += sum(reward is None for reward in group.rewards)
@@ -441,7 +462,7 @@ class EnvPool:
         "Run the episodes on the caller's loop; none of their tasks is left when this returns or raises."
         rollouts, until = {}, None if deadline is None else time.monotonic() + deadline
         tasks = [asyncio.ensure_future(self._episode(rollout_fn, task, i, session, rollouts)) for i, session in enumerate(sessions)]
-        waiting, first_error, scored = set(tasks), None, 0
+        waiting, first_error, scored, why = set(tasks), None, 0, "cancelled"
         try:
             while waiting and scored < size and not (first_error and on_error == "cancel"):
                 over, waiting = await asyncio.wait(waiting, timeout=None if until is None else max(0.0, until - time.monotonic()), return_when=asyncio.FIRST_COMPLETED)
@@ -451,25 +472,27 @@ class EnvPool:
                     failed = one.cancelled() or one.exception() is not None
                     first_error = first_error or (one.exception() if failed and not one.cancelled() else None)
                     scored += not failed and rollouts[tasks.index(one)].valid
-        finally:
-            late = until is not None and time.monotonic() >= until
-            await self._stop(waiting, sessions, tasks)
-        return self._grouped(task, tasks, sessions, rollouts, size, first_error, on_error, waiting, deadline if late else None)
+            why = "cancelled: enough others had finished" if scored >= size else "cancelled: another one failed" if first_error and on_error == "cancel" else f"deadline: longer than {deadline:g} s" if waiting else ""
+        finally:                                             # what ends from now on ends too late, whatever it returns; nothing is awaited before that is settled
+            for i, one in enumerate(tasks):
+                if one in waiting and i in rollouts:
+                    rollouts[i].fail(why)
+                one.cancel()
+            self._stopping |= set(sessions)
+            stop = asyncio.ensure_future(self._stop(waiting, sessions, tasks))
+            await asyncio.shield(stop)
+        return self._grouped(task, tasks, sessions, rollouts, size, first_error, on_error, why)
 
-    def _grouped(self, task, tasks, sessions, rollouts, size, first_error, on_error, stopped, deadline) -> RolloutGroup:
+    def _grouped(self, task, tasks, sessions, rollouts, size, first_error, on_error, why) -> RolloutGroup:
         "The group of what was played."
-        for i, one in enumerate(tasks):
+        errors = [None if one.cancelled() or not one.done() else one.exception() for one in tasks]
+        for i, failure in enumerate(errors):
             if i not in rollouts:                            # it never began
                 rollouts[i] = Rollout(sessions[i], task, i, Step("", None, False, 0, {}))
-            failure = None if one.cancelled() or not one.done() else one.exception()
-            rollouts[i].fail("cancelled: enough others had finished" if failure is None else f"{type(failure).__name__}: {failure}")
-            if one in stopped and not rollouts[i].valid:
-                rollouts[i].error = f"deadline: longer than {deadline:g} s" if deadline else "cancelled: enough others had finished"
-        errors = [None if one.cancelled() or not one.done() else one.exception() for one in tasks]
+            rollouts[i].fail(why if failure is None else f"{type(failure).__name__}: {failure}")
         if first_error is not None and (on_error == "cancel" or all(e is not None and not isinstance(e, (PoolError, asyncio.CancelledError)) for e in errors)):
             raise first_error
-        ended = [rollouts[i] for i in sorted(rollouts)]
-        best = sorted(ended, key=lambda r: (not r.valid, r.error is not None and r.error.startswith("cancelled"), r.index))[:size]
+        best = sorted(rollouts.values(), key=lambda r: (not r.valid, (r.error or "").startswith("cancelled"), r.seconds if r.valid else 0.0, r.index))[:size]
         return RolloutGroup(task, sorted(best, key=lambda r: r.index))
 
     async def _episode(self, rollout_fn, task, index, session, rollouts) -> None:
@@ -481,16 +504,21 @@ class EnvPool:
         rollouts[index] = rollout = Rollout(session, task, index, first, self.max_total_tokens)
         await rollout.run(rollout_fn)
 
+    patience = 5.0  # seconds that a cancelled coroutine has to end
+
     async def _stop(self, waiting, sessions, tasks) -> None:
-        "Cancel what still runs, and wait a while for it. A coroutine that will not end loses its session, so that it cannot disturb the next group."
-        for one in waiting:
-            one.cancel()
-        if waiting:
-            _, stubborn = await asyncio.wait(waiting, timeout=5.0)
+        "Wait a while for what was cancelled. A coroutine that will not end keeps its session, which is closed, and the pool gets another one in its place."
+        try:
+            stubborn = (await asyncio.wait(waiting, timeout=self.patience))[1] if waiting else ()
             for one in stubborn:
-                session = sessions[tasks.index(one)]
-                session.lost = True
-                await self._io.call(session._leave())
+                old = sessions[tasks.index(one)]
+                with self._lock:
+                    self.sessions[self.sessions.index(old)] = old._successor()
+                    self._counts["replaced"] += 1
+                with contextlib.suppress(PoolError):
+                    await self._io.call(old._close())
+        finally:
+            self._give_back(sessions)
 
     async def run_groups(self, rollout_fn, tasks, group_size: int | None = None, **options) -> list[RolloutGroup]:
         """`run_group` for each of several tasks, as many at once as the pool has room for. Returns their groups in the order of the tasks.
@@ -573,15 +601,30 @@ class EnvPool:
         numbers = ids.tolist() if isinstance(ids, np.ndarray) else ids
         if twice := self._sent.keys() & set(numbers):
             raise SessionBusy(f"Environment {min(twice)} has not answered yet: recv before the next send.")
+        values = values if self._slots is None else self._checked(op, numbers, values)
+        sessions = [self.sessions[number] for number in numbers]
+        self._claim_all(op, sessions)
         if self._slots is not None:
-            self._inbox.append((op, numbers, self._checked(op, numbers, values)))
+            self._inbox.append((op, numbers, values))
             self._sent.update(dict.fromkeys(numbers))
             return
-        for number, value in zip(numbers, values):
-            session = self.sessions[number]
-            session._claim(op)
+        for number, session, value in zip(numbers, sessions, values):
             self._sent[number] = future = self._io.submit(self._fresh(session, value) if op == "reset" else session._ask(op, value))
             future.add_done_callback(lambda done, number=number, session=session: (session._busy.release(), self._inbox.append((op, number, done))))
+
+    def _claim_all(self, op: str, sessions: list) -> None:
+        "Claim all of these sessions or none. Raises `SessionBusy`."
+        claimed = []
+        try:
+            for session in sessions:
+                if self._taken and session in self._taken:
+                    raise SessionBusy("A group is being played in this environment: await run_group first.")
+                session._claim(op)
+                claimed.append(session)
+        except BaseException:
+            for session in claimed:
+                session._busy.release()
+            raise
 
     def _checked(self, op: str, numbers: list, values):
         slots = self._slots
@@ -647,10 +690,24 @@ class EnvPool:
             for session, seat in zip(sessions, seats):
                 session.running = seat.running = False
             return _batch_of([], dict.fromkeys(numbers, fault))
+        finally:
+            for session in sessions:
+                session._busy.release()
         observation, reward, flags = slots.unpack(rows)
         done = (flags & DONE).astype(bool)
         n = _noted(op, sessions, seats, done.tolist(), slots)
+        if not np.isfinite(reward).all():
+            return self._without_faults(numbers, sessions, seats, observation, reward, flags, n)
         return Batch(observation, np.zeros(len(numbers), np.float32) if op == "reset" else reward, done, (flags & TERMINATED).astype(bool), np.array(n, np.int32), np.array(numbers, np.int32), {})
+
+    def _without_faults(self, numbers, sessions, seats, observation, reward, flags, n) -> Batch:
+        "A batch without those rows whose reward is no number."
+        fine = np.isfinite(reward)
+        for i in np.flatnonzero(~fine):
+            sessions[i].running = seats[i].running = False
+        pick = lambda x: {k: v[fine] for k, v in x.items()} if isinstance(x, dict) else x[fine]
+        return Batch(pick(observation), reward[fine], (flags[fine] & DONE).astype(bool), (flags[fine] & TERMINATED).astype(bool), np.array(n, np.int32)[fine], np.array(numbers, np.int32)[fine],
+                     {numbers[i]: EnvFault(NO_NUMBER) for i in np.flatnonzero(~fine)})
 
     # -- for people
 
@@ -713,11 +770,20 @@ def _abandoned(io: IOThread, host: Host | None, sessions=()) -> None:
     async def leave():
         for session in sessions:
             session.closed = True
-            await session._leave()
-    with contextlib.suppress(Exception):
-        io.wait(leave(), 3.0)
-    with contextlib.suppress(Exception):
-        io.stop(2.0)
+        await asyncio.gather(*(session._leave() for session in sessions), return_exceptions=True)
+        if host is not None:
+            await host.close("abandoned")
+
+    def end():
+        with contextlib.suppress(Exception):
+            io.wait(leave(), 3.0)
+        with contextlib.suppress(Exception):
+            io.stop(2.0)
+
+    if threading.current_thread() is io.thread:              # collected over there: that thread cannot wait for itself
+        threading.Thread(target=end, name="xland-pool-closing").start()
+    else:
+        end()
 
 # %% ../../nbs/pool/12_pool.ipynb #229e37a7
 def run_here(make_coroutine: Callable):
@@ -787,10 +853,11 @@ class SyncPool:
         if io is not None and threading.current_thread() is io.thread:
             raise WrongThread("The pool's thread cannot close the pool: do so from elsewhere.")
         if self.pool._closing():
+            done = io.submit(self.pool._shutdown())
             try:
-                io.wait(self.pool._shutdown())
+                done.result()
             finally:
-                self.pool._end()
+                self.pool._end_after(done)
 
     def __enter__(self) -> "SyncPool":
         return self.start()

@@ -181,6 +181,7 @@ class EnvServer:
             raise TypeError("Give a ServerConfig or its fields, not both.")
         self.config = config or ServerConfig(**settings)
         self.host, self._tasks, self._server, self.url = host or make_host(self.config), set(), None, None
+        self._connections = set()
 
     # -- before the upgrade
 
@@ -292,7 +293,7 @@ class EnvServer:
             return
         seat.socket, seat.attached, seat.active = None, False, time.monotonic()
         code = connection.close_code
-        why = ("close" if code in (1000, 1001) and not self.host.draining else "drain" if self.host.draining else "cut" if connection.openenv else
+        why = ("close" if code in (1000, 1001, 1008) and not self.host.draining else "drain" if self.host.draining else "cut" if connection.openenv else
                None if seat.heard and self.config.grace > 0 else "handshake" if not seat.heard else "detached")
         if why:
             self.host.release(seat, why)
@@ -325,7 +326,7 @@ class EnvServer:
 
     async def _talk(self, ws, seat: Seat) -> None:
         "Hand requests to the host. Replies are written by the tick that makes them, not by this task: waking it for each would cost a fifth of the whole."
-        await ws.send(json.dumps({"op": "hello", "version": 1, "session": seat.id, "resume": seat.secret, "n": seat.n, "running": seat.running, **seat.backend.spec()}))
+        await ws.send(json.dumps({"op": "hello", "version": 1, "session": seat.id, "resume": seat.secret, "n": seat.n, "running": seat.running, "max_size": self.config.max_size, **seat.backend.spec()}))
         strange, deliver = 0, functools.partial(_answer_now, ws)
         async for raw in ws:
             try:
@@ -395,7 +396,7 @@ class EnvServer:
         from websockets.asyncio.server import serve
         c = self.config
         self._server = await serve(
-            self._handle, c.host, c.port, process_request=self._request, process_response=self._response, subprotocols=[PROTOCOL], select_subprotocol=_subprotocol,
+            self._handle, c.host, c.port, create_connection=_counted(self._connections), process_request=self._request, process_response=self._response, subprotocols=[PROTOCOL], select_subprotocol=_subprotocol,
             compression=None, max_size=c.max_size, max_queue=4, ping_interval=c.ping, ping_timeout=c.ping, open_timeout=10, close_timeout=2, server_header=None,
             logger=_quiet())
         port = self._server.sockets[0].getsockname()[1]
@@ -428,6 +429,9 @@ class EnvServer:
                 self._keep(seat.socket.close(1001, "going away"))
         await self.host.close("drain")
         server.close()
+        for connection in list(self._connections):
+            if connection.state.name == "CONNECTING":        # somebody who opened a socket and said nothing
+                connection.transport.abort()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
                 await server.wait_closed()
@@ -441,6 +445,21 @@ class EnvServer:
 
     async def __aexit__(self, *_) -> None:
         await self.stop(0)
+
+def _counted(connections: set):
+    "The class of connections, which notes those that are open."
+    from websockets.asyncio.server import ServerConnection
+
+    class Counted(ServerConnection):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            connections.add(self)
+
+        def connection_lost(self, exc):
+            connections.discard(self)
+            super().connection_lost(exc)
+
+    return Counted
 
 def _subprotocol(connection, offered):
     return PROTOCOL if PROTOCOL in offered else None

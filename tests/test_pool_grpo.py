@@ -1,0 +1,534 @@
+"""GRPO against plain numpy, against itself alone and in company, and against everything that interrupts it."""
+import asyncio
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xland_minigrid.baselines.checkpoint import CheckpointError, Checkpoints
+from xland_minigrid.pool import grpo
+from xland_minigrid.pool.episodes import Env
+from xland_minigrid.pool.frozen_lake import FrozenLakeEnv
+from xland_minigrid.pool.group import read_jsonl
+from xland_minigrid.pool.grpo import (
+    END, PAD, TURN, Generator, GRPOConfig, Learner, ModelConfig, SomeSolve, Transformer, Turn, Vocabulary, advantages, beta_at, chosen, evaluate, grpo_loss, grpo_step, k3, lake_baselines,
+    lake_learner, lake_tasks, log_policy, mixed, pack, test_tasks as maps_of_the_test, token_weights, train, unseen)
+from xland_minigrid.pool.pool import EnvPool
+
+WORDS = Vocabulary.words(["S", "F", "H", "G", "P", "up", "down", "left", "right"])
+TINY = GRPOConfig(steps=6, groups=4, group_size=4, max_turns=4, minibatches=2, warmup=2, learning_rate=5e-3, beta=0.05, model=ModelConfig(context=5, width=16, layers=1, heads=2))
+
+
+@functools.cache
+def opinionated(config=ModelConfig(context=12, width=16, heads=2), size=WORDS.size, seed=0) -> Transformer:
+    "A model that thinks tokens differently likely, as no fresh one does."
+    return Transformer(config, size, opinion=3.0, rngs=nnx.Rngs(seed))
+
+
+@functools.cache
+def compiled(temperature: float):
+    return Generator(opinionated(), temperature=temperature)._forward
+
+
+def speaker(temperature=1.0, **settings) -> Generator:
+    "A generator of the opinionated model that need not be compiled anew."
+    generator = Generator(opinionated(), temperature=temperature, **settings)
+    generator._forward = compiled(temperature)
+    return generator
+
+
+# ---- words
+
+@given(st.text())
+def test_bytes_say_anything(text):
+    text = text.encode("utf-8", "replace").decode()
+    vocabulary = Vocabulary.bytes()
+    assert vocabulary.decode(vocabulary.encode(text)) == text and vocabulary.size == 259
+    assert not {PAD, TURN, END} & set(vocabulary.encode(text))
+
+
+@given(st.lists(st.sampled_from(WORDS.list)), st.lists(st.sampled_from(["ice", "Player", "x", "?"]), max_size=3))
+def test_words_come_back_and_others_are_not_seen(known, unknown):
+    ids = WORDS.encode(" ".join(known + unknown))
+    assert WORDS.decode(ids) == " ".join(known) and len(ids) == len(known)
+    assert WORDS.decode([TURN, *ids, END, PAD]) == " ".join(known)
+
+
+@pytest.mark.parametrize("words", [[], ["a", "a"], ["two words"], [""], ["a-b"]])
+def test_word_lists_that_cannot_be_read_back(words):
+    with pytest.raises(ValueError, match="leave out"):
+        Vocabulary.words(words)
+
+
+@pytest.mark.parametrize("ids", [[-1], [12], [3, 99]])
+def test_numbers_that_are_no_tokens(ids):
+    with pytest.raises(ValueError, match="tokens"):
+        WORDS.decode(ids)
+
+
+# ---- the loss
+
+def plain_loss(logprobs, old, advantage, kl, weights, clip, beta):
+    "Token by token."
+    total = count = 0.0
+    for lp, o, a, d, w in zip(*map(np.ravel, (logprobs, old, advantage, kl, weights))):
+        if w > 0:
+            ratio = np.exp(lp - o)
+            total += w * (beta * d - min(ratio * a, min(max(ratio, 1 - clip), 1 + clip) * a))
+            count += w
+    return total / count if count else 0.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["token", "sequence"]), st.floats(0.05, 0.5), st.floats(0, 1))
+def test_loss_is_that_of_plain_numpy(seed, mean, clip, beta):
+    rng = np.random.default_rng(seed)
+    logprobs, old, reference = rng.uniform(-3, 0, (3, 4, 7)).astype(np.float32)
+    mask = (rng.random((4, 7)) < 0.6).astype(np.float32)
+    advantage = np.repeat(rng.normal(size=(4, 1)), 7, 1).astype(np.float32)
+    weights = token_weights(mask, np.repeat(np.arange(4)[:, None], 7, 1), mean)
+    d = reference - logprobs
+    found, _ = grpo_loss(logprobs, old, advantage, k3(logprobs, reference), weights, clip=clip, beta=beta)
+    np.testing.assert_allclose(found, plain_loss(logprobs, old, advantage, np.exp(d) - d - 1, weights, clip, beta), rtol=2e-4, atol=1e-5)
+
+
+def test_loss_by_hand():
+    # an episode that did better (A=1): ratio 1.5 counts as 1.2; one that did worse (A=-1): ratio 1.5 counts in full, 0.5 as 0.8
+    ratio, advantage = jnp.array([1.5, 1.5, 0.5]), jnp.array([1.0, -1.0, -1.0])
+    loss, numbers = grpo_loss(jnp.log(ratio), jnp.zeros(3), advantage, jnp.array([0.3, 0.0, 0.0]), jnp.ones(3), beta=0.5)
+    assert float(loss) == pytest.approx((-1.2 + 1.5 + 0.8 + 0.15) / 3, abs=1e-6)
+    assert float(numbers["clipped"]) == 1 and float(numbers["kl"]) == pytest.approx(0.1)
+
+
+def test_a_long_episode_weighs_more_by_tokens_and_the_same_by_sequences():
+    mask, episode = [1, 1, 1, 0, 1], [0, 0, 0, 0, 1]
+    assert token_weights(mask, episode).tolist() == [1, 1, 1, 0, 1]
+    np.testing.assert_allclose(token_weights(mask, episode, "sequence"), [1 / 3, 1 / 3, 1 / 3, 0, 1])
+    with pytest.raises(ValueError, match="choose"):
+        token_weights(mask, episode, "mean")
+
+
+@pytest.mark.parametrize("rubbish", [0.0, 50.0, -1e9, np.nan, np.inf])
+def test_what_the_environment_said_has_no_gradient(rubbish):
+    logprobs = jnp.log(jnp.array([0.5, 0.4, 0.3]))
+    other = lambda i: jnp.array([-0.7, rubbish, -1.0]) if i else jnp.array([1.0, rubbish, 1.0])
+    loss = lambda x: grpo_loss(x, other(1), other(0), k3(x, jnp.array([-1.0, -1.0, -1.0])), jnp.array([1.0, 0.0, 1.0]), beta=0.1)[0]
+    value, gradient = jax.jit(jax.value_and_grad(loss))(logprobs)
+    assert np.isfinite(value) and gradient[1] == 0 and (gradient[::2] != 0).all()
+    clean = jax.jit(jax.value_and_grad(lambda x: grpo_loss(x, jnp.array([-0.7, -1.0]), jnp.ones(2), k3(x, -jnp.ones(2)), jnp.ones(2), beta=0.1)[0]))(logprobs[::2])
+    np.testing.assert_allclose(value, clean[0], rtol=1e-6)
+    np.testing.assert_allclose(gradient[::2], clean[1], rtol=1e-6)
+
+
+def test_k3_is_the_divergence_on_average():
+    p, q = np.array([0.7, 0.2, 0.1]), np.array([0.2, 0.3, 0.5])
+    assert (p * np.asarray(k3(jnp.log(p), jnp.log(q)))).sum() == pytest.approx((p * np.log(p / q)).sum(), abs=1e-6)
+    assert k3(jnp.log(p), jnp.log(p)).tolist() == [0, 0, 0]
+
+
+def test_advantages_leave_out_what_cannot_be_scored():
+    np.testing.assert_allclose(advantages([1, None, 0, 0], floor=0), np.array([2, 0, -1, -1]) / np.sqrt(2), rtol=1e-5)
+    assert not advantages([None, 1]).any() and not advantages([0.5] * 4).any() and advantages([1, None])[1] == 0
+    small, large = advantages([0.97, 0.94]), advantages([1, 0])
+    assert 0 < small[0] < 0.2 < 0.8 < large[0]  # a shorter way counts, but not like success against failure
+
+
+# ---- the model
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_nothing_looks_ahead(positions):
+    structure, parameters = nnx.split(opinionated(ModelConfig(context=9, width=16, heads=2, layers=3, positions=positions)))
+    model = jax.jit(lambda tokens: nnx.merge(structure, parameters)(tokens))
+    tokens = jnp.array(np.random.default_rng(1).integers(3, 12, (2, 9)), jnp.int32)
+    for cut in (1, 5):
+        np.testing.assert_allclose(model(tokens)[:, :cut], model(tokens.at[:, cut:].set(PAD))[:, :cut], atol=1e-5)
+        np.testing.assert_allclose(model(tokens)[:, :cut], model(tokens[:, :cut]), atol=1e-5)  # so padding after a prompt changes nothing
+    swapped = model(tokens[:, jnp.array([1, 0, *range(2, 9)])])
+    assert np.abs(swapped[:, -1] - model(tokens)[:, -1]).max() > 1e-3  # it does know where words stand
+
+
+@pytest.mark.parametrize("settings", [dict(width=0), dict(heads=3), dict(positions="none"), dict(context=True), dict(width=6, heads=2, positions="rotary")])
+def test_models_that_do_not_fit_together(settings):
+    with pytest.raises(ValueError):
+        ModelConfig(**settings)
+
+
+def test_too_many_tokens_for_the_model():
+    with pytest.raises(ValueError, match="larger context"):
+        opinionated()(jnp.zeros((1, 13), jnp.int32))
+
+
+# ---- generation
+
+def some_prompts(n, most=9, seed=0):
+    rng = np.random.default_rng(seed)
+    return [[*rng.integers(3, 12, rng.integers(1, most)).tolist(), TURN] for _ in range(n)]
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("most", [1, 3])
+def test_company_changes_nothing(greedy, most):
+    generator, prompts, keys = speaker(most=most, greedy=greedy, rows=(1, 8, 32)), some_prompts(40), mixed(3, np.arange(40)).tolist()
+    together = generator.generate(prompts, keys)
+    order = np.random.default_rng(1).permutation(40)
+    shuffled = generator.generate([prompts[i] for i in order], [keys[i] for i in order])
+    for i in range(0, 40, 3):
+        alone = generator.generate([prompts[i]], [keys[i]])[0]
+        assert alone.ids == together[i].ids == shuffled[list(order).index(i)].ids
+        np.testing.assert_allclose(alone.logprobs, together[i].logprobs, atol=1e-5)
+
+
+def test_keys_decide():
+    generator, prompt = speaker(), some_prompts(1)[0]
+    said = [c.ids[0] for c in generator.generate([prompt] * 300, mixed(0, np.arange(300)))]
+    assert len(set(said)) > 3 and said == [c.ids[0] for c in generator.generate([prompt] * 300, mixed(0, np.arange(300)))]
+    assert generator.computed == 2  # 600 were asked for, and they are all alike
+
+
+def test_tokens_are_drawn_as_likely_as_they_are():
+    probabilities = np.array([0.05, 0.0, 0.6, 0.35])
+    with np.errstate(divide="ignore"):
+        drawn = chosen(np.log(probabilities)[None].repeat(50_000, 0), mixed(9, np.arange(50_000)), 0)
+    np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 50_000, probabilities, atol=0.01)
+    assert not (drawn == 1).any()
+
+
+def test_replies_end():
+    ended = speaker(allowed=[END, 5], most=4, temperature=5.0).generate(some_prompts(60, most=6), mixed(5, np.arange(60)))
+    assert {len(c.ids) for c in ended} == {1, 2, 3, 4} and all(END not in c.ids[:-1] and set(c.ids) <= {END, 5} for c in ended)
+    assert all(c.ids[-1] == END or len(c.ids) == 4 for c in ended)
+    assert len(speaker(allowed=[5], most=9).generate([[3] * 11], [0])[0].ids) == 2  # the context is full
+
+
+def test_probabilities_are_those_that_the_learner_sees():
+    generator, prompts = speaker(allowed=[4, 5, 6], temperature=0.7), some_prompts(5)
+    look = jax.jit(lambda *args: log_policy(generator.structure, generator.parameters, *args, generator.allowed, 0.7))
+    for prompt, completion in zip(prompts, generator.generate(prompts, range(5))):
+        tokens = np.array([prompt + [PAD] * (12 - len(prompt))], np.int32)
+        logprobs = look(tokens, np.array([[len(prompt) - 1]]))[0, 0]
+        assert completion.logprobs[0] == pytest.approx(float(logprobs[completion.ids[0]]), abs=1e-5)
+        assert float(np.exp(logprobs).sum()) == pytest.approx(1, abs=1e-5) and (np.exp(logprobs)[[0, 1, 2, 3, 7]] == 0).all()
+
+
+def test_few_shapes():
+    generator = Generator(opinionated(), rows=(2, 8), lengths=(4, 12))
+    for n in range(1, 30):
+        generator.generate(some_prompts(n, seed=n), range(n))
+    assert generator._forward._cache_size() <= 4
+
+
+@pytest.mark.parametrize("settings", [dict(temperature=0), dict(most=0), dict(rows=(8, 2)), dict(lengths=(4, 8)), dict(allowed=[]), dict(allowed=[99])])
+def test_generators_that_make_no_sense(settings):
+    with pytest.raises(ValueError):
+        Generator(opinionated(), **settings)
+
+
+@pytest.mark.parametrize("prompt", [[], [3] * 13])
+def test_prompts_that_do_not_fit(prompt):
+    with pytest.raises(ValueError, match="1 to 12 tokens"):
+        speaker().generate([prompt], [0])
+
+
+def test_concurrent_rollouts_share_batches():
+    generator, prompts = speaker(patience=5.0), some_prompts(30)
+
+    async def rollout(i):
+        said = []
+        for turn in range(1 + i % 3):
+            await asyncio.sleep(0.002 * ((i * 7 + turn) % 4))
+            said += (await generator(prompts[i], mixed(i, turn))).ids
+        generator.over()
+        return said
+
+    async def main():
+        generator.expect(30)
+        return await asyncio.gather(*map(rollout, range(30)))
+
+    said = asyncio.run(main())
+    assert generator.batches == 3 and generator.asked == 60
+    assert said == [[generator.generate([prompts[i]], [mixed(i, turn)])[0].ids[0] for turn in range(1 + i % 3)] for i in range(30)]
+
+
+def test_a_generator_outlives_its_loop_and_lost_rollouts():
+    generator = speaker(patience=0.02)
+
+    async def main():
+        generator.expect(5)  # of which two never ask
+        asked = [asyncio.ensure_future(generator(prompt, 1)) for prompt in some_prompts(3)]
+        await asyncio.sleep(0)
+        asked[0].cancel()
+        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 20)
+
+    for _ in range(2):
+        lost, *found = asyncio.run(main())
+        assert isinstance(lost, asyncio.CancelledError) and all(len(c.ids) == 1 for c in found)
+
+
+def test_an_error_reaches_all_who_wait():
+    generator = speaker(patience=0.01)
+
+    async def main():
+        first = await asyncio.gather(*(generator(prompt, 0) for prompt in [[3], [3] * 50]), return_exceptions=True)
+        return first, await generator([3, TURN], 0)
+
+    bad, good = asyncio.run(main())
+    assert all(isinstance(error, ValueError) for error in bad) and len(good.ids) == 1
+
+
+# ---- from episodes to arrays
+
+def test_rows_that_are_shared_give_the_same_loss():
+    rng, generator = np.random.default_rng(0), speaker()
+    prompts = some_prompts(6)
+    sequences, worth = [], []
+    for i in range(40):
+        ids = prompts[i % 6] + rng.integers(3, 12, 2).tolist()
+        sequences.append((ids, len(ids) - 2, rng.uniform(-2, 0, 2).tolist(), [1, i % 4 != 0]))
+        worth.append(float(rng.normal()))
+    rows = pack(sequences, worth, [s[3] for s in sequences], (12,))
+    table = jax.jit(lambda *args: log_policy(generator.structure, *args))(generator.parameters, rows.tokens, rows.at, generator.allowed)
+    found = grpo_loss(table[rows.row, rows.place, rows.target], rows.old, rows.advantage, jnp.zeros(len(rows.row)), rows.weight)[0]
+    alone = [[generator.next_logprobs([ids[:first + k]])[0, ids[first + k]] for k in range(2)] for ids, first, *_ in sequences]
+    plain = plain_loss(alone, [s[2] for s in sequences], np.repeat(worth, 2), np.zeros(80), [s[3] for s in sequences], 0.2, 0.0)
+    assert float(found) == pytest.approx(plain, rel=1e-4)
+    assert int((rows.tokens != PAD).any(1).sum()) < 40
+
+
+def test_the_environments_words_do_not_move_the_model():
+    learner = lake_learner(dataclasses.replace(TINY, memory="whole", model=ModelConfig(context=32, width=16, layers=1, heads=2)), size=2, count=20)
+    whole, parameters = ([4, 5, 1, 8, 6, 6, 1, 9], 3, [-1.0, 0.0, 0.0, 0.0, -1.0], [1, 0, 0, 0, 1]), learner.state.parameters
+    other = (whole[0], 3, [-1.0, -7.0, 3.0, 0.0, -1.0], whole[3])
+    states = [learner.optimiser.init(parameters) for _ in range(2)]
+    copies = [jax.tree.map(jnp.array, parameters) for _ in range(2)]
+    results = [learner._update(copy, state, learner.state.reference, pack([s], [1.0], [s[3]], (16,)), jnp.float32(0.1))[0] for copy, state, s in zip(copies, states, (whole, other))]
+    assert all((x == y).all() for x, y in zip(*map(jax.tree.leaves, results)))
+
+
+# ---- the curriculum
+
+def test_what_some_solved_comes_again():
+    curriculum = SomeSolve([{"seed": i} for i in range(50)], again=0.5)
+    assert [t["seed"] for t in curriculum.next_tasks(10)] == list(range(10))
+    for task, share in zip(curriculum.next_tasks(10), [0, 0.5, 1, 0.9, 0.25, 0, 0.75, 1, 1, 0]):
+        curriculum.record_result(task, share)
+    assert sorted(curriculum.old) == [1, 4, 6]
+    tasks = curriculum.next_tasks(10)
+    assert tasks == curriculum.next_tasks(10) and len({t["seed"] for t in tasks}) == 10 and {t["seed"] for t in tasks if t["seed"] < 10} <= {1, 4, 6}
+    curriculum.record_result({"seed": 4}, 1.0)
+    assert sorted(curriculum.old) == [1, 6]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=60), st.integers(1, 7))
+def test_a_curriculum_goes_on_where_it_was(shares, n):
+    make = lambda: SomeSolve([{"seed": i} for i in range(23)], keep=5, seed=3)
+    one, other = make(), make()
+    for i in range(0, len(shares), n):
+        for task, share in zip(one.next_tasks(n), shares[i:i + n]):
+            one.record_result(task, share)
+        other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+        assert one.next_tasks(9) == other.next_tasks(9) and len(one.old) <= 5
+
+
+@pytest.mark.parametrize("settings", [dict(tasks=[]), dict(again=1.0), dict(most=0), dict(keep=0)])
+def test_curricula_that_make_no_sense(settings):
+    with pytest.raises(ValueError):
+        SomeSolve(**{"tasks": [1], **settings})
+
+
+def test_results_and_states_of_others():
+    curriculum = SomeSolve([{"seed": 1}])
+    for task, share in (({"seed": 2}, 0.5), ({"seed": 1}, 1.5), ({"seed": 1}, float("nan"))):
+        with pytest.raises(ValueError):
+            curriculum.record_result(task, share)
+    with pytest.raises(ValueError, match="same ones"):
+        curriculum.load_state_dict(SomeSolve([1, 2]).state_dict())
+    assert curriculum.records == 0
+
+
+# ---- training
+
+@functools.cache
+def compiled_parts(config):
+    learner = lake_learner(config, size=2, count=20)
+    return learner._update, learner.generator._forward
+
+
+def lake(config=TINY, curriculum=None) -> Learner:
+    "A learner of 2x2 lakes that need not be compiled anew."
+    learner = lake_learner(config, size=2, count=60)
+    learner.curriculum = curriculum or learner.curriculum
+    learner._update, forward = compiled_parts(config)
+    learner.generator._forward = learner.greedy._forward = forward
+    return learner
+
+
+def run(config=TINY, env="frozen_lake", learner=None, **options):
+    learner = learner or lake(config)
+
+    async def main():
+        async with EnvPool.local(env, slots=config.groups * config.group_size) as pool:
+            return await train(learner, pool, progress=False, **options)
+
+    return learner, asyncio.run(main())
+
+
+def same(a, b) -> bool:
+    return all((np.asarray(x) == np.asarray(y)).all() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def test_a_resumed_run_is_the_run(tmp_path):
+    whole, rows = run(out=tmp_path / "a", save_every=1, log_every=2)
+    run(out=tmp_path / "b", until=3)
+    resumed, later = run(out=tmp_path / "b", resume=True)
+    assert same(whole.state, resumed.state) and whole.curriculum.state_dict() == resumed.curriculum.state_dict() and whole.env_steps == resumed.env_steps
+    untimed = lambda rows: [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
+    assert untimed(rows) == untimed(later) and [row["step"] for row in later] == [1, 2, 3, 4, 5, 6]
+    assert len(read_jsonl(tmp_path / "a" / "completions.jsonl")) == 3 * TINY.group_size
+    with pytest.raises(FileExistsError, match="resume"):
+        run(out=tmp_path / "a")
+    with pytest.raises(CheckpointError, match="learning_rate"):
+        run(dataclasses.replace(TINY, learning_rate=1e-3), out=tmp_path / "a", resume=True)
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        run(out=tmp_path / "c", resume=True)
+
+
+def test_fewer_places_than_episodes_change_nothing():
+    def once(slots):
+        learner = lake()
+
+        async def main():
+            async with EnvPool.local("frozen_lake", slots=slots) as pool:
+                return await grpo_step(learner, pool)
+
+        _, groups = asyncio.run(main())
+        return [[(r.reward, r.num_turns, [m["content"] for m in r.messages]) for r in group] for group in groups]
+
+    assert once(16) == once(5)
+
+
+class Cracking(FrozenLakeEnv):
+    "Ice that breaks the machine: on every second map, after the first step of an episode, now and then."
+    count = 0
+
+    async def step(self, action):
+        Cracking.count += 1
+        if Cracking.count % 5 == 0:
+            raise OSError("the machine broke")
+        return await super().step(action)
+
+
+def test_broken_machines_teach_nothing():
+    learner, rows = run(env=Cracking, until=3)
+    assert sum(row["unscorable"] for row in rows) > 3 and all(np.isfinite(row["loss"]) for row in rows) and int(learner.state.step) == 3
+
+
+class Broken(Env):
+    async def reset(self, config):
+        return "P G F F", {}, ""
+
+    async def step(self, action):
+        raise OSError("always")
+
+    async def close(self):
+        pass
+
+
+def test_when_nothing_can_be_scored_nothing_changes():
+    learner = lake()
+    before, tasks = jax.tree.map(np.array, learner.state.parameters), learner.curriculum.state_dict()
+    _, rows = run(env=Broken, learner=learner, until=2)
+    assert same(before, learner.state.parameters) and learner.curriculum.state_dict() == tasks and [row["unscorable"] for row in rows] == [16, 16]
+
+    async def main():
+        async with EnvPool.local(Broken, slots=4) as pool:
+            await evaluate(learner, pool, maps_of_the_test(4, size=2))
+
+    with pytest.raises(RuntimeError, match="could not be scored"):
+        asyncio.run(main())
+
+
+def test_other_curricula_do():
+    from xland_minigrid.pool.curriculum import TierCurriculum
+    tasks = lake_tasks(40, size=2)
+    curriculum = TierCurriculum({"warmup": tasks[:20], "expert": tasks[20:]})
+    learner, rows = run(learner=lake(curriculum=curriculum), until=2)
+    assert curriculum.stats()["episodes"] == 8 and len(rows) == 2
+
+
+def test_a_first_prompt_that_does_not_fit_is_an_error():
+    with pytest.raises(ValueError, match="1 to 5 tokens"):
+        run(learner=lake(), env=Wide)
+
+
+class Wide(Broken):
+    async def reset(self, config):
+        return "P G F F F F", {}, ""
+
+
+@pytest.mark.parametrize("wrong", [dict(steps=0), dict(group_size=1), dict(memory="none"), dict(kl="k2"), dict(mean="all"), dict(discount=1.5), dict(beta=-1.0), dict(learning_rate=float("nan")),
+                                   dict(temperature=0.0), dict(minibatches=True), dict(clip=float("inf"))])
+def test_settings_that_make_no_sense(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        GRPOConfig(**wrong)
+
+
+def test_a_map_must_fit_into_the_context():
+    with pytest.raises(ValueError, match="model.context"):
+        lake_learner(TINY, size=3)
+    with pytest.raises(ValueError, match="fewer"):
+        lake_tasks(grpo.TEST_SEED + 1)
+
+
+def test_beta_falls_over_the_second_half():
+    config = GRPOConfig(steps=100, beta=0.4)
+    assert [round(beta_at(config, step), 3) for step in (0, 50, 75, 99)] == [0.4, 0.4, 0.2, 0.008]
+
+
+def test_test_maps_are_others():
+    trained, tested = lake_tasks(30_000), maps_of_the_test()
+    assert not {t["seed"] for t in trained} & {t["seed"] for t in tested} and {t["p"] for t in tested} == {0.8} and len(tested) == 500
+    learner = lake_learner(TINY, size=2, count=60)
+    assert unseen(learner, lake_tasks(60, size=2)).all()  # nothing was played yet
+    for task in learner.curriculum.next_tasks(60):
+        learner.curriculum.record_result(task, 0.0)
+    assert not unseen(learner, lake_tasks(60, size=2)).any()
+
+
+def test_baselines():
+    found = lake_baselines(maps_of_the_test(60), 20)
+    assert 0.05 < found["random"] < 0.4 and found["shortest path"] == 1.0
+
+
+def test_it_learns_one_map():
+    task = {"size": 2, "p": 0.8, "seed": 1}
+    config = dataclasses.replace(TINY, steps=12, groups=2, group_size=16, minibatches=1, epochs=3, warmup=2, learning_rate=2e-2, beta=0.02)
+    learner = Learner(config, WORDS, SomeSolve([task]), moves=grpo.LAKE_MOVES)
+    learner, rows = run(config, learner=learner, test=[task], test_every=12)
+    assert rows[1]["success"] < 0.75 and rows[-1]["success"] > 0.85 and rows[-1]["test"] == 1 and rows[-1]["turns"] < rows[1]["turns"]
+
+
+@pytest.mark.slow
+def test_it_learns_to_cross_small_lakes():
+    config = dataclasses.replace(TINY, steps=50, groups=8, group_size=8, epochs=2, warmup=4, learning_rate=1e-2, beta=0.02, model=ModelConfig(context=5, width=32, heads=2))
+    _, rows = run(config, test=maps_of_the_test(60, size=2), test_every=50)
+    assert rows[-1]["test"] > rows[0]["test"] + 0.3 and rows[-1]["test"] > 0.6
+
+
+@pytest.mark.slow
+def test_the_command_learns_clearly_more_than_chance(tmp_path, capsys):
+    out = tmp_path / "docs" / "results" / "grpo.md"
+    grpo.main(["--size", "3", "--steps", "50", "--groups", "16", "--group-size", "8", "--tests", "100", "--test-every", "25", "--quiet", "--out", str(tmp_path / "run"), "--report", str(out)])
+    rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    chance = lake_baselines(maps_of_the_test(100, size=3), 20)["random"]
+    assert rows[-1]["test"] > chance + 0.15 and rows[-1]["test"] > rows[0]["test"] + 0.3
+    assert "shortest path" in capsys.readouterr().out
+    assert "| random moves (exact) |" in out.read_text() and (tmp_path / "docs" / "figures" / "grpo_frozen_lake.png").stat().st_size > 10_000
+    assert Checkpoints(tmp_path / "run" / "checkpoints").check()["about"]["config"]["steps"] == 50
