@@ -6,7 +6,7 @@
 BIN := .venv/bin
 export PYTHON
 
-.PHONY: help demo lab test test-slow test-floor sync docs clean
+.PHONY: help demo lab test test-slow test-floor test-peers sync docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo 'make test       what every change has to pass: notebooks in sync, notebooks, tutorials, tests'
 	@echo 'make test-slow  the tests that take minutes, and all of test-floor'
 	@echo 'make test-floor the same on the oldest supported packages, those of Colab'
+	@echo 'make test-peers the adapters against OpenEnv, TRL and ms-swift, each in an environment of its own'
 	@echo 'make sync       clean the notebooks; make the package, README.md and colab/ from them'
 	@echo 'make docs       the notebooks as a site, in _docs/html'
 	@echo 'make clean      remove environments, caches and built files; runs/ stays'
@@ -57,7 +58,8 @@ test-slow: test-floor
 
 # The packages of Colab, as far as they can be had elsewhere. They stop at Python 3.13. Left out are the comparisons with other packages, whose behaviour was
 # settled on the newest packages, and what is only about words, files and searches: minutes that find nothing here. Their notebooks run all the same.
-NOT_ON_THE_FLOOR := parity minigrid language exact solve oracle difficulty statistics splits pickles probes layouts open demonstrations curriculum
+NOT_ON_THE_FLOOR := parity minigrid language exact solve oracle difficulty statistics splits pickles probes layouts open demonstrations curriculum \
+	pool_curriculum pool_docs pool_exercises pool_frozen_lake pool_group pool_playground pool_sudoku interop_swift
 test-floor:
 	@.ci/venv .venv-floor train,notebook,gym,dm,hub,server,peers,test .ci/colab-floor.txt 13
 	@.ci/step 'Colab floor: requirements' .venv-floor/bin/python -m pip check
@@ -65,6 +67,12 @@ test-floor:
 	@.ci/step 'Colab floor: Colab copies' .venv-floor/bin/python $(NBVAL) --nbval-lax colab
 	@printf '\n=== Colab floor: tests\n'
 	@.venv-floor/bin/python $(PYTEST) $(TWO) -m 'not slow' $(NOT_ON_THE_FLOOR:%=--ignore tests/test_%.py) tests </dev/null
+
+# OpenEnv, TRL and ms-swift want environments of their own, which are made once and kept; the first time takes about ten minutes and six gigabytes.
+test-peers: export XLAND_PEERS := 1
+test-peers:
+	@.ci/venv .venv dev
+	@$(BIN)/python $(PYTEST) -m slow tests/test_interop_openenv.py tests/test_interop_trl.py tests/test_interop_swift.py </dev/null
 
 sync:
 	@.ci/venv .venv dev

@@ -890,6 +890,7 @@ def clients(live, *what):
     return programs
 
 
+@pytest.mark.slow
 def test_p5_client_stopped_or_killed():
     "SIGSTOP: found out by two pings, then the grace. SIGKILL: the grace. sys.exit: at once."
     with LiveServer(ping=0.4, grace=0.5) as live:
@@ -1582,7 +1583,7 @@ def test_p10_errors_say_nothing_of_the_inside(counting):
         async def reset(self, config):
             return "", {}, ""
         async def step(self, action):
-            raise OSError("password=hunter2 in /home/me/config")
+            raise OSError("password=hunter2 in secret/config")
     async def main():
         with LiveServer({"local": TextBackend(Secretive, 1)}) as live:
             async with connect(live, 1) as pool:
@@ -1803,7 +1804,7 @@ def test_p11_stubborn(server, way):
     "A coroutine that swallows its cancellation and goes on stepping loses its session, and never touches the episode of the next group."
     async def main():
         async with connect(server, 2) as pool:
-            go_on, begun = True, asyncio.Event()
+            pool.patience, go_on, begun = 0.5, True, asyncio.Event()
             async def stubborn(episode):
                 if episode.index == 1:
                     return await two_steps(episode)

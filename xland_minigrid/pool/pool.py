@@ -22,7 +22,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from .client import IOThread, LocalLink, Session, SocketLink, Step
+from .client import UNDO, IOThread, LocalLink, Session, SocketLink, Step
 from .errors import (BadRequest, ConnectFailed, DeadlineExceeded, EnvFault, PoolClosed, PoolError, PoolExhausted, ResetRequired, SessionBusy, SessionLost, Unauthorized,
                                         WrongThread)
 from .group import Rollout, RolloutGroup
@@ -57,7 +57,7 @@ async def open_together(sessions: list, at_once: int = 64) -> list:
     except BaseException:
         for task in tasks:
             task.cancel()
-        await asyncio.shield(asyncio.ensure_future(_undo(tasks, sessions)))
+        await asyncio.shield(asyncio.create_task(_undo(tasks, sessions), name=UNDO))
         raise
 
 async def _undo(tasks: list, sessions: list) -> None:
@@ -87,7 +87,7 @@ async def place_groups(urls: list, groups: int, size: int, env: str | None, make
                 raise next((t for t in troubles if isinstance(t, PoolExhausted)), troubles[-1] if troubles else PoolExhausted())
         return opened
     except BaseException:
-        await asyncio.shield(asyncio.ensure_future(_undo([], opened)))
+        await asyncio.shield(asyncio.create_task(_undo([], opened), name=UNDO))
         raise
 
 # %% ../../nbs/pool/12_pool.ipynb #82804443
