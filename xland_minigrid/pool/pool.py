@@ -578,22 +578,30 @@ class EnvPool:
         backend = None if self._host is None else next(iter(self._host.backends.values()))
         return backend.slots if backend is not None and backend.kind == "slots" else None
 
-    def async_reset(self, tasks=None) -> None:
-        "Begin an episode in every environment: one task for all, or a list with one for each; by default the seeds 0, 1, 2, …. `recv` returns the observations."
+    def async_reset(self, tasks=None, env_id=None) -> None:
+        "Begin an episode in the environments `env_id`, by default all: one task for all, or a list with one for each; by default the seeds 0, 1, 2, …. `recv` returns the observations."
         self._need_open()
-        tasks = list(range(self.size)) if tasks is None else list(tasks) if isinstance(tasks, (list, tuple, np.ndarray)) else [tasks] * self.size
-        if len(tasks) != self.size:
-            raise BadRequest(f"{len(tasks)} tasks came for {self.size} environments: give one each, or one for all.")
-        self._post("reset", list(range(self.size)), tasks)
+        ids = self._numbers(env_id)
+        tasks = list(map(int, ids)) if tasks is None else list(tasks) if isinstance(tasks, (list, tuple, np.ndarray)) else [tasks] * len(ids)
+        if len(tasks) != len(ids):
+            raise BadRequest(f"{len(tasks)} tasks came for {len(ids)} environments: give one each, or one for all.")
+        self._post("reset", ids, tasks)
+
+    def _numbers(self, env_id) -> np.ndarray:
+        "Checked numbers of environments; all of them for None. Raises `BadRequest`."
+        if env_id is None:
+            return np.arange(self.size)
+        ids = np.atleast_1d(np.asarray(env_id))
+        if ids.dtype.kind not in "iu" or ids.ndim != 1 or not ids.size or len(np.unique(ids)) != len(ids) or not ((0 <= ids) & (ids < self.size)).all():
+            raise BadRequest(f"env_id holds different numbers from 0 to {self.size - 1}.")
+        return ids
 
     def send(self, actions, env_id=None) -> None:
         "Do one action in each of the environments `env_id`, by default all; returns at once. `recv` returns what came of it."
         self._need_open()
-        ids = np.arange(self.size) if env_id is None else np.atleast_1d(np.asarray(env_id))
+        ids = self._numbers(env_id)
         if len(actions) != len(ids):
             raise BadRequest(f"{len(actions)} actions came for {len(ids)} environments: give one each.")
-        if env_id is not None and (ids.dtype.kind not in "iu" or len(np.unique(ids)) != len(ids) or not ((0 <= ids) & (ids < self.size)).all()):
-            raise BadRequest(f"env_id holds different numbers from 0 to {self.size - 1}.")
         self._post("step", ids, actions)
 
     def _post(self, op: str, ids, values) -> None:
@@ -638,13 +646,23 @@ class EnvPool:
                 raise ResetRequired(f"Environment {number} has no running episode: begin one with async_reset, or with its session's reset.")
         return array
 
-    async def recv(self, batch_size: int | None = None) -> Batch:
-        "Answers of those that are ready: at least `batch_size`, by default of all that were asked. Raises `ResetRequired` when nothing was sent."
-        need = self._expected(batch_size)
-        if self._slots is None:
-            while len(self._inbox) < need:
-                await asyncio.sleep(0.0005)
+    async def recv(self, batch_size: int | None = None, timeout: float | None = None) -> Batch:
+        """Answers of those that are ready: at least `batch_size`, by default of all that were asked.
+
+        Raises `ResetRequired` when nothing was sent, and `DeadlineExceeded` after `timeout` seconds; nothing is lost then, and the answers come with a later `recv`.
+        """
+        need, until = self._expected(batch_size), None if timeout is None else time.monotonic() + timeout
+        while not self._ready(need, until):
+            await asyncio.sleep(0.0005)
         return self._collect(need)
+
+    def _ready(self, need: int, until: float | None) -> bool:
+        "Whether enough have answered. Raises `DeadlineExceeded`."
+        if self._slots is not None or len(self._inbox) >= need:
+            return True
+        if until is not None and time.monotonic() > until:
+            raise DeadlineExceeded(f"{len(self._inbox)} of {need} environments have answered in time: recv again, or ask for a smaller batch_size.")
+        return False
 
     def _expected(self, batch_size) -> int:
         self._need_open()
@@ -891,26 +909,29 @@ class SyncPool:
         return self.pool._record(task, result, success_threshold)
 
     def reset(self, session: Session, task=None) -> Step:
-        "`await session.reset(task)`."
-        return self._one(session, "reset", task)
+        "`await session.reset(task)`; a session that was lost gets another environment first."
+        return self._one(session, "reset", self.pool._fresh(session, task))
 
     def step(self, session: Session, action) -> Step:
         "`await session.step(action)`."
-        return self._one(session, "step", action)
+        return self._one(session, "step", session._ask("step", action))
 
-    def _one(self, session, op, value):
-        self.pool._need_open()
-        session._claim(op)
+    def _one(self, session, op, coroutine):
         try:
-            return self.pool._io.wait(session._ask(op, value))
+            self.pool._need_open()
+            session._claim(op)
+        except BaseException:
+            coroutine.close()
+            raise
+        try:
+            return self.pool._io.wait(coroutine)
         finally:
             session._busy.release()
 
-    def recv(self, batch_size: int | None = None) -> Batch:
-        need = self.pool._expected(batch_size)
+    def recv(self, batch_size: int | None = None, timeout: float | None = None) -> Batch:
+        need, until = self.pool._expected(batch_size), None if timeout is None else time.monotonic() + timeout
         if threading.current_thread() is self.pool._io.thread:
             raise WrongThread("A plain call cannot wait inside the pool's own thread: use `await` there.")
-        if self.pool._slots is None:
-            while len(self.pool._inbox) < need:
-                time.sleep(0.0005)
+        while not self.pool._ready(need, until):
+            time.sleep(0.0005)
         return self.pool._collect(need)

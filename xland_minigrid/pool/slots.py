@@ -101,7 +101,7 @@ def _natural(value, what: str, below: int) -> int:
     except TypeError:
         number = -1
     if not 0 <= number < below:
-        raise BadRequest(f"{what} is {str(value)[:60]}: give an integer from 0 to {below - 1:,}.")
+        raise BadRequest(f"{what} is {repr(value)[:60]}: give an integer from 0 to {below - 1:,}.")
     return number
 
 def plain_ruleset(given) -> RuleSet:
