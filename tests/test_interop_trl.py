@@ -29,7 +29,7 @@ class Counting(Env):
 
     def __init__(self, env_config):
         super().__init__(env_config)
-        if "seed" not in env_config:
+        if env_config.get("seed") is None:
             raise ValueError("a seed is needed")
 
     async def reset(self, config):
@@ -136,8 +136,8 @@ def test_a_group_that_never_began_has_rows_of_one_masked_token():
 
 def test_a_mistake_in_the_data_is_raised():
     with make_rollout_func(EnvPool.local(Counting, slots=2), says("1")) as f:
-        with pytest.raises(BadRequest, match="cannot be begun"):
-            f([prompt({"turns": 2})] * 2, trainer(2))
+        with pytest.raises(BadRequest, match="can be made from this task"):
+            f([prompt({"turns": 2, "seed": None})] * 2, trainer(2))
         with pytest.raises(ValueError, match="task"):
             f([[{"role": "user", "content": "Play!"}]] * 2, trainer(2))
         with pytest.raises(ZeroDivisionError):

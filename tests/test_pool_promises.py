@@ -235,7 +235,7 @@ def test_p1_unknown_environment_and_path(server):
     assert raw_upgrade(server.port, good, "/elsewhere").status == 404
     assert server.used == 0
     async def main():
-        with pytest.raises(ConnectFailed):
+        with pytest.raises(BadRequest, match="no such environment"):
             await connect(server, 1, env="nothing").start()
         with pytest.raises(Unauthorized):
             await connect(server, 1, token="wrong").start()

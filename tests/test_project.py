@@ -219,7 +219,7 @@ def test_set_up_cell_on_colab_leaves_jax_alone_and_says_what_to_click(backend, m
     constraints = (tmp_path / "colab-constraints.txt").read_text().splitlines()
     assert f"jax=={jax.__version__}" in constraints and any(line.startswith("numpy==") for line in constraints)
     (pip,) = shell.pip
-    assert f"[train] @ git+https://github.com/{project.GITHUB}@{project.settings['branch']}" in pip and "colab-constraints.txt" in pip
+    assert f"[train,pool] @ git+https://github.com/{project.GITHUB}@{project.settings['branch']}" in pip and "colab-constraints.txt" in pip
     assert jax.__version__ in said and ("Change runtime type" in said) == (backend == "cpu")
 
 

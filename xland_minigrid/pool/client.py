@@ -124,6 +124,9 @@ class SocketLink:
     """
     def __init__(self, url: str, token: str | None = None, env: str | None = None, *, resume_for: float = 30.0, connect_timeout: float = 10.0, ping: float = 10.0):
         from urllib.parse import quote
+        token = (token or "").strip()
+        if not all("!" <= c <= "~" for c in token):
+            raise ValueError("A token consists of visible ASCII characters without spaces: give the one that the server was started with.")
         self.endpoint, self.token, self.env = url.rstrip("/"), token, env
         self.resume_for, self.connect_timeout, self.ping = resume_for, connect_timeout, ping
         self.ws, self.session, self.secret, self.resumes, self.used, self.closed = None, None, None, 0, False, False
@@ -279,7 +282,9 @@ def refused(response) -> PoolError:
         return PoolExhausted(said or "The server has no free environment.", retry_after=float(after) if after.replace(".", "", 1).isdigit() else 1.0)
     if status in (401, 403):
         return Unauthorized(said)
-    return SessionLost(said) if status == 410 else ConnectFailed(f"The server answered {status} {said}: check its address.")
+    if status == 404 and said.startswith("There is no such environment"):
+        return BadRequest(said)
+    return SessionLost(said) if status == 410 else ConnectFailed(f"The server answered {status} ({said.rstrip('.')}): check its address.")
 
 def _quiet():
     import logging

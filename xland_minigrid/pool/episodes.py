@@ -21,6 +21,7 @@ import json
 import logging
 import math
 import os
+import random
 import threading
 import uuid as uuids
 from collections.abc import MutableMapping
@@ -71,8 +72,14 @@ class RolloutRequest:
         return check_config(self.data_dict.get("env_config"))
 
     def copies(self, count: int) -> "list[RolloutRequest]":
-        "`count` requests of the same row, each with a uuid of its own: the start of a group."
-        return [RolloutRequest(copy_messages(self.messages), self.data_dict) for _ in range(count)]
+        """`count` requests of the same row, each with a uuid of its own: the start of a group.
+
+        A row without seed gets one, the same for all, so that the group is about one task.
+        """
+        data, config = self.data_dict, self.env_config
+        if "seed" not in config:
+            data = {**data, "env_config": {**config, "seed": random.Random(self.uuid).randrange(2**31)}}
+        return [RolloutRequest(copy_messages(self.messages), data) for _ in range(count)]
 
 # %% ../../nbs/pool/03_episodes.ipynb #17c9cbc2
 def check_config(env_config) -> dict:

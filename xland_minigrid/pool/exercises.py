@@ -35,7 +35,7 @@ def check_guide(guide) -> str:
                 (rollout,) = pool.run_group(guide, {"seed": seed}, deadline=10.0)
             except Exception as error:
                 raise _wrong(f"On the lake of seed {seed} it failed with {type(error).__name__}: {error}") from None
-            if rollout.reward != 1.0:
+            if rollout.reward != 1.0 or rollout.info.get("status") != "goal":
                 raise _wrong(f"On the lake of seed {seed} the episode ended {_how(rollout)}")
     return f"Right: {len(_LAKES)} lakes crossed."
 
@@ -98,6 +98,8 @@ def check_means(mean_rewards) -> str:
     if not isinstance(found, (list, tuple)) or len(found) != len(_TASKS):
         raise _wrong(f"It returned {found!r}: a list with one entry for each of the {len(_TASKS)} tasks is wanted.")
     for i, (mean, right) in enumerate(zip(found, _MEANS)):
+        if mean is not None and not isinstance(mean, (int, float, np.number)):
+            raise _wrong(f"For task {i} it returned a {type(mean).__name__}: a number is wanted, or None.")
         if (mean is None) != (right is None) or right is not None and abs(mean - right) > 1e-6:
             raise _wrong(f"For task {i} it returned {mean}, not {right}: a failure is no reward, and where nothing could be scored there is no mean.")
     return "Right: no failure was taken for a zero."

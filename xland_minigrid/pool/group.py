@@ -331,7 +331,7 @@ def finish(self, reward: float | None = None):
         value = None if reward is None else float(reward)
         if value is not None and not np.isfinite(value):
             raise ValueError(f"The rollout function returned {value}: return a finite number, or nothing for the sum of the steps' rewards.")
-    except TypeError:
+    except (TypeError, ValueError) if isinstance(reward, str) else TypeError:
         self.fail(f"the rollout function returned a {type(reward).__name__}")
         raise TypeError(f"The rollout function returned a {type(reward).__name__}: return the reward of the episode, a number, or nothing.") from None
     except ValueError as error:
@@ -505,7 +505,7 @@ class RolloutGroup:
         return group_result(self.rewards, threshold)
 
     def __repr__(self) -> str:
-        return f"RolloutGroup({len(self)} rollouts of task {_short(self.task)}: {_summary(self)})"
+        return f"RolloutGroup({len(self)} rollout{'s' * (len(self) != 1)} of task {_short(self.task)}: {_summary(self)})"
 
 # %% ../../nbs/pool/10_group.ipynb #f6f69990
 def _short(x: Any, most: int = 60) -> str:
@@ -544,7 +544,7 @@ def _group_html(self) -> str:
     advantages = self.advantages()
     rows = "".join(_row(r, float(a), float(np.abs(advantages).max())) for r, a in zip(self.rollouts, advantages))
     head = "".join(f'<th {_LEFT if name in ("", "note") else _CELL}>{name}</th>' for name in ("rollout", "reward", "advantage", "", "turns", "note"))
-    return (f'<div style="font-size:13px;color:inherit"><div style="margin:2px 0 4px"><b>{len(self)} rollouts</b> of task {html.escape(_short(self.task))}: {_summary(self)}</div>'
+    return (f'<div style="font-size:13px;color:inherit"><div style="margin:2px 0 4px"><b>{len(self)} rollout{"s" * (len(self) != 1)}</b> of task {html.escape(_short(self.task))}: {_summary(self)}</div>'
             f'<table style="border-collapse:collapse;font-size:13px;color:inherit;background:transparent"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>')
 
 RolloutGroup._repr_html_ = _group_html
@@ -552,8 +552,8 @@ RolloutGroup._repr_html_ = _group_html
 # %% ../../nbs/pool/10_group.ipynb #50e36ce9
 def _rollout_html(self) -> str:
     tint = {"system": "rgba(128,128,128,.10)", "user": "rgba(56,139,253,.12)", "assistant": "rgba(46,160,67,.14)"}
-    talk = "".join(f'<div style="margin:3px 0;padding:4px 10px;border-radius:6px;background:{tint[m["role"]]};white-space:pre-wrap"><b>{m["role"]}</b>&ensp;'
-                   f'{html.escape(m["content"])}</div>' for m in self.messages)
+    talk = "".join(f'<div style="margin:3px 0;padding:4px 10px;border-radius:6px;background:{tint[m["role"]]}"><b>{m["role"]}</b><div style="white-space:pre-wrap;font-family:ui-monospace,monospace;font-size:12px">'
+                   f'{html.escape(m["content"])}</div></div>' for m in self.messages)
     return f'<div style="font-size:13px;color:inherit;max-width:46em"><div>{html.escape(repr(self))}</div>{talk}</div>'
 
 Rollout._repr_html_ = _rollout_html

@@ -82,13 +82,13 @@ class ServerConfig:
         if self.token is None:
             object.__setattr__(self, "token", secrets.token_urlsafe(24))
         if not isinstance(self.token, str) or not all("!" <= c <= "~" for c in self.token):
-            raise ValueError("A token consists of visible ASCII characters: leave it out to get one.")
+            raise ValueError("A token consists of visible ASCII characters without spaces: leave it out to get one.")
         if not self.token and not is_loopback(self.host):
             raise ValueError(f"A server on {self.host} can be reached from elsewhere: give it a token.")
         if not 0 <= int(self.port) < 1 << 16:
             raise ValueError(f"There is no port {self.port}: give 0 to 65535, 0 for a free one.")
         if self.env is None and not self.text:
-            raise ValueError("There is nothing to serve: give env= or text=.")
+            raise ValueError("There is nothing to serve: give env= or text= (on the command line --env and --text NAME, also for what a plugin registers).")
         for name in ("max_wait", "grace", "idle", "drain", "latency"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: give seconds, from 0.")
@@ -254,8 +254,9 @@ class EnvServer:
                     backend.slots.step([], [])
         except PoolError:
             ready = False
-        free = {name: b.capacity - b.live for name, b in host.backends.items() if name != "playground"}
-        return self._json(connection, 200 if ready else 503, {"ready": ready, "draining": host.draining, "free": free, "default": next(iter(host.backends))})
+        capacity = {name: b.capacity for name, b in host.backends.items() if name != "playground"}
+        free = {name: most - host.backends[name].live for name, most in capacity.items()}
+        return self._json(connection, 200 if ready else 503, {"ready": ready, "draining": host.draining, "free": free, "capacity": capacity, "default": next(iter(host.backends))})
 
     def _page(self, connection):
         from xland_minigrid.pool.playground import page
@@ -571,7 +572,8 @@ class ServerProcess:
 def start_server(*, timeout: float = 120.0, token: str | None = None, log: str | os.PathLike | None = None, **settings) -> ServerProcess:
     """A server in a process of its own, ready when this returns.
 
-    settings: fields of `ServerConfig`, as text on its command line; `uvloop="off"` leaves uvloop out. log: a file for its log, else nothing is kept.
+    settings: fields of `ServerConfig`, as text on its command line; also `plugin="my_envs.py"`, which registers text environments in that process (those that are registered here are not
+    known there), and `uvloop="off"`. log: a file for its log, else nothing is kept.
     Raises `ConnectFailed` with what it said when it does not come up.
     """
     token = secrets.token_urlsafe(24) if token is None else token
@@ -591,8 +593,14 @@ def start_server(*, timeout: float = 120.0, token: str | None = None, log: str |
     except (IndexError, ValueError, KeyError):
         process.kill()
         process.wait()
-        raise ConnectFailed(f"The server did not start: {b''.join(tail).decode(errors='replace').strip()[-500:] or f'it was not ready within {timeout:g} s'}") from None
+        for thread in threads[1:]:
+            thread.join(1.0)
+        raise ConnectFailed(f"The server did not start: {_last_words(tail) or f'it was not ready within {timeout:g} s'}") from None
     return ServerProcess(process, url, token)
+
+def _last_words(tail: list) -> str:
+    lines = [line.decode(errors="replace").strip() for line in tail if line.strip()]
+    return lines[-1].removeprefix("xland-minigrid serve: error: ").removeprefix("xland-minigrid: ")[:500] if lines else ""
 
 def _drain_errors(stream, tail: list) -> None:
     "Read a stream to its end, so that its writer never waits, and keep the last lines."
@@ -702,7 +710,7 @@ async def serve(config: ServerConfig, *, announce: bool = False, with_parent: bo
         await server.stop(0 if orphaned.is_set() else None)
 
 def serve_parser(commands) -> None:
-    parser = commands.add_parser("serve", help="many environments at once, over WebSockets", description="Serve environments over WebSockets. Nearly every option has an environment variable, "
+    parser = commands.add_parser("serve", allow_abbrev=False, help="many environments at once, over WebSockets", description="Serve environments over WebSockets. Nearly every option has an environment variable, "
                                  "XLAND_POOL_SLOTS for --slots (docs/pool.md lists them). SIGTERM and Ctrl-C let running episodes end.")
     server_arguments(parser)
     parser.set_defaults(run_command=run_server)
