@@ -15,7 +15,7 @@ from .bridge import _bounds, need
 from .gymnasium import _check_mask, _check_options, _from_outside, _mode, _seed_list, space_of
 from ..pool.client import Session
 from ..pool.errors import DeadlineExceeded, PoolError
-from ..pool.pool import Batch, EnvPool, SyncPool
+from ..pool.pool import Batch, EnvPool, opened
 
 gymnasium = need("gymnasium", "gym")
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
@@ -30,17 +30,6 @@ def spaces_of(session: Session):
     return space_of(leaves[""] if "" in leaves else leaves), gymnasium.spaces.Discrete(session.spec["num_actions"])
 
 # %% ../../nbs/interop/10_pool_vector.ipynb #cb8f2c42
-def _opened(pool) -> tuple[EnvPool, bool]:
-    "The pool, open, and whether it was opened here. Raises `TypeError`, `ValueError` or a `PoolError`."
-    pool = pool.pool if isinstance(pool, SyncPool) else pool
-    if not isinstance(pool, EnvPool):
-        raise TypeError(f"The pool is a {type(pool).__name__}: give EnvPool.local(...) or EnvPool.connect(...).")
-    mine = pool._state == "new"
-    if mine:
-        pool.sync.start()
-    pool._need_open()
-    return pool, mine
-
 def _refusal(pool: EnvPool) -> str | None:
     "Why the environments of a pool cannot be shown as they are."
     if any(session.spec.get("autoreset") for session in pool.sessions):
@@ -66,7 +55,7 @@ class PoolVectorEnv(VectorEnv):
     """
     def __init__(self, pool, *, autoreset_mode=AutoresetMode.NEXT_STEP, task=None, seed: int | None = None):
         self.mode = _mode(autoreset_mode)
-        self.pool, self._mine = _opened(pool)
+        self.pool, self._mine = opened(pool)
         try:
             self.num_envs, self._seed = self.pool.size, seed
             if why := _refusal(self.pool):

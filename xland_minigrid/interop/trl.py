@@ -14,7 +14,7 @@ from typing import Callable
 
 from ..pool.errors import BadRequest, PoolClosed, PoolError, PoolExhausted, ResetRequired
 from ..pool.group import RolloutGroup
-from ..pool.pool import EnvPool, SyncPool
+from ..pool.pool import EnvPool, opened
 
 # %% ../../nbs/interop/08_trl.ipynb #93de5802
 _MARK = "\u2021mark\u2021"
@@ -178,17 +178,6 @@ def pool_reward(completions, env_reward, **_) -> list:
     return list(env_reward)
 
 # %% ../../nbs/interop/08_trl.ipynb #0d5dbce4
-def _open_pool(pool) -> tuple[EnvPool, bool]:
-    "The pool, open, and whether it was opened here. Raises `TypeError` or a `PoolError`."
-    pool = pool.pool if isinstance(pool, SyncPool) else pool
-    if not isinstance(pool, EnvPool):
-        raise TypeError(f"The pool is a {type(pool).__name__}: give EnvPool.local(...) or EnvPool.connect(...).")
-    mine = pool._state == "new"
-    if mine:
-        pool.sync.start()
-    pool._need_open()
-    return pool, mine
-
 def _words(pool: EnvPool, observe, act):
     "Functions from an observation to text and from text to an action. Raises `ValueError` for grids without them."
     if any(session.kind != "text" for session in pool.sessions) and (observe is None or act is None):
@@ -200,7 +189,7 @@ class RolloutFunc:
     "What `make_rollout_func` makes: a rollout function for `GRPOTrainer`, and a context manager. `groups` are those of the last call."
 
     def __init__(self, pool, generate, task_of, observe, act, max_turns, tokens, options):
-        self.pool, self._mine = _open_pool(pool)
+        self.pool, self._mine = opened(pool)
         try:
             self.observe, self.act = _words(self.pool, observe, act)
         except BaseException:
@@ -339,7 +328,7 @@ class EnvironmentFactory:
     "What `environment_factory` makes: call it for an environment. A context manager that gives all of them back."
 
     def __init__(self, pool, task_of, observe, act, tool_name, description, blocking):
-        self.pool, self._mine = _open_pool(pool)
+        self.pool, self._mine = opened(pool)
         self._made, self._seats, self._closed, self._lock = [], [], False, threading.Lock()
         try:
             self.observe, self.act = _words(self.pool, observe, act)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from .errors import (BadRequest, ConnectFailed, DeadlineExceeded, EnvFault, PoolClosed, PoolError, PoolExhausted, ResetRequired, SessionBusy, SessionLost, Unauthorized,
                                         WrongThread)
-from .sessions import Host, Outcome, Reply, Seat, read_reply, write_reply
+from .sessions import Host, Reply, read_reply
 from .slots import Layout
 
 # %% ../../nbs/pool/09_client.ipynb #1d9fd4ce

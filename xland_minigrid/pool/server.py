@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from .errors import BadRequest, ConnectFailed, PoolError, PoolExhausted, SessionLost, error_to_dict
+from .errors import BadRequest, ConnectFailed, PoolError, SessionLost, error_to_dict
 from .sessions import Host, Reply, Seat, SlotBackend, TextBackend, read_request, write_reply
 from .slots import Slots
 

@@ -10,7 +10,6 @@ __all__ = ['NO_NUMBER', 'MAX_ID', 'Outcome', 'Reply', 'SlotBackend', 'outcomes',
 import asyncio
 import binascii
 import collections
-import contextlib
 import json
 import math
 import operator
@@ -22,7 +21,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from .episodes import Env, RolloutRequest, envs
-from .errors import BadRequest, DeadlineExceeded, EnvFault, PoolError, PoolExhausted, ResetRequired, SessionBusy, SessionLost, error_from_dict, error_to_dict
+from .errors import BadRequest, EnvFault, PoolError, PoolExhausted, ResetRequired, SessionBusy, SessionLost, error_from_dict, error_to_dict
 from .slots import DONE, TERMINATED, Lease, Slots
 
 # %% ../../nbs/pool/07_sessions.ipynb #b555ac64

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.ruleset import RuleSet, empty_ruleset, pad_ruleset
+from ..core.ruleset import RuleSet, empty_ruleset
 from ..envs.environment import Environment
 from ..envs.registration import make
 from ..envs.wrappers import GymAutoResetWrapper
