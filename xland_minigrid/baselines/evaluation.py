@@ -930,10 +930,15 @@ class Moment(NamedTuple):
     """One moment of a recorded run: the time step (its state as NumPy), the belief, and the number of the trial from 1.
 
     A belief is probabilities `(5, 16)` (several of them where the network has several), None of a network that has none.
+    Where something is decided also `value`, the discounted reward that the network expects from here on; `probabilities` of all actions, float32 `(A,)`; and the `action`
+    that was drawn. After the last step of a trial these are None.
     """
     timestep: Any
     belief: Any
     trial: int
+    value: float | None = None
+    probabilities: np.ndarray | None = None
+    action: int | None = None
 
 def watch(agent: Agent, ruleset: RuleSet | None = None, num_trials: int = 5, seed: int = 0, *, world=None, show_goal: float | None = None,
           show_rules: float | None = None) -> list[Moment]:
@@ -954,27 +959,29 @@ def watch(agent: Agent, ruleset: RuleSet | None = None, num_trials: int = 5, see
     for trial in range(1, num_trials + 1):
         while True:
             key, draw = jax.random.split(key)
-            action, memory, belief = decide(inputs, memory, draw)
-            moments.append(_moment(timestep, belief, trial))
+            action, memory, thought = decide(inputs, memory, draw)
+            moments.append(_moment(timestep, trial, *thought, action))
             timestep = step(timestep, action)
             if timestep.last():
                 break
             inputs = next_inputs(inputs, action[None], batched(timestep))
-        moments.append(_moment(timestep, belief, trial))
+        moments.append(_moment(timestep, trial, thought[0]))
         again = reset(timestep.state.key)
         inputs = next_inputs(inputs, action[None], batched(timestep.replace(state=again.state, observation=again.observation)))
         timestep = again
     return moments
 
 def _decide(network, inputs, memory, key):
-    "An action, the next memory, and the belief as probabilities, of a single agent."
+    "An action, the next memory, and what led to it (belief as probabilities, value, probabilities of the actions), of a single agent."
     memory, told = memory if isinstance(memory, Knowing) else (memory, None)
     out = think(network, inputs, memory, *(() if told is None else (told,)))
     belief = jax.tree.map(lambda logits: jax.nn.softmax(logits[0]), out.belief)
-    return jax.random.categorical(key, out.logits[0]), out.memory if told is None else Knowing(out.memory, told), belief
+    thought = belief, out.value[0], jax.nn.softmax(out.logits[0])
+    return jax.random.categorical(key, out.logits[0]), out.memory if told is None else Knowing(out.memory, told), thought
 
-def _moment(timestep, belief, trial: int) -> Moment:
-    return Moment(jax.device_get(timestep.replace(state=timestep.state.replace(key=None))), jax.tree.map(np.asarray, belief), trial)
+def _moment(timestep, trial: int, belief, value=None, probabilities=None, action=None) -> Moment:
+    timestep, belief, value, probabilities, action = jax.device_get((timestep.replace(state=timestep.state.replace(key=None)), belief, value, probabilities, action))
+    return Moment(timestep, belief, trial, None if value is None else float(value), probabilities, None if action is None else int(action))
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #b1de34e5
 def belief_over(belief, objects) -> np.ndarray:

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'finding_out', 'preset', 'single_task', 'to_dict', 'from_dict', 'make_world',
            'begin', 'load_tasks', 'Agent', 'new_agent', 'RunState', 'start_run', 'Targets', 'targets_of', 'enter',
-           'growing_worlds', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of', 'try_out', 'Interrupts', 'Training',
-           'train', 'load_agent']
+           'growing_worlds', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of', 'try_out', 'EndTraining',
+           'Interrupts', 'Training', 'train', 'load_agent']
 
 # %% ../../nbs/baselines/10_rl2.ipynb #d8ed63e3
 import dataclasses
@@ -388,9 +388,12 @@ def _averaged(metrics: dict) -> dict:
     return {**{name: x.mean() for name, x in metrics.items()}, **per_trial, **edges, "trials": trials}
 
 # %% ../../nbs/baselines/10_rl2.ipynb #39aeb9eb
+class EndTraining(KeyboardInterrupt):
+    "Raised by `on_round`: training ends after this round, with a checkpoint, as after Ctrl-C but without a word."
+
 class Interrupts:
     "Within this context the first Ctrl-C (or SIGTERM) sets `happened`; the second raises `KeyboardInterrupt`. Outside the main thread it does nothing."
-    happened = False
+    happened, expected = False, False  # expected: a program asked for it, and knows
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
@@ -448,7 +451,8 @@ def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bo
         benchmark: the tasks to train on, all of them; None loads `config.benchmark` and leaves out the share that is held out.
         resume: go on from the latest checkpoint in `config.out`; the result is that of an uninterrupted run.
         progress: show a bar with steps a second, return and success.
-        on_round: called with the metrics of every round; if it has an attribute `wants_agent`, with the present `Agent` before them.
+        on_round: called with the metrics of every round; if it has an attribute `wants_agent`, with the present `Agent` before them. Raising `EndTraining` in it
+            ends training there, with a checkpoint.
         par: steps that each task of the benchmark takes a good player `(n,)`, for the curriculum of true regret; None estimates them.
     With several processes (`scale.initialize`), all call it alike; the first one writes. Ctrl-C ends training after the present round, with a checkpoint. Raises
     `CheckpointError` when there is nothing to resume from or it belongs to another configuration, `FileExistsError` when `out` holds a run already, `ValueError` when
@@ -469,7 +473,7 @@ def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bo
         state, done = _loop(run, state, replicate(run.benchmark, mesh), save, interrupts, bar, loggers, on_round)
         save(state, done)
         checkpoints.wait()
-    if interrupts.happened and is_first():
+    if interrupts.happened and not interrupts.expected and is_first():
         print(f"Interrupted after {done:,} steps; the checkpoint is {checkpoints.path(done)}. Train with resume=True (--resume) to go on.")
     if loggers.rows and is_first():
         _draw(loggers.rows, out / "training.png")
@@ -515,8 +519,8 @@ def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round)
         try:
             if on_round:
                 on_round(*([run.agent(state, done)] if getattr(on_round, "wants_agent", False) else []), row)
-        except KeyboardInterrupt:
-            interrupts.happened = True
+        except KeyboardInterrupt as asked:
+            interrupts.happened, interrupts.expected = True, isinstance(asked, EndTraining)
         if any_process(interrupts.happened):
             interrupts.happened = True
             break
