@@ -1,10 +1,13 @@
-"""The Colab copies of the tutorials: colab/NAME.ipynb from tutorials/NAME.ipynb.
+"""The notebooks in colab/: of each tutorial a copy for students, and some that want an accelerator and stand there alone.
 
     python .ci/colab.py           write them
     python .ci/colab.py --check   write nothing, fail where one is stale, missing or left over
 
-A copy starts with a badge and one set-up cell, asks for a GPU, and keeps no outputs: it is for running, the tutorial is for
-reading. Owner, repository and branch come from settings.ini.
+A copy starts with a badge and one set-up cell, asks for a GPU, and keeps no outputs: it is for doing, the tutorial is for reading. It runs anywhere, since outside Colab the set-up
+cell does nothing. Its exercises are open: what stands in a tutorial's cell between `### BEGIN SOLUTION` and `### END SOLUTION` is left out, and follows folded below the check. What
+is to stand there instead may follow the opening mark, as in `### BEGIN SOLUTION: forge = ...`.
+
+The notebooks of `ALONE` are written by hand in colab/; badge, set-up cell and the lack of outputs are seen to here. Owner, repository and branch come from settings.ini.
 """
 import json
 import re
@@ -12,7 +15,12 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from settings import GITHUB, ROOT, badge, settings
+from settings import GITHUB, ROOT, badge, badge_url, settings
+
+def setup(extras="train,pool"):
+    "The set-up cell."
+    return SETUP.replace("[train,pool]", f"[{extras}]")
+
 
 SETUP = f'''\
 #@title Setup {{ display-mode: "form" }}
@@ -32,8 +40,10 @@ import {settings["lib_name"]}
 if ON_COLAB:
     print(f"{settings["lib_name"]} {{version('{settings["lib_name"]}')}}, JAX {{jax.__version__}}, {{jax.default_backend()}}: {{jax.devices()[0].device_kind}}")
     if jax.default_backend() == "cpu":
-        print("No accelerator is attached. All of this notebook runs without one, only slower. To get one: in the menu choose "
-              "Runtime > Change runtime type, pick T4 GPU, press Save, and run this cell again.")'''
+        print("No accelerator is attached. All of this notebook runs without one, with smaller sizes. To get one: in the menu choose "
+              "Runtime > Change runtime type, pick T4 GPU or v5e-1 TPU, press Save, and run this cell again.")
+    else:
+        print("For another one: in the menu choose Runtime > Change runtime type, press Save, and run this cell again.")'''
 
 METADATA = {
     "accelerator": "GPU",
@@ -44,40 +54,107 @@ METADATA = {
 BADGE_LINE = re.compile(r"^\s*\[!\[[^\]]*\]\([^)]*colab-badge\.svg\)\]\([^)]*\)[ \t]*\n?", re.MULTILINE)
 
 
+# Notebooks without a tutorial, and the accelerator that each wants.
+ALONE = {"train_rl2_gpu": "T4", "train_rl2_tpu": "V5E1", "train_grpo_llm": "T4", "standalone_ppo": "T4", "standalone_rl2": "T4", "figures": "T4"}
+EXTRAS = {"train_grpo_llm": "train,pool,trl"}  # what else than [train,pool] the set-up cell installs
+
+SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION(?::[ ]*([^\n]*))?\n(.*?)^[ \t]*### END SOLUTION[ \t]*\n?", re.MULTILINE | re.DOTALL)
+
+
 def lines(text):
     return text.splitlines(keepends=True)
 
 
+def stub(source):
+    "A cell without its solution."
+    return SOLUTION.sub(lambda m: f"{m[1]}{m[2] or '...'}  # your answer here\n", source).rstrip("\n")
+
+
+def solution(source):
+    "A cell with its solution, without the marks."
+    return SOLUTION.sub(lambda m: m[3], source).rstrip("\n")
+
+
+def folded(cell):
+    "The solution of an exercise's cell, as a folded cell of text."
+    text = f"<details><summary>Solution</summary>\n\n```python\n{solution(''.join(cell['source']))}\n```\n\n</details>"
+    return {"cell_type": "markdown", "id": f"{cell['id'][:55]}-solution", "metadata": {}, "source": lines(text)}
+
+
+def is_exercise(cell):
+    return cell["cell_type"] == "code" and "exercise" in cell["metadata"].get("tags", ())
+
+
+def opened(cells):
+    "A student's cells: each exercise a stub, and its solution folded, below the cell that checks it."
+    out, waiting = [], None
+    for cell in cells:
+        if waiting and cell["cell_type"] != "code":
+            out, waiting = [*out, waiting], None
+        out.append(cell | {"source": lines(stub("".join(cell["source"])))} if is_exercise(cell) else cell)
+        if is_exercise(cell):
+            out, waiting = (out if waiting is None else [*out[:-1], waiting, out[-1]]), folded(cell)
+    return out + ([waiting] if waiting else [])
+
+
+RELATIVE = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)")
+
+
+def address(link):
+    "Where a tutorial's relative link leads for a reader whose notebook lies alone on Colab: to another one there, or to the repository."
+    path = (ROOT / "tutorials" / link).resolve()
+    if path.parent == ROOT / "tutorials" and path.suffix == ".ipynb":
+        return badge_url(path.stem)
+    return f"https://github.com/{GITHUB}/blob/{settings['branch']}/{path.relative_to(ROOT).as_posix()}"
+
+
 def copied(cell):
-    "A tutorial's cell without what was computed, and without the badge that now stands above it."
+    "A tutorial's cell without what was computed, and without the badge that now stands above it; its links lead somewhere from anywhere."
     source = "".join(cell["source"])
     if cell["cell_type"] == "markdown":
-        source = BADGE_LINE.sub("", source).strip("\n")
+        source = RELATIVE.sub(lambda m: address(m[1]), BADGE_LINE.sub("", source).strip("\n"))
     kept = {"cell_type": cell["cell_type"], "id": cell["id"], "metadata": cell["metadata"], "source": lines(source)}
     return kept | ({"execution_count": None, "outputs": []} if cell["cell_type"] == "code" else {})
 
 
-def convert(tutorial, name):
-    "The Colab copy of a tutorial (a notebook as a dict), as the text of its file."
+def dressed(cells, name, wishes):
+    "A notebook of these cells under its badge and the set-up cell, as the text of its file."
     cells = [
         {"cell_type": "markdown", "id": "colab-badge", "metadata": {}, "source": [badge(name)]},
-        {"cell_type": "code", "id": "colab-setup", "metadata": {"cellView": "form"}, "source": lines(SETUP),
+        {"cell_type": "code", "id": "colab-setup", "metadata": {"cellView": "form"}, "source": lines(setup(EXTRAS.get(name, "train,pool"))),
          "execution_count": None, "outputs": []},
-        *(cell for cell in map(copied, tutorial["cells"]) if cell["source"]),
+        *cells,
     ]
-    wishes = {key: tutorial["metadata"][key] for key in ("accelerator", "colab") if key in tutorial["metadata"]}
     notebook = {"cells": cells, "metadata": METADATA | wishes, "nbformat": 4, "nbformat_minor": 5}
     return json.dumps(notebook, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
 
 
+def convert(tutorial, name):
+    "The Colab copy of a tutorial (a notebook as a dict), as the text of its file."
+    wishes = {key: tutorial["metadata"][key] for key in ("accelerator", "colab") if key in tutorial["metadata"]}
+    return dressed(opened([cell for cell in map(copied, tutorial["cells"]) if cell["source"]]), name, wishes)
+
+
+def redress(notebook, name):
+    "A notebook that is written by hand, with the badge, the set-up cell and the accelerator that it should have, and without outputs."
+    card = ALONE[name]
+    wishes = {"accelerator": "TPU" if card.startswith("V") else "GPU", "colab": METADATA["colab"] | {"gpuType": card}}
+    return dressed([cell for cell in map(copied, notebook["cells"]) if cell["source"] and cell["id"] not in ("colab-badge", "colab-setup")], name, wishes)
+
+
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def wanted():
-    "Every Colab copy there should be: path -> text."
-    return {ROOT / "colab" / path.name: convert(json.loads(path.read_text(encoding="utf-8")), path.stem)
-            for path in sorted((ROOT / "tutorials").glob("*.ipynb"))}
+    "Every notebook there should be in colab/: path -> text."
+    alone = [path for path in (ROOT / "colab" / f"{name}.ipynb" for name in ALONE) if path.exists()]
+    return ({ROOT / "colab" / path.name: convert(read(path), path.stem) for path in sorted((ROOT / "tutorials").glob("*.ipynb"))}
+            | {path: redress(read(path), path.stem) for path in alone})
 
 
 def stale():
-    "The Colab copies that are not what they should be, in words."
+    "The notebooks in colab/ that are not what they should be, in words."
     copies, found = wanted(), set((ROOT / "colab").glob("*.ipynb"))
     return ([f"{path.relative_to(ROOT)} has no tutorial" for path in sorted(found - copies.keys())]
             + [f"{path.relative_to(ROOT)} is {'stale' if path in found else 'missing'}" for path, text in copies.items()

@@ -5,7 +5,7 @@
     python .ci/nb.py run NOTEBOOK ...      run notebooks in a fresh kernel, keep the outputs, clean them
 
 `put` and `run` keep the saved outputs real: whatever a reader sees was just computed. Where the notebook is a tutorial,
-its Colab copy follows.
+its Colab copy follows; notebooks in colab/ are run to see whether they do, and keep no outputs.
 """
 import fcntl
 import os
@@ -35,7 +35,7 @@ def export(nb):
         sync.clean(nb)
         if ROOT / "nbs" in nb.parents:
             sh(BIN / "nbdev_export")
-        if ROOT / "tutorials" in nb.parents:
+        if {ROOT / "tutorials", ROOT / "colab"} & set(nb.parents):
             colab.main()
 
 

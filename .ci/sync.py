@@ -33,8 +33,23 @@ ADDRESSES = (
 )
 
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def without_widgets(nb):
+    """A notebook without the state of widgets, which Colab and GitHub stumble over, and without views of widgets that are gone: an output that has
+    another form keeps that one."""
+    nb["metadata"].pop("widgets", None)
+    for cell in nb["cells"]:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if WIDGET in data and any(kind == "text/html" or kind.startswith("image/") for kind in data):
+                del data[WIDGET]
+    return nb
+
+
 def clean(*paths):
-    "`nbdev_clean`, less the widget state that it keeps: Colab and GitHub stumble over that."
+    "`nbdev_clean`, less what it keeps of widgets."
     from nbdev.clean import nbdev_clean
     for path in paths:
         nbdev_clean.__wrapped__(fname=str(path))
@@ -42,8 +57,7 @@ def clean(*paths):
             if ".ipynb_checkpoints" in file.parts:
                 continue
             text = file.read_text(encoding="utf-8")
-            nb = json.loads(text)
-            nb["metadata"].pop("widgets", None)
+            nb = without_widgets(json.loads(text))
             new = json.dumps(nb, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
             for pattern, address in ADDRESSES:
                 new = pattern.sub(address, new)

@@ -1,31 +1,50 @@
 """The exercises of the tutorial about many sessions: its own solutions pass, and what is wrong is told so in a sentence."""
 import json
-import re
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from xland_minigrid.pool import exercises
 from xland_minigrid.pool.frozen_lake import shortest_path
-from xland_minigrid.tutor import WrongAnswer
+from xland_minigrid.tutor import all_exercises
+from xland_minigrid.tutor import sessions as check
 
-TUTORIAL = Path(__file__).resolve().parent.parent / "tutorials" / "08_many_sessions_at_once.ipynb"
+ROOT = Path(__file__).resolve().parent.parent
+TUTORIAL = ROOT / "tutorials" / "08_many_sessions_at_once.ipynb"
+sys.path.insert(0, str(ROOT / ".ci"))
+import colab
 
 
-def solutions():
-    "The solutions that stand in the tutorial, by name."
-    text = "\n".join("".join(cell["source"]) for cell in json.loads(TUTORIAL.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "markdown")
+def answers(how):
+    "What stands in the tutorial's exercises, by name: our solutions (`colab.solution`), or what students find (`colab.stub`)."
     scope = {"shortest_path": shortest_path}
-    for source in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(source, scope)
+    for cell in json.loads(TUTORIAL.read_text(encoding="utf-8"))["cells"]:
+        if colab.is_exercise(cell):
+            exec(how("".join(cell["source"])), scope)
     return scope
 
 
-@pytest.mark.parametrize("check, answer", [("check_guide", "guide"), ("check_advantages", "advantages"), ("check_means", "mean_rewards")])
-def test_the_solutions_of_the_tutorial_are_right(check, answer):
-    assert getattr(exercises, check)(solutions()[answer]).startswith("Right")
+NAMES = ("guide", "advantages", "mean_rewards")
+
+
+def test_there_are_three():
+    assert [number for number in all_exercises() if number.startswith("8.")] == ["8.1", "8.2", "8.3"]
+    assert all(callable(answers(colab.solution)[name]) for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_solutions_of_the_tutorial_are_right(name):
+    verdict = getattr(check, name)(answers(colab.solution)[name])
+    assert verdict and verdict.message.startswith("Right"), verdict
     assert not [t for t in threading.enumerate() if t.name.startswith("xland-pool")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_students_find_is_no_answer_and_no_traceback(name):
+    verdict = getattr(check, name)(answers(colab.stub)[name])
+    assert not verdict and "Error" not in verdict.message, verdict
+    assert "Nothing here yet" in getattr(check, name)(...).message
 
 
 async def blindly(episode):
@@ -44,29 +63,39 @@ async def generous(episode):
     return 2.0
 
 
+async def only_one_lake(episode):
+    for move in shortest_path(["SFFF", "FHFH", "FFFH", "HFFG"]):
+        if not episode.done:
+            await episode.step(f"<action>{move}</action>")
+
+
 def plain(episode):
     return 1.0
 
 
-@pytest.mark.parametrize("guide, says", [(blindly, "hole|ResetRequired|over"), (generous, "the reward 2: return nothing"), (plain, "async def guide"), (7, "async def guide")])
+@pytest.mark.parametrize("guide, says", [(blindly, "`blindly`, line .*(ResetRequired|over)"), (generous, "the reward 2: return nothing"), (only_one_lake, "On the lake of seed"),
+                                         (plain, "async def guide"), (7, "async def guide")])
 def test_a_guide_that_does_not_arrive(guide, says):
-    with pytest.raises(WrongAnswer, match=says):
-        exercises.check_guide(guide)
+    refused(check.guide, guide, says)
+
+
+def refused(exercise, answer, says):
+    import re
+    verdict = exercise(answer)
+    assert not verdict and re.search(says, verdict.message), verdict
 
 
 @pytest.mark.slow
 def test_a_guide_that_never_ends_is_not_waited_for():
-    with pytest.raises(WrongAnswer, match="deadline"):
-        exercises.check_guide(never)
+    refused(check.guide, never, "deadline")
 
 
 @pytest.mark.parametrize("advantages, says", [
-    (lambda rewards: rewards, "not"), (lambda rewards: [0.0], "one advantage each"), (lambda rewards: None, "."), (None, "TypeError"),
-    (lambda rewards: [r - sum(rewards) / len(rewards) for r in rewards], "TypeError"),
+    (lambda rewards: rewards, "not"), (lambda rewards: [0.0], "one advantage each"), (lambda rewards: None, "return"), (7, "could not be used"), (lambda rewards: "ab", "numbers"),
+    (lambda rewards: [r - sum(rewards) / len(rewards) for r in rewards], "TypeError"), (lambda rewards: [float("nan")] * len(rewards), "nan"),
     (lambda rewards: [0 if r is None else (r - m) / (s or 1) for m, s in [(0.5, 0.5)] for r in rewards], "not")])
 def test_advantages_that_are_wrong(advantages, says):
-    with pytest.raises(WrongAnswer, match=says):
-        exercises.check_advantages(advantages)
+    refused(check.advantages, advantages, says)
 
 
 async def failures_as_zeros(pool, rollout, tasks):
@@ -86,8 +115,15 @@ async def too_few(pool, rollout, tasks):
     return [0.5]
 
 
+async def not_a_number(pool, rollout, tasks):
+    return [float("nan")] * len(tasks)
+
+
+async def the_groups(pool, rollout, tasks):
+    return list(await pool.run_groups(rollout, tasks))
+
+
 @pytest.mark.parametrize("answer, says", [(failures_as_zeros, "a failure is no reward"), (stops_at_the_first_failure, "EnvFault"), (zero_for_none, "there is no mean"), (too_few, "one entry for each"),
-                                          (plain, "async def mean_rewards")])
+                                          (not_a_number, "nan"), (the_groups, "a number is wanted"), (plain, "async def mean_rewards")])
 def test_means_that_are_wrong(answer, says):
-    with pytest.raises(WrongAnswer, match=says):
-        exercises.check_means(answer)
+    refused(check.mean_rewards, answer, says)

@@ -1,0 +1,186 @@
+"""The grader: what students send is judged by running it, and nothing that a student does keeps the others from being judged."""
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbclient")
+from xland_minigrid.cli import main
+from xland_minigrid.tutor.grade import Grade, Grades, NotGraded, exercises_in, find_exercise, find_notebooks, grade, grade_notebook, read_notebook
+
+ROOT = Path(__file__).resolve().parent.parent
+TASK, NEXT = "### Exercise 8.2 · Advantages by hand\n\n●○○ easy · 10 minutes", "### Exercise 8.3 · Means over thin ice"
+GOOD = "def advantages(rewards):\n    rs = [r for r in rewards if r is not None]\n    return [0 if r is None else r - sum(rs) / len(rs) for r in rewards]"
+CHECK = "from xland_minigrid.tutor import sessions as check"
+
+
+def write(path, *cells, **more):
+    "A notebook whose texts begin with #, without cell ids, as old files are."
+    cells = [{"cell_type": "markdown" if text.startswith("#") else "code", "metadata": {}, "source": text.splitlines(keepends=True)} for text in cells]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5} | more), encoding="utf-8")
+    return path
+
+
+def only(rows):
+    (row,) = rows
+    return row
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    "A class that does what classes do, graded at once; student -> row."
+    folder = tmp_path_factory.mktemp("class")
+    write(folder / "solved.ipynb", CHECK, TASK, GOOD, "check.advantages(advantages)", metadata={"widgets": {"application/vnd.jupyter.widget-state+json": {"ab": {}}}, "colab": {"provenance": []}})
+    write(folder / "unsolved.ipynb", CHECK, TASK, "def advantages(rewards):\n    ...  # your answer here", "check.advantages(advantages)")
+    write(folder / "cheats.ipynb", CHECK, TASK, "advantages = lambda rewards: rewards", "import xland_minigrid.tutor.exercise as e\n"
+          "e.Exercise.__call__ = lambda self, answer: e.Verdict(self, True, 'Right.')\ncheck.advantages.check = lambda answer: 'Right.'\nimport sys\nsys.modules['xland_minigrid.tutor.sessions'] = e\n"
+          "class check:\n    advantages = print\nprint, list, len = 1, 2, 3\n'✓ 8.2 Advantages by hand: Right.'")
+    write(folder / "crashes.ipynb", TASK, GOOD, "import os\nos._exit(3)")
+    write(folder / "loops.ipynb", TASK, GOOD, "import time\nwhile True: time.sleep(0.1)")
+    write(folder / "loops_when_asked.ipynb", TASK, "def advantages(rewards):\n    while True: pass")
+    write(folder / "stumbles.ipynb", TASK, "y = nowhere + 1", "def advantages(rewards) return 1", "%magic of no kind")
+    write(folder / "later" / "deeper.ipynb", TASK, "class advantages(list):\n    def __new__(cls, rewards): raise KeyError('no')", "open('left_behind.txt', 'w')")
+    write(folder / ".ipynb_checkpoints" / "solved.ipynb", "1/0")
+    (folder / "text.ipynb").write_text("# no notebook")
+    before = {path: path.read_bytes() for path in folder.rglob("*.ipynb")}
+    rows = grade(folder, timeout=8, jobs=3)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before, "nothing is written beside or into what students sent"
+    assert rows.status == 2 and len({row.notebook for row in rows}) == 9
+    return {re.sub(r".*/(\w+)\.ipynb", r"\1", row.notebook): row for row in rows}
+
+
+def test_solved_and_unsolved(graded):
+    solved = graded["solved"]
+    assert solved.ok and solved[1:4] == ("8.2", "Advantages by hand", True) and solved.minutes == 10
+    assert not graded["unsolved"].ok and "return" in graded["unsolved"].message
+
+
+def test_a_changed_checker_and_a_printed_tick_gain_nothing(graded):
+    assert not graded["cheats"].ok and "[1.0, 0.0]" in graded["cheats"].message
+
+
+def test_a_cell_that_loops_is_interrupted_and_the_answer_still_counts(graded):
+    assert graded["loops"].ok
+
+
+def test_an_answer_that_loops_is_told_so(graded):
+    assert not graded["loops_when_asked"].ok and re.search("took longer than 8 s.*come to an end", graded["loops_when_asked"].message)
+
+
+def test_a_dead_kernel_is_told_so(graded):
+    assert graded["crashes"].message == "Cell 3 ended the kernel, so nothing could be checked."
+
+
+def test_what_is_missing_and_why(graded):
+    assert graded["stumbles"].message == "The notebook does not define `advantages`. Cell 2 stopped with NameError: name 'nowhere' is not defined."
+
+
+def test_an_answer_that_raises(graded):
+    assert not graded["deeper"].ok and "KeyError" in graded["deeper"].message
+
+
+def test_what_is_no_notebook_has_a_row(graded):
+    assert graded["text"][1:3] == ("", "") and "no notebook" in graded["text"].message
+
+
+@pytest.mark.slow
+def test_a_cell_that_will_not_be_interrupted(tmp_path):
+    stubborn = write(tmp_path / "a.ipynb", TASK, "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: time.sleep(1)")
+    row = only(grade_notebook(stubborn, timeout=2))
+    assert re.fullmatch(r"Cell 2 took longer than 2 s and could not be interrupted, so nothing could be checked\.", row.message)
+
+
+def test_the_whole_time_is_bounded(tmp_path):
+    row = only(grade_notebook(write(tmp_path / "a.ipynb", TASK, "advantages = 7", "import time; time.sleep(60)", "advantages = 8"), timeout=60, total=4))
+    assert not row.ok and "'int'" in row.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "tutorials").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_the_tutorials_solutions_pass_and_their_stubs_do_not(path):
+    solved, opened = grade_notebook(path, timeout=600), grade_notebook(ROOT / "colab" / path.name, timeout=600)
+    assert len(solved) >= 3 and solved.status == 0, solved
+    assert [row.exercise for row in opened] == [row.exercise for row in solved] and not any(row.ok for row in opened), opened
+
+
+# Reading -----------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("text, says", [
+    ("", "no JSON"), ("# x", "no JSON"), ("[]", "no list of cells"), ("{}", "no list of cells"), ('{"cells": 3}', "no list of cells"), ('{"worksheets": []}', "no list of cells"), ('{"cells": []}', "empty"),
+    ('{"cells": [{"cell_type": "code", "source": "  "}]}', "empty"), ('{"cells": [7, null]}', "empty"), ("[" * 100_000, "no JSON"),
+    ('{"cells": [{"cell_type": "code", "source": "1"}], "metadata": {"kernelspec": {"language": "R"}}}', "written in R")])
+def test_what_cannot_be_graded_is_told_in_a_sentence(text, says, tmp_path):
+    (tmp_path / "a.ipynb").write_text(text)
+    row = only(grade_notebook(tmp_path / "a.ipynb"))
+    assert not row.ok and row.exercise == "" and says in row.message and row.message.endswith(".")
+
+
+def test_bytes_and_folders_are_no_notebooks(tmp_path):
+    (tmp_path / "a.ipynb").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "b.ipynb").mkdir()
+    for name in "abc":
+        with pytest.raises(NotGraded):
+            read_notebook(tmp_path / f"{name}.ipynb")
+
+
+@pytest.mark.parametrize("metadata", [{}, None, 7, {"kernelspec": None}, {"kernelspec": "python3"}, {"kernelspec": {}}, {"kernelspec": {"language": "python"}}])
+def test_odd_metadata_is_no_reason_to_refuse(metadata, tmp_path):
+    assert read_notebook(write(tmp_path / "a.ipynb", "1", metadata=metadata)) == [("code", "1")]
+
+
+def test_exercises_are_those_of_the_headings_else_those_that_are_checked():
+    assert exercises_in([("markdown", f"{NEXT}\n\ntext\n\n{TASK}"), ("code", "### Exercise 8.1 · in code")]) == ["8.2", "8.3"]
+    assert exercises_in([("code", CHECK), ("code", "v = check.advantages(a); check.unknown(1)")]) == ["8.2"]
+    for cells in ([("code", "check.advantages(1)")], [("markdown", "### Exercise · none"), ("code", CHECK)]):
+        with pytest.raises(NotGraded, match="No exercise"):
+            exercises_in(cells)
+
+
+@pytest.mark.parametrize("number", ["8.99", "77.1", "eight", "", "8", "-1.1"])
+def test_an_exercise_that_does_not_exist(number, tmp_path):
+    with pytest.raises(NotGraded, match="no exercise"):
+        find_exercise(number)
+    assert "no exercise" in only(grade_notebook(write(tmp_path / "a.ipynb", "1"), exercises=[number])).message
+
+
+# Many, and the table -----------------------------------------------------------------------------------------------------------------
+
+def test_paths(tmp_path):
+    a, b = write(tmp_path / "x" / "a.ipynb", "1"), write(tmp_path / "x" / "y" / "b.ipynb", "1")
+    assert list(find_notebooks(tmp_path).values()) == [a, b] == list(find_notebooks([a, tmp_path / "x" / "y", b]).values())
+    for wrong in (tmp_path / "nowhere", []):
+        if wrong:
+            with pytest.raises(ValueError, match="not there"):
+                find_notebooks(wrong)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ValueError, match="no notebook"):
+        find_notebooks(tmp_path / "none")
+
+
+@pytest.mark.parametrize("wrong", [dict(timeout=0), dict(total=-1), dict(jobs=0)])
+def test_times_and_jobs_are_positive(wrong, tmp_path):
+    with pytest.raises(ValueError, match="positive"):
+        grade(write(tmp_path / "a.ipynb", "1"), **wrong)
+
+
+def test_tables(tmp_path):
+    rows = Grades([Grade("a", "1.1", "<The forge>", True, "Right, \"all\" of it.", 10), Grade("a", "1.2", "More", False, "Not\nyet.", 5)])
+    assert rows.status == 1 and rows.totals() == {"a": (1, 2)} and Grades(rows[:1]).status == 0
+    assert "&lt;The forge&gt;" in rows._repr_html_() and "a: 1 of 2 solved" in repr(rows)
+    with (rows.save(tmp_path / "g.csv")).open(newline="") as file:
+        assert list(csv.reader(file)) == [list(Grade._fields), *[[str(x) for x in row] for row in rows]]
+    assert [Grade(**row) for row in json.loads(rows.save(tmp_path / "g.json").read_text())] == rows
+    with pytest.raises(ValueError, match="csv"):
+        rows.save(tmp_path / "g.xlsx")
+
+
+def test_the_command(tmp_path, capsys):
+    (tmp_path / "a.ipynb").write_text("no")
+    assert main(["grade", str(tmp_path / "a.ipynb"), "--out", str(tmp_path / "g.csv")]) == 2
+    out = capsys.readouterr().out
+    assert "not graded" in out and "1 notebook, 0 of 0 exercises solved" in out and "no JSON" in (tmp_path / "g.csv").read_text()
+    assert main(["grade", str(tmp_path / "b.ipynb")]) == 1 and "not there" in capsys.readouterr().err
+    assert main(["grade", str(tmp_path / "a.ipynb"), "--out", "g.xlsx"]) == 1 and "csv" in capsys.readouterr().err

@@ -1,0 +1,170 @@
+"""The form of the tutorials: what a reader may expect of each, and that exercises have one source."""
+import importlib
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+from xland_minigrid.tutor import EXERCISES, all_exercises
+from xland_minigrid.tutor.exercise import MODULES
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / ".ci"))
+import colab
+
+NAMES = ("00_five_minutes", "01_anatomy_of_a_ruleset", "02_the_environment", "03_benchmarks", "04_scaling_with_vmap", "05_ppo_from_scratch", "06_rl2",
+         "07_what_has_it_learned", "08_many_sessions_at_once", "09_make_it_yours")
+PATHS = [ROOT / "tutorials" / f"{name}.ipynb" for name in NAMES]
+HEADING = re.compile(r"^### Exercise (\d+\.\d+) · (.+)\n\n(●○○ easy|●●○ medium|●●● hard) · (\d+) minutes\n\n", re.MULTILINE)
+LEVELS = {"●○○ easy": 1, "●●○ medium": 2, "●●● hard": 3}
+
+each = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+
+
+def cells(path, kind=None):
+    return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if kind in (None, cell["cell_type"])]
+
+
+def source(cell):
+    return "".join(cell["source"])
+
+
+def known_in(module):
+    "The exercises of a tutorial's module, by number."
+    importlib.import_module(f"xland_minigrid.tutor.{module}")
+    return {number: exercise for number, exercise in sorted(EXERCISES.items()) if exercise.check.__module__.endswith(f".tutor.{module}")}
+
+
+def prose(path):
+    return "\n\n".join(source(cell) for cell in cells(path, "markdown"))
+
+
+def test_there_are_ten():
+    assert sorted(path.stem for path in (ROOT / "tutorials").glob("*.ipynb")) == list(NAMES) and len(MODULES) == len(NAMES)
+
+
+@each
+def test_it_says_what_it_is_about(path):
+    first = source(cells(path)[0])
+    assert cells(path)[0]["cell_type"] == "markdown" and first.startswith("# ")
+    assert re.search(r"\*.*(\d+|Five) minutes? to (read|watch).*comput", first, re.DOTALL), "say how long it takes, for a reader and for a machine"
+    assert re.search(r"\bneed\b", first), "say what a reader needs to know"
+    assert re.search(r"\*\*You will learn\*\*\n\n1\. ", prose(path))
+    assert "## What to read next" in source([cell for cell in cells(path) if cell["cell_type"] == "markdown"][-1])
+
+
+@each
+def test_cells_are_short_and_text_comes_first(path):
+    lines = [source(cell).count("\n") + 1 for cell in cells(path, "code")]
+    assert statistics.median(lines) <= 6 and max(lines) <= 25
+    kinds = "".join(cell["cell_type"][0] for cell in cells(path))
+    assert kinds.startswith("m") and "cccc" not in kinds, "a fourth cell of code without a word between"
+
+
+@each
+def test_questions_and_answers_fold(path):
+    text = prose(path)
+    assert text.count("<details>") == text.count("</details>") == text.count("<summary>")
+    for inside in re.findall(r"<details>(.*?)</details>", text, re.DOTALL):
+        assert re.match(r"<summary>[^<]+</summary>\n\n.+\n\n$", inside, re.DOTALL), "Markdown inside wants empty lines around it"
+
+
+@each
+def test_exercises_have_a_head_a_hint_a_solution_and_a_check(path):
+    module, found = MODULES[NAMES.index(path.stem)], HEADING.findall(prose(path))
+    assert len(found) >= 3 and len(found) == len(re.findall(r"^#+ Exercise \d", prose(path), re.MULTILINE))
+    assert f"from xland_minigrid.tutor import {module} as check" in "\n".join(map(source, cells(path, "code")))
+    known = known_in(module)
+    assert [number for number, *_ in found] == list(known), "every exercise with a checker is in the tutorial, in order"
+    for number, title, level, minutes in found:
+        assert number.split(".")[0] == str(NAMES.index(path.stem))
+        assert (title, LEVELS[level], int(minutes)) == (known[number].title, known[number].level, known[number].minutes)
+    for exercise in known.values():
+        before, answer, check = around(path, exercise)
+        assert "<summary>Hint</summary>" in source(before)
+        assert colab.is_exercise(answer) and colab.SOLUTION.search(source(answer))
+        assert any("✓" in "".join(output.get("data", {}).get("text/plain", "")) for output in check["outputs"]), "the kept verdict on our own solution"
+
+
+def around(path, exercise):
+    "The text before an exercise, its cell, and the cell that checks it."
+    all_cells = cells(path)
+    at = next(i for i, cell in enumerate(all_cells) if cell["cell_type"] == "code" and re.search(rf"^check\.{exercise.__name__}\(", source(cell), re.MULTILINE))
+    answer = max(i for i in range(at) if colab.is_exercise(all_cells[i]))
+    text = next(all_cells[i] for i in range(answer, -1, -1) if all_cells[i]["cell_type"] == "markdown")
+    return text, all_cells[answer], all_cells[at]
+
+
+@each
+def test_the_students_copy_is_open(path):
+    copy = [source(cell) for cell in cells(ROOT / "colab" / path.name)]
+    tags = [cell for cell in cells(ROOT / "colab" / path.name, "code") if colab.is_exercise(cell)]
+    assert not any("SOLUTION" in text for text in copy) and all("# your answer here" in source(cell) for cell in tags)
+    assert sum("<summary>Solution</summary>" in text for text in copy) == len(tags)
+
+
+@each
+def test_every_checker_is_shown_wrong_answers(path):
+    "The library chapter does it, by `rejects`, which asks for three."
+    module = MODULES[NAMES.index(path.stem)]
+    (chapter,) = (ROOT / "nbs" / "tutor").glob(f"*_{module}.ipynb")
+    text = "\n".join(map(source, cells(chapter, "code")))
+    for exercise in known_in(module).values():
+        assert re.search(rf"\brejects\({exercise.__name__},", text), exercise
+
+
+@each
+def test_figures_and_outputs_are_kept(path):
+    code = cells(path, "code")
+    assert sum(bool(cell["outputs"]) for cell in code) >= len(code) / 3
+    assert not [cell for cell in code for output in cell["outputs"] if output["output_type"] == "error" and "raises-exception" not in cell["metadata"].get("tags", ())]
+    assert path.stat().st_size <= 1_500_000
+
+
+@pytest.mark.parametrize("answer", [..., None, lambda *args, **kwargs: None, lambda *args, **kwargs: ...], ids=["nothing yet", "None", "a function of None", "a stub"])
+def test_what_is_not_solved_is_no_error(answer):
+    "As in a student's copy that is run from top to bottom."
+    for exercise in all_exercises().values():
+        verdict = exercise(answer)
+        assert not verdict and verdict.message and "\n" not in repr(verdict), verdict
+
+
+# What makes the copies ---------------------------------------------------------------------------------------------------------------
+
+def code(text, tags=("exercise",), id="a"):
+    return {"cell_type": "code", "id": id, "metadata": {"tags": list(tags)}, "source": text.splitlines(keepends=True), "outputs": [], "execution_count": None}
+
+
+FUNCTION = "def double(n):\n    ### BEGIN SOLUTION\n    m = n\n    return m + n\n    ### END SOLUTION\n"
+VALUE = "### BEGIN SOLUTION: forge = ...\nforge = 1\n### END SOLUTION\nprint(forge)"
+
+
+@pytest.mark.parametrize("text, stub, solution", [
+    (FUNCTION, "def double(n):\n    ...  # your answer here", "def double(n):\n    m = n\n    return m + n"),
+    (VALUE, "forge = ...  # your answer here\nprint(forge)", "forge = 1\nprint(forge)"),
+    ("a = 1\n### BEGIN SOLUTION\nb = 2\n### END SOLUTION", "a = 1\n...  # your answer here", "a = 1\nb = 2"),
+    (FUNCTION + "\n" + VALUE, "def double(n):\n    ...  # your answer here\n\nforge = ...  # your answer here\nprint(forge)", "def double(n):\n    m = n\n    return m + n\n\nforge = 1\nprint(forge)"),
+])
+def test_stub_and_solution(text, stub, solution):
+    assert colab.stub(text) == stub and colab.solution(text) == solution
+
+
+@pytest.mark.parametrize("link, leads", [("01_anatomy_of_a_ruleset.ipynb", "colab/01_anatomy_of_a_ruleset.ipynb"), ("../docs/pool.md", "/blob/main/docs/pool.md"), ("../nbs/core/06_rules.ipynb#x", "/nbs/core/06_rules.ipynb#x"),
+                                         ("https://jax.dev", "](https://jax.dev)"), ("#here", "](#here)")])
+def test_links_of_a_copy_lead_somewhere_from_anywhere(link, leads):
+    cell = {"cell_type": "markdown", "id": "t", "metadata": {}, "source": [f"See [this]({link}) and `f(x)[1](../y)`."]}
+    made = source(colab.copied(cell))
+    assert leads in made and ("](https://" in made or link.startswith("#"))
+
+
+def test_solutions_follow_their_checks():
+    text = {"cell_type": "markdown", "id": "t", "metadata": {}, "source": ["Next."]}
+    first, second = code(FUNCTION, id="one"), code(VALUE, id="two")
+    made = colab.opened([first, code("check.a(double)", ()), text, second, code("check.b(forge)", ())])
+    assert [cell["id"] for cell in made] == ["one", "a", "one-solution", "t", "two", "a", "two-solution"]
+    assert colab.opened([first, second])[1]["id"] == "one-solution" and colab.opened([first])[-1]["id"] == "one-solution"
+    assert colab.opened([text]) == [text]
+    assert "m = n" in "".join(made[2]["source"]) and "m = n" not in "".join(made[0]["source"])
