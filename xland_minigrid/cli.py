@@ -372,7 +372,7 @@ def _figures(args) -> None:
         print(f"{path} ({path.stat().st_size / 1000:.0f} kB)")
 
 # %% ../nbs/90_cli.ipynb #c162e101
-_EXTRAS = {"tyro": "train", "orbax": "train", "matplotlib": "train", "IPython": "notebook", "websockets": "pool", "uvloop": "server"}
+_EXTRAS = {"tyro": "train", "orbax": "train", "matplotlib": "train", "IPython": "notebook", "websockets": "pool", "uvloop": "server", "nbclient": "lab", "nbformat": "lab"}
 
 def _explained(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get((error.name or "").split(".")[0])):
@@ -387,7 +387,8 @@ def _status(error: Exception, command: str) -> int:
 # Their options are known to modules that take a second to import, which others need not wait for.
 _LATER = (("experiment", "several agents, several seeds, the same tasks", "xland_minigrid.baselines.experiments", "experiment_parser"),
           ("profile", "where the time of a training update goes", "xland_minigrid.baselines.profile", "profile_parser"),
-          ("serve", "many environments at once, over WebSockets", "xland_minigrid.pool.server", "serve_parser"))
+          ("serve", "many environments at once, over WebSockets", "xland_minigrid.pool.server", "serve_parser"),
+          ("grade", "which exercises of students' notebooks are solved", "xland_minigrid.tutor.grade", "grade_parser"))
 
 def _parser(words=()) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("xland-minigrid", description="Meta-reinforcement learning in grid worlds whose rules and goals are data.")
@@ -407,7 +408,7 @@ def _parser(words=()) -> argparse.ArgumentParser:
 
 # %% ../nbs/90_cli.ipynb #38aa7adc
 def main(words: list[str] | None = None) -> int:
-    "The console script. Returns the exit status: 0, 1 for an error that was explained, 2 for one of a file of tasks, 130 after Ctrl-C."
+    "The console script. Returns the exit status: 0, 1 for an error that was explained, 2 for one of a file of tasks, 130 after Ctrl-C; what `grade` returns is its own."
     words = sys.argv[1:] if words is None else words
     try:
         if words[:1] == ["train"]:
@@ -418,7 +419,8 @@ def main(words: list[str] | None = None) -> int:
             return 0
         else:
             args = _parser(words).parse_args(words)
-            args.run_command(args)
+            status = args.run_command(args)
+            return status if isinstance(status, int) else 0
     except KeyboardInterrupt:
         return 130
     except (ValueError, TypeError, OSError, ImportError, FloatingPointError, IndexError) as error:
