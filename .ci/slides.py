@@ -35,9 +35,9 @@ def blocks(text):
 
 def shortened(paragraph, words=34):
     "Its first sentences, about so many words; None where that is all of it."
-    if re.match(r"\s*([#|<>!$`]|[*-] |\d+\. )", paragraph):
+    if re.match(r"\s*([#|<>!$`*]|- |\d+\. )", paragraph):
         return None
-    sentences = re.split(r"(?<=[.?!:])(?<!e\.g\.)(?<!i\.e\.)\s+(?=[A-Z*`\[¿\"])", " ".join(paragraph.split()))
+    sentences = re.split(r"(?<=[.?!:])(?<!e\.g\.)(?<!i\.e\.)\s+(?=[A-Z(*`\[¿\"])", " ".join(paragraph.split()))
     kept = sentences[0]
     for sentence in sentences[1:]:
         if len(kept.split()) + len(sentence.split()) > words or sentence.count("(") != sentence.count(")"):

@@ -137,7 +137,7 @@ def test_sizes_for_a_device(platform, kind, gigabytes, agents, dtype, says):
     config = config_for(device, out="somewhere")
     assert (config.num_envs, config.network.dtype, config.out) == (agents, dtype, "somewhere")
     assert config.num_envs % config.ppo.num_minibatches == 0 and config.device is None and kind in repr(device)
-    assert config.total_steps == {"gpu": 200_000_000, "tpu": 500_000_000, "cpu": 3_000_000}[platform]
+    assert config.total_steps == {"gpu": 200_000_000, "tpu": 500_000_000, "cpu": 2_000_000}[platform]
 
 
 def test_strange_devices():
@@ -177,6 +177,7 @@ train(config, generate_benchmark("trivial", n=300), progress=False, on_round=lam
 """
 
 
+@pytest.mark.slow
 def test_a_session_that_is_killed_goes_on_to_the_same_result(tmp_path):
     """Colab takes the machine away without a word. The process ends in the middle; the next session, on another card and with other wishes, finds the run."""
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "run")], cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""}, timeout=300)

@@ -1,5 +1,6 @@
 """The widgets that people play and look at: what their methods and buttons do, what remains without a kernel, and what they refuse."""
 import re
+import shutil
 import subprocess
 import sys
 from unittest import mock
@@ -15,7 +16,7 @@ from xland_minigrid.core.goals import AgentHoldGoal
 from xland_minigrid.core.rules import AgentHoldRule
 from xland_minigrid.core.ruleset import make_ruleset
 from xland_minigrid.core.tiles import Colors, Tiles
-from xland_minigrid.envs.wrappers import DirectionObservationWrapper, GymAutoResetWrapper
+from xland_minigrid.envs.wrappers import GymAutoResetWrapper
 from xland_minigrid.viz.images import RGBImgObservationWrapper
 from xland_minigrid.viz.widgets import base
 
@@ -145,7 +146,7 @@ def test_trials_end_in_four_ways():
     player.play("left " * 40)
     assert player.trials[-1] == Trial(4, "out of time", 40, 0.0) and len(player.rewards) == 2
     html = trials_html(player.trials)
-    assert html.index("out of time") < html.index("given up") < html.index("won")
+    assert html.index(">out of time<") < html.index(">given up<") < html.index(">won<") and "1 of 3 won" in html
 
 
 def test_lava_loses():
@@ -188,14 +189,14 @@ def test_keys_play(tasks):
     assert player.trial == 2
 
 
-def test_what_the_agent_sees_survives_wrappers(tasks):
-    env, params = xland_minigrid.make(R1)
-    params = params.replace(ruleset=tasks.get_ruleset(1))
-    reset = lambda env: jax.jit(env.reset)(params, jax.random.key(1))
-    for wrapper in (RGBImgObservationWrapper, DirectionObservationWrapper):
-        assert (view_of(env, params, reset(wrapper(env))) == np.asarray(reset(env).observation)).all()
-    env, params = xland_minigrid.make("MiniGrid-FourRooms", see_through_walls=False)
-    assert (view_of(env, params, reset(RGBImgObservationWrapper(env))) == np.asarray(reset(env).observation)).all()
+@pytest.mark.parametrize("see_through_walls", [True, False])
+def test_what_the_agent_sees_survives_wrappers(tasks, see_through_walls):
+    env, params = xland_minigrid.make("XLand-MiniGrid-R4-9x9", see_through_walls=see_through_walls)
+    plain = jax.jit(env.reset)(params.replace(ruleset=tasks.get_ruleset(1)), jax.random.key(1))
+    seen = np.asarray(plain.observation)
+    assert (seen[..., 0] == Tiles.UNSEEN).any() != see_through_walls
+    for other in (seen, {"img": seen, "direction": np.zeros(4)}, np.zeros((224, 224, 3), np.uint8), {"img": np.zeros((224, 224, 3), np.uint8)}, np.zeros(7)):
+        assert (view_of(env, params, plain.replace(observation=other)) == seen).all()
 
 
 def test_the_film_shows_what_was_played(tasks):
@@ -402,3 +403,94 @@ def test_what_cannot_be_explored(tasks):
         RulesetExplorer("no-such-benchmark")
     with pytest.raises(ValueError, match="seed"):
         RulesetExplorer(tasks, seed="0")
+
+
+# ---------------------------------------------------------------- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no Chromium here")
+    with playwright.sync_playwright() as play:
+        made = play.chromium.launch(executable_path=chromium, headless=True, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+        yield made
+        made.close()
+
+
+_PAGE = """<!doctype html><div class="xmg-w" id="box"><div id="pad"></div><button id="button">button</button><input id="input"></div><button id="outside">outside</button>"""
+_MODEL = """
+window.state = {known: ['d', 'up', ' '], hint: 'hint', pressed: [0, ''], answered: 0}; window.sent = []; window.leaked = []; window.hooks = {};
+window.model = {get: k => state[k], set: (k, v) => { state[k] = v; if (k == 'pressed') sent.push(v[1]); }, save_changes: () => {}, on: (name, f) => { (hooks[name] ||= []).push(f); }, off: () => {}};
+window.answer = () => { state.answered = state.pressed[0]; (hooks['change:answered'] || []).forEach(f => f()); };
+document.addEventListener('keydown', e => { const held = e.target.closest('[data-lm-suppress-shortcuts]'); if (!held) leaked.push(e.key); }, true);
+"""
+
+
+@pytest.fixture
+def keys(browser):
+    "The key pad in a page that listens as JupyterLab does, with a kernel that answers when told to."
+    page = browser.new_page()
+    page.set_content(_PAGE)
+    page.evaluate(_MODEL)
+    page.add_script_tag(content=base._KEYS_SCRIPT.replace("export default { render };", "render({model, el: document.getElementById('pad')});"))
+    yield page
+    page.close()
+
+
+def press(page, *names):
+    for name in names:
+        page.keyboard.press(name)
+        page.evaluate("answer()")
+    return page.evaluate("sent")
+
+
+def test_keys_in_a_page(keys):
+    keys.click(".xmg-w-pad")
+    assert press(keys, "d", "d", "ArrowUp", "x", "b", " ") == ["d", "d", "up", " "]
+    assert keys.evaluate("leaked") == []  # not even the keys that nobody knows: they would add or delete cells
+    keys.focus("#button")
+    assert press(keys, "D")[-1] == "d" and press(keys, " ") == ["d", "d", "up", " ", "d"]  # the space bar presses the button
+    keys.focus("#input")
+    press(keys, "d")
+    assert keys.input_value("#input") == "d" and len(keys.evaluate("sent")) == 5
+
+
+def test_keys_leave_the_rest_alone(keys):
+    keys.click(".xmg-w-pad")
+    press(keys, "Control+d", "Alt+d")
+    assert keys.evaluate("sent") == [] and {"d"} <= set(keys.evaluate("leaked"))
+    press(keys, "Tab")
+    assert keys.evaluate("document.activeElement.id") == "button"
+    keys.focus("#outside")
+    assert press(keys, "d") == []
+    keys.click(".xmg-w-pad")
+    press(keys, "Escape")
+    assert keys.evaluate("document.activeElement.tagName") == "BODY" and press(keys, "d") == []
+
+
+def test_a_key_held_down_does_not_flood(keys):
+    keys.click(".xmg-w-pad")
+    for _ in range(30):
+        keys.keyboard.down("d")  # the first is a press, the others repeat it
+    assert keys.evaluate("sent") == ["d"]
+    keys.evaluate("answer()")
+    assert keys.evaluate("sent") == ["d"]  # nothing was kept for later
+    keys.keyboard.down("d")
+    assert keys.evaluate("sent") == ["d", "d"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_stills_fit_a_narrow_page_and_read_on_any(browser, tasks, explorer, scheme):
+    player = EnvPlayer("MiniGrid-Empty-5x5")
+    player.step("forward")
+    page = browser.new_page(color_scheme=scheme, viewport={"width": 400, "height": 800})
+    page.set_content(f"<!doctype html><style>:root{{color-scheme:light dark}}</style>{player.still()}{explorer.filter(depth=2).still()}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert page.locator(".xmg-w-rules").first.evaluate("e => e.open") is False and page.locator("img:not([alt])").count() == 0
+    for selector in (".xmg-w-head", ".xmg-w-words", ".xmg-w-banner"):
+        ink = page.locator(selector).first.evaluate("e => getComputedStyle(e).color.match(/\\d+/g).slice(0, 3).map(Number)")
+        assert (sum(ink) > 600) if scheme == "dark" else (sum(ink) < 150)
+    page.close()

@@ -122,8 +122,8 @@ def trial_return(answer) -> str:
     for name, actions in TRIALS.items():
         for gamma in (1.0, 0.9):
             found = _under_jit(lambda: play(jnp.array(actions), gamma), "trial_return")
-            if jnp.shape(found) != ():
-                raise WrongAnswer(f"It returned an array of the shape {jnp.shape(found)}: return a single number.")
+            if found is None or jnp.shape(found) != ():
+                raise WrongAnswer(f"It returned {'nothing' if found is None else f'an array of the shape {jnp.shape(found)}'}: return a single number.")
             right = _true_return(actions, gamma)
             if not np.isclose(float(found), right, atol=1e-5):
                 raise WrongAnswer(f"In the trial '{name}', {list(actions)} with gamma {gamma:g}, the return is {right:.4f}; your function says {float(found):.4f}.")
@@ -156,6 +156,8 @@ def policy(answer) -> str:
     _function(answer, "policy", "observation")
     start = _hall()[2]
     action = _under_jit(lambda: jax.jit(answer)(start.observation[0]), "policy")
+    if action is None:
+        raise WrongAnswer("It returned nothing: return an action, an integer from 0 to 5.")
     if jnp.shape(action) != () or not jnp.issubdtype(jnp.asarray(action).dtype, jnp.integer):
         raise WrongAnswer(f"It returned {jnp.asarray(action).dtype} of the shape {jnp.shape(action)}: return one action, an integer from 0 to 5.")
     steps = _under_jit(lambda: arrivals(answer), "policy")

@@ -180,12 +180,15 @@ class _Run:
                     if self.over:
                         await self.client.km.shutdown_kernel(now=True)
 
-    async def _all(self, numbers):
-        for at, cell in enumerate([*self.nb.cells]):
-            if self.over is None and cell.cell_type == "code":
-                await self.cell(cell, at, f"Cell {at + 1}")
-        self.end = time.monotonic() + (self.timeout + 20) * len(numbers)  # checks have their own time: what is there is judged
-        return {number: await self.ask(number) for number in numbers}
+# %% ../../nbs/tutor/12_grade.ipynb #d174f596
+async def _all(self, numbers):
+    for at, cell in enumerate([*self.nb.cells]):
+        if self.over is None and cell.cell_type == "code":
+            await self.cell(cell, at, f"Cell {at + 1}")
+    self.end = time.monotonic() + (self.timeout + 20) * len(numbers)  # checks have their own time: what is there is judged
+    return {number: await self.ask(number) for number in numbers}
+
+_Run._all = _all
 
 # %% ../../nbs/tutor/12_grade.ipynb #e0aae26f
 def _client(nb):

@@ -148,6 +148,7 @@ def style_sheet():
     w = ipywidgets()
     return _named(w.HTML(f"<style>{STYLE}</style>", layout=w.Layout(display="none")), "style")
 
+# %% ../../../nbs/viz/widgets/01_base.ipynb #12a34fed
 def row(*children, name: str = "", tight: bool = False, middle: bool = False):
     "Children side by side; they wrap where there is little room. tight: closer to one another. middle: on one line, rather than level at the top."
     w = ipywidgets()
@@ -243,6 +244,7 @@ function render({ model, el }) {
 export default { render };
 """
 
+# %% ../../../nbs/viz/widgets/01_base.ipynb #05ebe644
 _KEYS_STYLE = """
 .xmg-w-pad{border:1px dashed rgba(128,128,128,.6);border-radius:6px;padding:5px 10px;cursor:pointer;font:12px/1.4 system-ui,sans-serif;color:inherit;user-select:none}
 .xmg-w-pad:focus{outline:2px solid #3b8cff;outline-offset:1px;border-style:solid}

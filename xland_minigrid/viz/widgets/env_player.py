@@ -111,11 +111,12 @@ def _sentence(trial: Trial, following: int) -> str:
 
 def trials_html(trials, most: int = 12) -> str:
     "The latest trials as a table, the last one on top."
+    head = f'<div class="xmg-w-head">Trials <span class="xmg-w-soft" style="font-weight:400">{sum(t.how == WON for t in trials)} of {len(trials)} won</span></div>'
     if not trials:
-        return '<div class="xmg-w-soft xmg-w-small">No trial is over yet.</div>'
+        return '<div class="xmg-w-head">Trials</div><div class="xmg-w-soft xmg-w-small">None is over yet.</div>'
     lines = [f'<tr><td>{t.number}</td><td><span class="xmg-w-tag {_TONE[t.how]}">{t.how}</span></td><td>{t.steps}</td><td>{t.reward:.2f}</td></tr>' for t in trials[:-most - 1:-1]]
     more = f'<div class="xmg-w-soft xmg-w-small">and {len(trials) - most} before</div>' if len(trials) > most else ""
-    return f'<table class="xmg-w-table"><tr><th>trial</th><th></th><th>steps</th><th>reward</th></tr>{"".join(lines)}</table>{more}'
+    return f'{head}<table class="xmg-w-table"><tr><th>trial</th><th></th><th>steps</th><th>reward</th></tr>{"".join(lines)}</table>{more}'
 
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #089f7453
 class EnvPlayer(Shown):
@@ -141,21 +142,15 @@ class EnvPlayer(Shown):
         jax.block_until_ready(self._session._step(self.params, self.timestep, 0))
         self._note("start")
 
-    @property
-    def timestep(self):
-        return self._session.timestep
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #cb69346c
+def _repr(self) -> str:
+    won = sum(t.how == WON for t in self.trials)
+    return f"EnvPlayer({self.name}, trial {self.trial}, step {int(self.timestep.state.step_num)} of {self.params.max_steps}, {won} of {len(self.trials)} won)"
 
-    @property
-    def trial(self) -> int:
-        return self._session.trial
-
-    @property
-    def rewards(self) -> list:
-        return list(self._session.rewards)
-
-    def __repr__(self) -> str:
-        won = sum(t.how == WON for t in self.trials)
-        return f"EnvPlayer({self.name}, trial {self.trial}, step {int(self.timestep.state.step_num)} of {self.params.max_steps}, {won} of {len(self.trials)} won)"
+EnvPlayer.__repr__ = _repr
+EnvPlayer.timestep = property(lambda self: self._session.timestep, doc="The present `TimeStep`.")
+EnvPlayer.trial = property(lambda self: self._session.trial, doc="The number of the present trial, from 1.")
+EnvPlayer.rewards = property(lambda self: list(self._session.rewards), doc="The rewards of the trials that were played to their end.")
 
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #a33da0e6
 def _note(self, done: str) -> None:
@@ -192,6 +187,7 @@ def step(self, action):
     self._note(ACTION_NAMES[action])
     return self.timestep
 
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #673320c0
 def new_trial(self):
     "Begin a new trial of the same task; one that is under way counts as given up. Returns its first `TimeStep`."
     steps = int(self.timestep.state.step_num)
@@ -235,8 +231,7 @@ def _alt(self) -> str:
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #26f7b3bd
 def _facts_html(self) -> str:
     "Trial, step, reward of the last step."
-    step_num, most, won = int(self.timestep.state.step_num), self.params.max_steps, sum(t.how == WON for t in self.trials)
-    parts = [("trial", str(self.trial)), ("step", f"{step_num} of {most}"), ("reward", f"{float(self.timestep.reward):.2f}"), ("won", f"{won} of {len(self.trials)}")]
+    parts = [("trial", str(self.trial)), ("step", f"{int(self.timestep.state.step_num)} of {self.params.max_steps}"), ("reward", f"{float(self.timestep.reward):.2f}")]
     told = "".join(f'<span style="white-space:nowrap"><span class="xmg-w-soft">{name}</span> <b>{value}</b></span> ' for name, value in parts)
     return f'<div class="xmg-w-number" style="display:flex;flex-wrap:wrap;gap:2px 16px">{told}</div>'
 
@@ -246,6 +241,7 @@ def _pocket_html(self) -> str:
     load = f"{picture_html(draw_tile(tile, color, 28), '')}<b>{tile_name(tile, color)}</b>" if tile > Tiles.FLOOR else '<b>nothing</b>'
     return f'<div style="display:flex;gap:8px;align-items:center;min-height:28px"><span class="xmg-w-soft">carries</span>{load}</div>'
 
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #e4b35b1b
 def _message_html(self) -> str:
     "What happened last, coloured where a trial ended."
     tone = _TONE[self.trials[-1].how] if self.trials and bool(self.timestep.last()) else ""
@@ -280,8 +276,8 @@ def _build(self) -> list:
     moves = grid(*(self.buttons[name] for _, name, _, _ in _BUTTONS), name="actions", width=324)
     left = column(html(f'<div class="xmg-w-head">{escape(self.name)}</div>', "title"), self._parts["facts"], self._parts["world"], self._parts["message"], moves, self.buttons["new-trial"], keys,
                   width=max(324, _world_pixels(self).shape[1]))
-    right = column(html('<div class="xmg-w-head">What the agent sees</div>'), self._parts["view"], self._parts["pocket"], html('<div class="xmg-w-head">Trials</div>'), self._parts["trials"])
-    return [row(left, right), self._parts["task"], self._parts["words"]]
+    right = column(html('<div class="xmg-w-head">What the agent sees</div>'), self._parts["view"], self._parts["pocket"], self._parts["trials"])
+    return [row(left, right, column(self._parts["task"], least=260)), self._parts["words"]]
 
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #ba40c606
 _HTML = {"facts": _facts_html, "pocket": _pocket_html, "message": _message_html, "task": _task_html, "trials": lambda self: trials_html(self.trials),
@@ -304,8 +300,7 @@ def still(self) -> str:
     pixels = _world_pixels(self)
     left = (f'<div style="width:{pixels.shape[1]}px;max-width:100%;display:grid;gap:6px;grid-template-columns:minmax(0,1fr)">{_facts_html(self)}{picture_html(pixels, _alt(self))}'
             f'{_message_html(self)}</div>')
-    right = (f'<div style="display:grid;gap:6px"><div class="xmg-w-head">What the agent sees</div>{picture_html(_view_pixels(self), "the view of the agent")}{_pocket_html(self)}'
-             f'<div class="xmg-w-head">Trials</div>{trials_html(self.trials)}</div>')
+    right = (f'<div style="display:grid;gap:6px"><div class="xmg-w-head">What the agent sees</div>{picture_html(_view_pixels(self), "the view of the agent")}{_pocket_html(self)}{trials_html(self.trials)}</div>')
     body = f'<div class="xmg-w-head">{escape(self.name)}</div><div class="xmg-w-row" style="margin-bottom:8px">{left}{right}</div>{_task_html(self)}'
     return still_page(body, "player", f"{self.name}, played by hand", "A still: run this cell to play.")
 

@@ -69,6 +69,7 @@ def _term(text: str) -> Term:
             continue
     raise ValueError(f"I do not understand {text!r}: name objects (red ball, key, pink), with goal:, rules:, makes: or start: before them, or write a whole sentence such as 'stand next to a pink hex'.")
 
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #ea54628a
 def read_search(text: str) -> list[Term]:
     "The terms of a search, which are separated by commas. Raises `ValueError` for words that mean nothing here."
     if not isinstance(text, str):
@@ -103,16 +104,19 @@ class Facts:
         a, b, product = rule_objects(self.rules)
         return {"goal": goal_objects(self.goals), "needs": np.concatenate([a, b]), "makes": product, "start": np.ascontiguousarray(pack_pairs(self.tiles).T)}
 
-    def prove(self, rows) -> None:
-        "Find out depth, plan and estimated steps of these rows."
-        rows = rows[~self.known[rows]]
-        if not len(rows):
-            return
-        tasks = SimpleNamespace(goals=self.goals[rows], rules=self.rules[rows], init_tiles=self.tiles[rows])
-        plans = prove(tasks.goals, tasks.rules, tasks.init_tiles)
-        self.reason[rows], self.depth[rows], self.num_steps[rows], self.dead_ends[rows] = plans.reason, plans.depth, plans.num_steps, plans.dead_ends
-        self.steps[rows] = estimated_steps(tasks, self._world[1], self._world[0], plans=plans)
-        self.known[rows] = True
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #afd9520d
+def _prove(self, rows) -> None:
+    "Find out depth, plan and estimated steps of these rows."
+    rows = rows[~self.known[rows]]
+    if not len(rows):
+        return
+    tasks = SimpleNamespace(goals=self.goals[rows], rules=self.rules[rows], init_tiles=self.tiles[rows])
+    plans = prove(tasks.goals, tasks.rules, tasks.init_tiles)
+    self.reason[rows], self.depth[rows], self.num_steps[rows], self.dead_ends[rows] = plans.reason, plans.depth, plans.num_steps, plans.dead_ends
+    self.steps[rows] = estimated_steps(tasks, self._world[1], self._world[0], plans=plans)
+    self.known[rows] = True
+
+Facts.prove = _prove
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #8773cc59
 def _swapped(row: np.ndarray) -> np.ndarray:
@@ -197,6 +201,7 @@ def _proved(facts: Facts, rows: np.ndarray, solvable, difficulty, **ranges) -> n
         fits &= (values >= low) & (values <= high) & (facts.reason[rows] == Reason.PROVED)
     return rows[fits]
 
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #3c0d98b9
 def find(facts: Facts, *, goal_kind=None, num_rules=None, depth=None, num_steps=None, dead_ends=None, difficulty=None, solvable=None, text: str = "", limit=None) -> Found:
     "The tasks that fit: see `RulesetExplorer.filter`."
     if isinstance(difficulty, str) and difficulty not in DIFFICULTY:
@@ -232,6 +237,7 @@ def _compiled(env, kind=None):
     env = env if kind is None else kind()
     return jax.jit(env.reset), jax.jit(env.step)
 
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #2fd826d2
 def _film(env, params, timestep, actions, title: str) -> Player:
     "The oracle's steps as a film."
     _, step = _compiled(env)
@@ -287,18 +293,12 @@ class RulesetExplorer(Shown):
         self._result = find(self.facts)
         self.show(0)
 
-    @property
-    def found(self) -> np.ndarray:
-        return self._result.rows
-
-    @property
-    def row(self) -> int | None:
-        return None if self.example is None else self.example.row
-
-    def __repr__(self) -> str:
-        return f"RulesetExplorer({len(self.found):,} of {len(self.benchmark):,} tasks, row {self.row})"
-
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #c04f67b8
+RulesetExplorer.found = property(lambda self: self._result.rows, doc="The rows that fit the present filter, int64, increasing.")
+RulesetExplorer.row = property(lambda self: None if self.example is None else self.example.row, doc="The row that is shown; None where no task fits.")
+RulesetExplorer.__repr__ = lambda self: f"RulesetExplorer({len(self.found):,} of {len(self.benchmark):,} tasks, row {self.row})"
+
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #371df9e8
 def filter_(self, *, goal_kind=None, num_rules=None, depth=None, num_steps=None, dead_ends=None, difficulty=None, solvable=None, text: str = "", limit=None):
     """Keep the tasks that fit all of what is given, and show the first of them. What was given before is forgotten.
 
@@ -318,6 +318,7 @@ def filter_(self, *, goal_kind=None, num_rules=None, depth=None, num_steps=None,
     self.example = None
     return self.show(self.found[0]) if len(self.found) else self._update()
 
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #36ce6192
 def show_(self, row: int, seed: int | None = None):
     "Show the task of this row, in the start that `seed` makes (the explorer's unless given). Returns the explorer; raises `IndexError` or `TypeError` where there is no such row."
     ruleset, start = self.benchmark.get_ruleset(row), self.seed if seed is None else checked_seed(seed)
@@ -365,6 +366,7 @@ def _tree_html(self) -> str:
     "The task as a drawing; where it is much wider than the page, it scrolls."
     return "" if self.example is None else f'<div class="xmg-w-head">Task tree</div><div class="xmg-w-scroll">{draw_ruleset(self.example.ruleset)._repr_html_()}</div>'
 
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #67b49585
 def _why_no_plan(self) -> str:
     reason = Reason(int(self.facts.reason[self.row])).name.lower().replace("_", " ")
     return f"There is no plan ({reason}): no start of this task can be solved." if reason != "unknown kind" else "The plan of a task with registered kinds is not known."
@@ -492,6 +494,7 @@ def _as_chosen(self, name: str):
         value = kinds[0] if len(kinds := _kinds(value)) == 1 else None
     return value if isinstance(value, (int, str, tuple)) and value in [v for _, v in self.controls[name].options] else _ANY
 
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #d5c14596
 def _set_controls(self) -> None:
     "The controls say what the filter is, as far as they can; what they cannot say (a range of depths, dead ends) stays in force beside them."
     for name, control in self.controls.items():
@@ -504,6 +507,7 @@ def _set_controls(self) -> None:
     if self.row is not None:
         self.number.value = self.row
 
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #a83900de
 def _refresh(self) -> None:
     for name, make_html in (("count", _count_html), ("task", _task_html), ("tree", _tree_html), ("plan", _plan_html)):
         self._parts[name].value = make_html(self)

@@ -24,7 +24,7 @@ from ...core.tiles import Colors, Tiles
 from ...envs.registration import make
 from ...envs.wrappers import GymAutoResetWrapper
 from .base import button, html, ipywidgets, row, still_page
-from .training import COLORS, INK, Kept, axes_of, legend, png_html, png_of, short_number, table_html
+from .training import COLORS, INK, Kept, axes_of, end_at_exit, legend, png_html, png_of, short_number, table_html
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #f30af01d
 def lab_task(rules: int) -> RuleSet:
@@ -111,7 +111,7 @@ def draw_scaling(rows, width: float = 5.2, height: float = 3.3):
     "Steps a second over the number of worlds, every measurement a labelled point; returns a matplotlib `Figure`."
     from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
     figure, axes = axes_of("Steps a second", "worlds side by side", "steps/s", width, height)
-    axes.set_xscale("log", base=2)
+    axes.set_xscale("log", base=4)
     axes.set_yscale("log")
     for color, (name, some) in zip(COLORS * 9, series_of(rows).items()):
         x, y = np.array([(r["num_envs"], r["steps_per_second"]) for r in some]).T
@@ -124,9 +124,9 @@ def draw_scaling(rows, width: float = 5.2, height: float = 3.3):
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.margins(.08, .12)
-    if not rows:
-        axes.set(xlim=(1, 4096), ylim=(1e3, 1e7))
+    counts, speeds = ([r[key] for r in rows] for key in ("num_envs", "steps_per_second"))
+    axes.set_xlim(.7, 1.4 * max([4096, *counts]))            # the same ground for every measurement, so that points stay where they are
+    axes.set_ylim(min([1e4, *(s / 3 for s in speeds)]), max([1e6, *(s * 4 for s in speeds)]))
     legend(axes, loc="upper left")
     return figure
 
@@ -170,6 +170,7 @@ def start(self, num_envs: int = 256, size: int = 9, rules: int = 1, steps: int =
     self._claim(num_envs, size, rules, steps)
     self._thread = threading.Thread(target=self._quietly, args=(num_envs, size, rules, steps), name="xland-scaling", daemon=True)
     self._thread.start()
+    end_at_exit(self)
 
 def _claim(self, *numbers) -> None:
     "Take the right to measure, if the numbers are in range."
