@@ -53,7 +53,9 @@ def main(verb=None, *paths):
     elif verb == "put":
         script, nb = paths
         nb.parent.mkdir(parents=True, exist_ok=True)
-        sh(BIN / "jupytext", *(["--update"] if nb.exists() else []), "--to", "ipynb", "--output", nb, script)
+        # Ids are kept, and with them the history of cells; not in colab/, where the first two cells are put there by their ids.
+        keep = nb.exists() and ROOT / "colab" not in nb.parents
+        sh(BIN / "jupytext", *(["--update"] if keep else []), "--to", "ipynb", "--output", nb, script)
         export(nb)
         run(nb)
     elif verb == "run":
