@@ -35,6 +35,8 @@ test test-slow test-floor: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/
 test test-slow test-floor: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.1
 test test-slow test-floor: export XLAND_MINIGRID_DATA ?= $(CURDIR)/.cache/data
 test test-slow test-floor: export XLAND_FAST ?= 1
+# Most of the time goes into compiling what then runs for a moment. What trains or measures in full is compiled as it is for users.
+test test-floor: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
 test test-slow test-floor: export PYDEVD_DISABLE_FILE_VALIDATION ?= 1
 
 PYTEST := -m pytest --quiet --durations 10 --durations-min 5
@@ -56,9 +58,9 @@ LONGER = $(shell grep -l XLAND_FAST tutorials/*.ipynb)
 
 test-slow: test-floor
 	@.ci/venv .venv dev
-	@XLAND_FAST= .ci/step 'Tutorials in full' $(BIN)/python $(NBVAL) --nbval-lax $(LONGER)
+	@XLAND_FAST= JAX_DISABLE_MOST_OPTIMIZATIONS=0 .ci/step 'Tutorials in full' $(BIN)/python $(NBVAL) --nbval-lax $(LONGER)
 	@printf '\n=== Slow tests\n'
-	@$(BIN)/python $(PYTEST) $(TWO) -m slow tests </dev/null
+	@JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python $(PYTEST) $(TWO) -m slow tests </dev/null
 
 # The packages of Colab, as far as they can be had elsewhere. They stop at Python 3.13. Left out are the comparisons with other packages, whose behaviour was
 # settled on the newest packages, and what is only about words, files and searches: minutes that find nothing here. Their notebooks run all the same.
