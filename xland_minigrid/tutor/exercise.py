@@ -69,7 +69,7 @@ def exercise(number: str, title: str, *, answer: str, level: int, minutes: int) 
     def make(check):
         made = Exercise(check, number, title, answer, level, minutes)
         other = EXERCISES.get(number)
-        if other is not None and (other.check.__module__, other.__name__) != (check.__module__, check.__name__):
+        if other is not None and other.__name__ != check.__name__:  # a chapter that is run as a notebook defines its own once more
             raise ValueError(f"There is an exercise {number} already, {other.title!r}: choose another number.")
         EXERCISES[number] = made
         return made
