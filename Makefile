@@ -46,7 +46,7 @@ TWO := -n 2 --dist loadfile
 NBVAL := -m pytest --quiet --nbval-current-env --nbval-cell-timeout 600
 
 # Chapters that draw and measure much and that nothing else rests on: make test-slow runs them.
-LATER := ^[_.]|^(06_figures|08_gallery|13_experiments|16_throughput|17_scaling|18_profile|19_layout_cost|20_open_cost|21_trainers)[.]
+LATER := ^[_.]|^(06_figures|08_gallery|10_demonstrations|11_probes|13_experiments|16_throughput|17_scaling|18_profile|19_layout_cost|20_open_cost|21_trainers)[.]
 
 test:
 	@.ci/venv .venv dev
@@ -56,12 +56,12 @@ test:
 	@printf '\n=== Tests\n'
 	@$(BIN)/python $(PYTEST) $(TWO) -m 'not slow' tests </dev/null
 
-# Tutorials that train or measure longer for a reader than for a test; one at a time, since they want both cores.
+# Tutorials that train or measure longer for a reader than for a test.
 LONGER = $(shell grep -l XLAND_FAST tutorials/*.ipynb)
 
 test-slow: test-floor
 	@.ci/venv .venv dev
-	@XLAND_FAST= JAX_DISABLE_MOST_OPTIMIZATIONS=0 .ci/step 'Tutorials in full' $(BIN)/python $(NBVAL) --nbval-lax $(LONGER)
+	@XLAND_FAST= JAX_DISABLE_MOST_OPTIMIZATIONS=0 .ci/step 'Tutorials in full' $(BIN)/python $(NBVAL) $(TWO) --nbval-lax $(LONGER)
 	@printf '\n=== Slow tests\n'
 	@JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python $(PYTEST) $(TWO) -m slow tests </dev/null
 
@@ -72,7 +72,7 @@ NOT_ON_THE_FLOOR := parity minigrid language exact solve oracle difficulty stati
 test-floor:
 	@.ci/venv .venv-floor train,notebook,gym,dm,hub,server,peers,test .ci/colab-floor.txt 13
 	@.ci/step 'Colab floor: requirements' .venv-floor/bin/python -m pip check
-	@.ci/step 'Colab floor: library notebooks, each in a fresh kernel' .venv-floor/bin/python $(NBVAL) $(TWO) --nbval-lax nbs/core nbs/envs nbs/viz nbs/baselines nbs/pool nbs/interop
+	@.ci/step 'Colab floor: library notebooks, each in a fresh kernel' .venv-floor/bin/python $(NBVAL) $(TWO) --nbval-lax nbs/core nbs/envs nbs/benchmarks/1*.ipynb nbs/viz nbs/baselines nbs/pool nbs/interop
 	@.ci/step 'Colab floor: the notebooks of colab/, exercises open' .venv-floor/bin/python $(NBVAL) $(TWO) --nbval-lax colab
 	@printf '\n=== Colab floor: tests\n'
 	@.venv-floor/bin/python $(PYTEST) $(TWO) -m 'not slow' $(NOT_ON_THE_FLOOR:%=--ignore tests/test_%.py) tests </dev/null
