@@ -215,9 +215,9 @@ def play_to_the_goal(book, player="player"):
     for count, action in enumerate(plan, 1):
         root.locator(f"button.xmg-w-{BUTTONS[action]}").click()
         root.locator(".xmg-w-facts", has_text=f"step {count} of").wait_for()
-        shown = picture(world)
-        wanted = book.python(f"drawn({player}, {len(shown)} // {player}.timestep.state.cells.shape[0])")
-        assert (shown == np.asarray(Image.open(io.BytesIO(base64.b64decode(wanted))).convert("RGB"))).all(), f"after click {count}"
+        wanted = book.python(f"drawn({player}, {len(picture(world))} // {player}.timestep.state.cells.shape[0])")
+        wanted = np.asarray(Image.open(io.BytesIO(base64.b64decode(wanted))).convert("RGB"))
+        wait_for(lambda: (picture(world) == wanted).all(), 10, lambda: f"The picture after click {count} is not the state's.")  # it follows the words by a moment
     assert "the goal is reached" in message.inner_text() and book.python(f"float({player}.timestep.reward)") > 0
     root.locator("button.xmg-w-forward").click()
     root.locator(".xmg-w-facts", has_text=f"trial {trial + 1}").wait_for()

@@ -224,7 +224,8 @@ def test_an_error_gives_the_terminal_back(terminal, session_of):
 def test_interrupted_from_outside_the_terminal_is_given_back(how, status, terminal):
     master, slave, before = terminal
     env = {**os.environ, "TERM": "xterm-256color", "JAX_PLATFORMS": "cpu"}
-    game = subprocess.Popen([sys.executable, "-c", GAME, "play", "MiniGrid-Empty-5x5"], stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=env)
+    game = subprocess.Popen([sys.executable, "-c", GAME, "play", "MiniGrid-Empty-5x5"], stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=env,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # what is started in the background ignores it, and hands that on
     try:
         drain(master, until="press ? for help", seconds=60)
         os.write(master, b"w")
