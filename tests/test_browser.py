@@ -1,27 +1,10 @@
 """The player in a real browser. Skipped where Chromium or Playwright is missing: neither is needed to use the package."""
-import os
-import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from xland_minigrid.viz import play, render
-
-sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
-        yield browser
-        browser.close()
-
 
 @pytest.fixture
 def page(browser):

@@ -7,7 +7,6 @@ import contextlib
 import io
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,12 +19,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-sync_api = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("jupyterlab")
 ROOT = Path(__file__).resolve().parent.parent
-CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+pytestmark = pytest.mark.slow
 SCREENSHOTS = os.environ.get("XLAND_SCREENSHOTS")
 READY = "() => { const s = window.jupyterapp?.shell?.currentWidget?.sessionContext; return s && s.isReady && s.session?.kernel?.status == 'idle' }"
 
@@ -36,8 +32,8 @@ def free_port():
         return probe.getsockname()[1]
 
 
-@pytest.fixture(scope="session")
-def lab(tmp_path_factory):
+@pytest.fixture(scope="module")
+def lab(browser, tmp_path_factory):
     "A JupyterLab on loopback over a folder of its own, without news, without pop-ups; (address, folder)."
     folder, user = tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("user")
     for name, settings in {"apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
@@ -74,14 +70,6 @@ def wait_for(what, seconds, otherwise=lambda: ""):
             return found
         time.sleep(.1)
     pytest.fail(f"waited {seconds} s in vain. {otherwise()}")
-
-
-@pytest.fixture(scope="session")
-def chromium():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 class Notebook:
@@ -138,13 +126,13 @@ class Notebook:
 
 
 @pytest.fixture
-def notebook(lab, chromium):
+def notebook(lab, browser):
     "Open a notebook, or one of these sources of cells."
     address, folder = lab
     pages = []
 
     def open_(what, width=1300):
-        page = chromium.new_page(viewport={"width": width, "height": 1000})
+        page = browser.new_page(viewport={"width": width, "height": 1000})
         pages.append(page)
         name = f"probe_{len(list(folder.glob('probe_*')))}.ipynb"
         if isinstance(what, list):

@@ -1,8 +1,6 @@
 """The playground in a real browser, against a real server whose state the test can see. Skipped where Chromium or Playwright is missing."""
 import json
-import os
 import re
-import shutil
 import time
 import urllib.error
 import urllib.request
@@ -13,9 +11,6 @@ from xland_minigrid.pool import EnvPool, EnvServer
 from xland_minigrid.pool.client import IOThread
 from xland_minigrid.pool.playground import page as playground
 
-CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]
 TOKEN = "sesame?open~yourself/+=>"
 TO_THE_GOAL = ("forward", "forward", "turn clockwise", "forward", "forward")     # in the empty room of 5 by 5 the agent begins in one corner, the goal is in the other
 
@@ -48,17 +43,6 @@ def all_free_afterwards(request):
         while host.seats and time.monotonic() < until:
             time.sleep(0.01)
         assert not host.seats
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

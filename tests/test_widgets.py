@@ -1,6 +1,5 @@
 """The widgets that people play and look at: what their methods and buttons do, what remains without a kernel, and what they refuse."""
 import re
-import shutil
 import subprocess
 import sys
 from unittest import mock
@@ -406,18 +405,6 @@ def test_what_cannot_be_explored(tasks):
 
 
 # ---------------------------------------------------------------- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("no Chromium here")
-    with playwright.sync_playwright() as play:
-        made = play.chromium.launch(executable_path=chromium, headless=True, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
-        yield made
-        made.close()
 
 
 _PAGE = """<!doctype html><div class="xmg-w" id="box"><div id="pad"></div><button id="button">button</button><input id="input"></div><button id="outside">outside</button>"""
