@@ -8,19 +8,12 @@ __all__ = ['returns', 'normalised', 'gae', 'clipped_loss']
 # %% ../../nbs/tutor/07_ppo.ipynb #eba2eff0
 import numpy as np
 
-from .exercise import WrongAnswer, exercise
+from .exercise import WrongAnswer, exercise, numbers
 
 # %% ../../nbs/tutor/07_ppo.ipynb #d17d30ea
 def _array(found, shape: tuple, name: str, asked: str = "one number for each step") -> np.ndarray:
-    "An answer's result as float64 of that shape. Raises `WrongAnswer` for what is none."
-    if found is None:
-        raise WrongAnswer(f"`{name}` gives nothing back: it has to end with `return`.")
-    try:
-        found = np.asarray(found, np.float64)
-    except (TypeError, ValueError):
-        raise WrongAnswer(f"`{name}` gives back {type(found).__name__}, not numbers: {asked}.") from None
-    if found.shape != shape:
-        raise WrongAnswer(f"`{name}` gives back the shape {found.shape}, not {shape}: {asked}.")
+    "An answer's result as float64 of that shape. Raises `WrongAnswer` for what is none, and for what is not finite."
+    found = numbers(found, shape, name, asked)
     if not np.isfinite(found).all():
         raise WrongAnswer(f"`{name}` gives back what is no number ({found.ravel()[:4]} …): was something divided by 0?")
     return found

@@ -10,21 +10,9 @@ import functools
 
 import numpy as np
 
-from .exercise import WrongAnswer, exercise
+from .exercise import WrongAnswer, exercise, numbers
 
 # %% ../../nbs/tutor/09_probing.ipynb #cfaf0928
-def _numbers(found, shape: tuple, name: str, asked: str) -> np.ndarray:
-    "An answer's result as float64 of that shape. Raises `WrongAnswer` for what is none."
-    if found is None:
-        raise WrongAnswer(f"`{name}` gives nothing back: it has to end with `return`.")
-    try:
-        found = np.asarray(found, np.float64)
-    except (TypeError, ValueError):
-        raise WrongAnswer(f"`{name}` gives back {type(found).__name__}, not numbers: {asked}.") from None
-    if found.shape != shape:
-        raise WrongAnswer(f"`{name}` gives back the shape {found.shape}, not {shape}: {asked}.")
-    return found
-
 def _pair(found, name: str, asked: str):
     "The two things that an answer gives back. Raises `WrongAnswer` for anything else."
     if not isinstance(found, (tuple, list)) or len(found) != 2:
@@ -70,7 +58,7 @@ def normalised_score(answer) -> str:
     best = 1 - 0.9 * par / steps
     right = np.nanmean((returns / best[:, None]).mean(1))
     with np.errstate(all="ignore"):
-        found = float(_numbers(answer(returns.copy(), par.copy(), steps), (), "normalised_score", "one number"))
+        found = float(numbers(answer(returns.copy(), par.copy(), steps), (), "normalised_score", "one number"))
     mistakes = {
         "One par is NaN, and so is your score: leave out the tasks that the oracle could not solve.": np.nan,
         "The task without par counts as 0 there: leave it out instead.": np.nansum((returns / best[:, None]).mean(1)) / 4,
@@ -95,7 +83,7 @@ def pca(answer) -> str:
     u, s, _ = np.linalg.svd(x, full_matrices=False)
     for n in (2, 4):
         points, share = _pair(answer(states.copy(), n), "pca", "the coordinates and the shares")
-        points, share = _numbers(points, (60, n), "pca", f"coordinates of {n} components for 60 rows"), _numbers(share, (n,), "pca", "the share of the variance of each component")
+        points, share = numbers(points, (60, n), "pca", f"coordinates of {n} components for 60 rows"), numbers(share, (n,), "pca", "the share of the variance of each component")
         right = u[:, :n] * s[:n]
         if not np.allclose(np.abs((points * right).sum(0)), (right ** 2).sum(0), rtol=1e-3) or not np.allclose(np.abs(points), np.abs(right), atol=1e-3):
             raise WrongAnswer(_why_points(states, points, u, n))
@@ -128,7 +116,7 @@ def versus_chance(answer) -> str:
         ("a label that is never said", [1, 1, 1, 14], [1, 14, 2, 14], 0.5, 0.3125))
     for why, said, truth, accuracy, chance in cases:
         found = _pair(answer(np.array(said), np.array(truth)), "versus_chance", "the accuracy and the chance level")
-        found = [float(_numbers(x, (), "versus_chance", "two numbers")) for x in found]
+        found = [float(numbers(x, (), "versus_chance", "two numbers")) for x in found]
         if not np.isclose(found[0], accuracy, atol=1e-6):
             raise WrongAnswer(f"For {why} (said {said}, truth {truth}) the accuracy is {accuracy}, not {found[0]:.4f}.")
         if not np.isclose(found[1], chance, atol=1e-6):

@@ -8,20 +8,7 @@ __all__ = ['wipe', 'nats', 'per_trial', 'p20']
 # %% ../../nbs/tutor/08_rl2.ipynb #cf01fe70
 import numpy as np
 
-from .exercise import WrongAnswer, exercise
-
-# %% ../../nbs/tutor/08_rl2.ipynb #8fb4f9ee
-def _numbers(found, shape: tuple, name: str, asked: str) -> np.ndarray:
-    "An answer's result as float64 of that shape. Raises `WrongAnswer` for what is none."
-    if found is None:
-        raise WrongAnswer(f"`{name}` gives nothing back: it has to end with `return`.")
-    try:
-        found = np.asarray(found, np.float64)
-    except (TypeError, ValueError):
-        raise WrongAnswer(f"`{name}` gives back {type(found).__name__}, not numbers: {asked}.") from None
-    if found.shape != shape:
-        raise WrongAnswer(f"`{name}` gives back the shape {found.shape}, not {shape}: {asked}.")
-    return found
+from .exercise import WrongAnswer, exercise, numbers
 
 # %% ../../nbs/tutor/08_rl2.ipynb #5c1669e0
 _DONE = np.array([0, 0, 1, 0, 1, 1, 0, 0, 1, 0, 1, 0], bool)  # six trials of 3, 2, 1, 3, 2 steps and one that goes on
@@ -30,7 +17,7 @@ _DONE = np.array([0, 0, 1, 0, 1, 1, 0, 0, 1, 0, 1, 0], bool)  # six trials of 3,
 def wipe(answer) -> str:
     "`answer(done, trials)` is true before the first step of each task of `trials` trials."
     for trials, right in ((2, [0, 5, 9]), (1, [0, 3, 5, 6, 9, 11]), (3, [0, 6]), (7, [0])):
-        found = _numbers(answer(_DONE.copy(), trials), _DONE.shape, "wipe", "true or false for each step")
+        found = numbers(answer(_DONE.copy(), trials), _DONE.shape, "wipe", "true or false for each step")
         at = np.flatnonzero(found).tolist()
         if at == right:
             continue
@@ -54,7 +41,7 @@ def nats(answer) -> str:
     "`answer(belief (..., K))` is the entropy over the last axis in nats."
     quarter, half, sure = np.full(4, 0.25), np.array([0.5, 0.5, 0.0, 0.0]), np.array([0.0, 1.0, 0.0, 0.0])
     with np.errstate(all="ignore"):
-        found = float(_numbers(answer(quarter), (), "nats", "one number for one belief"))
+        found = float(numbers(answer(quarter), (), "nats", "one number for one belief"))
         if np.isclose(found, 2.0):
             raise WrongAnswer("For four equal probabilities you get 2: those are bits. Take the natural logarithm.")
         if np.isclose(found, -np.log(4)):
@@ -62,7 +49,7 @@ def nats(answer) -> str:
         if not np.isclose(found, np.log(4), atol=1e-5):
             raise WrongAnswer(f"For four equal probabilities you get {found:.3f}, not ln 4 = 1.386.")
         batch = np.stack([quarter, half, sure])[:, None].repeat(2, axis=1)
-        found = _numbers(answer(batch), (3, 2), "nats", "one number for each belief: sum over the last axis only")
+        found = numbers(answer(batch), (3, 2), "nats", "one number for each belief: sum over the last axis only")
     if np.isnan(found).any():
         raise WrongAnswer("Where a probability is 0 you get nan: what is impossible adds nothing.")
     if not np.allclose(found, np.log([4, 2, 1])[:, None], atol=1e-4):
@@ -84,7 +71,7 @@ def per_trial(answer) -> str:
     "`answer(reward, done, trials)` is the share of tasks that solved each trial, of those that finished it."
     reward, done = _games()
     for trials, right in ((2, [1 / 3, 2 / 3]), (3, [1 / 3, 2 / 3, 1.0])):
-        found = _numbers(answer(reward.copy(), done.copy(), trials), (trials,), "per_trial", "one share for each trial")
+        found = numbers(answer(reward.copy(), done.copy(), trials), (trials,), "per_trial", "one share for each trial")
         for k, (have, want) in enumerate(zip(found, right)):
             if not np.isclose(have, want, atol=1e-5):
                 raise WrongAnswer(f"Three tasks, trials of different lengths: for trial {k + 1} you get {have:.3f}, not {want:.3f}. {_why_share(k, have)}")
@@ -102,7 +89,7 @@ def _why_share(k: int, have: float) -> str:
 def p20(answer) -> str:
     "`answer(returns (tasks, trials))` is the 0.2-quantile over tasks of their mean return."
     returns = np.random.default_rng(3).beta(2, 2, (50, 8)) * np.linspace(0.1, 1, 50)[:, None] * np.linspace(0.3, 1, 8)
-    found, right = float(_numbers(answer(returns.copy()), (), "p20", "one number")), float(np.quantile(returns.mean(1), 0.2))
+    found, right = float(numbers(answer(returns.copy()), (), "p20", "one number")), float(np.quantile(returns.mean(1), 0.2))
     mistakes = {
         "That is the mean over everything: it hides the tasks that fail.": returns.mean(),
         "That is the percentile of single trials: first the mean of each task, then the percentile over tasks.": np.quantile(returns, 0.2),
