@@ -319,9 +319,9 @@ class Plan:
     def describe(self) -> str:
         "The plan in English, a line for each step."
         rules = np.asarray(self.ruleset.rules)
-        lines = [f"{i}. Make it happen that {describe_rule(rules[step])}." for i, step in enumerate(self.steps, 1)]
+        lines = [f"{i}. Trigger this rule: {describe_rule(rules[step])}." for i, step in enumerate(self.steps, 1)]
         lines.append(f"{len(lines) + 1}. Then {describe_goal(self.ruleset.goal)}.")
-        return "\n".join(lines + [f"Avoid that {describe_rule(rules[bad])}." for bad in self.dead_ends])
+        return "\n".join(lines + [f"Avoid this rule: {describe_rule(rules[bad])}." for bad in self.dead_ends])
 
     def __str__(self) -> str:
         return self.describe()

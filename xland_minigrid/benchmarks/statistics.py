@@ -130,20 +130,6 @@ def _scan(arrays, workers: int, progress: bool, chunk: int) -> tuple[np.ndarray,
     return counts, ids, strange
 
 # %% ../../nbs/benchmarks/07_statistics.ipynb #8eb30d89
-_INK = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKS = "os^DvPX"
-
-def _axes(rows: int, columns: int, width: float, height: float):
-    "A figure and its axes as a flat list; it is closed for pyplot, so a notebook shows it once, when it is returned."
-    import matplotlib.pyplot as plt
-    figure, axes = plt.subplots(rows, columns, figsize=(width, height), layout="constrained", facecolor="white", squeeze=False)
-    plt.close(figure)
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=.25, linewidth=.7)
-        axis.set_axisbelow(True)
-    return figure, list(axes.flat)
-
 def _percent(axis) -> None:
     from matplotlib.ticker import PercentFormatter
     axis.set_major_formatter(PercentFormatter(1, decimals=None))
@@ -171,9 +157,10 @@ def figure_4(statistics: Mapping[str, Mapping], title: str = "How many rules a t
     """
     if not statistics or not all(found.get("rules_per_task") for found in statistics.values()):
         raise ValueError("There is nothing to draw: give {name: benchmark_statistics(benchmark)} for at least one benchmark.")
-    figure, (axis,) = _axes(1, 1, 6.4, 3.6)
+    from xland_minigrid.viz.plots import MARKERS, PALETTE, _figure
+    figure, (axis,) = _figure(1, 6.4, 3.6)
     for i, (name, found) in enumerate(statistics.items()):
-        axis.plot(*_shares(found["rules_per_task"]), color=_INK[i % 7], marker=_MARKS[i % 7], markersize=5, linewidth=1.8,
+        axis.plot(*_shares(found["rules_per_task"]), color=PALETTE[i % len(PALETTE)], marker=MARKERS[i % len(MARKERS)], markersize=5, linewidth=1.8,
                   label=f"{name} (mean {mean_of(found['rules_per_task']):.1f})")
     axis.set(xlabel="rules per task (tree and distractors)", ylabel="share of tasks", title=title, ylim=(0, None))
     _percent(axis.yaxis), _whole(axis.xaxis)
@@ -208,7 +195,8 @@ def plot_statistics(statistics: Mapping, title: str = ""):
     panels = [name for name in _PANELS if statistics.get(name)]
     if not panels:
         raise ValueError("There is nothing to draw: give what benchmark_statistics(benchmark) returned.")
-    figure, axes = _axes(-(-len(panels) // 3), 3, 11, 2.7 * -(-len(panels) // 3))
+    from xland_minigrid.viz.plots import _figure
+    figure, axes = _figure(3, 11 / 3, 2.7, rows=-(-len(panels) // 3))
     for axis, name in zip(axes, panels):
         _panel(axis, name, statistics[name])
     for axis in axes[len(panels):]:
@@ -218,14 +206,15 @@ def plot_statistics(statistics: Mapping, title: str = ""):
 
 def _panel(axis, name: str, histogram: Mapping) -> None:
     "One histogram: bars that stand for numbers, bars that lie for names."
+    from xland_minigrid.viz.plots import PALETTE
     labels, shares = _shares(histogram)
     if name in ("goal_kinds", "rule_kinds", "products"):
         what = "rules" if name != "goal_kinds" else "tasks"
-        axis.barh([str(k).removesuffix("Goal").removesuffix("Rule") for k in labels], shares, color=_INK[0])
+        axis.barh([str(k).removesuffix("Goal").removesuffix("Rule") for k in labels], shares, color=PALETTE[0])
         axis.set(xlabel=f"share of {what}", ylabel=_PANELS[name])
         axis.invert_yaxis(), axis.tick_params(axis="y", labelsize=7), _percent(axis.xaxis)
     else:
-        axis.bar(range(len(labels)), shares, color=_INK[0])
+        axis.bar(range(len(labels)), shares, color=PALETTE[0])
         axis.set_xlim(-0.7 - (len(labels) < 4), len(labels) - 0.3 + (len(labels) < 4))
         step = -(-len(labels) // 12)
         axis.set_xticks(range(0, len(labels), step), [str(k) for k in labels[::step]])

@@ -61,7 +61,7 @@ def check_size(grid_type: str, height: int, width: int) -> None:
     if not valid_size(grid_type, height, width):
         sizes = [n for n in range(3, 32) if valid_size(grid_type, n, n)]
         raise ValueError(f"{grid_type} has no {height}x{width} grid: choose a square of side {', '.join(map(str, sizes))}"
-                         f"{'' if grid_type == 'R6' else ', ...'}{' (or a rectangle)' if grid_type in ('R1', 'R2') else ''}"
+                         f"{'' if grid_type == 'R6' else ' and so on'}{' (or a rectangle)' if grid_type in ('R1', 'R2') else ''}"
                          f"{' (or a rectangle of odd sides)' if grid_type in DRAWN_TYPES else ''}.")
 
 # %% ../../nbs/core/03_layouts.ipynb #4e1b2e66

@@ -64,7 +64,7 @@ class RuleSet(PyTreeNode):
 
     def __repr__(self) -> str:
         if np.ndim(self.goal) != 1 or any(isinstance(x, jax.core.Tracer) for x in (self.goal, self.rules, self.init_tiles)):
-            return f"RuleSet(goal {self.goal.shape}, rules {self.rules.shape}, init_tiles {self.init_tiles.shape})"
+            return f"RuleSet(goal {np.shape(self.goal)}, rules {np.shape(self.rules)}, init_tiles {np.shape(self.init_tiles)})"
         rules, objects = (int((np.asarray(x)[:, 0] != 0).sum()) for x in (self.rules, self.init_tiles))
         goal = goal_of(self)
         return f"RuleSet({describe_goal(goal)}; {rules} rule{'s' * (rules != 1)}, {objects} object{'s' * (objects != 1)})"

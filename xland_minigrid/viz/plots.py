@@ -7,6 +7,7 @@ __all__ = ['PALETTE', 'MARKERS', 'adaptation_curve', 'training_curve', 'learning
            'rules_histogram']
 
 # %% ../../nbs/viz/03_plots.ipynb #4c362580
+import threading
 from collections.abc import Mapping, Sequence
 from numbers import Real
 
@@ -16,16 +17,25 @@ import numpy as np
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
-def _figure(columns: int, width: float = 4.2, height: float = 3.1):
-    "An empty figure with `columns` axes; it is closed for pyplot, so a notebook shows it once, when it is returned."
-    import matplotlib.pyplot as plt
-    figure, axes = plt.subplots(1, columns, figsize=(width * columns, height), layout="constrained", facecolor="white", squeeze=False)
-    plt.close(figure)
-    for axis in axes[0]:
+def _figure(columns: int, width: float = 4.2, height: float = 3.1, rows: int = 1):
+    """An empty figure with `rows * columns` axes of this size in inches; it is closed for pyplot, so a notebook shows it once, when it is returned.
+
+    Outside the main thread, where a training draws for its board, pyplot has no part in it: it may open windows, which only the main thread can.
+    """
+    look = dict(figsize=(width * columns, height * rows), layout="constrained", facecolor="white")
+    if threading.current_thread() is threading.main_thread():
+        import matplotlib.pyplot as plt
+        figure = plt.figure(**look)
+        plt.close(figure)
+    else:
+        from matplotlib.figure import Figure
+        figure = Figure(**look)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=.25, linewidth=.7)
         axis.set_axisbelow(True)
-    return figure, axes[0]
+    return figure, axes
 
 # %% ../../nbs/viz/03_plots.ipynb #3b6a267f
 def _curve(axis, i: int, x, y, low=None, high=None, label: str = ""):

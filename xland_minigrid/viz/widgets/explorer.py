@@ -24,7 +24,7 @@ from ...benchmarks.splits import goal_objects, rule_objects
 from ...core.actions import ACTION_NAMES
 from ...core.goals import goal_kinds
 from ...core.language import describe_goal
-from ...core.parse import _LOOSE_COLORS, _LOOSE_TILES, ParseError, _singular, parse_goal, parse_rule
+from ...core.parse import ParseError, loose_noun, parse_goal, parse_rule
 from ...core.tiles import pack_pairs
 from ..player import Player, play_rollout
 from ..tree import draw_ruleset
@@ -33,7 +33,6 @@ from .env_player import checked_seed, world_of
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #bd67e3f0
 PLACES = {"goal": "goal", "goals": "goal", "rule": "needs", "rules": "needs", "needs": "needs", "makes": "makes", "product": "makes", "start": "start", "objects": "start"}
-_ARTICLES = {"a", "an", "the", "any", "some", "of"}
 
 class Term(NamedTuple):
     "One thing to look for: objects (a bool table of the 256 packed ones) in a place (\"\" is anywhere), or a goal or rule as a whole (its encoding)."
@@ -44,13 +43,11 @@ class Term(NamedTuple):
 
 def _objects_of(words: str) -> np.ndarray | None:
     "The packed objects that some words can mean, a bool table `(256,)`; None where they are no objects."
-    names = [_singular(w) for w in words.replace("-", " ").split() if w not in _ARTICLES]
-    colors = [_LOOSE_COLORS[w] for w in names if w in _LOOSE_COLORS]
-    shape = " ".join(w for w in names if w not in _LOOSE_COLORS)
-    if not names or len(colors) > 1 or shape and shape not in _LOOSE_TILES:
+    tile, colors, unknown = loose_noun(words)
+    if unknown or len(colors) > 1 or not (tile or colors):
         return None
     packed = np.arange(256)
-    return (packed >> 4 == _LOOSE_TILES[shape] if shape else packed > 0) & (packed & 15 == colors[0] if colors else packed > 0)
+    return (packed >> 4 == tile if tile else packed > 0) & (packed & 15 == colors[0] if colors else packed > 0)
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #43afd94e
 def _term(text: str) -> Term:
