@@ -17,9 +17,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from settings import GITHUB, ROOT, badge, badge_url, settings
 
-def setup(extras="train,pool"):
-    "The set-up cell."
-    return SETUP.replace("[train,pool]", f"[{extras}]")
+def setup(name):
+    "The set-up cell of a notebook."
+    text = SETUP.replace("[train,pool]", f"[{EXTRAS.get(name, 'train,pool')}]")
+    if name not in ALONE:    # tutorials are made for a CPU
+        text = text.replace(", with smaller sizes", "")
+    if "trl" in EXTRAS.get(name, ""):    # PyTorch wants the card's memory, and JAX would take most of it in the next lines
+        text = text.replace("import sys\n", "import os\nimport sys\n", 1).replace("\nimport jax\n", '\nos.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")\nimport jax\n', 1)
+    return text
 
 
 SETUP = f'''\
@@ -121,7 +126,7 @@ def dressed(cells, name, wishes):
     "A notebook of these cells under its badge and the set-up cell, as the text of its file."
     cells = [
         {"cell_type": "markdown", "id": "colab-badge", "metadata": {}, "source": [badge(name)]},
-        {"cell_type": "code", "id": "colab-setup", "metadata": {"cellView": "form"}, "source": lines(setup(EXTRAS.get(name, "train,pool"))),
+        {"cell_type": "code", "id": "colab-setup", "metadata": {"cellView": "form"}, "source": lines(setup(name)),
          "execution_count": None, "outputs": []},
         *cells,
     ]
@@ -139,7 +144,8 @@ def redress(notebook, name):
     "A notebook that is written by hand, with the badge, the set-up cell and the accelerator that it should have, and without outputs."
     card = ALONE[name]
     wishes = {"accelerator": "TPU" if card.startswith("V") else "GPU", "colab": METADATA["colab"] | {"gpuType": card}}
-    return dressed([cell for cell in map(copied, notebook["cells"]) if cell["source"] and cell["id"] not in ("colab-badge", "colab-setup")], name, wishes)
+    own = [cell for cell in map(copied, notebook["cells"]) if cell["source"] and not "".join(cell["source"]).startswith("#@title Setup {")]
+    return dressed(own, name, wishes)
 
 
 def read(path):

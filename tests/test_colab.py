@@ -64,7 +64,7 @@ def test_badge_set_up_and_accelerator(name):
     nb, card = notebook(name), colab.ALONE[name]
     first, setup = nb["cells"][:2]
     assert "".join(first["source"]) == badge(name) and f"/colab/{name}.ipynb)" in badge(name)
-    assert "".join(setup["source"]) == colab.setup(colab.EXTRAS.get(name, "train,pool"))
+    assert "".join(setup["source"]) == colab.setup(name)
     assert nb["metadata"]["accelerator"] == ("TPU" if name.endswith("tpu") else "GPU") and nb["metadata"]["colab"]["gpuType"] == card
     assert (ROOT / "colab" / f"{name}.ipynb").read_text(encoding="utf-8") == colab.redress(nb, name), "stale: run `make sync`"
 
