@@ -42,6 +42,8 @@ test test-slow test-floor: export PYDEVD_DISABLE_FILE_VALIDATION ?= 1
 PYTEST := -m pytest --quiet --durations 10 --durations-min 5
 # Two workers, each file on one of them: the tests of a file share what they compiled.
 TWO := -n 2 --dist loadfile
+# Slow tests share little, and a file of them can take half of the time: who has nothing left to do takes some from the other.
+STEAL := -n 2 --dist worksteal
 # Every notebook gets a kernel of its own, of this environment.
 NBVAL := -m pytest --quiet --nbval-current-env --nbval-cell-timeout 600
 
@@ -63,7 +65,7 @@ test-slow: test-floor
 	@.ci/venv .venv dev
 	@XLAND_FAST= JAX_DISABLE_MOST_OPTIMIZATIONS=0 .ci/step 'Tutorials in full' $(BIN)/python $(NBVAL) $(TWO) --nbval-lax $(LONGER)
 	@printf '\n=== Slow tests\n'
-	@JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python $(PYTEST) $(TWO) -m slow tests </dev/null
+	@JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python $(PYTEST) $(STEAL) -m slow tests </dev/null
 
 # The packages of Colab, as far as they can be had elsewhere. They stop at Python 3.13. Left out are the comparisons with other packages, whose behaviour was
 # settled on the newest packages, and what is only about words, files and searches: minutes that find nothing here. Their notebooks run all the same.

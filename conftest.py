@@ -1,7 +1,9 @@
 """What every test run shares: the machine the tests see, and peace between nbval and nbdev."""
 import configparser
+import gc
 import os
 import re
+import sys
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
@@ -28,6 +30,22 @@ def pytest_configure(config):
     "Tests see four devices, so that sharding is tested on any machine; notebooks see what their readers see."
     if not (config.option.nbval or config.option.nbval_lax):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4".strip()
+
+
+MAPS, MOST_MAPS, EVERY = Path("/proc/self/maps"), 25_000, 20
+done = 0
+
+
+def pytest_runtest_teardown():
+    """Forget compiled programs before there are too many.
+
+    XLA maps each of them into memory, Linux allows 65,530 maps a process (`vm.max_map_count`), and one more ends the process with a segmentation fault.
+    """
+    global done
+    done += 1
+    if done % EVERY == 0 and "jax" in sys.modules and MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
 
 
 def pytest_collection_modifyitems(items):

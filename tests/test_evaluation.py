@@ -488,7 +488,7 @@ def test_generalization_from_a_command_and_again(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_cores_are_compared_with_and_without_belief(tasks, tmp_path):
-    cores = experiments.CORES if hasattr(TINY.network, "core") else ("gru",)
+    cores = ("gru", "ssm")
     sides = tasks.split(0.5, by="goal_id")
     found = experiments.compare(experiments.core_configs(TINY, cores), 2, tmp_path, tasks=sides, protocol=FEW, progress=False, curve_tasks=16)
     assert len(found["found"]) == 2 * len(cores) and all(len(said["return"].seeds) == 2 for said in found["found"].values())

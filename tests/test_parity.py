@@ -289,12 +289,12 @@ def test_the_comparison_was_hard(xland, empty_rooms):
 
 @pytest.mark.slow
 def test_xland_steps_like_upstream_at_length():
-    "Two million steps with other tasks, and starts of both packages in every environment."
+    "A million steps with other tasks, and starts of both packages in every environment."
     results = run_empty_rooms([name for name in EMPTY_ROOMS if name not in SOME_EMPTY_ROOMS])
     assert [explain(name, *found) for name, found in results.items() if explain(name, *found)] == []
-    results, counts, _ = run_xland(XLAND, 1250, seed=1000, theirs_too=XLAND)
+    results, counts, _ = run_xland(XLAND, 650, seed=1000, theirs_too=XLAND)
     assert [explain(name, *found) for name, found in results.items() if explain(name, *found)] == []
-    assert len(results) == 21 and sum(equal.shape[0] * equal.shape[1] for equal, _ in results.values()) > 2_000_000
+    assert len(results) == 21 and sum(equal.shape[0] * equal.shape[1] for equal, _ in results.values()) > 1_000_000
 
 
 # Parts --------------------------------------------------------------------------------------------------------------------------------
