@@ -36,7 +36,7 @@ test test-slow test-floor: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 
 test test-slow test-floor: export XLAND_MINIGRID_DATA ?= $(CURDIR)/.cache/data
 test test-slow test-floor: export XLAND_FAST ?= 1
 # Most of the time goes into compiling what then runs for a moment. What trains or measures in full is compiled as it is for users.
-test test-floor: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
+test test-slow test-floor: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
 test test-slow test-floor: export PYDEVD_DISABLE_FILE_VALIDATION ?= 1
 
 PYTEST := -m pytest --quiet --durations 10 --durations-min 5
@@ -61,20 +61,26 @@ test:
 # Tutorials that train or measure longer for a reader than for a test.
 LONGER = $(shell grep -l XLAND_FAST tutorials/*.ipynb)
 
+TRAIN := tests/test_baselines.py tests/test_pool_grpo.py tests/test_lab.py
+
 test-slow: test-floor
 	@.ci/venv .venv dev
 	@XLAND_FAST= JAX_DISABLE_MOST_OPTIMIZATIONS=0 .ci/step 'Tutorials in full' $(BIN)/python $(NBVAL) $(TWO) --nbval-lax $(LONGER)
-	@printf '\n=== Slow tests\n'
-	@JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python $(PYTEST) $(STEAL) -m slow tests </dev/null
+	@printf '\n=== Slow tests that train\n'
+	@JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python $(PYTEST) $(STEAL) -m slow $(TRAIN) </dev/null
+	@printf '\n=== The other slow tests\n'
+	@$(BIN)/python $(PYTEST) $(STEAL) -m slow $(TRAIN:%=--ignore %) tests </dev/null
 
-# The packages of Colab, as far as they can be had elsewhere. They stop at Python 3.13. Left out are the comparisons with other packages, whose behaviour was
-# settled on the newest packages, and what is only about words, files and searches: minutes that find nothing here. Their notebooks run all the same.
-NOT_ON_THE_FLOOR := parity minigrid language exact solve oracle difficulty statistics splits pickles probes layouts open demonstrations curriculum \
+# The packages of Colab, as far as they can be had elsewhere. They stop at Python 3.13. All notebooks of colab/ run, and of the library what draws, what is shown in a page, what
+# talks to other packages, and the chapters that make test leaves out; the rest of the library is there in its tests. Left out are the comparisons with other packages, whose
+# behaviour was settled on the newest packages, networks in all their variants, and what is only about words, files and searches: minutes that find nothing here.
+NOT_ON_THE_FLOOR := parity cores encoders listings minigrid language exact solve oracle difficulty statistics splits pickles probes layouts open demonstrations curriculum \
 	docs tutorials colab pool_curriculum pool_docs tutor_sessions pool_frozen_lake pool_group pool_playground pool_sudoku interop_swift
+FLOOR_TOO := $(wildcard $(addprefix nbs/,benchmarks/1[01]_* baselines/13_* baselines/1[6-9]_* baselines/2[0-3]_* pool/0[78]_* pool/1[67]_*))
 test-floor:
 	@.ci/venv .venv-floor train,notebook,gym,dm,hub,server,peers,test .ci/colab-floor.txt 13
 	@.ci/step 'Colab floor: requirements' .venv-floor/bin/python -m pip check
-	@.ci/step 'Colab floor: library notebooks, each in a fresh kernel' .venv-floor/bin/python $(NBVAL) $(TWO) --nbval-lax nbs/core nbs/envs nbs/benchmarks/1*.ipynb nbs/viz nbs/baselines nbs/pool nbs/interop
+	@.ci/step 'Colab floor: library notebooks, each in a fresh kernel' .venv-floor/bin/python $(NBVAL) $(TWO) --nbval-lax nbs/viz nbs/interop $(FLOOR_TOO)
 	@.ci/step 'Colab floor: the notebooks of colab/, exercises open' .venv-floor/bin/python $(NBVAL) $(TWO) --nbval-lax colab
 	@printf '\n=== Colab floor: tests\n'
 	@.venv-floor/bin/python $(PYTEST) $(TWO) -m 'not slow' $(NOT_ON_THE_FLOOR:%=--ignore tests/test_%.py) tests </dev/null
