@@ -73,8 +73,8 @@ test-slow: test-floor
 
 # The packages of Colab, as far as they can be had elsewhere. They stop at Python 3.13. All notebooks of colab/ run, and of the library what draws, what is shown in a page, what
 # talks to other packages, and the chapters that make test leaves out; the rest of the library is there in its tests. Left out are the comparisons with other packages, whose
-# behaviour was settled on the newest packages, networks in all their variants, and what is only about words, files and searches: minutes that find nothing here.
-NOT_ON_THE_FLOOR := parity cores encoders listings minigrid language exact solve oracle difficulty statistics splits pickles probes layouts open demonstrations curriculum \
+# behaviour was settled on the newest packages, networks in all their variants, many devices, and what is only about words, files and searches: minutes that find nothing here.
+NOT_ON_THE_FLOOR := parity cores encoders evaluation scale scaling trainers listings minigrid language exact solve oracle difficulty statistics splits pickles probes layouts open demonstrations curriculum \
 	docs tutorials colab pool_curriculum pool_docs tutor_sessions pool_frozen_lake pool_group pool_playground pool_sudoku interop_swift
 FLOOR_TOO := $(wildcard $(addprefix nbs/,benchmarks/1[01]_* baselines/13_* baselines/1[6-9]_* baselines/2[0-3]_* pool/0[78]_* pool/1[67]_*))
 test-floor:
