@@ -35,7 +35,7 @@ test test-slow test-floor: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/
 test test-slow test-floor: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.1
 test test-slow test-floor: export XLAND_MINIGRID_DATA ?= $(CURDIR)/.cache/data
 test test-slow test-floor: export XLAND_FAST ?= 1
-# Most of the time goes into compiling what then runs for a moment. What trains or measures in full is compiled as it is for users.
+# Most of the time goes into compiling what then runs for a moment. What computes for long is compiled as it is for users.
 test test-slow test-floor: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
 test test-slow test-floor: export PYDEVD_DISABLE_FILE_VALIDATION ?= 1
 
@@ -61,15 +61,16 @@ test:
 # Tutorials that train or measure longer for a reader than for a test.
 LONGER = $(shell grep -l XLAND_FAST tutorials/*.ipynb)
 
-TRAIN := tests/test_baselines.py tests/test_pool_grpo.py tests/test_lab.py
+# What trains, searches or draws millions of tasks is compiled as it is for users: there an optimised program is worth its compilation.
+LONG := $(addprefix tests/test_,$(addsuffix .py,baselines benchmarks encoders evaluation exact lab oracle parity pool_grpo))
 
 test-slow: test-floor
-	@.ci/venv .venv dev
+	@.ci/venv .venv dev,docs
 	@XLAND_FAST= JAX_DISABLE_MOST_OPTIMIZATIONS=0 .ci/step 'Tutorials in full' $(BIN)/python $(NBVAL) $(TWO) --nbval-lax $(LONGER)
-	@printf '\n=== Slow tests that train\n'
-	@JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python $(PYTEST) $(STEAL) -m slow $(TRAIN) </dev/null
+	@printf '\n=== Slow tests that compute for long\n'
+	@JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python $(PYTEST) $(STEAL) -m slow $(LONG) </dev/null
 	@printf '\n=== The other slow tests\n'
-	@$(BIN)/python $(PYTEST) $(STEAL) -m slow $(TRAIN:%=--ignore %) tests </dev/null
+	@$(BIN)/python $(PYTEST) $(STEAL) -m slow $(LONG:%=--ignore %) tests </dev/null
 
 # The packages of Colab, as far as they can be had elsewhere. They stop at Python 3.13. All notebooks of colab/ run, and of the library what draws, what is shown in a page, what
 # talks to other packages, and the chapters that make test leaves out; the rest of the library is there in its tests. Left out are the comparisons with other packages, whose

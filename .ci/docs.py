@@ -9,6 +9,7 @@ linked on GitHub. The pictures of the environments are drawn here, once (.cache/
 """
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -366,7 +367,7 @@ def main(*flags):
         import slides
         slides.main()
         pages = len(list(HTML.rglob("*.html")))
-        print(f"{pages} pages in {time.monotonic() - begin:.0f} s. Open {(HTML / 'index.html').relative_to(ROOT)}")
+        print(f"{pages} pages in {time.monotonic() - begin:.0f} s. Open {os.path.relpath(HTML / 'index.html', ROOT)}")
     return status
 
 

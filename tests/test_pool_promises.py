@@ -1904,7 +1904,9 @@ def test_storm_of_cancellations():
     async def one(pool, number):
         session, asked, answered = pool.sessions[number], [], []
         await session.reset(number)
-        for turn in range(220):
+        for turn in range(2000):
+            if turn >= 100 and cancelled[0] >= 1000:   # how many come too late, after the answer, is the machine's affair
+                break
             name = f"{number}:{turn}"
             asked.append(name)
             task = asyncio.ensure_future(session.step(name))
