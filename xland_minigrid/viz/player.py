@@ -156,9 +156,9 @@ _STYLE = """
 .xmg-curve path{fill:none;vector-effect:non-scaling-stroke}
 .xmg-line{stroke:#3b8cff;stroke-width:1.6}.xmg-dots{stroke:#2e9e5b;stroke-width:8;stroke-linecap:round}.xmg-now{stroke:currentColor;opacity:.7}
 .xmg-curve b{float:right;font-variant-numeric:tabular-nums}
-.xmg-bars{width:238px}
-.xmg-row{display:grid;grid-template-columns:18px minmax(0,1fr) 76px 34px;gap:6px;align-items:center;height:22px;font-size:12px}
-.xmg-plain .xmg-row{grid-template-columns:minmax(0,1fr) 76px 34px}.xmg-plain .xmg-row img{display:none}
+.xmg-bars{width:254px}
+.xmg-row{display:grid;grid-template-columns:18px minmax(0,1fr) 60px 40px;gap:6px;align-items:center;height:22px;font-size:12px}
+.xmg-plain .xmg-row{grid-template-columns:minmax(0,1fr) 60px 40px}.xmg-plain .xmg-row img{display:none}
 .xmg-row span{white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
 .xmg-row img{width:16px;height:16px;display:block}
 .xmg-track{height:9px;border-radius:5px;background:rgba(128,128,128,.25);overflow:hidden}
