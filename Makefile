@@ -6,16 +6,18 @@
 BIN := .venv/bin
 export PYTHON
 
-.PHONY: help demo lab test test-slow test-floor test-peers sync docs clean
+.PHONY: help demo lab test quick mutants test-slow test-floor test-peers sync docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo       train an agent here and see it adapt to tasks it never met (some minutes)'
 	@echo 'make lab        open the tutorials in JupyterLab'
 	@echo 'make test       what every change has to pass: notebooks in sync, notebooks, tutorials, tests'
+	@echo 'make quick      the checks nearest to what changed (since SINCE=COMMIT), for three minutes'
 	@echo 'make test-slow  the tests that take minutes, and all of test-floor'
 	@echo 'make test-floor the same on the oldest supported packages, those of Colab'
 	@echo 'make test-peers the adapters against OpenEnv, TRL and ms-swift, each in an environment of its own'
+	@echo 'make mutants    seed sixty small faults, one at a time: do the fast tests notice?'
 	@echo 'make sync       clean the notebooks; make the package, README.md and colab/ from them'
 	@echo 'make docs       the notebooks as a site, in _docs/html'
 	@echo 'make clean      remove environments, caches and built files; runs/ stays'
@@ -29,16 +31,12 @@ lab:
 	@.ci/venv .venv lab
 	@$(BIN)/jupyter lab colab/00_five_minutes.ipynb
 
-# conftest.py says why, and sets the same where pytest is called by hand.
-test test-slow test-floor: export JAX_PLATFORMS ?= cpu
-test test-slow test-floor: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
-test test-slow test-floor: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.1
-test test-slow test-floor: export XLAND_MINIGRID_DATA ?= $(CURDIR)/.cache/data
-test test-slow test-floor: export XLAND_FAST ?= 1
-# Most of the time goes into compiling what then runs for a moment. What computes for long is compiled as it is for users.
-test test-slow test-floor: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
-test test-slow test-floor: export PYDEVD_DISABLE_FILE_VALIDATION ?= 1
+ifneq ($(filter test% quick mutants,$(MAKECMDGOALS)),)
+include .ci/test.mk
+endif
 
+# What computes for long is compiled as it is for users.
+AS_FOR_USERS := JAX_DISABLE_MOST_OPTIMIZATIONS=0 XLA_FLAGS=
 PYTEST := -m pytest --quiet --durations 10 --durations-min 5
 # Two workers, each file on one of them: the tests of a file share what they compiled.
 TWO := -n 2 --dist loadfile
@@ -66,9 +64,9 @@ LONG := $(addprefix tests/test_,$(addsuffix .py,baselines benchmarks encoders ev
 
 test-slow: test-floor
 	@.ci/venv .venv dev,docs
-	@XLAND_FAST= JAX_DISABLE_MOST_OPTIMIZATIONS=0 .ci/step 'Tutorials in full' $(BIN)/python $(NBVAL) $(TWO) --nbval-lax $(LONGER)
+	@XLAND_FAST= $(AS_FOR_USERS) .ci/step 'Tutorials in full' $(BIN)/python $(NBVAL) $(TWO) --nbval-lax $(LONGER)
 	@printf '\n=== Slow tests that compute for long\n'
-	@JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python $(PYTEST) $(STEAL) -m slow $(LONG) </dev/null
+	@$(AS_FOR_USERS) $(BIN)/python $(PYTEST) $(STEAL) -m slow $(LONG) </dev/null
 	@printf '\n=== The other slow tests\n'
 	@$(BIN)/python $(PYTEST) $(STEAL) -m slow $(LONG:%=--ignore %) tests </dev/null
 
@@ -91,6 +89,14 @@ test-peers: export XLAND_PEERS := 1
 test-peers:
 	@.ci/venv .venv dev
 	@$(BIN)/python $(PYTEST) -m slow tests/test_interop_openenv.py tests/test_interop_trl.py tests/test_interop_swift.py </dev/null
+
+quick:
+	@.ci/venv .venv dev
+	@$(BIN)/python .ci/quick.py $(SINCE:%=--since %)
+
+mutants:
+	@.ci/venv .venv dev
+	@$(BIN)/python .ci/mutants.py $(SEED:%=--seed %)
 
 sync:
 	@.ci/venv .venv dev

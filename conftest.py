@@ -10,12 +10,9 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent
 
-# Before anything imports JAX. The Makefile sets the same for what is not pytest.
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))  # notebooks and tests compile the same programs
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-os.environ.setdefault("XLAND_MINIGRID_DATA", str(ROOT / ".cache" / "data"))       # never the reader's own benchmarks
-os.environ.setdefault("XLAND_FAST", "1")                                          # tutorials train for seconds, not for minutes
+# Before anything imports JAX.
+for name, value in re.findall(r"^export (\w+) \?= (.*)$", (ROOT / ".ci" / "test.mk").read_text(encoding="utf-8"), re.MULTILINE):
+    os.environ.setdefault(name, value.replace("$(CURDIR)", str(ROOT)))
 
 settings.register_profile("here", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True, database=None)

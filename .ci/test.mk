@@ -1,0 +1,14 @@
+# What every test sees, unless the environment says otherwise. The Makefile includes this file, and conftest.py reads it where pytest is called by hand.
+
+export JAX_PLATFORMS ?= cpu
+# Notebooks and tests compile the same programs, many of them small.
+export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+# Most of the time goes into compiling what then runs for a moment: with these, compiling takes half of it.
+export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
+export XLA_FLAGS ?= --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
+# Never the reader's own benchmarks.
+export XLAND_MINIGRID_DATA ?= $(CURDIR)/.cache/data
+# Tutorials train for seconds, not for minutes.
+export XLAND_FAST ?= 1
+export PYDEVD_DISABLE_FILE_VALIDATION ?= 1
