@@ -8,6 +8,7 @@ when all are known, the table `docs/results/mutants.md` is written. Reasons for 
 """
 import argparse
 import ast
+import itertools
 import json
 import os
 import queue
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -99,38 +101,39 @@ def places(tree):
     return walk(tree, "")
 
 
+@cache
 def faults_of(module):
     "Every fault that the operators know for a module: `(module, function, line, operator, lines before, lines after)`."
-    source = (ROOT / module).read_text(encoding="utf-8")
-    lines = source.splitlines()
-    text = lambda node: ast.get_source_segment(source, node)
-    for function, node in places(ast.parse(source)):
+    lines, found = (ROOT / module).read_bytes().splitlines(), []  # columns of the syntax tree count bytes
+
+    def text(node):
+        rows = lines[node.lineno - 1:node.end_lineno]
+        rows[-1] = rows[-1][:node.end_col_offset]
+        rows[0] = rows[0][node.col_offset:]
+        return b"\n".join(rows).decode()
+
+    for function, node in places(ast.parse(b"\n".join(lines))):
         for operator in OPERATORS:
-            new = operator(node, text)
-            if new is None or not source.isascii() and not "\n".join(lines[node.lineno - 1:node.end_lineno]).isascii():  # columns count bytes
-                continue
-            old = lines[node.lineno - 1:node.end_lineno]
-            after = (old[0][:node.col_offset] + new + old[-1][node.end_col_offset:]).splitlines()
-            yield module, function, node.lineno, operator.__name__, old, after
+            if (new := operator(node, text)) is not None:
+                old = lines[node.lineno - 1:node.end_lineno]
+                after = old[0][:node.col_offset] + new.encode() + old[-1][node.end_col_offset:]
+                found.append((module, function, node.lineno, operator.__name__, [line.decode() for line in old], after.decode().splitlines()))
+    return found
 
 
 def draw(seed, each):
-    "`each` faults from each room: first a module, as often as it has places, then one of its faults; no function twice."
-    random_, found = random.Random(seed), []
+    "`each` faults from each room: its modules in turn, the operators in turn, no function twice."
+    rng, graph, found = random.Random(seed), Graph(), []
     for room in ROOMS:
-        modules = [module for module in Graph().chapters if module.startswith(f"{PACKAGE}/{room}/") and Path(module).stem not in MEASURING]
-        pool = [fault for module in sorted(modules) for fault in faults_of(module)]
-        random_.shuffle(pool)
-        kinds = {}  # the kinds of faults in turn: constants are many, and would crowd out the rest
-        for fault in pool:
-            kinds.setdefault(fault[3], []).append(fault)
-        chosen, seen = [], set()
-        while len(chosen) < each:
-            for operator in OPERATORS:
-                fault = next((fault for fault in kinds.get(operator.__name__, ()) if fault[:2] not in seen), None)
-                if fault and len(chosen) < each:
-                    seen.add(fault[:2])
-                    chosen.append(fault)
+        modules = sorted(module for module in graph.chapters if module.startswith(f"{PACKAGE}/{room}/") and Path(module).stem not in MEASURING)
+        rng.shuffle(modules)
+        kinds = [operator.__name__ for operator in OPERATORS]
+        chosen = []
+        for module in itertools.islice(itertools.cycle(modules), 20 * each):
+            taken = {fault[:2] for fault in chosen}
+            faults = [fault for fault in faults_of(module) if fault[3] == kinds[len(chosen) % len(kinds)] and fault[:2] not in taken]
+            if faults and len(chosen) < each:
+                chosen.append(rng.choice(faults))
         found += chosen
     return found
 
@@ -217,7 +220,7 @@ def write_table(faults, known, seed, reasons):
             for i, fault in enumerate(faults)]
     TABLE.write_text("\n".join([
         "# Seeded faults", "", f"Made by `make mutants` (seed {seed}): {caught} of {len(faults)} faults are caught by the fast tests.", "",
-        "A tool draws places in function bodies, equally many from each of five rooms, and changes each a little: another operator, comparison or connective, a negation left out, branches",
+        "A tool draws places in function bodies, equally many from each of five rooms and from its modules in turn, and changes each a little: another operator, comparison or connective, a negation left out, branches",
         "exchanged, a constant one larger, a statement left out. One fault at a time is put into a copy of the package; the chapters, tests and tutorials that import the module run, nearest first,",
         "until one fails. Programs that only measure are left out.", "",
         "| | module | function | fault | caught by |", "|---|---|---|---|---|", *rows, ""]), encoding="utf-8")
