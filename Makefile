@@ -42,13 +42,15 @@ PYTEST := -m pytest --quiet --durations 10 --durations-min 5
 TWO := -n 2 --dist loadfile
 # Slow tests share little, and a file of them can take half of the time: an idle worker takes some from the other.
 STEAL := -n 2 --dist worksteal
+# Library notebooks share two processes. XLA's flags come from the environment that .ci/venv made; conftest.py does the same for pytest.
+CHAPTERS = XLA_FLAGS="$${XLA_FLAGS-$$(cat .venv/xla-flags)}" .ci/step 'Library notebooks' $(BIN)/nbdev_test --n_workers 2 --timing
 # Every notebook gets a kernel of its own, of this environment.
 NBVAL := -m pytest --quiet --nbval-current-env --nbval-cell-timeout 600
 
 test:
 	@.ci/venv .venv dev
 	@.ci/step 'Notebooks and what is made from them agree' $(BIN)/python .ci/sync.py --check
-	@.ci/step 'Library notebooks' $(BIN)/nbdev_test --n_workers 2 --timing
+	@$(CHAPTERS)
 	@.ci/step 'Tutorials, outputs compared' $(BIN)/python $(NBVAL) $(TWO) --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg tutorials
 	@.ci/step 'Tests' $(BIN)/python $(PYTEST) $(TWO) -m 'not slow' tests
 
@@ -59,7 +61,7 @@ LONGER = $(shell grep -l XLAND_FAST tutorials/*.ipynb)
 test-slow: test-floor
 	@.ci/venv .venv dev,docs
 	@XLAND_FAST= $(AS_FOR_USERS) .ci/step 'Tutorials in full' $(BIN)/python $(NBVAL) $(TWO) --nbval-lax $(LONGER)
-	@.ci/step 'Library notebooks with their slow cells' $(BIN)/nbdev_test --n_workers 2 --timing --flags slow --file_re '^($(SLOW_CHAPTERS))$$'
+	@$(CHAPTERS) --flags slow --file_re '^($(SLOW_CHAPTERS))$$'
 	@$(AS_FOR_USERS) .ci/step 'Slow tests, optimised' $(BIN)/python $(PYTEST) $(STEAL) -m 'slow and optimized' tests
 	@.ci/step 'The other slow tests' $(BIN)/python $(PYTEST) $(STEAL) -m 'slow and not optimized' tests
 

@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parent
 # Before anything imports JAX.
 for name, value in re.findall(r"^export (\w+) \?= (.*)$", (ROOT / ".ci" / "test.mk").read_text(encoding="utf-8"), re.MULTILINE):
     os.environ.setdefault(name, value.replace("$(CURDIR)", str(ROOT)))
+if (flags := Path(sys.prefix) / "xla-flags").exists():
+    os.environ.setdefault("XLA_FLAGS", flags.read_text())
 
 settings.register_profile("here", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True, database=None)

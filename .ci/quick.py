@@ -18,6 +18,8 @@ from graph import Graph, changed_since
 from settings import ROOT
 
 BIN = Path(sys.executable).parent
+if (flags := Path(sys.prefix) / "xla-flags").exists():
+    os.environ.setdefault("XLA_FLAGS", flags.read_text())
 # Files that steer every test: a change to one of them is known only to the whole of `make test`.
 EVERYWHERE = ("conftest.py", "tests/conftest.py", "pyproject.toml", "Makefile")
 PYTEST = (sys.executable, "-m", "pytest", "--quiet", "--no-header", "-x")

@@ -4,9 +4,8 @@ export JAX_PLATFORMS ?= cpu
 # Notebooks and tests compile the same programs, many of them small.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
-# Most of the time goes into compiling what then runs for a moment: with these, compiling takes half of it.
+# Most of the time goes into compiling what then runs for a moment. (So do the flags of XLA that .ci/venv finds.)
 export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
-export XLA_FLAGS ?= --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
 # Never the reader's own benchmarks.
 export XLAND_MINIGRID_DATA ?= $(CURDIR)/.cache/data
 # Tutorials train for seconds, not for minutes.
