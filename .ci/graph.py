@@ -48,9 +48,11 @@ def references(tree, package="", strings=False):
 
     With `strings`, programs in strings count as well: tests hand them to other processes.
     """
-    local = {}
+    local, attributes = {}, []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Attribute):
+            attributes.append(node)
+        elif isinstance(node, ast.Import):
             local |= {alias.asname or alias.name.partition(".")[0]: alias.name if alias.asname else alias.name.partition(".")[0] for alias in node.names}
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -63,11 +65,9 @@ def references(tree, package="", strings=False):
             yield from re.findall(rf"\b{PACKAGE}(?:\.\w+)+", node.value)
         elif strings and isinstance(node, (ast.List, ast.Tuple)) and ("-m", PACKAGE) in pairwise([getattr(item, "value", None) for item in node.elts]):
             yield f"{PACKAGE}.__main__"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and (name := dotted(node)):
-            head, _, tail = name.partition(".")
-            if head in local:
-                yield f"{local[head]}.{tail}"
+    for head, _, tail in (name.partition(".") for name in map(dotted, attributes) if name):
+        if head in local:
+            yield f"{local[head]}.{tail}"
 
 
 class Graph:

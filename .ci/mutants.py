@@ -13,6 +13,7 @@ import json
 import os
 import queue
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -161,7 +162,7 @@ def plant(tree, fault, chapter):
 def batches(checks, root, function):
     "The checks in the order of their distance, those that name the function first; test files further off share a process, since each start costs seconds."
     name = function.rpartition(".")[2]
-    names = lambda file: name in (root / file).read_text(encoding="utf-8")
+    names = lambda file: re.search(rf"\b{name}\b", (root / file).read_text(encoding="utf-8")) is not None
     ordered = [file for _, file in sorted(checks, key=lambda check: (check[0] > 0, not names(check[1]), check[0], check[1].startswith("tutorials/"), check[1]))]
     size, batch = 1, []
     for file in ordered:
