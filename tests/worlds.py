@@ -1,4 +1,5 @@
 """Environments whose compiled programs the tests of one process share: compiling takes seconds, running takes milliseconds."""
+import re
 from functools import cache
 
 import jax
@@ -56,3 +57,23 @@ def _step_of(cls):
 def _jitted_step(step, outcome, observe, lawless, owner):
     plain = type("Plain", (Environment,), dict(default_params=None, _generate_problem=None, _outcome=outcome, _observe=observe, lawless=lawless))
     return jax.jit((owner or plain)().step)
+
+
+def refusals(cases, errors=(ValueError, TypeError), one_line=True):
+    """Try wrong input of many kinds. Return what went wrong as `{name: reason}`: `assert refusals(cases) == {}`.
+
+    Args:
+        cases: by name, `(call, words)` or `(call, error, words)`: the call has to raise the error, and its message has to match the words (`re.search`).
+        errors: what a call without an error of its own may raise.
+        one_line: also require a message of one line.
+    """
+    wrong = {}
+    for name, (call, *error, words) in cases.items():
+        try:
+            wrong[name] = f"returned {call()!r}"
+        except (error[0] if error else errors) as refusal:
+            if not re.search(words, str(refusal)) or one_line and "\n" in str(refusal).strip():
+                wrong[name] = f"{type(refusal).__name__}: {refusal}"
+        except Exception as other:
+            wrong[name] = f"raised {other!r}"
+    return wrong
