@@ -135,26 +135,24 @@ STEPS, NEEDED = 40, .95
 @functools.cache
 def _hall():
     env, params = make("MiniGrid-EmptyRandom-8x8")
-    return env, params, jax.jit(jax.vmap(env.reset, (None, 0)))(params, jax.random.split(jax.random.key(0), 256))
+    start = jax.jit(jax.vmap(env.reset, (None, 0)))(params, jax.random.split(jax.random.key(0), 256))
+    return params, start, jax.jit(jax.vmap(env.step, (None, 0, 0)))
 
 def arrivals(policy) -> np.ndarray:
     "In which step each of 256 agents in MiniGrid-EmptyRandom-8x8 arrived, int32 `(256,)`; 0 for those that did not within forty steps."
-    env, params, start = _hall()
-
-    def one(carry, t):
-        timestep, arrived = carry
-        action = jnp.asarray(jax.vmap(policy)(timestep.observation)).astype(jnp.int32)
-        timestep = jax.vmap(env.step, (None, 0, 0))(params, timestep, action)
-        return (timestep, jnp.where((arrived == 0) & (timestep.reward > 0), t, arrived)), None
-    run = jax.jit(lambda: jax.lax.scan(one, (start, jnp.zeros(256, jnp.int32)), jnp.arange(1, STEPS + 1))[0][1])
-    return np.asarray(run())
+    params, start, step = _hall()
+    act, timestep, arrived = jax.jit(jax.vmap(policy)), start, np.zeros(256, np.int32)
+    for t in range(1, STEPS + 1):
+        timestep = step(params, timestep, jnp.asarray(act(timestep.observation)).astype(jnp.int32))
+        arrived[(arrived == 0) & (np.asarray(timestep.reward) > 0)] = t
+    return arrived
 
 # %% ../../nbs/tutor/04_environment.ipynb #bd748701
 @exercise("2.4", "A policy", answer="policy", level=3, minutes=30)
 def policy(answer) -> str:
     "A function from an observation (7, 7, 2) to an action 0 to 5 that reaches the goal in an empty room."
     _function(answer, "policy", "observation")
-    start = _hall()[2]
+    start = _hall()[1]
     action = _under_jit(lambda: jax.jit(answer)(start.observation[0]), "policy")
     if action is None:
         raise WrongAnswer("It returned nothing: return an action, an integer from 0 to 5.")

@@ -106,6 +106,10 @@ def riddle(answer) -> str:
         success = attempts(answer)
     except ValueError as error:
         raise WrongAnswer(str(error)) from None
+    return _is_riddle(success)
+
+def _is_riddle(success: np.ndarray) -> str:
+    "What shares of success `(10,)` say; `WrongAnswer` where the task is no riddle."
     told = f"It reached the goal in {success[0]:.0%} of its first trials and in {success[-1]:.0%} of its tenth ones"
     if success[-1] < AT_LAST:
         raise WrongAnswer(f"{told}: too hard, {AT_LAST:.0%} are needed in the end. Which kinds of goals is it good at?")
