@@ -1,6 +1,6 @@
 """Seed faults into the package one at a time, and see whether the fast tests notice.
 
-    python .ci/mutants.py [--seed 0] [--each 12] [--only NUMBER ...]
+    python .ci/mutants.py [--seed 0] [--each 12] [--lanes 2] [--only NUMBER ...]
 
 From each of five rooms the seed draws `--each` places in function bodies, and changes each of them a little (`OPERATORS`). A fault is put into a copy of the tree, into the module and
 its chapter, and the checks that the module reaches run there, nearest first, until one fails. Results are kept in `.cache/mutants.jsonl`, so an interrupted run goes on where it was;
@@ -240,6 +240,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--each", type=int, default=12, help="faults from each room")
+    parser.add_argument("--lanes", type=int, default=2, help="faults that are judged at the same time")
     parser.add_argument("--only", type=int, nargs="*", metavar="NUMBER", help="judge these again, known or not")
     options = parser.parse_args()
     faults, graph = draw(options.seed, options.each), Graph()
@@ -275,7 +276,7 @@ def main():
                         file.write(json.dumps(known[key(fault)]) + "\n")
                     print(f"{number:3} {'caught  ' if by else 'SURVIVES'} {seconds:5.0f} s  {fault[0]}:{fault[2]} {fault[1]}  {short(fault)}  {by or ''}", flush=True)
 
-    lanes = [threading.Thread(target=lane) for _ in range(2)]
+    lanes = [threading.Thread(target=lane) for _ in range(options.lanes)]
     for thread in lanes:
         thread.start()
     for thread in lanes:
