@@ -573,11 +573,10 @@ def _programs(core: Core, steps: int, batch: int) -> tuple:
     keys = jax.random.split(jax.random.key(0), 2)
     x = jax.random.normal(keys[0], (steps, batch, core.inputs))
     weights = jax.random.normal(keys[1], (steps, batch, core.features))
-    live = lambda parameters, x, memory: nnx.merge(structure, parameters)(x, memory)
+    live = jax.jit(lambda parameters, x, memory: nnx.merge(structure, parameters)(x, memory))
     loss = lambda parameters, x, memory: (live(parameters, x, memory)[0] * weights).mean()
     memory = live(parameters, x, core.start(batch))[1]
-    return ((jax.jit(live), (parameters, x, memory)), (jax.jit(jax.value_and_grad(loss, (0, 1))), (parameters, x, memory)),
-            (jax.jit(live), (parameters, x[:1], memory)))
+    return (live, (parameters, x, memory)), (jax.jit(jax.value_and_grad(loss, (0, 1))), (parameters, x, memory)), (live, (parameters, x[:1], memory))
 
 def _milliseconds(program, args) -> float:
     begin = time.perf_counter()
@@ -586,7 +585,7 @@ def _milliseconds(program, args) -> float:
 
 def compare_cores(steps: int = 60, batch: int = 256, units: int = 128, *, layers: int = 1, context: int = 64, dtype="float32", repeats: int = 7) -> list[CoreCost]:
     "Measure every core, inputs as wide as the units, on whatever JAX runs on: the first turn compiles, `repeats` more are measured."
-    cores = {name: make_core(name, units, units, layers=layers, context=context, dtype=dtype, rngs=nnx.Rngs(0)) for name in CORES}
+    cores = {name: nnx.jit(lambda: make_core(name, units, units, layers=layers, context=context, dtype=dtype, rngs=nnx.Rngs(0)))() for name in CORES}
     programs = {name: _programs(core, steps, batch) for name, core in cores.items()}
     turns = [{name: [_milliseconds(*program) for program in three] for name, three in programs.items()} for _ in range(repeats + 1)]
     size = lambda core: sum(p.size for p in jax.tree.leaves(nnx.state(core, nnx.Param)))
