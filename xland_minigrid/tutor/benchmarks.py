@@ -71,10 +71,7 @@ def _two_sides(found, n: int) -> list[np.ndarray]:
 @exercise("3.3", "Easy ones first", answer="easiest", level=2, minutes=15)
 def easiest(answer) -> str:
     "`easiest(benchmark, k)`: the rows of the k easiest tasks, easiest first."
-    tasks = _tasks("medium", 600)
-    plans = tasks.plans()
-    tasks, keep = tasks.take(np.flatnonzero(plans.solvable)), plans.solvable
-    steps, dead = plans.num_steps[keep].astype(int), plans.dead_ends[keep].astype(int)
+    tasks, steps, dead = _planned()
     for k in (300, 1):
         found = np.asarray(answer(tasks, k))
         if found.shape != (k,) or found.dtype.kind not in "iu" or not 0 <= found.min() <= found.max() < len(tasks):
@@ -83,6 +80,14 @@ def easiest(answer) -> str:
             raise WrongAnswer("Some rows are there twice.")
         _check_order(found, steps, dead)
     return "Right: few rules first, then few dead ends, then the order of the benchmark."
+
+@functools.cache
+def _planned():
+    "Solvable tasks; the rules that their plans trigger, and their dead ends."
+    tasks = _tasks("medium", 600)
+    plans = tasks.plans()
+    keep = plans.solvable
+    return tasks.take(np.flatnonzero(keep)), plans.num_steps[keep].astype(int), plans.dead_ends[keep].astype(int)
 
 def _check_order(found, steps, dead) -> None:
     "Raise `WrongAnswer` unless `found` are the first rows by steps, dead ends and number."

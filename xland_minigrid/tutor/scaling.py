@@ -33,19 +33,25 @@ def crowd(answer) -> str:
     "`crowd(env, params, tasks, keys)`: the time steps of all pairs, arrays `(T, K, ...)`."
     from xland_minigrid import TimeStep
     env, params, tasks, keys, cells, goals = _three_by_four()
-    found = jax.jit(lambda tasks, keys: answer(env, params, tasks, keys))(tasks, keys)
-    if not isinstance(found, TimeStep):
-        raise WrongAnswer(f"It returns a {type(found).__name__}; what `env.reset` returns is wanted, with two more axes.")
-    lead = np.shape(found.reward)
+    program = jax.jit(lambda tasks, keys: answer(env, params, tasks, keys)).trace(tasks, keys)
+    shapes = program.out_info  # what is wrong in shape needs no compiling
+    if not isinstance(shapes, TimeStep):
+        raise WrongAnswer(f"It returns {_kind(shapes)}; what `env.reset` returns is wanted, with two more axes.")
+    lead = np.shape(shapes.reward)
     if lead == (4, 3):
         raise WrongAnswer("The axes are the wrong way round: for 3 tasks and 4 keys it makes (4, 3) worlds. The outer vmap gives the first axis.")
     if lead != (3, 4):
         raise WrongAnswer(f"For 3 tasks and 4 keys the result should begin with (3, 4); here it is {lead}.")
+    found = program.lower().compile()(tasks, keys)
     if not np.array_equal(found.state.goal_encoding, goals):
         raise WrongAnswer("A world has the goal of another task: place [i, j] belongs to task i.")
     if not np.array_equal(found.state.cells, cells):
         raise WrongAnswer("A world is not that of its key: place [i, j] is what `env.reset` makes of task i with key j.")
     return "Right: twelve worlds, each with its own task and key."
+
+def _kind(shapes) -> str:
+    "The type of what a recorded program returns, in words."
+    return "an array" if isinstance(shapes, jax.ShapeDtypeStruct) else f"a {type(shapes).__name__}"
 
 # %% ../../nbs/tutor/06_scaling.ipynb #c363b4ec
 @functools.cache
@@ -92,19 +98,19 @@ def _padded(old, new) -> bool:
 class _Counted:
     "An environment that counts how often its step is traced."
 
-    def __init__(self, env):
-        self._env, self.traced = env, 0
+    def __init__(self, env, step):
+        self._env, self._step, self.traced = env, step, 0
 
     def __getattr__(self, name):
         return getattr(self._env, name)
 
     def step(self, params, timestep, action):
         self.traced += 1
-        return self._env.step(params, timestep, action)
+        return self._step(params, timestep, action)
 
 @functools.cache
 def _walk():
-    "An environment, its parameters, a start, actions int32 (8,), and what a loop makes of them."
+    "An environment and its compiled step, parameters, a start, actions int32 (8,), and what a loop makes of them."
     from xland_minigrid import make
     env, params = make("MiniGrid-Empty-5x5")
     start, step = jax.jit(env.reset)(params, jax.random.key(0)), jax.jit(env.step)
@@ -112,27 +118,29 @@ def _walk():
     for action in actions:
         timestep = step(params, timestep, action)
         total += float(timestep.reward)
-    return env, params, start, actions, timestep, total
+    return env, step, params, start, actions, timestep, total
 
 @exercise("4.3", "From loop to scan", answer="play", level=2, minutes=15)
 def play(answer) -> str:
     "`play(env, params, timestep, actions)`: the last time step and the sum of the rewards, with `scan`."
     from xland_minigrid import TimeStep
-    env, params, start, actions, last, total = _walk()
-    env = _Counted(env)
-    found = jax.jit(lambda timestep, actions: answer(env, params, timestep, actions))(start, actions)
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], TimeStep):
+    env, step, params, start, actions, last, total = _walk()
+    env = _Counted(env, step)
+    program = jax.jit(lambda timestep, actions: answer(env, params, timestep, actions)).trace(start, actions)
+    shapes = program.out_info
+    if not isinstance(shapes, tuple) or len(shapes) != 2 or not isinstance(shapes[0], TimeStep):
         raise WrongAnswer("Two things are to be returned, in this order: the last time step, and the sum of the rewards.")
-    if np.shape(found[1]) != ():
-        raise WrongAnswer(f"The rewards have shape {np.shape(found[1])}; their sum is wanted, one number.")
+    if np.shape(shapes[1]) != ():
+        raise WrongAnswer(f"The rewards have shape {np.shape(shapes[1])}; their sum is wanted, one number.")
+    if env.traced > 3:  # scan may trace its body again to settle dtypes
+        raise WrongAnswer(f"`env.step` is traced {env.traced} times for {len(actions)} actions: the loop is still unrolled.")
+    found = program.lower().compile()(start, actions)
     if int(found[0].state.step_num) != len(actions):
         raise WrongAnswer(f"The last time step has done {int(found[0].state.step_num)} steps; there are {len(actions)} actions.")
     if not np.array_equal(found[0].state.agent.position, last.state.agent.position) or int(found[0].state.agent.direction) != int(last.state.agent.direction):
         raise WrongAnswer("The agent ends somewhere else than in the loop: is each action used once, in order?")
     if abs(float(found[1]) - total) > 1e-6:
         raise WrongAnswer(f"The sum of the rewards is {float(found[1]):.3f}; in the loop it is {total:.3f}.")
-    if env.traced > 3:  # scan may trace its body again to settle dtypes
-        raise WrongAnswer(f"`env.step` is traced {env.traced} times for {len(actions)} actions: the loop is still unrolled.")
     return "Right: one step is compiled, however many there are."
 
 # %% ../../nbs/tutor/06_scaling.ipynb #f3765c21
