@@ -37,7 +37,7 @@ endif
 
 # What trains, searches or draws millions of tasks (marked `optimized`) is compiled as it is for users: there an optimised program is worth its compilation.
 AS_FOR_USERS := JAX_DISABLE_MOST_OPTIMIZATIONS=0 XLA_FLAGS=
-PYTEST := -m pytest --quiet --durations 10 --durations-min 5
+PYTEST := -m pytest -p no:nbval --quiet --durations 10 --durations-min 5
 # Two workers, each file on one of them: the tests of a file share what they compiled.
 TWO := -n 2 --dist loadfile
 # Slow tests share little, and a file of them can take half of the time: an idle worker takes some from the other.

@@ -27,7 +27,7 @@ FLAGS = set(ini["DEFAULT"]["tst_flags"].split())
 
 def pytest_configure(config):
     "Tests see four devices, so that sharding is tested on any machine; notebooks see what their readers see."
-    if not (config.option.nbval or config.option.nbval_lax):
+    if not (getattr(config.option, "nbval", False) or getattr(config.option, "nbval_lax", False)):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4".strip()
 
 
