@@ -1220,19 +1220,27 @@ def _allowed(plan):
     return {int(n) for n in np.asarray(steps).ravel() if int(n) != 255}
 
 # %% ../../nbs/benchmarks/08_oracle.ipynb #34019b2b
+_PIECE = 64  # steps
+
 @functools.lru_cache(maxsize=32)
-def _replayer(env, length: int):
-    "The compiled scan: (params, timesteps, actions (B, length)) → the step at which each trial ended (0 if it did not), and whether it was won."
-    def run(params, timesteps, actions):
+def _replayer(env):
+    "A compiled scan over `_PIECE` actions of n trials; it takes up where it left off, so one program serves solutions of any length."
+    def run(params, carry, actions):
         def one(carry, column):
             timesteps, ended, won, number = carry
             timesteps = jax.vmap(env.step, (None, 0, 0))(params, timesteps, column)
             last = timesteps.last() & (ended == 0)
             return (timesteps, jnp.where(last, number, ended), won | (last & (timesteps.reward > 0)), number + 1), None
-        begin = timesteps, jnp.zeros(actions.shape[0], jnp.int32), jnp.zeros(actions.shape[0], bool), jnp.int32(1)
-        (_, ended, won, _), _ = jax.lax.scan(one, begin, actions.T)
-        return ended, won
+        return jax.lax.scan(one, carry, actions.T)[0]
     return jax.jit(run)
+
+def _rows_of(tree, rows):
+    "Rows of a batch. NumPy picks them: JAX would compile a program for every number of rows. Typed keys stay typed."
+    def pick(x):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(jnp.asarray(np.asarray(jax.random.key_data(x))[rows]), impl=jax.random.key_impl(x))
+        return np.asarray(x)[rows]
+    return jax.tree.map(pick, tree)
 
 _BATCH = 256
 
@@ -1262,16 +1270,16 @@ def replay(env, params, timesteps, solutions) -> tuple[np.ndarray, np.ndarray]:
 
 def _replay_batch(env, params, timesteps, actions, rows):
     "What became of the trials `rows`: the step at which each ended, and whether it was won."
-    longest = max(len(actions[i]) for i in rows)
-    length = 64 << max(0, (longest - 1).bit_length() - 6)
+    pieces = -(-max(len(actions[i]) for i in rows) // _PIECE)
     width = _BATCH if len(rows) > 16 else 16
-    padded = np.zeros((width, length), np.int32)
-    padded[:, :] = 1  # turning about: what comes after the last action does not matter
+    padded = np.ones((width, pieces * _PIECE), np.int32)  # turning about: what comes after the last action does not matter
     for row, i in enumerate(rows):
         padded[row, :len(actions[i])] = actions[i]
     index = np.concatenate([rows, np.full(width - len(rows), rows[0])])
-    ended, won = _replayer(env, length)(params, jax.tree.map(lambda x: x[index], timesteps), padded)
-    return np.asarray(ended)[:len(rows)], np.asarray(won)[:len(rows)]
+    carry = _rows_of(timesteps, index), np.zeros(width, np.int32), np.zeros(width, bool), np.int32(1)
+    for piece in np.split(padded, pieces, axis=1):
+        carry = _replayer(env)(params, carry, piece)
+    return np.asarray(carry[1])[:len(rows)], np.asarray(carry[2])[:len(rows)]
 
 # %% ../../nbs/benchmarks/08_oracle.ipynb #0ee0994a
 class Attempts(NamedTuple):
@@ -1285,20 +1293,26 @@ class Attempts(NamedTuple):
     seconds: np.ndarray  # float32, time to find it
     actions: list        # of int8 (T,)
 
+@jax.jit
+def _folded(key, task, start):
+    fold = lambda t, s: jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, t), s))
+    return jax.vmap(fold)(task, start)
+
 def start_keys(task, start, seed: int = 0) -> jax.Array:
     "The typed keys of the starts of tasks, `(n,)`, from two integer arrays `(n,)`."
-    fold = lambda t, s: jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), t), s)
-    return jax.vmap(fold)(jnp.asarray(task, jnp.uint32), jnp.asarray(start, jnp.uint32))
+    wide = lambda x: np.pad(np.asarray(x, np.uint32), (0, -len(x) % _BATCH))  # one program for up to 256, another for up to 512, and so on
+    data = np.asarray(_folded(jax.random.key(seed), wide(task), wide(start)))[:len(task)]
+    return jax.random.wrap_key_data(jnp.asarray(data))
 
 def starts_of(env, params, goals, rules, init_tiles, keys):
-    "Time steps `(n,)` at the start of tasks given as encodings `(n, 5)`, `(n, R, 7)`, `(n, N, 2)`, one key each; NumPy leaves."
+    "Time steps `(n,)` at the start of tasks given as encodings `(n, 5)`, `(n, R, 7)`, `(n, N, 2)`, one key each."
     parts, n = [], len(goals)
     for begin in range(0, n, _BATCH):
         rows = np.minimum(np.arange(begin, begin + _BATCH), n - 1)
-        tasks = RuleSet(goal=jnp.asarray(goals[rows]), rules=jnp.asarray(rules[rows]), init_tiles=jnp.asarray(init_tiles[rows]))
-        batch = _reset_batch(env)(params, tasks, keys[rows])
-        parts.append(jax.tree.map(lambda x: x[: n - begin], batch))
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts) if len(parts) > 1 else parts[0]
+        tasks = RuleSet(goal=np.asarray(goals)[rows], rules=np.asarray(rules)[rows], init_tiles=np.asarray(init_tiles)[rows])
+        batch = _reset_batch(env)(params, tasks, _rows_of(keys, rows))
+        parts.append(_rows_of(batch, slice(n - begin)))
+    return jax.tree.map(lambda *x: jnp.concatenate(x) if len(x) > 1 else jnp.asarray(x[0]), *parts)
 
 @functools.lru_cache(maxsize=32)
 def _reset_batch(env):

@@ -272,14 +272,19 @@ def _host():
     except RuntimeError:
         return jax.default_device(None)
 
-_CHUNK = 1 << 12
+_CHUNK, _FEW, _UNIT = 1 << 12, 64, 8
 
 def _prove_chunk(goals, rules, init_tiles) -> Plans:
-    "Plans of at most `_CHUNK` tasks; padded, so that every chunk runs the same program."
-    n, size = len(goals), _CHUNK if len(goals) > 64 else 64
-    padded = [np.concatenate([part, np.zeros((size - n, *part.shape[1:]), np.uint8)]) if n < size else part for part in (goals, rules, init_tiles)]
+    """Plans of at most `_CHUNK` tasks; padded, so that every chunk runs the same program.
+
+    A few tasks also get room for more rules and objects, up to a multiple of `_UNIT`: so one program serves tasks of many shapes.
+    """
+    n = len(goals)
+    size, unit = (_CHUNK, 1) if n > _FEW else (_FEW, _UNIT)
+    padded = [np.pad(part, [(0, size - n), *[(0, -width % unit) for width in part.shape[1:-1]], (0, 0)]) for part in (goals, rules, init_tiles)]
     with _host():
-        return Plans(*(np.asarray(part)[:n] for part in _prover()(*padded)))
+        plans = Plans(*(np.asarray(part)[:n] for part in _prover()(*padded)))
+    return plans._replace(steps=plans.steps[:, :rules.shape[1]])
 
 def prove(goals, rules, init_tiles, *, workers: int | None = None, progress: bool = False) -> Plans:
     """Plans for many tasks, or the reasons why there are none.
