@@ -9,23 +9,23 @@ import pytest
 from scipy.stats import chi2_contingency
 
 import xland_minigrid
-from xland_minigrid.core.layouts import DOOR_COLORS, layout
-from xland_minigrid.core.observation import look, minigrid_field_of_view, visible_mask
-from xland_minigrid.core.tiles import COLOR_NAMES, EMPTY, FLOOR, WALL, Colors, Tiles, pack, pack_pairs
-from xland_minigrid.envs.minigrid import Memory, MemoryCarry, Playground
+from xland_minigrid.core.observation import look, visible_mask
+from xland_minigrid.core.tiles import COLOR_NAMES, EMPTY, FLOOR, WALL, Tiles, pack, pack_pairs
+from xland_minigrid.envs.minigrid import MemoryCarry
 from xland_minigrid.interop import upstream
 
 xminigrid = pytest.importorskip("xminigrid", reason="pip install xminigrid==0.9.3")
-from test_parity import choose, explain, same_everything, where_rows
+from test_parity import choose, explain, first_of, same_everything, together, where_rows
+from worlds import compiled, jit_for_long, refusals
 
 ALPHA, RESETS = 1e-4, 20_000
 TASKS = [name for name in xland_minigrid.registered_environments() if name.startswith("MiniGrid")]
 SHARED = [name for name in TASKS if name in xminigrid.registered_environments()]
-# One environment of each family; those of one size run in one program, under one time limit.
-GROUPS = {"6x11": (("MiniGrid-Unlock", "MiniGrid-UnlockPickUp", "MiniGrid-BlockedUnlockPickUp"), dict(max_steps=150)),
-          "19x19": (("MiniGrid-FourRooms", "MiniGrid-LockedRoom", "MiniGrid-Playground"), dict(max_steps=100)),
-          "key": (("MiniGrid-DoorKey-6x6",), {}), "memory": (("MiniGrid-MemoryS16",), {})}
-FAMILIES = ["MiniGrid-EmptyRandom-6x6", *(name for names, _ in GROUPS.values() for name in names)]
+# One environment of each family. A step knows neither the task nor the size, so all that share a step run in one program, in arrays of the largest size.
+FAMILIES = ["MiniGrid-EmptyRandom-6x6", "MiniGrid-Unlock", "MiniGrid-UnlockPickUp", "MiniGrid-BlockedUnlockPickUp", "MiniGrid-FourRooms", "MiniGrid-LockedRoom",
+            "MiniGrid-Playground", "MiniGrid-DoorKey-6x6", "MiniGrid-MemoryS16"]
+GROUPS = {"shared step": (FAMILIES[:-1], dict(max_steps=150)), "memory": (FAMILIES[-1:], {})}
+SIDE = 19
 slow = lambda names: [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
@@ -41,34 +41,43 @@ def test_every_environment_of_table_7_is_here():
 
 # Steps ------------------------------------------------------------------------------------------------------------------------------
 
-def their_starts(name, n, seed):
-    "Starting time steps of 0.9.3 in our numbers; what Memory carries becomes our class."
+def their_states(name, n, seed):
+    "Starting states of 0.9.3 in our numbers; what Memory carries becomes our class."
     env, params = xminigrid.make(name)
-    timestep = jax.jit(jax.vmap(env.reset, (None, 0)))(params, jax.random.split(jax.random.key(seed), n))
-    timestep = jax.jit(upstream.timestep_from_upstream)(timestep)
-    if "Memory" in name:
-        place = lambda p: jnp.asarray(p, jnp.int32)
-        carry = MemoryCarry(place(timestep.state.carry.success_pos), place(timestep.state.carry.failure_pos))
-        timestep = timestep.replace(state=timestep.state.replace(carry=carry))
-    return timestep
+
+    @jax.jit
+    def reset(keys):
+        state = upstream.state_from_upstream(jax.vmap(env.reset, (None, 0))(params, keys).state).replace(key=None)
+        if "Memory" in name:
+            place = lambda p: jnp.stack([jnp.asarray(x, jnp.int32) for x in p], -1) if isinstance(p, tuple) else jnp.asarray(p, jnp.int32)
+            state = state.replace(carry=MemoryCarry(place(state.carry.success_pos), place(state.carry.failure_pos)))
+        return state
+
+    return jax.tree.map(np.asarray, reset(jax.random.split(jax.random.key(seed), n)))
 
 
-def our_starts(name, n, seed, **changes):
+def our_states(name, n, seed, **changes):
     env, params = xland_minigrid.make(name, **changes)
-    return jax.jit(jax.vmap(env.reset, (None, 0)))(params, jax.random.split(jax.random.key(seed), n))
+    reset = jax.jit(lambda keys: jax.vmap(lambda key: env.reset(params, key).state.replace(key=None))(keys))
+    return jax.tree.map(np.asarray, reset(jax.random.split(jax.random.key(seed), n)))
 
 
 @lru_cache(maxsize=None)
 def starts_of_both(name):
-    "Many trials' first time steps, of ours and of 0.9.3; compiled once for all tests."
-    return our_starts(name, RESETS, 5), their_starts(name, RESETS, 6)
+    "Many trials' first states, of ours and of 0.9.3, in NumPy; compiled once for all tests."
+    return our_states(name, RESETS, 5), their_states(name, RESETS, 6)
 
 
-def in_the_middle(timestep, max_steps, seed):
+def padded(state):
+    "States in the upper left corner of larger grids, the rest of which is wall."
+    height, width = state.cells.shape[1:]
+    return state.replace(cells=np.pad(state.cells, ((0, 0), (0, SIDE - height), (0, SIDE - width)), constant_values=WALL))
+
+
+def in_the_middle(state, max_steps, seed):
     "Half of the worlds a while later: the agent beside something, often with the key in its pocket; a quarter near the time limit."
     rng = np.random.default_rng(seed)
-    cells, position = np.asarray(timestep.state.cells).copy(), np.asarray(timestep.state.agent.position).copy()
-    pocket, step_num = np.asarray(timestep.state.agent.pocket).copy(), np.asarray(timestep.state.step_num).copy()
+    cells, position, pocket, step_num = (x.copy() for x in (state.cells, state.agent.position, state.agent.pocket, state.step_num))
     for i in range(0, len(cells), 2):
         key = np.argwhere(cells[i] >> 4 == Tiles.KEY)
         if len(key) == 1 and rng.random() < 0.6:
@@ -78,8 +87,7 @@ def in_the_middle(timestep, max_steps, seed):
         near = free[np.abs(free - target).max(1) <= 2]
         position[i] = rng.permutation(near if len(near) else free)[0]
         step_num[i] = max_steps - rng.integers(1, 40) if rng.random() < 0.5 else rng.integers(0, max_steps // 2)
-    agent = timestep.state.agent.replace(position=jnp.asarray(position), pocket=jnp.asarray(pocket))
-    return timestep.replace(state=timestep.state.replace(cells=jnp.asarray(cells), agent=agent, step_num=jnp.asarray(step_num, jnp.int32)))
+    return state.replace(cells=cells, agent=state.agent.replace(position=position, pocket=pocket), step_num=step_num)
 
 
 def side_by_side(env, params, their_env, their_params, start, uniforms):
@@ -99,14 +107,14 @@ def side_by_side(env, params, their_env, their_params, start, uniforms):
     return jax.lax.scan(body, (start, their_start), uniforms)[1]
 
 
-def compare_group(names, changes, copies=160, steps=200):
-    env, params = xland_minigrid.make(names[0], **changes)
-    their_env, their_params = xminigrid.make(names[0], **changes)
-    starts = [in_the_middle(jax.tree.map(lambda a, b: jnp.concatenate([a[: copies // 2], b[: copies // 2]]), *starts_of_both(name)), params.max_steps, 3)
+def compare_group(names, changes, copies=96, steps=200):
+    env, params = xland_minigrid.make(names[-1] if len(names) == 1 else "MiniGrid-FourRooms", **changes)
+    their_env, their_params = xminigrid.make(names[-1] if len(names) == 1 else "MiniGrid-FourRooms", **changes)
+    starts = [in_the_middle(together([jax.tree.map(lambda x: x[: copies // 2], half) for half in starts_of_both(name)]), params.max_steps, 3)
               for name in names]
-    start = jax.tree.map(lambda *x: jnp.concatenate(x), *starts)
+    start = first_of(together(starts if len(names) == 1 else map(padded, starts)), params.view_size)
     uniforms = jax.random.uniform(jax.random.key(4), (steps, copies * len(names), 3))
-    found = jax.jit(partial(side_by_side, env, params, their_env, their_params))(start, uniforms)
+    found = jit_for_long(partial(side_by_side, env, params, their_env, their_params))(start, uniforms)
     return {name: [np.asarray(x)[:, i * copies : (i + 1) * copies] for x in found] for i, name in enumerate(names)}
 
 
@@ -124,7 +132,7 @@ def test_steps_like_upstream(group):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in SHARED if n.startswith(("MiniGrid-DoorKey", "MiniGrid-Memory")) and n not in FAMILIES])
+@pytest.mark.parametrize("name", [n for n in SHARED if n.startswith(("MiniGrid-DoorKey", "MiniGrid-Memory", "MiniGrid-Empty")) and n not in FAMILIES])
 def test_every_size_steps_like_upstream(name):
     check_group((name,), {})
 
@@ -140,10 +148,10 @@ def place_of(cells, tile, nth=0):
 
 def features(state):
     "What a trial begins with, as whole numbers by name: where each thing lies, what colour it has, and how they lie to each other."
-    cells, position = np.asarray(state.cells), np.asarray(state.agent.position)
+    cells, position = state.cells, state.agent.position
     n, (height, width) = len(cells), cells.shape[1:]
     agent, turn = position @ [width, 1], np.arange(n)
-    found = dict(agent=agent, direction=np.asarray(state.agent.direction))
+    found = dict(agent=agent, direction=state.agent.direction)
     flat, rows = cells.reshape(n, -1), np.arange(n)
     objects = np.isin(flat >> 4, [Tiles.BALL, Tiles.SQUARE, Tiles.PYRAMID, Tiles.HEX, Tiles.STAR, Tiles.KEY, Tiles.GOAL])
     nth = turn % np.maximum(objects.sum(1), 1)         # of several objects a different one in each trial, so that trials stay independent
@@ -161,7 +169,7 @@ def features(state):
         found["key from lock"] = (found["key"] // width - found["lock"] // width) * 2 * width + found["key"] % width - found["lock"] % width
         found["key_color"] = flat[rows, found["key"]]
     floor = (flat == FLOOR).sum(1)
-    return found | dict(floor=floor, goal_kind=np.asarray(state.goal_encoding)[:, 0])
+    return found | dict(floor=floor, goal_kind=state.goal_encoding[:, 0])
 
 
 def chance(a, b, least=20):
@@ -176,13 +184,12 @@ def chance(a, b, least=20):
 
 @lru_cache(maxsize=2)
 def starting_features(name):
-    ours, theirs = (timestep.state for timestep in starts_of_both(name))
+    ours, theirs = starts_of_both(name)
     if "Blocked" in name:                                        # conditional on the key being there
-        there = np.flatnonzero(np.asarray(theirs.cells >> 4 == Tiles.KEY).any((1, 2)))
-        theirs = theirs.replace(key=theirs.key[there], **{f: jax.tree.map(lambda x: x[there], getattr(theirs, f))
-                                                          for f in ("cells", "agent", "goal_encoding", "step_num")})
-    assert (np.asarray(ours.cells == WALL).all(0) == np.asarray(theirs.cells == WALL).all(0)).all(), "the same walls"
-    assert (np.asarray(ours.cells == WALL).any(0) == np.asarray(theirs.cells == WALL).any(0)).all()
+        there = (theirs.cells >> 4 == Tiles.KEY).any((1, 2))
+        theirs = jax.tree.map(lambda x: x[there], theirs)
+    assert ((ours.cells == WALL).all(0) == (theirs.cells == WALL).all(0)).all(), "the same walls"
+    assert ((ours.cells == WALL).any(0) == (theirs.cells == WALL).any(0)).all()
     return features(ours), features(theirs)
 
 
@@ -207,10 +214,10 @@ def test_the_chances_would_show_a_difference():
 
 def test_the_blocking_object_never_lies_on_the_key():
     "The listed difference: in 0.9.3 one trial in sixteen has no key."
-    ours, theirs = (timestep.state for timestep in starts_of_both("MiniGrid-BlockedUnlockPickUp"))
-    keys = lambda s: (np.asarray(s.cells) >> 4 == Tiles.KEY).sum((1, 2))
+    ours, theirs = starts_of_both("MiniGrid-BlockedUnlockPickUp")
+    keys = lambda s: (s.cells >> 4 == Tiles.KEY).sum((1, 2))
     assert (keys(ours) == 1).all() and 0.055 < (keys(theirs) == 0).mean() < 0.07
-    cells, position = np.asarray(ours.cells), np.asarray(ours.agent.position)
+    cells, position = ours.cells, ours.agent.position
     assert (cells[np.arange(RESETS), *position.T] == FLOOR).all()
 
 
@@ -221,9 +228,7 @@ FARAMA = {"MiniGrid-DoorKey-8x8": "DoorKeyEnv", "MiniGrid-FourRooms": "FourRooms
           "MiniGrid-MemoryS16": "MemoryEnv", "MiniGrid-Unlock": "UnlockEnv", "MiniGrid-UnlockPickUp": "UnlockPickupEnv",
           "MiniGrid-BlockedUnlockPickUp": "BlockedUnlockPickupEnv", "MiniGrid-LavaGapS6": "LavaGapEnv", "MiniGrid-Empty-6x6": "EmptyEnv",
           "MiniGrid-Playground": "PlaygroundEnv"}
-FARAMA_GROUPS = [(("MiniGrid-DoorKey-8x8",), {}), (("MiniGrid-FourRooms", "MiniGrid-LockedRoom", "MiniGrid-Playground"), dict(max_steps=250)),
-                 (("MiniGrid-MemoryS16",), {}), (("MiniGrid-Unlock", "MiniGrid-UnlockPickUp", "MiniGrid-BlockedUnlockPickUp"), dict(max_steps=300)),
-                 (("MiniGrid-LavaGapS6", "MiniGrid-Empty-6x6"), {})]
+SHARED_STEP = [name for name in FARAMA if name != "MiniGrid-MemoryS16"]
 
 
 def to_farama(packed):
@@ -262,14 +267,14 @@ def farama_world(name, params, state):
     import minigrid.envs
     env = getattr(minigrid.envs, FARAMA[name])(**({"size": 9} if FARAMA[name] in ("MemoryEnv", "DoorKeyEnv", "EmptyEnv", "LavaGapEnv") else {}))
     env.reset(seed=0)
-    env.grid, env.width, env.height, env.max_steps = farama_grid(state.cells), params.width, params.height, params.max_steps
+    env.grid, (env.height, env.width), env.max_steps = farama_grid(state.cells), state.cells.shape, params.max_steps
     env.agent_pos, env.agent_dir = tuple(int(x) for x in state.agent.position[::-1]), int(state.agent.direction - 1) % 4
     env.see_through_walls, env.agent_view_size = False, params.view_size
     find = lambda *tiles: [o for o in env.grid.grid if o is not None and hasattr(o, "packed") and o.packed >> 4 in tiles]
     if name == "MiniGrid-Unlock":
         env.door, = find(Tiles.DOOR_LOCKED)
     elif "PickUp" in name:
-        (row, col), = np.argwhere((np.indices(state.cells.shape)[1] > params.width // 2) & (state.cells != WALL) & (state.cells != FLOOR))
+        (row, col), = np.argwhere((np.indices(state.cells.shape)[1] > state.cells.shape[1] // 2) & (state.cells != WALL) & (state.cells != FLOOR))
         env.obj = env.grid.get(int(col), int(row))
     elif "Memory" in name:
         env.success_pos, env.failure_pos = (tuple(int(x) for x in p[::-1]) for p in (state.carry.success_pos, state.carry.failure_pos))
@@ -358,15 +363,27 @@ def plan_for(name, state, win=True):
     return plan.actions
 
 
-@lru_cache(maxsize=None)
-def our_run(name, changes):
-    "Our environment, and a compiled function from start states and actions (n, T) to all time steps (T, n)."
-    env, params = xland_minigrid.make(name, see_through_walls=False, **dict(changes))
-    step = jax.vmap(partial(env.step, params))
-    return params, jax.jit(lambda start, actions: jax.lax.scan(lambda t, a: (step(t, a),) * 2, start, actions.T)[1])
+def our_runs(worlds, **changes):
+    """All time steps of our environment with blocked sight, in one program: a list for each of `worlds`, which are (name, states, actions (n, T)).
 
+    Grids of different sizes are padded to the largest, and cut out again.
+    """
+    memory = worlds[0][0] == "MiniGrid-MemoryS16"
+    env, params = xland_minigrid.make("MiniGrid-MemoryS16" if memory else "MiniGrid-FourRooms", see_through_walls=False, **changes)
+    start = first_of(together([states if memory else padded(states) for _, states, _ in worlds]), params.view_size)
+    actions = np.concatenate([actions for *_, actions in worlds])
 
-SEEN = {"wall": WALL >> 4, "goal": Tiles.GOAL, "key": Tiles.KEY, "ball": Tiles.BALL, "lava": Tiles.LAVA}
+    @jit_for_long
+    def run(start, actions):
+        step = lambda t, a: (jax.vmap(partial(env.step, params))(t, a),) * 2
+        steps = jax.lax.scan(step, start, actions.T)[1]
+        return steps.replace(state=steps.state.replace(key=None))
+
+    steps, at = jax.tree.map(np.asarray, run(start, actions)), np.cumsum([0, *(len(a) for *_, a in worlds)])
+    for (_, states, _), i, j in zip(worlds, at, at[1:]):
+        part = jax.tree.map(lambda x: x[:, i:j], steps)
+        height, width = states.cells.shape[1:]
+        yield params, part.replace(state=part.state.replace(cells=part.state.cells[..., :height, :width]))
 
 
 def same_view(env, ours):
@@ -408,28 +425,29 @@ def farama():
     return pytest.importorskip("minigrid", reason="pip install minigrid")
 
 
-@pytest.mark.parametrize("names, changes", FARAMA_GROUPS, ids=lambda x: x[0][9:] if isinstance(x, tuple) else "")
+@pytest.mark.parametrize("names, changes", [(SHARED_STEP, dict(max_steps=300)), (["MiniGrid-MemoryS16"], {})], ids=["shared step", "memory"])
 def test_plans_and_rewards_as_in_farama(farama, names, changes):
     "Plans and random actions give the same positions, grids, views, ends and rewards from the same state; the plans win in both."
-    n, length = 12, max(64, *(300 if "Room" in name or "Play" in name else 0 for name in names))
-    rng, params, run = np.random.default_rng(0), *our_run(names[0], tuple(changes.items()))
+    n, length, rng, worlds, planned = 12, 300, np.random.default_rng(0), [], {}
+    win = lambda name, i: "Memory" not in name or i % 2 == 0
     for name in names:
-        start = our_starts(name, n, 7, see_through_walls=False, **changes)
-        states = [jax.tree.map(lambda x: np.asarray(x[i]), start.replace(state=start.state.replace(key=None))).state for i in range(n)]
-        win = lambda i: "Memory" not in name or i % 2 == 0
-        plans = [plan_for(name, s, win(i)) if i < n - 4 and "Play" not in name else rng.choice([0, 0, 0, 1, 2, 3, 4, 5], length) for i, s in enumerate(states)]
-        actions = np.stack([np.pad(p, (0, length - len(p)), constant_values=1)[:length] for p in plans])
-        steps = run(start, jnp.asarray(actions))
-        steps = jax.tree.map(np.asarray, steps.replace(state=steps.state.replace(key=None)))
+        start = our_states(name, n, 7)
+        states = [jax.tree.map(lambda x: x[i], start) for i in range(n)]
+        plans = [plan_for(name, s, win(name, i)) if i < n - 4 and "Play" not in name else rng.choice([0, 0, 0, 1, 2, 3, 4, 5], length if "Room" in name or "Play" in name else 64)
+                 for i, s in enumerate(states)]
+        planned[name] = states, plans
+        worlds.append((name, start, np.stack([np.pad(p, (0, length - len(p)), constant_values=1)[:length] for p in plans])))
+    for (name, _, actions), (params, steps) in zip(worlds, our_runs(worlds, **changes)):
+        states, plans = planned[name]
         for i, state in enumerate(states):
             if "Blocked" in name and (state.cells == pack_pairs(state.goal_encoding[1:3])).sum() > 1:
                 continue                                          # the blocking object looks like the wanted one: here it wins too
             mine = jax.tree.map(lambda x: x[:, i], steps)
-            planned = i < n - 4 and "Play" not in name
-            end = follow(name, params, state, mine, list(actions[i][: len(plans[i])]), 1 if planned else 7)
-            if planned:
+            plan = i < n - 4 and "Play" not in name
+            end = follow(name, params, state, mine, list(actions[i][: len(plans[i])]), 1 if plan else 7)
+            if plan:
                 t, reward = end
-                assert t == len(plans[i]) and abs(reward - ((1 - 0.9 * t / params.max_steps) if win(i) else 0)) < 1e-6
+                assert t == len(plans[i]) and abs(reward - ((1 - 0.9 * t / params.max_steps) if win(name, i) else 0)) < 1e-6
 
 
 @pytest.mark.parametrize("size", [3, 5, 7])
@@ -458,22 +476,12 @@ def test_visible_cells_are_farama_s(farama, size):
 
 # Sight blocked by walls, everywhere ---------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", xland_minigrid.registered_environments())
-def test_sight_can_be_blocked_in_every_environment(name):
+@pytest.mark.parametrize("name", ["XLand-MiniGrid-R4-9x9", "MiniGrid-DoorKey-5x5", "MiniGrid-MemoryS8"])
+def test_sight_can_be_blocked(name):
+    "One environment of each view size; all of them at length, in test_invariants.py. What is then seen is compared with Farama's view above."
     env, params = xland_minigrid.make(name, see_through_walls=False)
     start = jax.eval_shape(env.reset, params, jax.random.key(0))
     assert jax.eval_shape(env.step, params, start, jnp.int32(0)).observation.shape == (params.view_size, params.view_size, 2)
-
-
-@pytest.mark.parametrize("name", ["MiniGrid-DoorKey-6x6", "MiniGrid-MemoryS16"])
-def test_what_is_seen_is_the_occluded_view(name):
-    env, params = xland_minigrid.make(name, see_through_walls=False)
-    timestep = our_starts(name, 64, 0, see_through_walls=False)
-    after = jax.jit(jax.vmap(partial(env.step, params)))(timestep, jnp.arange(64) % 6)
-    view = jax.jit(jax.vmap(partial(minigrid_field_of_view, height=params.view_size, width=params.view_size)))
-    for t in (timestep, after):
-        assert (t.observation == view(t.state.grid, t.state.agent)).all()
-    assert (np.asarray(after.observation)[..., 0] == Tiles.UNSEEN).any()
 
 
 def test_a_view_too_wide_for_blocked_sight_is_refused():
@@ -484,7 +492,7 @@ def test_a_view_too_wide_for_blocked_sight_is_refused():
 
 # Errors -------------------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name, changes, remedy", [
+WRONG = [
     ("MiniGrid-DoorKey", {}, "choose one of MiniGrid-DoorKey-[0-9x]+, .*registered_environments"),
     ("MiniGrid-UnlockPickup-v0", {}, "choose one of MiniGrid-UnlockPickUp,"), ("minigrid-memorys8", {}, "choose one of MiniGrid-MemoryS8,"),
     ("XLand-MiniGrid-R4-9x19", {}, "XLand-MiniGrid-R4-9x9"), ("", {}, "choose one of"),
@@ -498,11 +506,14 @@ def test_a_view_too_wide_for_blocked_sight_is_refused():
     ("MiniGrid-MemoryS128", dict(width=300), "3 to 255"), ("MiniGrid-Empty-5x5", dict(height=6.0), "whole number"),
     *((name, wrong, remedy) for name in ("MiniGrid-DoorKey-5x5", "XLand-MiniGrid-R1-9x9") for wrong, remedy in [
         (dict(view_size=4), "odd number"), (dict(view_size=1), "at least 3"), (dict(view_size=5.0), "whole number"), (dict(view_size=True), "whole number"),
-        (dict(max_steps=0), "at least 1"), (dict(max_steps=-3), "at least 1"), (dict(max_steps=1.5), "whole number")])])
-def test_wrong_input_is_refused_by_make(name, changes, remedy):
-    with pytest.raises(ValueError, match=remedy) as error:
-        xland_minigrid.make(name, **changes)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+        (dict(max_steps=0), "at least 1"), (dict(max_steps=-3), "at least 1"), (dict(max_steps=1.5), "whole number")])]
+
+
+def test_wrong_input_is_refused_by_make():
+    assert refusals({(name, *changes.items()): (partial(xland_minigrid.make, name, **changes), remedy) for name, changes, remedy in WRONG}, ValueError) == {}
+    with pytest.raises(ValueError) as error:
+        xland_minigrid.make("MiniGrid-DoorKey")
+    assert len(str(error.value)) < 400
 
 
 SMALL = [("MiniGrid-DoorKey-5x5", 4, 5), ("MiniGrid-UnlockPickUp", 4, 5), ("MiniGrid-BlockedUnlockPickUp", 7, 10), ("MiniGrid-LavaGapS5", 5, 8),
@@ -516,9 +527,9 @@ OTHER = [("MiniGrid-DoorKey-5x5", 12, 6), ("MiniGrid-Unlock", 4, 5), ("MiniGrid-
 def test_sizes_that_are_accepted_can_be_solved(name, height, width):
     "Smallest and oblong sizes: the outer wall is whole, nothing lies under the agent, and there is a plan."
     toys = dict(num_objects=9) if "Playground" in name else {}
-    start = our_starts(name, 16, 0, height=height, width=width, **toys).state
+    start = our_states(name, 16, 0, height=height, width=width, **toys)
     for i in range(16):
-        state = jax.tree.map(lambda x: np.asarray(x[i]), start.replace(key=None))
+        state = jax.tree.map(lambda x: x[i], start)
         edge = np.concatenate([state.cells[0], state.cells[-1], state.cells[:, 0], state.cells[:, -1]])
         assert (edge == WALL).all() and state.cells[tuple(state.agent.position)] == FLOOR
         if "Playground" not in name and (name, height) != ("MiniGrid-BlockedUnlockPickUp", 4):    # so tight that the planner finds nowhere to put things
@@ -526,11 +537,11 @@ def test_sizes_that_are_accepted_can_be_solved(name, height, width):
 
 
 def test_memory_refuses_unknown_actions_and_picks_nothing_up():
-    env, params = xland_minigrid.make("MiniGrid-MemoryS8")
-    start = jax.jit(env.reset)(params, jax.random.key(0))
+    env, params, reset, step = compiled("MiniGrid-MemoryS8")
+    start = reset(params, jax.random.key(0))
     for wrong, kind in ((6, ValueError), (-1, ValueError), (0.5, TypeError)):
         with pytest.raises(kind):
             env.step(params, start, wrong)
     beside = start.replace(state=start.state.replace(agent=start.state.agent.replace(position=jnp.array([3, 1]), direction=jnp.int32(0))))
-    after = jax.jit(env.step)(params, beside, 3)
+    after = step(params, beside, 3)
     assert (after.state.cells == start.state.cells).all() and pack_pairs(after.state.agent.pocket) == EMPTY

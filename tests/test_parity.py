@@ -30,12 +30,12 @@ from xland_minigrid.interop import upstream
 
 xminigrid = pytest.importorskip("xminigrid", reason="pip install xminigrid==0.9.3")
 
-from worlds import compiled, refusals
+from worlds import compiled, jit_for_long, refusals
 
 XLAND = [name for name in xland_minigrid.registered_environments() if name.startswith("XLand") and name in xminigrid.registered_environments()]
 ONE_SIZE = [f"XLand-MiniGrid-{size}" for size in ("R1-9x9", "R2-9x9", "R4-9x9", "R6-13x13", "R9-16x16")]   # one of each layout; all others at length
 STEPPED = ONE_SIZE[:3]                       # a step knows walls and doors, not layouts, so one size and one program are enough; all others at length
-NUM_TASKS, COPIES, STEPS = 804, 1000, 80     # tasks in all; worlds per XLand environment; steps of each
+NUM_TASKS, COPIES, STEPS = 804, 750, 80     # tasks in all; worlds per XLand environment; steps of each
 MAX_ULP = 16
 THINGS = np.array([(Tiles.BALL, 3), (Tiles.KEY, 4), (0, 0), (Tiles.HEX, 13), (Tiles.GOAL, 4)], np.uint8)   # what lies in a world when a trial begins
 FIELDS = ("grid", "position", "direction", "pocket", "step_num", "step_type", "discount", "reward", "observation")
@@ -95,48 +95,43 @@ def placed_goals(rng, goal, position):
     return goal
 
 
-def rows(tree, index):
-    return jax.tree.map(lambda x: x[index], tree)
-
-
 def together(trees):
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *trees)
+    return jax.tree.map(lambda *x: np.concatenate(x), *trees)
 
 
 @lru_cache(maxsize=None)
 def starts_of_both(name, n=3000):
-    "Starting states of both packages, as ours, for one ruleset with a row of padding; a program for each package."
+    "Starting states of both packages, as ours, in NumPy and without keys, for one ruleset with a row of padding; a program for each package."
     _, params, _, _ = compiled(name)
     params = params.replace(ruleset=RuleSet(goal=np.zeros(5, np.uint8), rules=np.zeros((1, 7), np.uint8), init_tiles=THINGS))
     their_env, their_params = xminigrid.make(name)[0], upstream.params_to_upstream(xland_minigrid.make(name, ruleset=params.ruleset)[1])
-    theirs = jax.jit(lambda keys: upstream.state_from_upstream(jax.vmap(lambda key: their_env.reset(their_params, key).state)(keys)))
-    return our_states(params, jax.random.split(jax.random.key(0), n)), theirs(jax.random.split(jax.random.key(1), n))
+    theirs = jax.jit(lambda keys: upstream.state_from_upstream(jax.vmap(lambda key: their_env.reset(their_params, key).state)(keys)).replace(key=None))
+    return jax.tree.map(np.asarray, (our_states(params, jax.random.split(jax.random.key(0), n)), theirs(jax.random.split(jax.random.key(1), n))))
 
 
-our_states = jax.jit(lambda params, keys: jax.vmap(lambda key: XLandMiniGrid().reset(params, key).state)(keys))
+our_states = jax.jit(lambda params, keys: jax.vmap(lambda key: XLandMiniGrid().reset(params, key).state.replace(key=None))(keys))
 
 
 def hard_starts(name, tasks, copies, seed):
-    "Time steps of an XLand environment, half of them from each package, crowded, with tasks; half of them near their time limit."
+    "States of an XLand environment, half of them from each package, crowded, with tasks; half of them near their time limit."
     rng, params = np.random.default_rng(seed), xland_minigrid.make(name)[1]
     half = copies // 2
-    state = together([rows(states, slice(count)) for states, count in zip(starts_of_both(name), (half, copies - half))])
-    position, cells, task = np.asarray(state.agent.position), np.asarray(state.cells), rng.integers(0, NUM_TASKS, copies)
-    cells = np.where(np.isin(cells, pack_pairs(THINGS)), FLOOR, cells)
+    state = together([jax.tree.map(lambda x: x[:count], states) for states, count in zip(starts_of_both(name), (half, copies - half))])
+    position, task = state.agent.position, rng.integers(0, NUM_TASKS, copies)
+    cells = np.where(np.isin(state.cells, pack_pairs(THINGS)), FLOOR, state.cells)
     late = rng.random(copies) < 0.5
     step_num = np.where(late, params.max_steps - rng.integers(1, STEPS, copies), rng.integers(0, params.max_steps - STEPS, copies))
-    state = state.replace(
-        step_num=jnp.asarray(step_num, jnp.int32), rules=_compiled_rules(tasks[1][task]),
-        cells=jnp.asarray(crowded(rng, cells, position, tasks[2][task])), goal_encoding=jnp.asarray(placed_goals(rng, tasks[0][task], position)))
-    return first_of(state, params.view_size), task
+    return state.replace(step_num=step_num.astype(np.int32), rules=np.asarray(_compiled_rules(tasks[1][task])),
+                         cells=crowded(rng, cells, position, tasks[2][task]), goal_encoding=placed_goals(rng, tasks[0][task], position)), task
 
 
 _compiled_rules = jax.jit(compile_rules)
 
 
 def first_of(state, view_size):
-    "Time steps that begin with these states; nobody looks at their observations."
+    "Time steps that begin with these states, in JAX; nobody looks at their observations."
     n = len(state.step_num)
+    state = jax.tree.map(jnp.asarray, state).replace(key=jax.random.split(jax.random.key(0), n))
     return TimeStep(state=state, step_type=np.zeros(n, np.uint8), reward=np.zeros(n, np.float32), discount=np.ones(n, np.float32),
                     observation=np.zeros((n, view_size, view_size, 2), np.uint8))
 
@@ -227,9 +222,9 @@ def compare_all(names, starts, steps, seed):
     "Compare environments of one size in one program. Returns per-name (equal, excluded) and the counts of all."
     env, params = xland_minigrid.make(names[0])
     their_env, their_params = xminigrid.make(names[0])
-    start = together(starts)
+    start = first_of(together(starts), params.view_size)
     uniforms = jax.random.uniform(jax.random.key(seed), (steps, len(start.reward), 3))
-    run = jax.jit(partial(compare, env, their_env, params, their_params))
+    run = jit_for_long(partial(compare, env, their_env, params, their_params))
     equal, phantom, counts = jax.tree.map(np.asarray, run(start, uniforms))
     parts = np.split(np.arange(equal.shape[1]), len(names))
     return {name: (equal[:, part], phantom[:, part]) for name, part in zip(names, parts)}, counts
@@ -270,9 +265,9 @@ def check_hard(results, counts, used):
     print(f"\n{compared:,} steps compared, {excluded:,} excluded, {len(used)} rulesets, {int(counts['cut']):,} trials cut off")
     for cls, hits in [*zip(rules.RULES, counts["rules"]), *zip(goals.GOALS, counts["goals"])]:
         print(f"{cls.__name__:20} {int(hits):7,} hits")
-    assert compared >= 200_000 and len(used) >= 200 and excluded < 0.05 * compared
-    assert counts["rules"][0] == 0 and counts["rules"][1:].min() >= 250
-    assert counts["goals"][0] == 0 and counts["goals"][1:].min() >= 80
+    assert compared >= 170_000 and len(used) >= 200 and excluded < 0.05 * compared
+    assert counts["rules"][0] == 0 and counts["rules"][1:].min() >= 200
+    assert counts["goals"][0] == 0 and counts["goals"][1:].min() >= 50
     assert counts["cut"] >= 500
 
 

@@ -59,6 +59,11 @@ def _jitted_step(step, outcome, observe, lawless, owner):
     return jax.jit((owner or plain)().step)
 
 
+def jit_for_long(function, **kwargs):
+    "`jax.jit` with XLA's optimisations on, which the fast tests turn off: for a program that runs for seconds, not for milliseconds."
+    return jax.jit(function, compiler_options=dict(xla_backend_optimization_level=1, xla_llvm_disable_expensive_passes=False), **kwargs)
+
+
 def refusals(cases, errors=(ValueError, TypeError), one_line=True):
     """Try wrong input of many kinds. Return what went wrong as `{name: reason}`: `assert refusals(cases) == {}`.
 
