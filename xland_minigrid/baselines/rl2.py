@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'finding_out', 'preset', 'single_task', 'to_dict', 'from_dict', 'make_world',
-           'begin', 'load_tasks', 'Agent', 'new_agent', 'RunState', 'start_run', 'Targets', 'targets_of', 'enter',
-           'growing_worlds', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of', 'try_out', 'EndTraining',
-           'Interrupts', 'Training', 'train', 'load_agent']
+           'begin', 'load_tasks', 'Agent', 'new_agent', 'abstract_agent', 'RunState', 'start_run', 'Targets',
+           'targets_of', 'enter', 'growing_worlds', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of', 'try_out',
+           'EndTraining', 'Interrupts', 'Training', 'train', 'load_agent']
 
 # %% ../../nbs/baselines/10_rl2.ipynb #d8ed63e3
 import dataclasses
@@ -218,9 +218,19 @@ class Agent:
 
 def new_agent(config: TrainConfig) -> Agent:
     "An agent that has learned nothing yet; its weights depend on `config.seed`."
+    return Agent(config, *nnx.split(_constructor(config)()))
+
+def abstract_agent(config: TrainConfig) -> Agent:
+    "An agent whose parameters are shapes and dtypes without numbers (`jax.ShapeDtypeStruct`): its structure, or the form in which to load a checkpoint. Computes nothing."
+    return Agent(config, *nnx.split(nnx.eval_shape(_constructor(config))))
+
+def _constructor(config: TrainConfig) -> Callable[[], ActorCritic]:
+    "The function that makes the network of a configuration."
     env, params = make_world(config)
-    network = ActorCritic(config.network, config.view_size, env.num_actions(params), rngs=nnx.Rngs(config.seed))
-    return Agent(config, *nnx.split(network))
+    return functools.partial(_make_network, config, env.num_actions(params))
+
+def _make_network(config: TrainConfig, num_actions: int) -> ActorCritic:
+    return ActorCritic(config.network, config.view_size, num_actions, rngs=nnx.Rngs(config.seed))
 
 # %% ../../nbs/baselines/10_rl2.ipynb #d018adc0
 class RunState(PyTreeNode):
@@ -311,7 +321,7 @@ def mesh_of(config: TrainConfig):
 def _round(config: TrainConfig, curriculum, mesh) -> Callable:
     "The function of a round."
     env, params = make_world(config)
-    structure = new_agent(config).structure
+    structure = abstract_agent(config).structure
     updates = config.steps_per_task // config.steps_per_update
     optimizer = make_optimizer(config.ppo, config.rounds * updates)
 
@@ -348,7 +358,7 @@ def outcome_of(records: Record) -> Outcome:
 def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
     "The function that tries candidates."
     env, params = make_world(config)
-    structure = new_agent(config).structure
+    structure = abstract_agent(config).structure
 
     def refresh(state: RunState, benchmark: Benchmark):
         number, axis = share(mesh, curriculum.candidates)
@@ -491,7 +501,7 @@ class _Run:
         uniform = benchmark is None or config.curriculum.kind == "uniform"  # needs no memory
         self.curriculum = None if uniform else make_curriculum(
             config.curriculum, benchmark, par, self.max_steps, **({} if par is not None else {"env_id": config.env_id, "height": config.size, "width": config.size}))
-        self.structure = new_agent(config).structure
+        self.structure = abstract_agent(config).structure
 
     def agent(self, state: RunState, steps: int) -> Agent:
         return Agent(self.config, self.structure, jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), state.parameters), steps)
@@ -562,6 +572,6 @@ def load_agent(run, step: int | None = None) -> Agent:
         return open_box(str(run))
     checkpoints = Checkpoints(folder if folder.name == "checkpoints" else folder / "checkpoints")
     about = checkpoints.record(step)["about"]
-    agent = new_agent(from_dict(about["config"]))
+    agent = abstract_agent(from_dict(about["config"]))
     state = checkpoints.load(RunState(agent.parameters, (), None, None, None), step)[0]
     return dataclasses.replace(agent, parameters=state.parameters, steps=about["steps"])
