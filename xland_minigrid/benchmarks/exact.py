@@ -323,18 +323,18 @@ def _bare(env: Environment, params: EnvParams) -> tuple[Environment, EnvParams]:
     return env, params.replace(**{name: value for name, value in blank.items() if name in field_names(params)})
 
 # %% ../../nbs/benchmarks/09_exact.ipynb #98a0d8f3
-def _stacked(things, of: type):
-    "A list or tuple of records as one batch; anything else as it is."
-    if not isinstance(things, (list, tuple)):
-        return things
+def _listed(things, of: type) -> list:
+    "A list or tuple of records, checked."
     things = [getattr(t, "state", t) for t in things]
     if not things or any(not isinstance(t, of) for t in things):
         raise TypeError(f"Give one or more {of.__name__}s, single, in a list, or as a batch with a leading axis.")
-    return stack_rulesets(things) if of is RuleSet else jax.tree.map(lambda *x: jnp.stack(x), *things)
+    return things
 
 def _plain_state(states) -> State:
-    "A `State` of NumPy leaves without key, step counter and the memory of wrappers."
-    states = _stacked(getattr(states, "state", states), State)
+    "A `State` of NumPy leaves without key, step counter and the memory of wrappers; of a list or tuple of states, a batch."
+    states = getattr(states, "state", states)
+    if isinstance(states, (list, tuple)):
+        return jax.tree.map(lambda *x: np.stack(x), *map(_plain_state, _listed(states, State)))
     if not isinstance(states, State):
         raise TypeError(f"The start is {type(states).__name__}: give a TimeStep or State, single or a batch of them.")
     carry = states.carry
@@ -345,6 +345,8 @@ def _plain_state(states) -> State:
     return jax.tree.map(np.asarray, states.replace(key=None, step_num=None, carry=carry))
 
 # %% ../../nbs/benchmarks/09_exact.ipynb #655fc492
+_compiled = jax.jit(compile_rules)
+
 def _with_task(states: State, ruleset: RuleSet) -> State:
     "States that hold this task, or these tasks, one each."
     check_open(ruleset)
@@ -354,12 +356,12 @@ def _with_task(states: State, ruleset: RuleSet) -> State:
         open = start(open, jnp.asarray(states.cells))
     elif open is not None:
         open = states.open.replace(laws=open.laws, goals=open.goals)
-    made = states.replace(goal_encoding=np.asarray(ruleset.goal, np.uint8), rules=compile_rules(ruleset.rules), open=open)
+    made = states.replace(goal_encoding=np.asarray(ruleset.goal, np.uint8), rules=_compiled(ruleset.rules), open=open)
     return jax.tree.map(np.asarray, made)
 
 def _batch(ruleset, states) -> tuple[State, bool]:
     "States with a leading axis that hold their tasks, and whether there was one task and one start."
-    ruleset, states = _stacked(ruleset, RuleSet), _plain_state(states)
+    ruleset, states = stack_rulesets(_listed(ruleset, RuleSet)) if isinstance(ruleset, (list, tuple)) else ruleset, _plain_state(states)
     if ruleset is not None and not isinstance(ruleset, RuleSet):
         raise TypeError(f"ruleset is {type(ruleset).__name__}: give a RuleSet, single or a batch of them, or None for the tasks that the states hold.")
     starts = len(states.cells) if states.cells.ndim == 3 else None
@@ -412,7 +414,8 @@ def _searched(env, params, states: State, max_states: int, max_steps: int | None
     "The answer for as many tasks as one search can hold."
     world = _world(states)
     tasks = np.arange(len(states.cells), dtype=np.uint16)
-    search = _Search(env, params, world, _actions(env, states), np.asarray(_rows_of(world, states, tasks)), max_states)
+    rows = np.asarray(_rows_of(world, jax.tree.map(_roomy, states), _roomy(tasks)))[:len(tasks)]
+    search = _Search(env, params, world, _actions(env, states), rows, max_states)
     while search.open.any() and (max_steps is None or len(search.growth) <= max_steps):
         before = search.open.sum()
         search.advance()

@@ -1222,6 +1222,14 @@ def _allowed(plan):
 # %% ../../nbs/benchmarks/08_oracle.ipynb #34019b2b
 _PIECE = 64  # steps
 
+def _shared(env):
+    "Environments hold no state, so those of one class share their compiled programs."
+    return env if vars(env) else _first(type(env))
+
+@functools.cache
+def _first(cls: type):
+    return cls()
+
 @functools.lru_cache(maxsize=32)
 def _replayer(env):
     "A compiled scan over `_PIECE` actions of n trials; it takes up where it left off, so one program serves solutions of any length."
@@ -1278,7 +1286,7 @@ def _replay_batch(env, params, timesteps, actions, rows):
     index = np.concatenate([rows, np.full(width - len(rows), rows[0])])
     carry = _rows_of(timesteps, index), np.zeros(width, np.int32), np.zeros(width, bool), np.int32(1)
     for piece in np.split(padded, pieces, axis=1):
-        carry = _replayer(env)(params, carry, piece)
+        carry = _replayer(_shared(env))(params, carry, piece)
     return np.asarray(carry[1])[:len(rows)], np.asarray(carry[2])[:len(rows)]
 
 # %% ../../nbs/benchmarks/08_oracle.ipynb #0ee0994a
@@ -1310,12 +1318,13 @@ def starts_of(env, params, goals, rules, init_tiles, keys):
     for begin in range(0, n, _BATCH):
         rows = np.minimum(np.arange(begin, begin + _BATCH), n - 1)
         tasks = RuleSet(goal=np.asarray(goals)[rows], rules=np.asarray(rules)[rows], init_tiles=np.asarray(init_tiles)[rows])
-        batch = _reset_batch(env)(params, tasks, _rows_of(keys, rows))
+        batch = _reset_batch(_shared(env))(params, tasks, _rows_of(keys, rows))
         parts.append(_rows_of(batch, slice(n - begin)))
     return jax.tree.map(lambda *x: jnp.concatenate(x) if len(x) > 1 else jnp.asarray(x[0]), *parts)
 
 @functools.lru_cache(maxsize=32)
 def _reset_batch(env):
+    "The compiled reset of many tasks: parameters, tasks, keys."
     return jax.jit(lambda params, tasks, keys: jax.vmap(lambda task, key: env.reset(params.replace(ruleset=task), key))(tasks, keys))
 
 # %% ../../nbs/benchmarks/08_oracle.ipynb #a2478385
@@ -1391,7 +1400,7 @@ def reference_steps(benchmark, numbers, env, params, starts: int = 4, seed: int 
 def _mean_walk(env, params, resets: int = 4, places: int = 16) -> float:
     "The mean number of actions to come from one free cell of a layout to another, over some resets; doors are shut."
     nothing = jax.tree.map(lambda x: np.repeat(x[None], resets, axis=0), empty_ruleset())
-    cells = np.asarray(_reset_batch(env)(params, nothing, jax.random.split(jax.random.key(0), resets)).state.cells)
+    cells = np.asarray(_reset_batch(_shared(env))(params, nothing, jax.random.split(jax.random.key(0), resets)).state.cells)
     means = []
     for grid in cells:
         world = _World(np.zeros(5, np.uint8), np.zeros((1, 7), np.uint8), *grid.shape)
