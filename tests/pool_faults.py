@@ -10,16 +10,56 @@ import time
 from urllib.parse import urlsplit
 
 from xland_minigrid.pool.server import EnvServer, ServerConfig, make_host
+from xland_minigrid.pool.sessions import Host
+
+HANG = 300.0                                                # seconds after which a test gives up; nothing that works takes so long, however busy the machine is
+HOUR = 3600.0
 
 
-def until(true, seconds: float = 5.0, every: float = 0.01) -> bool:
-    "Whether something becomes true in time."
-    end = time.monotonic() + seconds
+def until(true, every: float = 0.005) -> bool:
+    "Wait for something to become true. Returns False only where it never does."
+    end = REAL() + HANG
     while not true():
-        if time.monotonic() > end:
+        if REAL() > end:
             return bool(true())
         time.sleep(every)
     return True
+
+
+async def soon(true, every: float = 0.001) -> bool:
+    "Wait as `until` does, without blocking the loop."
+    end = REAL() + HANG
+    while not true():
+        if REAL() > end:
+            return bool(true())
+        await asyncio.sleep(every)
+    return True
+
+
+REAL = time.monotonic
+
+
+class Clock:
+    """A clock for `time.monotonic`, and so for every event loop: it runs as the real one does, and jumps when it is told to.
+
+    Use it where a deadline is the subject: give a deadline that no machine reaches, and let it pass with `jump`.
+    """
+
+    def __init__(self, monkeypatch):
+        self.ahead = 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: REAL() + self.ahead)
+
+    def jump(self, seconds: float, *loops) -> None:
+        "Let so many seconds pass, here and on the given loops of other threads."
+        self.ahead += seconds
+        for loop in loops:
+            loop.call_soon_threadsafe(lambda: None)          # a loop that sleeps looks at the clock again
+
+
+async def turns_of_the_loop(count: int = 50) -> None:
+    "Let everything on this loop that needs no more than a few turns come to its end."
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 def sockets() -> set[str]:
@@ -46,8 +86,8 @@ class Loop:
         self.thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self.thread.start()
 
-    def run(self, coroutine, timeout: float = 30.0):
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
+    def run(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(HANG)
 
     def call(self, function, *arguments):
         "Run a plain function there and return what it returns."
@@ -62,27 +102,26 @@ class Loop:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         with contextlib.suppress(concurrent.futures.TimeoutError):
-            self.run(cancel(), 5)
+            self.run(cancel())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(5)
+        self.thread.join(HANG)
         if not self.thread.is_alive():
             self.loop.close()
 
 
 class LiveServer:
-    "An `EnvServer` of this process on its own loop; `live` is how many sessions it holds, `used` how many places."
+    """An `EnvServer` of this process on its own loop; `live` is how many sessions it holds, `used` how many places.
+
+    Its sessions outlive their connection by an hour and silence by ten, so none ends by accident on a busy machine. `later` lets hours pass at once.
+    """
+    GRACE, IDLE = HOUR, 10 * HOUR
 
     def __init__(self, backends: dict | None = None, **settings):
-        settings = {"slots": 8, "token": "a-token-for-tests", "grace": 0.5, "idle": 600.0, **settings}
-        self.settings = settings
-        config = ServerConfig(**settings)
-        host = None
-        if backends is not None:
-            from xland_minigrid.pool.sessions import Host
-            host = Host(backends, grace=config.grace, idle=config.idle)
+        config = ServerConfig(**{"slots": 8, "token": "a-token-for-tests", "grace": 0.08, "ping": HOUR, **settings})    # a short grace: the server then looks often
         self.io = Loop("test-server")
-        self.server = EnvServer(config, host=host or make_host(config))
+        self.server = EnvServer(config, host=make_host(config) if backends is None else Host(backends))
         self.host, self.token, self.stopped = self.server.host, config.token, False
+        self.host.grace, self.host.idle = self.GRACE, self.IDLE
         self.io.run(self.server.start())
         self.url = self.server.url
         self.port = urlsplit(self.url).port
@@ -99,15 +138,39 @@ class LiveServer:
     def counts(self) -> dict:
         return dict(self.host.counts)
 
-    def freed(self, seconds: float = 5.0) -> bool:
-        "Whether every place is free in time."
-        return until(lambda: self.live == 0 and self.used == 0, seconds)
+    @property
+    def detached(self) -> int:
+        "How many sessions have no connection."
+        return sum(not seat.attached for seat in list(self.host.seats.values()))
 
-    def stop(self, drain: float = 0.0, timeout: float = 30.0) -> None:
+    def later(self, seconds: float) -> None:
+        "Let time pass for the sessions: each was last heard of so many seconds earlier."
+        def age():
+            for seat in self.host.seats.values():
+                seat.active -= seconds
+        self.io.call(age)
+
+    def forget(self, count: int) -> None:
+        "Wait until so many sessions have lost their connection, then let the grace pass that they have."
+        assert until(lambda: self.detached == count), f"{self.detached} sessions have lost their connection"
+        self.later(self.GRACE + 1)
+
+    def ping(self, times: int) -> None:
+        "Ping every connection so often, and wait for the answers. The calling thread does nothing else meanwhile."
+        async def ping():
+            for connection in list(self.server._connections) * times:
+                await (await connection.ping())
+        self.io.run(ping())
+
+    def freed(self) -> bool:
+        "Whether every place becomes free."
+        return until(lambda: self.live == 0 and self.used == 0)
+
+    def stop(self, drain: float = 0.0) -> None:
         if not self.stopped:
             self.stopped = True
             try:
-                self.io.run(self.server.stop(drain), timeout)
+                self.io.run(self.server.stop(drain))
             finally:
                 self.io.end()
 

@@ -4,6 +4,8 @@ import base64
 import contextlib
 import gc
 import http.client
+import importlib.util
+import itertools
 import json
 import math
 import os
@@ -16,7 +18,9 @@ import sys
 import textwrap
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +28,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pool_faults import FaultProxy, LiveServer, sockets, until
+from pool_faults import HANG, HOUR, Clock, FaultProxy, LiveServer, sockets, soon, turns_of_the_loop, until
 
 import xland_minigrid
+from worlds import compiled, refusals
+from xland_minigrid import cli
 from xland_minigrid.envs.wrappers import Wrapper
-from xland_minigrid.pool import EnvPool, start_server
+from xland_minigrid.pool import EnvPool, client, start_server
+from xland_minigrid.pool import server as server_module
 from xland_minigrid.pool.episodes import Env
 from xland_minigrid.pool.errors import (BadRequest, ConnectFailed, EnvFault, PoolClosed, PoolError, PoolExhausted, ResetRequired, SessionBusy, SessionLost,
                                         Unauthorized, WrongThread)
@@ -42,8 +49,7 @@ LEFT = 1                                                     # an action that ch
 @pytest.fixture(scope="module")
 def server():
     "One server for all tests that leave it as it was."
-    Twin(0).step(LEFT)                                       # compiled now, not in the middle of something timed
-    with LiveServer(env=ENV, slots=8, text=("frozen_lake",), grace=1.0, token=TOKEN) as live:
+    with LiveServer(env=ENV, slots=8, text=("frozen_lake",), token=TOKEN) as live:
         yield live
 
 
@@ -54,12 +60,12 @@ def nothing_left(request):
     yield
     if "server" in request.fixturenames:
         live = request.getfixturevalue("server")
-        freed = live.freed(4)
+        freed = live.freed()                                 # at once, since the grace of this server is an hour
         found = f"{live.live} sessions and {live.used} places are still held: {live.counts}"
         if not freed:                                        # the next test is not to suffer from this one
             live.io.call(lambda: [live.host.release(seat, "test") for seat in list(live.host.seats.values())])
         assert freed, found
-    assert until(lambda: set(pool_threads()) <= before, 3), "a thread is left"
+    assert until(lambda: set(pool_threads()) <= before), "a thread is left"
 
 
 def pool_threads() -> list[threading.Thread]:
@@ -67,18 +73,13 @@ def pool_threads() -> list[threading.Thread]:
 
 
 def connect(live, size=1, **options) -> EnvPool:
-    return EnvPool.connect(getattr(live, "url", live), size, token=options.pop("token", TOKEN), **options)
+    return EnvPool.connect(getattr(live, "url", live), size, **{"token": TOKEN, "resume_for": HOUR, "connect_timeout": HANG, "ping": HOUR, "timeout": HANG, **options})
 
 
 class Twin:
     "The same environment without any pool: what a session has to agree with, to the bit."
-    made = None
-
     def __init__(self, seed: int):
-        if Twin.made is None:
-            env, params = xland_minigrid.make(ENV)
-            Twin.made = params, jax.jit(env.reset), jax.jit(env.step)
-        self.params, reset, self._step = Twin.made
+        _, self.params, reset, self._step = compiled(ENV)
         self.timestep, self.n = reset(self.params, jax.random.key(seed)), 0
 
     @property
@@ -98,32 +99,36 @@ class Twin:
 
 
 class Counting(Env):
-    "A text environment that counts its lives; its actions are orders to misbehave."
-    alive, closed, effects = set(), 0, 0
+    "A text environment that counts its lives; its actions are orders to misbehave. What waits, waits until `gate` is opened; `waiting` counts what does."
+    alive, closed, effects, waiting, gate = set(), 0, 0, 0, threading.Event()
 
     def __init__(self, env_config=None):
         super().__init__(env_config)
         self.steps = 0
 
+    async def wait(self, stubborn=False):
+        Counting.waiting += 1
+        try:
+            while not Counting.gate.is_set():
+                with contextlib.suppress(*[asyncio.CancelledError] * stubborn):
+                    await asyncio.sleep(0.002)
+        finally:
+            Counting.waiting -= 1
+
     async def reset(self, config):
         Counting.alive.add(self)
         if self.env_config.get("break"):
             raise OSError("the engine is gone")
-        if wait := self.env_config.get("slow"):
-            await asyncio.sleep(wait)
+        if self.env_config.get("stuck_reset"):
+            await self.wait()
         return f"begin {self.env_config.get('seed', 0)}", {}, "be good"
 
     async def step(self, action):
         order, _, value = action[-1]["content"].partition(" ")
         if order == "raise":
             raise OSError("the engine is gone")
-        if order == "wait":
-            await asyncio.sleep(float(value))
-        if order == "stubborn":
-            end = time.monotonic() + float(value)
-            while time.monotonic() < end:
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.sleep(end - time.monotonic())
+        if order in ("wait", "stubborn"):
+            await self.wait(order == "stubborn")
         self.steps += 1
         Counting.effects += 1
         if order == "words":
@@ -131,8 +136,10 @@ class Counting(Env):
         return f"step {self.steps}", float(value) if order == "reward" else 0.0, order == "end", {}
 
     async def close(self):
-        if wait := self.env_config.get("slow_close"):
-            await asyncio.sleep(wait)
+        if self.env_config.get("slow_close"):
+            await asyncio.sleep(0.02)
+        if self.env_config.get("stuck_close"):
+            await self.wait()
         if self.env_config.get("broken_close"):
             raise OSError("cannot")
         Counting.alive.discard(self)
@@ -141,8 +148,10 @@ class Counting(Env):
 
 @pytest.fixture
 def counting():
-    Counting.alive, Counting.closed, Counting.effects = set(), 0, 0
-    return Counting
+    Counting.alive, Counting.closed, Counting.effects, Counting.waiting = set(), 0, 0, 0
+    Counting.gate.clear()
+    yield Counting
+    Counting.gate.set()
 
 
 # ---------------------------------------------------------------- P1: refused before the upgrade, all or nothing
@@ -155,7 +164,7 @@ def test_p1_all_or_nothing(server):
             with pytest.raises(PoolExhausted) as caught:
                 await connect(server, 8).start()             # three places are free
             assert caught.value.retryable and caught.value.detail["retry_after"] > 0
-            assert until(lambda: server.used == 5, 2), f"{server.used} places are held, 5 belong to somebody"
+            assert until(lambda: server.used == 5), f"{server.used} places are held, 5 belong to somebody"
             async with connect(server, 3) as three:          # and the three can be had
                 assert len(three.sessions) == 3 and server.used == 8
     asyncio.run(main())
@@ -163,41 +172,48 @@ def test_p1_all_or_nothing(server):
 
 def test_p1_wait_for_places(server):
     async def main():
-        first = await connect(server, 8).start()
-        asyncio.get_running_loop().call_later(0.3, lambda: asyncio.ensure_future(first.close()))
-        async with connect(server, 8, wait=10) as second:
+        first, refused = await connect(server, 8).start(), server.counts.get("refused_503", 0)
+        async def leave():
+            assert await soon(lambda: server.counts.get("refused_503", 0) > refused)
+            await first.close()
+        leaving = asyncio.ensure_future(leave())
+        async with connect(server, 8, wait=HANG) as second:
             assert len(second.sessions) == 8
+        await leaving
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("after", [0.0, 0.001, 0.003, 0.006, 0.012, 0.03])
-def test_p1_cancelled_while_connecting(server, after):
+def test_p1_cancelled_while_connecting(server):
     "The collector is off: sockets are to be closed, not to be found."
+    async def main(after):
+        task = asyncio.ensure_future(connect(server, 8).start())
+        await asyncio.sleep(after)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await task).close()
     gc.disable()
     try:
-        async def main():
-            task = asyncio.ensure_future(connect(server, 8).start())
-            await asyncio.sleep(after)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await (await task).close()
-        before = sockets()
-        asyncio.run(main())
-        assert server.freed(2), f"{server.live} sessions were leaked by a cancelled start"
-        assert until(lambda: sockets() <= before, 2), "sockets were leaked by a cancelled start"
+        for after in (0.0, 0.001, 0.003, 0.006, 0.012, 0.03):
+            before = sockets()
+            asyncio.run(main(after))
+            assert server.freed(), f"{server.live} sessions were leaked by a start that was cancelled after {after} s"
+            assert until(lambda: sockets() <= before), f"sockets were leaked by a start that was cancelled after {after} s"
     finally:
         gc.enable()
 
 
-@pytest.mark.parametrize("headers,status", [
-    ({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "Bearer \xe9\xff"}, 401), ({"Authorization": "Basic YTpi"}, 401),
-    ({"Authorization": f"Bearer {TOKEN}", "Origin": "http://evil.example"}, 403),
-    ({"Authorization": f"Bearer {TOKEN}", "Origin": "null"}, 403),
-    ({"Authorization": f"Bearer {TOKEN}", "X-Pool-Session": "0123456789abcdef", "X-Pool-Resume": "x"}, 410),
-])
-def test_p1_refusals_take_nothing(server, headers, status):
-    assert raw_upgrade(server.port, headers).status == status
-    assert server.used == 0
+def test_p1_refusals_take_nothing(server):
+    good = {"Authorization": f"Bearer {TOKEN}"}
+    cases = [({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "Bearer \xe9\xff"}, 401), ({"Authorization": "Basic YTpi"}, 401), ({**good, "Origin": "http://evil.example"}, 403),
+             ({**good, "Origin": "null"}, 403), ({**good, "X-Pool-Session": "0123456789abcdef", "X-Pool-Resume": "x"}, 410), ("/session?env=nothing", 404), ("/elsewhere", 404)]
+    answers = [raw_upgrade(server.port, good, case).status if isinstance(case, str) else raw_upgrade(server.port, case).status for case, _ in cases]
+    assert answers == [status for _, status in cases] and server.used == 0
+    async def main():
+        with pytest.raises(BadRequest, match="no such environment"):
+            await connect(server, 1, env="nothing").start()
+        with pytest.raises(Unauthorized):
+            await connect(server, 1, token="wrong").start()
+    asyncio.run(main())
 
 
 class Answer:
@@ -208,19 +224,17 @@ class Answer:
         self.headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
 
 
-def raw_upgrade(port, headers, path="/session", wait=5.0, keep=False):
-    "A handshake by hand. Returns the answer, with its socket if `keep`."
+def raw_upgrade(port, headers, path="/session"):
+    "A handshake by hand. Returns the answer."
     lines = [f"GET {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Key: " + base64.b64encode(bytes(16)).decode(),
              "Sec-WebSocket-Version: 13", *(f"{k}: {v}" for k, v in headers.items())]
-    sock = socket.create_connection(("127.0.0.1", port), wait)
+    sock = socket.create_connection(("127.0.0.1", port), HANG)
     sock.sendall(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
     data = b""
     with contextlib.suppress(OSError):
         while b"\r\n\r\n" not in data and (more := sock.recv(65536)):
             data += more
     answer = Answer(data)
-    if keep:
-        return answer, sock
     if answer.status != 101:
         with contextlib.suppress(OSError):
             while more := sock.recv(65536):
@@ -229,26 +243,13 @@ def raw_upgrade(port, headers, path="/session", wait=5.0, keep=False):
     return answer
 
 
-def test_p1_unknown_environment_and_path(server):
-    good = {"Authorization": f"Bearer {TOKEN}"}
-    assert raw_upgrade(server.port, good, "/session?env=nothing").status == 404
-    assert raw_upgrade(server.port, good, "/elsewhere").status == 404
-    assert server.used == 0
-    async def main():
-        with pytest.raises(BadRequest, match="no such environment"):
-            await connect(server, 1, env="nothing").start()
-        with pytest.raises(Unauthorized):
-            await connect(server, 1, token="wrong").start()
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("path", ["/session", "/ws"])
-def test_p1_503_before_the_upgrade(server, path):
+def test_p1_503_before_the_upgrade(server):
     async def main():
         async with connect(server, 8):
-            answer = await asyncio.to_thread(raw_upgrade, server.port, {"Authorization": f"Bearer {TOKEN}"}, path)
-            assert answer.status == 503 and float(answer.headers["retry-after"]) > 0 and b"8" in answer.body
-            assert server.used == 8
+            for path in ("/session", "/ws"):
+                answer = await asyncio.to_thread(raw_upgrade, server.port, {"Authorization": f"Bearer {TOKEN}"}, path)
+                assert answer.status == 503 and float(answer.headers["retry-after"]) > 0 and b"8" in answer.body
+                assert server.used == 8
     asyncio.run(main())
 
 
@@ -261,7 +262,7 @@ def test_p1_vanished_in_mid_handshake(server):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.sendall(lines[:cut])
         sock.close()                                         # RST
-    assert until(lambda: server.used == 0, 0.9), f"{server.used} places are held by clients that are gone"
+    assert until(lambda: server.used == 0), f"{server.used} places are held by clients that are gone"
     async def main():
         async with connect(server, 8):
             pass
@@ -277,10 +278,10 @@ def test_p1_several_servers():
                 assert {s.endpoint for s in pool.sessions[:5]} != {s.endpoint for s in pool.sessions[5:]} and len({s.endpoint for s in pool.sessions[:5]}) == 1
                 with pytest.raises(PoolExhausted):           # six places are free, three here and three there
                     await EnvPool.connect([one.url, two.url], 4, group_size=4, token=TOKEN).start()
-            assert one.freed(2) and two.freed(2)
+            assert one.freed() and two.freed()
             with pytest.raises(PoolExhausted):
                 await EnvPool.connect([one.url, two.url], 15, group_size=5, token=TOKEN).start()
-            assert one.freed(2) and two.freed(2)
+            assert one.freed() and two.freed()
     asyncio.run(main())
 
 
@@ -296,7 +297,7 @@ def free_port() -> int:
 def test_p2_server_restarted_in_mid_episode():
     live = LiveServer()
     async def main():
-        async with connect(live, 2, resume_for=5) as pool:
+        async with connect(live, 2) as pool:
             for session in pool.sessions:
                 await session.reset(3)
                 assert (await session.step(LEFT)).n == 1
@@ -322,13 +323,14 @@ async def two_steps(episode):
 def test_p2_grace_over(server):
     async def main():
         with FaultProxy(server.url) as proxy:
-            async with connect(proxy.url, 1, resume_for=5) as pool:
+            async with connect(proxy.url, 1) as pool:
                 session = pool.sessions[0]
                 await session.reset(1)
                 await session.step(LEFT)
                 proxy.refuse = True
                 proxy.abort_all()
-                assert await asyncio.to_thread(server.freed, 5)
+                await asyncio.to_thread(server.forget, 1)
+                assert await asyncio.to_thread(server.freed)
                 proxy.refuse = False
                 with pytest.raises(SessionLost):
                     await session.step(LEFT)
@@ -336,18 +338,25 @@ def test_p2_grace_over(server):
     assert server.counts["released_detached"] >= 1
 
 
-def test_p2_cannot_come_back_in_time(server):
+def test_p2_cannot_come_back_in_time(server, monkeypatch):
+    "A broken connection is tried again and again as long as `resume_for` says, and then the session is lost."
+    ahead = [0.0]
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: 1000.0 + ahead[0]))
     async def main():
         with FaultProxy(server.url) as proxy:
-            async with connect(proxy.url, 1, resume_for=0.3) as pool:
+            async with connect(proxy.url, 1, resume_for=30.0) as pool:
                 await pool.sessions[0].reset(1)
                 proxy.refuse = True
                 proxy.abort_all()
-                began = time.monotonic()
-                with pytest.raises(SessionLost):
-                    await pool.sessions[0].step(LEFT)
-                assert 0.2 < time.monotonic() - began < 3
+                step = asyncio.ensure_future(pool.sessions[0].step(LEFT))
+                for ahead[0] in (0.0, 30.0):
+                    tried = proxy.connections
+                    assert await soon(lambda: proxy.connections > tried + 2 or step.done()) and not step.done()
+                ahead[0] = 30.1
+                with pytest.raises(SessionLost, match="30 s"):
+                    await step
     asyncio.run(main())
+    server.forget(1)
 
 
 @pytest.mark.parametrize("where", ["sockets", "local"])
@@ -399,11 +408,14 @@ async def abort(session):
 
 
 def test_p2_idle():
-    with LiveServer(idle=0.4, grace=5.0) as live:
+    with LiveServer() as live:
         async def main():
-            async with connect(live, 2, resume_for=2) as pool:
+            async with connect(live, 2) as pool:
                 await pool.sessions[0].reset(0)
-                assert await asyncio.to_thread(live.freed, 3)
+                live.later(live.IDLE - HANG)
+                assert live.io.call(live.host.reap) == []
+                live.later(HANG + 1)
+                assert await asyncio.to_thread(live.freed)
                 with pytest.raises(SessionLost):
                     await pool.sessions[0].step(LEFT)
                 with pytest.raises((SessionLost, ResetRequired)):
@@ -413,14 +425,19 @@ def test_p2_idle():
 
 def test_p2_a_long_step_is_not_idleness(counting):
     "The time that an environment needs for a step does not count against its session."
-    with LiveServer({"local": TextBackend(Counting, 1)}, idle=0.6, grace=5.0) as live:
+    with LiveServer({"local": TextBackend(Counting, 1, step_timeout=HANG)}) as live:
         async def main():
             async with connect(live, 1) as pool:
                 session = pool.sessions[0]
                 await session.reset(0)
-                assert (await session.step("wait 1.2")).n == 1
-                await asyncio.sleep(0.3)                     # half of what a session may be silent
-                assert (await session.step("go")).n == 2
+                step = asyncio.ensure_future(session.step("wait"))
+                assert await soon(lambda: counting.waiting)
+                live.later(2 * live.IDLE)
+                assert live.io.call(live.host.reap) == []
+                counting.gate.set()
+                assert (await step).n == 1
+                live.later(live.IDLE - HANG)                 # it may be silent as long as ever
+                assert live.io.call(live.host.reap) == [] and (await session.step("go")).n == 2
         asyncio.run(main())
 
 
@@ -472,7 +489,7 @@ def test_p3_cut_with_rst(server, way):
 
 def test_p3_counted_by_the_environment(counting):
     "The environment itself counts its steps: as many as were asked for, with the reply to each of them lost once and every request sent twice."
-    with LiveServer({"local": TextBackend(Counting, 1)}, grace=5.0) as live:
+    with LiveServer({"local": TextBackend(Counting, 1, step_timeout=HANG)}) as live:
         async def main():
             with FaultProxy(live.url) as proxy:
                 async with connect(proxy.url, 1) as pool:
@@ -484,8 +501,13 @@ def test_p3_counted_by_the_environment(counting):
                         assert (step.n, step.observation, counting.effects) == (n, f"step {n}", n)
                     assert session.resumes == 40 and live.counts["replayed"] == 40
                     for n in range(41, 44):                  # cut while the environment is still at it
-                        asyncio.get_running_loop().call_later(0.1, proxy.abort_all)
-                        step = await session.step("wait 0.25")
+                        counting.gate.clear()
+                        task = asyncio.ensure_future(session.step("wait"))
+                        assert await soon(lambda: counting.waiting)
+                        proxy.abort_all()
+                        assert await soon(lambda: session.resumes == n)
+                        counting.gate.set()
+                        step = await task
                         assert (step.n, step.observation, counting.effects) == (n, f"step {n}", n)
         asyncio.run(main())
 
@@ -554,14 +576,16 @@ def test_p3_cancelled_steps(server):
 # ---------------------------------------------------------------- P4: a cell that blocks
 
 
-def blocked(seconds: float, ping: float) -> None:
-    with LiveServer(ping=ping, grace=0.2) as live:
+def blocked(block, ping: float) -> None:
+    with LiveServer(ping=ping) as live:
         async def main():
-            async with connect(live, 2, ping=ping) as pool:
+            async with connect(live, 2, ping=2 * ping) as pool:
+                assert {(c.ping_interval, c.ping_timeout) for c in live.server._connections} == {(ping, ping)}
+                assert {(s._link.ws.ping_interval, s._link.ws.ping_timeout) for s in pool.sessions} == {(2 * ping, 2 * ping)}
                 steps = await pool.reset_group(2)
                 twin = Twin(2)
                 twin.agrees(steps[0])
-                time.sleep(seconds)                          # nobody runs this loop
+                block(live)                                  # nobody runs this loop
                 twin.step(LEFT)
                 for step in await pool.run_group_step([LEFT, LEFT]):
                     twin.agrees(step)
@@ -571,12 +595,14 @@ def blocked(seconds: float, ping: float) -> None:
 
 
 def test_p4_blocked_cell():
-    blocked(2.2, 0.5)
+    "The server pings twice while this thread waits, and is answered."
+    blocked(lambda live: live.ping(2), HOUR)
 
 
 @pytest.mark.slow
 def test_p4_blocked_cell_for_22_seconds():
-    blocked(22.0, 10.0)
+    "The same with the server's own pings."
+    blocked(lambda live: time.sleep(22.0), 10.0)
 
 
 # ---------------------------------------------------------------- P6: a failure of machinery is not a reward
@@ -659,7 +685,7 @@ def test_p6_text_environment_breaks(counting, order, where):
                 check_masked(group, bad=2)
                 assert [group.rewards[0], group.rewards[1]] == [1.0, 1.0]
                 assert (await pool.run_group(rollout, 0, size=2)).rewards == [1.0, 1.0]
-        assert until(lambda: not counting.alive, 2)
+        assert until(lambda: not counting.alive)
     asyncio.run(main())
 
 
@@ -765,7 +791,7 @@ def test_p6_server_dies():
         await episode.step(LEFT)
 
     async def main():
-        async with connect(live, 3, resume_for=0.4) as pool:
+        async with connect(live, 3, resume_for=0.05) as pool:
             group = await pool.run_group(rollout, 0)
             assert group.rewards == [None] * 3 and not group.advantages().any() and not group.valid.any()
             assert all("SessionLost" in error for error in group.errors.values())
@@ -819,15 +845,16 @@ def test_p5_ways_out(server, way):
                     await pool.reset_group(0)
                     raise KeyError
                 else:
+                    done = server.counts.get("steps", 0)
                     task = asyncio.ensure_future(pool.run_group(turns(10**6), 0))
-                    await asyncio.sleep(0.1)
+                    assert await soon(lambda: server.counts.get("steps", 0) > done + 8)
                     task.cancel()
                     if way == "cancelled twice":
                         await asyncio.sleep(0)
                         task.cancel()
                     await task
     asyncio.run(main())
-    assert server.freed(2), f"{server.used} places are held after: {way}"
+    assert server.freed(), f"{server.used} places are held after: {way}"
 
 
 def test_p5_group_gives_its_sessions_back():
@@ -860,19 +887,19 @@ def test_p5_text_environments_are_closed(counting):
                 await pool.run_group(rollout, 0)
         assert not counting.alive and counting.closed == 9
         pool = await EnvPool.local(Counting, 2).start()
-        await pool.reset_group({"slow_close": 0.2})
+        await pool.reset_group({"slow_close": True})
         assert len(counting.alive) == 2
         del pool
     asyncio.run(main())
     gc.collect()
-    assert until(lambda: not counting.alive, 3), "environments of a pool that nobody closed were not closed"
+    assert until(lambda: not counting.alive), "environments of a pool that nobody closed were not closed"
 
 
 CLIENT = """
 import asyncio, os, sys, time
 from xland_minigrid.pool import EnvPool
 async def main():
-    pool = await EnvPool.connect(sys.argv[1], 2, token=os.environ["TOKEN"], ping=0.5).start()
+    pool = await EnvPool.connect(sys.argv[1], 2, token=os.environ["TOKEN"], ping=3600.0).start()
     await pool.reset_group(0)
     print("ready", flush=True)
     if sys.argv[2] == "hold":
@@ -893,16 +920,16 @@ def clients(live, *what):
 @pytest.mark.slow
 def test_p5_client_stopped_or_killed():
     "SIGSTOP: found out by two pings, then the grace. SIGKILL: the grace. sys.exit: at once."
-    with LiveServer(ping=0.4, grace=0.5) as live:
+    with LiveServer(ping=3.0) as live:
         ending, stopped, killed = programs = clients(live, "exit", "hold", "hold")
         try:
-            assert ending.wait(10) == 3 and until(lambda: live.used == 4, 0.4), live.used
+            assert ending.wait(HANG) == 3 and until(lambda: live.used == 4), live.used
             killed.kill()
-            began = time.monotonic()
-            assert until(lambda: live.used == 2, 3) and time.monotonic() - began > 0.4
+            live.forget(2)
+            assert until(lambda: live.used == 2)
             stopped.send_signal(signal.SIGSTOP)
-            began = time.monotonic()
-            assert live.freed(4) and time.monotonic() - began > 0.5
+            live.forget(2)
+            assert live.freed()
         finally:
             for program in programs:
                 program.kill()
@@ -934,20 +961,23 @@ class Kernel:
         self.manager.start_kernel(env={**os.environ, "JUPYTER_PLATFORM_DIRS": "1"}, stderr=subprocess.DEVNULL)
         self.client = self.manager.blocking_client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.client.wait_for_ready(timeout=HANG)
 
     def send(self, code: str) -> str:
         return self.client.execute(textwrap.dedent(code), stop_on_error=False)
 
-    def wait(self, message: str, timeout: float = 60.0):
+    def wait(self, message: str):
         while True:
-            reply = self.client.get_shell_msg(timeout=timeout)
+            reply = self.client.get_shell_msg(timeout=HANG)
             if reply["parent_header"].get("msg_id") == message:
                 return reply["content"]
 
-    def run(self, code: str, timeout: float = 60.0):
+    def run(self, code: str):
         "Run a cell; it has to go well."
-        said = self.wait(self.send(code), timeout)
+        self.went_well(self.send(code))
+
+    def went_well(self, message: str):
+        said = self.wait(message)
         assert said["status"] == "ok", "\n".join(said.get("traceback", []))[-3000:]
 
     def close(self):
@@ -965,37 +995,43 @@ def kernel():
 
 
 def test_p4_blocked_cell_in_a_kernel(kernel):
-    "Under nest_asyncio too: a cell that blocks for longer than two pings, awaited and plain calls mixed."
-    with LiveServer(ping=0.5, grace=0.2) as live:
-        kernel.run(f"""
-            pool = await EnvPool.connect({live.url!r}, 4, token={TOKEN!r}, ping=0.5).start()
+    "Under nest_asyncio too: a cell that blocks while the server pings twice, awaited and plain calls mixed."
+    with LiveServer() as live, socket.create_server(("127.0.0.1", 0)) as gate:
+        gate.settimeout(HANG)
+        cell = kernel.send(f"""
+            import socket
+            pool = await EnvPool.connect({live.url!r}, 4, token={TOKEN!r}, ping={HOUR}).start()
             await pool.reset_group(0)
-            time.sleep(2.2)
+            with socket.create_connection({gate.getsockname()}) as gate:
+                gate.recv(1)                                 # blocks until the test says a word
             assert [s.n for s in await pool.run_group_step([LEFT] * 4)] == [1] * 4
             assert [s.n for s in pool.sync.run_group_step([LEFT] * 4)] == [2] * 4
             assert asyncio.get_event_loop().run_until_complete(pool.sessions[0].step(LEFT)).n == 3
             assert [s.resumes for s in pool.sessions] == [0] * 4
             async def two(episode):
                 await episode.step(LEFT)
-                time.sleep(0.1)
+                time.sleep(0.01)
                 await episode.step(LEFT)
             assert (await pool.run_group(two, 1)).rewards == [0.0] * 4
             assert pool.sync.run_group(two, 1).rewards == [0.0] * 4
             await pool.close()
         """)
-        assert live.counts["opened"] == 4 and live.counts.get("resumed", 0) == 0 and live.freed(2)
+        with gate.accept()[0] as blocked_cell:
+            live.ping(2)
+            blocked_cell.sendall(b"x")
+        kernel.went_well(cell)
+        assert live.counts["opened"] == 4 and live.counts.get("resumed", 0) == 0 and live.freed()
 
 
 @pytest.mark.parametrize("cell", ["await pool.run_group(forever, 0)", "pool.sync.run_group(forever, 0)"])
 def test_p5_kernel_interrupted(kernel, cell):
     "The cell ends, its group gives its sessions back, and leaving the pool frees the places."
-    with LiveServer(grace=0.5) as live:
+    with LiveServer() as live:
         kernel.run(f"pool = await EnvPool.connect({live.url!r}, 4, token={TOKEN!r}).start()\nawait pool.reset_group(0)")
         message = kernel.send(cell)
-        assert until(lambda: live.counts.get("steps", 0) > 20, 10)
-        time.sleep(0.3)
+        assert until(lambda: live.counts.get("steps", 0) > 20)
         kernel.manager.interrupt_kernel()
-        assert kernel.wait(message, 15)["status"] == "error"
+        assert kernel.wait(message)["status"] == "error"
         kernel.run("""
             assert not pool._taken, pool._taken
             async def two(episode):
@@ -1004,29 +1040,29 @@ def test_p5_kernel_interrupted(kernel, cell):
             assert group.rewards == [0.0] * 4, group.errors
             await pool.close()
         """)
-        assert live.freed(2)
+        assert live.freed()
 
 
 def test_p5_kernel_interrupted_in_async_with(kernel):
-    with LiveServer(grace=0.5) as live:
+    with LiveServer() as live:
         message = kernel.send(f"""
             async with EnvPool.connect({live.url!r}, 4, token={TOKEN!r}) as pool:
                 await pool.run_group(forever, 0)
         """)
-        assert until(lambda: live.counts.get("steps", 0) > 20, 20)
+        assert until(lambda: live.counts.get("steps", 0) > 20)
         kernel.manager.interrupt_kernel()
-        assert kernel.wait(message, 15)["status"] == "error"
-        assert live.freed(3), f"{live.used} places are held after an interrupt"
+        assert kernel.wait(message)["status"] == "error"
+        assert live.freed(), f"{live.used} places are held after an interrupt"
 
 
 def test_p5_kernel_restarted(kernel):
     "Last of the kernel's tests: afterwards it has forgotten everything."
-    with LiveServer(grace=0.5) as live:
+    with LiveServer() as live:
         kernel.run(f"pool = await EnvPool.connect({live.url!r}, 4, token={TOKEN!r}).start()\nawait pool.reset_group(0)")
         assert live.used == 4
-        kernel.manager.restart_kernel(now=True)
-        assert live.freed(3)
-        kernel.client.wait_for_ready(timeout=60)
+        kernel.manager.shutdown_kernel(now=True)             # as a restart does
+        live.forget(4)
+        assert live.freed()
 
 
 # ---------------------------------------------------------------- P7: closing is bounded and leaves nothing
@@ -1054,7 +1090,7 @@ def test_p7_nothing_is_left(server, kind, counting):
             loop, thread = pool._io.loop, pool._io.thread
         assert asyncio.all_tasks() == mine
         assert not thread.is_alive() and loop.is_closed() and not asyncio.all_tasks(loop)
-        assert await asyncio.to_thread(until, lambda: sockets() <= before[0], 3), "a socket is left"
+        assert await asyncio.to_thread(until, lambda: sockets() <= before[0]), "a socket is left"
         assert not {t for t in threading.enumerate() if t.name.startswith("xland")} - before[1]
         assert not pool._taken and all(s.closed for s in pool.sessions)
         await pool.close()                                   # harmless when repeated
@@ -1066,113 +1102,111 @@ async def text_turn(episode):
     await episode.step("go")
 
 
-@pytest.mark.parametrize("config", [{"slow_close": 60}, {"broken_close": True}])
-def test_p7_close_with_environments_that_do_not_close(counting, config):
+def test_p7_close_with_environments_that_do_not_close(counting):
     async def main():
-        threads = set(pool_threads())
-        pool = await EnvPool.local(Counting, 2, close_timeout=0.5).start()
-        await pool.reset_group(config)
-        began = time.monotonic()
-        await pool.close()
-        assert time.monotonic() - began < 4, "closing is bounded by close_timeout"
-        assert not set(pool_threads()) - threads
+        for config in ({"stuck_close": True}, {"broken_close": True}):
+            threads = set(pool_threads())
+            pool = await EnvPool.local(Counting, 2, close_timeout=0.1).start()
+            await pool.reset_group(config)
+            await asyncio.wait_for(pool.close(), HANG)       # the environments would take for ever
+            assert not set(pool_threads()) - threads
     asyncio.run(main())
 
 
 def test_p7_close_with_a_stubborn_environment(counting):
     "A step that swallows its cancellation cannot hold the pool or the server for longer than they allow."
-    with LiveServer({"local": TextBackend(Counting, 2, close_timeout=0.3)}) as live:
+    with LiveServer({"local": TextBackend(Counting, 2, close_timeout=0.05)}) as live:
         async def main():
             pool = await connect(live, 1).start()
             await pool.sessions[0].reset(0)
-            step = asyncio.ensure_future(pool.sessions[0].step("stubborn 20"))
-            await asyncio.sleep(0.2)
-            await pool.close()
+            step = asyncio.ensure_future(pool.sessions[0].step("stubborn"))
+            assert await soon(lambda: counting.waiting)
+            await asyncio.wait_for(pool.close(), HANG)
             with pytest.raises(PoolError):
-                await asyncio.wait_for(step, 3)
+                await asyncio.wait_for(step, HANG)
         asyncio.run(main())
-        assert live.freed(2)
-        began = time.monotonic()
-        live.stop(0, timeout=40)
-        assert time.monotonic() - began < 12, f"the server needed {time.monotonic() - began:.1f} s to stop"
+        assert live.freed()
+        live.io.run(live.server.stop(0))
+        assert counting.waiting == 1, "the step was to go on for longer than the server"
+        counting.gate.set()
+        live.stop()
 
 
 def test_p7_close_with_a_dead_server():
     live = LiveServer()
     async def main():
         with FaultProxy(live.url) as proxy:
-            pool = await connect(proxy.url, 8, resume_for=30).start()
+            pool = await connect(proxy.url, 8).start()
             await pool.reset_group(0)
             await asyncio.to_thread(live.vanish)
             steps = [asyncio.ensure_future(s.step(LEFT)) for s in pool.sessions]
-            await asyncio.sleep(0.1)
-            began = time.monotonic()
-            await pool.close()
-            assert time.monotonic() - began < 5
-            for result in await asyncio.wait_for(asyncio.gather(*steps, return_exceptions=True), 3):
+            assert await soon(lambda: proxy.connections > 16)        # each tries to come back
+            await asyncio.wait_for(pool.close(), HANG)
+            for result in await asyncio.wait_for(asyncio.gather(*steps, return_exceptions=True), HANG):
                 assert isinstance(result, PoolError), repr(result)
     asyncio.run(main())
 
 
-def test_p7_close_into_a_black_hole(server):
+def test_p7_close_into_a_black_hole(server, monkeypatch):
+    "A goodbye that nobody hears takes each session two seconds at most."
     async def main():
         threads = set(pool_threads())
         with FaultProxy(server.url) as proxy:
-            pool = await connect(proxy.url, 8).start()
+            pool = await connect(proxy.url, 8, close_timeout=HANG).start()
             await pool.reset_group(0)
             proxy.blackhole = True
-            began = time.monotonic()
-            await pool.close()
-            assert time.monotonic() - began < 6
+            clock, closing = Clock(monkeypatch), asyncio.ensure_future(pool.close())
+            assert await soon(lambda: all(session._link.closed for session in pool.sessions))
+            clock.jump(2.1, pool._io.loop)
+            await asyncio.wait_for(closing, HANG)
             assert not set(pool_threads()) - threads
     asyncio.run(main())
+    server.forget(8)
 
 
 @pytest.mark.parametrize("where", ["local", "text", "sockets"])
 def test_p7_close_during_a_step(server, counting, where):
     async def main():
-        for turn in range(5):
+        for turn in (0, 1, 4):
             pool = {"local": lambda: EnvPool.local(ENV, 8), "text": lambda: EnvPool.local(Counting, 8), "sockets": lambda: connect(server, 8)}[where]()
             await pool.start()
             await pool.reset_group(0)
-            steps = [asyncio.ensure_future(s.step("wait 5" if where == "text" else LEFT)) for s in pool.sessions]
+            steps = [asyncio.ensure_future(s.step("wait" if where == "text" else LEFT)) for s in pool.sessions]
             for _ in range(turn):
                 await asyncio.sleep(0)
-            await asyncio.wait_for(pool.close(), 5)
-            for result in await asyncio.wait_for(asyncio.gather(*steps, return_exceptions=True), 5):
+            await asyncio.wait_for(pool.close(), HANG)
+            for result in await asyncio.wait_for(asyncio.gather(*steps, return_exceptions=True), HANG):
                 assert isinstance(result, PoolError) or getattr(result, "n", None) == 1, f"a step that was under way ended with {result!r}"
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("cancels", [1, 2])
-@pytest.mark.parametrize("after", [1, 2, 5, 20])
-def test_p7_cancelled_close(server, after, cancels):
+def test_p7_cancelled_close(server):
     "A close that is interrupted closes nevertheless."
+    async def main(after, cancels):
+        before, threads = sockets(), set(pool_threads())
+        pool = await connect(server, 8).start()
+        await pool.reset_group(0)
+        task = asyncio.ensure_future(pool.close())
+        await turns_of_the_loop(after)
+        for _ in range(cancels):
+            task.cancel()
+            await asyncio.sleep(0)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(task), HANG)
+        assert await asyncio.to_thread(until, lambda: set(pool_threads()) <= threads)
+        assert await asyncio.to_thread(until, lambda: sockets() <= before), "sockets are left by a close that was cancelled"
     gc.disable()
     try:
-        async def main():
-            before, threads = sockets(), set(pool_threads())
-            pool = await connect(server, 8).start()
-            await pool.reset_group(0)
-            task = asyncio.ensure_future(pool.close())
-            for _ in range(after):
-                await asyncio.sleep(0)
-            for _ in range(cancels):
-                task.cancel()
-                await asyncio.sleep(0)
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait_for(asyncio.shield(task), 10)
-            assert until(lambda: set(pool_threads()) <= threads, 3)
-            assert await asyncio.to_thread(until, lambda: sockets() <= before, 3), "sockets are left by a close that was cancelled"
-        asyncio.run(main())
-        assert server.freed(2)
+        for after, cancels in itertools.product((1, 2, 5, 20), (1, 2)):
+            asyncio.run(main(after, cancels))
+            assert server.freed(), f"places are held after a close that was cancelled {cancels} times after {after} turns"
     finally:
         gc.enable()
 
 
 def test_p7_close_from_many_threads(server):
     "Plain calls that are under way on threads end, with a typed error, when the pool is closed."
-    for turn in range(6):
+    for turn in range(3):
         pool = connect(server, 8)
         ended = []
         with pool.sync as sync:
@@ -1187,9 +1221,9 @@ def test_p7_close_from_many_threads(server):
             workers = [threading.Thread(target=work, args=(s,), daemon=True) for s in pool.sessions]
             for worker in workers:
                 worker.start()
-            time.sleep(0.02 + 0.005 * turn)
+            assert until(lambda: sum(s.steps for s in pool.sessions) > 16 + turn)
         for worker in workers:
-            worker.join(5)
+            worker.join(HANG)
         assert not any(worker.is_alive() for worker in workers), "a plain call waits for ever on a closed pool"
         assert len(ended) == 8 and all(isinstance(error, PoolError) for error in ended), ended
 
@@ -1202,9 +1236,7 @@ def test_p7_server_leaves_nothing():
         async with connect(live, 4) as pool, connect(live, 4, env="frozen_lake") as texts:
             await pool.run_group(turns(2), 0)
             await texts.reset_group(0)
-            began = time.monotonic()
             await asyncio.to_thread(live.io.run, live.server.stop(0))
-            assert time.monotonic() - began < 8
             await asyncio.to_thread(live.io.run, live.server.stop(0))
             for session in (*pool.sessions, *texts.sessions):
                 with pytest.raises(SessionLost):
@@ -1215,7 +1247,7 @@ def test_p7_server_leaves_nothing():
     half_open.close()
     live.stopped = True
     live.io.end()
-    assert until(lambda: sockets() <= before[0], 3)
+    assert until(lambda: sockets() <= before[0])
 
 
 # ---------------------------------------------------------------- P8: the same seed and actions, the same to the bit
@@ -1265,7 +1297,7 @@ def test_p8_any_interleaving(both_pools, data):
 
 @pytest.fixture(scope="module")
 def both_pools():
-    with LiveServer(grace=5.0) as live, FaultProxy(live.url) as proxy, EnvPool.local(ENV, 8).sync as local, connect(proxy.url, 8).sync as remote:
+    with LiveServer() as live, FaultProxy(live.url) as proxy, EnvPool.local(ENV, 8).sync as local, connect(proxy.url, 8).sync as remote:
         yield local.pool, remote.pool, proxy
 
 
@@ -1425,15 +1457,14 @@ class Meddler(Env):
         return "it did", 0.0, True, {}
 
 
-@pytest.mark.parametrize("call", ["reset_group", "run_group_step", "run_group", "recv", "step", "close"])
-def test_p9_plain_call_on_the_pools_thread(call):
+def test_p9_plain_call_on_the_pools_thread():
     async def main():
-        async with EnvPool.local(Meddler, 2, timeout=5.0) as pool:
-            Meddler.pool = pool
-            await pool.reset_group(0)
-            session = pool.sessions[0]
-            assert (await asyncio.wait_for(session.step(call), 4)).observation == "wrong thread"
-            assert pool._state == "open"
+        for call in ("reset_group", "run_group_step", "run_group", "recv", "step", "close"):
+            async with EnvPool.local(Meddler, 2, timeout=HANG) as pool:
+                Meddler.pool = pool
+                await pool.reset_group(0)
+                session = pool.sessions[0]
+                assert ((await session.step(call)).observation, pool._state) == ("wrong thread", "open"), call
     try:
         asyncio.run(main())
     finally:
@@ -1485,26 +1516,19 @@ def test_p9_misuse_of_groups(server):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("settings", [{"size": 0}, {"size": True}, {"size": 2.0}, {"size": 8, "group_size": 3}, {"size": 8, "group_size": -2}, {"size": 8, "group_size": 1.5}, {"size": 8, "group_size": "4"},
-                                      {"timeout": 0}, {"timeout": float("nan")}, {"close_timeout": -1}, {"max_total_tokens": 0}, {"wait": -1.0}, {"wait": float("nan")}, {"resume_for": float("nan")},
-                                      {"connect_timeout": 0}, {"ping": 0}, {"ping": -3.0}])
-def test_p9_settings_of_connect(settings):
-    with pytest.raises((ValueError, TypeError)):
-        EnvPool.connect("ws://127.0.0.1:9", **settings)
+def test_p9_settings_of_connect():
+    cases = [("size", 0), ("size", True), ("size", 2.0), ("group_size", 3), ("group_size", -2), ("group_size", 1.5), ("group_size", "4"), ("timeout", 0), ("timeout", math.nan), ("close_timeout", -1),
+             ("max_total_tokens", 0), ("wait", -1.0), ("wait", math.nan), ("resume_for", math.nan), ("connect_timeout", 0), ("ping", 0), ("ping", -3.0)]
+    addresses = ["http://127.0.0.1:9", "127.0.0.1:9", [], [3], "", b"ws://x"]
+    found = refusals({f"{name}={value!r}": (partial(EnvPool.connect, "ws://127.0.0.1:9", **{name: value}), "group" if name == "group_size" else name) for name, value in cases})
+    assert found | refusals({repr(urls): (partial(EnvPool.connect, urls), "urls") for urls in addresses}) == {}
 
 
-@pytest.mark.parametrize("urls", ["http://127.0.0.1:9", "127.0.0.1:9", [], [3], "", b"ws://x"])
-def test_p9_addresses(urls):
-    with pytest.raises((ValueError, TypeError)):
-        EnvPool.connect(urls)
-
-
-@pytest.mark.parametrize("urls", ["ws://127.0.0.1:99999", "ws://", "ws://[::1", "ws://exa mple:1"])
-def test_p9_impossible_addresses(urls):
-    async def main():
-        with pytest.raises((ValueError, ConnectFailed)):
-            await EnvPool.connect(urls, 1, connect_timeout=1.0).start()
-    asyncio.run(main())
+def test_p9_impossible_addresses():
+    def start(urls):
+        return asyncio.run(EnvPool.connect(urls, 1, connect_timeout=HANG).start())
+    addresses = ["ws://127.0.0.1:99999", "ws://", "ws://[::1", "ws://exa mple:1"]
+    assert refusals({urls: (partial(start, urls), "") for urls in addresses}, (ValueError, ConnectFailed)) == {}
 
 
 def test_p9_text_where_a_number_is_wanted(server):
@@ -1543,26 +1567,24 @@ def test_p10_listens_on_loopback_only(server):
     assert server.url.startswith("ws://127.0.0.1:")
 
 
-@pytest.mark.parametrize("env", [None, "frozen_lake"])
-def test_p10_a_frame_that_is_too_large(server, env):
-    "Refused with a typed error and soon; the session goes on, or is lost and says so."
+def test_p10_a_frame_that_is_too_large(server):
+    "Refused with a typed error; the session goes on, or is lost and says so."
     async def main():
-        async with connect(server, 1, env=env) as pool:
-            session = pool.sessions[0]
-            await session.reset(0)
-            began, large = time.monotonic(), "x" * (1 << 17)
-            with pytest.raises(PoolError) as caught:
-                await asyncio.wait_for(session.step(large), 5)
-            assert time.monotonic() - began < 4
-            if isinstance(caught.value, BadRequest):
-                assert (await session.step(LEFT if env is None else "<action>up</action>")).n == 1
-            assert session.resumes < 5, f"the frame was sent {session.resumes} times"
+        for env in (None, "frozen_lake"):
+            async with connect(server, 1, env=env) as pool:
+                session = pool.sessions[0]
+                await session.reset(0)
+                with pytest.raises(PoolError) as caught:
+                    await asyncio.wait_for(session.step("x" * (1 << 17)), HANG)
+                if isinstance(caught.value, BadRequest):
+                    assert (await session.step(LEFT if env is None else "<action>up</action>")).n == 1
+                assert session.resumes < 5, f"the frame was sent {session.resumes} times"
     asyncio.run(main())
 
 
 def test_p10_pages_need_the_token(server):
     def get(path, token=None):
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=HANG)
         connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
         response = connection.getresponse()
         body = response.read().decode()
@@ -1608,7 +1630,7 @@ def test_p10_only_what_is_served(server):
 def process(tmp_path_factory):
     "A server in a process of its own, with its log."
     log = tmp_path_factory.mktemp("server") / "log"
-    with start_server(env=ENV, slots=8, grace=0.5, drain=5.0, log=log) as running:
+    with start_server(env=ENV, slots=8, drain=2 * HANG, log=log) as running:
         running.log = log
         yield running
 
@@ -1626,27 +1648,20 @@ def test_p10_the_token_is_no_secret_of_process_lists_or_logs(process):
     assert '"event": "opened"' in log and process.token not in log and process.token not in repr(process)
     for line in log.splitlines():
         assert json.loads(line)["event"]
-    with pytest.raises(subprocess.CalledProcessError) as refused:
-        subprocess.run([sys.executable, "-m", "xland_minigrid", "serve", "--host", "0.0.0.0", "--no-token", "--env", "none", "--text", "frozen_lake"], check=True, capture_output=True, timeout=60)
-    assert b"token" in refused.value.stderr and b"Traceback" not in refused.value.stderr
 
 
-def test_p10_a_given_token_is_not_printed():
-    "Whoever gives a token knows it; logs are read by others."
-    given = "given-by-somebody-0123456789abcdef"
-    process = subprocess.Popen([sys.executable, "-m", "xland_minigrid", "serve", "--env", "none", "--text", "frozen_lake", "--port", "0"], env={**os.environ, "XLAND_POOL_TOKEN": given},
-                               stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-    said = b""
-    try:
-        for line in process.stderr:
-            said += line
-            if b"listening" in line:
-                break
-        assert b"listening" in said and given.encode() not in said
-    finally:
-        process.terminate()
-        assert process.wait(10) == 0
-        process.stderr.close()
+def test_p10_a_given_token_is_not_printed(monkeypatch, capsys):
+    "If you give a token, you know it, and others read the log. A token that was made is shown once."
+    served = []
+    async def serve(config, **_):
+        served.append(config.token)
+    monkeypatch.setattr(server_module, "serve", serve)
+    monkeypatch.delenv("XLAND_POOL_TOKEN", raising=False)
+    command = ["serve", "--env", "none", "--text", "frozen_lake", "--port", "0"]
+    assert cli.main(command) == 0 and capsys.readouterr().err == f"token, made for this run: {served[0]}\n"
+    monkeypatch.setenv("XLAND_POOL_TOKEN", "given-by-a-user-0123456789abcdef")
+    assert cli.main(command) == 0 and served[1].startswith("given") and capsys.readouterr() == ("", "")
+    assert cli.main([*command, "--host", "0.0.0.0", "--no-token"]) == 1 and "token" in capsys.readouterr().err and len(served) == 2
 
 
 # ---------------------------------------------------------------- processes: P5 and P7
@@ -1660,15 +1675,13 @@ def test_p7_sigterm_drains(process):
                 await episode.step(LEFT)
                 if episode.index == 0:
                     os.kill(process.pid, signal.SIGTERM)
-                    await asyncio.sleep(0.3)
+                    assert await asyncio.to_thread(until, lambda: process.stats()["draining"])
                     with pytest.raises(PoolError):
                         await EnvPool.connect(process, 1).start()
                 while not episode.done:
                     await episode.step(LEFT)
             assert (await pool.run_group(rollout, 0)).rewards == [0.0, 0.0]
-            began = time.monotonic()
-            assert await asyncio.to_thread(process._process.wait, 10) == 0
-            assert time.monotonic() - began < 6
+            assert await asyncio.to_thread(process._process.wait, HANG) == 0         # long before the time is over that episodes have
             with pytest.raises(SessionLost):
                 await pool.sessions[0].reset(0)
     asyncio.run(main())
@@ -1679,9 +1692,9 @@ def test_p7_sigterm_drains(process):
 def test_p5_server_killed_and_restarted_elsewhere():
     "SIGKILL: every session is lost, soon, and says so; a group has no number for it."
     before, threads = children(), set(pool_threads())
-    with start_server(env=None, text=("frozen_lake",), grace=0.5) as running:
+    with start_server(env=None, text=("frozen_lake",)) as running:
         async def main():
-            async with EnvPool.connect(running, 2, resume_for=0.5) as pool:
+            async with EnvPool.connect(running, 2, resume_for=0.05) as pool:
                 async def rollout(episode):
                     await episode.step("<action>up</action>")
                     if episode.index == 0:
@@ -1689,9 +1702,8 @@ def test_p5_server_killed_and_restarted_elsewhere():
                     while running.running:
                         await asyncio.sleep(0.01)
                     await episode.step("<action>up</action>")
-                began = time.monotonic()
                 group = await pool.run_group(rollout, {"seed": 1})
-                assert group.rewards == [None, None] and time.monotonic() - began < 5
+                assert group.rewards == [None, None] and all("SessionLost" in error for error in group.errors.values())
                 with pytest.raises(PoolError):
                     await pool.reset_group(0)
         asyncio.run(main())
@@ -1708,14 +1720,14 @@ time.sleep(600)
 
 
 def test_p5_death_pipe():
-    "A program is killed; the server that it started ends by itself within five seconds."
+    "A program is killed; the server that it started ends by itself."
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
     pid = int(parent.stdout.readline())
     os.kill(pid, 0)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert until(lambda: not alive(pid), 5), "the server outlives its parent"
+    assert until(lambda: not alive(pid)), "the server outlives its parent"
 
 
 def alive(pid: int) -> bool:
@@ -1728,41 +1740,65 @@ def alive(pid: int) -> bool:
 # ---------------------------------------------------------------- P11: deadlines and more episodes than are wanted
 
 
-def test_p11_deadline():
+def never():
+    return asyncio.get_running_loop().create_future()
+
+
+def test_p11_deadline(monkeypatch):
+    clock = Clock(monkeypatch)
     async def main():
-        async with EnvPool.local(ENV, 8) as pool:
+        async with EnvPool.local(ENV, 8, timeout=HOUR) as pool:
+            ended = []
             async def rollout(episode):
                 await episode.step(LEFT)
-                await asyncio.sleep(0 if episode.index < 3 else 60)
-                return 1.0
-            began = time.monotonic()
-            group = await pool.run_group(rollout, 0, size=5, deadline=0.4)
-            assert 0.3 < time.monotonic() - began < 2
-            assert group.rewards == [1.0] * 3 + [None] * 2 and all("deadline" in group.errors[i] for i in (3, 4))
+                if episode.index < 3:
+                    ended.append(episode)
+                    return 1.0
+                if episode.index == 4:
+                    assert await soon(lambda: len(ended) == 3)
+                    await turns_of_the_loop()
+                    clock.jump(0.9 * HANG)                   # not yet
+                    await turns_of_the_loop()
+                    ended.append("not yet")
+                    clock.jump(0.2 * HANG)
+                await never()
+            group = await pool.run_group(rollout, 0, size=5, deadline=HANG)
+            assert ended[3:] == ["not yet"] and group.rewards == [1.0] * 3 + [None] * 2 and all("deadline" in group.errors[i] for i in (3, 4))
             assert not pool._taken and (await pool.run_group(two_steps, 0)).rewards == [0.0] * 8
     asyncio.run(main())
 
 
-def test_p11_deadline_counts_the_reset(counting):
+def test_p11_deadline_counts_the_reset(counting, monkeypatch):
+    clock = Clock(monkeypatch)
     async def main():
-        async with EnvPool.local(Counting, 2) as pool:
-            began = time.monotonic()
-            group = await pool.run_group(text_turn, {"slow": 30}, deadline=0.3)
-            assert group.rewards == [None, None] and time.monotonic() - began < 3
+        async with EnvPool.local(Counting, 2, timeout=HOUR) as pool:
+            group = asyncio.ensure_future(pool.run_group(text_turn, {"stuck_reset": True}, deadline=HANG))
+            assert await soon(lambda: counting.waiting == 2)
+            clock.jump(1.1 * HANG)
+            group = await group
+            assert group.rewards == [None, None] and all("deadline" in error for error in group.errors.values())
     asyncio.run(main())
 
 
-def test_p11_too_late_is_too_late():
+def test_p11_too_late_is_too_late(monkeypatch):
     "A rollout that answers its cancellation with a number is late all the same."
+    clock = Clock(monkeypatch)
     async def main():
-        async with EnvPool.local(ENV, 8) as pool:
+        async with EnvPool.local(ENV, 8, timeout=HOUR) as pool:
+            ended = []
             async def rollout(episode):
+                if episode.index == 0:
+                    ended.append(episode)
+                    return 1.0
                 try:
-                    await asyncio.sleep(0 if episode.index == 0 else 60)
+                    assert await soon(lambda: ended)
+                    await turns_of_the_loop()
+                    clock.jump(1.1 * HANG)
+                    await never()
                 except asyncio.CancelledError:
-                    await asyncio.sleep(0.2)
+                    await turns_of_the_loop()
                 return 1.0
-            group = await pool.run_group(rollout, 0, size=2, deadline=0.2)
+            group = await pool.run_group(rollout, 0, size=2, deadline=HANG)
             assert group.rewards == [1.0, None], f"an episode that ended after its deadline was scored: {group.rewards}"
     asyncio.run(main())
 
@@ -1771,14 +1807,14 @@ def test_p11_over_provision_takes_the_first():
     async def main():
         async with EnvPool.local(ENV, 8) as pool:
             async def rollout(episode):
-                await asyncio.sleep(0.05 if episode.index in (1, 4, 6) else 60)
+                await (turns_of_the_loop() if episode.index in (1, 4, 6) else never())
                 return float(episode.index)
             group = await pool.run_group(rollout, 0, size=3, over_provision=5)
             assert sorted(group.rewards) == [1.0, 4.0, 6.0] and len(group) == 3
             async def failing(episode):                      # those that fail do not count
                 if episode.index in (0, 1):
                     raise EnvFault()
-                await asyncio.sleep(0.05 if episode.index in (5, 7) else 60)
+                await (turns_of_the_loop() if episode.index in (5, 7) else never())
                 return float(episode.index)
             assert sorted((await pool.run_group(failing, 0, size=2, over_provision=6)).rewards) == [5.0, 7.0]
             assert not pool._taken and (await pool.run_group(two_steps, 0)).rewards == [0.0] * 8
@@ -1791,7 +1827,7 @@ def test_p11_the_first_are_those_that_ended_first():
         async with EnvPool.local(ENV, 8) as pool:
             async def rollout(episode):
                 try:
-                    await asyncio.sleep(60 if episode.index == 0 else 0.05)
+                    await (never() if episode.index == 0 else turns_of_the_loop())
                 except asyncio.CancelledError:
                     return -1.0
                 return 1.0
@@ -1800,34 +1836,38 @@ def test_p11_the_first_are_those_that_ended_first():
 
 
 @pytest.mark.parametrize("way", [pytest.param("deadline", marks=pytest.mark.slow), pytest.param("cancel", marks=pytest.mark.slow), "cancel twice"])
-def test_p11_stubborn(server, way):
+def test_p11_stubborn(server, way, monkeypatch):
     "A coroutine that swallows its cancellation and goes on stepping loses its session, and never touches the episode of the next group."
+    clock = Clock(monkeypatch)
     async def main():
         async with connect(server, 2) as pool:
-            pool.patience, go_on, begun = 0.5, True, asyncio.Event()
+            pool.patience, go_on, begun, stepped, ended = 0.1, True, asyncio.Event(), asyncio.Event(), []
             async def stubborn(episode):
                 if episode.index == 1:
-                    return await two_steps(episode)
+                    await two_steps(episode)
+                    ended.append(episode)
+                    return
                 await episode.step(0)
+                stepped.set()
                 while go_on:
                     with contextlib.suppress(asyncio.CancelledError, PoolError):
                         await begun.wait()                   # it goes on when it does most harm
                         await asyncio.sleep(0.001)
                         await episode.step(0)
-            began = time.monotonic()
+            task = asyncio.ensure_future(pool.run_group(stubborn, 0, deadline=HANG if way == "deadline" else None))
+            await stepped.wait()
+            assert await soon(lambda: ended)
+            await turns_of_the_loop()
             if way == "deadline":
-                group = await pool.run_group(stubborn, 0, deadline=0.2)
-                assert group.rewards == [None, 0.0]
+                clock.jump(1.1 * HANG)
+                assert (await task).rewards == [None, 0.0]
             else:
-                task = asyncio.ensure_future(pool.run_group(stubborn, 0))
-                await asyncio.sleep(0.2)
                 task.cancel()
                 if way == "cancel twice":
-                    await asyncio.sleep(0.1)
+                    await turns_of_the_loop(5)
                     task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
-            assert time.monotonic() - began < 8
             async def careful(episode):
                 twin = Twin(5)
                 for _ in range(30):
@@ -1856,26 +1896,31 @@ def test_p11_close_of_a_session_that_a_stubborn_coroutine_lost():
 # ---------------------------------------------------------------- P12: quick to import
 
 IMPORTS = """
-import sys, time
+import sys
 import xland_minigrid
-before, began = set(sys.modules), time.perf_counter()
-{}
-print(time.perf_counter() - began)
-print(*sorted({{name.split(".")[0] for name in set(sys.modules) - before}}))
+before = set(sys.modules)
+from xland_minigrid.pool import EnvPool, start_server, RolloutGroup, Env, TierCurriculum
+print(*sys.modules)
+print(*(set(sys.modules) - before))
+import xland_minigrid.interop.openenv, xland_minigrid.interop.trl, xland_minigrid.interop.swift
+print(*sys.modules)
+if len(sys.argv) > 1:
+    import xland_minigrid.interop.plugins.swift_plugin as plugin
+    assert not plugin.REGISTERED
 print(*sys.modules)
 """
 
 
-@pytest.mark.parametrize("line", ["import xland_minigrid.pool", "from xland_minigrid.pool import EnvPool, start_server, RolloutGroup, Env, TierCurriculum"])
-def test_p12_import(line):
-    "The least of several runs: what the machine does besides only adds."
-    seconds = []
-    while not seconds or min(seconds) > 0.2 and len(seconds) < 6:
-        run = subprocess.run([sys.executable, "-c", IMPORTS.format(line)], capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
-        seconds.append(float(run[0]))
-    assert min(seconds) <= 0.2, seconds
-    loaded = set(run[2].split())
-    assert not {"websockets", "ipywidgets", "flax", "optax", "matplotlib", "IPython", "uvloop", "openenv", "transformers", "torch"} & loaded
+def test_p12_import():
+    "The pool brings nothing that takes time to import, and no adapter imports what it adapts to."
+    argv = [sys.executable, "-c", IMPORTS, *["plugin"] * (importlib.util.find_spec("swift") is None)]
+    run = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}, timeout=HANG)
+    assert run.returncode == 0, run.stderr[-2000:]
+    pool, new, *adapters = (set(line.split()) for line in run.stdout.splitlines())
+    assert not {"websockets", "ipywidgets", "flax", "optax", "matplotlib", "IPython", "uvloop", "openenv", "transformers", "torch"} & pool
+    assert len(new) < 60 and not {name.partition(".")[0] for name in new} & {"jax", "scipy", "pandas"}, new
+    for loaded in adapters:
+        assert not {"openenv", "fastapi", "pydantic", "gradio", "torch", "transformers", "trl", "swift"} & loaded
 
 
 # ---------------------------------------------------------------- beyond single faults
@@ -1932,7 +1977,7 @@ def test_storm_of_cancellations():
         assert all(any(name == found for found in at) for name in book), "actions were done out of order"
         assert set(answered) <= set(book), "an action was answered and not done"
 
-    with LiveServer({"local": TextBackend(Ledger, 8)}, grace=4.0) as live, FaultProxy(live.url) as proxy:
+    with LiveServer({"local": TextBackend(Ledger, 8)}) as live, FaultProxy(live.url) as proxy:
         async def main():
             async with connect(proxy.url, 8) as pool:
                 async def cutter():
@@ -1948,7 +1993,8 @@ def test_storm_of_cancellations():
                 assert live.used == 8
         asyncio.run(main())
         assert cancelled[0] >= 1000, cancelled
-        assert live.freed(6)                                 # who was cut off when it closed is missed after the grace
+        live.forget(live.live)                               # those that were cut off when they closed
+        assert live.freed()
 
 
 @pytest.mark.slow
@@ -1995,9 +2041,9 @@ def test_storm_of_connections(server, taken):
                 if taken == 8:
                     assert server.used == 8
                 assert [s.n for s in await pool.run_group_step([LEFT] * taken)] == [storm + 1] * taken
-            assert await asyncio.to_thread(until, lambda: server.used == taken, 3), server.used
+            assert await asyncio.to_thread(until, lambda: server.used == taken), server.used
             assert refused > 20 and [s.resumes for s in pool.sessions] == [0] * taken
-            assert await asyncio.to_thread(until, lambda: len(sockets() - before) == 0, 5), f"{len(sockets() - before)} sockets are left"
+            assert await asyncio.to_thread(until, lambda: len(sockets() - before) == 0), f"{len(sockets() - before)} sockets are left"
     asyncio.run(main())
 
 
@@ -2006,7 +2052,7 @@ def test_soak():
     "200,000 steps over sockets with a cut every 500: none lost, none doubled, and nothing leaked."
     sessions, total, every = 32, 200_000, 500
     rounds = total // sessions
-    with start_server(env=ENV, slots=sessions, grace=20.0) as process, FaultProxy(process.url) as proxy:
+    with start_server(env=ENV, slots=sessions, grace=HOUR) as process, FaultProxy(process.url) as proxy:
         async def main():
             rng = random.Random(0)
             async with EnvPool.connect(proxy.url, sessions, token=process.token) as pool:
@@ -2035,8 +2081,9 @@ def test_soak():
                 assert stats["steps"] == sum(s.steps for s in pool.sessions) == rounds * sessions and stats["resets"] == resets * sessions
                 assert stats["live"] == sessions and stats["opened"] == sessions
                 assert sum(s.resumes for s in pool.sessions) >= total // every and pool.stats()["failures"] == 0
+                proxy.cut()
         asyncio.run(main())
-        assert until(lambda: process.stats()["live"] == 0, 3)
+        assert until(lambda: process.stats()["live"] == 0)
 
 
 def strange_frames(rng, count):
@@ -2089,13 +2136,13 @@ def fuzz(live, path, frames):
             if ws is None:
                 ws = stack.enter_context(dial(live.url + path, additional_headers={"Authorization": f"Bearer {TOKEN}"}, compression=None, proxy=None, ping_interval=None))
                 if path.startswith("/session"):
-                    assert json.loads(ws.recv(5))["op"] == "hello"
+                    assert json.loads(ws.recv(HANG))["op"] == "hello"
             try:
                 try:
                     ws.send(frame)
                 except UnicodeEncodeError:
                     continue
-                said = json.loads(ws.recv(10))
+                said = json.loads(ws.recv(HANG))
                 answered += 1
                 error = said.get("error") or (said["data"] if said.get("type") == "error" else None)
                 if error:
@@ -2117,7 +2164,7 @@ def test_fuzzed_frames(server, path):
     frames = list(strange_frames(random.Random(path), 2500))
     assert fuzz(server, path, frames) > 1000
     assert "released_fault" not in server.counts, server.counts
-    assert server.freed(4)
+    assert server.freed()
     async def main():
         async with connect(server, 8) as pool:
             for seed, session in enumerate(pool.sessions):
@@ -2145,14 +2192,14 @@ def test_fuzzed_http(server):
             data = data.replace(b"/session?env=frozen_lake", rng.choice([b"//[", b"http://[::1", b"/session?env=%ff%00", b"/\xff", b"/session?env=" + b"a&env=" * 100, b"*", b"/readyz?" + b"x" * 5000, b"/healthz", b"/ws", b"/play"]))
         else:
             data = data.replace(b"GET", rng.choice([b"POST", b"HEAD", b"OPTIONS", b"get", b"PUT", b"\x16\x03\x01"]))
-        with socket.create_connection(("127.0.0.1", server.port), 5) as sock:
+        with socket.create_connection(("127.0.0.1", server.port), HANG) as sock:
             with contextlib.suppress(OSError):
                 sock.sendall(bytes(data))
                 if b"\r\n\r\n" in data and number % 3 == 0:
                     sock.settimeout(0.2)
                     answer = sock.recv(65536)
                     assert not answer or answer.startswith(b"HTTP/1.1 ") and b"Traceback" not in answer and TOKEN.encode() not in answer
-    assert until(lambda: server.used == 0, 3), f"{server.used} places are held by handshakes that were none"
+    assert until(lambda: server.used == 0), f"{server.used} places are held by handshakes that were none"
     async def main():
         async with connect(server, 8):
             pass
