@@ -20,10 +20,13 @@ from xland_minigrid.core.tiles import END_OF_MAP, FLOOR, WALL, Tiles, pack_pairs
 from xland_minigrid.envs.wrappers import GymAutoResetWrapper
 from xland_minigrid.envs.xland import XLandMiniGrid
 
+from worlds import refusals
+
 ENV = XLandMiniGrid()
 OBJECTS = np.array([(Tiles.BALL, 3), (Tiles.SQUARE, 4), (0, 0), (Tiles.KEY, 5)], np.uint8)   # with a row of padding, as benchmarks have them
 TASK = RuleSet(goal=goals.AgentNearGoal((Tiles.KEY, 5)).encode(), init_tiles=OBJECTS,
                rules=rules.TileNearRule((Tiles.BALL, 3), (Tiles.SQUARE, 4), (Tiles.STAR, 5)).encode()[None])
+# One of each kind; all five static programs run at length, and of these the two whose doors say most in every test run.
 FIVE = [("R1", 9), ("R2", 9), ("R4", 9), ("R6", 13), ("R9", 10)]
 
 
@@ -61,7 +64,7 @@ def run(static: bool, kind: str = "", n: int = 0):
     return play(params, keys, actions)
 
 
-@pytest.mark.parametrize("kind, n", FIVE)
+@pytest.mark.parametrize("kind, n", [(k, n) if k in ("R4", "R6") else pytest.param(k, n, marks=pytest.mark.slow) for k, n in FIVE])
 def test_a_layout_as_data_gives_the_same_trials_as_the_static_one(kind, n):
     "Bit for bit, through rules, goals, time limits and resets, from the middle of a batch of other layouts, padded in every way."
     mine = FIVE.index((kind, n)) + len(FIVE) * np.arange(3)
@@ -84,7 +87,7 @@ KNOWN = ([1, 6], 2, [31, 37, 43, 67], [52, 28, 25], [2895194379, 4185947648])   
 def test_a_seed_begins_the_trial_that_it_always_began():
     "Known starting states of the static program; whoever changes them changes every published result of a seed."
     params = ENV.default_params(grid_type="R4", height=9, width=9, ruleset=TASK)
-    state = jax.jit(ENV.reset)(params, jax.random.key(7)).state
+    state = jax.jit(lambda key: ENV.reset(params, key).state)(jax.random.key(7))
     found = (state.agent.position.tolist(), int(state.agent.direction), np.flatnonzero(np.asarray(state.cells >> 4) == Tiles.DOOR_CLOSED).tolist(),
              [int(np.flatnonzero(np.asarray(state.cells) == pack_pairs(o))[0]) for o in OBJECTS[[0, 1, 3]]], jax.random.key_data(state.key).tolist())
     assert found == KNOWN
@@ -96,16 +99,17 @@ def test_one_program_serves_every_layout():
     stack = stack_layouts([layout("R1", 13, 13), layout("R9", 13, 13), *drawn])
     params = ENV.default_params(layout=stack, ruleset=TASK)
     reset = jax.jit(jax.vmap(ENV.reset, (batched_layout(params), 0)))
-    step = jax.jit(jax.vmap(ENV.step, (batched_layout(params), 0, 0)))
+    traced = []
+    step = jax.jit(lambda *args: (traced.append(1), jax.vmap(ENV.step, (batched_layout(params), 0, 0))(*args))[1])
     for order in ([0, 1], [2, 3], [3, 0]):
         some = params.replace(layout=row(stack, np.array(order)))
         timestep = reset(some, jax.random.split(jax.random.key(1), 2))
-        step(some, timestep, jnp.zeros(2, int))
+        jax.eval_shape(step, some, timestep, jnp.zeros(2, int))   # traced only where no program fits
         for i, which in enumerate(order):
             cells = np.asarray(timestep.state.cells[i])
             walls, doors = np.asarray(stack.cells[which]) == WALL, cells >> 4 == Tiles.DOOR_CLOSED
             assert np.array_equal(cells == WALL, walls & ~doors) and doors.sum() == int((stack.num_places[which] > 0).sum())
-    assert reset._cache_size() == step._cache_size() == 1
+    assert reset._cache_size() == len(traced) == 1
 
 
 # Laws of every layout --------------------------------------------------------------------------------------------------------------------
@@ -145,7 +149,7 @@ def test_fixed_layouts_obey_the_laws_padded_or_not(kind):
             check_laws(pad_layout(layout(kind, n, n), n + 2, n + 5, free=700, doors=13, places=30), n, n)
 
 
-SIZES = [(13, 13), (9, 17), (25, 11)]
+SIZES = [(13, 13), (9, 17)]
 
 @lru_cache(maxsize=None)
 def maze_program(height, width):
@@ -192,7 +196,7 @@ def test_rooms_of_any_size_are_connected(size, seed, rooms):
 def test_drawn_layouts_do_not_depend_on_the_batch():
     keys = jax.random.split(jax.random.key(3), 4)
     for draw in (lambda k: maze_program(13, 13)(k, 13, 9, .3), lambda k: rooms_program(13, 13)(k, 7, 9, 13)):
-        together, alone = jax.vmap(draw)(keys), draw(keys[2])
+        together, alone = jax.jit(jax.vmap(draw))(keys), draw(keys[2])
         for a, b in zip(jax.tree.leaves(row(together, 2)), jax.tree.leaves(alone)):
             assert a.dtype == b.dtype and np.array_equal(a, b)
 
@@ -229,12 +233,18 @@ def test_tasks_in_drawn_layouts(kind):
     extents = jnp.asarray(np.random.default_rng(0).choice([5, 7, 9, 11], (worlds, 2)).astype(np.int32))
     params = params.replace(extent=extents)
     axes = jax.tree.map(lambda _: None, params).replace(extent=0)
-    reset, step = jax.jit(jax.vmap(env.reset, (axes, 0))), jax.jit(jax.vmap(env.step, (axes, 0, None)))
-    timestep, seen = reset(params, jax.random.split(jax.random.key(0), worlds)), []
-    for trial in range(2):
-        state = timestep.state
+    turn = lambda params, t: jax.vmap(env.step, (axes, 0, None))(params, t, 1)   # on the spot until time runs out
+
+    @jax.jit
+    def two_trials(params, keys):
+        first = jax.vmap(env.reset, (axes, 0))(params, keys)
+        second = jax.lax.fori_loop(0, 3, lambda _, t: turn(params, t), first)
+        return first.state.replace(key=None), second.state.replace(key=None)
+
+    seen = []
+    for state in jax.tree.map(np.asarray, two_trials(params, jax.random.split(jax.random.key(0), worlds))):
         assert (state.step_num == 0).all()
-        cells = np.asarray(state.cells)
+        cells = state.cells
         for world, (rows, cols) in enumerate(extents.tolist()):
             one = cells[world]
             assert (one[rows:] == END_OF_MAP).all() and (one[:, cols:] == END_OF_MAP).all() and (one[:rows, [0, cols - 1]] == WALL).all()
@@ -245,8 +255,6 @@ def test_tasks_in_drawn_layouts(kind):
             assert ((cells == int(pack_pairs(thing))).sum((1, 2)) == 1).all()
         walls = (cells == WALL) | (cells >> 4 == Tiles.DOOR_CLOSED)
         seen.append(walls)
-        for _ in range(3):
-            timestep = step(params, timestep, 1)   # turn on the spot until time runs out
     large = np.asarray(extents).min(1) >= 9
     assert (seen[0] != seen[1]).any((1, 2))[large].mean() > (.95 if kind == "Maze" else .7)
 
@@ -321,15 +329,11 @@ ERRORS = {
 
 def reset_with(plan, jit=False, **changes):
     params = ENV.default_params(grid_type="R4", **FITS).replace(layout=plan, **changes)
-    return (jax.jit(ENV.reset) if jit else ENV.reset)(params, jax.random.key(0))
+    return (jax.jit(ENV.reset) if jit else ENV.reset)(params, jax.random.key(0))   # refused before anything is compiled
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_wrong_input_is_refused_in_one_sentence(name):
-    call, words = ERRORS[name]
-    with pytest.raises(ValueError, match=words) as error:
-        call()
-    assert str(error.value).replace(", ... (", "").count(". ") == 0
+def test_wrong_input_is_refused_in_one_sentence():
+    assert refusals(ERRORS, ValueError) == {}
 
 
 def test_shapes_are_checked_under_jit_as_well():
