@@ -177,14 +177,14 @@ def batches(checks, root, function):
         yield batch
 
 
-def judge(tree, fault, graph):
-    "Plant a fault, run its checks, take it out again; `(caught by, seconds)`, where nothing caught it None."
+def judge(tree, fault, graph, most=None):
+    "Plant a fault, run its checks (at most so many processes), take it out again; `(caught by, seconds)`, where nothing caught it None."
     began = time.monotonic()
     before = plant(tree, fault, graph.chapters[fault[0]])
     env = {**os.environ, "PYTHONPATH": str(tree), "XLAND_MINIGRID_DATA": str(tree / ".cache" / "data")}
     env.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
     try:
-        for batch in batches(graph.checks([fault[0]]), tree, fault[1]):
+        for batch in itertools.islice(batches(graph.checks([fault[0]]), tree, fault[1]), most):
             words = [str(word) for word in (*command(batch[0]), *batch[1:])]
             process = subprocess.Popen(words, cwd=tree, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
             try:
@@ -241,6 +241,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--each", type=int, default=12, help="faults from each room")
     parser.add_argument("--lanes", type=int, default=2, help="faults that are judged at the same time")
+    parser.add_argument("--batches", type=int, help="give a fault up after so many processes, without calling it a survivor: a first look")
     parser.add_argument("--only", type=int, nargs="*", metavar="NUMBER", help="judge these again, known or not")
     options = parser.parse_args()
     faults, graph = draw(options.seed, options.each), Graph()
@@ -269,11 +270,12 @@ def main():
                     number, fault = waiting.get_nowait()
                 except queue.Empty:
                     return
-                by, seconds = judge(tree, fault, graph)
+                by, seconds = judge(tree, fault, graph, options.batches)
                 with lock:
-                    known[key(fault)] = {"fault": key(fault), "by": by, "seconds": round(seconds)}
-                    with open(JOURNAL, "a", encoding="utf-8") as file:
-                        file.write(json.dumps(known[key(fault)]) + "\n")
+                    if by or not options.batches:
+                        known[key(fault)] = {"fault": key(fault), "by": by, "seconds": round(seconds)}
+                        with open(JOURNAL, "a", encoding="utf-8") as file:
+                            file.write(json.dumps(known[key(fault)]) + "\n")
                     print(f"{number:3} {'caught  ' if by else 'SURVIVES'} {seconds:5.0f} s  {fault[0]}:{fault[2]} {fault[1]}  {short(fault)}  {by or ''}", flush=True)
 
     lanes = [threading.Thread(target=lane) for _ in range(options.lanes)]
