@@ -6,11 +6,8 @@ import asyncio
 import contextlib
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 import threading
-import time
 import types
 from pathlib import Path
 
@@ -19,6 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import peers
+from pool_faults import HANG, soon, until
 
 from xland_minigrid.interop import openenv as adapter
 from xland_minigrid.pool.errors import BadRequest, SessionBusy, SessionLost
@@ -33,17 +31,6 @@ def openenv():
 
 
 # -- what needs nothing of theirs
-
-def test_no_adapter_imports_what_it_adapts_to():
-    "All three in one process: a new interpreter takes its time."
-    heavy = "openenv", "fastapi", "pydantic", "gradio", "torch", "transformers", "trl", "swift"
-    code = ("import sys, xland_minigrid.interop.openenv, xland_minigrid.interop.trl, xland_minigrid.interop.swift, xland_minigrid.interop.plugins.swift_plugin as plugin; "
-            f"found = [name for name in {heavy} if name in sys.modules]; sys.exit(str(found) if found or plugin.REGISTERED else 0)")
-    if any(importlib.util.find_spec(name) for name in ("swift",)):
-        code = code.replace(", xland_minigrid.interop.plugins.swift_plugin as plugin", "").replace(" or plugin.REGISTERED", "")
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-
 
 def test_actions_become_fields():
     assert adapter.action_fields(4) == adapter.action_fields(np.uint8(4)) == {"action": 4}
@@ -102,19 +89,12 @@ def test_eight_stock_clients_and_the_ninth_is_refused_real(openenv):
             with pytest.raises(RuntimeError, match="VALIDATION_ERROR"):
                 await clients[0].step({"action": 99})
             await clients[0].close()
-            for _ in range(200):
-                if server.host.stats()["live"] == 7:
-                    break
-                await asyncio.sleep(0.01)
+            assert await soon(lambda: server.host.stats()["live"] == 7)
             await ninth.connect()                               # the freed place
             with pytest.raises(RuntimeError, match="reset first"):
                 await ninth.step({"action": 0})                 # never another one's episode
             await asyncio.gather(ninth.close(), *(c.close() for c in clients[1:]))
-            for _ in range(200):
-                if not server.host.stats()["live"]:
-                    break
-                await asyncio.sleep(0.01)
-            assert server.host.stats()["live"] == 0
+            assert await soon(lambda: server.host.stats()["live"] == 0)
     asyncio.run(main())
 
 
@@ -214,11 +194,11 @@ def test_sync_clients_real(openenv):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert ready.wait(60)
+    assert ready.wait(HANG)
     with adapter.XLandOpenEnvClient(box[0]).sync() as client:
         assert client.reset(seed=2).observation["n"] == 0 and client.step(np.int32(1)).observation["n"] == 1
     stop.set()
-    thread.join(10)
+    thread.join(HANG)
     assert not thread.is_alive()
 
 
@@ -231,22 +211,19 @@ def running(app):
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    until = time.monotonic() + 60
-    while not (server.started and server.servers):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    assert until(lambda: server.started and server.servers)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(HANG)
         assert not thread.is_alive()
 
 
 def get(url, body=None):
     import urllib.request
     request = urllib.request.Request(url, None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=20) as response:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=HANG) as response:
         return json.loads(response.read())
 
 
@@ -284,20 +261,14 @@ def test_the_application_real(openenv):
                 await ninth.reset(seed=0)
             await asyncio.gather(*(c.close() for c in clients))
         asyncio.run(main())
-        until = time.monotonic() + 10
-        while host.seats and time.monotonic() < until:
-            time.sleep(0.01)
-        assert not host.seats
+        assert until(lambda: not host.seats)
         # plain HTTP: each request has an environment of its own, and leaves nothing behind
         assert get(url + "/reset", {"seed": 3})["observation"]["n"] == 0 and not host.seats
         assert get(url + "/xland/splits")[0]["name"] == "train"
         assert get(url + "/xland/num_tasks", {"split": "train"})["num_tasks"] == 5
         assert get(url + "/xland/task", {"split": "train", "index": 2})["task"]["ruleset_id"] == 2
         assert "action" in json.dumps(get(url + "/schema"))
-    until = time.monotonic() + 10
-    while any(t.name == "xland-openenv-io" for t in threading.enumerate()) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not any(t.name == "xland-openenv-io" for t in threading.enumerate())
+    assert until(lambda: not any(t.name == "xland-openenv-io" for t in threading.enumerate()))
 
 
 def test_the_application_speaks_as_our_server_does_real(openenv):
@@ -347,11 +318,7 @@ def test_an_application_that_is_never_served_leaves_no_thread_real(openenv):
     finalizers = app.router.lifespan_context
     del app, env, finalizers
     gc.collect()
-    until = time.monotonic() + 10
-    while any(t.name == "xland-openenv-io" for t in threading.enumerate()) and time.monotonic() < until:
-        gc.collect()
-        time.sleep(0.05)
-    assert not any(t.name == "xland-openenv-io" for t in threading.enumerate())
+    assert until(lambda: gc.collect() is not None and not any(t.name == "xland-openenv-io" for t in threading.enumerate()))
 
 
 def test_settings_that_do_not_go_together_real(openenv):

@@ -17,6 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import peers
+from pool_faults import soon
 
 from xland_minigrid.interop import swift as adapter
 from xland_minigrid.pool.episodes import Env
@@ -93,7 +94,7 @@ def swift(monkeypatch):
     import importlib
     gym_env, multi_turn = importlib.import_module("swift.rollout.gym_env"), importlib.import_module("swift.rollout.multi_turn")
     gym_env.envs["probe"] = adapter.swift_env(Probe)
-    Probe.opened = Probe.closed = 0
+    Probe.opened = Probe.closed = Probe.slow = 0
     yield SimpleNamespace(gym_env=gym_env, multi_turn=multi_turn)
     adapter.swift_env.cache_clear()
     adapter.swift_scheduler.cache_clear()
@@ -101,7 +102,7 @@ def swift(monkeypatch):
 
 class Probe(Env):
     "Says what is asked of it, counts what is open, and breaks as it is told to."
-    opened = closed = 0
+    opened = closed = slow = 0
 
     def __init__(self, env_config):
         super().__init__(env_config)
@@ -112,7 +113,9 @@ class Probe(Env):
     async def reset(self, config):
         self.loop = asyncio.get_running_loop()
         assert config.data_dict["env_config"] is not None and isinstance(config.messages, list)
-        await asyncio.sleep(self.env_config.get("slow", 0))
+        if self.env_config.get("slow"):
+            Probe.slow += 1
+            await asyncio.sleep(self.env_config["slow"])
         if self.env_config.get("at") == 0:
             raise OSError("no disk")
         self.turn = 0
@@ -230,7 +233,7 @@ def test_their_scheduler_leaks_and_ours_does_not(swift):
     if REAL:
         asyncio.run(play(swift.multi_turn.GYMScheduler))
         assert left() == 20
-        Probe.opened = Probe.closed = 0
+        Probe.opened = Probe.closed = Probe.slow = 0
     outputs, ours = asyncio.run(play(adapter.swift_scheduler()))
     assert left() == 0 and Probe.closed == 20 and not ours._envs and not ours._total_rewards
     assert all(o.rollout_infos["total_reward"] == 2.0 and o.rollout_infos["num_turns"] == 2 and o.rollout_infos["gym_done"] is False for o in outputs)
@@ -285,28 +288,25 @@ def test_cancelled(after):
             task.cancel()
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(d, asyncio.CancelledError) for d in done) and not played._envs
-        await asyncio.sleep(0.05)
+        assert await soon(lambda: left() == 0)
     asyncio.run(main())
-    assert left() == 0
 
 
 def test_cancelled_while_it_begins_inside_the_trainer():
     async def main():
         played = scheduler()
-        task = asyncio.ensure_future(played.on_trajectory_start([request(f"u{i}", slow=5 * (i % 2)) for i in range(4)]))
-        await asyncio.sleep(0.1)
+        task, begun = asyncio.ensure_future(played.on_trajectory_start([request(f"u{i}", slow=3600 * (i % 2)) for i in range(4)])), Probe.slow
+        assert await soon(lambda: Probe.slow == begun + 2)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await asyncio.sleep(0.1)
-        assert not played._envs
+        assert await soon(lambda: left() == 0) and not played._envs
     asyncio.run(main())
-    assert left() == 0
 
 
 def test_a_close_that_fails_or_hangs_is_bounded_and_noted():
     played = scheduler(close_timeout=0.2)
     asyncio.run(played.run(request(turns=1, bad_close=True), None))
-    asyncio.run(played.run(request(turns=1, hang=60), None))
+    asyncio.run(played.run(request(turns=1, hang=3600), None))
     assert len(played.close_errors) == 2 and "stuck" in played.close_errors[0] and "Timeout" in played.close_errors[1] and not played._envs
 
 

@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import peers
+from pool_faults import HANG, soon
 
 from xland_minigrid.interop.trl import Answers, ChatTokens, _runs, environment_factory, make_rollout_func, pool_reward, task_in_prompt, task_in_row, trl_fields
 from xland_minigrid.pool.episodes import Env
@@ -207,13 +208,13 @@ def test_inside_a_running_loop():
 def test_slow_episodes_do_not_hold_up_the_others():
     async def main():
         answers = Answers(lambda contexts: [([1], None)] * len(contexts), running=3, at_once=8, max_wait=0.02)
-        await asyncio.wait_for(asyncio.gather(answers([1]), answers([2])), 2)      # the third never asks
+        await asyncio.wait_for(asyncio.gather(answers([1]), answers([2])), HANG)      # the third never asks
         answers.leave()
-        await asyncio.wait_for(asyncio.gather(answers([1]), answers([2])), 2)
+        await asyncio.wait_for(asyncio.gather(answers([1]), answers([2])), HANG)
         cancelled = asyncio.ensure_future(answers([1]))
         await asyncio.sleep(0)
         cancelled.cancel()
-        await asyncio.sleep(0.05)
+        assert await soon(lambda: not answers._waiting)
         return answers.sizes
     assert asyncio.run(main()) == [2, 2]
 

@@ -8,6 +8,8 @@ import threading
 import time
 
 import pytest
+from pool_faults import HANG, HOUR, Clock, soon
+from worlds import refusals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,11 +35,11 @@ class Fake:
 
     def __init__(self, fault=None, capacity=None, status=None, turns=3, **options):
         self.fault, self.capacity, self.status, self.turns, self.options = fault, capacity, status, turns, options
-        self.live, self.most, self.connections, self.requests, self.headers = set(), 0, 0, [], None
+        self.live, self.most, self.connections, self.asked, self.requests, self.headers = set(), 0, 0, 0, [], None
 
     async def __aenter__(self):
         def answer(socket, request):
-            self.headers = request.headers
+            self.headers, self.asked = request.headers, self.asked + 1
             if self.status:
                 response = socket.respond(http.HTTPStatus(self.status), "no\n")
                 response.headers["Retry-After"] = "1"
@@ -97,15 +99,11 @@ async def act(messages, request):
     return '{"move": 1}'
 
 
-def run(coroutine, limit=10):
+def run(coroutine):
     async def main():
-        async with asyncio.timeout(limit):
+        async with asyncio.timeout(HANG):
             result = await coroutine
-        for _ in range(20):  # the server's side of what was closed a moment ago
-            if len(asyncio.all_tasks()) == 1:
-                break
-            await asyncio.sleep(0.01)
-        assert len(asyncio.all_tasks()) == 1, asyncio.all_tasks()
+        assert await soon(lambda: len(asyncio.all_tasks()) == 1), asyncio.all_tasks()  # the server's side of what was closed a moment ago
         return result
     return asyncio.run(main())
 
@@ -113,16 +111,23 @@ def run(coroutine, limit=10):
 def with_client(test, fault=None, *, server=None, **options):
     async def main():
         async with Fake(fault, **(server or {})) as fake:
-            client = OpenEnvClient(fake.url, **{"request_timeout": 2, "close_timeout": 0.5, **options})
+            client = OpenEnvClient(fake.url, **{"connect_timeout": HANG, "request_timeout": HANG, "close_timeout": HANG, **options})
             async with client:
                 result = await test(client, fake)
-            for _ in range(50):
-                if not fake.live:
-                    break
-                await asyncio.sleep(0.01)
-            assert not fake.live
+            assert await soon(lambda: not fake.live)
             return result
     return run(main())
+
+
+def each(cases, test):
+    "Run a test for each case, and name those that fail."
+    failed = {}
+    for name, case in cases.items():
+        try:
+            test(*case)
+        except Exception as error:
+            failed[name] = f"{type(error).__name__}: {str(error)[:300]}"
+    assert failed == {}
 
 
 async def always_lost(client, fake, kind=SessionLost):
@@ -175,31 +180,31 @@ def test_many_at_once_stay_apart():
             replies = await asyncio.gather(*(client.step({}) for client in clients))
             assert [reply.observation["n"] for reply in replies] == [i + 1 for i in range(8)]
             await asyncio.gather(*(client.close() for client in clients))
-            assert not fake.live
+            assert await soon(lambda: not fake.live)
     run(main())
 
 
 # ---- the handshake ------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("status, error", [(503, PoolExhausted), (401, Unauthorized), (403, Unauthorized), (404, ConnectFailed), (500, ConnectFailed), (410, ConnectFailed), (200, ConnectFailed)])
-def test_refused_handshakes(status, error):
-    async def main():
+def test_refused_handshakes():
+    async def main(status, error):
         async with Fake(status=status) as fake:
             with pytest.raises(error) as caught:
                 await OpenEnvClient(fake.url, token="hunter2").connect()
             assert fake.headers["Authorization"] == "Bearer hunter2" and "hunter2" not in str(caught.value) and "\n" not in str(caught.value)
             assert error is not PoolExhausted or caught.value.detail["retry_after"] == "1"
-    run(main())
+    cases = (503, PoolExhausted), (401, Unauthorized), (403, Unauthorized), (404, ConnectFailed), (500, ConnectFailed), (410, ConnectFailed), (200, ConnectFailed)
+    each({case[0]: case for case in cases}, lambda *case: run(main(*case)))
 
 
-@pytest.mark.parametrize("late", [0, 0.02])
+@pytest.mark.parametrize("late", [False, True])
 def test_refused_after_the_handshake(late):
     async def main():
         async with Fake(capacity=1) as fake:
             async with OpenEnvClient(fake.url) as first:
                 await first.reset()
                 async with OpenEnvClient(fake.url) as second:
-                    await asyncio.sleep(late)
+                    assert not late or await soon(lambda: second._line.ended)
                     for _ in range(3):
                         with pytest.raises(PoolExhausted, match="1/1"):
                             await second.reset()
@@ -217,10 +222,9 @@ def test_nobody_there():
         for handler in (quiet, rude):
             server = await asyncio.start_server(handler, "127.0.0.1", 0)
             port = server.sockets[0].getsockname()[1]
-            started = time.monotonic()
-            with pytest.raises(ConnectFailed):
-                await OpenEnvClient(f"http://127.0.0.1:{port}", connect_timeout=0.1).connect()
-            assert time.monotonic() - started < 2
+            async with asyncio.timeout(HANG):
+                with pytest.raises(ConnectFailed):
+                    await OpenEnvClient(f"http://127.0.0.1:{port}", connect_timeout=0.05 if handler is quiet else HANG).connect()
             server.close()
         with pytest.raises(ConnectFailed):
             await OpenEnvClient(f"http://127.0.0.1:{port}").connect()
@@ -231,24 +235,19 @@ def test_nobody_there():
     asyncio.run(cleaned())
 
 
-@pytest.mark.parametrize("url", [None, 5, "", "127.0.0.1:8000", "ftp://host", "http://", "http://:80", "http://host:99999999", "http://host:x", "http://user:pw@host", "http://a b", "http://host/#x", "http://[::1"])
-def test_odd_addresses(url):
-    with pytest.raises(BadRequest) as caught:
-        OpenEnvClient(url)
-    assert isinstance(caught.value, ValueError) and "pw" not in str(caught.value)
+def test_odd_addresses_and_options():
+    urls = (None, 5, "", "127.0.0.1:8000", "ftp://host", "http://", "http://:80", "http://host:99999999", "http://host:x", "http://user:pw@host", "http://a b", "http://host/#x", "http://[::1")
+    options = (dict(token=""), dict(token="a b"), dict(token="a\r\nX: y"), dict(token=5), dict(headers="x"), dict(headers={"a": 5}), dict(headers={"a": "b\r\nc: d"}),
+               dict(request_timeout=0), dict(request_timeout=True), dict(connect_timeout=None), dict(close_timeout=float("inf")))
+    assert issubclass(BadRequest, ValueError)
+    found = refusals({repr(url): (lambda url=url: OpenEnvClient(url), BadRequest, "^(?!.*pw)") for url in urls})
+    assert found | refusals({repr(some): (lambda some=some: OpenEnvClient("http://h", **some), BadRequest, next(iter(some))) for some in options}) == {}
 
 
-@pytest.mark.parametrize("url, address", [("http://h:8000", "ws://h:8000/ws"), ("https://h/", "wss://h/ws"), ("ws://h/ws", "ws://h/ws"), ("wss://h/a/b/", "wss://h/a/b/ws"),
-                                          ("http://h?session_id=3", "ws://h/ws?session_id=3"), ("http://[::1]:80", "ws://[::1]:80/ws")])
-def test_addresses(url, address):
-    assert socket_address(url) == address
-
-
-@pytest.mark.parametrize("options", [{"token": ""}, {"token": "a b"}, {"token": "a\r\nX: y"}, {"token": 5}, {"headers": "x"}, {"headers": {"a": 5}}, {"headers": {"a": "b\r\nc: d"}},
-                                     {"request_timeout": 0}, {"request_timeout": True}, {"connect_timeout": None}, {"close_timeout": float("inf")}])
-def test_odd_options(options):
-    with pytest.raises(BadRequest):
-        OpenEnvClient("http://h", **options)
+def test_addresses():
+    cases = {"http://h:8000": "ws://h:8000/ws", "https://h/": "wss://h/ws", "ws://h/ws": "ws://h/ws", "wss://h/a/b/": "wss://h/a/b/ws",
+             "http://h?session_id=3": "ws://h/ws?session_id=3", "http://[::1]:80": "ws://[::1]:80/ws"}
+    assert {url: socket_address(url) for url in cases} == cases
 
 
 # ---- the connection goes ------------------------------------------------------------------------
@@ -268,51 +267,55 @@ def test_cut_between_requests(when):
     async def test(client, fake):
         if when == "reset":
             await client.reset()
-        while not fake.live:
-            await asyncio.sleep(0.001)
+        assert await soon(lambda: fake.live)
         for socket in list(fake.live):
             socket.transport.abort()
         await always_lost(client, fake, (SessionLost, ResetRequired) if when == "connected" else SessionLost)
     with_client(test)
 
 
-@pytest.mark.parametrize("code", [1000, 1001, 1011, 1012])
-def test_closed_by_the_server(code):
-    async def bye(fake, socket, n, asked):
-        if n == 2:
-            await socket.close(code, "keepalive ping timeout")
-            return []
-    async def test(client, fake):
-        await client.reset()
-        await client.step({})
-        with pytest.raises(SessionLost, match=f"{code}"):
+def test_closed_by_the_server():
+    def closed_with(code):
+        async def bye(fake, socket, n, asked):
+            if n == 2:
+                await socket.close(code, "keepalive ping timeout")
+                return []
+        async def test(client, fake):
+            await client.reset()
             await client.step({})
-        await always_lost(client, fake)
-    with_client(test, bye)
+            with pytest.raises(SessionLost, match=f"{code}"):
+                await client.step({})
+            await always_lost(client, fake)
+        with_client(test, bye)
+    each({code: (code,) for code in (1000, 1001, 1011, 1012)}, closed_with)
 
 
 def test_a_session_whose_loop_was_blocked_is_lost_aloud():
-    async def test(client, fake):
+    async def test(client, fake, gone):
         await client.reset()
-        await asyncio.to_thread(time.sleep, 0)
-        time.sleep(0.4)  # longer than the server's patience
-        await asyncio.sleep(0.05)
+        assert gone.wait(HANG)  # blocks the loop, until the server's patience with pings is over
         await always_lost(client, fake)
     async def main():
-        pings = {"ping_interval": 0.05, "ping_timeout": 0.1}
-        started = threading.Event()
+        started, gone = threading.Event(), threading.Event()
         box = {}
         async def serve_elsewhere():
-            async with Fake(**pings) as fake:
+            async with Fake(ping_interval=None) as fake:
                 box["fake"], box["loop"], box["stop"] = fake, asyncio.get_running_loop(), asyncio.Event()
                 started.set()
+                assert await soon(lambda: fake.requests)
+                (socket,) = fake.live
+                await socket.ping()  # as websockets does for `ping_interval`, and then after `ping_timeout`:
+                socket.protocol.fail(1011, "keepalive ping timeout")
+                socket.send_data()
+                socket.transport.abort()
+                gone.set()
                 await box["stop"].wait()
         thread = threading.Thread(target=lambda: asyncio.run(serve_elsewhere()))
         thread.start()
         await asyncio.to_thread(started.wait)
         try:
-            async with OpenEnvClient(box["fake"].url, close_timeout=0.5) as client:
-                await test(client, box["fake"])
+            async with OpenEnvClient(box["fake"].url) as client:
+                await test(client, box["fake"], gone)
         finally:
             box["loop"].call_soon_threadsafe(box["stop"].set)
             await asyncio.to_thread(thread.join)
@@ -322,33 +325,41 @@ def test_a_session_whose_loop_was_blocked_is_lost_aloud():
 # ---- answers that do not belong -----------------------------------------------------------------
 
 def test_a_late_answer_reaches_nobody():
+    late, sent = asyncio.Event(), []
     async def slow(fake, socket, n, asked):
         if asked["type"] == "step" and n == 1:
-            await asyncio.sleep(0.15)
+            await late.wait()
+            sent.append(n)
     async def test(client, fake):
         await client.reset()
+        client._line.request_timeout = 0.02
         with pytest.raises(DeadlineExceeded):
             await client.step({"move": "first"})
         with pytest.raises(SessionLost):
             await client.step({"move": "second"})
-        await asyncio.sleep(0.2)
+        late.set()
+        assert await soon(lambda: sent)
         await always_lost(client, fake)
         assert [asked["data"] for asked in fake.requests[1:]] == [{"move": "first"}]
-    with_client(test, slow, request_timeout=0.05)
+    with_client(test, slow)
 
 
 def test_a_cancelled_request_leaves_no_answer_behind():
+    late, sent = asyncio.Event(), []
     async def slow(fake, socket, n, asked):
         if asked["type"] == "step":
-            await asyncio.sleep(0.05)
+            await late.wait()
+            sent.append(n)
     async def test(client, fake):
         await client.reset()
         step = asyncio.create_task(client.step({}))
-        await asyncio.sleep(0.01)
+        assert await soon(lambda: len(fake.requests) == 2)
         step.cancel()
         step.cancel()
         with pytest.raises(asyncio.CancelledError):
             await step
+        late.set()
+        assert await soon(lambda: sent)
         await always_lost(client, fake)
     with_client(test, slow)
 
@@ -357,7 +368,7 @@ def test_a_doubled_answer_does_not_shift_the_others():
     async def test(client, fake):
         await client.reset()
         assert (await client.step({})).observation == {"n": 1}
-        await asyncio.sleep(0.02)
+        assert await soon(lambda: client._line.ended)
         await always_lost(client, fake)
     with_client(test, on_step(1, seen(1), seen(1)))
 
@@ -371,21 +382,18 @@ def test_an_answer_of_another_kind():
     with_client(test, on_step(1, frame("state", step_count=1)))
 
 
-@pytest.mark.parametrize("said", ["[1]", "5", "null", '"text"', "{", "", "{}", '{"type": 5, "data": {}}', '{"type": "observation", "data": [1]}', '{"type": "observation", "data": null}',
-                                  '{"type": "observation", "data": {"observation": 1, "reward": NaN, "done": false}}', "[" * 100_000, b'{"type": "observation"}', b"\xff"])
-def test_frames_that_are_none(said):
+def test_frames_that_are_none():
     async def test(client, fake):
         await client.reset()
         with pytest.raises(SessionLost, match="protocol"):
             await client.step({})
         await always_lost(client, fake)
-    with_client(test, on_step(1, said))
+    frames = ["[1]", "5", "null", '"text"', "{", "", "{}", '{"type": 5, "data": {}}', '{"type": "observation", "data": [1]}', '{"type": "observation", "data": null}',
+              '{"type": "observation", "data": {"observation": 1, "reward": NaN, "done": false}}', "[" * 100_000, b'{"type": "observation"}', b"\xff"]
+    each({said[:90]: (test, on_step(1, said)) for said in frames}, with_client)
 
 
-@pytest.mark.parametrize("data", ['{}', '{"reward": 1, "done": true}', '{"observation": 1, "reward": "1", "done": true}', '{"observation": 1, "reward": [1]}',
-                                  '{"observation": 1, "reward": 1, "done": "yes"}', '{"observation": 1, "reward": 1, "done": 1}', '{"observation": 1, "reward": 1e999}',
-                                  '{"observation": 1, "reward": -1e999}', '{"observation": 1, "reward": 1' + "0" * 400 + "}"])
-def test_observations_without_their_parts(data):
+def test_observations_without_their_parts():
     async def test(client, fake):
         await client.reset()
         with pytest.raises(EnvFault):
@@ -393,33 +401,37 @@ def test_observations_without_their_parts(data):
         with pytest.raises(ResetRequired):
             await client.step({})
         assert (await client.reset()).observation == {"n": 0}
-    with_client(test, on_step(1, '{"type": "observation", "data": ' + data + "}"))
+    parts = ['{}', '{"reward": 1, "done": true}', '{"observation": 1, "reward": "1", "done": true}', '{"observation": 1, "reward": [1]}', '{"observation": 1, "reward": 1, "done": "yes"}',
+             '{"observation": 1, "reward": 1, "done": 1}', '{"observation": 1, "reward": 1e999}', '{"observation": 1, "reward": -1e999}', '{"observation": 1, "reward": 1' + "0" * 400 + "}"]
+    each({data: (test, on_step(1, '{"type": "observation", "data": ' + data + "}")) for data in parts}, with_client)
 
 
-@pytest.mark.parametrize("reward, number", [(None, None), (True, 1.0), (2, 2.0), (-0.5, -0.5)])
-def test_rewards(reward, number):
-    async def test(client, fake):
-        await client.reset()
-        reply = await client.step({})
-        assert reply.reward == number and (number is None or type(reply.reward) is float)
-    with_client(test, on_step(1, seen(1, reward)))
+def test_rewards():
+    def paid(reward, number):
+        async def test(client, fake):
+            await client.reset()
+            reply = await client.step({})
+            assert reply.reward == number and (number is None or type(reply.reward) is float)
+        with_client(test, on_step(1, seen(1, reward)))
+    each({repr(case): case for case in ((None, None), (True, 1.0), (2, 2.0), (-0.5, -0.5))}, paid)
 
 
-@pytest.mark.parametrize("code, error, goes_on", [("VALIDATION_ERROR", BadRequest, True), ("INVALID_JSON", BadRequest, True), ("UNKNOWN_TYPE", BadRequest, True),
-                                                  ("EXECUTION_ERROR", EnvFault, False), ("FACTORY_ERROR", EnvFault, False), ("SESSION_ERROR", EnvFault, False), ("NEW", EnvFault, False), (None, EnvFault, False)])
-def test_errors_of_the_server(code, error, goes_on):
-    async def test(client, fake):
-        await client.reset()
-        with pytest.raises(error) as caught:
-            await client.step({})
-        assert "what it says" in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 600
-        if goes_on:
-            assert (await client.step({})).observation == {"n": 2}
-        else:
-            with pytest.raises(ResetRequired):
+def test_errors_of_the_server():
+    def said(code, error, goes_on):
+        async def test(client, fake):
+            await client.reset()
+            with pytest.raises(error) as caught:
                 await client.step({})
-            assert (await client.reset()).observation == {"n": 0}
-    with_client(test, on_step(1, frame("error", message="what it\nsays " * 200, code=code, errors=[{"input": "x"}])))
+            assert "what it says" in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 600
+            if goes_on:
+                assert (await client.step({})).observation == {"n": 2}
+            else:
+                with pytest.raises(ResetRequired):
+                    await client.step({})
+                assert (await client.reset()).observation == {"n": 0}
+        with_client(test, on_step(1, frame("error", message="what it\nsays " * 200, code=code, errors=[{"input": "x"}])))
+    each({code: (code, BadRequest, True) for code in ("VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")}
+         | {code: (code, EnvFault, False) for code in ("EXECUTION_ERROR", "FACTORY_ERROR", "SESSION_ERROR", "NEW", None)}, said)
 
 
 def test_an_error_frame_without_a_word():
@@ -450,29 +462,31 @@ def test_any_frame_ends_in_a_type():
         async with Fake(noise) as fake:
             kinds = set()
             for _ in range(150):
-                async with OpenEnvClient(fake.url, request_timeout=2) as client:
+                async with OpenEnvClient(fake.url) as client:
                     await client.reset()
                     try:
                         await client.step({})
                     except PoolError as error:
                         kinds.add(type(error))
             assert {SessionLost, EnvFault} <= kinds
-            await asyncio.sleep(0.05)
-            assert not fake.live
+            assert await soon(lambda: not fake.live)
     run(main())
 
 
 # ---- misuse -------------------------------------------------------------------------------------
 
 def test_two_at_once():
+    late = asyncio.Event()
     async def slow(fake, socket, n, asked):
-        await asyncio.sleep(0.02)
+        if asked["type"] == "step":
+            await late.wait()
     async def test(client, fake):
         await client.reset()
         first = asyncio.create_task(client.step({"move": "a"}))
-        await asyncio.sleep(0.005)
+        assert await soon(lambda: len(fake.requests) == 2)
         with pytest.raises(SessionBusy):
             await client.step({"move": "b"})
+        late.set()
         assert (await first).observation == {"n": 1} and (await client.step({})).observation == {"n": 2}
     with_client(test, slow)
 
@@ -491,12 +505,13 @@ def test_not_open_and_not_again():
     with_client(test)
 
 
-@pytest.mark.parametrize("action", [None, 5, "up", ["up"], {"a": object()}, {"a": float("nan")}, {"a": {1, 2}}, {(1, 2): 3}])
-def test_actions_that_are_none(action):
+def test_actions_that_are_none():
     async def test(client, fake):
         await client.reset()
-        with pytest.raises(BadRequest):
-            await client.step(action)
+        for action in (None, 5, "up", ["up"], {"a": object()}, {"a": float("nan")}, {"a": {1, 2}}, {(1, 2): 3}):
+            with pytest.raises(BadRequest):
+                await client.step(action)
+                pytest.fail(f"{action!r} was sent")
         assert (await client.step({"a": "\ud800 é"})).observation == {"n": 1}
     with_client(test)
 
@@ -513,8 +528,7 @@ def test_another_loop():
                     await client.close()
                 asyncio.run(use())
             await asyncio.to_thread(elsewhere)
-            await asyncio.sleep(0.05)
-            assert not fake.live
+            assert await soon(lambda: not fake.live)
             with pytest.raises((PoolClosed, ResetRequired)):
                 await client.step({})
     run(main())
@@ -552,29 +566,28 @@ def test_close_is_bounded():
         async def deaf(fake, socket, n, asked):
             socket.transport.pause_reading()  # no goodbye will be heard
         async with Fake(deaf) as fake:
-            client = await OpenEnvClient(fake.url, close_timeout=0.1).connect()
+            client = await OpenEnvClient(fake.url, close_timeout=0.05).connect()
             await client.reset()
-            started = time.monotonic()
             await client.close()
-            took = time.monotonic() - started
             for socket in list(fake.live):
                 socket.transport.abort()
-            await asyncio.sleep(0.02)
-            return took
-    assert run(main()) < 1
+            assert await soon(lambda: not fake.live)
+    run(main())
 
 
 def test_close_while_another_task_waits():
+    closed = asyncio.Event()
     async def never(fake, socket, n, asked):
         if asked["type"] == "step":
-            await asyncio.sleep(0.1)
+            await closed.wait()
     async def test(client, fake):
         await client.reset()
         step = asyncio.create_task(client.step({}))
-        await asyncio.sleep(0.01)
+        assert await soon(lambda: len(fake.requests) == 2)
         await client.close()
         with pytest.raises(PoolClosed):
             await step
+        closed.set()
     with_client(test, never)
 
 
@@ -600,7 +613,7 @@ def test_rows_and_their_keys():
             base = await OpenEnvScheduler(fake.url).run({"messages": [{"role": "system", "content": "mine"}]}, act)
             assert base.reward == 2.0 and base.messages[0]["content"] == "mine"
             mixed = await GymScheduler("openenv").run(row(fake.url), act)
-            assert mixed.reward == 2.0 and not fake.live
+            assert mixed.reward == 2.0 and await soon(lambda: not fake.live)
     run(main())
 
 
@@ -608,15 +621,14 @@ def test_by_name():
     assert envs["openenv"] is OpenEnvWrapper and isinstance(make_env({"name": "openenv", "base_url": "http://h"}), OpenEnvWrapper)
 
 
-@pytest.mark.parametrize("config", [{"base_url": None}, {"base_url": "x"}, {"reset_kwargs": 5}, {"reset_kwargs": {1: 2}}, {"system_message": 5}, {"wait": -1}, {"wait": "x"}, {"on_invalid": "guess"},
-                                    {"token": 5}, {"request_timeout": "x"}])
-def test_odd_rows_are_refused_before_anything_is_opened(config):
+def test_odd_rows_are_refused_before_anything_is_opened():
     async def main():
         async with Fake() as fake:
-            for scheduler in (OpenEnvScheduler(), GymScheduler()):
-                if isinstance(scheduler, OpenEnvScheduler):
-                    with pytest.raises(BadRequest):
-                        await scheduler.run([row(fake.url), {"messages": [], "env_config": {"base_url": fake.url, **config}}], act)
+            for config in ({"base_url": None}, {"base_url": "x"}, {"reset_kwargs": 5}, {"reset_kwargs": {1: 2}}, {"system_message": 5}, {"wait": -1}, {"wait": "x"}, {"on_invalid": "guess"},
+                           {"token": 5}, {"request_timeout": "x"}):
+                with pytest.raises(BadRequest):
+                    await OpenEnvScheduler().run([row(fake.url), {"messages": [], "env_config": {"base_url": fake.url, **config}}], act)
+                    pytest.fail(f"{config} was played")
             assert fake.connections == 0
     run(main())
 
@@ -625,24 +637,33 @@ def test_a_reset_value_that_is_no_json():
     async def main():
         async with Fake() as fake:
             t = await OpenEnvScheduler().run(row(fake.url, reset_kwargs={"a": object()}), act)
-            assert t.reward is None and "BadRequest" in t.error and not fake.live
+            assert t.reward is None and "BadRequest" in t.error and await soon(lambda: not fake.live)
     run(main())
 
 
-@pytest.mark.parametrize("fault", [cut, on_step(2, "[1]"), on_step(2, frame("error", message="boom", code="EXECUTION_ERROR")), on_step(2, frame("error", message="no", code="VALIDATION_ERROR")),
-                                   on_step(2, frame("error", message="full", code="CAPACITY_REACHED")), on_step(2), on_step(2, seen(2), seen(2)), on_step(2, seen(2, "1"))],
-                         ids=["cut", "non-object", "execution", "validation", "capacity", "silence", "doubled", "odd reward"])
-def test_no_fault_is_a_reward_and_none_leaks(fault):
-    async def main():
-        async with Fake(fault, turns=4) as fake:
-            async def thinks(messages, request):
-                await asyncio.sleep(0.01)  # the second of two answers has time to arrive
-                return '{"move": 1}'
-            t = await OpenEnvScheduler().run(row(fake.url, request_timeout=0.1), thinks)
-            assert t.reward is None and t.total_reward is None and t.error and t.close_error is None and fake.connections == 1
-            await asyncio.sleep(0.02)
-            assert not fake.live
-    run(main())
+FAULTS = {"cut": cut, "no object": on_step(2, "[1]"), "execution": on_step(2, frame("error", message="boom", code="EXECUTION_ERROR")), "odd reward": on_step(2, seen(2, "1")),
+          "validation": on_step(2, frame("error", message="no", code="VALIDATION_ERROR")), "capacity": on_step(2, frame("error", message="full", code="CAPACITY_REACHED")),
+          "silence": on_step(2), "doubled": on_step(2, seen(2), seen(2))}
+
+
+def test_no_fault_is_a_reward_and_none_leaks():
+    class Kept(OpenEnvScheduler):
+        def _create_env(self, env_config):
+            self.world = super()._create_env(env_config)
+            return self.world
+    def play(name, fault):
+        async def main():
+            async with Fake(fault, turns=4) as fake:
+                scheduler = Kept()
+                async def thinks(messages, request):
+                    if name == "doubled" and len(messages) > 4:
+                        assert await soon(lambda: scheduler.world.client._line.ended)  # the second of the two answers has arrived
+                    return '{"move": 1}'
+                t = await scheduler.run(row(fake.url, request_timeout=0.05 if name == "silence" else HANG), thinks)
+                assert t.reward is None and t.total_reward is None and t.error and t.close_error is None and fake.connections == 1
+                assert await soon(lambda: not fake.live)
+        run(main())
+    each({name: (name, fault) for name, fault in FAULTS.items()}, play)
 
 
 def test_what_a_model_gets_wrong_can_be_told():
@@ -658,28 +679,35 @@ def test_a_full_server_is_asked_again_for_a_while():
         for fake in (Fake(capacity=1, turns=1), Fake(status=503)):
             async with fake:
                 if fake.status:
-                    asyncio.get_running_loop().call_later(0.1, setattr, fake, "status", None)
                     fake.turns = 1
                 else:
                     first = await OpenEnvClient(fake.url).connect()
                     await first.reset()
-                    asyncio.get_running_loop().call_later(0.1, lambda: asyncio.ensure_future(first.close()))
-                t = await OpenEnvScheduler().run(row(fake.url, wait=5), act)
+                playing = asyncio.create_task(OpenEnvScheduler().run(row(fake.url, wait=HANG), act))
+                assert await soon(lambda: fake.asked >= 3)
+                if fake.status:
+                    fake.status = None
+                else:
+                    await first.close()
+                t = await playing
                 assert t.reward == 1.0, t.error
-                await asyncio.sleep(0.02)
-                assert not fake.live
+                assert await soon(lambda: not fake.live)
     run(main())
 
 
-@pytest.mark.parametrize("wait, most", [(0, 0.5), (0.2, 1.0)])
-def test_but_not_for_ever(wait, most):
+def test_but_not_for_ever(monkeypatch):
     async def main():
         async with Fake(capacity=0) as fake:
-            started = time.monotonic()
-            t = await OpenEnvScheduler().run(row(fake.url, wait=wait), act)
-            assert t.reward is None and t.error.startswith("PoolExhausted") and time.monotonic() - started < most
-            assert (fake.connections == 1) == (wait == 0)
-    run(main())
+            t = await OpenEnvScheduler().run(row(fake.url, wait=0), act)
+            assert t.reward is None and t.error.startswith("PoolExhausted") and fake.connections == 1
+        clock = Clock(monkeypatch)
+        async with Fake(capacity=0, ping_interval=None) as fake:
+            playing = asyncio.create_task(OpenEnvScheduler().run(row(fake.url, wait=HOUR, close_timeout=2 * HOUR, request_timeout=2 * HOUR, connect_timeout=2 * HOUR), act))
+            assert await soon(lambda: fake.connections >= 4 or playing.done()) and not playing.done()
+            clock.jump(HOUR)
+            t = await playing
+            assert t.reward is None and t.error.startswith("PoolExhausted")
+    asyncio.run(main())
 
 
 def test_no_more_than_max_live_over_calls_loops_and_threads():
@@ -688,15 +716,14 @@ def test_no_more_than_max_live_over_calls_loops_and_threads():
             scheduler, rewards = OpenEnvScheduler(fake.url, max_live=3), []
             def loop():
                 for _ in range(2):
-                    rewards.extend(t.reward for t in asyncio.run(scheduler.run([{"messages": [], "env_config": {"wait": 2}} for _ in range(4)], act)))
+                    rewards.extend(t.reward for t in asyncio.run(scheduler.run([{"messages": [], "env_config": {"wait": HANG}} for _ in range(4)], act)))
             threads = [threading.Thread(target=loop) for _ in range(3)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 await asyncio.to_thread(thread.join)
             assert rewards == [2.0] * 24 and fake.most <= 3 and scheduler.limit.live == 0
-            await asyncio.sleep(0.02)
-            assert not fake.live
+            assert await soon(lambda: not fake.live)
     asyncio.run(main())
     assert OpenEnvScheduler("http://h").limit.most == 4
 
@@ -718,11 +745,7 @@ def test_cancelled_anywhere_frees_the_server():
                 with contextlib.suppress(asyncio.CancelledError):
                     await running
                 assert scheduler.limit.live == 0 and not scheduler.live
-            for _ in range(100):
-                if not fake.live:
-                    break
-                await asyncio.sleep(0.01)
-            assert not fake.live
+            assert await soon(lambda: not fake.live)
     run(main())
 
 
@@ -746,12 +769,11 @@ def test_own_parsing_and_formatting():
 
 # ---- text and actions ---------------------------------------------------------------------------
 
-@pytest.mark.parametrize("text, action", [
-    ('{"a": 1}', {"a": 1}), (' \n{"a": 1}\n', {"a": 1}), ('```json\n{"a": 1}\n```', {"a": 1}), ('```\n{"a": 1}```', {"a": 1}), ('So:\n```json\n{"a": 1}\n```\nYes.', {"a": 1}),
-    ("up", {"message": "up"}), ("[1, 2]", {"message": "[1, 2]"}), ("5", {"message": "5"}), ("", {"message": ""}), ("```\nup\n```", {"message": "```\nup\n```"}),
-    ('{"a": NaN}', {"message": '{"a": NaN}'}), ("{" * 5000, {"message": "{" * 5000}), ("[" * 100_000, {"message": "[" * 100_000}), ("null", {"message": "null"})])
-def test_text_to_action(text, action):
-    assert text_to_action(text) == action
+def test_text_to_action():
+    for text in ('{"a": 1}', ' \n{"a": 1}\n', '```json\n{"a": 1}\n```', '```\n{"a": 1}```', 'So:\n```json\n{"a": 1}\n```\nYes.'):
+        assert text_to_action(text) == {"a": 1}, text
+    for text in ("up", "[1, 2]", "5", "", "```\nup\n```", '{"a": NaN}', "{" * 5000, "[" * 100_000, "null"):
+        assert text_to_action(text) == {"message": text}, text[:90]
 
 
 @settings(max_examples=150, deadline=None)
@@ -800,7 +822,7 @@ def test_a_storm_of_cancels_and_cuts():
         async with Fake(slow, capacity=6, turns=4) as fake:
             scheduler = OpenEnvScheduler(fake.url, max_live=6)
             for _ in range(300):
-                running = asyncio.create_task(scheduler.run([row(fake.url, wait=1) for _ in range(8)], act))
+                running = asyncio.create_task(scheduler.run([row(fake.url, wait=HANG) for _ in range(8)], act))
                 await asyncio.sleep(0.02 * rng.random())
                 for _ in range(rng.randrange(4)):
                     running.cancel()
@@ -809,6 +831,5 @@ def test_a_storm_of_cancels_and_cuts():
                     for t in await running:
                         assert t.reward == (None if t.error else 4.0)
                 assert scheduler.limit.live == 0 and not scheduler.live and not scheduler.close_errors
-            await asyncio.sleep(0.1)
-            assert not fake.live and fake.most <= 6
-    run(main(), limit=100)
+            assert await soon(lambda: not fake.live) and fake.most <= 6
+    run(main())
