@@ -1,6 +1,5 @@
 """The widgets that people play and look at: what their methods and buttons do, what remains without a kernel, and what they refuse."""
 import re
-import subprocess
 import sys
 from unittest import mock
 
@@ -32,13 +31,6 @@ def tasks():
 
 
 # ---------------------------------------------------------------- base
-
-
-def test_the_package_loads_no_widgets():
-    code = ("import sys, xland_minigrid, xland_minigrid.viz, xland_minigrid.viz.widgets as w; assert 'EnvPlayer' in dir(w); from xland_minigrid.viz.widgets import base, env_player, explorer;"
-            "assert not {'ipywidgets', 'anywidget', 'matplotlib'} & set(sys.modules)\n"
-            "try: w.Nothing\nexcept AttributeError as error: assert 'EnvPlayer' in str(error)")
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 class Note(base.Shown):
@@ -100,7 +92,7 @@ def test_keys_answer_every_press():
 # ---------------------------------------------------------------- the player
 
 
-@pytest.mark.parametrize("env", ["XLand-MiniGrid-R4-13x13", "MiniGrid-DoorKey-6x6", "MiniGrid-MemoryS16"])
+@pytest.mark.parametrize("env", [R1, "MiniGrid-DoorKey-6x6"])  # one of each kind
 def test_the_player_does_what_the_environment_does(env):
     "The same keys and actions as by hand."
     player = EnvPlayer(env, seed=5)
@@ -206,13 +198,15 @@ def test_the_film_shows_what_was_played(tasks):
     assert film.captions[3].startswith("trial 2, step 1") and film.markers == {0: "trial 1", 2: "2"} and film.frames.shape == (4, 72, 72, 3)
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (("XLand-R1",), "Unknown environment"), ((None,), "give the name"), ((R1, "a task"), "RuleSet"), ((R1, None, {"params": 3}), "params"), ((R1, None, {"seed": -1}), "seed"),
-    ((R1, None, {"seed": 1.5}), "seed"), (("MiniGrid-Empty-5x5", "small"), "no rulesets")])
-def test_what_cannot_be_played(arguments, words):
-    *positional, options = arguments if isinstance(arguments[-1], dict) else (*arguments, {})
-    with pytest.raises((TypeError, ValueError), match=words):
-        EnvPlayer(*positional, **options)
+def test_what_cannot_be_played():
+    table = [
+        (("XLand-R1",), "Unknown environment"), ((None,), "give the name"), ((R1, "a task"), "RuleSet"), ((R1, None, {"params": 3}), "params"), ((R1, None, {"seed": -1}), "seed"),
+        ((R1, None, {"seed": 1.5}), "seed"), (("MiniGrid-Empty-5x5", "small"), "no rulesets"),
+    ]
+    for arguments, words in table:
+        *positional, options = arguments if isinstance(arguments[-1], dict) else (*arguments, {})
+        with pytest.raises((TypeError, ValueError), match=words):
+            EnvPlayer(*positional, **options)
 
 
 def test_batches_and_automatic_resets_cannot_be_played(tasks):
@@ -307,21 +301,22 @@ def test_goal_kinds_by_name_class_and_number(facts):
     assert len(by_name) and all((find(facts, goal_kind=kind).rows == by_name).all() for kind in ("agenthold", AgentHoldGoal, 1, [1], np.int64(1)))
 
 
-@pytest.mark.parametrize("wrong", [{"text": "dragon"}, {"text": 3}, {"text": "room: key"}, {"text": "red blue ball"}, {"goal_kind": "hug"}, {"goal_kind": 99}, {"goal_kind": True}, {"depth": "2"}, {"depth": (2, 1)},
-                                   {"depth": (1, 2, 3)}, {"num_rules": True}, {"difficulty": "hellish"}, {"difficulty": (3, 1)}, {"limit": 0}, {"limit": 2.5}, {"solvable": "yes"}, {"depth": float("nan")}])
-def test_what_is_no_filter(explorer, wrong):
-    before, criteria = explorer.found, explorer.filter(num_rules=(0, 3)).criteria
-    before = explorer.found
-    with pytest.raises((TypeError, ValueError)):
-        explorer.filter(**wrong)
-    assert explorer.found is before and explorer.criteria is criteria
+def test_what_is_no_filter(explorer):
+    criteria = explorer.filter(num_rules=(0, 3)).criteria
+    before, table = explorer.found, [{"text": "dragon"}, {"text": 3}, {"text": "room: key"}, {"text": "red blue ball"}, {"goal_kind": "hug"}, {"goal_kind": 99}, {"goal_kind": True}, {"depth": "2"}, {"depth": (2, 1)},
+        {"depth": (1, 2, 3)}, {"num_rules": True}, {"difficulty": "hellish"}, {"difficulty": (3, 1)}, {"limit": 0}, {"limit": 2.5}, {"solvable": "yes"}, {"depth": float("nan")}]
+    for wrong in table:
+        with pytest.raises((TypeError, ValueError)):
+            explorer.filter(**wrong)
+            pytest.fail(f"accepted: {wrong}")
+        assert explorer.found is before and explorer.criteria is criteria, wrong
 
 
 def test_showing_a_task(tasks, explorer):
     explorer.show(-1)
     assert explorer.row == 299 and explorer.example.par == len(explorer.example.film) - 1
     env, params = xland_minigrid.make(R1)
-    start = env.reset(params.replace(ruleset=tasks.get_ruleset(-1)), jax.random.key(0))
+    start = jax.jit(env.reset)(params.replace(ruleset=tasks.get_ruleset(-1)), jax.random.key(0))
     assert explorer.example.par == len(solve_from(tasks.get_ruleset(-1), start, params).actions)
     still = explorer.still()
     assert f"Par {explorer.example.par} steps" in still and "Task tree" in still and 'class="xmg"' in still and "Task 299" in still

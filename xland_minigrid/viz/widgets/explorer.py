@@ -26,6 +26,7 @@ from ...core.goals import goal_kinds
 from ...core.language import describe_goal
 from ...core.parse import ParseError, loose_noun, parse_goal, parse_rule
 from ...core.tiles import pack_pairs
+from ..control import compiled as _compiled
 from ..player import Player, play_rollout
 from ..tree import draw_ruleset
 from .base import Shown, button, column, framed, html, ipywidgets, key_pad, row, still_page, words_html
@@ -225,14 +226,6 @@ class Example(NamedTuple):
     par: int | None
     detail: str  # what the oracle says
     film: Player | None
-
-@functools.lru_cache(maxsize=8)
-def _compiled(env, kind=None):
-    "Reset and step, compiled. Environments without anything of their own are all alike: one of a class is enough."
-    if kind is None and not vars(env):
-        return _compiled(None, type(env))
-    env = env if kind is None else kind()
-    return jax.jit(env.reset), jax.jit(env.step)
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #2fd826d2
 def _film(env, params, timestep, actions, title: str) -> Player:
