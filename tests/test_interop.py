@@ -6,6 +6,7 @@ import copy
 import importlib
 import pickle
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -23,6 +24,8 @@ from xland_minigrid.envs.sampling import RulesetSamplingWrapper, SampledParams, 
 from xland_minigrid.envs.wrappers import DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper
 from xland_minigrid.interop import bridge, upstream
 from xland_minigrid.interop.envpool import XLandEnvPool
+
+from worlds import refusals
 
 NAME = "XLand-MiniGrid-R1-9x9"
 THINGS = np.array([[Tiles.BALL, Colors.RED], [Tiles.KEY, Colors.GREEN], [Tiles.PYRAMID, Colors.BLUE], [Tiles.STAR, Colors.PINK]], np.uint8)
@@ -173,7 +176,7 @@ def test_sampled_parameters_read_and_change_like_those_inside(inside):
         params.hight
 
 
-@pytest.mark.parametrize("wrong, sentence", [
+WRONG_TASKS = [
     (lambda env, p: RulesetSamplingWrapper(GymAutoResetWrapper(env)), "put GymAutoResetWrapper around"),
     (lambda env, p: RulesetSamplingWrapper(DirectionObservationWrapper(DmEnvAutoResetWrapper(env))), "put DmEnvAutoResetWrapper around"),
     (lambda env, p: RulesetSamplingWrapper(env).reset(p, jax.random.key(0)), "env.with_tasks"),
@@ -186,11 +189,11 @@ def test_sampled_parameters_read_and_change_like_those_inside(inside):
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS, [0, 0, 0, 0]), "at least one above zero"),
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS, [0, 0, 0, np.nan]), "infinite"),
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(xland_minigrid.make("MiniGrid-Empty-5x5")[1], TASKS), "no ruleset"),
-])
-def test_wrong_tasks_are_refused_in_one_sentence(inside, wrong, sentence):
-    with pytest.raises((ValueError, TypeError), match=sentence) as refusal:
-        wrong(*inside)
-    assert "\n" not in str(refusal.value)
+]
+
+
+def test_wrong_tasks_are_refused_in_one_sentence(inside):
+    assert refusals({words: (partial(call, *inside), words) for call, words in WRONG_TASKS}) == {}
 
 
 # Gymnasium ---------------------------------------------------------------------------------------------------------------------------
@@ -395,11 +398,11 @@ def test_a_copy_goes_on_alike(make, twin):
 
 
 def test_what_is_returned_belongs_to_the_caller():
-    env = make_many(2)
+    env = make_many()
     first, _ = env.reset(seed=0)
     kept = first.copy()
     first[:] = 0
-    second, *_ = env.step([1, 1])
+    second, *_ = env.step([1, 1, 1])
     second[:] = 7
     assert (env.reset(seed=0)[0] == kept).all()
 
@@ -432,47 +435,38 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong, sentence", WRONG.values(), ids=WRONG)
-def test_wrong_use_of_gymnasium_is_refused_in_one_sentence(wrong, sentence):
-    with pytest.raises((ValueError, TypeError, IndexError, ResetNeeded, gymnasium.error.Error), match=sentence) as refusal:
-        wrong()
-    assert "\n" not in str(refusal.value).strip()
+def test_wrong_use_of_gymnasium_is_refused_in_one_sentence():
+    assert refusals(WRONG, (ValueError, TypeError, IndexError, ResetNeeded, gymnasium.error.Error)) == {}
 
 
-@pytest.mark.parametrize("action, sentence", [(6, "no action 6"), (-1, "no action -1"), (1.0, "one integer"), ([1], "one integer"),
-                                              (None, "one integer"), ("0", "one integer")])
-def test_wrong_actions_are_refused(action, sentence):
+def test_wrong_actions_are_refused():
     env = make_one()
     env.reset(seed=0)
-    with pytest.raises((ValueError, TypeError), match=sentence):
-        env.step(action)
+    wrong = [(6, "no action 6"), (-1, "no action -1"), (1.0, "one integer"), ([1], "one integer"), (None, "one integer"), ("0", "one integer")]
+    assert refusals({repr(action): (partial(env.step, action), words) for action, words in wrong}) == {}
     assert env.timestep.state.step_num == 0
 
 
-@pytest.mark.parametrize("actions, sentence", [([0, 0, 6], "no action 6"), ([0, -1, 0], "no action -1"), ([0, 0], "one for each"),
-                                               ([0.0, 1, 2], "integers"),
-                                               (jnp.array([0, 7, 0]), "no action 7"), (3, "one for each")])
-def test_wrong_batches_of_actions_are_refused(actions, sentence):
+def test_wrong_batches_of_actions_are_refused():
     env = make_many()
     env.reset(seed=0)
-    with pytest.raises((ValueError, TypeError), match=sentence):
-        env.step(actions)
-    for mask in (np.zeros(3, bool), np.ones(2, bool), [0, 1, 1]):
-        with pytest.raises(ValueError, match="reset_mask"):
-            env.reset(options={"reset_mask": mask})
+    wrong = [([0, 0, 6], "no action 6"), ([0, -1, 0], "no action -1"), ([0, 0], "one for each"), ([0.0, 1, 2], "integers"),
+             (jnp.array([0, 7, 0]), "no action 7"), (3, "one for each")]
+    assert refusals({repr(actions): (partial(env.step, actions), words) for actions, words in wrong}) == {}
+    masks = np.zeros(3, bool), np.ones(2, bool), [0, 1, 1]
+    assert refusals({repr(mask): (partial(env.reset, options={"reset_mask": mask}), "reset_mask") for mask in masks}, ValueError) == {}
 
 
 def test_a_trial_that_is_over_wants_a_reset():
-    env = make_one(render_mode="ansi", max_steps=1)
-    env.reset(seed=0)
-    assert env.step(1)[3] and isinstance(env.render(), str)
-    with pytest.raises(ResetNeeded, match="call reset"):
-        env.step(1)
-    env.reset()
-    assert env.step(1)[3]
-    pictures = make_many(2, render_mode="rgb_array", ruleset=one(0))
+    env = make_one(render_mode="ansi")
+    for _ in range(2):
+        env.reset(seed=0)
+        assert [env.step(1)[3] for _ in range(LIMIT)] == [False] * (LIMIT - 1) + [True] and isinstance(env.render(), str)
+        with pytest.raises(ResetNeeded, match="call reset"):
+            env.step(1)
+    pictures = make_many(render_mode="rgb_array")
     pictures.reset(seed=0)
-    assert len(pictures.render()) == 2 and pictures.render()[0].shape[-1] == 3
+    assert len(pictures.render()) == 3 and pictures.render()[0].shape[-1] == 3
 
 
 # EnvPool's idiom ---------------------------------------------------------------------------------------------------------------------
@@ -802,6 +796,26 @@ def test_a_k_shot_gym_runs_on_both(both):
     assert dones.count(True) == 1 and dones[9], "two trials of four steps, each with its reset"
 
 
+@pytest.mark.parametrize("adapter", ["gymnax", "dm_env"])
+def test_adapters_see_the_same_arrays_on_both(both, adapter):
+    "Both are traced: shapes, dtypes and structures of all that they return. What they return is compared at length."
+    seen = []
+    for x in both:
+        if adapter == "gymnax":
+            env = Gymnax(x, "MiniGrid-EmptyRandom-5x5")
+            obs, state = jax.eval_shape(env.reset, jax.random.key(0), env.default_params)
+            obs, _, *rest = jax.eval_shape(env.step, jax.random.key(0), state, 0, env.default_params)
+            seen.append((obs, *rest))
+        else:
+            env, params = dm_like(x, "MiniGrid-EmptyRandom-5x5")
+            first = jax.eval_shape(env.reset, params, jax.random.key(0))
+            seen.append([(t.observation, t.reward, t.discount, t.step_type) for t in (first, jax.eval_shape(env.step, params, first, 0))])
+            assert isinstance(env, x.Environment) and env.observation_shape(params) == seen[-1][0][0].shape
+    theirs, ours = (jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree) for tree in seen)
+    assert theirs == ours and both[1].StepType.LAST == both[0].StepType.LAST == 2
+
+
+@pytest.mark.slow
 def test_a_gymnax_like_adapter_runs_on_both(both):
     theirs, ours = (Gymnax(x, "MiniGrid-EmptyRandom-5x5") for x in both)
     params_a, params_b = theirs.default_params.replace(max_steps=12), ours.default_params.replace(max_steps=12)
@@ -826,6 +840,7 @@ def test_a_gymnax_like_adapter_runs_on_both(both):
     assert won > 3 and not fresh.any()
 
 
+@pytest.mark.slow
 def test_a_dm_env_like_adapter_runs_on_both(both):
     (theirs, params_a), (ours, params_b) = (dm_like(x, "MiniGrid-EmptyRandom-5x5") for x in both)
     assert isinstance(ours, both[1].Environment) and theirs.observation_shape(params_a) == ours.observation_shape(params_b)

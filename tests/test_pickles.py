@@ -39,6 +39,8 @@ from xland_minigrid.interop import pickles, upstream
 from xland_minigrid.interop.pickles import RefusedPickleError, pickled_arrays
 from xland_minigrid.interop.upstream import load_upstream_benchmark
 
+from worlds import no_hang
+
 PARTS = ("goals", "rules", "init_tiles")
 
 
@@ -181,7 +183,7 @@ def _fires(payload, marker):
     before = set(marker.parent.iterdir())
     try:
         held = pickle.loads(payload)
-        for _ in range(100):
+        for _ in range(6000):   # a process of its own may be late on a busy machine
             if set(marker.parent.iterdir()) - before:
                 break
             time.sleep(0.01)
@@ -247,7 +249,7 @@ def test_payloads_written_by_hand(tmp_path, name):
     marker.parent.mkdir()
     payload, asks = _by_hand(marker)[name]
     if asks:
-        assert _fires(payload, marker) or name == "through numpy"
+        assert name == "through numpy" or _fires(payload, marker)
     for pack in (bytes, bz2.compress):
         with pytest.raises(RefusedPickleError, match=(asks or HONEST[name]).replace(".", r"\.")):
             read(pack(payload), tmp_path)
@@ -416,12 +418,10 @@ def test_nesting_and_laughs(tmp_path):
     deep = b"\x80\x02)" + b"\x85" * 9000 + b"."
     laughs = b"\x80\x02)" + b"2\x86" * 4000 + b"."  # a tree of 2**4000 leaves
     for payload in (deep, laughs, b"\x80\x02]" + b"2\x86" * 4000 + b"\x85cnumpy\ndtype\n0."):
-        start = time.monotonic()
-        with pytest.raises(BenchmarkFileError):
+        with no_hang(), pytest.raises(BenchmarkFileError):
             read(payload, tmp_path)
-        with pytest.raises(BenchmarkFileError):
+        with no_hang(), pytest.raises(BenchmarkFileError):
             read(payload[:-1] + b"cnumpy\ndtype\n2R.", tmp_path)
-        assert time.monotonic() - start < 2
     hostile = b"\x80\x02cnumpy\ndtype\n)" + b"2\x86" * 4000 + b"\x85R."
     with pytest.raises(RefusedPickleError, match="other than numbers"):
         read(hostile, tmp_path)

@@ -1,5 +1,7 @@
 """Environments whose compiled programs the tests of one process share: compiling takes seconds, running takes milliseconds."""
 import re
+import signal
+from contextlib import contextmanager
 from functools import cache
 
 import jax
@@ -82,3 +84,21 @@ def refusals(cases, errors=(ValueError, TypeError), one_line=True):
         except Exception as other:
             wrong[name] = f"raised {other!r}"
     return wrong
+
+
+@contextmanager
+def no_hang(seconds=120):
+    "End what would take for ever with `TimeoutError`. The limit says nothing about speed: it only turns a hang into a failure. Without effect on Windows."
+    def give_up(*_):
+        raise TimeoutError(f"not done after {seconds} seconds")
+
+    if not hasattr(signal, "SIGALRM"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
