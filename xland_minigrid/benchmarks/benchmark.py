@@ -118,6 +118,11 @@ def _resized(name: str, array, width: int | None):
     return array[:, :width]
 
 # %% ../../nbs/benchmarks/06_benchmark.ipynb #556a34d5
+@jax.jit
+def _rows_on_device(benchmark, numbers):
+    "Rows of all arrays, by one program."
+    return jax.tree.map(lambda a: a[numbers], benchmark)
+
 _EMPTY = "This benchmark is empty: there is nothing to sample; check the split it comes from."
 
 class Benchmark(PyTreeNode):
@@ -170,8 +175,11 @@ class Benchmark(PyTreeNode):
         if isinstance(ruleset_ids, jax.core.Tracer):
             return jax.vmap(self.get_ruleset)(ruleset_ids)
         numbers = _row_numbers(ruleset_ids, self.num_rulesets())
-        few = self._rows(numbers).to_device() if isinstance(self.goals, np.ndarray) else None
-        return jax.vmap(self.get_ruleset)(jnp.asarray(numbers)) if few is None else jax.vmap(few.get_ruleset)(jnp.arange(len(numbers)))
+        few = self._rows(numbers)
+        few = few.to_device() if isinstance(self.goals, np.ndarray) else few
+        if self.sets is None and type(self) is Benchmark:
+            return RuleSet(goal=few.goals, rules=few.rules, init_tiles=few.init_tiles)
+        return jax.vmap(few.get_ruleset)(jnp.arange(len(numbers)))
 
     def sample_rulesets(self, key: jax.Array, n: int, weights=None) -> RuleSet:
         """`n` tasks as one batch, drawn with replacement; the same ones for the same key wherever the benchmark is.
@@ -270,8 +278,9 @@ class Benchmark(PyTreeNode):
         return self.save(path, recipe, packed=True)
 
     def _rows(self, numbers) -> "Benchmark":
-        rows = jax.tree.map(lambda a: a[np.asarray(numbers) if isinstance(a, np.ndarray) else numbers], self.replace(sets=None))
-        return rows.replace(sets=self.sets)
+        plain = self.replace(sets=None)
+        at_home = all(isinstance(a, np.ndarray) for a in jax.tree.leaves(plain))
+        return (jax.tree.map(lambda a: a[np.asarray(numbers)], plain) if at_home else _rows_on_device(plain, numbers)).replace(sets=self.sets)
 
     def __repr__(self) -> str:
         return _summary(self)

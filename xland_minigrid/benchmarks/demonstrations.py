@@ -19,7 +19,7 @@ import numpy as np
 
 from .benchmark import Benchmark
 from .files import BenchmarkFileError, _blake, _check_kinds_used, _pieces, _threads, appearing, kinds_used
-from .oracle import Failure, solve_from
+from .oracle import Failure, _shared, solve_from, start_keys
 from ..core.actions import NUM_ACTIONS
 from ..core.language import further_products
 from ..core.ruleset import COMPOSED
@@ -45,12 +45,15 @@ def trial_starts(env, params, rulesets, keys, num_trials: int):
         rulesets: tasks with a leading axis `(B,)`; keys: what each first trial is reset with, `(B,)`.
     Returns the time steps and the key of every reset, both with leading axes `(B, num_trials)`.
     """
-    found = []
+    found, env = [], _shared(env)
     for _ in range(num_trials):
         timestep = _reset(env, params, rulesets, keys)
         found.append((timestep, keys))
         keys = timestep.state.key
-    return jax.tree.map(lambda *x: jnp.stack(x, axis=1), *found)
+    return _side_by_side(found)
+
+_side_by_side = jax.jit(lambda found: jax.tree.map(lambda *x: jnp.stack(x, axis=1), *found))
+_picked = jax.jit(lambda tree, *rows: jax.tree.map(lambda x: x[rows], tree))
 
 def without_reset(env):
     "The environment inside auto-reset wrappers."
@@ -297,7 +300,7 @@ def play_expert(env, params, rulesets, timesteps, expert=None) -> tuple[np.ndarr
     """
     count, nothing = len(timesteps.reward), np.zeros((len(timesteps.reward), params.max_steps), np.uint8)
     rows = _wide(count)
-    rulesets, timesteps = jax.tree.map(lambda x: x[rows], (rulesets, timesteps))
+    env, (rulesets, timesteps) = _shared(env), _picked((rulesets, timesteps), rows)
     blank = nothing[rows]
     actions, by_expert, _ = _choose(env, params, rulesets, timesteps, blank > 0, blank, expert or _oracle_if_it_can, np.arange(len(rows)) < count)
     last, steps = _advance(env, params, rulesets, timesteps, actions, np.zeros(len(rows), np.int32), np.full(len(rows), params.max_steps, np.int32))
@@ -343,7 +346,7 @@ def _checked_world(env, params):
         raise TypeError("Demonstrations are made in XLand-MiniGrid environments, whose params have a ruleset.")
     if env.observation_shape(params) != (params.view_size, params.view_size, 2):
         raise TypeError("Demonstrations hold plain observations (tile and colour of each cell): pass the environment without observation wrappers.")
-    return env
+    return _shared(env)
 
 # %% ../../nbs/benchmarks/10_demonstrations.ipynb #7bd6f82b
 def demonstrations(benchmark: Benchmark, numbers, env, params, *, trials: int = 1, seed: int = 0, epsilon=0.0, unsolved: str = "random", expert=None,
@@ -404,13 +407,12 @@ def _about(env, params, seed: int, shares: np.ndarray) -> dict:
 def _histories(benchmark, numbers, again, env, params, shares, seed, expert) -> Demonstrations:
     "Some histories, played side by side."
     trials, wide, rows = len(shares), _wide(len(numbers)), _wide(len(numbers) * len(shares))
-    rulesets = jax.vmap(benchmark.get_ruleset)(jnp.asarray(numbers[wide]))
+    rulesets = benchmark.get_rulesets(numbers[wide])
     if rulesets.open is not None and _beyond(rulesets.goal, rulesets.open.laws):
         raise ValueError("Demonstrations hold tasks as encodings, which have no room for composed goals and several products: leave these tasks out.")
-    fold = jax.vmap(lambda number, again: jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), again))
-    starts, keys = trial_starts(env, params, rulesets, fold(*(jnp.asarray(x[wide], jnp.uint32) for x in (numbers, again))), trials)
+    starts, keys = trial_starts(env, params, rulesets, start_keys(numbers[wide], again[wide], seed), trials)
     owner, trial = np.divmod(rows, trials)
-    starts, keys, rulesets = *jax.tree.map(lambda x: x[owner, trial], (starts, keys)), jax.tree.map(lambda x: x[owner], rulesets)
+    starts, keys, rulesets = *_picked((starts, keys), owner, trial), _picked(rulesets, owner)
     noisy, drawn = (np.concatenate(x)[rows] for x in zip(*[_noise(seed, number, times, shares, params.max_steps) for number, times in zip(numbers, again)]))
     live = np.arange(len(rows)) < len(numbers) * trials
     chosen = _choose(env, params, rulesets, starts, noisy, drawn, expert, live)
@@ -640,7 +642,7 @@ def check_demonstrations(demos: Demonstrations, env, params, *, histories=None, 
     benchmark, owner = chosen.benchmark(), np.repeat(np.arange(len(chosen)), np.diff(chosen.history_start))
     for first in tqdm(range(0, chosen.num_trials, batch), desc="replaying", unit=" batches", disable=not progress):
         rows = first + _wide(min(batch, chosen.num_trials - first))
-        rulesets = jax.vmap(benchmark.get_ruleset)(jnp.asarray(owner[rows]))
+        rulesets = benchmark.get_rulesets(owner[rows])
         starts = _reset(env, params, rulesets, jax.random.wrap_key_data(jnp.asarray(chosen.key[rows])))
         _compare(chosen, rows, jax.device_get(_record(env, params, rulesets, starts, _padded(chosen, rows, params.max_steps))))
 
