@@ -20,7 +20,7 @@ import numpy as np
 from .checkpoint import CheckpointError, from_arrays, to_arrays, versions
 from .evaluation import Evaluation, Protocol, RandomPolicy, goal_names
 from .metrics import read_metrics
-from .rl2 import Agent, from_dict, load_agent, load_tasks, make_world, new_agent, to_dict
+from .rl2 import Agent, abstract_agent, from_dict, load_agent, load_tasks, make_world, to_dict
 
 # %% ../../nbs/baselines/14_agents.ipynb #6cc1312a
 def the_box() -> Path:
@@ -46,7 +46,7 @@ def open_box(name: str, folder: Path | None = None) -> Agent:
     data = path.read_bytes() if path.exists() else b""
     if hashlib.sha256(data).hexdigest() != card["sha256"]:
         raise CheckpointError(f"{path} is not the file that its card describes: install the package again.")
-    agent = new_agent(from_dict(card["config"]))
+    agent = abstract_agent(from_dict(card["config"]))
     return dataclasses.replace(agent, parameters=from_arrays(load(data), agent.parameters), steps=card["steps"])
 
 def card_table(card: dict, every: int = 4) -> str:
