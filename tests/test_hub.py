@@ -4,7 +4,6 @@ import hashlib
 import os
 import socket
 import threading
-import time
 import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +17,7 @@ import huggingface_hub.constants  # noqa: E402
 from xland_minigrid.benchmarks import hub  # noqa: E402
 from xland_minigrid.benchmarks.hub import (  # noqa: E402
     HubAccessError, HubChecksumError, HubError, HubNotFoundError, HubOfflineError, HubServerError, HubSpaceError, fetch)
+from worlds import refusals  # noqa: E402
 
 SPEC = "hub:someone/tasks/folder/tiny.safetensors"
 COMMIT = "c0ffee" + "0" * 34
@@ -95,7 +95,7 @@ def status(code, **headers):
     return lambda h: h.send(code, {name.replace("_", "-"): value for name, value in headers.items()})
 
 def hang(h):
-    h.server.world.released.wait(5)
+    h.server.world.released.wait(120)
     h.close_connection = True
 
 def cut(at):
@@ -118,7 +118,7 @@ def world(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(hub, "_PAUSES", (0.01,) * 4)
     constants = huggingface_hub.constants
-    for name, value in [("HF_HUB_DOWNLOAD_TIMEOUT", 0.5), ("HF_HUB_ETAG_TIMEOUT", 0.5), ("HF_HUB_CACHE", str(tmp_path / "theirs")), ("HF_HUB_OFFLINE", False),
+    for name, value in [("HF_HUB_DOWNLOAD_TIMEOUT", 120), ("HF_HUB_ETAG_TIMEOUT", 120), ("HF_HUB_CACHE", str(tmp_path / "theirs")), ("HF_HUB_OFFLINE", False),
                         ("HF_TOKEN_PATH", str(tmp_path / "token"))]:
         monkeypatch.setattr(constants, name, value)
     server.world.stop = lambda: (server.shutdown(), server.server_close())
@@ -362,15 +362,20 @@ def test_the_pauses_grow_and_the_server_may_ask_for_more(world, monkeypatch):
     assert slept == [20, 60, 4]
 
 
-def test_a_server_that_hangs_is_given_up(world):
+def impatient(monkeypatch, seconds):
+    for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
+        monkeypatch.setattr(huggingface_hub.constants, name, seconds)
+
+
+def test_a_server_that_hangs_is_given_up(world, monkeypatch):
+    impatient(monkeypatch, 0.1)
     world.always = hang
-    start = time.monotonic()
     with pytest.raises(HubServerError, match="timed out|broke off"):
         get(world)
-    assert time.monotonic() - start < 10
 
 
-def test_a_server_that_hangs_in_the_middle(world):
+def test_a_server_that_hangs_in_the_middle(world, monkeypatch):
+    "Patience ends where the server stalls, and is back for the next try."
     def stalls(h):
         data = h.server.world.blobs[sha(OLD)]
         h.send_response(200)
@@ -378,6 +383,13 @@ def test_a_server_that_hangs_in_the_middle(world):
         h.end_headers()
         h.wfile.write(data[:200_000])
         hang(h)
+    real = hub._ask
+
+    def ask(spec):
+        found = real(spec)
+        impatient(monkeypatch, 120 if leftovers(world) else 2)
+        return found
+    monkeypatch.setattr(hub, "_ask", ask)
     world.faults = [fine, stalls]
     assert get(world).read_bytes() == OLD and world.gets()[1][0] is not None
 
@@ -390,10 +402,9 @@ def closed_port():
 
 def test_no_network(world, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed_port()}")
-    start = time.monotonic()
     with pytest.raises(HubOfflineError, match="(?s)offline.*xland-minigrid benchmark generate --preset") as caught:
         get(world)
-    assert time.monotonic() - start < 3 and isinstance(caught.value, ConnectionError) and "\n" not in str(caught.value)
+    assert isinstance(caught.value, ConnectionError) and "\n" not in str(caught.value)
     monkeypatch.setenv("HF_ENDPOINT", "http://no-such-host.invalid")
     with pytest.raises(HubOfflineError, match="no-such-host"):
         get(world)
@@ -515,9 +526,8 @@ def test_announcements_that_lie(world):
 
 
 def test_two_at_once_download_once(world):
-    world.always = lambda h: (time.sleep(0.1), False)[1]
-    paths = []
-    threads = [threading.Thread(target=lambda: paths.append(get(world))) for _ in range(3)]
+    paths, begin = [], threading.Barrier(3)
+    threads = [threading.Thread(target=lambda: (begin.wait(120), paths.append(get(world)))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -525,11 +535,10 @@ def test_two_at_once_download_once(world):
     assert len(set(paths)) == 1 and len(paths) == 3 and paths[0].read_bytes() == OLD and len(world.gets()) == 1
 
 
-@pytest.mark.parametrize("spec", ["someone/tasks/file", "hub:tasks/file", "hub:", "hub:a/b/", "hub:a/b/../c", "hub:a/b//c", "hub:../b/c", "hub:a/../c/d", "hub:a/b/c@",
-                                  "hub:a/b/c@../x", "hub:a/b/c@/x", "hub:a/b/c\\d", "hub:a/b/c\nd", "hub:a/b/./c", "https://x/y", "", "hub:ä/b/c", "hub:a/b/c@x y"])
-def test_names_that_are_none(spec, tmp_path):
-    with pytest.raises(ValueError, match="write hub:OWNER/REPO/FILE"):
-        fetch(spec, cache=tmp_path)
+def test_names_that_are_none(tmp_path):
+    wrong = ["someone/tasks/file", "hub:tasks/file", "hub:", "hub:a/b/", "hub:a/b/../c", "hub:a/b//c", "hub:../b/c", "hub:a/../c/d", "hub:a/b/c@",
+                                  "hub:a/b/c@../x", "hub:a/b/c@/x", "hub:a/b/c\\d", "hub:a/b/c\nd", "hub:a/b/./c", "https://x/y", "", "hub:ä/b/c", "hub:a/b/c@x y"]
+    assert refusals({spec: (lambda spec=spec: fetch(spec, cache=tmp_path), ValueError, "write hub:OWNER/REPO/FILE") for spec in wrong}) == {}
     assert not list(tmp_path.iterdir())
 
 
@@ -557,13 +566,6 @@ def test_without_the_package(monkeypatch, tmp_path):
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(ImportError, match="pip install huggingface_hub"):
         fetch(SPEC, cache=tmp_path)
-
-
-def test_importing_us_does_not_import_it():
-    import subprocess
-    import sys
-    code = "import sys, xland_minigrid, xland_minigrid.benchmarks.hub; sys.exit('huggingface_hub' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "JAX_PLATFORMS": "cpu"}).returncode == 0
 
 
 def test_the_default_folder(world, monkeypatch, tmp_path):
