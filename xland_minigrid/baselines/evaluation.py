@@ -500,7 +500,7 @@ def _oracle_reference(env, params, benchmark, chosen, keys, num_trials: int, com
     from tqdm.auto import tqdm
     env, returns, steps = without_reset(env), [], []
     for first in tqdm(range(0, len(chosen), block), desc="oracle", unit=" batches", disable=not progress):
-        rulesets = jax.vmap(benchmark.get_ruleset)(jnp.asarray(chosen[first:first + block]))
+        rulesets = benchmark.get_rulesets(chosen[first:first + block])
         starts, _ = trial_starts(env, params, rulesets, _keys_of(keys[first:first + block])[0], compared)
         played = [play_expert(env, params, rulesets, jax.tree.map(lambda x: x[:, k], starts), expert) for k in range(compared)]
         returns.append(np.stack([r for r, _ in played], axis=1).astype(np.float64))
@@ -950,31 +950,45 @@ def watch(agent: Agent, ruleset: RuleSet | None = None, num_trials: int = 5, see
         raise ValueError(f"num_trials is {num_trials}: watch at least one.")
     policy, parameters, (env, params) = _unpacked(agent, world, False, show_goal, show_rules)
     inner, params = without_reset(env), params if ruleset is None else params.replace(ruleset=ruleset)
-    step, reset, decide = jax.jit(functools.partial(inner.step, params)), jax.jit(functools.partial(inner.reset, params)), jax.jit(functools.partial(_decide, agent.network()))
-    batched = lambda tree: jax.tree.map(lambda x: x[None], tree)
     key, first = jax.random.split(jax.random.key(seed))
-    memory = policy.begin(parameters, Tasks(jax.random.fold_in(first, 2)[None], batched(ruleset)))
-    timestep, moments = reset(first), []
-    inputs = _first(batched(timestep), env.num_actions(params))
+    memory = policy.begin(parameters, Tasks(jax.random.fold_in(first, 2)[None], _alone(ruleset)))
+    (timestep, inputs), moments = _watch_reset(inner, params, first), []
     for trial in range(1, num_trials + 1):
-        while True:
+        while not timestep.last():
             key, draw = jax.random.split(key)
-            action, memory, thought = decide(inputs, memory, draw)
+            action, memory, thought = _decide(policy.structure, parameters, inputs, memory, draw)
             moments.append(_moment(timestep, trial, *thought, action))
-            timestep = step(timestep, action)
-            if timestep.last():
-                break
-            inputs = next_inputs(inputs, action[None], batched(timestep))
+            before, (timestep, inputs) = inputs, _watch_step(inner, params, timestep, inputs, action)
         moments.append(_moment(timestep, trial, thought[0]))
-        again = reset(timestep.state.key)
-        inputs = next_inputs(inputs, action[None], batched(timestep.replace(state=again.state, observation=again.observation)))
-        timestep = again
+        timestep, inputs = _watch_again(inner, params, timestep, before, action)
     return moments
 
-def _decide(network, inputs, memory, key):
+def _alone(tree):
+    "A batch of one."
+    return jax.tree.map(lambda x: x[None], tree)
+
+@functools.partial(jax.jit, static_argnames="env")
+def _watch_reset(env, params, key):
+    "The first time step of a task, and the inputs `(1,)` of its agent."
+    timestep = env.reset(params, key)
+    return timestep, _first(_alone(timestep), env.num_actions(params))
+
+@functools.partial(jax.jit, static_argnames="env")
+def _watch_step(env, params, timestep, inputs, action):
+    timestep = env.step(params, timestep, action)
+    return timestep, next_inputs(inputs, action[None], _alone(timestep))
+
+@functools.partial(jax.jit, static_argnames="env")
+def _watch_again(env, params, timestep, inputs, action):
+    "The next trial after the last time step of this one, to which `action` led from `inputs`."
+    again = env.reset(params, timestep.state.key)
+    return again, next_inputs(inputs, action[None], _alone(timestep.replace(state=again.state, observation=again.observation)))
+
+@functools.partial(jax.jit, static_argnames="structure")
+def _decide(structure, parameters, inputs, memory, key):
     "An action, the next memory, and what led to it (belief as probabilities, value, probabilities of the actions), of a single agent."
     memory, told = memory if isinstance(memory, Knowing) else (memory, None)
-    out = think(network, inputs, memory, *(() if told is None else (told,)))
+    out = think(nnx.merge(structure, parameters), inputs, memory, *(() if told is None else (told,)))
     belief = jax.tree.map(lambda logits: jax.nn.softmax(logits[0]), out.belief)
     thought = belief, out.value[0], jax.nn.softmax(out.logits[0])
     return jax.random.categorical(key, out.logits[0]), out.memory if told is None else Knowing(out.memory, told), thought
