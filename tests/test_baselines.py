@@ -189,8 +189,8 @@ def test_every_agent_is_in_every_epoch_once():
 
 def test_it_learns_to_fetch_the_one_object(tasks):
     "The same object is wanted in every task: an agent that learns at all solves nearly every trial of a short training."
-    one = jax.tree.map(lambda x: jnp.asarray(np.broadcast_to(x[:1], x.shape)), tasks)
-    state, one_round, metrics = rl2.start_run(TINY), rl2.make_round(TINY), []
+    one = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), tasks)
+    (state, one), one_round, metrics = rl2.replicate((rl2.start_run(TINY), one), rl2.mesh_of(TINY)), rl2.make_round(TINY), []
     for _ in range(60):
         state, row = one_round(state, one)
         metrics.append(jax.device_get(row))
