@@ -2,10 +2,12 @@
 import dataclasses
 import json
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from xland_minigrid.baselines import rl2
 from xland_minigrid.benchmarks import Recipe, benchmark_file, digest, generate_benchmark, load_benchmark_from_path
 from xland_minigrid.benchmarks.files import read_manifest
 from xland_minigrid.cli import main
@@ -185,18 +187,19 @@ def test_a_wrong_file_is_one_sentence_and_status_2(verb, tasks, tmp_path, capsys
         assert main(["benchmark", verb, str(tasks), "/proc/nowhere/file"]) == 2 and "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words, said", [
-    (["benchmark", "generate", "--preset", "huge", "--out", "x"], "trivial"),
-    (["evaluate", "no-such-run"], "no-such-run"),
-    (["throughput", "--env", "MiniGrid-Nowhere"], "choose one of"),
-    (["train", "--benchmark", "no-such-benchmark", "--out", "nowhere"], "neither a file nor a benchmark"),
-])
-def test_foreseeable_mistakes_end_in_one_sentence(words, said, capsys, monkeypatch, tmp_path):
+def test_foreseeable_mistakes_end_in_one_sentence(capsys, monkeypatch, tmp_path):
+    table = [
+        (["benchmark", "generate", "--preset", "huge", "--out", "x"], "trivial"),
+        (["evaluate", "no-such-run"], "no-such-run"),
+        (["throughput", "--env", "MiniGrid-Nowhere"], "choose one of"),
+        (["train", "--benchmark", "no-such-benchmark", "--out", "nowhere"], "neither a file nor a benchmark"),
+    ]
     monkeypatch.chdir(tmp_path)
-    assert main(words) == 1
-    err = capsys.readouterr().err
-    assert err.startswith("xland-minigrid: ") and said in err and "Traceback" not in err and err.strip().endswith((".", "`"))
-    assert not list(tmp_path.iterdir()), "nothing is left behind"
+    for words, said in table:
+        assert main(words) == 1, words
+        err = capsys.readouterr().err
+        assert err.startswith("xland-minigrid: ") and said in err and "Traceback" not in err and err.strip().endswith((".", "`")), (words, err)
+        assert not list(tmp_path.iterdir()), f"nothing is left behind by {words}"
 
 
 def test_a_world_without_rulesets_cannot_be_trained_on(tasks, capsys, tmp_path):
@@ -204,6 +207,18 @@ def test_a_world_without_rulesets_cannot_be_trained_on(tasks, capsys, tmp_path):
     assert "has no rulesets" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+def test_a_single_task_arrives_with_its_preset(monkeypatch, tmp_path, capsys):
+    "What `train` would train is looked at; that it trains is slow."
+    seen = []
+    monkeypatch.setattr(rl2, "train", lambda config, resume: seen.append((config, resume)) or SimpleNamespace(interrupted=True))
+    assert main(["train", "--env", "MiniGrid-Empty-5x5", "--total-steps", "65536", "--out", str(tmp_path / "run"), "--network.memory", "24", "--resume"]) == 0
+    (config, resume), = seen
+    expected = rl2.preset("laptop", "MiniGrid-Empty-5x5")
+    assert resume and config == dataclasses.replace(expected, total_steps=65536, out=str(tmp_path / "run"), network=dataclasses.replace(expected.network, memory=24))
+    assert config.env_id == "MiniGrid-Empty-5x5" and capsys.readouterr().out == ""
+
+
+@pytest.mark.slow
 def test_a_single_task_from_the_command_line(tmp_path, capsys):
     run = tmp_path / "run"
     small = ["--num-envs", "32", "--steps-per-task", "32", "--steps-per-update", "16", "--network.encoder", "16", "--network.memory", "16", "--network.head", "16"]
@@ -212,10 +227,12 @@ def test_a_single_task_from_the_command_line(tmp_path, capsys):
     assert "random" in capsys.readouterr().out and (tmp_path / "report" / "table.csv").exists()
 
 
-@pytest.mark.parametrize("words, sentence", [
-    (["train", "--preset", "supercomputer"], "choose from laptop"), (["train", "--env", "MiniGrid-Emtpy-8x8"], "Empty-8x8"),
-    (["train", "--device", "tpu", "--out", "nowhere"], "finds none"), (["train", "--devices", "99", "--out", "nowhere"], "choose from 1"),
-    (["train", "--processes", "2"], "coordinator"), (["evaluate", "no-such-agent"], "in the box")])
-def test_what_cannot_be_trained_is_refused_in_a_sentence(words, sentence, capsys):
-    assert main(words) == 1
-    assert sentence in capsys.readouterr().err
+def test_what_cannot_be_trained_is_refused_in_a_sentence(capsys):
+    table = [
+        (["train", "--preset", "supercomputer"], "choose from laptop"), (["train", "--env", "MiniGrid-Emtpy-8x8"], "Empty-8x8"),
+        (["train", "--device", "tpu", "--out", "nowhere"], "finds none"), (["train", "--devices", "99", "--out", "nowhere"], "choose from 1"),
+        (["train", "--processes", "2"], "coordinator"), (["evaluate", "no-such-agent"], "in the box"),
+    ]
+    for words, sentence in table:
+        assert main(words) == 1, words
+        assert sentence in capsys.readouterr().err, words

@@ -105,7 +105,7 @@ def numbers(found, shape: tuple, name: str, asked: str) -> np.ndarray:
 
 # %% ../../nbs/tutor/01_exercise.ipynb #606aefc0
 def rejects(check: Exercise, right, wrong: Mapping[str, object], *, stumbles: tuple[str, ...] = ()) -> None:
-    """Assert that a checker accepts `right` and refuses each of `wrong` (description -> answer), and print its reasons.
+    """Assert that a checker accepts `right` and refuses each of `wrong` (description -> answer), and print its reasons. What students find, nothing or a function that does nothing, is refused too, in one line.
 
     stumbles: descriptions of wrong answers that are supposed to raise an error of their own. Raises `AssertionError` otherwise, and for fewer than three wrong answers.
     """
@@ -113,6 +113,9 @@ def rejects(check: Exercise, right, wrong: Mapping[str, object], *, stumbles: tu
     verdict = check(right)
     assert verdict, f"a right answer is refused: {verdict}"
     print(f"right: {verdict.message}")
+    for nothing in (..., None, lambda *args, **kwargs: None, lambda *args, **kwargs: ...):
+        verdict = check(nothing)
+        assert not verdict and verdict.message and "\n" not in repr(verdict), f"nothing was done: {verdict}"
     for name, answer in wrong.items():
         verdict = check(answer)
         assert not verdict, f"accepted, and wrong: {name}"
