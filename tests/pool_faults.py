@@ -2,6 +2,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import os
 import socket
 import struct
@@ -9,11 +10,20 @@ import threading
 import time
 from urllib.parse import urlsplit
 
+from xland_minigrid.pool import slots
 from xland_minigrid.pool.server import EnvServer, ServerConfig, make_host
 from xland_minigrid.pool.sessions import Host
 
-HANG = 300.0                                                # seconds after which a test gives up; nothing that works takes so long, however busy the machine is
+HANG = 300.0                                               # seconds after which a test gives up; nothing that works takes so long, however busy the machine is
 HOUR = 3600.0
+
+
+@functools.cache
+def _made(name, params, make=slots.make):
+    return make(name, **dict(params))
+
+
+slots.make = lambda name, **params: _made(name, tuple(sorted(params.items())))           # one environment of each kind: its programs are traced once, however many pools and servers hold it
 
 
 def until(true, every: float = 0.005) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pool_faults import turns_of_the_loop
 
 from xland_minigrid.pool import group as module
 from xland_minigrid.pool.errors import DeadlineExceeded, EnvFault, PoolError, ResetRequired, SessionBusy, SessionLost
@@ -218,9 +219,9 @@ def test_two_steps_at_once_are_refused_and_the_first_goes_on():
 
 def test_a_cancelled_step_is_unknown_and_voids_the_episode():
     async def main():
-        rollout = episode(lambda: asyncio.sleep(9), 1.0)
+        rollout = episode(lambda: asyncio.sleep(3600), 1.0)
         task = asyncio.create_task(rollout.run(to_the_end))
-        await asyncio.sleep(0.01)
+        await turns_of_the_loop()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -231,9 +232,9 @@ def test_a_cancelled_step_is_unknown_and_voids_the_episode():
 
 def test_the_first_reason_stays():
     async def main():
-        rollout = episode(lambda: asyncio.sleep(9), 1.0)
+        rollout = episode(lambda: asyncio.sleep(3600), 1.0)
         task = asyncio.create_task(rollout.run(to_the_end))
-        await asyncio.sleep(0.01)
+        await turns_of_the_loop()
         rollout.fail("deadline of 0.01 s")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -247,7 +248,7 @@ def test_the_first_reason_stays():
 
 def test_a_step_left_behind_changes_nothing():
     async def main():
-        rollout = episode(lambda: asyncio.sleep(0.01), 1.0)
+        rollout = episode(turns_of_the_loop, 1.0)
 
         async def leaves(rollout):
             rollout.left = asyncio.create_task(rollout.step("on"))

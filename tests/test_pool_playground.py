@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from pool_faults import HANG, HOUR, until
 
 from xland_minigrid.pool import EnvPool, EnvServer
 from xland_minigrid.pool.client import IOThread
@@ -23,7 +24,9 @@ def io():
 
 
 def served(io, **more):
-    return io.wait(EnvServer(env="MiniGrid-Empty-5x5", slots=2, token=TOKEN, grace=0.3, **more).start())
+    server = io.wait(EnvServer(env="MiniGrid-Empty-5x5", slots=2, token=TOKEN, grace=0.08, **more).start())
+    server.host.grace = HOUR                                 # a page that was cut off may take its time to come back
+    return server
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +38,13 @@ def server(io):
 
 @pytest.fixture(autouse=True)
 def all_free_afterwards(request):
-    "Whatever a test did, its places are free soon after."
+    "Whatever a test did, its connections end with it, and its places are free at the end of the grace."
     yield
     if "server" in request.fixturenames:
-        host = request.getfixturevalue("server").host
-        until = time.monotonic() + 5
-        while host.seats and time.monotonic() < until:
-            time.sleep(0.01)
-        assert not host.seats
+        host, io = request.getfixturevalue("server").host, request.getfixturevalue("io")
+        assert until(lambda: not any(seat.attached for seat in list(host.seats.values())))
+        io.loop.call_soon_threadsafe(host.reap, time.monotonic() + 1.1 * HOUR)
+        assert until(lambda: not host.seats)
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def tab(browser, server):
     def open_tab(fragment="", url=server.url, **settings):
         context = browser.new_context(**settings)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(1000 * HANG)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         page.on("websocket", lambda socket: asked.append(socket.url))

@@ -1,12 +1,12 @@
 """A pool as a Gymnasium vector environment, compared with Gymnasium's own around single worlds."""
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pool_faults import HANG, soon, until
 
 gymnasium = pytest.importorskip("gymnasium")
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
@@ -102,15 +102,12 @@ def test_the_same_on_a_server(server, two):
         for _ in range(20):
             actions = actions_to_end(rng, 3)
             far.step_async(actions)
-            assert all((x == y).all() for x, y in zip(near.step(actions)[:4], far.step_wait(timeout=20)[:4]))
+            assert all((x == y).all() for x, y in zip(near.step(actions)[:4], far.step_wait(timeout=HANG)[:4]))
             if mode is AutoresetMode.DISABLED and near._ended.any():
                 mask = near._ended.copy()
                 assert (far.reset(options={"reset_mask": mask})[0] == near.reset(options={"reset_mask": mask})[0]).all()
         far.close(), near.close()
-    until = time.monotonic() + 5
-    while server.stats()["live"] and time.monotonic() < until:
-        time.sleep(0.01)
-    assert server.stats()["live"] == 0
+    assert until(lambda: server.stats()["live"] == 0)
 
 
 def test_each_ended_trial_needs_its_own_reset(two):
@@ -156,10 +153,15 @@ def test_gymnasiums_checks(two):
         assert obs in venv.observation_space and reward.dtype == np.float32 and reward.shape == terminated.shape == truncated.shape == (3,) and terminated.dtype == truncated.dtype == bool
         assert not (terminated & truncated).any() and obs.flags.writeable
     venv.close()
-    for mode in ("SameStep", "NextStep"):
-        one = PoolVectorEnv(pool(1), autoreset_mode=mode)
-        env_checker.check_returned_data_not_reused(one)
-        one.close()
+    for mode in ("SameStep", "NextStep"):                        # as `check_returned_data_not_reused`, which is for single environments
+        venv = PoolVectorEnv(two[0], autoreset_mode=mode)
+        returned = [venv.reset(seed=1)[0]]
+        kept = [returned[0].copy()]
+        for _ in range(STEPS + 2):
+            returned.append(venv.step([0, 1, 2])[0])
+            kept.append(returned[-1].copy())
+        assert all((a == b).all() for a, b in zip(returned, kept)) and not any(np.shares_memory(a, b) for i, a in enumerate(returned) for b in returned[:i])
+        venv.close()
 
 
 def test_gymnasiums_wrappers_count_episodes(two):
@@ -191,40 +193,40 @@ def test_tasks_of_a_benchmark():
 # -- halves, deadlines, misuse
 
 def test_misuse_is_typed_and_changes_nothing():
-    venv, twin = PoolVectorEnv(pool(2)), PoolVectorEnv(pool(2))
+    venv, twin = PoolVectorEnv(pool()), PoolVectorEnv(pool())
     with pytest.raises(ResetNeeded):
-        venv.step([0, 0])
+        venv.step([0, 0, 0])
     with pytest.raises(ResetNeeded):
-        venv.reset(options={"reset_mask": np.array([True, False])})
+        venv.reset(options={"reset_mask": np.array([True, False, True])})
     for wait in (venv.step_wait, venv.reset_wait):
         with pytest.raises(NoAsyncCallError):
             wait()
     venv.reset_async(seed=3)
     with pytest.raises(AlreadyPendingCallError):
-        venv.step_async([0, 0])
+        venv.step_async([0, 0, 0])
     with pytest.raises(AlreadyPendingCallError):
         venv.reset_async()
     with pytest.raises(NoAsyncCallError):
         venv.step_wait()
     assert (venv.reset_wait()[0] == twin.reset(seed=3)[0]).all()
-    for wrong, kind in (([0], ValueError), ([0, 6], ValueError), ([0, -1], ValueError), ([0.0, 1.0], TypeError), ([True, False], TypeError), (None, ValueError), ([[0], [0]], ValueError)):
+    for wrong, kind in (([0], ValueError), ([0, 6, 0], ValueError), ([0, 0, -1], ValueError), ([0.0, 1.0, 0.0], TypeError), ([True, False, True], TypeError), (None, ValueError), ([[0], [0], [0]], ValueError)):
         with pytest.raises(kind):
             venv.step(wrong)
-    for wrong in ([1], [1, 2, 3], [1, -1], [1, 2**32], -4, 2**32):
+    for wrong in ([1], [1, 2, 3, 4], [1, 1, -1], [1, 1, 2**32], -4, 2**32):
         with pytest.raises(ValueError):
             venv.reset(seed=wrong)
     with pytest.raises(TypeError):
         venv.reset(seed=1.5)
-    for options in ({"mask": 1}, {"reset_mask": [1, 0]}, {"reset_mask": np.zeros(2, bool)}, {"reset_mask": np.ones(3, bool)}):
+    for options in ({"mask": 1}, {"reset_mask": [1, 0, 1]}, {"reset_mask": np.zeros(3, bool)}, {"reset_mask": np.ones(4, bool)}):
         with pytest.raises(ValueError):
             venv.reset(options=options)
-    venv.step_async([0, 1])
+    venv.step_async([0, 1, 2])
     with pytest.raises(AlreadyPendingCallError):
         venv.reset()
-    assert all((x == y).all() for x, y in zip(venv.step_wait()[:4], twin.step([0, 1])[:4]))
+    assert all((x == y).all() for x, y in zip(venv.step_wait()[:4], twin.step([0, 1, 2])[:4]))
     venv.close()
     venv.close()
-    for late in (lambda: venv.step([0, 0]), venv.step_wait, venv.reset, venv.reset_wait):
+    for late in (lambda: venv.step([0, 0, 0]), venv.step_wait, venv.reset, venv.reset_wait):
         with pytest.raises(ClosedEnvironmentError):
             late()
     twin.close()
@@ -232,7 +234,7 @@ def test_misuse_is_typed_and_changes_nothing():
 
 def test_what_cannot_be_shown_is_refused():
     for wrong, kind in ((lambda: PoolVectorEnv("pool"), TypeError), (lambda: PoolVectorEnv(EnvPool.local("frozen_lake", slots=1)), TypeError), (lambda: PoolVectorEnv(pool(), autoreset_mode="never"), ValueError),
-                        (lambda: PoolVectorEnv(pool(1, autoreset=True)), ValueError), (lambda: PoolVectorEnv(pool(2), task=[{}]), ValueError), (lambda: PoolVectorEnv(pool(1), task={"seed": 1}), TypeError)):
+                        (lambda: PoolVectorEnv(pool(1, autoreset=True)), ValueError), (lambda: PoolVectorEnv(pool(), task=[{}]), ValueError), (lambda: PoolVectorEnv(pool(), task={"seed": 1}), TypeError)):
         before = threading.active_count()
         with pytest.raises(kind):
             wrong()
@@ -247,10 +249,9 @@ def test_what_cannot_be_shown_is_refused():
 def test_a_late_answer_is_waited_for_again(server):
     venv = PoolVectorEnv(EnvPool.connect(server, size=2))
     venv.reset(seed=0)
-    inner = venv.pool.sessions[0]._link.request
-    import asyncio
+    inner, late = venv.pool.sessions[0]._link.request, []
     async def slow(*arguments):
-        await asyncio.sleep(0.3)
+        assert await soon(lambda: late)
         return await inner(*arguments)
     venv.pool.sessions[0]._link.request = slow
     venv.step_async([1, 1])
@@ -258,15 +259,17 @@ def test_a_late_answer_is_waited_for_again(server):
         venv.step_wait(timeout=0.02)
     with pytest.raises(AlreadyPendingCallError):
         venv.step_async([0, 0])
-    venv.step_wait(timeout=20)
+    late.append(True)
+    venv.step_wait(timeout=HANG)
     assert [s.n for s in venv.pool.sessions] == [1, 1]
+    late.clear()
     venv.step_async([1, 1])
     venv.close()                                                  # with an answer still to come
     assert venv.pool._state == "closed"
 
 
 def test_a_failure_is_raised_and_no_reward(server):
-    with EnvPool.connect(server, size=2, resume_for=0.2).sync as p:
+    with EnvPool.connect(server, size=2).sync as p:
         venv = PoolVectorEnv(p)
         venv.reset(seed=0)
         p.sessions[1].lost = True
@@ -282,16 +285,16 @@ def test_a_failure_is_raised_and_no_reward(server):
 
 
 def test_a_failed_tick_is_raised():
-    with pool(2).sync as p:
+    with pool().sync as p:
         venv = PoolVectorEnv(p)
         venv.reset(seed=0)
         p._slots.epoch += 1                                       # as after a program that failed
         with pytest.raises(EnvFault):
-            venv.step([1, 1])
+            venv.step([1, 1, 1])
         with pytest.raises(ResetNeeded):
-            venv.step([1, 1])
+            venv.step([1, 1, 1])
         venv.reset()
-        venv.step([1, 1])
+        venv.step([1, 1, 1])
 
 
 def test_a_session_that_somebody_else_uses(server):
