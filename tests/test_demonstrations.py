@@ -2,7 +2,6 @@
 import dataclasses
 import json
 import os
-import time
 from collections import deque
 
 import jax
@@ -25,7 +24,9 @@ from xland_minigrid.core.rules import on_cells
 from xland_minigrid.core.tiles import EMPTY, FLOOR, pack_pairs, unpack
 from xland_minigrid.envs.registration import make
 from xland_minigrid.envs.wrappers import DirectionObservationWrapper, GymAutoResetWrapper
+from worlds import refusals
 
+ONE_SENTENCE = r"^(?!.*\. ).*\.$"
 MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
 STEP_FIELDS = [name for name, (per, *_) in module._TABLE.items() if per == "step"]
 
@@ -341,16 +342,13 @@ def test_files_come_back_and_are_views(noisy, file):
     assert all((windows[name] == mapped[name]).all() for name in windows)
 
 
-def test_opening_does_not_read(tmp_path, noisy, monkeypatch):
-    "A larger file, its bytes never hashed: opened in milliseconds."
-    big = noisy.select(np.tile(np.arange(7), 3000))
-    path = big.save(tmp_path / "big.safetensors")
+def test_opening_does_not_read(file, noisy, monkeypatch):
+    "Of a large file only header and offsets are looked at: no other array is hashed."
+    hashed, digest_of = [], module._digest_of
+    monkeypatch.setattr(module, "_digest_of", lambda array: hashed.append(array) or digest_of(array))
     monkeypatch.setattr(module, "_SMALL_FILE", 0)
-    load_demonstrations(path)
-    begun = time.perf_counter()
-    found = load_demonstrations(path)
-    seconds = time.perf_counter() - begun
-    assert found.num_steps == big.num_steps and seconds < 0.5, f"{path.stat().st_size / 1e6:.0f} MB in {seconds:.3f} s"
+    found = load_demonstrations(file)
+    assert found.num_steps == noisy.num_steps and len(hashed) == 2 and {id(array) for array in hashed} == {id(found.trial_start), id(found.history_start)}
 
 
 def test_large_files_are_verified_on_request(file, monkeypatch):
@@ -508,12 +506,9 @@ WRONG = {
     "seed": (ValueError, dict(seed=-1)), "seed is text": (ValueError, dict(seed="a")), "seed is huge": (ValueError, dict(seed=2**31))}
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_requests(name, tasks, world):
-    error, given = WRONG[name]
-    with pytest.raises(error) as caught:
-        demonstrations(**{"benchmark": tasks, "numbers": [0], "env": world[0], "params": world[1], "expert": helpless} | given)
-    assert str(caught.value).count(". ") == 0 and str(caught.value).endswith(".")
+def test_wrong_requests(tasks, world):
+    ask = lambda given: demonstrations(**{"benchmark": tasks, "numbers": [0], "env": world[0], "params": world[1], "expert": helpless} | given)
+    assert refusals({name: (lambda given=given: ask(given), error, ONE_SENTENCE) for name, (error, given) in WRONG.items()}) == {}
 
 
 def test_wrong_worlds(tasks, world):
@@ -670,11 +665,10 @@ def test_intervals_with_holes_cover_the_truth():
     assert bootstrap_quantile([1.0, np.nan, 1.0]) == (1, 1, 1) and np.isnan(bootstrap_quantile([np.nan])).all()
 
 
-@pytest.mark.parametrize("given_", [dict(oracle=-1), dict(oracle="yes"), dict(oracle=1.5), dict(par=[1.0]), dict(par=np.zeros(40)), dict(par=np.ones(40), oracle=True)])
-def test_wrong_references(tasks, auto, given_):
-    with pytest.raises(ValueError) as caught:
-        evaluate(RandomPolicy(), tasks, world=auto, num_trials=2, num_tasks=4, **given_)
-    assert str(caught.value).endswith(".")
+def test_wrong_references(tasks, auto):
+    ask = lambda given: evaluate(RandomPolicy(), tasks, world=auto, num_trials=2, num_tasks=4, **given)
+    wrong = [dict(oracle=-1), dict(oracle="yes"), dict(oracle=1.5), dict(par=[1.0]), dict(par=np.zeros(40)), dict(par=np.ones(40), oracle=True)]
+    assert refusals({i: (lambda given=given: ask(given), ValueError, r"\.$") for i, given in enumerate(wrong)}) == {}
 
 
 def test_one_oracle_for_several_agents(tasks, auto):

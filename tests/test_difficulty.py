@@ -13,7 +13,9 @@ from xland_minigrid.core.rules import AgentHoldRule, TileNearRule
 from xland_minigrid.core.ruleset import make_ruleset, stack_rulesets
 from xland_minigrid.core.tiles import Colors, Tiles
 from xland_minigrid.envs.registration import make
+from worlds import refusals
 
+ONE_SENTENCE = r"^(?!.*\. ).*\.$"
 NUMBERS = st.lists(st.one_of(st.integers(-50, 50).map(float), st.floats(-1e3, 1e3), st.just(float("nan"))), max_size=60)
 
 
@@ -75,13 +77,10 @@ def test_within_a_stratum_all_are_equally_likely():
     assert not np.array_equal(stratified(values, 10, seed=0), stratified(values, 10, seed=1))
 
 
-@pytest.mark.parametrize("call", [
-    lambda: strata([[1, 2]]), lambda: strata(["a"]), lambda: strata([1], 0), lambda: strata([1], 1.5), lambda: strata([1], True), lambda: strata([1, 2], [2, 1]),
-    lambda: strata([1, 2], [[1]]), lambda: stratified([1, 2], -1), lambda: stratified([1, 2], 1.5), lambda: stratified([1, np.nan], 2)])
-def test_wrong_strata(call):
-    with pytest.raises(ValueError) as caught:
-        call()
-    assert str(caught.value).endswith(".")
+def test_wrong_strata():
+    wrong = [lambda: strata([[1, 2]]), lambda: strata(["a"]), lambda: strata([1], 0), lambda: strata([1], 1.5), lambda: strata([1], True), lambda: strata([1, 2], [2, 1]),
+    lambda: strata([1, 2], [[1]]), lambda: stratified([1, 2], -1), lambda: stratified([1, 2], 1.5), lambda: stratified([1, np.nan], 2)]
+    assert refusals({i: (call, ValueError, r"\.$") for i, call in enumerate(wrong)}) == {}
 
 
 # ------------------------------------------------------------------------------------------- tasks
@@ -184,9 +183,5 @@ WRONG = {
     "one row": (TypeError, lambda t, h: take(t, 3)), "no curve": (ValueError, lambda t, h: difficulty_curve(h, {})), "short curve": (ValueError, lambda t, h: difficulty_curve(h, {"a": [1]}))}
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_requests(name, tasks, hard):
-    error, call = WRONG[name]
-    with pytest.raises(error) as caught:
-        call(tasks, hard)
-    assert str(caught.value).endswith(".") and str(caught.value).count(". ") == 0
+def test_wrong_requests(tasks, hard):
+    assert refusals({name: (lambda call=call: call(tasks, hard), error, ONE_SENTENCE) for name, (error, call) in WRONG.items()}) == {}

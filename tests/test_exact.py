@@ -20,11 +20,12 @@ from xland_minigrid.core.goals import (
     AgentHoldGoal, AgentNearGoal, AgentNearUpGoal, AgentOnPositionGoal, AgentOnTileGoal, EmptyGoal, TileNearGoal, TileNearRightGoal, TileOnPositionGoal,
 )
 from xland_minigrid.core.rules import (
-    AgentHoldRule, AgentNearRightRule, AgentNearRule, OneTileRule, TileNearRule, on_cells, register_rule,
+    AgentHoldRule, AgentNearRightRule, AgentNearRule, OneTileRule, TileNearRule, on_cells, register_rule, rule_kinds,
 )
 from xland_minigrid.core.ruleset import RuleSet, empty_ruleset, make_ruleset, stack_rulesets
 from xland_minigrid.core.tiles import EMPTY, FLOOR, WALL, Colors, Tiles, pack, unpack
 from xland_minigrid.envs.wrappers import GymAutoResetWrapper
+from worlds import compiled, refusals
 
 BALL, STAR, KEY, HEX, GOAL = ((t, Colors.RED) for t in (Tiles.BALL, Tiles.STAR, Tiles.KEY, Tiles.HEX, Tiles.GOAL))
 GREY_WALL, NOTHING = (Tiles.WALL, Colors.GREY), (Tiles.FLOOR, Colors.BLACK)
@@ -45,8 +46,8 @@ def drawn(text):
     cells = np.full((4, 7), WALL, np.uint8)
     cells[1:1 + len(rows), 1:1 + len(rows[0])] = [[SYMBOLS.get(x, FLOOR) for x in row] for row in rows]
     (r, c, d), = ((r, c, "^>v<".index(x)) for r, row in enumerate(rows) for c, x in enumerate(row) if x in "^>v<")
-    agent = AgentState(position=jnp.array([r + 1, c + 1], jnp.int32), direction=jnp.int32(d), pocket=jnp.asarray(unpack(EMPTY)))
-    return env, params, start.replace(state=start.state.replace(cells=jnp.asarray(cells), agent=agent))
+    agent = AgentState(position=np.array([r + 1, c + 1], np.int32), direction=np.int32(d), pocket=np.asarray(unpack(EMPTY)))
+    return env, params, start.replace(state=start.state.replace(cells=cells, agent=agent))
 
 
 def search(text, goal, rules=(), **options):
@@ -62,7 +63,7 @@ def stepper(env):
 def reaches(ruleset, start, env, params, actions):
     "Whether the actions reach the goal with the last one and not before."
     state = exact._with_task(exact._plain_state(start), ruleset) if ruleset is not None else start.state
-    now = start.replace(state=jax.tree.map(jnp.asarray, state).replace(key=start.state.key, step_num=jnp.int32(0)))
+    now = start.replace(state=state.replace(key=start.state.key, step_num=np.int32(0)))
     for i, action in enumerate(actions):
         assert not now.last()
         now = stepper(env)(params, now, int(action))
@@ -104,25 +105,19 @@ BY_HAND = [
 ]
 
 
-@lru_cache(maxsize=None)
-def answers_by_hand():
-    "All of them in two searches, composed goals apart: `{name: (task, start, answer)}`."
-    out = {}
+def test_lengths_worked_out_by_hand():
+    "All of them in two searches, composed goals apart."
+    env, params, _ = room(4, 7)
     for composed in (False, True):
         cases = [case for case in BY_HAND if isinstance(case[2], Composed) == composed]
-        tasks = stack_rulesets([make_ruleset(goal, rules) for _, _, goal, rules, _ in cases])
-        env, params, starts = room(4, 7)[0], room(4, 7)[1], [drawn(case[1])[2] for case in cases]
+        tasks = jax.tree.map(np.asarray, stack_rulesets([make_ruleset(goal, rules) for _, _, goal, rules, _ in cases]))
+        starts = [drawn(case[1])[2] for case in cases]
         answers = shortest(tasks, starts, env, params)
-        out.update({case[0]: (jax.tree.map(lambda x: x[i], tasks), starts[i], answers[i]) for i, case in enumerate(cases)})
-    return out
-
-
-@pytest.mark.parametrize("name, steps", [(case[0], case[-1]) for case in BY_HAND], ids=[case[0] for case in BY_HAND])
-def test_lengths_worked_out_by_hand(name, steps):
-    task, start, found = answers_by_hand()[name]
-    assert found.steps == steps and found.solved == (steps > 0) and found.exhausted == (steps < 0)
-    assert len(found.actions) == max(steps, 0)
-    assert steps < 0 or reaches(task, start, *room(4, 7)[:2], found.actions)
+        assert {case[0]: steps for case, steps in zip(cases, answers.steps.tolist())} == {case[0]: case[-1] for case in cases}
+        for i, (name, *_, steps) in enumerate(cases):
+            found = answers[i]
+            assert found.solved == (steps > 0) and found.exhausted == (steps < 0) and len(found.actions) == max(steps, 0), name
+            assert steps < 0 or reaches(jax.tree.map(lambda x: x[i], tasks), starts[i], env, params, found.actions), name
 
 
 def test_spaces_counted_by_hand():
@@ -136,7 +131,7 @@ def test_spaces_counted_by_hand():
 
 # ---------------------------------------------------------------- every action sequence
 
-LENGTH = 6
+LENGTH = 5
 EVERYTHING = np.stack(np.unravel_index(np.arange(6 ** LENGTH), (6,) * LENGTH), axis=1)
 
 
@@ -182,8 +177,9 @@ def test_as_trying_every_sequence():
     cases = [(random_task(rng), drawn(random_drawing(rng))) for _ in range(24)]
     env, params, first = cases[0][1]
     answers = shortest([task for task, _ in cases], [start for _, (_, _, start) in cases], env, params, max_steps=LENGTH)
+    compiled_rules = np.asarray(exact.compile_rules(np.stack([task.rules for task, _ in cases])))
     for i, (task, (_, _, start)) in enumerate(cases):
-        state = start.state.replace(goal_encoding=jnp.asarray(task.goal), rules=exact.compile_rules(task.rules), step_num=jnp.int32(0))
+        state = start.state.replace(goal_encoding=task.goal, rules=compiled_rules[i], step_num=np.int32(0))
         best = int(tried_out()(first.replace(state=state)))
         assert answers[i].steps == (best if best < 99 else -1), (i, best, answers[i])
         assert not (answers[i].exhausted and best < 99)
@@ -195,7 +191,17 @@ def test_as_trying_every_sequence():
 
 @lru_cache(maxsize=None)
 def some_cases():
-    return small_cases(Cases("small", 5, 4, 12), seed=3)
+    tasks, states, env, params = small_cases(Cases("small", 5, 4, 12), seed=3)
+    states = jax.tree.map(np.asarray, states.replace(key=None)).replace(key=states.key)
+    return jax.tree.map(np.asarray, tasks), states, env, params
+
+@lru_cache(maxsize=None)
+def some_answers():
+    return shortest(*some_cases())
+
+def one_of(tree, i):
+    "Member i of a batch, without its key."
+    return jax.tree.map(lambda x: x[i], tree.replace(key=None) if hasattr(tree, "key") else tree)
 
 
 def same(a: Shortest, b: Shortest) -> bool:
@@ -204,9 +210,9 @@ def same(a: Shortest, b: Shortest) -> bool:
 
 def test_a_batch_is_its_members():
     tasks, states, env, params = some_cases()
-    many = shortest(tasks, states, env, params)
+    many = some_answers()
     for i in range(0, 12, 3):
-        one = shortest(*(jax.tree.map(lambda x: x[i], tree) for tree in (tasks, states)), env, params)
+        one = shortest(*(one_of(tree, i) for tree in (tasks, states)), env, params)
         assert same(many[i], one) and one.frontier.sum() == one.states
     assert same(shortest(None, states, env, params), many)  # the states hold their tasks
     part = many[2:5]
@@ -225,11 +231,11 @@ def test_groups_and_batches_change_nothing(monkeypatch):
 
 def test_every_way_reaches_the_goal_and_no_prefix_does():
     tasks, states, env, params = some_cases()
-    found, start = shortest(tasks, states, env, params), room(5, 5)[2]
+    found, start = some_answers(), room(5, 5)[2]
     assert found.solved.sum() >= 8
     for i in np.flatnonzero(found.solved):
-        task, state = (jax.tree.map(lambda x: x[i], tree) for tree in (tasks, states))
-        assert reaches(task, start.replace(state=state), env, params, found[i].actions)
+        task, state = (one_of(tree, i) for tree in (tasks, states))
+        assert reaches(task, start.replace(state=state.replace(key=start.state.key)), env, params, found[i].actions)
 
 
 def test_one_task_from_many_starts_and_many_tasks_from_one_start():
@@ -264,7 +270,7 @@ def test_time_limits_and_auto_reset_do_not_enter():
     env, params, start = drawn(">...b")
     late = start.replace(state=start.state.replace(step_num=jnp.int32(10_000)))
     for where in (env, GymAutoResetWrapper(env)):
-        for limit in (1, 2, 500):
+        for limit in (1, 500):
             found = shortest(make_ruleset(AgentHoldGoal(BALL)), late, where, params.replace(max_steps=limit))
             assert found.steps == 4 and found.actions.tolist() == [0, 0, 0, 3]
             assert shortest(make_ruleset(AgentHoldGoal(STAR)), late, where, params.replace(max_steps=limit)).exhausted
@@ -293,10 +299,10 @@ def test_another_search_agrees():
     assert found.steps == len(shortest_plan(env, params, start)) and reaches(None, start, env, params, found.actions)
 
 
-@pytest.mark.parametrize("name", ["MiniGrid-DoorKey-5x5", "MiniGrid-MemoryS8"])
+@pytest.mark.parametrize("name", ["MiniGrid-DoorKey-5x5", pytest.param("MiniGrid-MemoryS8", marks=pytest.mark.slow)])
 def test_minigrid(name):
-    env, params = make(name)
-    start = jax.jit(env.reset)(params, jax.random.key(2))
+    env, params, reset, _ = compiled(name)
+    start = reset(params, jax.random.key(2))
     found = shortest(None, start, env, params)
     assert found.solved and reaches(None, start, env, params, found.actions)
 
@@ -306,7 +312,11 @@ def test_registered_rules():
     class _TrampledExact(OneTileRule):
         "A patch under the agent becomes something else."
         when, looks = (0,), on_cells("here")
-    found = search(">GG", AgentNearGoal(STAR), [_TrampledExact(GOAL, STAR)])
+    try:
+        found = search(">GG", AgentNearGoal(STAR), [_TrampledExact(GOAL, STAR)])
+    finally:
+        del rule_kinds.classes[251]
+        rule_kinds.sets[251], rule_kinds.two[251] = 0, False
     assert found.steps == 2 and found.actions.tolist() == [0, 0]  # the second step leaves a star behind
 
 
@@ -351,44 +361,37 @@ def test_seen_grows():
 def test_wrong_input():
     env, params, start = drawn(">.b")
     task = make_ruleset(AgentHoldGoal(BALL))
-    for error, words, call in [
-        (TypeError, "env is XLandEnvParams", lambda: shortest(task, start, params, env)),
-        (TypeError, "params is NoneType", lambda: shortest(task, start, env, None)),
-        (TypeError, "give a TimeStep or State", lambda: shortest(task, 3, env, params)),
-        (TypeError, "one or more State", lambda: shortest(task, [], env, params)),
-        (TypeError, "one or more State", lambda: shortest(task, [start, 3], env, params)),
-        (TypeError, "ruleset is str", lambda: shortest("hold a ball", start, env, params)),
-        (TypeError, "one or more RuleSet", lambda: shortest([], start, env, params)),
-        (ValueError, "3 tasks and 2 starts", lambda: shortest([task] * 3, [start] * 2, env, params)),
-        (ValueError, "max_states is 0", lambda: shortest(task, start, env, params, max_states=0)),
-        (ValueError, "max_states is 1.5", lambda: shortest(task, start, env, params, max_states=1.5)),
-        (ValueError, "max_steps is -1", lambda: shortest(task, start, env, params, max_steps=-1)),
-        (ValueError, "nothing to search", lambda: shortest(jax.tree.map(lambda x: np.zeros((0, *np.shape(x)), np.uint8), empty_ruleset()), start, env, params)),
-        (ValueError, "beyond Tables 2 and 3", lambda: shortest(task.replace(goal=np.array([99, 0, 0, 0, 0], np.uint8)), start, env, params)),
-        (TypeError, "cannot be traced", lambda: jax.jit(lambda s: shortest(task, s, env, params).steps)(start.state)),
-        (TypeError, "which has no length", lambda: len(shortest(task, start, env, params))),
-        (ValueError, "ask for fewer cases", lambda: small_cases(Cases("trivial", 5, 1, 10))),
-    ]:
-        with pytest.raises(error, match=words):
-            call()
+    assert refusals({
+        "env is XLandEnvParams": (lambda: shortest(task, start, params, env), TypeError, "env is XLandEnvParams"),
+        "params is NoneType": (lambda: shortest(task, start, env, None), TypeError, "params is NoneType"),
+        "give a TimeStep or State": (lambda: shortest(task, 3, env, params), TypeError, "give a TimeStep or State"),
+        "one or more State": (lambda: shortest(task, [], env, params), TypeError, "one or more State"),
+        "a list with others": (lambda: shortest(task, [start, 3], env, params), TypeError, "one or more State"),
+        "ruleset is str": (lambda: shortest("hold a ball", start, env, params), TypeError, "ruleset is str"),
+        "one or more RuleSet": (lambda: shortest([], start, env, params), TypeError, "one or more RuleSet"),
+        "3 tasks and 2 starts": (lambda: shortest([task] * 3, [start] * 2, env, params), ValueError, "3 tasks and 2 starts"),
+        "max_states is 0": (lambda: shortest(task, start, env, params, max_states=0), ValueError, "max_states is 0"),
+        "max_states is 1.5": (lambda: shortest(task, start, env, params, max_states=1.5), ValueError, "max_states is 1.5"),
+        "max_steps is -1": (lambda: shortest(task, start, env, params, max_steps=-1), ValueError, "max_steps is -1"),
+        "nothing to search": (lambda: shortest(jax.tree.map(lambda x: np.zeros((0, *np.shape(x)), np.uint8), empty_ruleset()), start, env, params), ValueError, "nothing to search"),
+        "beyond Tables 2 and 3": (lambda: shortest(task.replace(goal=np.array([99, 0, 0, 0, 0], np.uint8)), start, env, params), ValueError, "beyond Tables 2 and 3"),
+        "cannot be traced": (lambda: jax.jit(lambda s: shortest(task, s, env, params).steps)(start.state), TypeError, "cannot be traced"),
+        "which has no length": (lambda: len(shortest(task, start, env, params)), TypeError, "which has no length"),
+        "ask for fewer cases": (lambda: small_cases(Cases("trivial", 5, 1, 10)), ValueError, "ask for fewer cases"),
+    }) == {}
 
 
 # ---------------------------------------------------------------- planner and prover
 
 def test_contradictions_are_found():
     tasks, states, env, params = some_cases()
-    truth = shortest(tasks, states, env, params)
+    truth = some_answers()
     steps, failure = np.where(truth.solved, truth.steps + 1, -1).astype(np.int32), np.where(truth.solved, Failure.SOLVED, Failure.BLOCKED).astype(np.uint8)
     assert not len(Compared(truth, steps, failure).contradictions())
     i, j = np.flatnonzero(truth.solved)[:2]
     steps[i] -= 2
     steps[j], failure[j] = -1, Failure.IMPOSSIBLE_START
     assert set(Compared(truth, steps, failure).contradictions()) == {i, j}
-
-
-def test_planner_on_a_few():
-    found = compare(*some_cases())
-    assert not len(found.contradictions()) and found.ratio.min() >= 1 and found.ratio.mean() < 1.5
 
 
 @pytest.mark.slow

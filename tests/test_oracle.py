@@ -23,6 +23,7 @@ from xland_minigrid.core.rules import (
 from xland_minigrid.core.ruleset import RuleSet, make_ruleset
 from xland_minigrid.core.tiles import EMPTY, FLOOR, WALL, Colors, Tiles, pack, unpack
 from xland_minigrid.envs.environment import EnvCarry, State, advance
+from worlds import refusals
 
 R1, R4 = "XLand-MiniGrid-R1-13x13", "XLand-MiniGrid-R4-13x13"
 T = lambda tile, color=Colors.RED: np.array((tile, color), np.uint8)
@@ -30,6 +31,8 @@ BALL, SQUARE, STAR, HEX, PYRAMID, KEY, PATCH = (T(t) for t in (Tiles.BALL, Tiles
 LETTERS = {".": FLOOR, "#": WALL, "b": pack(*BALL), "s": pack(*SQUARE), "*": pack(*STAR), "h": pack(*HEX), "p": pack(*PYRAMID), "k": pack(*KEY),
            "g": pack(*PATCH), "D": pack(Tiles.DOOR_CLOSED, Colors.RED), "L": pack(Tiles.DOOR_LOCKED, Colors.RED), "~": pack(Tiles.LAVA, Colors.ORANGE)}
 
+
+ONE_SENTENCE = r"^(?!.*\. )"
 
 def world(picture: str, pocket=EMPTY):
     "A start from a drawing; the agent is one of ^ > v <."
@@ -50,8 +53,8 @@ def timestep_of(task, cells, agent):
     env, params, first = small_room(*cells.shape)
     rules = np.zeros((4, 7), np.uint8)
     rules[:len(task.rules)] = task.rules
-    state = first.state.replace(cells=jnp.asarray(cells), agent=agent, goal_encoding=jnp.asarray(task.goal), rules=compile_rules(rules))
-    return env, params, jax.tree.map(lambda x: x[None], first.replace(state=state))
+    state = first.state.replace(cells=cells, agent=agent, goal_encoding=np.asarray(task.goal), rules=jax.jit(compile_rules)(rules))
+    return env, params, oracle._rows_of(jax.tree.map(jnp.asarray, first.replace(state=state)), None)
 
 def outcome(task, picture, pocket=EMPTY, **options):
     "Solve a drawing; whatever is called solved is replayed."
@@ -267,6 +270,9 @@ def test_random_worlds_have_no_false_proof_and_no_false_solution(seed):
 
 # ------------------------------------------------------------------------------------------------------------------ many at once, the judge
 
+STEPS = [20, 75, 6, 48, 37, 35, 45, 36, 21, 30, 20, 20, 11, 27, 15, 30, 21, 20, 34, 24, 16, 21, 11, 27, 32, 27, 6, 4, 22, 24, 19, 41, 41, 48, 8, 26, 8, 24, 24, 23]
+ESTIMATES = [27.263, 62.708, 11.37, 62.708, 29.413, 44.663, 47.458, 11.37]
+
 @functools.cache
 def some_attempts():
     benchmark, (env, params) = generate_benchmark("small", 60, seed=3).to_numpy(), xland_minigrid.make(R4)
@@ -277,6 +283,7 @@ def test_almost_all_starts_are_solved():
     hopeless = np.isin(attempts.failure, (Failure.NO_PLAN, Failure.IMPOSSIBLE_START))
     assert attempts.solved[~hopeless].mean() >= 0.97 and hopeless.mean() < 0.15
     assert attempts.steps.max() < params.max_steps / 2 and ((attempts.steps > 0) == attempts.solved).all()
+    assert attempts.steps.tolist() == STEPS, "the planner plays differently: if it plays better, write down what it needs now"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["trivial", "small", "medium", "high"])
@@ -311,19 +318,20 @@ def test_a_task_has_its_starts_whatever_the_company():
 
 def test_par_is_the_mean_over_starts():
     benchmark, env, params, _ = some_attempts()
-    attempts = solve_tasks(benchmark, np.arange(6), env, params, starts=3, seed=5)
-    par = reference_steps(benchmark, np.arange(6), env, params, starts=3, seed=5)
-    for i in range(6):
+    attempts = solve_tasks(benchmark, np.arange(4), env, params, starts=2, seed=5)
+    par = reference_steps(benchmark, np.arange(4), env, params, starts=2, seed=5)
+    for i in range(4):
         mine = attempts.steps[attempts.task == i][attempts.solved[attempts.task == i]]
         assert np.isnan(par[i]) if not len(mine) else par[i] == pytest.approx(mine.mean())
     nothing = Benchmark.from_arrays(np.array([[1, 5, 3, 0, 0]]), np.zeros((1, 1, 7), int), np.zeros((1, 1, 2), int))
-    assert np.isnan(reference_steps(nothing, [0], env, params, starts=1)).all()
+    assert np.isnan(reference_steps(nothing.pad_to(rules=4, tiles=10), [0], env, params, starts=1)).all()
 
 def test_estimates_follow_the_real_lengths():
     benchmark, env, params, attempts = some_attempts()
     estimate = estimated_steps(benchmark, params)
     assert estimate.shape == (60,) and estimate.dtype == np.float32 and (estimate > 0).all()
     assert np.corrcoef(estimate[:40][attempts.solved], attempts.steps[attempts.solved])[0, 1] > 0.5
+    np.testing.assert_allclose(estimate[:8], ESTIMATES, rtol=1e-4)
     small = xland_minigrid.make("XLand-MiniGrid-R1-9x9")[1]
     assert (estimated_steps(benchmark, small, plans=benchmark.plans()) < estimate).all()
     nothing = Benchmark.from_arrays(np.array([[1, 5, 3, 0, 0]]), np.zeros((1, 1, 7), int), np.zeros((1, 1, 2), int))
@@ -334,15 +342,13 @@ def test_estimates_follow_the_real_lengths():
 def test_wrong_input_is_refused_in_one_sentence():
     benchmark, env, params, attempts = some_attempts()
     batch = oracle.starts_of(env, params, *(x[:2] for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles)), jax.random.split(jax.random.key(0), 2))
-    state, task = jax.tree.map(lambda x: x[0], batch), benchmark.get_ruleset(0)
-    for call, error in (
-            (lambda: solve_from(None, state), TypeError), (lambda: solve_from(task, batch), ValueError),
-            (lambda: solve_from(RuleSet(benchmark.goals, benchmark.rules, benchmark.init_tiles), state), ValueError),
-            (lambda: solve_tasks(benchmark, [60], env, params), IndexError), (lambda: solve_tasks(benchmark, [-1], env, params), IndexError),
-            (lambda: solve_tasks(benchmark, [0.5], env, params), TypeError), (lambda: solve_tasks(benchmark, [0], env, params, starts=0), ValueError)):
-        with pytest.raises(error) as caught:
-            call()
-        assert str(caught.value).count(". ") == 0
+    state, task = oracle._rows_of(batch, 0), benchmark.get_ruleset(0)
+    assert refusals({
+        "no task": (lambda: solve_from(None, state), TypeError, ONE_SENTENCE), "a batch of starts": (lambda: solve_from(task, batch), ValueError, ONE_SENTENCE),
+        "a batch of tasks": (lambda: solve_from(RuleSet(benchmark.goals, benchmark.rules, benchmark.init_tiles), state), ValueError, ONE_SENTENCE),
+        "beyond": (lambda: solve_tasks(benchmark, [60], env, params), IndexError, ONE_SENTENCE), "below": (lambda: solve_tasks(benchmark, [-1], env, params), IndexError, ONE_SENTENCE),
+        "half": (lambda: solve_tasks(benchmark, [0.5], env, params), TypeError, ONE_SENTENCE),
+        "no start": (lambda: solve_tasks(benchmark, [0], env, params, starts=0), ValueError, ONE_SENTENCE)}) == {}
     assert len(solve_tasks(benchmark, [], env, params).task) == 0
     assert isinstance(solve_from(task, state), Solution) and solve_from(task, state.state).solved == solve_from(task, (state.state.grid, state.state.agent)).solved
 
