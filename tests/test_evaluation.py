@@ -17,7 +17,7 @@ from xland_minigrid.baselines.evaluation import (Evaluation, Evaluator, NetworkP
                                                  per_trial_over_seeds, read_evaluations, report, student_interval, table_rows, watch)
 from xland_minigrid.baselines.networks import NetworkConfig
 from xland_minigrid.baselines.ppo import PPOConfig
-from xland_minigrid.baselines.rl2 import TrainConfig, make_world, new_agent
+from xland_minigrid.baselines.rl2 import TrainConfig, new_agent
 from xland_minigrid.benchmarks import generate_benchmark
 from xland_minigrid.benchmarks.difficulty import difficulty
 from xland_minigrid.envs.registration import make
@@ -35,7 +35,8 @@ def tasks():
 
 @pytest.fixture(scope="module")
 def world():
-    return make_world(TINY)
+    "The one that agents of this configuration bring along, so that all evaluations in this file are of one world."
+    return ev._world_of(TINY)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def agent():
 
 @pytest.fixture(scope="module")
 def played(tasks, world):
-    return evaluate(RandomPolicy(), tasks, world=world, num_trials=3, num_tasks=None)
+    return evaluate(RandomPolicy(), tasks, world=world, num_trials=2, num_tasks=None, batch=16)
 
 
 def made(returns, labels=None, **more):
@@ -206,10 +207,10 @@ class Counting:
 
 
 def test_memories_may_be_trees_and_know_their_tasks(tasks, world):
-    found = evaluate(Counting(), tasks, world=world, num_trials=2, num_tasks=8)
-    assert found.steps.shape == (8, 2)
+    found = evaluate(Counting(), tasks, world=world, num_trials=2, num_tasks=16)
+    assert found.steps.shape == (16, 2)
     with pytest.raises(AttributeError):
-        evaluate(Counting(), None, world=world, num_trials=2, num_tasks=8)  # there, tasks.rulesets is None
+        evaluate(Counting(), None, world=world, num_trials=2, num_tasks=16)  # there, tasks.rulesets is None
 
 
 def test_network_policy_asks_the_network_for_its_memory(agent, tasks):
@@ -246,16 +247,6 @@ def test_watching_is_the_same_world(agent, tasks):
         watch(agent, tasks.get_ruleset(1), num_trials=0)
 
 
-def test_arrays_on_several_devices_are_brought_here(agent, tasks):
-    "The trainer's parameters may lie on all devices."
-    devices = jax.devices()
-    assert len(devices) >= 4, "conftest forces four"
-    everywhere = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array(devices), ("agents",)), jax.sharding.PartitionSpec())
-    spread = dataclasses.replace(agent, parameters=jax.device_put(agent.parameters, everywhere))
-    a, b = (evaluate(x, tasks, num_trials=2, num_tasks=16) for x in (agent, spread))
-    assert (a.steps == b.steps).all() and (a.returns == b.returns).all()
-
-
 def test_four_devices_play_what_one_plays(agent, tasks, world, monkeypatch):
     "Tasks are split, not repeated, and every number is the same, bit for bit."
     mesh, played, inner = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("agents",)), [], ev._spread
@@ -274,6 +265,9 @@ def test_four_devices_play_what_one_plays(agent, tasks, world, monkeypatch):
             assert np.array_equal(getattr(one, name), getattr(four, name)), name
         assert one.summary() == four.summary() and one.returns.any()
     assert played == [[16] * 4] * 4, "70 tasks: two blocks of 64 for each policy, each task on one device"
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    spread_out = dataclasses.replace(agent, parameters=jax.device_put(agent.parameters, everywhere))  # as the trainer's parameters lie
+    assert (evaluate(spread_out, tasks, num_trials=2, num_tasks=70, batch=16).steps == one.steps).all()
 
 
 # Files ----------------------------------------------------------------------------------------------------------------------------------
@@ -310,7 +304,7 @@ def rows_of(seed, keys=("return", "return_p20"), tasks="t"):
 def test_a_report_parses_back(played, tmp_path):
     other = dataclasses.replace(played, success=1 - played.success, returns=1 - played.returns)
     found = {"two runs": [played, other], "one | run": played}
-    protocol = Protocol(num_tasks=96, num_trials=3, by=("goal kind", "depth"))
+    protocol = Protocol(num_tasks=96, num_trials=2, by=("goal kind", "depth"))
     curves = {name: curve_over_seeds([rows_of(i), rows_of(i + 5)]) for i, name in enumerate(("trivial", "high"))}
     files = report(found, tmp_path / "out", protocol=protocol, learning=curves, generalization={"trivial": curves, "small": curves}, about={"command": "x"}, title="T")
     assert {p.name for p in (tmp_path / "out").iterdir()} == set(files) == {
@@ -321,12 +315,12 @@ def test_a_report_parses_back(played, tmp_path):
     assert [r["group"] for r in rows if r["agent"] == "two runs"] == ["all", *kinds] and rows[0]["runs"] == "2"
     assert float(rows[0]["return"]) == over_seeds([played, other])["return"].mean and rows[-1]["return_std"] == ""
     record = json.loads(files["table.json"].read_text(), parse_constant=lambda c: pytest.fail(f"{c} is no JSON"))
-    assert record["protocol"]["num_trials"] == 3 and record["about"] == {"command": "x"} and len(record["rows"]) == len(rows)
+    assert record["protocol"]["num_trials"] == 2 and record["about"] == {"command": "x"} and len(record["rows"]) == len(rows)
     assert record["runs"]["two runs"]["return"] == pytest.approx([played.summary()["return"][0], other.summary()["return"][0]])
-    assert len(record["per_trial"]["two runs"]["success"]) == 3 and record["rows"][0]["return_lo"] == pytest.approx(float(rows[0]["return_lo"]))
+    assert len(record["per_trial"]["two runs"]["success"]) == 2 and record["rows"][0]["return_lo"] == pytest.approx(float(rows[0]["return_lo"]))
     page = files["table.md"].read_text()
     lines = [line for line in page.splitlines() if line.startswith("|")]
-    assert page.startswith("# T\n") and len(lines) == 2 + len(rows) and "3 trials of each task" in page and "* command: x" in page
+    assert page.startswith("# T\n") and len(lines) == 2 + len(rows) and "2 trials of each task" in page and "* command: x" in page
     assert all(path.stat().st_size > 5000 for name, path in files.items() if name.endswith(".png"))
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1, "a bar in a name makes no column"
 
@@ -437,7 +431,7 @@ def test_generalization_from_a_command_and_again(tmp_path, monkeypatch, capsys):
     generate_benchmark("trivial", n=400).save(tmp_path / "mine.safetensors")
     parser = argparse.ArgumentParser()
     experiments.experiment_parser(parser.add_subparsers())
-    words = (f"experiment generalization --benchmark {tmp_path}/mine.safetensors --steps 1920 --tasks 16 --trials 2 --curve-tasks 16 --quiet --out {tmp_path}/out --set size=7 "
+    words = (f"experiment generalization --benchmark {tmp_path}/mine.safetensors --steps 1920 --tasks 16 --trials 2 --curve-tasks 16 --quiet --out {tmp_path}/out --set size=5 "
              "max_steps=12 num_envs=16 steps_per_task=60 ppo.num_minibatches=4 network.embedding=4 network.encoder=16 network.event=4 network.memory=16 network.head=16 devices=1").split()
     do = lambda *more: (args := parser.parse_args([*words, *more])).run_command(args)
     do("--seeds", "1")
