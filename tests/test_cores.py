@@ -13,16 +13,33 @@ from xland_minigrid.baselines import cores
 from xland_minigrid.baselines.cores import (CORES, LONGEST, Window, affine, dense, fold, format_cores, heads_of, make_core, recur, recur_plain, skew, spin,
                                             standardise, windows)
 
-INPUTS, UNITS, CONTEXT, STEPS, BATCH = 5, 8, 4, 11, 3  # more steps than context, and no multiple of it
+INPUTS, UNITS, CONTEXT, STEPS, BATCH = 5, 8, 4, 9, 3  # more steps than context, and no multiple of it
 
 
 @functools.cache
 def core(name, layers=1, dtype="float32", context=CONTEXT, units=UNITS):
-    "A core whose every parameter has been moved from where it begins (zeros would hide mistakes), and its compiled call."
-    structure, parameters = nnx.split(make_core(name, INPUTS, units, layers=layers, context=context, dtype=dtype, rngs=nnx.Rngs(1)))
+    """A core with parameters drawn by NumPy, and its compiled call.
+
+    No parameter is where it begins, since zeros would hide mistakes, and nothing is compiled to draw them.
+    """
+    structure, shapes = nnx.split(nnx.eval_shape(lambda: make_core(name, INPUTS, units, layers=layers, context=context, dtype=dtype, rngs=nnx.Rngs(1))))
     random = np.random.default_rng(2)
-    parameters = jax.tree.map(lambda p: p + np.float32(0.1) * random.normal(size=p.shape).astype(np.float32), parameters)
+
+    def draw(path, p):
+        special = {"log_step": (-2.0, 0.5), "log_fade": (-1.0, 0.5), "angle": (1.5, 0.5), "scale": (1.0, 0.1)}
+        mean, spread = next((special[part] for part in map(str, path) if part in special), (0.0, 1 / np.sqrt(p.shape[0]) if len(p.shape) > 1 else 0.3))
+        return (mean + spread * random.normal(size=p.shape)).astype(np.float32)
+
+    names = lambda path: [str(getattr(part, "key", getattr(part, "name", part))) for part in path]
+    parameters = jax.tree_util.tree_map_with_path(lambda path, p: draw(names(path), p), shapes)
     return structure, parameters, jax.jit(lambda parameters, x, memory: nnx.merge(structure, parameters)(x, memory))
+
+
+@functools.cache
+def sloped(name, layers=2, dtype="float32"):
+    "Value and gradients of a weighted mean of a core's outputs, compiled: `(parameters, x, memory, weights)`."
+    structure, _, _ = core(name, layers, dtype)
+    return jax.jit(jax.value_and_grad(lambda parameters, x, memory, weights: (nnx.merge(structure, parameters)(x, memory)[0] * weights).mean(), (0, 1)))
 
 
 def start(name, batch=BATCH, **kwargs):
@@ -31,10 +48,18 @@ def start(name, batch=BATCH, **kwargs):
 
 
 def some(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 X = some(STEPS, BATCH, INPUTS)
+WEIGHTS = some(STEPS, BATCH, UNITS, seed=7)
+
+
+def moved(x, *at):
+    "The same numbers, with 1 added at these places."
+    x = x.copy()
+    x[at] += 1
+    return x
 
 
 def close(a, b, **tolerance):
@@ -43,28 +68,23 @@ def close(a, b, **tolerance):
         np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), **{"rtol": 1e-5, "atol": 1e-5, **tolerance})
 
 
-def loss(name, **kwargs):
-    structure, parameters, _ = core(name, **kwargs)
-    weights = some(STEPS, BATCH, UNITS, seed=7)
-    return parameters, lambda parameters, x, memory: (nnx.merge(structure, parameters)(x, memory)[0] * weights).mean()
-
-
 # The promise --------------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("name", CORES)
-def test_a_sequence_is_its_steps(name, layers):
-    "However it is cut: in one, step by step, or in pieces shorter, as long and longer than the window."
-    _, parameters, live = core(name, layers)
-    begin = live(parameters, some(2, BATCH, INPUTS, seed=3), start(name, layers=layers))[1]  # a window half full
+def test_a_sequence_is_its_steps(name):
+    "However it is cut: in one, step by step, or in pieces as long as the window and shorter. The sequence itself is longer."
+    _, parameters, live = core(name, 2)
+    begin = start(name, layers=2)
+    for t in range(2):  # a window half full
+        begin = live(parameters, some(2, BATCH, INPUTS, seed=3)[t:t + 1], begin)[1]
     whole = live(parameters, X, begin)
-    for cuts in ((1,) * STEPS, (4, 1, 6)):
+    for cuts in ((1,) * STEPS, (4, 1, 4)):
         memory, at, parts = begin, 0, []
         for length in cuts:
             y, memory = live(parameters, X[at : at + length], memory)
-            parts.append(y)
+            parts.append(np.asarray(y))
             at += length
-        close((jnp.concatenate(parts), memory), whole)
+        close((np.concatenate(parts), memory), (np.asarray(whole[0]), whole[1]))
     assert whole[0].shape == (STEPS, BATCH, UNITS) and whole[0].dtype == jnp.float32
     assert all(leaf.shape[0] == BATCH for leaf in jax.tree.leaves(whole[1]))
     assert jax.tree.map(lambda a: (a.shape, a.dtype), begin) == jax.tree.map(lambda a: (a.shape, a.dtype), whole[1])
@@ -73,18 +93,19 @@ def test_a_sequence_is_its_steps(name, layers):
 @pytest.mark.parametrize("name", CORES)
 def test_the_past_is_closed_rows_are_strangers_and_memory_counts(name):
     _, parameters, live = core(name, 2)
-    memory = live(parameters, some(STEPS, BATCH, INPUTS, seed=3), start(name, layers=2))[1]
-    y, after = live(parameters, X, memory)
-    later, _ = live(parameters, X.at[6:].add(1.0), memory)
-    assert (later[:6] == y[:6]).all() and (jnp.abs(later[6] - y[6]).max(-1) > 1e-3).all()
-    other, other_after = live(parameters, X.at[:, 1].add(1.0), memory)
+    run = lambda x, memory: jax.device_get(live(parameters, x, memory))
+    memory = run(some(STEPS, BATCH, INPUTS, seed=3), start(name, layers=2))[1]
+    y, after = run(X, memory)
+    later, _ = run(moved(X, slice(6, None)), memory)
+    assert (later[:6] == y[:6]).all() and (np.abs(later[6] - y[6]).max(-1) > 1e-3).all()
+    other, other_after = run(moved(X, slice(None), 1), memory)
     for row in (0, 2):
         assert (other[:, row] == y[:, row]).all()
         assert all((a[row] == b[row]).all() for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(other_after)))
-    turned = jnp.array([2, 0, 1])
-    close(live(parameters, X[:, turned], jax.tree.map(lambda m: m[turned], memory)), (y[:, turned], jax.tree.map(lambda m: m[turned], after)))
-    fresh, _ = live(parameters, X, start(name, layers=2))
-    assert (jnp.abs(fresh[0] - y[0]).max(-1) > 1e-3).all()
+    turned = np.array([2, 0, 1])
+    close(run(X[:, turned], jax.tree.map(lambda m: m[turned], memory)), (y[:, turned], jax.tree.map(lambda m: m[turned], after)))
+    fresh, _ = run(X, start(name, layers=2))
+    assert (np.abs(fresh[0] - y[0]).max(-1) > 1e-3).all()
 
 
 # Against plain references -------------------------------------------------------------------------------------------------------------
@@ -171,8 +192,8 @@ def plain_transformer(made, full, linear, x):
     return np.stack(out)
 
 
-@pytest.mark.parametrize("name, plain, units", [("gru", plain_gru, 8), ("mingru", plain_mingru, 8), ("ssm", plain_ssm, 8), ("transformer", plain_transformer, 8),
-                                                ("transformer", plain_transformer, 64)])
+@pytest.mark.parametrize("name, plain, units", [("gru", plain_gru, 8), ("mingru", plain_mingru, 8), ("ssm", plain_ssm, 8),
+                                                ("transformer", plain_transformer, 64)])  # two heads
 def test_plain_reference(name, plain, units):
     structure, parameters, live = core(name, units=units)
     y, _ = live(parameters, X, nnx.merge(structure, parameters).start(BATCH))
@@ -182,44 +203,51 @@ def test_plain_reference(name, plain, units):
 # Gradients ----------------------------------------------------------------------------------------------------------------------------
 
 def gradients(f, *args):
+    "Of a sum in which every output has another weight."
     weights = some(*jax.eval_shape(f, *args).shape, seed=9)
-    return jax.jit(jax.grad(lambda *args: (f(*args) ** 2 * weights).sum(), argnums=tuple(range(len(args)))))(*args)
+    return jax.grad(lambda *args: (f(*args) ** 2 * weights).sum(), argnums=tuple(range(len(args))))(*args)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 13])
+@pytest.mark.parametrize("steps", [1, 2])
 def test_handwritten_gradients(steps):
+    "The shortest sequences; longer ones are compared in the chapter."
     x, h, u = some(steps, 5, 12), some(5, 4, seed=1), some(4, 12, seed=2)
-    close(gradients(recur, x, h, u), gradients(recur_plain, x, h, u), rtol=1e-4)
-    a, b = jax.nn.sigmoid(some(steps, 5, 4, seed=3)), some(steps, 5, 4, seed=4)
-    close(gradients(fold, a, b, h), gradients(cores._fold_steps, a, b, h), rtol=1e-4)
-    real, imaginary = 0.9 * jnp.cos(jnp.arange(2.0)), 0.9 * jnp.sin(jnp.arange(2.0))
-    close(gradients(spin, real, imaginary, b, h), gradients(cores._spin_steps, real, imaginary, b, h), rtol=1e-4, atol=1e-4)
-    # What accelerators run, on the CPU.
-    close(cores._fold_pairs(a, b, h), cores._fold_steps(a, b, h))
-    close(cores._fold_back_pairs(a, b), cores._fold_back_steps(a, b))
-    close(cores._spin_doubling(real, imaginary, b, h), cores._spin_steps(real, imaginary, b, h))
-    close(cores._spin_back_doubling(real, imaginary, b), cores._spin_back_steps(real, imaginary, b))
+    a, b = sigmoid(some(steps, 5, 4, seed=3)), some(steps, 5, 4, seed=4)
+    real, imaginary = 0.9 * np.cos(np.arange(2, dtype=np.float32)), 0.9 * np.sin(np.arange(2, dtype=np.float32))
+
+    @jax.jit
+    def every_way(x, h, u, a, b, real, imaginary):
+        state = real, imaginary, b, h
+        return [(gradients(recur, x, h, u), gradients(recur_plain, x, h, u)), (gradients(fold, a, b, h), gradients(cores._fold_steps, a, b, h)),
+                (gradients(spin, *state), gradients(cores._spin_steps, *state)),
+                # What accelerators run, on the CPU.
+                (cores._fold_pairs(a, b, h), cores._fold_steps(a, b, h)), (cores._fold_back_pairs(a, b), cores._fold_back_steps(a, b)),
+                (cores._spin_doubling(*state), cores._spin_steps(*state)), (cores._spin_back_doubling(*state[:3]), cores._spin_back_steps(*state[:3]))]
+
+    for ours, plain in every_way(x, h, u, a, b, real, imaginary):
+        close(ours, plain, rtol=1e-4, atol=1e-4)
 
 
 def test_gradient_of_affine():
     x, kernel, bias = some(7, 3, 4), some(4, 6, seed=1), some(6, seed=2)
-    close(gradients(affine, x, kernel, bias), gradients(lambda x, k, b: x @ k + b, x, kernel, bias), rtol=1e-4)
+    ours, plain = jax.jit(lambda *args: (gradients(affine, *args), gradients(lambda x, k, b: x @ k + b, *args)))(x, kernel, bias)
+    close(ours, plain, rtol=1e-4)
     ones = jnp.ones((4096, 1), jnp.bfloat16)  # a sum in bfloat16 would stop at 256
-    _, d_kernel, d_bias = jax.grad(lambda *args: affine(*args).astype(jnp.float32).sum(), (0, 1, 2))(ones, jnp.ones((1, 1)), jnp.zeros(1))
+    slope = jax.jit(jax.grad(lambda *args: affine(*args).astype(jnp.float32).sum(), (0, 1, 2)))
+    _, d_kernel, d_bias = slope(ones, np.ones((1, 1), np.float32), np.zeros(1, np.float32))
     assert d_kernel.item() == d_bias.item() == 4096
 
 
 @pytest.mark.parametrize("name", CORES)
 def test_gradient_by_differences(name):
     "Along random directions in the space of all parameters and inputs together."
-    parameters, f = loss(name, layers=2)
-    memory, f = start(name, layers=2), jax.jit(f)
-    slope = jax.jit(jax.grad(f, (0, 1)))(parameters, X, memory)
+    (_, parameters, _), memory, f = core(name, 2), start(name, layers=2), sloped(name)
+    slope = jax.device_get(f(parameters, X, memory, WEIGHTS)[1])
     for seed in range(3):
         random = np.random.default_rng(seed)
         direction = jax.tree.map(lambda p: random.normal(size=p.shape).astype(np.float32), (parameters, X))
-        at = lambda e: float(f(*jax.tree.map(lambda p, d: p + e * d, (parameters, X), direction), memory))
-        fine, coarse = ((at(e) - at(-e)) / (2 * e) for e in (3e-3, 6e-3))
+        at = lambda e: float(f(*jax.tree.map(lambda p, d: p + np.float32(e) * d, (parameters, X), direction), memory, WEIGHTS)[0])
+        fine, coarse = ((at(e) - at(-e)) / (2 * e) for e in (1e-3, 2e-3))
         expected = sum(float((a * b).sum()) for a, b in zip(jax.tree.leaves(slope), jax.tree.leaves(direction)))
         size = float(np.sqrt(sum((a**2).sum() for a in jax.tree.leaves(slope))))
         assert abs((4 * fine - coarse) / 3 - expected) < 0.02 * abs(expected) + 0.02 * size, (fine, coarse, expected)
@@ -227,10 +255,11 @@ def test_gradient_by_differences(name):
 
 @pytest.mark.parametrize("name", CORES)
 def test_a_gradient_crosses_the_sequence(name):
-    structure, parameters, _ = core(name, context=STEPS)
-    live = lambda x, memory: nnx.merge(structure, parameters)(x, memory)[0][-1].sum()
-    d_x = jax.jit(jax.grad(live))(X, nnx.merge(structure, parameters).start(BATCH))
-    assert (jnp.abs(d_x).max(-1) > 1e-6).all() and jnp.isfinite(d_x).all()
+    "The gradient of the last step reaches the first one; in the transformer through two layers, each of which looks four steps back."
+    last = np.zeros_like(WEIGHTS)
+    last[-1] = 1
+    d_x = np.asarray(sloped(name)(core(name, 2)[1], X, start(name, layers=2), last)[1][1])
+    assert (np.abs(d_x).max(-1) > 1e-8).all() and np.isfinite(d_x).all()
 
 
 # What is special about each -----------------------------------------------------------------------------------------------------------
@@ -252,55 +281,57 @@ def test_the_gru_of_old():
 def test_the_window_slides():
     "A step is seen for exactly `context` steps more, whether it lies in the sequence or in the memory; no gradient goes into the memory."
     structure, parameters, live = core("transformer")
+    run = lambda x, memory: jax.device_get(live(parameters, x, memory))
     empty = start("transformer")
-    y, memory = live(parameters, X, empty)
-    moved, _ = live(parameters, X.at[2].add(1.0), empty)
-    touched = np.abs(np.asarray(moved - y)).max((1, 2)) > 0
+    y, memory = run(X, empty)
+    touched = np.abs(run(moved(X, 2), empty)[0] - y).max((1, 2)) > 0
     assert touched.tolist() == [2 <= t <= 2 + CONTEXT for t in range(STEPS)]
-    again, _ = live(parameters, X, memory)
+    again, _ = run(X, memory)
     for i in range(CONTEXT):  # entry i is CONTEXT - i steps old when the next sequence begins
-        changed = memory.replace(entries=(memory.entries[0].at[:, i].add(1.0),))
-        touched = np.abs(np.asarray(live(parameters, X, changed)[0] - again)).max((1, 2)) > 0
+        changed = memory.replace(entries=(moved(memory.entries[0], slice(None), i),))
+        touched = np.abs(run(X, changed)[0] - again).max((1, 2)) > 0
         assert touched.tolist() == [t <= i for t in range(STEPS)]
     d_entries = jax.jit(jax.grad(lambda e: nnx.merge(structure, parameters)(X, memory.replace(entries=(e,)))[0].sum()))(memory.entries[0])
-    assert (d_entries == 0).all()
+    assert not np.asarray(d_entries).any()
 
 
 @pytest.mark.parametrize("steps", [1, STEPS])
 def test_what_is_not_real_is_never_read(steps):
     "Rows that began at different times, with garbage in front."
     _, parameters, live = core("transformer")
-    entries, count = some(BATCH, CONTEXT, UNITS, seed=5), jnp.array([0, 1, CONTEXT])
-    unreal = (np.arange(CONTEXT) < CONTEXT - np.asarray(count)[:, None])[..., None]
-    clean, dirty = (Window(entries=(jnp.where(unreal, garbage, entries),), count=count) for garbage in (0.0, 1e6))
-    (a, after), (b, _) = live(parameters, X[:steps], clean), live(parameters, X[:steps], dirty)
-    assert (a == b).all() and after.count.tolist() == np.minimum(np.asarray(count) + steps, CONTEXT).tolist()
-    assert jnp.abs(a[:, 1] - live(parameters, X[:steps], clean.replace(count=count.at[1].set(0)))[0][:, 1]).max() > 1e-4
+    run = lambda memory: jax.device_get(live(parameters, X[:steps], memory))
+    entries, count = some(BATCH, CONTEXT, UNITS, seed=5), np.array([0, 1, CONTEXT], np.int32)
+    unreal = (np.arange(CONTEXT) < CONTEXT - count[:, None])[..., None]
+    clean, dirty = (Window(entries=(np.where(unreal, np.float32(garbage), entries),), count=count) for garbage in (0.0, 1e6))
+    (a, after), (b, _) = run(clean), run(dirty)
+    assert (a == b).all() and after.count.tolist() == np.minimum(count + steps, CONTEXT).tolist()
+    assert np.abs(a[:, 1] - run(clean.replace(count=np.array([0, 0, CONTEXT], np.int32)))[0][:, 1]).max() > 1e-4
 
 
 def test_pieces_of_the_transformer():
     scores = some(2, 3, 5)  # three queries, four steps back and now
-    moved = np.asarray(skew(scores))
-    assert moved.shape == (2, 3, 7)
+    skewed = np.asarray(jax.jit(skew)(scores))
+    assert skewed.shape == (2, 3, 7)
     for i in range(3):
-        assert (moved[:, i, i : i + 5] == scores[:, i]).all()
-    entries = jnp.arange(12)[None, :, None]
+        assert (skewed[:, i, i : i + 5] == scores[:, i]).all()
+    entries = np.arange(12)[None, :, None]
     assert windows(entries, 4, 4)[0, :, :, 0].tolist() == [list(range(8)), list(range(4, 12))]
     assert windows(entries, 4, 8)[0, 0, :, 0].tolist() == list(range(12))
     assert [heads_of(n) for n in (1, 7, 63, 64, 96, 128, 192, 256, 1024)] == [1, 1, 1, 2, 2, 4, 4, 8, 8]
 
 
 def test_a_fresh_transformer_lets_most_pass_and_a_fresh_ssm_is_stable():
-    made = make_core("transformer", INPUTS, 32, layers=3, context=8, rngs=nnx.Rngs(0))
-    entered = cores.apply(made.enter, X, jnp.float32)
-    y, _ = jax.jit(lambda: made(X, made.start(BATCH)))()
-    assert jnp.corrcoef(y.ravel(), entered.ravel())[0, 1] > 0.8
-    ssm = make_core("ssm", INPUTS, 256, rngs=nnx.Rngs(0))
-    real, imaginary, gamma = ssm.layer0.rates()
+    @jax.jit
+    def fresh(x):
+        made = make_core("transformer", INPUTS, 32, layers=2, context=8, rngs=nnx.Rngs(0))
+        return cores.apply(made.enter, x, jnp.float32), made(x, made.start(BATCH))[0], make_core("ssm", INPUTS, 256, rngs=nnx.Rngs(0)).layer0.rates()
+
+    entered, y, (real, imaginary, gamma) = jax.device_get(fresh(X))
+    assert np.corrcoef(y.ravel(), entered.ravel())[0, 1] > 0.8
     memory = -1 / np.log(np.hypot(real, imaginary))
     assert 15 < memory.min() < 40 and 1000 < memory.max() < 2100 and (gamma > 0).all()
-    close(gamma**2 + real**2 + imaginary**2, jnp.ones(128))
-    close(standardise(3 + 5 * some(4, 16)).std(-1), jnp.ones(4), rtol=1e-3)
+    close(gamma**2 + real**2 + imaginary**2, np.ones(128))
+    close(np.asarray(jax.jit(standardise)(3 + 5 * some(4, 16))).std(-1), np.ones(4), rtol=1e-3)
 
 
 # Types and devices --------------------------------------------------------------------------------------------------------------------
@@ -309,42 +340,45 @@ def test_a_fresh_transformer_lets_most_pass_and_a_fresh_ssm_is_stable():
 def test_bfloat16(name):
     _, parameters, live = core(name, 2)
     _, _, small = core(name, 2, "bfloat16")
-    y, _ = live(parameters, X, start(name, layers=2))
-    z, memory = small(parameters, X, start(name, layers=2, dtype="bfloat16"))
-    assert z.dtype == jnp.float32 and 0 < jnp.abs(y - z).max() < 0.1
+    begin, short = start(name, layers=2), start(name, layers=2, dtype="bfloat16")
+    y, (z, memory) = live(parameters, X, begin)[0], small(parameters, X, short)
+    assert z.dtype == jnp.float32 and 0 < np.abs(np.asarray(y) - np.asarray(z)).max() < 0.15
     carried = {leaf.dtype for leaf in jax.tree.leaves(memory)}
     assert carried == ({jnp.dtype("bfloat16"), jnp.dtype("int32")} if name == "transformer" else {jnp.dtype("float32")})
-    (p, f), (_, g) = loss(name, layers=2), loss(name, layers=2, dtype="bfloat16")
-    exact, near = jax.jit(jax.grad(f))(p, X, start(name, layers=2)), jax.jit(jax.grad(g))(p, X, start(name, layers=2, dtype="bfloat16"))
+    exact, near = (f(parameters, X, memory, WEIGHTS)[1][0] for f, memory in ((sloped(name), begin), (sloped(name, dtype="bfloat16"), short)))
     flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(near))
     assert np.linalg.norm(flat(exact) - flat(near)) < 0.05 * np.linalg.norm(flat(exact))
 
 
-@pytest.mark.parametrize("name, dtype", [(name, dtype) for name in CORES for dtype in ("float32", "bfloat16")])
-def test_gradients_over_devices(name, dtype):
-    "Rows spread over devices, parameters the same on all: the gradient is that of one device, with JAX's own check of what differs where."
+@pytest.mark.parametrize("name, dtype, computed", [*((name, "float32", True) for name in CORES), ("gru", "bfloat16", True),
+                                                   *((name, "bfloat16", False) for name in CORES if name != "gru")])
+def test_gradients_over_devices(name, dtype, computed):
+    "Rows spread over devices, parameters the same on all: the gradient is that of one device, with JAX's own check (when it traces) of what differs where."
     if len(jax.devices()) < 2:
         pytest.skip("needs two devices")
     structure, parameters, _ = core(name, dtype=dtype)
-    x, memory = some(5, 4, INPUTS), start(name, batch=4, dtype=dtype)
+    x, memory = some(2, 4, INPUTS), start(name, batch=4, dtype=dtype)
     slope = jax.grad(lambda parameters, x, memory: (nnx.merge(structure, parameters)(x, memory)[0] ** 2).sum())
     rows = PartitionSpec("agents")
     spread = jax.shard_map(slope, mesh=Mesh(np.array(jax.devices()[:2]), ("agents",)), in_specs=(PartitionSpec(), PartitionSpec(None, "agents"), rows),
                            out_specs=PartitionSpec())
-    close(jax.jit(spread)(parameters, x, memory), jax.jit(slope)(parameters, x, memory), **(dict(rtol=1e-4, atol=1e-4) if dtype == "float32" else dict(rtol=0.05, atol=0.05)))
+    if computed:
+        close(jax.jit(spread)(parameters, x, memory), jax.jit(slope)(parameters, x, memory), **(dict(rtol=1e-4, atol=1e-4) if dtype == "float32" else dict(rtol=0.05, atol=0.05)))
+    else:
+        assert jax.eval_shape(spread, parameters, x, memory) == jax.eval_shape(slope, parameters, x, memory)
 
 
 # Wrong input --------------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("wrong, says", [
-    (dict(name="lstm"), "gru, mingru, ssm, transformer"), (dict(inputs=0), "inputs"), (dict(units=-1), "units"), (dict(units=8.0), "units"),
-    (dict(layers=0), "layers"), (dict(layers=True), "layers"), (dict(context=0), "context"), (dict(dtype="float16"), "float32 or bfloat16"),
-    (dict(dtype="many"), "float32 or bfloat16"), (dict(dtype=jnp.int32), "float32 or bfloat16")])
-def test_wrong_sizes(wrong, says):
-    for name in CORES:
-        with pytest.raises(ValueError, match=says):
-            make_core(**{**dict(name=name, inputs=5, units=8, rngs=nnx.Rngs(0)), **wrong})
+def test_wrong_sizes():
+    for wrong, says in [
+            (dict(name="lstm"), "gru, mingru, ssm, transformer"), (dict(inputs=0), "inputs"), (dict(units=-1), "units"), (dict(units=8.0), "units"),
+            (dict(layers=0), "layers"), (dict(layers=True), "layers"), (dict(context=0), "context"), (dict(dtype="float16"), "float32 or bfloat16"),
+            (dict(dtype="many"), "float32 or bfloat16"), (dict(dtype=jnp.int32), "float32 or bfloat16")]:
+        for name in CORES:
+            with pytest.raises(ValueError, match=says):
+                make_core(**{**dict(name=name, inputs=5, units=8, rngs=nnx.Rngs(0)), **wrong})
 
 
 @pytest.mark.parametrize("name", CORES)
