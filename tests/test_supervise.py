@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from xland_minigrid.baselines import supervise as module
 from xland_minigrid.baselines.checkpoint import Checkpoints
 from xland_minigrid.baselines.supervise import supervise
 
-# A make-believe training. PLAN lists, for each start, what happens: "save N" makes the checkpoint N, "exit N" and "kill N" end it, "hang" waits,
-# "stop" waits for SIGINT, saves and ends in order, "deaf" waits and obeys nothing. Words and process ids of all starts are noted.
+# A make-believe training. PLAN lists, for each start, what happens: "save N" makes the checkpoint N, "exit N" and "kill N" end it, "hang" waits for ever,
+# "see PATH" waits until the other process has made it, "stop" waits for SIGINT, saves and ends in order, "deaf" waits and obeys nothing. Words and process
+# ids of all starts are noted. Nothing here depends on how fast a process is: what has to come first is waited for.
 FAKE = """
 import json, os, pathlib, signal, subprocess, sys, time
 folder, plan = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -34,8 +36,8 @@ for what in plan[number or "0"][before]:
     if verb == "kill": os.kill(os.getpid(), int(n))
     if verb == "ask": os.kill(os.getppid(), int(n))
     if verb == "child": (folder / "grandchild").write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
-    if verb == "meet":
-        while not (folder / f"starts{n}").exists(): time.sleep(0.01)
+    if verb == "see":
+        while not (folder / n).exists(): time.sleep(0.01)
     if verb == "hang": time.sleep(1000)
     if verb == "deaf":
         signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -43,6 +45,7 @@ for what in plan[number or "0"][before]:
     if verb == "stop":
         seen = []
         signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+        (folder / f"listening{number}").touch()
         os.kill(os.getppid(), int(n))
         while not seen: time.sleep(0.01)
         time.sleep(0.2)
@@ -76,7 +79,7 @@ def alive(pid):
 
 def soon(condition):
     "Whether something that must happen does, however slow the machine."
-    for _ in range(3000):
+    for _ in range(30_000):  # ten minutes: only a hang takes that long
         if condition():
             return True
         time.sleep(0.02)
@@ -90,6 +93,7 @@ def run(tmp_path, monkeypatch, capfd):
 
     def call(plan, *words, processes=1, **options):
         before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+        options = {"grace": 600, **options}  # time enough on any machine; tests that wait for its end set their own
         status = supervise(command(tmp_path, plan, *words), folder=tmp_path, pause=0, processes=processes, **options)
         assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
         pids = [s["pid"] for name in ("", "0", "1") for s in starts(tmp_path, name)]
@@ -176,7 +180,7 @@ def test_asked_to_stop_it_passes_that_on_once_and_starts_nothing_again(run, tmp_
 
 
 def test_all_processes_are_asked(run, tmp_path):
-    status, said, last = run({"0": ["meet 1, stop 2"], "1": ["stop 0"]}, processes=2)
+    status, said, last = run({"0": ["see listening1, stop 2"], "1": ["stop 0"]}, processes=2)
     assert status == 0 and said == ["start", "end"] and len(starts(tmp_path, 1)) == 1
 
 
@@ -201,7 +205,8 @@ def test_asked_between_two_starts(run, tmp_path, monkeypatch):
 # Several processes, and those that hang -------------------------------------------------------------------------------------------------
 
 def test_if_one_of_two_dies_both_are_started_again(run, tmp_path):
-    plan = {"0": ["save 10, hang", "save 20, hang", "save 30"], "1": ["meet 0, kill 9", "meet 0, exit 3", ""]}
+    "The second process dies only when the first one has come so far in the same start: the file of an earlier start would not tell."
+    plan = {"0": ["save 10, hang", "save 20, hang", "save 30"], "1": ["see checkpoints/10, kill 9", "see checkpoints/20, exit 3", ""]}
     status, said, last = run(plan, "--seed", "3", processes=2)
     assert status == 0 and said == ["start", "restart"] * 2 + ["start", "end"]
     assert [(r["process"], r["status"]) for r in events(tmp_path) if r["event"] == "restart"] == [(1, -9), (1, 3)]
@@ -212,8 +217,16 @@ def test_if_one_of_two_dies_both_are_started_again(run, tmp_path):
     assert meeting[0] == meeting[1] and all(m.startswith("127.0.0.1:") for m in meeting[0])
 
 
-def test_if_one_is_done_and_the_other_never_is(run, tmp_path):
-    status, said, last = run({"0": ["meet 1, save 10", "save 20"], "1": ["hang", ""]}, processes=2, grace=0.1)
+def test_if_one_is_done_and_the_other_never_is(run, tmp_path, monkeypatch):
+    "The clock runs in the first start alone, so that the second one has all the time it needs."
+    now = [0.0]
+
+    def clock():
+        now[0] += 100 if (tmp_path / "supervisor.jsonl").read_text().count('"start"') == 1 else 0
+        return now[0]
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep, strftime=time.strftime))
+    status, said, last = run({"0": ["see starts1, save 10", "save 20"], "1": ["hang", ""]}, processes=2, grace=200)
     assert status == 0 and said == ["start", "restart", "start", "end"] and "process 1 still running" in events(tmp_path)[1]["sentence"]
 
 
@@ -225,7 +238,7 @@ def test_what_a_process_has_started_ends_with_it(run, tmp_path):
 
 def test_silence_counts_from_the_last_sign_of_life(tmp_path, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     silent = module._watch_silence(tmp_path, 60)
     for seconds, sign, expected in ((59, None, 0), (2, None, 61), (300, None, 361), (0, "metrics.jsonl", 0), (59, None, 0), (0, "checkpoints/1", 0), (61, None, 61), (100, None, 161)):
         now[0] += seconds + 1e-3
@@ -278,16 +291,16 @@ def test_a_parent_that_died_before_the_launch_launches_nothing(tmp_path):
 
 # Wrong input ----------------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("options, error, words", [
-    (dict(command="train"), TypeError, "list of strings"), (dict(command=[]), TypeError, "list of strings"), (dict(command=["train", 3]), TypeError, "list of strings"),
-    (dict(command=["no-such-program"]), ValueError, "no program no-such-program"), (dict(max_restarts=-1), ValueError, "max_restarts is -1"),
-    (dict(processes=0), ValueError, "processes is 0"), (dict(tries=0), ValueError, "tries is 0"), (dict(tries=2.0), ValueError, "whole number"),
-    (dict(window=0), ValueError, "window is 0"), (dict(grace=-1), ValueError, "grace is -1"), (dict(grace="9"), ValueError, "grace is '9'"),
-    (dict(patience=5), ValueError, "give folder"), (dict(patience=0, folder="x"), ValueError, "patience is 0")])
-def test_wrong_arguments_start_nothing(tmp_path, options, error, words):
-    with pytest.raises(error, match=words):
-        supervise(**{"command": [sys.executable, "-c", f"open({str(tmp_path / 'x')!r}, 'w')"], **options})
-    assert not (tmp_path / "x").exists()
+def test_wrong_arguments_start_nothing(tmp_path):
+    for options, error, words in [
+            (dict(command="train"), TypeError, "list of strings"), (dict(command=[]), TypeError, "list of strings"), (dict(command=["train", 3]), TypeError, "list of strings"),
+            (dict(command=["no-such-program"]), ValueError, "no program no-such-program"), (dict(max_restarts=-1), ValueError, "max_restarts is -1"),
+            (dict(processes=0), ValueError, "processes is 0"), (dict(tries=0), ValueError, "tries is 0"), (dict(tries=2.0), ValueError, "whole number"),
+            (dict(window=0), ValueError, "window is 0"), (dict(grace=-1), ValueError, "grace is -1"), (dict(grace="9"), ValueError, "grace is '9'"),
+            (dict(patience=5), ValueError, "give folder"), (dict(patience=0, folder="x"), ValueError, "patience is 0")]:
+        with pytest.raises(error, match=words):
+            supervise(**{"command": [sys.executable, "-c", f"open({str(tmp_path / 'x')!r}, 'w')"], **options})
+        assert not (tmp_path / "x").exists()
 
 
 def test_a_journal_that_cannot_be_written_stops_nothing(tmp_path, capfd):
