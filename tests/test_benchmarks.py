@@ -453,6 +453,7 @@ def test_from_arrays(bench):
             Benchmark.from_arrays(*(wrong if i == j else part for j, part in enumerate(good)))
 
 
+@pytest.mark.slow
 def test_it_behaves_like_the_one_of_xminigrid(bench):
     theirs = pytest.importorskip("xminigrid.benchmarks").Benchmark(bench.goals, bench.rules, bench.init_tiles, bench.num_rules)
     key = jax.random.key(5)
@@ -595,14 +596,6 @@ def test_many_at_once(tiny):
     with ThreadPoolExecutor(4) as pool:
         digests = list(pool.map(lambda _: digest(load_benchmark("tiny", progress=False)), range(8)))
     assert set(digests) == {tiny} and [p.name for p in data_folder().iterdir()] == [benchmark_file("tiny").name]
-
-
-def test_the_probes_have_a_name():
-    probes = load_benchmark("probes-30", as_numpy=True)
-    assert len(probes) == 30 and all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(probes))
-    assert benchmark_info("probes-30")["distinct_ruleset_ids"] == 30
-    with pytest.raises(ValueError, match="no file"):
-        benchmark_file("probes-30")
 
 
 def test_an_interrupted_first_use_goes_on(tiny, monkeypatch):

@@ -130,7 +130,7 @@ def test_starts_do_not_depend_on_what_is_done(tasks, world):
 
 
 def test_the_expert_is_an_expert(tasks, world):
-    demos = demonstrations(tasks, range(20), *world, trials=2, expert=holder)
+    demos = demonstrations(tasks, range(16), *world, trials=2, expert=holder)
     assert (demos.success == ~demos.lost).all() and demos.lost.sum() <= 3, "lost only where other objects stand in the way"
     lengths = np.diff(demos.trial_start)
     assert (demos.expert == np.repeat(demos.success, lengths)).all()
@@ -139,7 +139,7 @@ def test_the_expert_is_an_expert(tasks, world):
 
 
 def test_noise_is_as_much_as_asked_for(tasks, world):
-    demos = demonstrations(tasks, range(21), *world, trials=3, epsilon=[1, 0.5, 0], seed=1, expert=holder)
+    demos = demonstrations(tasks, range(16), *world, trials=3, epsilon=[1, 0.5, 0], seed=1, expert=holder)
     shares = [(~demos.expert[demos.trial == k]).mean() for k in range(3)]
     assert shares[0] == 1 and 0.42 < shares[1] < 0.7 and shares[2] < 0.4 and demos.expert[np.repeat((demos.epsilon == 0) & ~demos.lost, np.diff(demos.trial_start))].all()
     assert (demos.success | demos.lost)[demos.epsilon == 0].all() and demos.success[demos.epsilon == 0.5].mean() > demos.success[demos.epsilon == 1].mean()
@@ -539,6 +539,14 @@ def auto(world):
     return GymAutoResetWrapper(world[0]), world[1]
 
 
+PLAYED = dict(num_trials=3, num_tasks=14, seed=4)
+
+@pytest.fixture(scope="module")
+def at_random(tasks, auto):
+    "Somebody who plays at random, with the oracle beside."
+    return evaluate(RandomPolicy(), tasks, world=auto, oracle=True, expert=holder, **PLAYED)
+
+
 def by_hand(tasks, world, found, seed, num_tasks, trials):
     "For each task and trial the actions of the expert from where the trial begins, None where it has none."
     env, params = world
@@ -552,9 +560,8 @@ def by_hand(tasks, world, found, seed, num_tasks, trials):
         yield plans
 
 
-def test_the_oracle_begins_where_the_agent_begins(tasks, world, auto):
-    found = evaluate(RandomPolicy(), tasks, world=auto, num_trials=3, num_tasks=14, seed=4, oracle=True, expert=holder)
-    alone = evaluate(RandomPolicy(), tasks, world=auto, num_trials=3, num_tasks=14, seed=4)
+def test_the_oracle_begins_where_the_agent_begins(tasks, world, auto, at_random):
+    found, alone = at_random, evaluate(RandomPolicy(), tasks, world=auto, **PLAYED)
     assert (found.steps == alone.steps).all() and (found.returns == alone.returns).all(), "the oracle does not disturb the agent"
     expected = np.array([[np.nan if p is None else len(p) for p in plans] for plans in by_hand(tasks, world, found, 4, 14, 3)])
     np.testing.assert_array_equal(found.reference_steps, expected)
@@ -578,17 +585,16 @@ class Script:
 IDLE = Script(np.ones((14, 1), np.uint8))
 
 
-def test_whoever_plays_like_the_oracle_has_no_regret(tasks, world, auto):
+def test_whoever_plays_like_the_oracle_has_no_regret(tasks, world, auto, at_random):
     "And whoever wastes three steps each time, as in every other task here, has just that."
-    same_ = dict(world=auto, num_trials=3, num_tasks=14, seed=4)
-    plans = list(by_hand(tasks, world, evaluate(IDLE, tasks, **same_), 4, 14, 3))
+    plans = list(by_hand(tasks, world, at_random, 4, 14, 3))
     solvable, waste = np.array([all(p is not None for p in ps) for ps in plans]), np.arange(14) % 2 * 3
     assert solvable.sum() >= 11
     script = np.zeros((14, 120), np.uint8)
     for row, ps in enumerate(plans):
         actions = np.concatenate([[1, 2, 5][:waste[row]] + list(p) for p in ps if p is not None] or [[1]]).astype(np.uint8)
         script[row, :len(actions)] = actions
-    found = evaluate(Script(script), tasks, oracle=True, expert=holder, **same_)
+    found = evaluate(Script(script), tasks, world=auto, oracle=True, expert=holder, **PLAYED)
     steps, more = found.reference_steps[solvable], waste[solvable, None]
     np.testing.assert_allclose(found.regret[solvable], np.broadcast_to(0.9 * more / 40, steps.shape), atol=1e-6)
     assert found.success[solvable].all() and (found.steps[solvable] - steps == more).all()
@@ -597,9 +603,9 @@ def test_whoever_plays_like_the_oracle_has_no_regret(tasks, world, auto):
     assert (found.normalised[perfect] == 1).all() and (found.spl[perfect] == 1).all() and (found.regret[perfect] == 0).all()
 
 
-def test_later_trials_are_compared_with_the_average_of_the_first(tasks, auto):
-    settings_ = dict(world=auto, num_trials=3, num_tasks=14, seed=4, expert=holder)
-    whole, some = (evaluate(RandomPolicy(), tasks, oracle=k, **settings_) for k in (True, 2))
+def test_later_trials_are_compared_with_the_average_of_the_first(tasks, auto, at_random):
+    settings_ = dict(world=auto, expert=holder, **PLAYED)
+    whole, some = at_random, evaluate(RandomPolicy(), tasks, oracle=2, **settings_)
     assert np.array_equal(some.reference[:, :2], whole.reference[:, :2], equal_nan=True) and not some.paired[:, 2:].any() and (some.paired[:, :2] == whole.paired[:, :2]).all()
     expected = np.nanmean(whole.reference[:, :2], axis=1)
     np.testing.assert_allclose(some.reference[:, 2], expected)
@@ -671,9 +677,8 @@ def test_wrong_references(tasks, auto):
     assert refusals({i: (lambda given=given: ask(given), ValueError, r"\.$") for i, given in enumerate(wrong)}) == {}
 
 
-def test_one_oracle_for_several_agents(tasks, auto):
-    same_ = dict(world=auto, num_trials=3, num_tasks=14, seed=4)
-    with_oracle = evaluate(RandomPolicy(), tasks, oracle=True, expert=holder, **same_)
+def test_one_oracle_for_several_agents(tasks, auto, at_random):
+    same_, with_oracle = dict(world=auto, **PLAYED), at_random
     lent, own = evaluate(IDLE, tasks, **same_).beside(with_oracle), evaluate(IDLE, tasks, oracle=True, expert=holder, **same_)
     assert all(np.array_equal(getattr(lent, f.name), getattr(own, f.name), equal_nan=True) for f in dataclasses.fields(Evaluation) if f.name != "labels")
     with pytest.raises(ValueError, match="different tasks"):

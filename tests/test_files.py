@@ -432,6 +432,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 def test_killed_writers_and_many_of_them(tmp_path):
     "Two processes write different tasks to one place until they are killed; whoever reads finds one of the two, whole."

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from xland_minigrid import AnyOf, make_ruleset
 from xland_minigrid.benchmarks import generate as making
+from xland_minigrid.benchmarks import solve
 from xland_minigrid.benchmarks.generate import Recipe, generate_rulesets, recipe_of
 from xland_minigrid.benchmarks.solve import Reason, plan_of, prove
 from xland_minigrid.core.goals import AgentHoldGoal, AgentNearGoal, AgentOnPositionGoal, AgentOnTileGoal, EmptyGoal, TileNearGoal
@@ -23,8 +24,10 @@ PATCH = (Tiles.GOAL, Colors.RED)
 @pytest.fixture(scope="module")
 def drawn():
     "Tasks as the procedure draws them, with and without a plan, and their plans."
-    made = generate_rulesets(recipe_of("high", solvable=False), 6_000)
-    return made, prove(made.goals, made.rules, made.init_tiles)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(solve, "_CHUNK", 1 << 10)
+        made = generate_rulesets(recipe_of("high", solvable=False), 3_000)
+        yield made, prove(made.goals, made.rules, made.init_tiles)
 
 
 def tiles_of(row, count):
@@ -59,7 +62,7 @@ def test_a_plan_makes_everything_it_uses_in_time(drawn):
 
 def test_what_is_rejected_has_a_rule_that_spoils_it(drawn):
     made, plans = drawn
-    assert 20 < (~plans.solvable).sum() < 200
+    assert 20 < (~plans.solvable).sum() < 100
     assert set(plans.reason[~plans.solvable].tolist()) <= {Reason.SPOILED_NEAR, Reason.SPOILED_HELD, Reason.SPOILED_AT_BIRTH, Reason.SPOILED_PAIR}
     assert (plans.dead_ends[~plans.solvable] > 0).all() and (plans.risk[~plans.solvable] > 0).all()
     calm = made.rules.copy()
@@ -86,7 +89,7 @@ def test_one_by_one_in_a_batch_padded_and_in_any_number_of_threads(drawn):
         if name != "steps":
             assert (getattr(plans, name) == getattr(wide, name)).all(), name
     assert (wide.steps[:, :plans.steps.shape[1]] == plans.steps).all()
-    for rows in ([0], [1_500], range(5_936, 6_000), range(0, 6_000, 200)):  # a few have another program, with room for more rules and objects
+    for rows in ([0], [1_500], range(2_936, 3_000), range(0, 3_000, 100)):  # a few have another program, with room for more rules and objects
         few = prove(*(a[list(rows)] for a in arrays))
         assert all((getattr(few, name) == getattr(plans, name)[list(rows)]).all() for name in plans._fields)
 
@@ -164,21 +167,21 @@ def test_wrong_input(drawn):
 
 def test_only_what_has_a_plan_in_the_same_order(drawn):
     made, plans = drawn
-    kept = generate_rulesets(recipe_of("high"), 5_000)
-    rows = np.flatnonzero(plans.solvable)[:5_000]
+    kept = generate_rulesets(recipe_of("high"), 2_500)
+    rows = np.flatnonzero(plans.solvable)[:2_500]
     for mine, raw in zip(kept, made):
         assert (mine == raw[rows]).all()
 
 
 def test_what_was_thrown_away_is_counted():
     tally, more = Counter(), Counter()
-    generate_rulesets(recipe_of("medium"), 3_000, tally=tally)
-    generate_rulesets(recipe_of("medium"), 3_000, tally=more, workers=1)
-    assert tally == more and tally["kept"] == 3_000
+    generate_rulesets(recipe_of("medium"), 2_000, tally=tally)
+    generate_rulesets(recipe_of("medium"), 2_000, tally=more, workers=1)
+    assert tally == more and tally["kept"] == 2_000
     assert tally["candidates"] == sum(c for what, c in tally.items() if what != "candidates")
     assert sum(c for what, c in tally.items() if what.startswith("no plan")) > 0
     raw = Counter()
-    generate_rulesets(recipe_of("medium", solvable=False), 3_000, tally=raw)
+    generate_rulesets(recipe_of("medium", solvable=False), 2_000, tally=raw)
     assert not any(what.startswith("no plan") for what in raw)
 
 
@@ -186,24 +189,25 @@ class Stop(BaseException):
     pass
 
 
-@pytest.mark.parametrize("after", [1, 3])
-def test_interrupted_anywhere_and_continued(tmp_path, monkeypatch, after):
+def test_interrupted_anywhere_and_continued(tmp_path, monkeypatch):
     recipe, path = recipe_of("medium"), tmp_path / "tasks.part"
-    whole, counted = generate_rulesets(recipe, 5_000, tally=(tally := Counter())), tally
-    monkeypatch.setattr(making, "_ROUND", 1_000)
-    real, calls = making._verdicts, iter(range(100))
+    whole = generate_rulesets(recipe, 2_500, tally=(counted := Counter()))
+    monkeypatch.setattr(making, "_ROUND", 500)
+    real = making._verdicts
+    for after in (1, 3):
+        calls = iter(range(100))
 
-    def failing(*args):
-        if next(calls) == after:
-            raise Stop
-        return real(*args)
-    monkeypatch.setattr(making, "_verdicts", failing)
-    with pytest.raises(Stop):
-        generate_rulesets(recipe, 5_000, resume=path)
-    assert list(tmp_path.iterdir()) == [path]
-    monkeypatch.setattr(making, "_verdicts", real)
-    again = generate_rulesets(recipe, 5_000, resume=path, tally=(second := Counter()))
-    assert all((a == b).all() for a, b in zip(whole, again)) and second == counted and not path.exists()
+        def failing(*args):
+            if next(calls) == after:
+                raise Stop
+            return real(*args)
+        monkeypatch.setattr(making, "_verdicts", failing)
+        with pytest.raises(Stop):
+            generate_rulesets(recipe, 2_500, resume=path)
+        assert list(tmp_path.iterdir()) == [path]
+        monkeypatch.setattr(making, "_verdicts", real)
+        again = generate_rulesets(recipe, 2_500, resume=path, tally=(second := Counter()))
+        assert all((a == b).all() for a, b in zip(whole, again)) and second == counted and not path.exists()
 
 
 def test_checkpoints_of_something_else_are_refused(tmp_path):
