@@ -1,6 +1,4 @@
 """The agent in the box: it is what its card says."""
-import time
-
 import jax
 import numpy as np
 import pytest
@@ -13,9 +11,8 @@ NAME = "r1-9x9-trivial"
 
 
 def test_it_comes_out_of_the_box():
-    begun = time.perf_counter()
     agent, card = load_agent(NAME), agents.read_card(NAME)
-    assert NAME in agents.boxed_agents() and time.perf_counter() - begun < 60
+    assert NAME in agents.boxed_agents()
     assert (agents.the_box() / f"{NAME}.safetensors").stat().st_size == card["bytes"] <= 3_000_000
     assert agent.steps == card["steps"] > 1_000_000 and agent.config.seed == card["seed"]
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(agent.parameters))
@@ -39,10 +36,10 @@ def test_a_damaged_box_is_not_opened(tmp_path):
         agents.open_box(NAME, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["nobody", "", "R1-9x9-trivial"])
-def test_who_is_not_in_the_box(name):
-    with pytest.raises(ValueError, match="in the box"):
-        agents.read_card(name)
+def test_who_is_not_in_the_box():
+    for name in ("nobody", "", "R1-9x9-trivial"):
+        with pytest.raises(ValueError, match="in the box"):
+            agents.read_card(name)
 
 
 @pytest.mark.slow

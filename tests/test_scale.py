@@ -1,4 +1,5 @@
 """Many devices and many hosts: who computes an agent must not matter."""
+import dataclasses
 import json
 import os
 import socket
@@ -7,14 +8,19 @@ import sys
 import textwrap
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xland_minigrid.baselines import ppo, rl2, scale
+from xland_minigrid.baselines import demo, ppo, rl2, scale
+from xland_minigrid.baselines.curriculum import CurriculumConfig
 from xland_minigrid.baselines.networks import NetworkConfig
 from xland_minigrid.baselines.ppo import PPOConfig
 
+SMALL = NetworkConfig(embedding=4, encoder=16, event=8, memory=16, head=16)
+TINY = rl2.TrainConfig(size=5, max_steps=12, total_steps=3 * 64 * 24, num_envs=64, steps_per_task=24, steps_per_update=12,
+                       ppo=PPOConfig(num_minibatches=4), network=SMALL, loggers=("jsonl",), devices=1)
+
+# The same for processes of their own.
 COMMON = """
 import dataclasses, json, sys
 import jax, numpy as np
@@ -45,58 +51,52 @@ def finished(process, timeout=400):
 
 # One process, many devices ------------------------------------------------------------------------------------------------------------
 
-RUNS = """
-out, config, tasks = sys.argv[1], dataclasses.replace(TINY, %s), make_tasks()
-runs = {n: rl2.train(dataclasses.replace(config, devices=n, out=f"{out}/{n}"), tasks, progress=False) for n in (1, 8)}
-print(json.dumps({n: [flat(run.agent).tolist(), [{k: v for k, v in row.items() if k != "seconds"} for row in run.metrics]] for n, run in runs.items()}))
-"""
-
-
-def alike_on_one_and_eight(changes, folder):
-    found = json.loads(finished(start(RUNS % changes, folder, devices=8)).splitlines()[-1])
-    (one, one_rows), (eight, eight_rows) = found["1"], found["8"]
-    np.testing.assert_allclose(one, eight, atol=2e-4)
-    assert len(one_rows) == 3 and one_rows[0]["trials"] > 0
-    for a, b in zip(one_rows, eight_rows):
+def alike_on_one_and_four(folder, network=SMALL, **changes):
+    "Train on one device and on four, in this process; the rows of metrics of the former."
+    config, tasks = dataclasses.replace(TINY, network=network, **changes), demo.hold_tasks(demo.OBJECTS, 100)
+    flat = lambda run: np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(run.agent.parameters)])
+    one, four = (rl2.train(dataclasses.replace(config, devices=n, out=str(folder / str(n))), tasks, progress=False) for n in (1, 4))
+    np.testing.assert_allclose(flat(one), flat(four), atol=2e-4)
+    assert len(one.metrics) == 3 and one.metrics[0]["trials"] > 0
+    for a, b in zip(one.metrics, four.metrics, strict=True):
         assert a.keys() == b.keys()
-        np.testing.assert_allclose([a[k] for k in a], [b[k] for k in a], rtol=2e-3, atol=2e-3)
-    return one_rows
+        np.testing.assert_allclose(*([row[k] for k in a if k != "seconds"] for row in (a, b)), rtol=2e-3, atol=2e-3)
+    return one.metrics
 
 
-def test_eight_devices_train_as_one_does(tmp_path):
+def test_four_devices_train_as_one_does(tmp_path):
     "Parameters and metrics, in minibatches whose gradients are added up in two parts."
-    alike_on_one_and_eight("ppo=PPOConfig(num_minibatches=4, accumulate=2, update_epochs=1)", tmp_path)
+    alike_on_one_and_four(tmp_path, ppo=PPOConfig(num_minibatches=4, accumulate=2, update_epochs=1))
 
 
 @pytest.mark.slow
-def test_eight_devices_train_as_one_does_whatever_is_asked(tmp_path):
+def test_four_devices_train_as_one_does_whatever_is_asked(tmp_path):
     "A curriculum that tries candidates, growing worlds, agents that are shown their goal, a head for effects, and a second memory."
-    rows = alike_on_one_and_eight("""size=6, rooms=(5,), show_goal=0.5, network=dataclasses.replace(SMALL, effects=True, around=True, acting=8),
-        curriculum=CurriculumConfig(kind="sfl", buffer=16, candidates=32, period=2, trials=2)""", tmp_path)
+    rows = alike_on_one_and_four(tmp_path, dataclasses.replace(SMALL, effects=True, around=True, acting=8), size=6, rooms=(5,), show_goal=0.5,
+                                 curriculum=CurriculumConfig(kind="sfl", buffer=16, candidates=32, period=2, trials=2))
     assert {"success_shown", "effects_nats", "curriculum_filled"} <= rows[0].keys()
 
 
 def test_agents_act_alike_wherever_they_are_computed():
-    logits = jax.random.normal(jax.random.key(0), (40, 6))
-    whole = ppo.draw_actions(jax.random.key(1), jnp.arange(40), logits)
+    logits, draw = np.random.default_rng(0).normal(size=(40, 6)), jax.jit(ppo.draw_actions)
+    whole = np.asarray(draw(jax.random.key(1), np.arange(40), logits))
     for part in (slice(0, 7), slice(13, 14), slice(30, 40)):
-        assert (ppo.draw_actions(jax.random.key(1), jnp.arange(40)[part], logits[part]) == whole[part]).all()
+        assert (np.asarray(draw(jax.random.key(1), np.arange(40)[part], logits[part])) == whole[part]).all()
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
-def test_devices_deal_as_one_does(devices):
+def test_devices_deal_as_one_does():
     config, agents = PPOConfig(num_minibatches=4, update_epochs=3), 32
-    whole = np.asarray(ppo.deal(jax.random.key(0), config, jnp.arange(agents)))
-    mine = np.split(np.arange(agents), devices)
-    parts = np.concatenate([np.asarray(part)[np.asarray(ppo.deal(jax.random.key(0), config, jnp.asarray(part)))] for part in mine], axis=1)
-    assert (np.sort(whole, 1) == np.sort(parts, 1)).all()
+    deal = jax.jit(lambda part: ppo.deal(jax.random.key(0), config, part))
+    whole = np.asarray(deal(np.arange(agents)))
     assert (np.sort(whole.reshape(3, -1), 1) == np.arange(agents)).all(), "every agent is in every epoch once"
     assert len({tuple(row) for row in np.sort(whole, 1)}) > 8, "epochs deal anew"
+    for devices in (2, 4):
+        parts = np.concatenate([part[np.asarray(deal(part))] for part in np.split(np.arange(agents), devices)], axis=1)
+        assert (np.sort(whole, 1) == np.sort(parts, 1)).all()
 
 
 def test_devices_that_do_not_fit_are_refused():
-    small = NetworkConfig(embedding=4, encoder=16, event=8, memory=16, head=16)
-    config = dict(num_envs=32, steps_per_task=40, steps_per_update=20, network=small)
+    config = dict(num_envs=32, steps_per_task=40, steps_per_update=20, network=SMALL)
     for wrong, sentence in [(dict(devices=10_000), "there are"), (dict(device="tpu"), "finds none"), (dict(devices=0), "choose from 1")]:
         with pytest.raises(ValueError, match=sentence):
             rl2.train(rl2.TrainConfig(**config, **wrong, ppo=PPOConfig(num_minibatches=4)))
@@ -171,8 +171,8 @@ def test_clusters_are_recognised():
         assert scale.on_cluster(there), there
 
 
-@pytest.mark.parametrize("wrong", [dict(processes=2), dict(coordinator="h:1"), dict(coordinator="h:1", processes=2), dict(coordinator="h:1", processes=2, process=2),
-                                   dict(coordinator="h:1", processes=2, process=-1)])
-def test_half_an_address_is_refused(wrong):
-    with pytest.raises(ValueError):
-        scale.initialize(**wrong)
+def test_half_an_address_is_refused():
+    for wrong in [dict(processes=2), dict(coordinator="h:1"), dict(coordinator="h:1", processes=2), dict(coordinator="h:1", processes=2, process=2),
+                  dict(coordinator="h:1", processes=2, process=-1)]:
+        with pytest.raises(ValueError):
+            scale.initialize(**wrong)
