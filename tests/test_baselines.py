@@ -473,6 +473,8 @@ def test_watching_shows_what_an_agent_lives_through(finished, tasks):
 # A single task ------------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.slow
+
+@pytest.mark.optimized
 @pytest.mark.parametrize("env_id", ["MiniGrid-Empty-8x8", "MiniGrid-DoorKey-5x5"])
 def test_single_tasks_are_solved(env_id, tmp_path):
     from xland_minigrid.baselines.experiments import time_to_solve
@@ -556,6 +558,9 @@ def demonstration(tmp_path_factory):
 
 
 @pytest.mark.slow
+
+
+@pytest.mark.optimized
 def test_the_demonstration_adapts(demonstration):
     results, _ = demonstration
     curve = results["per_trial"]["RL² agent"]
@@ -566,6 +571,9 @@ def test_the_demonstration_adapts(demonstration):
 
 
 @pytest.mark.slow
+
+
+@pytest.mark.optimized
 def test_without_memory_there_is_no_adaptation(demonstration):
     "The same agent, its memory wiped before every step: the later trials are like the first."
     @dataclasses.dataclass(frozen=True)

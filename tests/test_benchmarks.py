@@ -454,6 +454,9 @@ def test_from_arrays(bench):
 
 
 @pytest.mark.slow
+
+
+@pytest.mark.optimized
 def test_it_behaves_like_the_one_of_xminigrid(bench):
     theirs = pytest.importorskip("xminigrid.benchmarks").Benchmark(bench.goals, bench.rules, bench.init_tiles, bench.num_rules)
     key = jax.random.key(5)
@@ -802,6 +805,9 @@ def test_info(tiny, bench, tmp_path):
 
 
 @pytest.mark.slow
+
+
+@pytest.mark.optimized
 @pytest.mark.parametrize("name", [name for name in keeping._REGISTERED if name.replace("1m", "3m") not in keeping._REGISTERED or name.endswith("3m")])
 def test_the_named_ones_are_the_pinned_ones(name):
     "Where there are one and three million tasks of a kind, the one is the beginning of the three; both are pinned."

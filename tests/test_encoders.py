@@ -306,6 +306,9 @@ def test_eyes_for_images_in_a_rendered_world(world):
 
 
 @pytest.mark.slow
+
+
+@pytest.mark.optimized
 def test_eyes_for_images_learn_what_lies_ahead(world):
     "Trained on rendered views, the eyes name the cell ahead in views they have not seen."
     size = 8
@@ -435,6 +438,9 @@ def test_the_order_of_rules_and_every_byte_matter(task_encoder):
 
 
 @pytest.mark.slow
+
+
+@pytest.mark.optimized
 def test_task_encoder_in_half_precision_and_its_gradient(benchmark, task_encoder):
     structure, parameters = built(lambda: TaskEncoder(24, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
     assert {x.dtype for x in jax.tree.leaves(parameters)} == {jnp.dtype(jnp.float32)}

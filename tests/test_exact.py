@@ -33,6 +33,14 @@ SYMBOLS = {"#": WALL, ".": FLOOR, "b": pack(*BALL), "s": pack(*STAR), "k": pack(
            "D": pack(Tiles.DOOR_CLOSED, Colors.RED), "L": pack(Tiles.DOOR_LOCKED, Colors.RED)}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_batches():
+    "The searches here have a few states at a time; a batch is always filled up."
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "_BATCH", 128)
+        yield
+
+
 @lru_cache(maxsize=None)
 def room(height, width):
     env, params = make("XLand-MiniGrid-R1-9x9", height=height, width=width)
@@ -292,6 +300,8 @@ def test_tasks_that_a_wrapper_drew():
 # ---------------------------------------------------------------- other environments and tasks
 
 @pytest.mark.slow
+
+@pytest.mark.optimized
 def test_another_search_agrees():
     from xland_minigrid.viz.figures import shortest_plan, stage
     env, params, start = stage("####### #y...g# #..^..# #...p.# #.s...# #######")
@@ -299,7 +309,7 @@ def test_another_search_agrees():
     assert found.steps == len(shortest_plan(env, params, start)) and reaches(None, start, env, params, found.actions)
 
 
-@pytest.mark.parametrize("name", ["MiniGrid-DoorKey-5x5", pytest.param("MiniGrid-MemoryS8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["MiniGrid-DoorKey-5x5", pytest.param("MiniGrid-MemoryS8", marks=[pytest.mark.slow, pytest.mark.optimized])])
 def test_minigrid(name):
     env, params, reset, _ = compiled(name)
     start = reset(params, jax.random.key(2))
@@ -307,6 +317,7 @@ def test_minigrid(name):
     assert found.solved and reaches(None, start, env, params, found.actions)
 
 
+@pytest.mark.slow  # a program of its own
 def test_registered_rules():
     @register_rule(id=251)
     class _TrampledExact(OneTileRule):
@@ -395,6 +406,9 @@ def test_contradictions_are_found():
 
 
 @pytest.mark.slow
+
+
+@pytest.mark.optimized
 def test_planner_is_near_the_optimum():
     found = [compare(*small_cases(cases)) for cases in SMALL]
     ratio = np.concatenate([f.ratio for f in found])
@@ -405,6 +419,9 @@ def test_planner_is_near_the_optimum():
 
 
 @pytest.mark.slow
+
+
+@pytest.mark.optimized
 def test_prover_is_sound():
     for preset in ("small", "medium"):
         accepted, rejected = (judge_prover(Cases(preset, 5, 3, 30), word) for word in (True, False))

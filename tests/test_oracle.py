@@ -121,6 +121,8 @@ def test_the_small_world_is_the_real_one():
     assert fired > 200 and met > 200, (fired, met)
 
 @pytest.mark.slow
+
+@pytest.mark.optimized
 @pytest.mark.parametrize("seed", range(2, 12, 2))
 def test_the_small_world_is_the_real_one_long(seed):
     check_small_world(1000, 60, seed)
@@ -286,6 +288,8 @@ def test_almost_all_starts_are_solved():
     assert attempts.steps.tolist() == STEPS, "the planner plays differently: if it plays better, write down what it needs now"
 
 @pytest.mark.slow
+
+@pytest.mark.optimized
 @pytest.mark.parametrize("preset", ["trivial", "small", "medium", "high"])
 @pytest.mark.parametrize("name", [R1, R4])
 def test_at_least_995_of_1000(preset, name):
@@ -353,12 +357,16 @@ def test_wrong_input_is_refused_in_one_sentence():
     assert isinstance(solve_from(task, state), Solution) and solve_from(task, state.state).solved == solve_from(task, (state.state.grid, state.state.agent)).solved
 
 @pytest.mark.slow
+
+@pytest.mark.optimized
 def test_the_command_writes_its_report(tmp_path):
     oracle.main(["--pairs", "3", "--presets", "trivial", "--out", str(tmp_path / "out.md")])
     text = (tmp_path / "out.md").read_text(encoding="utf-8")
     assert "python -m xland_minigrid.benchmarks.oracle --pairs 3 --presets trivial" in text and text.count("| trivial |") == 2
 
 @pytest.mark.slow
+
+@pytest.mark.optimized
 def test_no_contradiction_with_exhaustive_search_long():
     for seed in range(30, 33):
         for cases in (exact.Cases("trivial", 5, 5, 60), exact.Cases("small", 6, 4, 60), exact.Cases("small", 5, 5, 100), exact.Cases("medium", 5, 5, 60)):

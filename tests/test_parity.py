@@ -398,7 +398,7 @@ def facts(state):
         directions=set(state.agent.direction.tolist()), pockets=set(pack_pairs(np.asarray(state.agent.pocket)).tolist()), steps=set(state.step_num.tolist()))
 
 
-@pytest.mark.parametrize("name", [*ONE_SIZE, *(pytest.param(n, marks=pytest.mark.slow) for n in XLAND if n not in ONE_SIZE)])
+@pytest.mark.parametrize("name", [*ONE_SIZE, *(pytest.param(n, marks=[pytest.mark.slow, pytest.mark.optimized]) for n in XLAND if n not in ONE_SIZE)])
 def test_trials_begin_alike(name):
     "The same walls, door places and colours, objects, free cells and directions can occur, over enough resets to see all of them."
     ours, theirs = map(facts, starts_of_both(name))
@@ -411,6 +411,9 @@ def test_trials_begin_alike(name):
 
 
 @pytest.mark.slow
+
+
+@pytest.mark.optimized
 @pytest.mark.parametrize("name", XLAND)
 def test_trials_begin_with_the_same_chances(name):
     "Chi-square on where agent, objects and doors lie, on their kinds and on how they lie to each other; 20,000 resets a side."

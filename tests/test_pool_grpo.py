@@ -485,6 +485,7 @@ def test_baselines():
 
 @pytest.mark.optimized
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_the_command_learns_clearly_more_than_chance(tmp_path, capsys):
     out = tmp_path / "docs" / "results" / "grpo.md"
     grpo.main(["--size", "3", "--steps", "50", "--groups", "16", "--group-size", "8", "--tests", "100", "--test-every", "25", "--quiet", "--out", str(tmp_path / "run"), "--report", str(out)])
