@@ -21,7 +21,7 @@ import optax
 from flax import nnx
 
 from .ppo import advantages, collect, deal, improve, loss, make_optimizer, think, update
-from .rl2 import TrainConfig, enter, make_world, new_agent, preset
+from .rl2 import TrainConfig, abstract_agent, enter, make_world, new_agent, preset
 from .throughput import circumstances
 from ..benchmarks.benchmark import generate_benchmark
 
@@ -85,7 +85,7 @@ def network_flops(config: TrainConfig) -> int:
 
 def _one_step(config: TrainConfig):
     "The network as a function of parameters and a single agent in play, and the shapes of these."
-    agent = new_agent(config)
+    agent = abstract_agent(config)
     think_once = lambda parameters, play: think(nnx.merge(agent.structure, parameters), play.inputs, play.memory, play.told)
     return think_once, *jax.eval_shape(lambda parameters: (parameters, _begin(config, agent, parameters, 1)[0]), agent.parameters)
 
