@@ -1,6 +1,5 @@
 """Tasks and benchmarks: what the generator promises, the identities, the files, and wrong input at every door."""
 import json
-import os
 import pickle
 import random
 import subprocess

@@ -16,7 +16,6 @@ from xland_minigrid.benchmarks import benchmark_file, benchmark_info, exact
 from xland_minigrid.benchmarks.probes import (
     PROBES, OpenBenchmark, ProbeEnv, ProbeScores, draw_starts, probe, probe_worlds, probes_benchmark, replay, score_probes, thing,
 )
-from xland_minigrid.core.goals import AgentHoldGoal
 from xland_minigrid.core.rules import AgentHoldRule
 from xland_minigrid.core.tiles import COLOR_NAMES, FLOOR, TILE_NAMES, WALL, Tiles, pack
 from xland_minigrid.envs.wrappers import DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper

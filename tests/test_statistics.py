@@ -1,6 +1,5 @@
 """What is in benchmarks, and benchmarks without repetitions: against slow readings, spoiled files, and wrong input."""
 import json
-import sys
 from collections import Counter
 
 import jax
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 import xland_minigrid.benchmarks.benchmark as keeping
 import xland_minigrid.benchmarks.statistics as looking
-from xland_minigrid.benchmarks import Benchmark, digest, generate_benchmark, load_benchmark
+from xland_minigrid.benchmarks import Benchmark, digest, generate_benchmark
 from xland_minigrid.benchmarks.generate import all_goals
 from xland_minigrid.benchmarks.solve import prove
 from xland_minigrid.benchmarks.splits import task_trees
