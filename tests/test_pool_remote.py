@@ -5,7 +5,6 @@ import http
 import json
 import random
 import threading
-import time
 
 import pytest
 from pool_faults import HANG, HOUR, Clock, soon
