@@ -473,7 +473,6 @@ def test_watching_shows_what_an_agent_lives_through(finished, tasks):
 # A single task ------------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.slow
-
 @pytest.mark.optimized
 @pytest.mark.parametrize("env_id", ["MiniGrid-Empty-8x8", "MiniGrid-DoorKey-5x5"])
 def test_single_tasks_are_solved(env_id, tmp_path):
@@ -558,8 +557,6 @@ def demonstration(tmp_path_factory):
 
 
 @pytest.mark.slow
-
-
 @pytest.mark.optimized
 def test_the_demonstration_adapts(demonstration):
     results, _ = demonstration
@@ -571,8 +568,6 @@ def test_the_demonstration_adapts(demonstration):
 
 
 @pytest.mark.slow
-
-
 @pytest.mark.optimized
 def test_without_memory_there_is_no_adaptation(demonstration):
     "The same agent, its memory wiped before every step: the later trials are like the first."
