@@ -33,6 +33,7 @@ TABLE, JOURNAL = ROOT / "docs" / "results" / "mutants.md", ROOT / ".cache" / "mu
 ROOMS = ("core", "envs", "benchmarks", "baselines", "pool")
 MEASURING = {"demo", "device", "experiments", "layout_cost", "load", "open_cost", "profile", "scaling", "throughput", "trainers"}  # programs that write tables
 HANG = 300  # seconds after which one check counts as hanging: many times what the longest of them takes
+BOUNDED = ("sh", "-c", 'ulimit -d 8000000; exec "$@"', "sh")  # a fault that makes a loop endless may fill the memory: 8 GB end it
 
 BINARY = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//", ast.BitAnd: "|", ast.BitOr: "&", ast.LShift: ">>", ast.RShift: "<<"}
 COMPARE = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in"}
@@ -185,7 +186,7 @@ def judge(tree, fault, graph, most=None):
     env.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
     try:
         for batch in itertools.islice(batches(graph.checks([fault[0]]), tree, fault[1]), most):
-            words = [str(word) for word in (*command(batch[0]), *batch[1:])]
+            words = [str(word) for word in (*BOUNDED, *command(batch[0]), *batch[1:])]
             process = subprocess.Popen(words, cwd=tree, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
             try:
                 said, _ = process.communicate(timeout=HANG * len(batch))
