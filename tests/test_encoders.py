@@ -314,7 +314,7 @@ def test_eyes_for_images_learn_what_lies_ahead(world):
     def batch(n, seed):
         (cells, *_), (start, *_) = played(*world, n, seed), played(*images(world, size), n, seed)
         assert (cells.state.grid == start.state.grid).all()
-        return jax.tree.map(jnp.asarray, first_inputs(start, 6)), next_inputs(first_inputs(cells, 6), jnp.zeros(n, int), cells).front[:, 0]
+        return jax.tree.map(jnp.asarray, (first_inputs(start, 6), next_inputs(first_inputs(cells, 6), jnp.zeros(n, int), cells).front[:, 0]))
     structure, parameters = built(lambda: nnx.Sequential(ImageEncoder(5 * size, 5 * size, 6, 64, rngs=nnx.Rngs(0)), nnx.Linear(64, 16, rngs=nnx.Rngs(1))))
     logits = lambda p, x: nnx.merge(structure, p)(x)
     optimizer = optax.adam(1e-3)
