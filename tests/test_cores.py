@@ -366,8 +366,8 @@ def test_gradients_over_devices(name, dtype, computed):
     if computed:
         close(jax.jit(spread)(parameters, x, memory), jax.jit(slope)(parameters, x, memory), **(dict(rtol=1e-4, atol=1e-4) if dtype == "float32" else dict(rtol=0.05, atol=0.05)))
     else:
-        # Not `==`: older JAX says with each shape over which devices it is spread.
-        kinds = lambda f: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), jax.eval_shape(f, parameters, x, memory))
+        # Not `==` of the trees: older Flax and JAX note in them where each leaf lies.
+        kinds = lambda f: [(path, leaf.shape, leaf.dtype) for path, leaf in jax.tree.leaves_with_path(jax.eval_shape(f, parameters, x, memory))]
         assert kinds(spread) == kinds(slope)
 
 
