@@ -455,7 +455,6 @@ def test_generalization_from_a_command_and_again(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.optimized
 def test_cores_are_compared_with_and_without_belief(tasks, tmp_path):
     cores = ("gru", "ssm")
     sides = tasks.split(0.5, by="goal_id")

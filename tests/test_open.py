@@ -401,7 +401,7 @@ WRONG = [
     (lambda: several(AgentHoldRule(BALL, STAR), HEX, HEX, HEX), "3 further"), (lambda: several(AgentHoldRule(BALL, STAR), [HEX, HEX]), "is no product"),
     (lambda: make_ruleset(Unregistered(BALL)), "@register_goal above the class"), (lambda: AllOf(Unregistered(BALL)), "@register_goal above the class"),
     (lambda: make_ruleset(rules=[ChildOfRegistered(BALL, STAR)]), "@register_rule above the class"),
-    (lambda: make_ruleset(rules=AgentHoldRule(BALL, STAR)), "put it in a list"), (lambda: make_ruleset(init_tiles=BALL), "list the objects"),
+    (lambda: make_ruleset(rules=AgentHoldRule(BALL, STAR)), "put it in a list"), (lambda: make_ruleset(init_tiles=BALL), "list the objects"), (lambda: make_ruleset(init_tiles=[3]), "list the objects"),
     (lambda: make_ruleset(AgentHoldGoal(Tiles.BALL)), "a tile is a pair"), (lambda: make_ruleset(AgentHoldGoal((Colors.RED, Tiles.BALL))), "never lies on a grid"),
     (lambda: make_ruleset(AgentHoldGoal(T(Tiles.WALL))), "cannot be carried"), (lambda: AllOf(Facing("red ball")), "a tile is a pair"),
     (lambda: stack_rulesets([Facing(BALL)]), "is no ruleset"), (lambda: xland_minigrid.make("XLand-MiniGrid-R1-9x9", ruleset="trivial"), "give a RuleSet"),

@@ -279,7 +279,6 @@ def test_xland_steps_like_upstream():
 
 
 @pytest.mark.slow
-@pytest.mark.optimized
 def test_xland_steps_like_upstream_at_length():
     "A million steps with other tasks, and starts of both packages in every environment."
     results, counts, used = run_xland(XLAND, 650, seed=1000)

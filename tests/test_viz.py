@@ -18,6 +18,7 @@ from xland_minigrid.core.actions import AgentState
 from xland_minigrid.core.observation import look
 from xland_minigrid.core.ruleset import RuleSet
 from xland_minigrid.core.tiles import NUM_COLORS, NUM_TILES, Colors, Tiles, pack_pairs
+from xland_minigrid.envs.environment import State
 from xland_minigrid.envs.registration import make
 from xland_minigrid.envs.wrappers import (DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper,
                                           RulesAndGoalsObservationWrapper)
@@ -483,6 +484,12 @@ def test_rollouts_of_states_time_steps_and_pairs_agree():
     assert (films[0][4] == render(states.cells[4], agents[4], 3, 16)).all()
     player = play_rollout(steps)
     assert player.markers == {0: "trial 1", 3: "2"} and player.captions[2] == "trial 1, step 2, reward 0.50"
+
+
+def test_a_state_draws_itself_and_a_batch_does_not():
+    assert "<img" in State._repr_html_(SimpleNamespace(**jax.tree.map(lambda x: x[0], vars(stacked()))))
+    assert State._repr_html_(stacked()) is None
+    assert jax.jit(lambda cells: State._repr_html_(SimpleNamespace(cells=cells)) is None)(stacked().cells[0]), "nor does one that is traced"
 
 
 def test_a_batch_of_rollouts_is_refused():
