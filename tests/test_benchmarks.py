@@ -843,9 +843,3 @@ def test_identities_refuse():
     for ask in (canonical, identities):
         ask(*good)
         assert refusals({n: (lambda i=i, part=part: ask(*good[:i], part, *good[i + 1:]), ValueError, "") for n, (i, part) in enumerate(wrong)}) == {}
-
-
-def test_import_is_light():
-    code = ("import sys, xland_minigrid.benchmarks, xland_minigrid.benchmarks.hub, xland_minigrid.benchmarks.statistics; print([m for m in ("
-            "'safetensors', 'tqdm', 'platformdirs', 'flax', 'matplotlib', 'fastcore', 'huggingface_hub', 'ipywidgets', 'torch') if m in sys.modules])")
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -458,7 +458,7 @@ def whole(folder, like):
 
 
 def kill_the_toy(folder, kills: int, seed: int):
-    chance, killed, last = random.Random(seed), 0, 12 + 3 * kills
+    chance, killed, last = random.Random(seed), 0, 15 + 3 * kills
     like = {"w": jnp.zeros(20_000), "n": jnp.int32(0)}
     before = []
     while killed < kills:
@@ -477,7 +477,7 @@ def kill_the_toy(folder, kills: int, seed: int):
 
 
 def test_killed_while_it_saves(tmp_path):
-    kill_the_toy(tmp_path / "c", kills=2, seed=0)
+    kill_the_toy(tmp_path / "c", kills=1, seed=0)
 
 
 @pytest.mark.slow

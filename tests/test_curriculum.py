@@ -563,12 +563,6 @@ def test_wrong_input(wrong, kind, word):
     assert str(error.value).endswith(".") and "\n" not in str(error.value)
 
 
-def test_importing_it_draws_nothing():
-    code = "import sys, xland_minigrid.baselines.curriculum; print([m for m in ('matplotlib', 'tensorboard', 'orbax') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 @pytest.mark.slow
 def test_the_report_of_costs(tmp_path):
     cu.main(["--envs", "8", "--buffer", "16", "--tasks", "100", "--out", str(tmp_path / "deep" / "cost.md")])

@@ -26,6 +26,8 @@ from xland_minigrid.envs.registration import make
 from xland_minigrid.envs.wrappers import DirectionObservationWrapper, GymAutoResetWrapper
 from worlds import refusals
 
+pytestmark = pytest.mark.newest
+
 ONE_SENTENCE = r"^(?!.*\. ).*\.$"
 MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
 STEP_FIELDS = [name for name, (per, *_) in module._TABLE.items() if per == "step"]

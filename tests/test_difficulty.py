@@ -15,6 +15,8 @@ from xland_minigrid.core.tiles import Colors, Tiles
 from xland_minigrid.envs.registration import make
 from worlds import refusals
 
+pytestmark = pytest.mark.newest
+
 ONE_SENTENCE = r"^(?!.*\. ).*\.$"
 NUMBERS = st.lists(st.one_of(st.integers(-50, 50).map(float), st.floats(-1e3, 1e3), st.just(float("nan"))), max_size=60)
 

@@ -16,6 +16,8 @@ import docs
 import settings as project
 import slides
 
+pytestmark = pytest.mark.newest
+
 NOTEBOOKS = sorted(path for folder in ("nbs", "tutorials", "colab") for path in (ROOT / folder).rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / ".ci" / "site").glob("*.md")])
 READ = [*PAGES, *NOTEBOOKS]

@@ -425,6 +425,7 @@ def test_sides_of_generalization_leak_nothing():
     assert not (ids[0] & ids[1] or ids[0] & ids[2] or ids[1] & ids[2])
 
 
+@pytest.mark.slow
 def test_generalization_from_a_command_and_again(tmp_path, monkeypatch, capsys):
     "The whole experiment on tiny numbers; what is finished is not trained again, and one seed more joins it."
     import argparse

@@ -27,6 +27,8 @@ from xland_minigrid.core.tiles import EMPTY, FLOOR, WALL, Colors, Tiles, pack, u
 from xland_minigrid.envs.wrappers import GymAutoResetWrapper
 from worlds import compiled, refusals
 
+pytestmark = pytest.mark.newest
+
 BALL, STAR, KEY, HEX, GOAL = ((t, Colors.RED) for t in (Tiles.BALL, Tiles.STAR, Tiles.KEY, Tiles.HEX, Tiles.GOAL))
 GREY_WALL, NOTHING = (Tiles.WALL, Colors.GREY), (Tiles.FLOOR, Colors.BLACK)
 SYMBOLS = {"#": WALL, ".": FLOOR, "b": pack(*BALL), "s": pack(*STAR), "k": pack(*KEY), "h": pack(*HEX), "G": pack(*GOAL), "~": pack(Tiles.LAVA, Colors.ORANGE),

@@ -12,6 +12,8 @@ from xland_minigrid.cli import main
 from xland_minigrid.tutor import grade as module
 from xland_minigrid.tutor.grade import Grade, Grades, NotGraded, exercises_in, find_exercise, find_notebooks, grade, grade_notebook, read_notebook
 
+pytestmark = pytest.mark.newest
+
 ROOT = Path(__file__).resolve().parent.parent
 TASK, NEXT = "### Exercise 8.2 · Advantages by hand\n\n●○○ easy · 10 minutes", "### Exercise 8.3 · Means over thin ice"
 GOOD = "def advantages(rewards):\n    rs = [r for r in rewards if r is not None]\n    return [0 if r is None else r - sum(rs) / len(rs) for r in rewards]"

@@ -25,6 +25,8 @@ from xland_minigrid.core.ruleset import RuleSet, make_ruleset, pad_ruleset, stac
 from xland_minigrid.core.tiles import COLOR_NAMES, NUM_COLORS, NUM_TILES, PICKABLE, Colors, Tiles, tile_name
 from xland_minigrid.viz.tree import draw_ruleset, plot_ruleset
 
+pytestmark = pytest.mark.newest
+
 RED_BALL, BLUE_KEY, PINK_STAR, FLOOR = (5, 3), (9, 5), (14, 13), (3, 9)
 COMPLETE = [level for level in LEVELS if level != "goal"]
 FIGURE = SimpleNamespace(goal=[4, 5, 3, 5, 4], rules=[[3, 7, 5, 6, 6, 5, 3], [3, 6, 6, 5, 7, 3, 9], [0] * 7], init_tiles=[[7, 5], [6, 6], [5, 4], [5, 7], [0, 0]])

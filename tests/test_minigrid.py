@@ -18,6 +18,8 @@ xminigrid = pytest.importorskip("xminigrid", reason="pip install xminigrid==0.9.
 from test_parity import choose, explain, first_of, same_everything, together, where_rows
 from worlds import compiled, jit_for_long, refusals
 
+pytestmark = pytest.mark.newest
+
 ALPHA, RESETS = 1e-4, 20_000
 TASKS = [name for name in xland_minigrid.registered_environments() if name.startswith("MiniGrid")]
 SHARED = [name for name in TASKS if name in xminigrid.registered_environments()]

@@ -25,6 +25,8 @@ from xland_minigrid.core.tiles import EMPTY, FLOOR, WALL, Colors, Tiles, pack, u
 from xland_minigrid.envs.environment import EnvCarry, State, advance
 from worlds import refusals
 
+pytestmark = pytest.mark.newest
+
 R1, R4 = "XLand-MiniGrid-R1-13x13", "XLand-MiniGrid-R4-13x13"
 T = lambda tile, color=Colors.RED: np.array((tile, color), np.uint8)
 BALL, SQUARE, STAR, HEX, PYRAMID, KEY, PATCH = (T(t) for t in (Tiles.BALL, Tiles.SQUARE, Tiles.STAR, Tiles.HEX, Tiles.PYRAMID, Tiles.KEY, Tiles.GOAL))

@@ -32,6 +32,8 @@ xminigrid = pytest.importorskip("xminigrid", reason="pip install xminigrid==0.9.
 
 from worlds import compiled, jit_for_long, refusals
 
+pytestmark = pytest.mark.newest
+
 XLAND = [name for name in xland_minigrid.registered_environments() if name.startswith("XLand") and name in xminigrid.registered_environments()]
 ONE_SIZE = [f"XLand-MiniGrid-{size}" for size in ("R1-9x9", "R2-9x9", "R4-9x9", "R6-13x13", "R9-16x16")]   # one of each layout; all others at length
 STEPPED = ONE_SIZE[:3]                       # a step knows walls and doors, not layouts, so one size and one program are enough; all others at length

@@ -16,6 +16,8 @@ from xland_minigrid.cli import main
 from xland_minigrid.envs.registration import make
 from xland_minigrid.viz.control import KEYS, Session, control, play_keys, play_lines, read_line
 
+pytestmark = pytest.mark.newest
+
 # A game whose terminal is its controlling one, so that Ctrl-C in it becomes a signal; programs started in the background ignore that signal, and hand this on.
 GAME = "import fcntl, signal, sys, termios; signal.signal(signal.SIGINT, signal.default_int_handler); fcntl.ioctl(0, termios.TIOCSCTTY, 0); from xland_minigrid.cli import main; sys.exit(main())"
 SHOWN = [""]  # what the last call of `keys` put on the screen

@@ -13,6 +13,8 @@ import pytest
 from xland_minigrid.pool import EnvPool, errors
 from xland_minigrid.pool.server import ServerConfig, config_of, server_arguments
 
+pytestmark = pytest.mark.newest
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "pool.md").read_text(encoding="utf-8")
 DEPLOY = ROOT / "docs" / "deploy"

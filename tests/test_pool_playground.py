@@ -12,6 +12,8 @@ from xland_minigrid.pool import EnvPool, EnvServer
 from xland_minigrid.pool.client import IOThread
 from xland_minigrid.pool.playground import page as playground
 
+pytestmark = pytest.mark.newest
+
 TOKEN = "sesame?open~yourself/+=>"
 TO_THE_GOAL = ("forward", "forward", "turn clockwise", "forward", "forward")     # in the empty room of 5 by 5 the agent begins in one corner, the goal is in the other
 

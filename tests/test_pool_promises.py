@@ -42,6 +42,8 @@ from xland_minigrid.pool.errors import (BadRequest, ConnectFailed, EnvFault, Poo
 from xland_minigrid.pool.sessions import Host, SlotBackend, TextBackend
 from xland_minigrid.pool.slots import Slots
 
+pytestmark = pytest.mark.newest
+
 ENV, TOKEN = "XLand-MiniGrid-R1-9x9", "a-token-for-tests"
 LEFT = 1                                                     # an action that changes what is seen and ends nothing
 

@@ -22,6 +22,8 @@ from xland_minigrid.envs.wrappers import DirectionObservationWrapper, DmEnvAutoR
 from xland_minigrid.viz.gallery import draw_gallery, gallery_html, probe_players, save_gallery
 from worlds import refusals
 
+pytestmark = pytest.mark.newest
+
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 ENV = ProbeEnv()
 NAMES = [p.name for p in PROBES]

@@ -208,6 +208,18 @@ def test_import_is_light_and_free_of_side_effects(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rooms_load_what_is_heavy_when_it_is_needed():
+    code = """
+import sys
+loaded = lambda *names: print([name for name in names if name in sys.modules])
+import xland_minigrid.benchmarks, xland_minigrid.benchmarks.hub, xland_minigrid.benchmarks.statistics
+loaded('safetensors', 'tqdm', 'platformdirs', 'flax', 'matplotlib', 'fastcore', 'huggingface_hub', 'ipywidgets', 'torch')
+import xland_minigrid.baselines.demo, xland_minigrid.baselines.curriculum
+loaded('orbax', 'tyro', 'matplotlib', 'ipywidgets', 'tensorboard', 'xland_minigrid.viz.player')
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split("\n") == ["[]", "[]", ""]
+
+
 # What is committed -------------------------------------------------------------------------------------------------------------------
 
 def committed():

@@ -17,6 +17,8 @@ from xland_minigrid.core.rules import AgentHoldRule, AgentNearRule, AgentNearUpR
 from xland_minigrid.core.tiles import Colors, Tiles
 from worlds import refusals
 
+pytestmark = pytest.mark.newest
+
 BALL, KEY, STAR, HEX = ((t, Colors.RED) for t in (Tiles.BALL, Tiles.KEY, Tiles.STAR, Tiles.HEX))
 PATCH = (Tiles.GOAL, Colors.RED)
 

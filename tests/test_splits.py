@@ -14,6 +14,8 @@ from xland_minigrid.core.rules import OneTileRule, TwoTileRule, beside_agent, re
 from xland_minigrid.core.tiles import Colors, Tiles
 from worlds import refusals
 
+pytestmark = pytest.mark.newest
+
 ARGUMENTS = {  # every split with something to hold out
     "goal_id": {"share": 0.7}, "goal": {"share": 0.7}, "random": {"share": 0.7, "seed": 5}, "hash": {"share": 0.7, "seed": 5},
     "goal_kind": {}, "depth": {"test": 2}, "rule_kind": {"test": (1, 8)}, "colour": {"test": "red"}, "shape": {"test": Tiles.KEY},

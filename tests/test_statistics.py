@@ -22,6 +22,8 @@ from xland_minigrid.core.goals import goal_kinds
 from xland_minigrid.core.rules import OneTileRule, beside_agent, register_rule, rule_kinds
 from xland_minigrid.core.tiles import TILE_NAMES
 
+pytestmark = pytest.mark.newest
+
 TWO_TILE_GOALS, TWO_TILE_RULES = {4, 7, 8, 9, 10}, {3, 4, 5, 6, 7}
 MIRROR_GOAL, MIRROR_RULE = {4: 4, 7: 9, 9: 7, 8: 10, 10: 8}, {3: 3, 4: 6, 6: 4, 5: 7, 7: 5}
 

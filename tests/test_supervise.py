@@ -16,6 +16,8 @@ from xland_minigrid.baselines import supervise as module
 from xland_minigrid.baselines.checkpoint import Checkpoints
 from xland_minigrid.baselines.supervise import supervise
 
+pytestmark = pytest.mark.newest
+
 # A make-believe training. PLAN lists, for each start, what happens: "save N" makes the checkpoint N, "exit N" and "kill N" end it, "hang" waits for ever,
 # "see PATH" waits until the other process has made it, "stop" waits for SIGINT, saves and ends in order, "deaf" waits and obeys nothing. Words and process
 # ids of all starts are noted. Nothing here depends on how fast a process is: what has to come first is waited for.

@@ -14,6 +14,8 @@ import graph
 import mutants
 import quick
 
+pytestmark = pytest.mark.newest
+
 # The import graph --------------------------------------------------------------------------------------------------------------------
 
 NOTEBOOK = {"cells": [{"cell_type": "code", "id": "aa", "source": ["#| export\n", "def f(x):\n", "    return x + 1"]},

@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / ".ci"))
 import colab
 
+pytestmark = pytest.mark.newest
+
 NAMES = ("00_five_minutes", "01_anatomy_of_a_ruleset", "02_the_environment", "03_benchmarks", "04_scaling_with_vmap", "05_ppo_from_scratch", "06_rl2",
          "07_what_has_it_learned", "08_many_sessions_at_once", "09_make_it_yours")
 PATHS = [ROOT / "tutorials" / f"{name}.ipynb" for name in NAMES]

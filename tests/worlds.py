@@ -11,6 +11,11 @@ from xland_minigrid.core.layouts import GRID_TYPES, layout, pad_layout, valid_si
 from xland_minigrid.envs.environment import Environment
 from xland_minigrid.envs.xland import XLandMiniGrid
 
+# One of each class, and of each kind of layout that compiles a program of its own; layouts that are data share the program of R4.
+CLASSES = ["XLand-MiniGrid-R4-9x9", "XLand-MiniGrid-Maze-9x9", "XLand-MiniGrid-Rooms-9x9", "MiniGrid-Empty-5x5", "MiniGrid-EmptyRandom-5x5",
+           "MiniGrid-DoorKey-5x5", "MiniGrid-BlockedUnlockPickUp", "MiniGrid-FourRooms", "MiniGrid-LockedRoom", "MiniGrid-Playground",
+           "MiniGrid-Unlock", "MiniGrid-UnlockPickUp", "MiniGrid-MemoryS8", "MiniGrid-LavaGapS5"]
+
 
 @cache
 def compiled(env_id, wrapper=None, **changes):
