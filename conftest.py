@@ -29,6 +29,8 @@ def pytest_configure(config):
     "Tests see four devices, so that sharding is tested on any machine; notebooks see what their readers see."
     if not (getattr(config.option, "nbval", False) or getattr(config.option, "nbval_lax", False)):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4".strip()
+    else:
+        config.option.nbval_kernel_startup_timeout = 600  # seconds: on a busy machine the 60 of nbval may pass (and on its command line they become text)
 
 
 # Traces are made of many small objects that live long: looking through them for garbage as often as Python does takes 7 % of the time.

@@ -160,11 +160,19 @@ def plant(tree, fault, chapter):
     return before
 
 
-def batches(checks, root, function):
-    "The checks in the order of their distance, those that name the function first; test files further off share a process, since each start costs seconds."
-    name = function.rpartition(".")[2]
-    names = lambda file: re.search(rf"\b{name}\b", (root / file).read_text(encoding="utf-8")) is not None
-    ordered = [file for _, file in sorted(checks, key=lambda check: (check[0] > 0, not names(check[1]), check[0], check[1].startswith("tutorials/"), check[1]))]
+def batches(checks, root, function, public):
+    """The chapter itself, then the checks that name the function, then those that name most often what its module exports, nearest first.
+
+    Test files further off share a process, since each start costs seconds.
+    """
+    function, exported = function.rpartition(".")[2], re.compile(rf"\b({'|'.join(public) or function})\b")
+
+    def rank(check):
+        distance, file = check
+        text = (root / file).read_text(encoding="utf-8")
+        return distance > 0, re.search(rf"\b{function}\b", text) is None, file.startswith("tutorials/"), -len(exported.findall(text)), distance, file
+
+    ordered = [file for _, file in sorted(checks, key=rank)]
     size, batch = 1, []
     for file in ordered:
         if file.startswith("tests/"):
@@ -181,11 +189,12 @@ def batches(checks, root, function):
 def judge(tree, fault, graph, most=None):
     "Plant a fault, run its checks (at most so many processes), take it out again; `(caught by, seconds)`, where nothing caught it None."
     began = time.monotonic()
+    public = [name for name, modules in graph.public.items() if fault[0] in modules]
     before = plant(tree, fault, graph.chapters[fault[0]])
     env = {**os.environ, "PYTHONPATH": str(tree), "XLAND_MINIGRID_DATA": str(tree / ".cache" / "data")}
     env.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
     try:
-        for batch in itertools.islice(batches(graph.checks([fault[0]]), tree, fault[1]), most):
+        for batch in itertools.islice(batches(graph.checks([fault[0]]), tree, fault[1], public), most):
             words = [str(word) for word in (*BOUNDED, *command(batch[0]), *batch[1:])]
             process = subprocess.Popen(words, cwd=tree, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
             try:

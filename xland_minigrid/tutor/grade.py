@@ -201,7 +201,7 @@ def _client(nb):
     quiet = logging.getLogger("xland_minigrid.tutor.grade")
     quiet.addHandler(logging.NullHandler())
     quiet.propagate = False
-    client = NotebookClient(nb, km=km, allow_errors=True, interrupt_on_timeout=True, store_widget_state=False, record_timing=False, iopub_timeout=10)
+    client = NotebookClient(nb, km=km, allow_errors=True, interrupt_on_timeout=True, store_widget_state=False, record_timing=False, startup_timeout=600, iopub_timeout=10)
     client.owns_km, client.log = True, quiet
     return client
 
