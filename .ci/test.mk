@@ -11,3 +11,5 @@ export XLAND_MINIGRID_DATA ?= $(CURDIR)/.cache/data
 # Tutorials train for seconds, not for minutes.
 export XLAND_FAST ?= 1
 export PYDEVD_DISABLE_FILE_VALIDATION ?= 1
+# Bytecode is kept, even where the environment says otherwise: every notebook and many tests start a Python of their own, and compiling what it imports takes longer than running it.
+export PYTHONDONTWRITEBYTECODE =
