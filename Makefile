@@ -54,9 +54,9 @@ test:
 	@.ci/step 'Tutorials, outputs compared' $(BIN)/python $(NBVAL) $(TWO) --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg tutorials
 	@.ci/step 'Tests' $(BIN)/python $(PYTEST) $(TWO) -m 'not slow' tests
 
-# Chapters with cells flagged slow, and tutorials that train or measure longer for a reader than for a test.
+# Chapters with cells flagged slow, and tutorials with a cell tagged slow, that train longer for a reader than for a test.
 SLOW_CHAPTERS = $(shell grep -l '"\#| slow' -r nbs --include=*.ipynb | xargs -n1 basename | paste -sd '|')
-LONGER = $(shell grep -l XLAND_FAST tutorials/*.ipynb)
+LONGER = $(shell grep -l '^     "slow"' tutorials/*.ipynb)
 
 test-slow: test-floor
 	@.ci/venv .venv dev,docs

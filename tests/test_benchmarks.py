@@ -804,12 +804,10 @@ def test_info(tiny, bench, tmp_path):
 
 
 @pytest.mark.slow
-
-
 @pytest.mark.optimized
-@pytest.mark.parametrize("name", [name for name in keeping._REGISTERED if name.replace("1m", "3m") not in keeping._REGISTERED or name.endswith("3m")])
+@pytest.mark.parametrize("name", [name for name in keeping._REGISTERED if name not in ("high-1m", "medium-3m")])
 def test_the_named_ones_are_the_pinned_ones(name):
-    "Where there are one and three million tasks of a kind, the one is the beginning of the three; both are pinned."
+    "Of three million the first are the one million. medium-3m is left out: it is made as medium-1m is, and takes another minute."
     bench = load_benchmark(name, as_numpy=True, progress=False)  # raises unless the digest is that in the table
     again = load_benchmark(name, as_numpy=True, progress=False)
     assert len(np.unique(again.ruleset_ids())) == len(bench) == keeping._REGISTERED[name].n

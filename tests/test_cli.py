@@ -61,16 +61,6 @@ def test_info_counts_what_is_there(tasks, capsys):
     assert info["num_rulesets"] == 300 and info["recipe"]["random_seed"] == 1
 
 
-@pytest.mark.slow
-def test_demo_in_small_leaves_everything(tmp_path, capsys):
-    assert main(["demo", "--fast", "--out", str(tmp_path / "demo")]) == 0
-    out = capsys.readouterr().out
-    results = json.loads((tmp_path / "demo" / "results.json").read_text())
-    assert len(results["per_trial"]["RL² agent"]["success"]) == 5 and results["sentence"] in out
-    for name in ("adaptation.png", "one_task.html", "one_task.gif", "metrics.jsonl"):
-        assert (tmp_path / "demo" / name).stat().st_size > 500, name
-
-
 def test_throughput_writes_its_circumstances(tmp_path, capsys):
     report = tmp_path / "throughput.md"
     assert main(["throughput", "--env", "XLand-MiniGrid-R1-9x9", "--num-envs", "16", "--num-steps", "8", "--repeats", "1", "--out", str(report)]) == 0

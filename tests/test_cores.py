@@ -408,8 +408,7 @@ def test_the_report(capsys, monkeypatch):
 # Learning -----------------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", CORES)
+@pytest.mark.parametrize("name, dtype", [*((name, "float32") for name in CORES), ("gru", "bfloat16")])
 def test_recalls_a_bit(name, dtype):
     "Shown once, asked for 20 steps later, noise in between."
     made = make_core(name, 3, 32, context=32, dtype=dtype, rngs=nnx.Rngs(0))
