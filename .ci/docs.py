@@ -20,24 +20,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import apidocs
 import colab
-from settings import GITHUB, ROOT, badge, badge_url, settings
+from settings import GITHUB, ROOMS, ROOT, badge, badge_url, settings
 
 SITE = ROOT / "_docs"
 SOURCE, HTML = SITE / "source", SITE / "html"
 HOUSE = Path(__file__).parent / "site"  # the landing page and what all pages look like
 BLOB = f"https://github.com/{GITHUB}/blob/{settings['branch']}"
 PICTURES = (".png", ".svg", ".gif", ".jpg")
-
-ROOMS = {
-    "core": "The world and its laws: tiles, grids, layouts, actions, what the agent sees, rules, goals, language.",
-    "envs": "`make`, `reset`, `step`, wrappers, and the environments that are registered.",
-    "benchmarks": "Many tasks: made, proved, kept, sent, split, counted; the oracle, exact search, demonstrations, probes.",
-    "viz": "Everything a person looks at: pictures, players, figures, widgets.",
-    "baselines": "Agents that learn, and how they are judged.",
-    "pool": "Many sessions at once: slots, server, client, groups, text environments, GRPO.",
-    "interop": "Other people's interfaces.",
-    "tutor": "The exercises of the tutorials: checkers, and the grader.",
-}
 
 # What a reader should know of each figure; the tests see to it that none is without.
 CAPTIONS = {
@@ -235,7 +224,7 @@ def chapters():
     write("nbs/library.md", "\n".join([
         "# Library", "", "The notebooks *are* the source of the package: each is a chapter that explains one module, shows it at work and tests it. In the order in which the data flows:", "",
         "| room | what lives there |", "|---|---|", *(f"| [{room}]({room}/index.md) | {ROOMS[room]} |" for room in rooms),
-        "| [cli](90_cli.ipynb) | One command, `xland-minigrid`, for all that one does outside a notebook. |", "", toctree([*(f"{room}/index" for room in rooms), "90_cli"])]))
+        f"| [cli](90_cli.ipynb) | {ROOMS['cli']} |", "", toctree([*(f"{room}/index" for room in rooms), "90_cli"])]))
 
 
 def links_of(path):
@@ -255,7 +244,7 @@ def reference():
     found, parts = apidocs.modules(), []
     for module, path in found.items():
         write(f"api/{module}.md", apidocs.page(module, path))
-    for room in [*ROOMS, "cli"]:
+    for room in ROOMS:
         rows = [f"| [`{module}`]({module}.md) | {apidocs.plain(apidocs.summary(path))} |" for module, path in found.items() if module.split(".")[1] == room]
         if rows:
             parts += [f"## {room}", "", "| module | |", "|---|---|", *rows, ""]
@@ -281,7 +270,7 @@ def tables():
     results = sorted((ROOT / "docs" / "results").glob("*.md"))
     write("docs/results/index.md", "\n".join(["# Measured", "", "Each table names the command that made it, the machine and the date.", "", *(f"* [{title_of(path)}]({path.name})" for path in results), "",
                                                toctree([path.stem for path in results])]))
-    parts = ["# Figures", "", "`xland-minigrid figures` redraws those of the paper that show the world.", ""]
+    parts = ["# Figures", "", "`python .ci/figures.py` redraws those of the paper that show the world, `python .ci/gallery.py` the probes.", ""]
     for path in sorted((ROOT / "docs" / "figures").iterdir()):
         if path.suffix == ".png" or path.suffix == ".svg" and not path.with_suffix(".png").exists():
             caption = CAPTIONS.get(path.stem, path.stem.replace("_", " "))

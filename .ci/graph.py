@@ -75,7 +75,7 @@ class Graph:
 
     def __init__(self, root=ROOT):
         self.root = Path(root)
-        self.files = sorted({path.relative_to(root).as_posix() for pattern in SOURCES for path in self.root.glob(pattern) if path.name != "_modidx.py"})
+        self.files = sorted({path.relative_to(root).as_posix() for pattern in SOURCES for path in self.root.glob(pattern)})
 
     @cached_property
     def trees(self):

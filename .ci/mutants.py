@@ -31,7 +31,7 @@ from settings import ROOT, settings
 PACKAGE = settings["lib_name"]
 TABLE, JOURNAL = ROOT / "docs" / "results" / "mutants.md", ROOT / ".cache" / "mutants.jsonl"
 ROOMS = ("core", "envs", "benchmarks", "baselines", "pool")
-MEASURING = {"demo", "device", "experiments", "layout_cost", "load", "open_cost", "profile", "scaling", "throughput", "trainers"}  # programs that write tables
+MEASURING = {"demo", "device"}  # programs that write tables
 HANG = 300  # seconds after which one check counts as hanging: many times what the longest of them takes
 BOUNDED = ("sh", "-c", 'ulimit -d 8000000; exec "$@"', "sh")  # a fault that makes a loop endless may fill the memory: 8 GB end it
 

@@ -23,7 +23,7 @@ import readme
 from settings import GITHUB, ROOT, settings
 
 NOTEBOOKS = ("nbs", "tutorials")
-PARTS = (".ci", "colab", *NOTEBOOKS, settings["lib_path"], "README.md", "pyproject.toml", "settings.ini")
+PARTS = (".ci", "colab", *NOTEBOOKS, settings["lib_path"], "CONTRIBUTING.md", "README.md", "pyproject.toml", "settings.ini")
 BUILT = ("__pycache__", ".ipynb_checkpoints", ".last_checked", "sidebar.yml", "_quarto.yml", "nbdev.yml", "_proc")
 
 # Addresses that name this repository, wherever a notebook spells one out.
@@ -71,6 +71,7 @@ def sync():
     clean(*(ROOT / part for part in NOTEBOOKS if (ROOT / part).exists()))
     with contextlib.redirect_stdout(io.StringIO()):
         nbdev_export.__wrapped__()
+    (ROOT / settings["lib_path"] / "_modidx.py").unlink(missing_ok=True)  # nbdev's index, for links from other packages' docs: as long as three modules, and nothing here reads it
     readme.main()
     colab.main()
 

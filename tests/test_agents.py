@@ -5,7 +5,7 @@ import pytest
 
 from xland_minigrid.baselines import agents, load_agent
 from xland_minigrid.baselines.checkpoint import CheckpointError
-from xland_minigrid.baselines.evaluation import Protocol
+from xland_minigrid.baselines.report import Protocol
 
 NAME = "r1-9x9-trivial"
 

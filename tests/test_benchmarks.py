@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import xland_minigrid.benchmarks.benchmark as keeping
+import xland_minigrid.benchmarks.benchmark as together
+import xland_minigrid.benchmarks.registry as keeping
 import xland_minigrid.benchmarks.files as files
 import xland_minigrid.benchmarks.generate as making
 from xland_minigrid.benchmarks import (
@@ -513,11 +514,11 @@ def test_strangers_are_refused(bench, tmp_path):
     (tmp_path / "bz2").write_bytes(b"BZh91AY&SY...")
     (tmp_path / "text").write_text("goals: 1")
     save_file({"goals": np.zeros(3)}, tmp_path / "other")
-    arrays = {name: np.asarray(getattr(bench, name)) for name in keeping.FIELDS}
+    arrays = {name: np.asarray(getattr(bench, name)) for name in files.FIELDS}
     newer = json.dumps({"format_version": 99, "digest": digest(bench)})
-    save_file(arrays, tmp_path / "newer", metadata={"benchmark": newer, "benchmark_digest": files._blake(newer.encode())})
+    save_file(arrays, tmp_path / "newer", metadata={"benchmark": newer, "benchmark_digest": files.blake(newer.encode())})
     save_file(arrays, tmp_path / "bare", metadata={"benchmark": "[]"})
-    for name, says in [("pickle", "ickle"), ("bz2", "ickle"), ("text", "damaged"), ("other", "Benchmark.save"),
+    for name, says in [("pickle", "ickle"), ("bz2", "ickle"), ("text", "damaged"), ("other", "other arrays"),
                        ("newer", "update"), ("bare", "damaged")]:
         for load in (load_benchmark_from_path, benchmark_info):
             with pytest.raises(BenchmarkFileError, match=says):
@@ -567,7 +568,7 @@ def test_a_damaged_file_is_made_anew(tiny, damage):
     load_benchmark("tiny", progress=False)
     path = benchmark_file("tiny")
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.warns(UserWarning, match="made anew"):
+    with pytest.warns(UserWarning, match="made again"):
         assert digest(load_benchmark("tiny", progress=False)) == tiny
     assert digest(load_benchmark_from_path(path)) == tiny
 
@@ -691,9 +692,8 @@ def test_whoever_comes_second_waits(tiny, monkeypatch):
 
 
 def test_hub_names_go_to_the_hub(bench, tmp_path, monkeypatch):
-    import xland_minigrid.benchmarks.hub as hub
     path, asked = bench.export(tmp_path / "sent"), []
-    monkeypatch.setattr(hub, "fetch", lambda *args, **options: asked.append((args, options)) or path)
+    monkeypatch.setattr(keeping, "fetch", lambda *args, **options: asked.append((args, options)) or path)
     got = load_benchmark("hub:me/tasks/file", sha256="ab" * 32, progress=False, as_numpy=True, pad_rules=20)
     assert asked == [(("hub:me/tasks/file",), dict(sha256="ab" * 32, progress=False))] and got.rules.shape == (400, 20, 7)
     assert benchmark_info("hub:me/tasks/file")["digest"] == digest(bench)
@@ -737,7 +737,7 @@ def test_only_what_is_drawn_is_sent(bench, monkeypatch):
     "Of a benchmark at home no array leaves that has a row for every task."
     sent, put = [], jax.device_put
     monkeypatch.setattr(jax, "device_put", lambda tree, *rest: sent.extend(jax.tree.leaves(tree)) or put(tree, *rest))
-    monkeypatch.setattr(keeping.jnp, "asarray", lambda array, *rest, real=jnp.asarray: sent.append(np.asarray(array)) or real(array, *rest))
+    monkeypatch.setattr(together.jnp, "asarray", lambda array, *rest, real=jnp.asarray: sent.append(np.asarray(array)) or real(array, *rest))
     bench.to_numpy().sample_rulesets(jax.random.key(0), 9)
     assert sent and max(len(leaf) for leaf in sent if np.ndim(leaf)) == 9
 

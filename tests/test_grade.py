@@ -120,8 +120,8 @@ def test_the_whole_time_is_bounded(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [ROOT / "tutorials" / f"{name}.ipynb" for name in ("01_anatomy_of_a_ruleset", "08_many_sessions_at_once")], ids=lambda path: path.stem)  # one of each kind
-def test_the_tutorials_solutions_pass_and_their_stubs_do_not(path):
+def test_a_tutorials_solutions_pass_and_their_stubs_do_not():
+    path = ROOT / "tutorials" / "08_many_sessions_at_once.ipynb"
     solved, opened = grade_notebook(path, timeout=600), grade_notebook(ROOT / "colab" / path.name, timeout=600)
     assert len(solved) >= 3 and solved.status == 0, solved
     assert [row.exercise for row in opened] == [row.exercise for row in solved] and not any(row.ok for row in opened), opened

@@ -23,7 +23,6 @@ from xland_minigrid.core.tiles import Colors, Tiles
 from xland_minigrid.envs.sampling import RulesetSamplingWrapper, SampledParams, cumulate, draw
 from xland_minigrid.envs.wrappers import DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper
 from xland_minigrid.interop import bridge, upstream
-from xland_minigrid.interop.envpool import XLandEnvPool
 
 from worlds import refusals
 
@@ -140,10 +139,10 @@ def test_every_weight_gets_its_share_and_no_other(weights):
 
 def test_tasks_beyond_the_tables_are_drawn_whole(inside):
     from xland_minigrid.core.ruleset import stack_rulesets
-    opened = stack_rulesets([one(i).opened() for i in range(4)])
+    opened = stack_rulesets([one(i).extend() for i in range(4)])
     env = GymAutoResetWrapper(RulesetSamplingWrapper(inside[0]))
     params = env._env.with_tasks(inside[1], opened)
-    assert params.tasks.open is not None
+    assert params.tasks.extended is not None
     closed = env._env.with_tasks(inside[1], TASKS)
     reset = jax.jit(env.reset)
     for seed in range(6):
@@ -467,91 +466,6 @@ def test_a_trial_that_is_over_wants_a_reset():
     pictures = make_many(render_mode="rgb_array")
     pictures.reset(seed=0)
     assert len(pictures.render()) == 3 and pictures.render()[0].shape[-1] == 3
-
-
-# EnvPool's idiom ---------------------------------------------------------------------------------------------------------------------
-
-@given(st.data())
-@settings(max_examples=8)
-def test_a_pool_does_what_its_worlds_do_together(data):
-    pool = XLandEnvPool(NAME, 3, 2, seed=30, benchmark=TASKS, **SMALL)
-    batch = make_many(benchmark=TASKS)
-    actions = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, 4, (30, 3))
-    obs, info = batch.reset(seed=30)
-    truth = [(obs, *np.zeros((3, 3)), info["ruleset_id"])]
-    for row in actions:
-        obs, *rest, info = batch.step(row)
-        truth.append((obs, *rest, info["ruleset_id"]))
-    done, idle = np.zeros(3, int), []
-    pool.async_reset()
-    for _ in range(30):
-        if data.draw(st.booleans()) or len(idle) < 2:
-            if sum(len(ids) for ids, _ in pool._results) < 2:
-                continue
-            *seen, info = pool.recv()
-            for k, i in enumerate(info["env_id"]):
-                expected = truth[done[i]]
-                assert (seen[0][k] == expected[0][i]).all() and info["ruleset_id"][k] == expected[4][i]
-                assert tuple(float(x[k]) for x in seen[1:]) == tuple(float(x[i]) for x in expected[1:4])
-                idle.append(int(i))
-        else:
-            ids = np.array(data.draw(st.permutations(idle))[:2])
-            pool.send(actions[done[ids], ids], ids)
-            done[ids] += 1
-            idle = [i for i in idle if i not in ids]
-
-
-@pytest.mark.slow
-def test_a_pool_that_answers_all_at_once():
-    pool, batch = XLandEnvPool(NAME, 3, seed=2, ruleset=one(1), direction=True, **SMALL), make_many(ruleset=one(1), direction=True)
-    assert same(pool.reset()[0], batch.reset(seed=2)[0])
-    for actions in np.random.default_rng(0).integers(0, 4, (25, 3)):
-        mine, other = pool.step(actions), batch.step(actions)
-        assert same(mine[:4], other[:4]) and mine[4]["env_id"].tolist() == [0, 1, 2]
-    again = XLandEnvPool(NAME, 3, seed=2, ruleset=one(1), direction=True, output="jax", **SMALL).reset()[0]
-    assert isinstance(again["img"], jax.Array) and same(again, make_many(ruleset=one(1), direction=True).reset(seed=2)[0])
-
-
-@pytest.mark.slow
-def test_a_pool_with_a_task_for_each_world():
-    pool, batch = XLandEnvPool(NAME, 4, 2, seed=2, ruleset=TASKS, **SMALL), make_many(4, ruleset=TASKS)
-    batch.reset(seed=2)
-    pool.async_reset()
-    for ids in (pool.recv()[4]["env_id"], pool.recv()[4]["env_id"]):
-        pool.send([0, 1], ids)
-    obs, reward, *_ = batch.step([0, 1, 0, 1])
-    for half in (slice(0, 2), slice(2, 4)):
-        mine = pool.recv()
-        assert (mine[0] == obs[half]).all() and (mine[1] == reward[half]).all()
-
-
-def test_the_books_of_a_pool():
-    pool = XLandEnvPool(NAME, 3, 2, benchmark=TASKS, **SMALL)
-    with pytest.raises(RuntimeError, match="0 are on their way"):
-        pool.recv()
-    with pytest.raises(RuntimeError, match="async_reset"):
-        pool.send([0, 0], [0, 1])
-    pool.async_reset()
-    ids = pool.recv()[4]["env_id"]
-    assert ids.tolist() == [0, 1] and ids.dtype == np.int32
-    with pytest.raises(RuntimeError, match="1 are on their way"):
-        pool.recv()
-    for actions, env_ids, error, sentence in [
-        ([0, 0], [1, 1], ValueError, "twice"), ([0, 0], [0, 3], ValueError, "no world 3"), ([0, 0], [-1, 0], ValueError, "no world -1"),
-        ([0], [2], RuntimeError, "not received"),
-        ([0], [0, 1], ValueError, "one for each"), ([0, 6], [0, 1], ValueError, "no action 6"), ([0, 0], [0.0, 1.0], TypeError, "give integers"),
-        ([0, 0], None, RuntimeError, "not received"), ([], [], TypeError, "give integers")]:
-        with pytest.raises(error, match=sentence):
-            pool.send(actions, env_ids)
-    pool.send([0, 1], [1, 0])
-    with pytest.raises(RuntimeError, match="not received"):
-        pool.send([0], [1])
-    assert pool.recv()[4]["env_id"].tolist() == [2, 1], "first those that were sent first"
-    pool.async_reset()
-    assert pool.recv()[4]["env_id"].tolist() == [0, 1]
-    for wrong in (dict(batch_size=0), dict(batch_size=5), dict(output="torch"), dict(seed=-1)):
-        with pytest.raises(ValueError):
-            XLandEnvPool(NAME, 4, **{**SMALL, **wrong})
 
 
 # dm_env ------------------------------------------------------------------------------------------------------------------------------

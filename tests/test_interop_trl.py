@@ -252,13 +252,12 @@ def test_rows_are_tasks():
     assert task_in_row({"task": {"seed": 1, "size": None}}) == {"seed": 1} and task_in_row({"env_config": None, "seed": 4}) == 4 and task_in_row({"prompt": "x"}) is None
 
 
-@pytest.mark.parametrize("blocking", [False, True])
-def test_tools(blocking):
+def test_tools():
     import inspect
-    with environment_factory(EnvPool.local(Counting, slots=2), tool_name="count", description="Say a number.", blocking=blocking) as factory:
+    with environment_factory(EnvPool.local(Counting, slots=2), tool_name="count", description="Say a number.") as factory:
         a, b = factory(), factory()
-        call = (lambda e, text: e.count(text)) if blocking else (lambda e, text: asyncio.run(e.count(text)))
-        assert inspect.iscoroutinefunction(a.count) != blocking
+        call = lambda e, text: asyncio.run(e.count(text))
+        assert inspect.iscoroutinefunction(a.count)
         public = [n for n, _ in inspect.getmembers(type(a), inspect.isfunction) if not n.startswith("_")]
         assert sorted(public) == ["count", "get_reward", "reset"] and "Say a number." in a.count.__doc__ and a.count.__annotations__ == {"action": str, "return": str}
         assert a.get_reward() is None and call(a, "1") == "The episode is over."      # nothing has begun

@@ -13,7 +13,7 @@ import xland_minigrid
 from xland_minigrid.benchmarks import generate_benchmark
 from xland_minigrid.core import goals, grid, layouts, rules, tiles
 from xland_minigrid.core.actions import AgentState
-from xland_minigrid.core.layouts import distinct, layout, stack_layouts
+from xland_minigrid.core.layouts import layout, sample_without_replacement, stack_layouts
 from xland_minigrid.core.observation import hide, look
 from xland_minigrid.core.rules import compile_rules, decompile_rules
 from xland_minigrid.core.ruleset import RuleSet, pad_ruleset
@@ -239,7 +239,7 @@ def test_places_are_distinct(seed, size):
     assert len(set(draws.tolist())) == len(draws) and draws.min() >= 0 and draws.max() < size
 
 
-_distinct = jax.jit(distinct)
+_distinct = jax.jit(sample_without_replacement)
 
 
 # The same, however one computes it -----------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def test_every_class_can_be_scanned(name):
 
 def test_every_environment_is_of_a_class_that_is_tested():
     "Each registered id makes valid parameters, and the tests above trace its class."
-    of = lambda name: (type(xland_minigrid.make(name)[0]), getattr(xland_minigrid.make(name)[1], "grid_type", None) in layouts.DRAWN_TYPES)
+    of = lambda name: (type(xland_minigrid.make(name)[0]), getattr(xland_minigrid.make(name)[1], "grid_type", None) in layouts.PROCEDURAL)
     assert {of(name) for name in ALL} == {of(name) for name in CLASSES} and len(ALL) == 55
 
 
@@ -422,3 +422,27 @@ def _oblong():
 
 def test_wrong_input_is_refused_in_one_sentence():
     assert refusals(WRONG) == {}
+
+
+# Outside of jit ------------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("wrap", [lambda env: env, GymAutoResetWrapper, DmEnvAutoResetWrapper])
+def test_outside_of_jit_only_the_first_step_compiles(wrap):
+    env, params = xland_minigrid.make("XLand-MiniGrid-R1-9x9")
+    env, compiled = wrap(env), []
+    jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: compiled.append(event) if event.endswith("backend_compile_duration") else None)
+    timestep = env.step(params, env.reset(params, jax.random.key(0)), 0)
+    timestep = env.step(params, timestep, 0)
+    compiled.clear()
+    for action in (0, 1, 3):
+        timestep = env.step(params, timestep, action)
+    assert compiled == []
+
+
+def test_weights_are_as_exact_as_the_docstring_says():
+    from xland_minigrid.envs.sampling import SampledParams, cumulate
+    weights = np.random.default_rng(0).random(1000) ** 8
+    parts = np.diff(np.asarray(cumulate(weights)).astype(np.int64), prepend=0)
+    wanted = weights / weights.sum()
+    assert (np.abs(parts / parts.sum() - wanted) <= wanted * 2.0**-22 + 2.0**-30).all()
+    assert isinstance(SampledParams(inner=xland_minigrid.make("XLand-MiniGrid-R1-9x9")[1]), EnvParams)

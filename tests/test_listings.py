@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xland_minigrid.benchmarks import benchmark
+from xland_minigrid.benchmarks import generate_benchmark, registry
 
 LISTING_1 = """
 import jax
@@ -196,8 +196,8 @@ def run_listing_2(size):
 def test_listing_2_with_fewer_tasks(tmp_path, monkeypatch):
     "As printed, but `trivial-1m` has two thousand tasks here; the second use reads what the first one made."
     monkeypatch.setenv("XLAND_MINIGRID_DATA", str(tmp_path))
-    small = benchmark._REGISTERED["trivial-1m"]._replace(n=2000, digest=benchmark.digest(benchmark.generate_benchmark("trivial", n=2000)))
-    monkeypatch.setitem(benchmark._REGISTERED, "trivial-1m", small)
+    small = registry._REGISTERED["trivial-1m"]._replace(n=2000, digest=registry.digest(generate_benchmark("trivial", n=2000)))
+    monkeypatch.setitem(registry._REGISTERED, "trivial-1m", small)
     run_listing_2(2000)
     assert [f.name.startswith("trivial-1m") for f in tmp_path.iterdir()] == [True]
 
@@ -247,7 +247,7 @@ def test_names_of_xminigrid_are_reachable():
     import importlib
     import types
     pytest.importorskip("xminigrid")
-    imported_there = {"Any", "Generic", "Optional", "Union", "Callable", "TypeAlias", "Type", "annotations", "abc", "struct", "jax", "jnp", "np",
+    imported_there = {"Any", "Generic", "Optional", "TypeVar", "Union", "Callable", "TypeAlias", "Type", "annotations", "abc", "struct", "jax", "jnp", "np",
                       "importlib", "dataclass", "field", "tile_id", "color_id", "rgb_render", "text_render", "load", "ActionOutput",
                       "crop_field_of_view"}  # the last: an intermediate step of its view, not yet turned
     home = {}     # a name imported by a module over there is only required where it is defined
@@ -262,6 +262,15 @@ def test_names_of_xminigrid_are_reachable():
             if not hasattr(here, name):
                 missing.append(f"{path}.{name}")
     assert missing == []
+
+
+def test_promised_names_are_at_the_top():
+    import xland_minigrid
+    from xland_minigrid.core.goals import GOALS
+    from xland_minigrid.core.rules import RULES
+    names = ["make", "register", "registered_environments", "load_benchmark", "registered_benchmarks", "load_benchmark_from_path", "Benchmark", "RuleSet", "TimeStep", "EnvParams",
+             "GymAutoResetWrapper", "DmEnvAutoResetWrapper", "DirectionObservationWrapper", "RulesAndGoalsObservationWrapper", "RGBImgObservationWrapper", "check_rule", "check_goal"]
+    assert [name for name in [*names, *(kind.__name__ for kind in (*GOALS, *RULES))] if not hasattr(xland_minigrid, name)] == []
 
 
 def test_constants_are_those_of_the_tables():

@@ -14,14 +14,14 @@ import xland_minigrid
 from xland_minigrid.benchmarks import Benchmark, generate_benchmark, load_benchmark_from_path
 from xland_minigrid.core import goals, rules
 from xland_minigrid.core.actions import Actions, AgentState
-from xland_minigrid.core.compose import AllOf, AnyOf, Composed, InOrder, Not, begin, compose, decompose, open_task, pad_table, several
+from xland_minigrid.core.compose import BUILT_IN, AllOf, AnyOf, Composed, ExtendedTask, InOrder, Not, begin, compose, decompose, extend_task, pad_table, several
 from xland_minigrid.core.goals import (
     AgentHoldGoal, AgentNearGoal, AgentNearUpGoal, AgentOnPositionGoal, AgentOnTileGoal, EmptyGoal, OneTileGoal, TileNearGoal, TileNearUpGoal,
     TileOnPositionGoal, TwoTileGoal, register_goal,
 )
-from xland_minigrid.core.grid import DIRECTIONS, room
+from xland_minigrid.core.walls import DIRECTIONS, room
 from xland_minigrid.core.rules import (
-    AgentHoldRule, AgentNearRule, BaseRule, OneTileRule, TileNearRule, TwoTileRule, beside_agent, beside_object, check_laws, compile_laws,
+    AgentHoldRule, AgentNearRule, BaseRule, OneTileRule, TileNearRule, TwoTileRule, beside_agent, beside_object, check_rule, compile_rules,
     in_pocket, on_cells, patch_offsets, register_rule,
 )
 from xland_minigrid.core.ruleset import RuleSet, empty_ruleset, make_ruleset, pad_ruleset, print_ruleset, stack_rulesets
@@ -135,8 +135,8 @@ def test_registered_rules_do_what_they_declare():
         two = issubclass(MINE[kinds[i]], TwoTileRule)
         made.append(MINE[kinds[i]](*map(np.uint8, tiles if two else tiles[1:])))
         extras[i, 0, : rng.integers(0, 3)] = HEX
-    laws = compile_laws(np.stack([np.asarray(r.encode())[None] for r in made]), extras)
-    after, agents = jax.jit(jax.vmap(check_laws))(laws, grids, agent, actions)
+    compiled = compile_rules(np.stack([np.asarray(r.encode())[None] for r in made]), extras, rules.rule_kinds.declared)
+    after, agents = jax.jit(jax.vmap(check_rule))(compiled, grids, agent, actions)
     after, pockets, changed = pack_pairs(np.asarray(after)), pack_pairs(np.asarray(agents.pocket)), np.zeros(len(MINE), int)
     for i in range(n):
         one = jax.tree.map(lambda x: x[i], agent)
@@ -150,9 +150,9 @@ def test_registered_rules_do_what_they_declare():
 def test_several_products_need_room():
     "They appear ahead, right, behind, left, in this order; what finds no floor is lost."
     rule = several(AgentHoldRule(BALL, STAR), HEX, KEY)
-    law = compile_laws(rule.encode()[None], rule.more[None])
+    compiled = compile_rules(rule.encode()[None], rule.more[None])
     agent = AgentState(jnp.array([2, 2]), jnp.int32(1), jnp.asarray(BALL))
-    check = jax.jit(lambda grid: check_laws(law, grid, agent, Actions.PICK_UP))
+    check = jax.jit(lambda grid: check_rule(compiled, grid, agent, Actions.PICK_UP))
     for walls, there in (((), {(2, 3): HEX, (3, 2): KEY}), (((2, 3), (3, 2), (2, 1)), {(1, 2): HEX}), (((2, 3), (3, 2), (2, 1), (1, 2)), {})):
         grid = np.asarray(room(5, 5)).copy()
         for spot in walls:
@@ -176,7 +176,7 @@ class Crowd(Environment):
         inner = inner.at[2, 2].set(jnp.asarray(unpack(FLOOR)))
         return State(key=b, step_num=jnp.int32(0), grid=room(7, 7).at[1:-1, 1:-1].set(inner),
                      agent=AgentState(position=jnp.array([3, 3], jnp.int32), direction=jax.random.randint(c, (), 0, 4)),
-                     goal_encoding=jnp.zeros(5, jnp.uint8), rules=jnp.zeros(1, jnp.uint32), carry=EnvCarry())
+                     goal_encoding=jnp.zeros(5, jnp.uint8), rules=jnp.zeros((1, 2), jnp.uint32), carry=EnvCarry())
 
 
 WORLDS, WIDTH = 200, 16                      # of every batch, so that all tests about goals share two programs
@@ -191,13 +191,11 @@ def crowd():
     env = Crowd()
     params = env.default_params()
     step = jax.jit(jax.vmap(env.step, (None, 0, 0)))
-    law = type(open_task(np.zeros(5, np.uint8), np.zeros((1, 7), np.uint8)))
 
     @jax.jit
     def begun(timestep, table):
-        laws = jnp.zeros((WORLDS, 1, 2), jnp.uint32)
-        open = jax.vmap(lambda l, t, c: begin(law(laws=l, goals=t), c))(laws, table, timestep.state.cells)
-        return timestep.replace(state=timestep.state.replace(open=open))
+        extended = jax.vmap(lambda t, c: begin(ExtendedTask(rules=None, goals=t), c))(table, timestep.state.cells)
+        return timestep.replace(state=timestep.state.replace(extended=extended))
 
     resets = jax.jit(lambda key: jax.vmap(env.reset, (None, 0))(params, jax.random.split(key, WORLDS)))
 
@@ -322,16 +320,16 @@ def test_the_twelve_and_fifteen_are_the_same_in_both_forms():
     @jit_for_long
     def run(ours, uniforms):
         s = ours.state
-        task = open_task(s.goal_encoding, s.rule_encoding)
+        task = extend_task(s.goal_encoding, s.rule_encoding, declared=BUILT_IN)
         task = task.replace(goals=jax.vmap(lambda t: pad_table(t, 4))(task.goals))
-        general = ours.replace(state=s.replace(open=jax.vmap(begin)(task, s.cells)))
+        general = ours.replace(state=s.replace(rules=task.rules, extended=jax.vmap(begin)(task, s.cells)))
         begun = ours, general
 
         def body(carry, u):
             ours, general = carry
             action = jax.vmap(parity.choose)(ours.state, u)
             ours, general = (jax.vmap(env.step, (None, 0, 0))(params, t, action) for t in (ours, general))
-            plain = general.replace(state=general.state.replace(open=None))
+            plain = general.replace(state=general.state.replace(rules=general.state.rules[..., :1], extended=None))
             differ = jax.tree.map(lambda a, b: (a != b).reshape(len(a), -1).any(1), *(t.replace(state=t.state.replace(key=None)) for t in (ours, plain)))
             won, back = ours.discount == 0, ours.last()
             return tuple(parity.where_rows(back, first, now) for first, now in zip(begun, (ours, general))), (jnp.stack(jax.tree.leaves(differ)).any(0), won)
@@ -358,8 +356,29 @@ def test_running_a_cell_again_replaces_the_class():
         return Again
     first, second = cell(Actions.TOGGLE), cell(Actions.PICK_UP)
     assert first.ID == second.ID and rules.rule_kinds[second.ID] is second
-    law = lambda cls: compile_laws(cls(BALL, STAR).encode())
-    assert int(law(second)[1] & 63) == 1 << Actions.PICK_UP
+    assert int(compile_rules(second(BALL, STAR).encode(), declared=rules.rule_kinds.declared)[1] & 63) == 1 << Actions.PICK_UP
+
+
+def test_a_class_that_is_registered_again_reaches_programs_that_were_compiled_before():
+    "What a class declares is data: one program, two declarations. Under jit nothing reads the registry."
+    def cell(action):
+        @register_rule
+        class Anew(OneTileRule):
+            when, looks = (action,), on_cells("ahead")
+        return Anew
+    count, agent, grid = [], AgentState(jnp.array([2, 2]), jnp.int32(0)), room(5, 5).at[1, 2].set(jnp.asarray(BALL))
+
+    @jax.jit
+    def changes(rows, declared):
+        count.append(1)
+        return (check_rule(compile_rules(rows, declared=declared), grid, agent, Actions.TOGGLE)[0] != grid).any()
+
+    for action in (Actions.TOGGLE, Actions.PICK_UP):
+        rows = cell(action)(BALL, STAR).encode()[None]
+        assert bool(changes(rows, rules.rule_kinds.declared)) == (action == Actions.TOGGLE) and len(count) == 1
+    bare = jax.tree.map(jnp.asarray, RuleSet(goal=np.zeros(5, np.uint8), rules=rows, init_tiles=BALL[None]))
+    with pytest.raises(TypeError, match="give what classes declare as an argument"):
+        jax.jit(lambda task: task.extend())(bare)
 
 
 def test_an_identifier_can_be_asked_for():
@@ -449,7 +468,7 @@ def play(tasks, n=16, steps=150, seed=0):
 
 def test_open_and_plain_tasks_share_a_batch():
     "Each task does in a mixed batch what it does among its like, and every one is sometimes solved."
-    room = lambda task: pad_ruleset(task, 2, 3, 5 if task.open is not None else None)  # the number of objects decides the draws
+    room = lambda task: pad_ruleset(task, 2, 3, 5 if task.extended is not None else None)  # the number of objects decides the draws
     rewards, cells = play([room(t) for t in TASKS])
     assert ((rewards > 0).sum((0, 2)) > 0).all()
     for i, task in enumerate(TASKS):
@@ -463,7 +482,7 @@ def test_one_more_program_for_everything_beyond_the_tables():
     step, reset, count = jax.jit(lambda p, t, a: (count.append(1), env.step(p, t, a))[1]), jax.jit(env.reset), []
 
     def use(task):
-        p = params.replace(ruleset=pad_ruleset(task, 2, 3, 8 if task.open is not None else None))
+        p = params.replace(ruleset=pad_ruleset(task, 2, 3, 8 if task.extended is not None else None))
         jax.eval_shape(step, p, jax.eval_shape(reset, p, jax.random.key(0)), 0)   # traced only where no program fits
         return len(count)
 
@@ -478,14 +497,14 @@ def test_one_more_program_for_everything_beyond_the_tables():
 def test_what_is_not_built_in_must_be_declared_in_the_ruleset():
     env, params = xland_minigrid.make("XLand-MiniGrid-R1-9x9")
     bare = RuleSet(goal=Facing(BALL).encode(), rules=np.asarray(ToggleAhead(BALL, STAR).encode())[None], init_tiles=BALL[None])
-    with pytest.raises(ValueError, match="opened"):
+    with pytest.raises(ValueError, match="extend"):
         env.reset(params.replace(ruleset=bare), jax.random.key(0))
-    with pytest.raises(ValueError, match="opened"):
+    with pytest.raises(ValueError, match="extend"):
         bare.validate()
-    assert bare.opened().validate().describe() == make_ruleset(Facing(BALL), [ToggleAhead(BALL, STAR)], [BALL]).describe()
-    wrong = bare.opened()
-    with pytest.raises(ValueError, match="open holds"):
-        wrong.replace(open=wrong.open.replace(laws=wrong.open.laws[:, :1])).validate()
+    assert bare.extend().validate().describe() == make_ruleset(Facing(BALL), [ToggleAhead(BALL, STAR)], [BALL]).describe()
+    wrong = bare.extend()
+    with pytest.raises(ValueError, match="extended holds"):
+        wrong.replace(extended=wrong.extended.replace(rules=wrong.extended.rules[:, :1])).validate()
 
 
 def test_words(capsys):
@@ -508,13 +527,13 @@ def test_the_generator_draws_registered_kinds(tmp_path):
     tools = rows[rows[:, 0] == SpendTool.ID][:, 3]
     assert set(tools.tolist()) <= set(xland_minigrid.core.tiles.PICKABLE), "a tool is something that can be carried"
     ruleset = jax.jit(lambda b, k: b.sample_ruleset(k))(made, jax.random.key(1))
-    assert ruleset.open is not None and ruleset.open.laws.shape == (ruleset.rules.shape[0], 2)
+    assert ruleset.extended is not None and ruleset.extended.rules.shape == (ruleset.rules.shape[0], 2)
     assert made.get_ruleset(3).describe().startswith("Your goal")
     again = load_benchmark_from_path(made.save(tmp_path / "mine.safetensors"))
     assert all((x == y).all() for x, y in zip(jax.tree.leaves(made.get_ruleset(7)), jax.tree.leaves(again.get_ruleset(7)), strict=True))
     assert len(np.unique(made.ruleset_ids())) == 300
     first, rest = made.split(0.5)
-    assert first.sets is not None and len(first) + len(rest) == 300 and rest.get_ruleset(0).open is not None
+    assert first.sets is not None and len(first) + len(rest) == 300 and rest.get_ruleset(0).extended is not None
 
 
 def test_a_file_says_which_kinds_it_uses(tmp_path):
@@ -543,7 +562,7 @@ def test_what_is_hidden_can_be_observed():
     env = RulesAndGoalsObservationWrapper(env)
     seen = jax.eval_shape(lambda k: env.reset(params, k).observation, jax.random.key(0))
     assert {k: v.shape for k, v in seen.items()} == env.observation_shape(params)
-    assert seen["goal_table"].shape == (5, 4) and seen["laws"].shape == (1, 2)
+    assert seen["goal_table"].shape == (5, 4) and seen["compiled_rules"].shape == (1, 2)
 
 
 def test_a_file_with_kinds_that_are_not_registered_is_refused():
@@ -557,10 +576,10 @@ def test_a_file_with_kinds_that_are_not_registered_is_refused():
 
 def test_plain_tasks_carry_nothing_of_it():
     bench = generate_benchmark("small", n=20)
-    assert bench.sets is None and bench.get_ruleset(0).open is None and empty_ruleset().open is None
+    assert bench.sets is None and bench.get_ruleset(0).extended is None and empty_ruleset().extended is None
     env, params = xland_minigrid.make("XLand-MiniGrid-R1-9x9", ruleset=bench.get_ruleset(0))
     state = jax.eval_shape(lambda k: env.reset(params, k).state, jax.random.key(0))
-    assert state.open is None and len(jax.tree.leaves(state)) == 8
+    assert state.extended is None and len(jax.tree.leaves(state)) == 8
 
 
 # Lava ----------------------------------------------------------------------------------------------------------------------------------------

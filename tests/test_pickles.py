@@ -3,7 +3,6 @@ import bz2
 import copyreg
 import functools
 import importlib
-import io
 import itertools
 import marshal
 import operator
@@ -16,6 +15,7 @@ import runpy
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import timeit
@@ -268,12 +268,12 @@ def test_after_the_end(tmp_path):
 def test_the_extension_registry(tmp_path):
     marker = tmp_path / "box" / "marker"
     marker.parent.mkdir()
-    for code, name in ((200, "EXT1"), (50_000, "EXT2"), (1 << 20, "EXT4")):
+    for code in (200, 50_000, 1 << 20):   # EXT1, EXT2, EXT4
         copyreg.add_extension("posix", "system", code)
         try:
             payload = pickle.dumps(Call(os.system, f"touch {marker}"), protocol=2)
             assert _fires(payload, marker)
-            with pytest.raises(RefusedPickleError, match=name):
+            with pytest.raises(RefusedPickleError, match="extension registry"):
                 read(payload, tmp_path)
         finally:
             copyreg.remove_extension("posix", "system", code)
@@ -281,10 +281,9 @@ def test_the_extension_registry(tmp_path):
 
 
 @pytest.mark.parametrize("payload, says", [
-    (b"\x80\x02U\x01xQ.", "BINPERSID"), (b"Pid\n.", "PERSID"), (b"\x80\x05\x97.", "NEXT_BUFFER"), (b"\x80\x05C\x01x\x98.", "READONLY_BUFFER"),
-    (b"\x80\x04\x8f.", "EMPTY_SET"), (b"\x80\x04(\x91.", "FROZENSET")])
+    (b"\x80\x02U\x01xQ.", "persistent"), (b"Pid\n.", "persistent"), (b"\x80\x05\x97.", "buffer"), (b"\x80\x05C\x01x\x98.", "damaged"), (b"\x80\x04\x8f.", "sets"), (b"\x80\x04(\x91.", "sets")])
 def test_instructions_that_arrays_do_not_need(tmp_path, payload, says):
-    with pytest.raises(RefusedPickleError, match=says):
+    with pytest.raises(BenchmarkFileError, match=says):
         read(payload, tmp_path)
 
 
@@ -313,10 +312,6 @@ RAW = b"C\x02ab"
     ("metadata", lambda: pickle.dumps({"goals": np.zeros(2, np.dtype("u1", metadata={"x": Call(os.system, "true")}))}), r"posix\.system|type of number"),
     ("reconstruct of a type that is none", lambda: _array(kind=b"U\x01x", state=_state(data=RAW)), "class other than"),
     ("reconstruct of another known name", lambda: _array(kind=b"cnumpy\ndtype\n", state=_state(data=RAW)), "class other than"),
-    ("call of what cannot be called", lambda: b"\x80\x02cnumpy\nndarray\nK\x02\x85R.", r"calls numpy\.ndarray"),
-    ("call of an array", lambda: b"\x80\x02K\x01)R.", "calls something"),
-    ("arguments that are no tuple", lambda: b"\x80\x02cnumpy\ndtype\n]R.", r"calls numpy\.dtype"),
-    ("new ndarray", lambda: b"\x80\x02cnumpy\nndarray\nK\x02\x85\x81.", r"calls numpy\.ndarray"),
     ("state of a number", lambda: b"\x80\x02K\x01}b.", "state of something"),
     ("state of a dictionary", lambda: b"\x80\x02}}b.", "state of something"),
     ("state of a name", lambda: b"\x80\x02cnumpy\nndarray\n}U\x0c__setstate__cnumpy\ndtype\nsb.", "state of something"),
@@ -337,9 +332,6 @@ RAW = b"C\x02ab"
     ("encoded bytes", lambda: b"\x80\x03c_codecs\nencode\nC\x01aU\x06latin1\x86R.", "encodes text"),
     ("a key that is no text", lambda: b"\x80\x02}K\x01K\x02s.", "dictionary of names"),
     ("a key that takes for ever", lambda: b"\x80\x02})" + b"\x85" * 9000 + b"K\x02s.", "dictionary of names"),
-    ("a dictionary with half an entry", lambda: b"\x80\x02(U\x01ad.", "dictionary of names"),
-    ("append to a tuple", lambda: b"\x80\x02)K\x01a.", "no list"),
-    ("a name that is no text", lambda: b"\x80\x04K\x01K\x02\x93.", "no text"),
     ("a JAX array made otherwise", lambda: b"\x80\x02cjax._src.array\n_reconstruct_array\n(cnumpy\ndtype\n)))tR.", "JAX array"),
     ("too many steps", lambda: b"\x80\x02" + b"N0" * 9000 + b"N.", "10,000 instructions")])
 def test_hostile_arrays_are_refused(tmp_path, name, payload, says):
@@ -363,6 +355,13 @@ def test_the_same_by_hand_is_accepted():
     ("shape beyond the bytes", _array(state=_state(shape=b"J\xff\xff\xff\x7f\x85", data=RAW))),
     ("shape short of the bytes", _array(state=_state(shape=b"K\x01\x85", data=RAW))), ("state too short", _array(state=b"K\x01\x85b")),
     ("wrong number of arguments", b"\x80\x02cnumpy\ndtype\n)R."), ("bad utf-8", b"\x80\x04\x8c\x01\xff."), ("bad number", b"Ix\n."), ("a number of 5,000 digits", b"I" + b"9" * 5000 + b"\n."),
+    ("call of what cannot be called", b"\x80\x02cnumpy\nndarray\nK\x02\x85R."),
+    ("call of an array", b"\x80\x02K\x01)R."),
+    ("arguments that are no tuple", b"\x80\x02cnumpy\ndtype\n]R."),
+    ("new ndarray", b"\x80\x02cnumpy\nndarray\nK\x02\x85\x81."),
+    ("a dictionary with half an entry", b"\x80\x02(U\x01ad."),
+    ("append to a tuple", b"\x80\x02)K\x01a."),
+    ("a name that is no text", b"\x80\x04K\x01K\x02\x93."),
     ("text that is not latin-1", b"\x80\x02c_codecs\nencode\nX\x03\x00\x00\x00\xe2\x82\xacU\x06latin1\x86R."), ("bz2 header alone", b"BZh9"), ("bz2 nonsense", b"BZh9" + b"x" * 100)])
 def test_damaged_pickles(tmp_path, name, payload):
     try:
@@ -566,7 +565,7 @@ def test_it_is_converted_once(tmp_path, tasks, monkeypatch):
         m.setattr(upstream, "pickled_arrays", lambda *_, **__: pytest.fail("it was converted already"))
         assert same(load_upstream_benchmark(path), first)
     kept[0].write_bytes(kept[0].read_bytes()[:-1])
-    with pytest.warns(UserWarning, match="converted anew"):
+    with pytest.warns(UserWarning, match="converted again"):
         assert same(load_upstream_benchmark(path), first)
     assert same(load_benchmark_from_path(kept[0]), first)
     theirs.save_bz2_pickle({**tasks, "goals": tasks["goals"][::-1]}, str(path))
@@ -662,8 +661,18 @@ def test_what_stays_here():
             upstream.benchmark_to_upstream(ours.replace(**{name: array}))
 
 
-def test_no_pickle_module_is_used():
-    "The reader interprets the instructions itself: it does not even import what could run them."
-    source = pathlib.Path(pickles.__file__).read_text()
-    assert not any(f"{word} {module}\n" in source for word in ("import", "from") for module in ("pickle", "_pickle", "importlib")) and "pickle.load" not in source.replace("`pickle.load`", "")
-    assert io  # the machine reads from streams only
+def test_no_name_is_imported(tmp_path):
+    "A name that is refused has not been looked up, and a module that was not there is not there afterwards."
+    for payload in (b"\x80\x02cantigravity\nfly\n.", b"\x80\x04\x8c\x0bantigravity\x8c\x03fly\x93.", b"(iantigravity\nfly\n."):
+        with pytest.raises(RefusedPickleError, match=r"antigravity\.fly"):
+            read(payload, tmp_path)
+    assert "antigravity" not in sys.modules
+
+
+def test_nothing_in_the_table_of_names_can_be_changed(tmp_path):
+    "BUILD sets attributes, also on functions and classes that a name stands for."
+    for name in pickles._NAMES:
+        module, _, attribute = name.rpartition(".")
+        for state in (b"}U\x08__name__U\x01xs", b"N}U\x0c__defaults__)s\x86"):
+            with pytest.raises(RefusedPickleError, match="state of something"):
+                read(b"\x80\x02c" + f"{module}\n{attribute}\n".encode() + state + b"b.", tmp_path)

@@ -1,6 +1,7 @@
 """Thirty hand-made tasks: each can be won, none sooner than its par, and each is lost in the way it says."""
 import functools
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,15 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xland_minigrid import load_benchmark, make_ruleset
-from xland_minigrid.benchmarks import benchmark_file, benchmark_info, exact
+from xland_minigrid.baselines import score_probes
+from xland_minigrid.benchmarks import Benchmark, benchmark_file, benchmark_info, exact
+from xland_minigrid.benchmarks.planner import solve_from
 from xland_minigrid.benchmarks.probes import (
-    PROBES, OpenBenchmark, ProbeEnv, ProbeScores, draw_starts, probe, probe_worlds, probes_benchmark, replay, score_probes, thing,
+    PROBES, ProbeEnv, ProbeScores, draw_starts, named_tile, play_plans, probe, probe_worlds, probes_benchmark,
 )
 from xland_minigrid.core.rules import AgentHoldRule
 from xland_minigrid.core.tiles import COLOR_NAMES, FLOOR, TILE_NAMES, WALL, Tiles, pack
 from xland_minigrid.envs.wrappers import DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper
-from xland_minigrid.viz.gallery import draw_gallery, gallery_html, probe_players, save_gallery
 from worlds import refusals
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / ".ci"))
+from gallery import draw_gallery, gallery_html, probe_players, save_gallery
 
 pytestmark = pytest.mark.newest
 
@@ -39,7 +44,7 @@ def worlds():
 @functools.lru_cache(maxsize=None)
 def _played(alone):
     few = [p for p in PROBES if (p.name in APART) == alone]
-    return dict(zip([p.name for p in few], replay(few)))
+    return dict(zip([p.name for p in few], play_plans(few)))
 
 
 def solution(name):
@@ -77,8 +82,8 @@ def walk(name, actions, key=0, params=None):
 
 def exists(timestep, words):
     "Whether a thing is on the grid or in the pocket."
-    state, tile = timestep.state, int(pack(*thing(words)))
-    return bool((state.cells == tile).any()) or tuple(map(int, state.agent.pocket)) == thing(words)
+    state, tile = timestep.state, int(pack(*named_tile(words)))
+    return bool((state.cells == tile).any()) or tuple(map(int, state.agent.pocket)) == named_tile(words)
 
 
 # What they are ------------------------------------------------------------------------------------------------------------------------
@@ -88,14 +93,14 @@ def test_there_are_thirty():
     counts = {c: sum(p.category == c for p in PROBES) for c in {p.category for p in PROBES}}
     assert len(counts) == 10 and min(counts.values()) >= 2 and max(counts.values()) <= 4
     assert sum(p.start is None for p in PROBES) >= 8
-    assert sum(p.ruleset.open is not None for p in PROBES) == 5
+    assert sum(p.ruleset.extended is not None for p in PROBES) == 5
 
 
 def test_the_text_says_what_the_task_is():
     for p in PROBES:
         text = p.describe()
         assert text.startswith(f"{p.name} ({p.category}): {p.task}\n{p.probes}\n") and p.ruleset.describe() in text and f"par {p.par}." in text
-        assert p.goal[0] in "(ABCDEFGHIJKLMNOPQRSTUVWXYZ" and "An agent" in p.probes and p.task.endswith(".") and p.probes.endswith(".")
+        assert "An agent" in p.probes and p.task.endswith(".") and p.probes.endswith(".")
         assert repr(p) == f"Probe({p.name}: {p.task} Par {p.par})"
 
 
@@ -129,9 +134,9 @@ def test_plan_wins_at_par_and_not_before(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES[::5])
 def test_plan_wins_in_the_environment_of_its_own(name):
-    "Unbatched and unpadded, as a user would play it."
+    "Unbatched and unpadded, as a user would play it: a program for each, so one in five."
     p = probe(name)
     env, params = p.make()
     play, timestep = jax.jit(env.step), p.reset(jax.random.key(0))
@@ -156,7 +161,7 @@ def shortest(params, key=0):
     bare = lambda t: t.replace(state=t.state.replace(key=jax.random.key_data(t.state.key)))
     dressed = lambda t: t.replace(state=t.state.replace(key=jax.random.wrap_key_data(t.state.key)))
     first = jax.tree.map(lambda x: np.asarray(x)[None], bare(reset(params, jax.random.key(key))))
-    identity = lambda s: [np.asarray(x).reshape(len(x), -1) for x in jax.tree.leaves((s.cells, s.agent, None if s.open is None else (s.open.pairs, s.open.done)))]
+    identity = lambda s: [np.asarray(x).reshape(len(x), -1) for x in jax.tree.leaves((s.cells, s.agent, None if s.extended is None else (s.extended.pairs, s.extended.done)))]
     rows = lambda s: np.ascontiguousarray(np.concatenate([a.astype(np.int32) for a in identity(s)], axis=1))
     seen, layer = {r.tobytes() for r in rows(first.state)}, first
     for depth in range(1, params.max_steps + 1):
@@ -196,9 +201,10 @@ def test_exact_search_confirms_all_thirty():
 
 
 def test_planner_finds_nothing_shorter():
-    found = [(p.par, p.par_from(jax.tree.map(lambda x: x[0], solution(p.name)))) for p in PROBES if p.ruleset.open is None and p.name not in APART]
-    assert all(length is None or length >= par for par, length in found)
-    assert sum(length is not None for _, length in found) >= 18
+    plain = [p for p in PROBES if p.ruleset.extended is None and p.name not in APART]
+    found = [(p.par, solve_from(p.ruleset, jax.tree.map(lambda x: x[0], solution(p.name)), p.make()[1])) for p in plain]
+    assert all(len(answer.actions) >= par for par, answer in found if answer.solved)
+    assert sum(answer.solved for _, answer in found) >= 18
 
 
 # That they ask what they say ------------------------------------------------------------------------------------------------------------
@@ -219,7 +225,7 @@ def without(ruleset, *numbers):
 
 def test_fork_gives_one_try():
     params, plan = params_of("cue-and-fork"), probe("cue-and-fork").plan
-    cue = lambda key: bool(reset(params, jax.random.key(key)).state.cells[3, 1] == pack(*thing("white hex")))
+    cue = lambda key: bool(reset(params, jax.random.key(key)).state.cells[3, 1] == pack(*named_tile("white hex")))
     same, other = (next(k for k in range(1, 40) if cue(k) is wanted) for wanted in (cue(0), not cue(0)))
     assert walk("cue-and-fork", plan, same).reward > 0
     wrong = walk("cue-and-fork", plan, other)
@@ -245,7 +251,7 @@ def test_walking_up_to_the_pyramid_loses_it():
 def test_lifting_the_ball_loses_it():
     params = params_of("carry-the-other")
     timestep = reset(params, jax.random.key(0))
-    row, col = map(int, np.argwhere(np.asarray(timestep.state.cells) == pack(*thing("red ball")))[0])
+    row, col = map(int, np.argwhere(np.asarray(timestep.state.cells) == pack(*named_tile("red ball")))[0])
     where, facing = ((row + 1, col), 0) if row < 7 else ((row - 1, col), 2)
     agent = timestep.state.agent.replace(position=jnp.array(where, jnp.int32), direction=jnp.int32(facing))
     timestep = step(params, timestep.replace(state=timestep.state.replace(agent=agent)), jnp.int32(3))
@@ -266,7 +272,7 @@ def test_wrong_side_makes_rubbish():
 
 def test_bridge_burns():
     solved = solution("one-way-bridge").state
-    orange, lava = int(pack(*thing("orange goal"))), int(pack(*thing("red lava")))
+    orange, lava = int(pack(*named_tile("orange goal"))), int(pack(*named_tile("red lava")))
     crossed = (solved.agent.position[:, 1] >= 5).argmax()
     assert (solved.cells[:crossed, 4, 4] == orange).all() and (solved.cells[crossed:, 4, 4] == lava).all()
 
@@ -283,14 +289,14 @@ def test_lava_is_no_success():
 
 def test_lifting_the_ball_is_not_yet_it():
     steps = solution("hold-and-leave")
-    holds = (steps.state.agent.pocket == np.array(thing("red ball"))).all(-1)
+    holds = (steps.state.agent.pocket == np.array(named_tile("red ball"))).all(-1)
     assert holds[-1] and holds.sum() >= 2 and (steps.reward[:-1] == 0).all()
 
 
 def test_two_things_from_one():
     state = solution("two-from-one").state
-    lifted = (np.asarray(state.agent.pocket) == thing("red ball")).all(-1).argmax()
-    assert not (state.cells[lifted - 1] == pack(*thing("yellow key"))).any() and (state.cells[lifted] == pack(*thing("yellow key"))).any()
+    lifted = (np.asarray(state.agent.pocket) == named_tile("red ball")).all(-1).argmax()
+    assert not (state.cells[lifted - 1] == pack(*named_tile("yellow key"))).any() and (state.cells[lifted] == pack(*named_tile("yellow key"))).any()
 
 
 # Starts -------------------------------------------------------------------------------------------------------------------------------
@@ -305,7 +311,7 @@ def test_pictures_are_read_back(height, width, data):
     cells[y][x] = "^>v<"[facing]
     made = draw_starts("\n".join("   " + "".join(row) for row in cells), LETTERS)
     assert made.position.tolist() == [[y, x]] and made.direction.tolist() == [facing] and made.num == 1
-    back = {int(WALL): "#", int(FLOOR): ".", int(pack(*thing("red lava"))): "~", **{int(pack(*thing(w))): c for c, w in LETTERS.items()}}
+    back = {int(WALL): "#", int(FLOOR): ".", int(pack(*named_tile("red lava"))): "~", **{int(pack(*named_tile(w))): c for c, w in LETTERS.items()}}
     text = [[back[int(b)] for b in row] for row in made.cells[0]]
     text[y][x] = "^>v<"[facing]
     assert text == cells
@@ -314,7 +320,7 @@ def test_pictures_are_read_back(height, width, data):
 @given(st.integers(3, 15), st.integers(3, 13))
 def test_things_by_name(tile, color):
     words = "floor" if (tile, color) == (Tiles.FLOOR, 9) else f"{COLOR_NAMES[color]} {TILE_NAMES[tile]}"
-    assert thing(words) == (tile, color)
+    assert named_tile(words) == (tile, color)
 
 
 def test_bad_pictures_are_refused():
@@ -354,7 +360,7 @@ def test_fixed_starts_come_back_after_every_trial_and_random_ones_differ():
 def test_both_cues_are_drawn_equally_often():
     params = params_of("cue-and-fork")
     cells = jax.jit(jax.vmap(lambda params, key: ENV.reset(params, key).state.cells[3, 1], (None, 0)))(params, jax.random.split(jax.random.key(5), 400))
-    share = float((cells == pack(*thing("white hex"))).mean())
+    share = float((cells == pack(*named_tile("white hex"))).mean())
     assert .4 < share < .6
 
 
@@ -419,7 +425,7 @@ def test_benchmark_keeps_composed_goals_through_every_method():
     assert b.pad_to(rules=9, tiles=8).get_ruleset(number).validate().describe() == text
     assert b.to_numpy().get_ruleset(number).describe() == text
     first, second = b.split(.5)
-    assert second.get_ruleset(number - 15).describe() == text and isinstance(second, OpenBenchmark)
+    assert second.get_ruleset(number - 15).describe() == text and isinstance(second, Benchmark)
     assert sorted(s.get_ruleset(i).describe() for s in [b.shuffle(jax.random.key(0))] for i in range(30)) == sorted(p.ruleset.describe() for p in PROBES)
     train, test = b.split(.5, by="goal_id")
     assert not set(train.goal_ids().tolist()) & set(test.goal_ids().tolist())
@@ -429,10 +435,10 @@ def test_identities_see_what_the_tables_do_not_say():
     b = thirty()
     composed = [NAMES.index(n) for n in ("in-order", "swap", "hold-and-leave", "cue-and-fork")]
     assert len(set(b.goal_ids()[composed].tolist())) == 4
-    plain = OpenBenchmark.of([probe("two-from-one").ruleset, make_ruleset(probe_goal("two-from-one"), [AgentHoldRule(np.array(thing("green hex"), np.uint8), np.array(thing("red ball"), np.uint8))],
-                                                                         [thing("blue square"), thing("green hex")])])
+    plain = Benchmark.from_rulesets([probe("two-from-one").ruleset, make_ruleset(probe_goal("two-from-one"), [AgentHoldRule(np.array(named_tile("green hex"), np.uint8), np.array(named_tile("red ball"), np.uint8))],
+                                                                         [named_tile("blue square"), named_tile("green hex")])])
     assert plain.goal_ids()[0] != plain.goal_ids()[1]         # with and without the second product
-    kept = [i for i, p in enumerate(PROBES) if p.ruleset.open is None]
+    kept = [i for i, p in enumerate(PROBES) if p.ruleset.extended is None]
     import xland_minigrid.benchmarks.generate as generate
     assert (b.ruleset_ids()[kept] == generate.identities(b.goals, b.rules, b.init_tiles)[0][kept]).all()
 

@@ -44,15 +44,15 @@ def test_the_sync_gate_sees_all_that_disagrees(tree):
     "The step before the tests checks the tree as it is; here six files are spoilt, each in another way."
     core, chapters = tree / "xland_minigrid" / "core", tree / "nbs" / "core"
     (core / "tiles.py").write_text((core / "tiles.py").read_text() + "\nEXTRA = 1\n")
-    nb = json.loads((chapters / "02_grid.ipynb").read_text())
+    nb = json.loads((chapters / "02_walls.ipynb").read_text())
     next(cell for cell in nb["cells"] if cell["cell_type"] == "code")["execution_count"] = 7
-    (chapters / "02_grid.ipynb").write_text(json.dumps(nb))
+    (chapters / "02_walls.ipynb").write_text(json.dumps(nb))
     (core / "goals.py").unlink()
-    (chapters / "11_mazes.ipynb").unlink()
+    (chapters / "13_mazes.ipynb").unlink()
     (tree / "README.md").write_text("# Something else\n")
     (tree / "colab" / "99_left_over.ipynb").write_text("{}")
-    assert {"xland_minigrid/core/tiles.py would change", "nbs/core/02_grid.ipynb would change", "xland_minigrid/core/goals.py would be made", "README.md would change",
-            "xland_minigrid/core/mazes.py has lost its notebook ../../nbs/core/11_mazes.ipynb", "colab/99_left_over.ipynb would be removed"} <= set(sync.check(tree))
+    assert {"xland_minigrid/core/tiles.py would change", "nbs/core/02_walls.ipynb would change", "xland_minigrid/core/goals.py would be made", "README.md would change",
+            "xland_minigrid/core/mazes.py has lost its notebook ../../nbs/core/13_mazes.ipynb", "colab/99_left_over.ipynb would be removed"} <= set(sync.check(tree))
 
 
 def test_settings_and_pyproject_agree():
@@ -202,7 +202,7 @@ def test_import_is_light_and_free_of_side_effects(tmp_path):
     seen = json.loads(done.stdout)
     assert {name.partition(".")[0] for name in seen["modules"]} - sys.stdlib_module_names == {"xland_minigrid"}, "importing the package imported others than JAX does"
     rooms = {name.split(".")[1] for name in seen["modules"] if name.startswith("xland_minigrid.")}
-    assert rooms <= {"core", "envs", "benchmarks", "environment", "registration", "types"}, "import what only some users need inside the function that needs it"
+    assert rooms <= {"core", "envs", "benchmarks", "interop", "compat", "environment", "registration", "types"}, "import what only some users need inside the function that needs it"
     assert seen["touched"] == [], "importing the package opened files other than code"
     assert not seen["initialized"], "importing the package started a JAX backend: some module makes an array when it is imported"
     assert list(tmp_path.iterdir()) == []
@@ -215,9 +215,53 @@ loaded = lambda *names: print([name for name in names if name in sys.modules])
 import xland_minigrid.benchmarks, xland_minigrid.benchmarks.hub, xland_minigrid.benchmarks.statistics
 loaded('safetensors', 'tqdm', 'platformdirs', 'flax', 'matplotlib', 'fastcore', 'huggingface_hub', 'ipywidgets', 'torch')
 import xland_minigrid.baselines.demo, xland_minigrid.baselines.curriculum
-loaded('orbax', 'tyro', 'matplotlib', 'ipywidgets', 'tensorboard', 'xland_minigrid.viz.player')
+loaded('orbax', 'tensorboardX', 'matplotlib', 'ipywidgets', 'tensorboard', 'xland_minigrid.viz.player')
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split("\n") == ["[]", "[]", ""]
+
+
+def test_flax_and_optax_are_needed_for_learning_alone():
+    "Without the extra `train`: every public name and every other room; learners say in one sentence what to install."
+    code = """
+import importlib, sys
+sys.modules.update(flax=None, optax=None, tensorboardX=None)
+import xland_minigrid
+for name in dir(xland_minigrid):
+    getattr(xland_minigrid, name)
+for room in ("core", "envs", "benchmarks", "viz", "pool", "interop"):
+    importlib.import_module(f"xland_minigrid.{room}")
+importlib.import_module("xland_minigrid.cli")
+for module in ("baselines.rl2", "baselines.cores", "baselines.ppo", "baselines.evaluation", "pool.grpo"):
+    try:
+        importlib.import_module(f"xland_minigrid.{module}")
+    except ModuleNotFoundError as error:
+        print(error, error.name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["Agents that learn need optax: pip install 'xland_minigrid[train]'. optax"] * 5
+
+
+# The wheel ---------------------------------------------------------------------------------------------------------------------------
+
+WHEEL = 710_000  # bytes without the agents in the box
+
+
+def test_the_wheel_is_small():
+    "What setuptools would pack by pyproject.toml, counted without building: modules of packages and `package-data`, deflated as in a wheel."
+    import zlib
+    from fnmatch import fnmatch
+
+    import tomllib
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (pattern,), data = project["tool"]["setuptools"]["packages"]["find"]["include"], project["tool"]["setuptools"]["package-data"]
+    assert pattern == "xland_minigrid*" and list(data) == ["xland_minigrid"]
+    package = ROOT / "xland_minigrid"
+    names = [path.relative_to(package).as_posix() for path in package.rglob("*") if path.is_file()]
+    packed = [name for name in names if name.endswith(".py") and (package / name).with_name("__init__.py").exists() or any(fnmatch(name, kind) for kind in data["xland_minigrid"])]
+    assert "_modidx.py" not in packed, "nbdev's index is not for users: make sync removes it"
+    size = sum(len(zlib.compress((package / name).read_bytes())) + 200 for name in packed if not name.startswith("baselines/box/"))  # 200: two headers and a line of RECORD
+    assert size < WHEEL, f"{size:,} bytes: what is not for users goes elsewhere"
+    assert sorted({Path(name).suffix for name in packed}) == [".json", ".py", ".safetensors"]
 
 
 # What is committed -------------------------------------------------------------------------------------------------------------------

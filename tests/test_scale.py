@@ -13,10 +13,11 @@ import pytest
 
 from xland_minigrid.baselines import demo, ppo, rl2, scale
 from xland_minigrid.baselines.curriculum import CurriculumConfig
+from xland_minigrid.baselines.metrics import read_metrics
 from xland_minigrid.baselines.networks import NetworkConfig
 from xland_minigrid.baselines.ppo import PPOConfig
 
-SMALL = NetworkConfig(embedding=4, encoder=16, event=8, memory=16, head=16)
+SMALL = NetworkConfig(embedding=4, encoder_width=16, event=8, memory=16, head=16)
 TINY = rl2.TrainConfig(size=5, max_steps=12, total_steps=3 * 64 * 24, num_envs=64, steps_per_task=24, steps_per_update=12,
                        ppo=PPOConfig(num_minibatches=4), network=SMALL, loggers=("jsonl",), devices=1)
 
@@ -30,7 +31,7 @@ from xland_minigrid.baselines.networks import NetworkConfig
 from xland_minigrid.baselines.ppo import PPOConfig
 from xland_minigrid.baselines.scale import initialize
 
-SMALL = NetworkConfig(embedding=4, encoder=16, event=8, memory=16, head=16)
+SMALL = NetworkConfig(embedding=4, encoder_width=16, event=8, memory=16, head=16)
 TINY = rl2.TrainConfig(size=5, max_steps=12, total_steps=3 * 64 * 24, num_envs=64, steps_per_task=24, steps_per_update=12,
                        ppo=PPOConfig(num_minibatches=4), network=SMALL, loggers=("jsonl",), devices=1)
 make_tasks = lambda: demo.hold_tasks(demo.OBJECTS, 100)
@@ -71,10 +72,10 @@ def test_four_devices_train_as_one_does(tmp_path):
 
 @pytest.mark.slow
 def test_four_devices_train_as_one_does_whatever_is_asked(tmp_path):
-    "A curriculum that tries candidates, growing worlds, agents that are shown their goal, a head for effects, and a second memory."
-    rows = alike_on_one_and_four(tmp_path, dataclasses.replace(SMALL, effects=True, around=True, acting=8), size=6, rooms=(5,), show_goal=0.5,
+    "A curriculum that tries candidates, growing worlds, agents that are shown their goal, and a second memory."
+    rows = alike_on_one_and_four(tmp_path, dataclasses.replace(SMALL, neighbors=True, goal_conditioned_core=8), size=6, rooms=(5,), show_goal=0.5,
                                  curriculum=CurriculumConfig(kind="sfl", buffer=16, candidates=32, period=2, trials=2))
-    assert {"success_shown", "effects_nats", "curriculum_filled"} <= rows[0].keys()
+    assert {"success_shown", "curriculum_filled"} <= rows[0].keys()
 
 
 def test_agents_act_alike_wherever_they_are_computed():
@@ -86,7 +87,7 @@ def test_agents_act_alike_wherever_they_are_computed():
 
 def test_devices_deal_as_one_does():
     config, agents = PPOConfig(num_minibatches=4, update_epochs=3), 32
-    deal = jax.jit(lambda part: ppo.deal(jax.random.key(0), config, part))
+    deal = jax.jit(lambda part: ppo.minibatch_indices(jax.random.key(0), config, part))
     whole = np.asarray(deal(np.arange(agents)))
     assert (np.sort(whole.reshape(3, -1), 1) == np.arange(agents)).all(), "every agent is in every epoch once"
     assert len({tuple(row) for row in np.sort(whole, 1)}) > 8, "epochs deal anew"
@@ -147,7 +148,7 @@ def test_two_processes_train_as_one_does(tmp_path):
     assert (parameters[0] == parameters[1]).all(), "bit for bit"
     np.testing.assert_allclose(parameters[0], parameters[2], atol=2e-4)
     assert first[3] == 3 and first[4] and first[4:] == second[4:] == alone[4:]
-    rows = [[{k: v for k, v in r.items() if k != "seconds"} for r in rl2.read_metrics(tmp_path / name / "metrics.jsonl")] for name in ("both", "alone")]
+    rows = [[{k: v for k, v in r.items() if k != "seconds"} for r in read_metrics(tmp_path / name / "metrics.jsonl")] for name in ("both", "alone")]
     for a, b in zip(*rows, strict=True):
         np.testing.assert_allclose([a[k] for k in a], [b[k] for k in a], rtol=2e-3, atol=2e-3)
 

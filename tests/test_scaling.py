@@ -1,6 +1,6 @@
 """The throughput figures and the profile: nothing here depends on how fast the machine is."""
-import argparse
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,45 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xland_minigrid.baselines import profile, scaling
 from xland_minigrid.baselines.networks import NetworkConfig
 from xland_minigrid.baselines.ppo import PPOConfig
 from xland_minigrid.baselines.rl2 import TrainConfig, make_round, start_run, table_6
-from xland_minigrid.baselines.scaling import FIGURES, Job, Point, add_point, draw_figure, lines_of, measure_figure, read_points, sizes_for
-from xland_minigrid.baselines.throughput import Case, _compiled, near_task, sample_tasks
 from xland_minigrid.benchmarks.benchmark import generate_benchmark
+from xland_minigrid.measure import profile, scaling
+from xland_minigrid.measure.scaling import FIGURES, Point, draw_figure, lines_of, measure_figure, sizes_for
+from xland_minigrid.measure.report import run
+from xland_minigrid.measure.throughput import Case, near_task, sample_tasks, stepper_of
 
 TINY = TrainConfig(size=5, max_steps=12, num_envs=8, steps_per_task=8, steps_per_update=8, total_steps=10_000, devices=1, ppo=PPOConfig(num_minibatches=2),
-                   network=NetworkConfig(embedding=4, encoder=16, event=8, memory=16, head=16))
-POINT = Point("5b", "xland_minigrid", "simulation", "XLand-MiniGrid-R1-9x9", 9.0, 1, 64, 16, 0, 0, 3, "cpu: cpu; a processor, 2 cores; jax 0", 1e6, 9e5, 1.1e6)
-
-
-# ---------------------------------------------------------------- points on disk
-
-words = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=20)
-rates = st.floats(0, 1e12, allow_nan=False)
-
-
-@settings(max_examples=25)
-@given(st.lists(st.builds(Point, *[words] * 4, rates, *[st.integers(0, 2**40)] * 6, words, rates, rates, rates), min_size=1, max_size=4), st.integers(0, 400))
-def test_points_survive_the_disk_and_a_file_that_was_cut_off(tmp_path_factory, points, cut):
-    path = tmp_path_factory.mktemp("points") / "new" / "p.csv"
-    for point in points:
-        add_point(path, point)
-    assert read_points(path) == points
-    whole = path.read_bytes()[: -cut or None]
-    path.write_bytes(whole)
-    left = max(0, whole.count(b"\n") - 1)  # whole lines without the header
-    assert read_points(path) == points[:left]
-    add_point(path, POINT)
-    assert read_points(path) == [*points[:left], POINT]
-
-
-def test_a_file_of_something_else_is_refused(tmp_path):
-    (tmp_path / "5b.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="does not hold points"):
-        measure_figure("5b", out=tmp_path, progress=False)
-    assert (tmp_path / "5b.csv").read_text() == "a,b\n1,2\n"
+                   network=NetworkConfig(embedding=4, encoder_width=16, event=8, memory=16, head=16))
+POINT = Point(9.0, "xland_minigrid", Case("XLand-MiniGrid-R1-9x9", num_envs=64, num_steps=16), 1e6, 9e5, 1.1e6)
 
 
 # ---------------------------------------------------------------- measured once
@@ -58,13 +31,13 @@ def fake(monkeypatch):
     "Measuring without running anything: every call is noted, and the third one is interrupted."
     calls = []
 
-    def measured(job, points):
-        calls.append([p.circumstances for p in points])
+    def measured(case, engines, repeats):
+        calls.append([(engine, case) for engine in engines])
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return [dataclasses.replace(p, steps_per_second=1.0, low=0.5, high=2.0) for p in points]
+        return [(1.0, 0.5, 2.0) for _ in engines]
 
-    monkeypatch.setattr(scaling, "_measured", measured)
+    monkeypatch.setattr(scaling, "measured", measured)
     monkeypatch.setattr(scaling, "peers", lambda: ("xland_minigrid", "xminigrid"))
     return calls
 
@@ -72,35 +45,35 @@ def fake(monkeypatch):
 @pytest.mark.parametrize("name", sorted(FIGURES))
 def test_an_interrupted_figure_goes_on_and_measures_nothing_twice(name, fake, tmp_path):
     sizes = sizes_for(quick=True, rules=(1, 3, 6, 9))
-    jobs = len(FIGURES[name].jobs(sizes))
-    if jobs > 2:
+    jobs = FIGURES[name].jobs(sizes)
+    if len(jobs) > 2:
         with pytest.raises(KeyboardInterrupt):
-            measure_figure(name, out=tmp_path, progress=False, sizes=sizes)
-        assert len(read_points(tmp_path / f"{name}.csv")) == len(fake[0]) + len(fake[1])
-    points = measure_figure(name, out=tmp_path, progress=False, sizes=sizes)
-    assert len({p.circumstances for p in points}) == len(points) == sum(len(job.points(name, 1, "")) for job in FIGURES[name].jobs(sizes))
-    done = [c for i, call in enumerate(fake) if not (i == 2 and jobs > 2) for c in call]
-    assert len(set(done)) == len(done)  # nothing twice
+            measure_figure(name, sizes, tmp_path, progress=False)
+        assert len(json.loads((tmp_path / f"{name}.json").read_text())) == len(fake[0]) + len(fake[1])
+    points = measure_figure(name, sizes, tmp_path, progress=False)
+    assert [(p.engine, p.case) for p in points] == [(engine, job.case) for job in jobs for engine in job.engines]
+    done = [c for i, call in enumerate(fake) if not (i == 2 and len(jobs) > 2) for c in call]
+    assert len(done) == len(set(map(str, done))) == len(points)  # nothing twice
     count = len(fake)
-    assert measure_figure(name, out=tmp_path, progress=False, sizes=sizes) == points and len(fake) == count
-    draw_figure(points, tmp_path / "f.png")
+    assert measure_figure(name, sizes, tmp_path, progress=False) == points and len(fake) == count
+    draw_figure(name, points, path=tmp_path / "f.png")
     assert (tmp_path / "f.png").stat().st_size > 3000
 
 
-def test_other_circumstances_are_measured_anew(fake, tmp_path):
+def test_other_circumstances_are_measured_again(fake, tmp_path):
     sizes = sizes_for(quick=True, grids=(9,), num_envs=(16,))
-    measure_figure("5b", out=tmp_path, progress=False, sizes=sizes)
-    measure_figure("5b", out=tmp_path, progress=False, sizes=dataclasses.replace(sizes, num_steps=17))
-    assert len(fake) == 2 and len(read_points(tmp_path / "5b.csv")) == 4
+    measure_figure("5b", sizes, tmp_path, progress=False)
+    measure_figure("5b", dataclasses.replace(sizes, num_steps=17), tmp_path, progress=False)
+    assert len(fake) == 2 and len(json.loads((tmp_path / "5b.json").read_text())) == 4
 
 
-def test_with_ours_known_only_the_peer_is_measured(fake, tmp_path):
+def test_with_ours_known_only_the_peer_is_measured(fake, tmp_path, monkeypatch):
     sizes = sizes_for(quick=True, grids=(9,), num_envs=(16,))
-    job, = FIGURES["5b"].jobs(sizes)
-    ours, theirs = job.points("5b", sizes.repeats, scaling.circumstances())
-    add_point(tmp_path / "5b.csv", ours)
-    measure_figure("5b", out=tmp_path, progress=False, sizes=sizes)
-    assert fake == [[theirs.circumstances]]
+    with monkeypatch.context() as patch:
+        patch.setattr(scaling, "peers", lambda: ("xland_minigrid",))
+        measure_figure("5b", sizes, tmp_path, progress=False)
+    measure_figure("5b", sizes, tmp_path, progress=False)
+    assert [[engine for engine, _ in call] for call in fake] == [["xland_minigrid"], ["xminigrid"]]
 
 
 # ---------------------------------------------------------------- what is measured
@@ -128,20 +101,19 @@ def test_the_rule_of_5c_really_is_there_as_often_as_said():
 def test_several_devices_step_all_worlds():
     "Four devices: the worlds lie on all of them, their tasks with them, and no two devices draw the same actions."
     case = Case("XLand-MiniGrid-R1-9x9", "near", 1, num_envs=8, num_steps=4, devices=4)
-    carry, run, _ = _compiled("xland_minigrid", case, sample_tasks(case))
-    assert carry.observation.shape[0] == 8 and len(carry.observation.sharding.device_set) == 4
-    after, (seen, _, _) = run(carry, jax.random.key(1))
-    assert (np.asarray(after.state.step_num) >= 0).all() and float(seen) > 0
-    grids = np.asarray(after.state.grid)
+    stepper = stepper_of("xland_minigrid", case, sample_tasks(case))
+    assert stepper.carry.observation.shape[0] == 8 and len(stepper.carry.observation.sharding.device_set) == 4
+    stepper()
+    grids = np.asarray(stepper.carry.state.grid)
     assert len({grid.tobytes() for grid in grids}) == 8
 
 
 def test_averages_and_lines():
-    points = [dataclasses.replace(POINT, figure="5a", env=env, x=8.0, steps_per_second=rate, low=rate / 2, high=rate * 2) for env, rate in (("a", 10.0), ("b", 30.0))]
-    assert lines_of(points) == {"xland_minigrid": [(8.0, 20.0, 10.0, 40.0)]}
-    both = [POINT, dataclasses.replace(POINT, engine="xminigrid", steps_per_second=1e5)]
-    assert "| 10.0 |" in scaling.table(both)
-    assert "share 2 cores" in scaling.note([dataclasses.replace(POINT, figure="5d", devices=2)]) and "share" not in scaling.note([POINT])
+    points = [dataclasses.replace(POINT, case=dataclasses.replace(POINT.case, env=env), x=8.0, rate=rate, low=rate / 2, high=rate * 2) for env, rate in (("a", 10.0), ("b", 30.0))]
+    assert lines_of("5a", points) == {"xland_minigrid": [(8.0, 20.0, 10.0, 40.0)]} and "Mean over 2 environments" in scaling.note(points, 3)
+    both = [POINT, dataclasses.replace(POINT, engine="xminigrid", rate=1e5)]
+    assert "| 10.0 |" in scaling.figure_table("5b", both)
+    assert "forced host devices" in scaling.note([dataclasses.replace(POINT, case=dataclasses.replace(POINT.case, devices=2))], 3) and "forced" not in scaling.note([POINT], 3)
 
 
 # ---------------------------------------------------------------- counting
@@ -161,7 +133,7 @@ def test_products_are_counted_wherever_they_hide(m, k, n, batch, length):
     assert profile.matrix_flops(conv, shape(batch, 6, 6, k), shape(2, 2, k, n)) == 2 * batch * 25 * 4 * k * n
 
 
-@pytest.mark.parametrize("changes", [{"eyes": "conv", "core": "mingru"}, {"layers": 2, "dtype": "bfloat16"}, {"told": True}])
+@pytest.mark.parametrize("changes", [{"encoder_kind": "conv", "core": "mingru"}, {"layers": 2, "dtype": "bfloat16"}, {"told": True}])
 def test_the_networks_flops_are_counted_for_every_kind(changes):
     config = dataclasses.replace(TINY, network=dataclasses.replace(TINY.network, **changes))
     count, plain = profile.network_flops(config), profile.network_flops(TINY)
@@ -188,20 +160,13 @@ def test_the_share_of_the_peak_and_the_floor_by_hand():
 # ---------------------------------------------------------------- wrong input
 
 
-def parsed(*words):
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out")
-    scaling.figure_arguments(parser)
-    return parser.parse_args(words)
-
-
 @pytest.mark.parametrize("words, says", [
-    (["--figure", "6"], "choose from 5a"), (["--figure", "5a,,5b"], "There is no figure ''"), (["--figure", "5a", "--environments", "45"], "choose from 1 to 44"),
+    (["--figure", "6"], "choose from 5a"), (["--figure", "5a", "7"], "There is no figure '7'"), (["--figure", "5a", "--environments", "45"], "choose from 1 to 44"),
     (["--figure", "5f", "--units", "-1"], "at least 1")])
 def test_wrong_words_are_refused_before_anything_is_written(words, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=says):
-        scaling.run_figures(parsed(*words))
+        run(scaling.report, words)
     assert not list(tmp_path.iterdir())
 
 
@@ -209,12 +174,8 @@ def test_wrong_circumstances_are_refused():
     for wrong, says in ((dict(devices=3), "multiple of devices"), (dict(devices=0), "at least 1"), (dict(devices=64), "from 1 to 4")):
         with pytest.raises(ValueError, match=says):
             Case("XLand-MiniGrid-R1-9x9", num_envs=64, **wrong)
-    with pytest.raises(ValueError, match="one figure"):
-        draw_figure([])
-    with pytest.raises(ValueError, match="one figure"):
-        draw_figure([POINT, dataclasses.replace(POINT, figure="5c")])
     with pytest.raises(ValueError, match="preset 'toaster'"):
-        profile.run_profile(argparse.Namespace(preset="laptop,toaster", num_envs=None, turns=1, out=None))
+        next(profile.report(("laptop", "toaster")))
     with pytest.raises(ValueError, match="turns is 0"):
         profile.profile_update(TINY, turns=0)
 
@@ -223,21 +184,21 @@ def test_wrong_circumstances_are_refused():
 
 
 @pytest.mark.slow
-def test_figures_from_the_command_line(tmp_path, monkeypatch, capsys):
+def test_figures_from_the_command_line(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "sizes_for", lambda *a, **k: dataclasses.replace(
         scaling._SIZES["quick"], num_envs=(4,), num_steps=2, repeats=1, environments=1, grids=(9,), rules=(2,), images=(4,), image_steps=1, training=(8,), sequence=4, units=8))
     monkeypatch.setattr(scaling, "peers", lambda: ("xland_minigrid",))
-    scaling.run_figures(parsed("--figure", "all", "--out", str(tmp_path / "found.md")))
+    run(scaling.report, ["--figure", "all", "--out", str(tmp_path / "found.md")])
     text = (tmp_path / "found.md").read_text()
     for name in FIGURES:
-        assert f"## Figure {name}:" in text and f"(found/found_{name}.png)" in text
-        assert (tmp_path / "found" / f"found_{name}.png").stat().st_size > 3000 and read_points(tmp_path / "found" / f"{name}.csv")
-    assert "forced host devices" in text and "training in bfloat16" in capsys.readouterr().out
+        assert f"## Figure {name}:" in text and f"(found/{name}.png)" in text
+        assert (tmp_path / "found" / f"{name}.png").stat().st_size > 3000 and (tmp_path / "found" / f"{name}.json").exists()
+    assert "forced host devices" in text and "training in bfloat16" in text
 
 
 @pytest.mark.slow
 def test_a_profile_from_the_command_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(profile, "_named", lambda name: TINY)
-    profile.run_profile(argparse.Namespace(preset="laptop,demo", num_envs=None, turns=1, out=tmp_path / "profile.md"))
+    monkeypatch.setattr(profile, "config_named", lambda name: TINY)
+    run(profile.report, ["--preset", "laptop", "demo", "--turns", "1", "--out", str(tmp_path / "profile.md")])
     text = (tmp_path / "profile.md").read_text()
     assert text.count("irreducible") == 2 and "| update |" in text and "## demo" in text

@@ -244,7 +244,7 @@ def test_registered_kinds_ask_for_tasks_without_proofs():
         made = generate_rulesets(dataclasses.replace(recipe, solvable=False), 10)
         assert (prove(*made[:3]).reason[(made.rules[..., 0] >= 12).any(1)] == Reason.UNKNOWN_KIND).all()
     finally:
-        rule_kinds.classes.pop(SolveTestRule.ID), rule_kinds.sets.__setitem__(SolveTestRule.ID, 0)
+        rule_kinds.remove(SolveTestRule.ID)
 
 
 def test_flags_are_flags():
@@ -257,15 +257,15 @@ def test_an_open_form_of_a_plain_task_is_the_same_task():
     from xland_minigrid import several
     from xland_minigrid.benchmarks.probes import PROBES, probes_benchmark
     plain = make_ruleset(AgentHoldGoal(HEX), [TileNearRule(BALL, STAR, HEX)], [BALL, STAR])
-    assert plan_of(plain.opened()).steps == plan_of(plain).steps == (0,) and plain.opened().closed().open is None
+    assert plan_of(plain.extend()).steps == plan_of(plain).steps == (0,) and plain.extend().reduce().extended is None
     more = make_ruleset(AgentHoldGoal(HEX), [several(TileNearRule(BALL, STAR, HEX), KEY)], [BALL, STAR])
-    assert more.closed() is more and plan_of(more) is None
+    assert more.reduce() is more and plan_of(more) is None
     probes = probes_benchmark()
     plans = probes.plans()
     for number, one in enumerate(PROBES):
         found = plan_of(probes.get_ruleset(number))
         assert (found is None) == (plan_of(one.ruleset) is None) == (not plans.solvable[number]), one.name
-    beyond = [n for n, one in enumerate(PROBES) if one.ruleset.closed().open is not None]
+    beyond = [n for n, one in enumerate(PROBES) if one.ruleset.reduce().extended is not None]
     assert len(beyond) >= 5 and (plans.reason[beyond] == Reason.UNKNOWN_KIND).all() and (plans.steps[beyond] == 255).all()
 
 

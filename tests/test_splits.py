@@ -304,8 +304,7 @@ def test_registered_kinds_are_split_too():
         assert "Knock" in split.description
     finally:
         for cls in (Knock, Unlock):
-            del rule_kinds.classes[cls.ID]
-            rule_kinds.sets[cls.ID], rule_kinds.two[cls.ID] = 0, False
+            rule_kinds.remove(cls.ID)
     with pytest.raises(ValueError, match="is no rule"):
         split_rows(*made[:3], "depth", test=1)
 

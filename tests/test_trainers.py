@@ -1,12 +1,13 @@
 "The comparison with xminigrid's own trainer: what is said, counted and refused; nothing here trains."
 import sys
-from types import SimpleNamespace
+import time
 
 import numpy as np
 import pytest
 
-from xland_minigrid.baselines import trainers
-from xland_minigrid.baselines.trainers import Trainer, TrainerRow, Work, compare_trainers, format_trainers, load_theirs, main, our_config, take_turns, trainers_report
+from xland_minigrid.measure import trainers
+from xland_minigrid.measure.report import run, script
+from xland_minigrid.measure.trainers import Trainer, TrainerRow, Work, load_theirs, our_config, report, take_turns, trainers_page, trainers_table
 
 
 def row(gru=64, theirs=(100, 200, 300), ours=(400, 600, 1500), epochs=1):
@@ -33,12 +34,12 @@ def test_share_counts_one_pass_for_acting_and_three_an_epoch():
 @pytest.mark.parametrize("gru, ours, said", [(64, (400, 600, 1500), "3: reached"), (256, (200, 500, 600), "3: not reached"), (1024, (131, 262, 393), "1.3: reached"),
                                              (1024, (129, 258, 387), "1.3: not reached"), (32, (1, 1, 1), "|  |")])
 def test_table_says_what_falls_short(gru, ours, said):
-    head, rule, line = format_trainers([row(gru, ours=ours)]).split("\n")
+    head, rule, line = trainers_table([row(gru, ours=ours)]).split("\n")
     assert said in line and head.count("|") == rule.count("|") == line.count("|") == 9
 
 
 def test_report_has_command_circumstances_and_every_row():
-    text = trainers_report([row(), row(1024)], "the command", Work(), 3)
+    text = trainers_page([row(), row(1024)], Work(), 3).text("the command")
     assert "`the command`" in text and "jax" in text and "| 64 |" in text and "| 1024 |" in text and "512 agents" in text
 
 
@@ -47,9 +48,9 @@ def test_wrong_folder_is_one_sentence_before_anything_is_compiled(tmp_path, miss
     (fake(tmp_path) / f"{missing}.py").unlink()
     monkeypatch.setattr(trainers, "our_trainer", None)
     with pytest.raises(FileNotFoundError, match=f"no {missing}.py in .*: pass the folder training/") as caught:
-        compare_trainers(tmp_path, progress=False)
+        next(report(tmp_path))
     with pytest.raises(SystemExit) as left:
-        main([str(tmp_path)])
+        script(report, ["--folder", str(tmp_path)])
     said = capsys.readouterr().err.strip().split("\n")
     assert left.value.code == 2 and said == [str(caught.value)]
 
@@ -88,13 +89,13 @@ def test_impossible_work_is_refused(changes):
 @pytest.mark.parametrize("sizes, repeats", [((), 3), ((64, 0), 3), ((64,), 0)])
 def test_impossible_plans_are_refused(tmp_path, sizes, repeats):
     with pytest.raises(ValueError, match="numbers from 1 on"):
-        compare_trainers(fake(tmp_path), sizes, repeats, progress=False)
+        next(report(fake(tmp_path), sizes, repeats))
 
 
 def test_turns_alternate_after_one_call_each(monkeypatch):
     monkeypatch.setattr(trainers, "matmul_peak", lambda seconds: 1e9)
     calls, clock = [], [0.0]
-    monkeypatch.setattr(trainers, "time", SimpleNamespace(perf_counter=lambda: clock[-1]))
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[-1])
     theirs, ours = (Trainer(lambda name=name: (calls.append(name), clock.append(clock[-1] + 0.001)), flops) for name, flops in (("theirs", 1), ("ours", 2)))
     r = take_turns(theirs, ours, Work(), 64, repeats=2)
     assert calls == ["theirs", "ours"] * 3 and (r.their_flops, r.our_flops, r.gru) == (1, 2, 64)
@@ -114,8 +115,8 @@ def test_each_size_is_written_when_it_is_done(tmp_path, monkeypatch):
     monkeypatch.setattr(trainers, "our_trainer", lambda *_: None)
     monkeypatch.setattr(trainers, "their_trainer", lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
-        main([str(fake(tmp_path)), "--sizes", "64", "256", "--envs", "16", "--out", str(out)])
-    assert sizes == [64, 256] and f"FOLDER --sizes 64 256 --envs 16 --out {out}`" in out.read_text()
+        run(report, ["--folder", str(fake(tmp_path)), "--sizes", "64", "256", "--envs", "16", "--out", str(out)])
+    assert sizes == [64, 256] and "--folder PATH --sizes 64 256 --envs 16 --out PATH`" in out.read_text()
 
 
 def test_our_side_does_the_same_work():
@@ -123,7 +124,7 @@ def test_our_side_does_the_same_work():
     config = our_config(work, 40)
     assert (config.num_envs, config.steps_per_update, config.steps_per_task) == (96, 8, 8)
     assert (config.ppo.num_minibatches, config.ppo.update_epochs, config.network.memory, config.network.head, config.network.embedding) == (3, 2, 40, 48, 4)
-    assert config.network.eyes == "conv" and not config.network.event and not config.network.attention and not config.ppo.belief_coef
+    assert config.network.encoder_kind == "conv" and not config.network.event and not config.network.attention and not config.ppo.belief_coef
 
 
 @pytest.mark.slow

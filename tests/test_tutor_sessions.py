@@ -92,7 +92,7 @@ def test_a_guide_that_never_ends_is_not_waited_for():
 
 def test_advantages_that_are_wrong():
     refused(check.advantages,
-            (lambda rewards: rewards, "not"), (lambda rewards: [0.0], "one advantage each"), (lambda rewards: None, "return"), (7, "could not be used"), (lambda rewards: "ab", "numbers"),
+            (lambda rewards: rewards, "not"), (lambda rewards: [0.0], "one advantage for each"), (lambda rewards: None, "return"), (7, "could not be used"), (lambda rewards: "ab", "numbers"),
             (lambda rewards: [r - sum(rewards) / len(rewards) for r in rewards], "TypeError"), (lambda rewards: [float("nan")] * len(rewards), "nan"),
             (lambda rewards: [0 if r is None else (r - m) / (s or 1) for m, s in [(0.5, 0.5)] for r in rewards], "not"))
 

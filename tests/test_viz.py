@@ -22,9 +22,10 @@ from xland_minigrid.envs.environment import State
 from xland_minigrid.envs.registration import make
 from xland_minigrid.envs.wrappers import (DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper,
                                           RulesAndGoalsObservationWrapper)
-from xland_minigrid.viz import RGBImgObservationWrapper, images_from_cells, images_from_observations, render_batch
+from xland_minigrid.viz import RGBImgObservationWrapper, images_from_observations
 from xland_minigrid.viz import (Bars, adaptation_curve, describe_grid, draw_ruleset, draw_tile, field_of_view, grid_html, play, play_rollout,
-                                render, render_observation, render_text, rules_histogram, show, task_tree, to_png, training_curve, view_to_world)
+                                render, render_observation, render_text, show, task_tree, to_png, training_curve, view_to_world)
+from xland_minigrid.viz.images import tile_table
 
 RED_BALL, BLUE_STAR, GREEN_SQUARE, PINK_KEY, GREY_HEX = (5, 3), (14, 5), (6, 4), (9, 13), (13, 8)
 
@@ -164,13 +165,8 @@ def test_wrong_input_is_refused_in_words():
         (lambda: render(np.full((3, 3), 0x39, np.uint8), visible=np.ones((5, 5))), "view_to_world"),
         (lambda: render_text(np.full((3, 3), 0x3F, np.uint8)), "is no tile"),
         (lambda: render_text(np.full((3, 3), 0x39, np.uint8), agent(-1, 0)), "outside this grid"),
-        (lambda: images_from_cells(np.zeros((3, 3, 2), np.int32)), "pack_pairs"),
-        (lambda: images_from_cells(np.zeros(3, np.uint8)), "pack_pairs"),
-        (lambda: images_from_cells(np.zeros((3, 3), np.uint8), 3), "size of 4 or more"),
         (lambda: images_from_observations(np.zeros((3, 5, 2), np.uint8)), "(..., V, V, 2)"),
         (lambda: images_from_observations(np.zeros((3, 3, 2))), "(..., V, V, 2)"),
-        (lambda: render_batch(np.zeros((2, 3, 3), np.uint8), agent()), "agent positions"),
-        (lambda: render_batch(np.zeros((3, 3), np.uint8), agent(), pocket="x"), "'strip'"),
         (lambda: RGBImgObservationWrapper(make("MiniGrid-Empty-5x5")[0], tile_size=2), "size of 4 or more"),
         (lambda: RGBImgObservationWrapper(GymAutoResetWrapper(RGBImgObservationWrapper(make("MiniGrid-Empty-5x5")[0]))), "images already"),
         (lambda: to_png(np.zeros((3, 3), np.uint8)), "(height, width, 3)"),
@@ -182,7 +178,6 @@ def test_wrong_input_is_refused_in_words():
         (lambda: play(np.zeros((3, 8, 8, 3), np.uint8), fps=0), "above 0"),
         (lambda: adaptation_curve({"a": {"success": np.zeros((3, 2))}}, what=["success"]), "one number a trial"),
         (lambda: training_curve([]), "no numbers"),
-        (lambda: rules_histogram([]), "at least one"),
     ]
     missed = []
     for i, (call, words) in enumerate(table):
@@ -220,38 +215,10 @@ def test_html_of_a_grid_says_what_it_shows():
 
 # Images ------------------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("size", [4, 9])
-def test_images_of_cells_are_what_render_draws(size):
-    cells = pack_pairs(random_grid(np.random.default_rng(size), 10, 12)).reshape(2, 5, 3, 4)
-    images, each = map(np.asarray, jax.jit(lambda cells: (images_from_cells(cells, size), jax.vmap(jax.vmap(lambda c: images_from_cells(c, size)))(cells)))(cells))
-    assert images.shape == (2, 5, 3 * size, 4 * size, 3) and images.dtype == jnp.uint8
-    for i in np.ndindex(2, 5):
-        assert (images[i] == render(cells[i], tile_size=size)).all()
-    assert (each == images).all()
-
-
 def test_bytes_that_are_no_cell_catch_the_eye():
-    wrong, right = images_from_cells(np.uint8([[0x5E, 0xFF]]), 8), images_from_cells(np.arange(256, dtype=np.uint8).reshape(16, 16)[:, :14], 8)
-    assert (wrong[:, :8] == wrong[:, 8:]).all() and {tuple(p) for p in np.asarray(wrong).reshape(-1, 3)} == {(255, 0, 255), (90, 0, 90)}
-    assert not (np.asarray(right) == (255, 0, 255)).all(-1).any()
-
-
-@pytest.mark.parametrize("pocket", ["agent", "strip", "hide"])
-def test_batches_are_what_render_draws(pocket):
-    rng, n = np.random.default_rng(5), 24
-    cells = pack_pairs(random_grid(rng, 5 * n, 6)).reshape(n, 5, 6)
-    loads = np.array([(2, 2), BLUE_STAR, PINK_KEY, (15, 10), (3, 9), (8, 4)], np.uint8)[rng.integers(0, 6, n)]
-    agents = AgentState(position=jnp.asarray(rng.integers(0, 5, (n, 2))), direction=jnp.asarray(rng.integers(0, 4, n)), pocket=jnp.asarray(loads))
-    masks = rng.random((n, 3, 3)) < .6
-    one = [jax.tree.map(lambda x: np.asarray(x)[i], agents) for i in range(n)]
-    def both(cells, agents, masks):
-        square = lambda x: x.reshape(4, 6, *x.shape[1:])
-        return render_batch(cells, agents, 3, 8, pocket=pocket), render_batch(square(cells), jax.tree.map(square, agents), tile_size=8, visible=square(masks), pocket=pocket)
-    lit, masked = map(np.asarray, jax.jit(both)(cells, agents, masks))
-    for i in range(n):
-        assert (lit[i] == render(cells[i], one[i], 3, 8, pocket=pocket)).all()
-        world = view_to_world(masks[i], one[i], (5, 6))
-        assert (masked[i // 6, i % 6] == render(cells[i], one[i], tile_size=8, visible=world, pocket=pocket)).all()
+    table = tile_table(8)[0]
+    assert (table[0x5E] == table[0xFF]).all() and {tuple(p) for p in table[0x5E].reshape(-1, 3)} == {(255, 0, 255), (90, 0, 90)}
+    assert not (table.reshape(16, 16, 8, 8, 3)[:, :14] == (255, 0, 255)).all(-1).any()
 
 
 WRAPPINGS = {
@@ -350,19 +317,6 @@ def test_the_cache_variables_are_honoured(tmp_path, monkeypatch, capsys):
         fresh()
 
 
-@pytest.mark.slow
-def test_the_comparison_with_xminigrid_runs(monkeypatch, tmp_path):
-    "That it runs, in a few steps; its figures are for quiet machines and are never tested. xminigrid gets black sprites: drawing its own takes a minute."
-    benchmarks = pytest.importorskip("xminigrid.benchmarks")
-    from xland_minigrid.viz.images import compare_with_upstream
-    from xminigrid.core.constants import TILES_REGISTRY
-    black = jnp.zeros((TILES_REGISTRY.shape[0] * TILES_REGISTRY.shape[1], 32, 32, 3), jnp.uint8)
-    benchmarks.save_bz2_pickle({"tile_cache": black, "tile_agent_cache": black}, str(tmp_path / "render_cache"))
-    monkeypatch.setenv("XLAND_MINIGRID_CACHE", str(tmp_path))
-    found = compare_with_upstream(num_envs=2, steps=2, repeats=1, view_size=3)
-    assert min(found["ours"], found["upstream"]) > 0 and found["ratio"] == pytest.approx(found["ours"] / found["upstream"])
-
-
 # Players -----------------------------------------------------------------------------------------------------------------------------
 
 class Tags(HTMLParser):
@@ -419,13 +373,13 @@ def test_page_is_small_and_alone():
     html = player._repr_html_()
     assert len(html) < 100_000
     assert "http" not in html and not any("id" in a for _, a in Tags(html).found)
-    assert html == play(rollout(), player.captions, player.bars)._repr_html_()
+    assert html == play(rollout(), player.captions, player.panels)._repr_html_()
 
 
 @pytest.mark.slow
 def test_a_real_rollout_fits_a_hundred_kilobytes():
     "Sixty steps through rooms with doors and objects, the field of view lit and cut short by walls."
-    from xland_minigrid.viz.figures import figure_task
+    from xland_minigrid.viz.control import figure_task
     env, params = make("XLand-MiniGrid-R4-13x13", ruleset=figure_task(), view_size=7, see_through_walls=False)
     def walk(timestep, action):
         following = env.step(params, timestep, action)
@@ -509,8 +463,8 @@ def test_tree_takes_a_ruleset_apart():
     tree = task_tree(task([4, *GREEN_SQUARE, *PINK_KEY],
                           [[3, *RED_BALL, *BLUE_STAR, *GREEN_SQUARE], [1, *PINK_KEY, 3, 9, 0, 0]], [RED_BALL, BLUE_STAR, PINK_KEY, GREY_HEX]))
     square, key = tree.roots
-    assert square.thing == GREEN_SQUARE and not square.initial and key.initial and key.makers == ()
-    assert [n.thing for n in square.makers[0][1]] == [RED_BALL, BLUE_STAR]
+    assert square.object_ == GREEN_SQUARE and not square.initial and key.initial and key.makers == ()
+    assert [n.object_ for n in square.makers[0][1]] == [RED_BALL, BLUE_STAR]
     assert tree.distractor_rules == (1,) and tree.distractor_objects == (GREY_HEX,)
 
 
@@ -556,8 +510,6 @@ def test_figures_show_their_numbers(tmp_path):
     rows = [dict(steps=0, loss=np.float32(2), note="x"), dict(steps=10), dict(steps=20, loss=1.0, fps=None)]
     line = training_curve(rows).axes[0].lines[0]
     assert line.get_xdata().tolist() == [0, 20] and line.get_ydata().tolist() == [2, 1]
-    heights = [bar.get_height() for bar in rules_histogram([0, 0, 2, 2]).axes[0].patches]
-    assert heights == [.5, 0, .5]
     figure.savefig(tmp_path / "figure.png")
     assert Image.open(tmp_path / "figure.png").size[0] > 400
 
@@ -566,21 +518,3 @@ def test_paths_of_xminigrid_lead_here():
     from xland_minigrid.core.ruleset import print_ruleset
     from xland_minigrid.rendering import rgb_render, text_render
     assert rgb_render.render is render and text_render.render is render_text and text_render.print_ruleset is print_ruleset
-
-
-# The paper's figures -----------------------------------------------------------------------------------------------------------------
-
-@pytest.mark.slow
-def test_the_optimal_plan_is_optimal():
-    "No shorter list of actions reaches the goal; all of them are tried."
-    from xland_minigrid.viz.figures import shortest_plan, stage
-    with pytest.raises(ValueError, match="dead end"):
-        shortest_plan(*stage("##### #gy## #^p## ##### #####"))
-    env, params, timestep = stage("##### #g..# #...# #r^.# #####")
-    plan = shortest_plan(env, params, timestep)
-    every = np.stack(np.meshgrid(*[np.arange(6)] * (len(plan) - 1), indexing="ij"), -1).reshape(-1, len(plan) - 1)
-    def follow(timestep, action):
-        timestep = env.step(params, timestep, action)
-        return timestep, timestep.reward
-    run = jax.jit(jax.vmap(lambda actions: jax.lax.scan(follow, timestep, actions)[1].max()))
-    assert 3 < len(plan) < 7 and run(every).max() == 0 and run(np.array([plan])).max() > 0

@@ -292,7 +292,7 @@ def test_words_cannot_break_the_page():
     nasty = "</div><script>alert(1)</script>"
     board = TrainingDashboard(Pretended(), 600, [Panel(nasty, {"return": nasty})], title=nasty)
     board.run_until_done()
-    assert "<script" not in board.still() and "<script" not in board._head_html()
+    assert "<script" not in board.still() and board.widget and "<script" not in board._head.value
 
 
 def test_boards_that_cannot_be():
@@ -312,7 +312,7 @@ def test_forms():
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     return rl2.TrainConfig(size=5, max_steps=12, num_envs=32, steps_per_task=60, steps_per_update=30, total_steps=10 * 32 * 60, held_out=0, loggers=("jsonl",), devices=1,
-                           out=str(tmp_path_factory.mktemp("live") / "run"), ppo=PPOConfig(num_minibatches=2), network=NetworkConfig(embedding=4, encoder=16, event=4, memory=16, head=16))
+                           out=str(tmp_path_factory.mktemp("live") / "run"), ppo=PPOConfig(num_minibatches=2), network=NetworkConfig(embedding=4, encoder_width=16, event=4, memory=16, head=16))
 
 
 def equal(a, b):

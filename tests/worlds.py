@@ -57,12 +57,12 @@ def _programs(cls, wrapper):
 
 def _step_of(cls):
     "The compiled step of a bare environment; classes that differ in their resets alone share it."
-    return _jitted_step(cls.step, cls._outcome, cls._observe, cls.lawless, None if cls.step is Environment.step else cls)
+    return _jitted_step(cls.step, cls._outcome, cls._observe, cls.has_rules, None if cls.step is Environment.step else cls)
 
 
 @cache
-def _jitted_step(step, outcome, observe, lawless, owner):
-    plain = type("Plain", (Environment,), dict(default_params=None, _generate_problem=None, _outcome=outcome, _observe=observe, lawless=lawless))
+def _jitted_step(step, outcome, observe, has_rules, owner):
+    plain = type("Plain", (Environment,), dict(default_params=None, _generate_problem=None, _outcome=outcome, _observe=observe, has_rules=has_rules))
     return jax.jit((owner or plain)().step)
 
 

@@ -66,7 +66,7 @@ def demo_plan(out="runs/demo", seed: int = 1, steps: int | None = None, fast: bo
         return Plan(config)
     small = dataclasses.replace(
         config, total_steps=steps or 40_000, num_envs=64, steps_per_task=60, steps_per_update=30, ppo=PPOConfig(num_minibatches=4),
-        network=NetworkConfig(embedding=4, encoder=32, event=8, memory=16, head=32))
+        network=NetworkConfig(embedding=4, encoder_width=32, event=8, memory=16, head=32))
     return Plan(small, train_tasks=500, test_tasks=60, num_trials=5)
 
 # %% ../../nbs/baselines/15_demo.ipynb #3e043da2

@@ -76,7 +76,7 @@ def config_for(device: Device, fast: bool = False, **changes) -> TrainConfig:
     """
     if fast:
         config = preset("laptop", total_steps=64 * 60 * 4, num_envs=64, steps_per_task=60, steps_per_update=30, max_steps=30, benchmark="trivial-21k",
-                        ppo=PPOConfig(num_minibatches=4), network=NetworkConfig(embedding=4, encoder=16, event=8, memory=16, head=16))
+                        ppo=PPOConfig(num_minibatches=4), network=NetworkConfig(embedding=4, encoder_width=16, event=8, memory=16, head=16))
     elif device.platform == "cpu":
         config = preset("laptop", total_steps=2_000_000, benchmark="trivial-21k", size=5, max_steps=25)  # so small that a task has time for many trials
     else:

@@ -4,35 +4,32 @@
 
 # %% auto #0
 __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'finding_out', 'preset', 'single_task', 'to_dict', 'from_dict', 'make_world',
-           'begin', 'load_tasks', 'Agent', 'new_agent', 'abstract_agent', 'RunState', 'start_run', 'Targets',
-           'targets_of', 'enter', 'growing_worlds', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of', 'try_out',
-           'EndTraining', 'Interrupts', 'Training', 'train', 'load_agent']
+           'begin', 'load_tasks', 'Agent', 'new_agent', 'abstract_agent', 'RunState', 'start_run', 'enter',
+           'growing_worlds', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of', 'try_out', 'EndTraining',
+           'Training', 'train', 'load_run']
 
 # %% ../../nbs/baselines/10_rl2.ipynb #d8ed63e3
 import dataclasses
 import functools
 import json
-import signal
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Literal, NamedTuple
+from typing import Any, Callable, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from . import nnx
 from flax.nnx import GraphDef
 
-from .belief import effects_of, objects_of
-from .checkpoint import Checkpoints, CheckpointError, first_says
+from .checkpoint import CheckpointError, CheckpointFolder, Checkpoints, Interrupts, first_says, load_together
 from .curriculum import CurriculumConfig, Outcome, make_curriculum, uniform_tasks
 from .encoders import check_tellable, first_inputs, next_inputs, tell
-from .metrics import open_loggers, read_metrics
+from .metrics import open_loggers
 from .networks import ActorCritic, NetworkConfig
-from .ppo import Play, PPOConfig, Record, draw_actions, make_optimizer, think, update
-from .scale import any_process, everyone, find_devices, is_first, make_mesh, replicate, share, spread
+from .ppo import PPOConfig, Record, RolloutState, draw_actions, make_optimizer, policy_step, update
+from .scale import any_process, everyone, is_first, make_mesh, replicate, share, spread
 from ..benchmarks import Benchmark, digest, load_benchmark, load_benchmark_from_path, registered_benchmarks
 from ..core.layouts import layout, stack_layouts
 from ..core.struct import PyTreeNode
@@ -51,7 +48,7 @@ class TrainConfig:
     held_out: float = 0.1  # share of the tasks never trained on, split so that no goal with its rules is on both sides
     rooms: tuple[int, ...] = ()  # sizes of smaller worlds to begin in
     grow: float = 0.5  # share of the training after which all worlds have full size; until then ever fewer are rooms
-    show_goal: float = 0.0  # share of the agents that are told their goal, where network.told or network.acting
+    show_goal: float = 0.0  # share of the agents that are told their goal, where network.told or network.goal_conditioned_core
     show_rules: float = 0.0  # share of the agents that are told the rules, where network.told
     total_steps: int = 10_000_000  # environment steps, over all agents
     num_envs: int = 256  # agents that play side by side
@@ -69,30 +66,7 @@ class TrainConfig:
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
 
     def __post_init__(self):
-        for name in ("total_steps", "num_envs", "steps_per_task", "steps_per_update", "keep"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1.")
-        if self.steps_per_task % self.steps_per_update:
-            raise ValueError(f"steps_per_task ({self.steps_per_task}) must be a multiple of steps_per_update ({self.steps_per_update}).")
-        if self.num_envs % self.ppo.num_minibatches:
-            raise ValueError(f"num_envs ({self.num_envs}) must be a multiple of ppo.num_minibatches ({self.ppo.num_minibatches}).")
-        if self.total_steps < self.num_envs * self.steps_per_task:
-            raise ValueError(f"total_steps is {self.total_steps:,}, but one round of tasks takes num_envs * steps_per_task = "
-                             f"{self.num_envs * self.steps_per_task:,}: raise the one or lower the others.")
-        if self.num_envs // self.ppo.num_minibatches % self.ppo.accumulate:
-            raise ValueError(f"A minibatch of {self.num_envs // self.ppo.num_minibatches} agents cannot be cut into ppo.accumulate = {self.ppo.accumulate} equal parts: "
-                             "choose a divisor.")
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out is {self.held_out}: a share from 0 to below 1 is needed.")
-        for name in ("show_goal", "show_rules"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: a share from 0 to 1 is needed.")
-            if getattr(self, name) and not (self.network.told or name == "show_goal" and self.network.acting):
-                raise ValueError(f"{name} is {getattr(self, name)}, and the network cannot be told anything: set network.told as well.")
-        if not 0 < self.grow <= 1 or any(size < 4 for size in self.rooms):
-            raise ValueError(f"grow is {self.grow} and rooms {self.rooms}: a share above 0 to 1, and sizes from 4 on, are needed.")
-        if not self.benchmark and (self.network.told or self.network.effects or self.network.acting or self.curriculum.kind != "uniform"):
-            raise ValueError("A single task has no benchmark to tell about or to choose from: name a benchmark, or leave network.told, network.effects and curriculum.kind as they are.")
+        _check_config(self)
 
     @property
     def steps_per_round(self) -> int:
@@ -104,19 +78,47 @@ class TrainConfig:
         "How often tasks are drawn; whole rounds that fit into `total_steps`."
         return self.total_steps // self.steps_per_round
 
+# %% ../../nbs/baselines/10_rl2.ipynb #c0f1check
+def _check_config(config: TrainConfig) -> None:
+    "Raise `ValueError` for values that do not go together."
+    for name in ("total_steps", "num_envs", "steps_per_task", "steps_per_update", "keep"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}: it must be at least 1.")
+    if config.steps_per_task % config.steps_per_update:
+        raise ValueError(f"steps_per_task ({config.steps_per_task}) must be a multiple of steps_per_update ({config.steps_per_update}).")
+    if config.num_envs % config.ppo.num_minibatches:
+        raise ValueError(f"num_envs ({config.num_envs}) must be a multiple of ppo.num_minibatches ({config.ppo.num_minibatches}).")
+    if config.total_steps < config.num_envs * config.steps_per_task:
+        raise ValueError(f"total_steps is {config.total_steps:,}, but one round of tasks takes num_envs * steps_per_task = "
+                         f"{config.num_envs * config.steps_per_task:,}: raise the one or lower the others.")
+    if config.num_envs // config.ppo.num_minibatches % config.ppo.accumulate:
+        raise ValueError(f"A minibatch of {config.num_envs // config.ppo.num_minibatches} agents cannot be cut into ppo.accumulate = {config.ppo.accumulate} equal parts: "
+                         "choose a divisor.")
+    if not 0 <= config.held_out < 1:
+        raise ValueError(f"held_out is {config.held_out}: a share from 0 to below 1 is needed.")
+    for name in ("show_goal", "show_rules"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise ValueError(f"{name} is {getattr(config, name)}: a share from 0 to 1 is needed.")
+        if getattr(config, name) and not (config.network.told or name == "show_goal" and config.network.goal_conditioned_core):
+            raise ValueError(f"{name} is {getattr(config, name)}, and the network cannot be told anything: set network.told as well.")
+    if not 0 < config.grow <= 1 or any(size < 4 for size in config.rooms):
+        raise ValueError(f"grow is {config.grow} and rooms {config.rooms}: a share above 0 to 1, and sizes from 4 on, are needed.")
+    if not config.benchmark and (config.network.told or config.network.goal_conditioned_core or config.curriculum.kind != "uniform"):
+        raise ValueError("A single task has no benchmark to tell about or to choose from: name a benchmark, or leave network.told and curriculum.kind as they are.")
+
 # %% ../../nbs/baselines/10_rl2.ipynb #13c4c4a1
 def table_6(**changes) -> TrainConfig:
     "The hyperparameters of the paper's Table 6, without belief, event and attention: plain RL² for a large accelerator. `changes` replace fields."
     ppo = PPOConfig(lr=1e-3, gamma=0.99, gae_lambda=0.95, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5, belief_coef=0.0, max_grad_norm=0.5,
                     num_minibatches=32, update_epochs=1)
-    network = NetworkConfig(eyes="conv", embedding=16, encoder=256, event=0, memory=1024, head=256, attention=False)
+    network = NetworkConfig(encoder_kind="conv", embedding=16, encoder_width=256, event=0, memory=1024, head=256, attention=False)
     config = TrainConfig(env_id="XLand-MiniGrid-R4-13x13", benchmark="high-1m", total_steps=10_000_000_000, num_envs=16_384,
                          steps_per_task=12_800, steps_per_update=256, seed=42, ppo=ppo, network=network)
     return dataclasses.replace(config, **changes)
 
 def _accelerated(device: str, num_envs: int, memory: int, **changes) -> TrainConfig:
     "RL² with belief, in half the bits, for one accelerator."
-    network = NetworkConfig(embedding=16, encoder=256, event=64, memory=memory, head=256, dtype="bfloat16")
+    network = NetworkConfig(embedding=16, encoder_width=256, event=64, memory=memory, head=256, dtype="bfloat16")
     ppo = PPOConfig(lr=5e-4, gamma=0.99, ent_coef=0.01, num_minibatches=16, update_epochs=1)
     return TrainConfig(**{"num_envs": num_envs, "steps_per_task": 2560, "steps_per_update": 128, "device": device, "ppo": ppo, "network": network, **changes})
 
@@ -124,7 +126,7 @@ def finding_out(**changes) -> TrainConfig:
     """The recipe of the agent in the box (`14_agents`), for tasks of all kinds of goals: finding out and carrying out apart, goals shown to half of the agents, rooms that
     grow, and trials so short that remembering pays. `changes` replace fields."""
     config = TrainConfig(max_steps=50, steps_per_task=500, steps_per_update=100, rooms=(5, 6, 7), grow=0.6, show_goal=0.5, ppo=PPOConfig(gamma=0.98),
-                         network=NetworkConfig(event=24, memory=160, acting=128, around=True, longest=200))
+                         network=NetworkConfig(event=24, memory=160, goal_conditioned_core=128, neighbors=True, chrono_horizon=200))
     return dataclasses.replace(config, **changes)
 
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
@@ -153,10 +155,10 @@ def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainC
 def single_task(config: TrainConfig) -> TrainConfig:
     "A configuration made over for an environment that is one task: short sequences, episodes that stand alone; on a laptop also a small network."
     ppo = dataclasses.replace(config.ppo, across_trials=False, belief_coef=0.0, gamma=0.99, ent_coef=0.02, num_minibatches=8)
-    network = dataclasses.replace(config.network, event=0, attention=False, around=False, acting=0, told=False, effects=False)
+    network = dataclasses.replace(config.network, event=0, attention=False, neighbors=False, goal_conditioned_core=0, told=False)
     small = {"num_envs": 128, "total_steps": 2_000_000, "view_size": 7} if config.num_envs <= 256 else {}
     if small:
-        network = dataclasses.replace(network, encoder=64, memory=64, head=64)
+        network = dataclasses.replace(network, encoder_width=64, memory=64, head=64)
     return dataclasses.replace(config, benchmark="", held_out=0.0, max_steps=None, steps_per_task=256, steps_per_update=32, ppo=ppo, network=network, **small)
 
 # %% ../../nbs/baselines/10_rl2.ipynb #f0018fae
@@ -250,28 +252,14 @@ def start_run(config: TrainConfig, num_tasks: int = 0, curriculum=None) -> RunSt
                     None if curriculum is None else curriculum.start(num_tasks))
 
 # %% ../../nbs/baselines/10_rl2.ipynb #4df73f4b
-class Targets(NamedTuple):
-    "What becomes of the objects of a task: `objects (K, 2)` and, for each, whether it is one, whether a rule consumes it, and what that rule makes; see `effects_of`."
-    objects: jax.Array
-    known: jax.Array
-    consumed: jax.Array
-    product: jax.Array
-
-def targets_of(ruleset) -> Targets:
-    "The targets for the effects' loss, of one task."
-    objects = objects_of(ruleset)
-    return Targets(objects, *effects_of(ruleset.rules, objects))
-
-# %% ../../nbs/baselines/10_rl2.ipynb #d818d80e
-def enter(config: TrainConfig, env, params, network: ActorCritic, rulesets, number, key) -> tuple[Play, Callable]:
+def enter(config: TrainConfig, env, params, network: ActorCritic, rulesets, number, key) -> tuple[RolloutState, Callable]:
     """Put the agents `number (B,)` into their tasks, `rulesets (B,)` or None, with empty memories. Returns where they stand, and `step(timestep, action)`."""
     of_each = lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, number)
     reset, play, mask = jax.random.split(key, 3)
     timestep, step = begin(env, params, rulesets, of_each(reset))
     told = tell(of_each(mask), rulesets, config.show_goal, config.show_rules) if config.network.told or config.show_goal else None
-    objects = jax.vmap(targets_of)(rulesets) if config.network.effects else None
     memory = network.start(len(number))
-    return Play(timestep, first_inputs(timestep, env.num_actions(params), config.network.around), memory, play, number, told, objects), step
+    return RolloutState(timestep, first_inputs(timestep, env.num_actions(params), config.network.neighbors), memory, play, number, told), step
 
 def growing_worlds(config: TrainConfig, params, round, keys):
     "The layouts in which a round's tasks are played, one for each of `keys (B,)`: at first all smaller ones, of `config.rooms`, and ever more of full size."
@@ -333,13 +321,13 @@ def _round(config: TrainConfig, curriculum, mesh) -> Callable:
             known, tasks = (known, uniform_tasks(len(benchmark), draws)) if curriculum is None else curriculum.draw(known, draws)
             rulesets = jax.vmap(benchmark.get_ruleset)(tasks)
         world = params.replace(layout=growing_worlds(config, params, state.round, jax.vmap(jax.random.fold_in, (0, None))(draws, 1))) if config.rooms else params
-        play, step = enter(config, env, world, nnx.merge(structure, state.parameters), rulesets, number, begin_key)
+        rollout, step = enter(config, env, world, nnx.merge(structure, state.parameters), rulesets, number, begin_key)
 
         def improve_once(carry, _):
-            learned, play, metrics, record = update(structure, config.ppo, optimizer, step, config.steps_per_update, *carry, axis)
-            return (learned, play), (metrics, record)
+            learned, rollout, metrics, record = update(structure, config.ppo, optimizer, step, config.steps_per_update, *carry, axis)
+            return (learned, rollout), (metrics, record)
 
-        (learned, _), (metrics, records) = jax.lax.scan(improve_once, ((state.parameters, state.optimizer), play), length=updates)
+        (learned, _), (metrics, records) = jax.lax.scan(improve_once, ((state.parameters, state.optimizer), rollout), length=updates)
         metrics = _averaged(metrics)
         if curriculum is not None:
             known = curriculum.record(known, *everyone(axis, (tasks, outcome_of(records))))
@@ -352,7 +340,7 @@ def outcome_of(records: Record) -> Outcome:
     "What each agent made of its task, from the records of a round's updates, with leading axes `(U, B)`."
     trials, solved, reward = (x.sum(0) for x in (records.trials, records.solved, records.reward))
     per_trial = lambda x: jnp.where(trials > 0, x / jnp.maximum(trials, 1), jnp.nan)
-    return Outcome(success=per_trial(solved), returns=per_trial(reward), best=records.best.max(0), trials=trials, value_loss=records.surprise.mean(0))
+    return Outcome(success=per_trial(solved), returns=per_trial(reward), best=records.best.max(0), trials=trials, value_loss=records.positive_value_loss.mean(0))
 
 # %% ../../nbs/baselines/10_rl2.ipynb #e8c9e2b4
 def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
@@ -365,28 +353,28 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
         key, draw, begin_key = jax.random.split(state.key, 3)
         tasks = curriculum.propose(state.curriculum, jax.vmap(jax.random.fold_in, (None, 0))(draw, number))
         network = nnx.merge(structure, state.parameters)
-        play, step = enter(config, env, params, network, jax.vmap(benchmark.get_ruleset)(tasks), number, begin_key)
-        outcome = outcome_of(jax.tree.map(lambda x: x[None], try_out(network, step, play, curriculum.trials * params.max_steps)))
+        rollout, step = enter(config, env, params, network, jax.vmap(benchmark.get_ruleset)(tasks), number, begin_key)
+        outcome = outcome_of(jax.tree.map(lambda x: x[None], try_out(network, step, rollout, curriculum.trials * params.max_steps)))
         return state.replace(key=key, curriculum=curriculum.refresh(state.curriculum, *everyone(axis, (tasks, outcome))))
 
     return refresh
 
-def try_out(network: ActorCritic, step: Callable, play: Play, num_steps: int) -> Record:
+def try_out(network: ActorCritic, step: Callable, rollout: RolloutState, num_steps: int) -> Record:
     "Let the agents act for `num_steps` and keep nothing but the record of each, `(B,)`."
-    heard = network.hear(play.told)
+    features = network.task_features(rollout.told)
 
     def act(carry, _):
         timestep, inputs, memory, key, record = carry
         key, draw = jax.random.split(key)
-        out = think(network, inputs, memory, heard)
-        action = draw_actions(draw, play.number, out.logits)
+        out = policy_step(network, inputs, memory, features)
+        action = draw_actions(draw, rollout.number, out.logits)
         after = step(timestep, action)
         solved = (after.discount == 0) & (after.reward > 0)
-        record = Record(record.trials + after.last(), record.solved + solved, record.reward + after.reward, jnp.maximum(record.best, after.reward), record.surprise)
+        record = Record(record.trials + after.last(), record.solved + solved, record.reward + after.reward, jnp.maximum(record.best, after.reward), record.positive_value_loss)
         return (after, next_inputs(inputs, action, after), out.memory, key, record), None
 
-    nothing = jnp.zeros(len(play.number), jnp.float32)
-    return jax.lax.scan(act, (play.timestep, play.inputs, play.memory, play.key, Record(*[nothing] * 5)), length=num_steps)[0][-1]
+    nothing = jnp.zeros(len(rollout.number), jnp.float32)
+    return jax.lax.scan(act, (rollout.timestep, rollout.inputs, rollout.memory, rollout.key, Record(*[nothing] * 5)), length=num_steps)[0][-1]
 
 # %% ../../nbs/baselines/10_rl2.ipynb #4004dd84
 def _averaged(metrics: dict) -> dict:
@@ -400,24 +388,6 @@ def _averaged(metrics: dict) -> dict:
 # %% ../../nbs/baselines/10_rl2.ipynb #39aeb9eb
 class EndTraining(KeyboardInterrupt):
     "Raised by `on_round`: training ends after this round, with a checkpoint, as after Ctrl-C but without a word."
-
-class Interrupts:
-    "Within this context the first Ctrl-C (or SIGTERM) sets `happened`; the second raises `KeyboardInterrupt`. Outside the main thread it does nothing."
-    happened, expected = False, False  # expected: a program asked for it, and knows
-
-    def __enter__(self):
-        if threading.current_thread() is threading.main_thread():
-            self.before = {which: signal.signal(which, self.note) for which in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def note(self, *_):
-        if self.happened:
-            raise KeyboardInterrupt
-        self.happened = True
-
-    def __exit__(self, *_):
-        for which, handler in getattr(self, "before", {}).items():
-            signal.signal(which, handler)
 
 # %% ../../nbs/baselines/10_rl2.ipynb #8bf410d9
 _MAY_DIFFER = {"out", "checkpoint_minutes", "keep", "total_steps", "devices", "device", "loggers"}
@@ -441,7 +411,7 @@ def _resumed(checkpoints: Checkpoints, config: TrainConfig, tasks: str, fresh: R
                               "or choose another out.")
     if about["tasks"] != tasks:
         raise CheckpointError(f"The run in {checkpoints.folder.parent} was trained on other tasks: resume with the same benchmark, or choose another out.")
-    return checkpoints.load_together(fresh)[0]
+    return load_together(checkpoints, fresh)[0]
 
 # %% ../../nbs/baselines/10_rl2.ipynb #f49b1d1b
 @dataclass(frozen=True)
@@ -496,7 +466,7 @@ class _Run:
         self.config, self.benchmark = config, benchmark
         self.tasks = "a single task" if benchmark is None else digest(benchmark)
         if config.network.told or config.show_goal:
-            check_tellable(benchmark.get_rulesets(np.arange(len(benchmark))) if getattr(benchmark, "open", None) is not None else benchmark.get_ruleset(0))
+            check_tellable(benchmark.get_rulesets(np.arange(len(benchmark))) if getattr(benchmark, "extended", None) is not None else benchmark.get_ruleset(0))
         self.max_steps = make_world(config)[1].max_steps
         uniform = benchmark is None or config.curriculum.kind == "uniform"  # needs no memory
         self.curriculum = None if uniform else make_curriculum(
@@ -561,16 +531,13 @@ def _draw(rows: list, path: Path):
     training_curve(rows, ["return", "success_first", "success_last", "belief_nats"]).savefig(path, dpi=120)
 
 # %% ../../nbs/baselines/10_rl2.ipynb #015fb1f8
-def load_agent(run, step: int | None = None) -> Agent:
-    """The agent in the folder of a run (or in its `checkpoints`), from the latest checkpoint unless a step is named; or an agent in the box, by its name.
+def load_run(run, step: int | None = None) -> Agent:
+    """The agent in the folder of a run (or in its `checkpoints`), from the latest checkpoint unless a step is named.
 
-    Raises `CheckpointError` when there is none or it is damaged, `ValueError` for a name that is neither a folder nor in the box.
+    Raises `CheckpointError` when there is none or it is damaged.
     """
     folder = Path(run).expanduser()
-    if not folder.exists() and len(folder.parts) == 1:
-        from xland_minigrid.baselines.agents import open_box
-        return open_box(str(run))
-    checkpoints = Checkpoints(folder if folder.name == "checkpoints" else folder / "checkpoints")
+    checkpoints = CheckpointFolder(folder if folder.name == "checkpoints" else folder / "checkpoints")
     about = checkpoints.record(step)["about"]
     agent = abstract_agent(from_dict(about["config"]))
     state = checkpoints.load(RunState(agent.parameters, (), None, None, None), step)[0]

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['AXIS', 'find_devices', 'make_mesh', 'replicate', 'spread', 'share', 'everyone', 'on_cluster', 'initialize',
-           'is_first', 'any_process', 'from_first']
+           'is_first', 'any_process']
 
 # %% ../../nbs/baselines/08_scale.ipynb #18b99f78
 import os
-from typing import Any, Callable
+from typing import Callable
 
 import jax
 import jax.numpy as jnp
@@ -114,10 +114,3 @@ def any_process(flag: bool) -> bool:
         return bool(flag)
     from jax.experimental.multihost_utils import process_allgather
     return bool(np.asarray(process_allgather(np.array([flag]))).any())
-
-def from_first(tree):
-    "The values that the first process has, on all of them. All have to ask, with trees of the same shapes."
-    if jax.process_count() == 1:
-        return tree
-    from jax.experimental.multihost_utils import broadcast_one_to_all
-    return broadcast_one_to_all(tree)

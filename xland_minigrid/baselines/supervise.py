@@ -6,44 +6,17 @@
 __all__ = ['supervise']
 
 # %% ../../nbs/baselines/11_supervise.ipynb #877ba693
-import collections
 import contextlib
-import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
-from .checkpoint import Checkpoints
-
-# %% ../../nbs/baselines/11_supervise.ipynb #82c6275f
-_LAUNCH = """
-import os, sys
-parent = int(sys.argv[1])
-if sys.platform == "linux":
-    import ctypes
-    ctypes.CDLL(None, use_errno=True).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
-if os.getppid() == parent:  # or else it died before we asked
-    os.execvp(sys.argv[2], sys.argv[2:])
-"""
-
-def _launch(command: list[str]) -> subprocess.Popen:
-    "Start a command that dies with this process."
-    launcher = [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid())]
-    return subprocess.Popen([*launcher, *command], stdin=subprocess.DEVNULL, start_new_session=True)
-
-def _end(processes: list[subprocess.Popen]) -> None:
-    "Kill processes with all that they started, and leave no zombies."
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    for process in processes:
-        process.wait()
+from .checkpoint import Checkpoints, Interrupts
 
 # %% ../../nbs/baselines/11_supervise.ipynb #c2cba054
 def _free_port() -> int:
@@ -60,89 +33,37 @@ def _commands(command: list[str], processes: int, resume: bool) -> list[list[str
     return [[*command, "--coordinator", meet, "--processes", str(processes), "--process", str(i)] for i in range(processes)]
 
 # %% ../../nbs/baselines/11_supervise.ipynb #c0444e66
-class _Asked:
-    "Within this context SIGINT and SIGTERM are counted instead of obeyed. Outside the main thread it does nothing."
-    times, by = 0, None
-
-    def __enter__(self):
-        if threading.current_thread() is threading.main_thread():
-            self.before = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def note(self, number, _):
-        self.times, self.by = self.times + 1, signal.Signals(number).name
-
-    def __exit__(self, *_):
-        for number, handler in getattr(self, "before", {}).items():
-            signal.signal(number, handler)
-
-# %% ../../nbs/baselines/11_supervise.ipynb #50bc296b
-_TICK = 0.05  # seconds between two looks
-
-def _interrupt(processes: list[subprocess.Popen]) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-
-def _attempt(commands: list[list[str]], asked: _Asked, grace: float, silent) -> tuple[int, int | None, str]:
-    """One attempt of all processes, until none of them is left.
-
-    Returns its status, which process decided that (None: all), and in a few words how it ended. `silent()` says for how many seconds too long nothing has
-    happened, 0 if all is well.
-    """
-    processes, deadline, told = [], None, 0
+def _attempt(commands: list[list[str]], asked: Interrupts, grace: float) -> int:
+    "Run all commands until none of them is left. The status: 0 if all ended in order, else that of the first failure, negative for a signal."
+    processes, deadline, told = [], None, False
     try:
-        processes += (_launch(command) for command in commands)
-        while True:
-            found = [p.poll() for p in processes]
-            ended = [i for i, status in enumerate(found) if status is not None]
-            bad = [i for i in ended if found[i]]
-            now = time.monotonic()
-            if bad and not asked.times:
-                return found[bad[0]], bad[0], _words(found[bad[0]])
-            if len(ended) == len(processes):
-                worst = bad[0] if bad else None
-                return (found[worst], worst, _words(found[worst])) if bad else (0, None, "ended in order")
-            if asked.times > told:
-                told, deadline = asked.times, now + grace
-                if told > 1:
-                    return -signal.SIGKILL, None, "asked twice to stop, and killed"
-                _interrupt(processes)
-            if ended and deadline is None:
-                deadline = now + grace
-            if deadline is not None and now > deadline:
-                return -signal.SIGKILL, found.index(None), f"still running after {grace:g} s of grace, and killed"
-            if not asked.times and (seconds := silent()):
-                return -signal.SIGKILL, None, f"showed no sign of life for {seconds:.0f} s, and killed"
-            time.sleep(_TICK)
+        processes += (subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) for command in commands)
+        while None in [process.poll() for process in processes]:
+            if asked.happened and not told:
+                told, deadline = True, time.monotonic() + grace
+                for process in processes:
+                    process.send_signal(signal.SIGINT)
+            if not told and (failed := [p.returncode for p in processes if p.returncode]):
+                return failed[0]
+            if deadline is None and any(process.returncode == 0 for process in processes):
+                deadline = time.monotonic() + grace
+            if deadline is not None and time.monotonic() > deadline:
+                return -signal.SIGKILL
+            time.sleep(0.05)
+        return next((process.returncode for process in processes if process.returncode), 0)
+    except KeyboardInterrupt:
+        return -signal.SIGKILL
     finally:
         _end(processes)
 
-def _words(status: int) -> str:
-    "How a process ended."
-    if status >= 0:
-        return f"ended with status {status}"
-    with contextlib.suppress(ValueError):
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"was killed by signal {-status}"
+def _end(processes: list[subprocess.Popen]) -> None:
+    "Kill processes with all that they started, and leave no zombies."
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
-# %% ../../nbs/baselines/11_supervise.ipynb #bad1274d
-class _Journal:
-    "Lines about what happened, to stderr and to a file, if there is a folder for one. A journal that cannot be written stops nothing."
-
-    def __init__(self, folder: Path | None):
-        self.path = None if folder is None else folder / "supervisor.jsonl"
-
-    def __call__(self, event: str, sentence: str, **facts) -> None:
-        print(f"supervisor: {sentence}", file=sys.stderr, flush=True)
-        row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, "sentence": sentence, **facts}
-        with contextlib.suppress(OSError):
-            if self.path:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                with open(self.path, "a") as file:
-                    file.write(json.dumps(row) + "\n")
-
-# %% ../../nbs/baselines/11_supervise.ipynb #72c72e6c
+# %% ../../nbs/baselines/11_supervise.ipynb #54b12a7b
 _CHECK = """
 import sys
 from xland_minigrid.baselines.checkpoint import CheckpointError, Checkpoints
@@ -152,140 +73,65 @@ except CheckpointError as error:
     print(error)
 """
 
-def _latest(checkpoints: Checkpoints | None) -> int | None:
-    "The step of the latest checkpoint, None if there is none."
-    with contextlib.suppress(OSError):
-        return (checkpoints.steps() or [None])[-1] if checkpoints else None
-    return None
-
-def _fall_back(checkpoints: Checkpoints, journal: _Journal) -> bool:
+def _fall_back(checkpoints: Checkpoints) -> bool:
     "Set the latest checkpoint aside if it is damaged and there is an older one. Whether that was done."
-    there = checkpoints.steps()
-    if len(there) < 2:
+    steps = checkpoints.steps()
+    if len(steps) < 2:
         return False
-    told = subprocess.run([sys.executable, "-c", _CHECK, str(checkpoints.folder)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                          env={**os.environ, "JAX_PLATFORMS": "cpu"}).stdout.strip()
-    if told:
-        aside = checkpoints.set_aside(there[-1])
-        journal("fall back", f"the checkpoint of step {there[-1]} is damaged and now called {aside.name}; the next start is from step {there[-2]}.",
-                step=there[-2], reason=told)
-    return bool(told)
+    damage = subprocess.run([sys.executable, "-c", _CHECK, str(checkpoints.folder)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                            env={**os.environ, "JAX_PLATFORMS": "cpu"}).stdout.strip()
+    if damage:
+        _say(f"{damage} It is now called {checkpoints.set_aside(steps[-1]).name}.")
+    return bool(damage)
 
-def _watch_silence(folder: Path | None, patience: float | None):
-    "A function that says for how many seconds nothing in a run's folder has changed, 0 as long as that is less than `patience`."
-    if patience is None:
-        return lambda: 0
-    files = (folder / "metrics.jsonl", folder / "checkpoints")
-    state = lambda: [f.stat().st_mtime_ns if f.exists() else 0 for f in files]
-    begun, seen = time.monotonic(), state()
-    def silent():
-        nonlocal begun, seen
-        with contextlib.suppress(OSError):
-            if (now := state()) != seen:
-                begun, seen = time.monotonic(), now
-        seconds = time.monotonic() - begun
-        return seconds if seconds > patience else 0
-    return silent
+def _say(sentence: str) -> None:
+    print(f"supervisor: {sentence}", file=sys.stderr, flush=True)
 
-# %% ../../nbs/baselines/11_supervise.ipynb #80bc85fc
+# %% ../../nbs/baselines/11_supervise.ipynb #bad1274d
 _USAGE = 2  # the status of a command that was called wrongly: no start will ever do better
 
-def _check_arguments(command, max_restarts, window, grace, processes, tries, patience, folder):
-    if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
-        raise TypeError(f"command is {command!r}: give the words of the command as a list of strings.")
-    if shutil.which(command[0]) is None:
-        raise ValueError(f"There is no program {command[0]}: the first word of command must be one, sys.executable for example.")
-    for name, value, least in (("max_restarts", max_restarts, 0), ("processes", processes, 1), ("tries", tries, 1)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} is {value!r}: it must be a whole number, at least {least}.")
-    for name, value in (("window", window), ("grace", grace), *([("patience", patience)] if patience is not None else [])):
-        if not isinstance(value, (int, float)) or not value > 0:
-            raise ValueError(f"{name} is {value!r}: it must be more than 0 seconds.")
-    if patience is not None and folder is None:
-        raise ValueError("patience needs the folder of the run, whose files are the signs of life: give folder as well.")
-
-def supervise(command: list[str], *, max_restarts: int = 10, window: float = 3600.0, grace: float = 30.0, folder=None, processes: int = 1, tries: int = 3,
-              patience: float | None = None, pause: float = 1.0) -> int:
-    """Run a training command to its end, starting it again from the last whole checkpoint whenever it dies. Call it from the main thread.
+def supervise(command: list[str], *, folder, processes: int = 1, tries: int = 3, grace: float = 30.0, pause: float = 1.0) -> int:
+    """Run a training command to its end; start it again from the last whole checkpoint whenever it dies. Call it from the main thread.
 
     Args:
         command: the words of the command, `[sys.executable, "-m", "xland_minigrid", "train", ...]`. It must understand `--resume` and, for several processes,
             `--coordinator HOST:PORT --processes N --process I`, which are added to it; and end in order, saving, on SIGINT.
-        max_restarts: how many starts after the first are allowed within `window` seconds.
-        grace: seconds that a process gets to end after it was asked to, or after another one was done.
-        folder: the folder of the run (`TrainConfig.out`), with `checkpoints/` in it; None means that every start begins anew.
+        folder: the folder of the run (`TrainConfig.out`), with `checkpoints/` in it.
         processes: how many to start on this machine. If one dies, all are started again.
         tries: how many starts in a row may end without a new checkpoint.
-        patience: seconds without a new row of metrics or checkpoint after which a run counts as hung and is started again; None never does so. Compiling is silent.
-        pause: seconds before a further start.
+        grace: seconds that a process gets to end after it was asked to, or after another one was done. pause: seconds before a further start.
 
     Returns the status of the command: 0 when it ended in order, also when it was asked to by SIGINT or SIGTERM; otherwise that of the last failure, 128 and the
     number of the signal if it was killed. Raises `TypeError` and `ValueError` for wrong arguments before anything is started.
     """
-    folder = None if folder is None else Path(folder).expanduser().absolute()
-    _check_arguments(command, max_restarts, window, grace, processes, tries, patience, folder)
-    checkpoints = None if folder is None else Checkpoints(folder / "checkpoints")
-    journal, restarts, fruitless = _Journal(folder), collections.deque(), 0
-    wanted = "--resume" in command
-    resume, before = wanted, _latest(checkpoints)
-    reached = before
-
-    with _Asked() as asked:
+    _check_arguments(command, processes, tries)
+    checkpoints, fruitless, wanted = Checkpoints(Path(folder) / "checkpoints"), 0, "--resume" in command
+    latest = lambda: (checkpoints.steps() or [None])[-1]
+    resume, first, reached = wanted, latest(), latest()
+    with Interrupts() as asked:
         while True:
-            begin = reached if resume else None
-            journal("start", f"starting {_number(processes, 'process', 'es')} {_from(begin)}.", step=begin)
-            status, which, how = _attempt(_commands(command, processes, resume), asked, grace, _watch_silence(folder, patience))
-            last, reached = reached, _latest(checkpoints)
-            fruitless = fruitless + 1 if reached == last else 0
-            who = "training" if which is None or processes == 1 else f"process {which}"
-            facts = dict(step=reached, status=status, process=which)
-            if status == 0 or asked.times:
-                journal("end", f"{f'after {asked.by} ' if asked.times else ''}{who} {how}; {_at(reached)}.", **facts)
-                return _exit_status(status)
-            if reason := _hopeless(status, fruitless, _recent(restarts, window), tries, max_restarts, window):
-                journal("give up", f"{who} {how}; giving up, as {reason}; {_at(reached)}.", **facts)
-                return _exit_status(status)
-            journal("restart", f"{who} {how}; {_at(reached)}; starting again.", **facts)
-            if fruitless and begin is not None and _fall_back(checkpoints, journal):
-                reached, fruitless = _latest(checkpoints), 0
-            resume = wanted or reached is not None and (resume or reached != before)
-            _wait(pause, asked)
-            if asked.times:
-                journal("end", f"after {asked.by} it is not started again; {_at(reached)}.", **facts)
-                return _exit_status(status)
+            _say(f"starting {processes} {'process' if processes == 1 else 'processes'} from {f'step {reached}' if resume else 'the beginning'}.")
+            before, status = reached, _attempt(_commands(command, processes, resume), asked, grace)
+            reached = latest()
+            fruitless = fruitless + 1 if reached == before else 0
+            exit_status = 128 - status if status < 0 else status
+            ended = f"training ended with status {exit_status}, the last checkpoint is {f'step {reached}' if reached is not None else 'none'}"
+            if status == 0 or asked.happened or status == _USAGE or fruitless >= tries:
+                _say(f"{ended}{'; giving up, see its message above' if status and not asked.happened else ''}.")
+                return exit_status
+            _say(f"{ended}; starting again.")
+            if fruitless and resume and _fall_back(checkpoints):
+                reached, fruitless = latest(), 0
+            resume = wanted or reached is not None and (resume or reached != first)
+            time.sleep(pause)
+            if asked.happened:
+                return exit_status
 
-# %% ../../nbs/baselines/11_supervise.ipynb #a0b85924
-def _number(n: int, what: str, more: str = "s") -> str:
-    return f"{n} {what}{more if n > 1 else ''}"
-
-def _at(step: int | None) -> str:
-    return "there is no checkpoint" if step is None else f"the last checkpoint is step {step}"
-
-def _from(step: int | None) -> str:
-    return "from the beginning" if step is None else f"from step {step}"
-
-def _exit_status(status: int) -> int:
-    "The status for a shell: 128 and the number of the signal for a process that was killed."
-    return 128 - status if status < 0 else status
-
-def _recent(deaths: collections.deque, window: float) -> int:
-    "Note one more death; how many there were within the last `window` seconds."
-    deaths.append(time.monotonic())
-    while deaths[-1] - deaths[0] > window:
-        deaths.popleft()
-    return len(deaths)
-
-def _hopeless(status: int, fruitless: int, deaths: int, tries: int, max_restarts: int, window: float) -> str | None:
-    "Why there is no use in another start, None if there is."
-    if status == _USAGE:
-        return "it was called wrongly: see its message above"
-    if fruitless >= tries:
-        return f"{_number(fruitless, 'start')} in a row made no new checkpoint: see its message above"
-    if deaths > max_restarts:
-        return f"it died {_number(deaths, 'time')} within {window:g} s: raise max_restarts if that is to be expected"
-    return None
-
-def _wait(seconds: float, asked: _Asked) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and not asked.times:
-        time.sleep(_TICK)
+def _check_arguments(command, processes: int, tries: int) -> None:
+    if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
+        raise TypeError(f"command is {command!r}: give the words of the command as a list of strings.")
+    if shutil.which(command[0]) is None:
+        raise ValueError(f"There is no program {command[0]}: the first word of command must be one, sys.executable for example.")
+    for name, value in (("processes", processes), ("tries", tries)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} is {value!r}: it must be a whole number, at least 1.")

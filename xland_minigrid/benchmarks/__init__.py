@@ -1,19 +1,6 @@
 """Many tasks: make them, keep them, sample and split them."""
-from xland_minigrid.benchmarks.benchmark import (
-    Benchmark,
-    BenchmarkFileError,
-    benchmark_file,
-    benchmark_info,
-    benchmark_sizes,
-    data_folder,
-    digest,
-    find_benchmark,
-    generate_benchmark,
-    load_benchmark,
-    load_benchmark_from_path,
-    registered_benchmarks,
-)
-from xland_minigrid.benchmarks.files import read_file, read_manifest, write_file
+from xland_minigrid.benchmarks.benchmark import Benchmark, generate_benchmark
+from xland_minigrid.benchmarks.files import BenchmarkFileError, data_folder, digest, read_file, read_manifest, write_file
 from xland_minigrid.benchmarks.generate import (
     GENERATOR_VERSION,
     GOAL_KINDS,
@@ -27,18 +14,27 @@ from xland_minigrid.benchmarks.generate import (
     max_rules,
     recipe_of,
 )
+from xland_minigrid.benchmarks.registry import (
+    benchmark_file,
+    benchmark_info,
+    find_benchmark,
+    load_benchmark,
+    load_benchmark_from_path,
+    registered_benchmarks,
+)
 from xland_minigrid.benchmarks.splits import Split, split_rows
 
 # What needs time or other packages to import is imported when it is asked for.
 _LATER = {
-    "demonstrations": ("Demonstrations", "DemonstrationsFileError", "check_demonstrations", "load_demonstrations", "noise_schedule", "save_demonstrations"),
+    "demonstrations": ("Demonstrations", "check_demonstrations", "load_demonstrations", "noise_schedule", "save_demonstrations"),
     "difficulty": ("Difficulty", "stratified"),
     "exact": ("Shortest", "shortest"),
     "hub": ("HubError", "fetch"),
-    "oracle": ("Solution", "Failure", "estimated_steps", "reference_steps", "replay", "solve_from", "solve_tasks"),
-    "probes": ("PROBES", "Probe", "probe", "probes_benchmark", "score_probes"),
+    "oracle": ("estimated_steps", "reference_steps", "replay", "solve_tasks"),
+    "planner": ("Failure", "Solution", "solve_from"),
+    "probes": ("PROBES", "Probe", "probe", "probes_benchmark"),
     "solve": ("Plan", "Plans", "Reason", "plan_of", "prove"),
-    "statistics": ("benchmark_statistics", "deduplicate", "figure_4", "plot_statistics"),
+    "statistics": ("benchmark_statistics", "deduplicate"),
 }
 _WHERE = {name: module for module, names in _LATER.items() for name in names}
 

@@ -7,14 +7,14 @@ __all__ = ['NEVER', 'SPLITS', 'goal_objects', 'rule_objects', 'Trees', 'task_tre
            'first_groups', 'seeded', 'below_share', 'split_rows']
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #e95ae102
-import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
-from .generate import _checked_arrays, identities, mix
+from .generate import identities, mix
+from .solve import checked_arrays
 from ..core.goals import goal_kinds
+from ..core.helpers import checked_int, in_threads
 from ..core.rules import rule_kinds
 from ..core.tiles import COLOR_NAMES, FLOOR, TILE_NAMES, pack_pairs, tile_name
 
@@ -22,7 +22,7 @@ from ..core.tiles import COLOR_NAMES, FLOOR, TILE_NAMES, pack_pairs, tile_name
 def goal_objects(goals) -> np.ndarray:
     "The packed tiles that goals `(n, 5)` name: `(2, n)` uint8, 0 for none."
     kind = goals[:, 0]
-    position_only = goal_kinds.sets[kind, 1] >> 6 & 3 == 2
+    position_only = goal_kinds.declared[kind, 1] >> 6 & 3 == 2
     first = np.where((kind == 0) | position_only, 0, pack_pairs(goals[:, 1:3]))
     return np.stack([first, np.where(goal_kinds.two[kind], pack_pairs(goals[:, 3:5]), 0)]).astype(np.uint8)
 
@@ -96,14 +96,13 @@ def task_trees(goals, rules, init_tiles, chunk: int = 1 << 11) -> Trees:
     It asks what can be made from what, not whether a dead end can be avoided on the way. Raises `ValueError` for other shapes, and for a kind that
     is not known here.
     """
-    goals, rules, init_tiles = _checked_arrays(goals, rules, init_tiles)
+    goals, rules, init_tiles = checked_arrays(goals, rules, init_tiles)
     _check_known(goals, rules, init_tiles)
     trees = Trees(np.empty(len(goals), np.uint8), np.empty(rules.shape[:2], bool))
     def work(start):
         part = slice(start, start + chunk)
         trees.depth[part], trees.in_tree[part] = _tree_of(goals[part], rules[part], init_tiles[part])
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        list(pool.map(work, range(0, len(goals), chunk)))
+    in_threads(work, range(0, len(goals), chunk))
     return trees
 
 def _check_known(goals, rules, init_tiles) -> None:
@@ -188,8 +187,7 @@ def _by_share(by: str, arrays, goal_ids, share: float = 0.8, seed: int = 0, grou
     "The splits `goal_id`, `goal`, `random` and `hash`."
     if isinstance(share, bool) or not isinstance(share, (int, float, np.number)) or not 0 <= share <= 1:
         raise ValueError(f"share is {share!r}; the share of the training side, a number from 0 to 1, is needed.")
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**64:
-        raise ValueError(f"seed is {seed!r}; an integer from 0 to 2**64 - 1 is needed.")
+    checked_int("seed", seed, 0, 2**64 - 1)
     keys = _group_keys(by if by in ("goal_id", "goal") else group, arrays, goal_ids)
     hashes = seeded(keys, seed)
     chosen = below_share(hashes, share) if by == "hash" else first_groups(keys, share, hashes if by == "random" else None)
@@ -199,23 +197,27 @@ def _by_share(by: str, arrays, goal_ids, share: float = 0.8, seed: int = 0, grou
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #37dcced1
 _NONE = 255  # no value, in the arrays of values below; as a packed object, tile and colour 15, which do not exist
+_ONE = {"goal_kind": "kind of goal", "rule_kind": "kind of rule"}  # what one value is called, where that is not the name of the split
 
-def _named(name: str, names) -> int | str:
-    return names.index(name.lower()) if isinstance(name, str) and name.lower() in names else name
+def _known(by: str) -> dict[int, str]:
+    "The values that a split can name: the number of each, and how it is written."
+    if by in ("goal_kind", "rule_kind"):
+        return {i: cls.__name__ for i, cls in (goal_kinds if by == "goal_kind" else rule_kinds).classes.items() if i}
+    if by == "depth":
+        return {depth: str(depth) for depth in range(NEVER - 1)}
+    if by == "object":
+        return {t << 4 | c: tile_name(t, c) for t in range(len(TILE_NAMES)) for c in range(len(COLOR_NAMES))}
+    return dict(enumerate(COLOR_NAMES if by == "colour" else TILE_NAMES))
 
-def _one_object(pair) -> int:
-    "A pair (tile, colour), as numbers or names, as a packed byte; −1 where there is no such thing."
-    tile, color = (int(_named(part, names)) for part, names in zip(pair, (TILE_NAMES, COLOR_NAMES), strict=True))
-    return tile << 4 | color if 0 <= tile < len(TILE_NAMES) and 0 <= color < len(COLOR_NAMES) else -1
-
-_VALUES = {  # what a value may be: how it is read, which exist, how it is written, and what to say when it is wrong
-    "goal_kind": (lambda v: getattr(v, "ID", v), lambda: sorted(set(goal_kinds.classes) - {0}), lambda v: goal_kinds.classes[v].__name__, "kind of goal"),
-    "rule_kind": (lambda v: getattr(v, "ID", v), lambda: sorted(set(rule_kinds.classes) - {0}), lambda v: rule_kinds.classes[v].__name__, "kind of rule"),
-    "depth": (lambda v: v, lambda: range(NEVER - 1), str, "depth"),
-    "colour": (lambda v: _named(v, COLOR_NAMES), lambda: range(len(COLOR_NAMES)), lambda v: COLOR_NAMES[v], "colour"),
-    "shape": (lambda v: _named(v, TILE_NAMES), lambda: range(len(TILE_NAMES)), lambda v: TILE_NAMES[v], "shape"),
-    "object": (_one_object, lambda: [t << 4 | c for t in range(len(TILE_NAMES)) for c in range(len(COLOR_NAMES))], lambda v: tile_name(v >> 4, v & 15), "object"),
-}
+def _number(by: str, value) -> int:
+    "The number of one value: an integer, a class, a name, or for an object a pair (tile, colour) of those. Raises an error for anything else."
+    if by == "object":
+        tile, color = value
+        return _number("shape", tile) << 4 | _number("colour", color)
+    number = {name: i for i, name in _known(by).items()}[value.lower()] if isinstance(value, str) else getattr(value, "ID", value)
+    if number != int(number) or int(number) not in _known(by):
+        raise ValueError(number)
+    return int(number)
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #0d14a18e
 def _is_one_object(values) -> bool:
@@ -223,20 +225,16 @@ def _is_one_object(values) -> bool:
 
 def _read_values(by: str, name: str, values) -> np.ndarray:
     "A bool table `(256,)` of the values in an option. Raises `ValueError` for those that do not exist."
-    read, known, _, what = _VALUES[by]
     if by == "object" and _is_one_object(values) or not isinstance(values, (list, tuple, set, frozenset, range, np.ndarray)):
         values = (values,)
-    table, known = np.zeros(256, bool), set(known())
+    table, known, what = np.zeros(256, bool), _known(by), _ONE.get(by, by)
     for value in values:
         try:
-            number = int(read(value))
-        except (TypeError, ValueError, OverflowError, IndexError):
-            number = -1
-        if number not in known or (isinstance(value, float) and value != number):
+            table[_number(by, value)] = True
+        except (TypeError, ValueError, OverflowError, LookupError):
             listed = f"{min(known)} to {max(known)}" if len(known) > 40 else ", ".join(map(str, sorted(known)))
-            example = "pairs (tile, colour) such as (Tiles.KEY, Colors.RED)" if by == "object" else f"{listed}" + (f" (or names such as {_VALUES[by][2](6)!r})" if by in ("colour", "shape") else "")
-            raise ValueError(f"{name} holds {value!r}, which is no {what}; there are {example}.")
-        table[number] = True
+            there = {"object": "pairs (tile, colour) such as (Tiles.KEY, Colors.RED)"}.get(by, listed + (f" (or names such as {known[6]!r})" if by in ("colour", "shape") else ""))
+            raise ValueError(f"{name} holds {value!r}, which is no {what}; there are {there}.") from None
     if not table.any():
         raise ValueError(f"{name} is empty; name at least one {what}.")
     return table
@@ -249,12 +247,12 @@ def _tables(by: str, train, test) -> tuple[np.ndarray, np.ndarray, tuple[bool, b
     if train is None and test is None and (train := _PAPER.get(by)) is None:
         raise ValueError(f"A split by {by} needs train or test, the values of that side; the other side gets the rest.")
     every = np.zeros(256, bool)
-    every[list(_VALUES[by][1]())] = True
+    every[list(_known(by))] = True
     given = train is not None, test is not None
     train, test = (None if v is None else _read_values(by, name, v) for name, v in (("train", train), ("test", test)))
     train, test = every & ~test if train is None else train, every & ~train if test is None else test
     if (both := np.flatnonzero(train & test)).size:
-        raise ValueError(f"{_VALUES[by][2](int(both[0]))} is a value of both train and test; name it on one side.")
+        raise ValueError(f"{_known(by)[int(both[0])]} is a value of both train and test; name it on one side.")
     return train, test, given
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #df702f9b
@@ -312,7 +310,7 @@ def _checked_depth(depth, n: int) -> np.ndarray:
 
 def _about(by: str, tables, given, distractors: str) -> str:
     "A split by values in words."
-    train, test = (", ".join(_VALUES[by][2](int(v)) for v in np.flatnonzero(table)) if named else "the rest" for table, named in zip(tables, given))
+    train, test = (", ".join(_known(by)[int(v)] for v in np.flatnonzero(table)) if named else "the rest" for table, named in zip(tables, given))
     return f"by {by}, train on {train}, test on {test}" + (f", mere distractors: {distractors}" if distractors != "leave out" else "")
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #ab016b9a
@@ -348,7 +346,7 @@ def split_rows(goals, rules, init_tiles, by: str = "random", *, goal_ids=None, *
     options = {name: value for name, value in options.items() if value is not None}
     if unknown := [name for name in options if name not in _OPTIONS[by]]:
         raise TypeError(f"A split by {by} has no option {', '.join(unknown)}; it has {', '.join(_OPTIONS[by])}.")
-    arrays = _checked_arrays(goals, rules, init_tiles)
+    arrays = checked_arrays(goals, rules, init_tiles)
     goal_ids = identities(*arrays)[1] if goal_ids is None else np.asarray(goal_ids, np.uint64)
     if len(goal_ids) != len(arrays[0]):
         raise ValueError(f"There are {len(goal_ids):,} goal_ids for {len(arrays[0]):,} tasks; one for each is needed.")

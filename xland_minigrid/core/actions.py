@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .grid import DIRECTIONS, inside
+from .walls import DIRECTIONS, inside
 from .struct import PyTreeNode, field
 from .tiles import EMPTY, END_OF_MAP, FLOOR, PICKABLE, WALKABLE, Tiles, is_one_of, pack_pairs, tile_set, unpack
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 from ..core.struct import field_names
-from .environment import EnvParams, Environment
-from .minigrid import check_params
+from .environment import EnvParams, Environment, check_params
 
 # %% ../../nbs/envs/04_registration.ipynb #10d15171
 @dataclass(frozen=True)
@@ -23,6 +22,7 @@ class EnvSpec:
     kwargs: dict = field(default_factory=dict)
 
 _REGISTRY: dict[str, EnvSpec] = {}
+_BUILT_IN: set[str] = set()   # filled below; these variants never change
 
 # %% ../../nbs/envs/04_registration.ipynb #46567f3c
 def register(id: str, entry_point: str, **kwargs) -> None:
@@ -32,9 +32,10 @@ def register(id: str, entry_point: str, **kwargs) -> None:
         id: begins with `XLand-MiniGrid` or `MiniGrid`.
         entry_point: `"module:Class"` of an `Environment`.
         kwargs: parameters of this variant, passed to its `default_params`.
-    Raises `ValueError` when the id is taken or does not begin that way, or the entry point is not of that form.
+    Running the cell again replaces the parameters. Raises `ValueError` when the id is built in or another class has it, when it does not begin that way, or the entry point
+    is not of that form.
     """
-    if id in _REGISTRY:
+    if id in _REGISTRY and (id in _BUILT_IN or _REGISTRY[id].entry_point != entry_point):
         raise ValueError(f"An environment {id!r} is registered already: choose another id.")
     if not id.startswith(("XLand-MiniGrid", "MiniGrid")):
         raise ValueError(f"The id {id!r} must begin with 'XLand-MiniGrid' or 'MiniGrid'.")
@@ -92,3 +93,5 @@ for _n in (8, 16, 32, 64, 128):
 
 for _n in (5, 6, 7):
     register(f"MiniGrid-LavaGapS{_n}", "xland_minigrid.envs.minigrid:LavaGap", height=_n, width=_n)
+
+_BUILT_IN.update(_REGISTRY)

@@ -49,9 +49,6 @@ class Wrapper(Environment):
         return self._env.render(params, timestep)
 
 # %% ../../nbs/envs/05_wrappers.ipynb #79096fc9
-def _state_and_observation(timestep: TimeStep):
-    return timestep.state, timestep.observation
-
 class GymAutoResetWrapper(Wrapper):
     "Resets in the step that ends a trial (Gym's custom); the terminal observation is `timestep.final_observation`."
 
@@ -61,9 +58,12 @@ class GymAutoResetWrapper(Wrapper):
 
     def step(self, params, timestep, action):
         timestep = self._env.step(params, timestep.replace(final_observation=None), action)
-        restart = where_needed(lambda params, key: _state_and_observation(self._env.reset(params, key)))
-        state, observation = restart(timestep.last(), _state_and_observation(timestep), params, timestep.state.key)
+        state, observation = where_needed(self._restart)(timestep.last(), (timestep.state, timestep.observation), params, timestep.state.key)
         return timestep.replace(state=state, observation=observation, final_observation=timestep.observation)
+
+    def _restart(self, params, key):
+        timestep = self._env.reset(params, key)
+        return timestep.state, timestep.observation
 
 # %% ../../nbs/envs/05_wrappers.ipynb #eb665351
 class DmEnvAutoResetWrapper(Wrapper):
@@ -75,13 +75,18 @@ class DmEnvAutoResetWrapper(Wrapper):
 
 # %% ../../nbs/envs/05_wrappers.ipynb #1bed9baa
 class ObservationWrapper(Wrapper):
-    "Adds entries to the observation; subclasses write `extra` and `extra_shape`."
+    """Changes the observation. Subclasses write `extra` and `extra_shape`, which add entries, or override `observe` and `observe_shape`.
+
+    Around `GymAutoResetWrapper` it works on the inside, so that `final_observation` is changed as well.
+    """
 
     def __init__(self, env: Environment):
-        while isinstance(env, ObservationWrapper) and env._outermost:
-            env = env._env
-        self._outermost = isinstance(env, GymAutoResetWrapper)
-        super().__init__(GymAutoResetWrapper(type(self)(env._env)) if self._outermost else env)
+        auto_reset = env
+        while isinstance(auto_reset, ObservationWrapper):
+            auto_reset = auto_reset._env
+        inside = isinstance(auto_reset, GymAutoResetWrapper)
+        observed = _Observed(auto_reset._env if inside else env, self)
+        super().__init__(GymAutoResetWrapper(observed) if inside else observed)
 
     def extra(self, state: State) -> dict[str, jax.Array]:
         "The entries to add, from the state."
@@ -91,24 +96,32 @@ class ObservationWrapper(Wrapper):
         "Their shapes."
         raise NotImplementedError
 
-    def observation_shape(self, params):
-        shape = self._env.observation_shape(params)
-        if self._outermost:
-            return shape
+    def observe(self, observation, state: State):
+        "The observation to show, from that of the environment inside."
+        return {**(observation if isinstance(observation, dict) else {"img": observation}), **self.extra(state)}
+
+    def observe_shape(self, shape, params: EnvParams):
+        "Its shape, from that of the environment inside."
         return {**(shape if isinstance(shape, dict) else {"img": shape}), **self.extra_shape(params)}
 
-    def _extend(self, timestep: TimeStep) -> TimeStep:
-        if self._outermost:
-            return timestep
-        seen = timestep.observation
-        seen = seen if isinstance(seen, dict) else {"img": seen}
-        return timestep.replace(observation={**seen, **self.extra(timestep.state)})
+class _Observed(Wrapper):
+    "An environment with the observations that an `ObservationWrapper`, whose place in the stack it takes, makes of them."
+
+    def __init__(self, env: Environment, wrapper: ObservationWrapper):
+        super().__init__(env)
+        self.wrapper = wrapper
+
+    def _changed(self, timestep: TimeStep) -> TimeStep:
+        return timestep.replace(observation=self.wrapper.observe(timestep.observation, timestep.state))
+
+    def observation_shape(self, params):
+        return self.wrapper.observe_shape(self._env.observation_shape(params), params)
 
     def reset(self, params, key):
-        return self._extend(self._env.reset(params, key))
+        return self._changed(self._env.reset(params, key))
 
     def step(self, params, timestep, action):
-        return self._extend(self._env.step(params, timestep, action))
+        return self._changed(self._env.step(params, timestep, action))
 
 # %% ../../nbs/envs/05_wrappers.ipynb #b000f0b1
 class DirectionObservationWrapper(ObservationWrapper):
@@ -123,16 +136,16 @@ class DirectionObservationWrapper(ObservationWrapper):
 class RulesAndGoalsObservationWrapper(ObservationWrapper):
     """Adds what is normally hidden: `goal_encoding` uint8 `(5,)` and `rule_encoding` uint8 `(R, 7)`.
 
-    Of tasks beyond the tables, whose encodings do not say all, also `goal_table` uint32 `(K, 4)` and `laws` uint32 `(R, 2)` (see `compose`).
+    Of tasks beyond the tables, whose encodings do not say all, also `goal_table` uint32 `(K, 4)` and `compiled_rules` uint32 `(R, 2)` (see `compose`).
     """
 
     def extra(self, state):
-        beyond = {} if state.open is None else {"goal_table": state.open.goals, "laws": state.open.laws}
+        beyond = {} if state.extended is None else {"goal_table": state.extended.goals, "compiled_rules": state.rules}
         return {"goal_encoding": state.goal_encoding, "rule_encoding": state.rule_encoding, **beyond}
 
     def extra_shape(self, params):
         if not hasattr(params, "ruleset"):
             return {"goal_encoding": (5,), "rule_encoding": (1, 7)}
-        rules, open = tuple(params.ruleset.rules.shape[-2:]), params.ruleset.open
-        beyond = {} if open is None else {"goal_table": tuple(open.goals.shape[-2:]), "laws": tuple(open.laws.shape[-2:])}
+        rules, extended = tuple(params.ruleset.rules.shape[-2:]), params.ruleset.extended
+        beyond = {} if extended is None else {"goal_table": tuple(extended.goals.shape[-2:]), "compiled_rules": tuple(extended.rules.shape[-2:])}
         return {"goal_encoding": (5,), "rule_encoding": rules, **beyond}

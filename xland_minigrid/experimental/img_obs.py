@@ -1,2 +1,2 @@
 """Image observations, under the path that xminigrid's users import."""
-from ..viz.images import RGBImgObservationWrapper
+from ..compat.names import RGBImgObservationWrapper

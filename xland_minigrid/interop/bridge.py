@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['need', 'key_of', 'keys_of', 'World', 'build', 'Seen', 'seen_of', 'to_numpy', 'check_one_action', 'check_actions',
-           'Simulator', 'Bounds', 'observation_bounds', 'axes_of', 'choose', 'compiled_batch']
+           'Simulator', 'Bounds', 'bounds_of', 'observation_bounds', 'axes_of', 'choose', 'compiled_batch']
 
 # %% ../../nbs/interop/02_bridge.ipynb #288a4006
 import functools
@@ -20,7 +20,7 @@ from ..core.actions import NUM_ACTIONS
 from ..core.tiles import NUM_COLORS, NUM_TILES
 from ..envs.environment import EnvParams, Environment
 from ..envs.registration import make
-from ..envs.sampling import RulesetSamplingWrapper, _try_out
+from ..envs.sampling import RulesetSamplingWrapper, try_out
 from ..envs.wrappers import DirectionObservationWrapper, RulesAndGoalsObservationWrapper
 
 # %% ../../nbs/interop/02_bridge.ipynb #b791f032
@@ -155,7 +155,7 @@ def _with_ruleset(recipe, params, ruleset, num_envs) -> World:
     batch = jax.tree.map(np.asarray if axes else lambda x: np.asarray(x)[None], ruleset)
     for number in range(batch.goal.shape[0]):
         jax.tree.map(lambda x: x[number], batch).validate()
-    _try_out(_layers(*recipe), params, batch)
+    try_out(_layers(*recipe), params, batch)
     return World(recipe, params.replace(ruleset=jax.tree.map(jnp.asarray, ruleset)), batched=axes == 1)
 
 # %% ../../nbs/interop/02_bridge.ipynb #33b402ef
@@ -187,8 +187,8 @@ def check_one_action(action) -> int:
         raise ValueError(f"There is no action {number}: actions are 0 to {NUM_ACTIONS - 1}.")
     return number
 
-def check_actions(actions, num_envs: int) -> np.ndarray | jax.Array:
-    """The actions `(num_envs,)` of a batch. Raises `TypeError` or `ValueError` with one sentence when they are not so many integers 0 to 5.
+def check_actions(actions, num_envs: int, num_actions: int = NUM_ACTIONS) -> np.ndarray | jax.Array:
+    """The actions `(num_envs,)` of a batch. Raises `TypeError` or `ValueError` with one sentence when they are not so many integers below `num_actions`.
 
     Arrays on an accelerator are not fetched to look at their values: there another number does nothing.
     """
@@ -197,9 +197,9 @@ def check_actions(actions, num_envs: int) -> np.ndarray | jax.Array:
     if actions.shape != (num_envs,):
         raise ValueError(f"The actions have shape {actions.shape}: give one for each world, ({num_envs},).")
     if actions.dtype.kind not in "iu":
-        raise TypeError(f"Actions are integers 0 to {NUM_ACTIONS - 1}, not {actions.dtype}.")
-    if not far and not ((actions >= 0) & (actions < NUM_ACTIONS)).all():
-        raise ValueError(f"There is no action {actions[(actions < 0) | (actions >= NUM_ACTIONS)][0]}: actions are 0 to {NUM_ACTIONS - 1}.")
+        raise TypeError(f"Actions are integers 0 to {num_actions - 1}, not {actions.dtype}.")
+    if not far and not ((actions >= 0) & (actions < num_actions)).all():
+        raise ValueError(f"There is no action {actions[(actions < 0) | (actions >= num_actions)][0]}: actions are 0 to {num_actions - 1}.")
     return actions.astype(np.int32)
 
 # %% ../../nbs/interop/02_bridge.ipynb #8c84bcd2
@@ -254,7 +254,8 @@ class Bounds(NamedTuple):
     low: np.ndarray
     high: np.ndarray
 
-def _bounds(name: str, leaf) -> Bounds:
+def bounds_of(name: str, leaf) -> Bounds:
+    "`Bounds` of the part of an observation with this name, from anything with a shape and a dtype."
     shape, dtype = leaf.shape, np.dtype(leaf.dtype)
     if name == "img" and shape[-1] == 2:
         low, high = 0, np.array([NUM_TILES - 1, NUM_COLORS - 1])
@@ -271,7 +272,7 @@ def observation_bounds(world: World) -> Bounds | dict[str, Bounds]:
         params = params.replace(ruleset=jax.tree.map(lambda x: x[0], params.ruleset))
     reset, _ = _compiled(world.env, world.draws)    # traced once for all adapters
     seen = jax.eval_shape(reset, params, jax.random.key(0))[1].observation
-    return {name: _bounds(name, leaf) for name, leaf in seen.items()} if isinstance(seen, dict) else _bounds("img", seen)
+    return {name: bounds_of(name, leaf) for name, leaf in seen.items()} if isinstance(seen, dict) else bounds_of("img", seen)
 
 # %% ../../nbs/interop/02_bridge.ipynb #a18cc753
 def axes_of(params, batched: bool):

@@ -128,6 +128,11 @@ def _task_of(seed, given: dict) -> dict | None:
         given["seed"] = seed
     return given or None
 
+def _plain(observation) -> dict:
+    "An observation as fields of JSON: `text`, or lists by name."
+    seen = {"text": observation} if isinstance(observation, str) else observation if isinstance(observation, dict) else {"img": observation}
+    return {name: part.tolist() if hasattr(part, "tolist") else part for name, part in seen.items()}
+
 def _tasks_class(core, count: int) -> type:
     "What answers OpenEnv's questions about the tasks of a benchmark."
     class Tasks(core.Environment):
@@ -196,9 +201,7 @@ def _environment_class(core, host: Host, io: IOThread, base: type) -> type:
             return io.wait(self.step_async(action, timeout_s))
 
         def _shown(self, step: Step):
-            seen = {"text": step.observation} if isinstance(step.observation, str) else step.observation if isinstance(step.observation, dict) else {"img": step.observation}
-            plain = {name: part.tolist() if hasattr(part, "tolist") else part for name, part in seen.items()}
-            return self.OBSERVATION(**plain, n=step.n, info=step.info, reward=step.reward, done=step.done)
+            return self.OBSERVATION(**_plain(step.observation), n=step.n, info=step.info, reward=step.reward, done=step.done)
 
         @property
         def state(self):

@@ -78,14 +78,43 @@ def swift_env(env: str | type[Env]) -> type:
     XLandSwiftEnv.__name__ = XLandSwiftEnv.__qualname__ = f"Swift{kind.__name__}"
     return XLandSwiftEnv
 
-# %% ../../nbs/interop/09_swift.ipynb #f582d679
-class _Closing:
-    "What the scheduler adds to ms-swift's; mixed into it by `swift_scheduler`."
-    on_error, close_timeout = "raise", 10.0
+# %% ../../nbs/interop/09_swift.ipynb #a7d04b52
+class _Registry:
+    "Which environments a scheduler has opened, and how they are closed."
+    close_timeout = 10.0
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._own, self._why, self.close_errors = set(), {}, []
+
+    async def on_trajectory_end(self, request) -> None:
+        "Called once or more for each trajectory when it is over, for whatever reason: closes its environment. A subclass that overrides it calls this one."
+        await self._close_and_remove(request.uuid)
+
+    async def _close_unowned(self, uuid) -> None:
+        "Inside the trainer one failure ends the whole batch, and nobody comes back for the others; in a server each has its own `run`."
+        if uuid not in self._own:
+            for other in [key for key in self._envs if key not in self._own]:
+                await self._close_and_remove(other)
+
+    async def _close_and_remove(self, uuid) -> None:
+        "Close the environment of a trajectory, in bounded time, and forget it. What goes wrong is logged and kept in `close_errors`."
+        env = self._envs.pop(uuid, None)
+        for table in (self._total_rewards, self._step_rewards, self._pending_obs):
+            table.pop(uuid, None)
+        if env is None:
+            return
+        try:
+            async with asyncio.timeout(self.close_timeout):
+                await env.close()
+        except Exception as error:
+            self.close_errors.append(f"{type(error).__name__}: {error}")
+            logging.getLogger("xland_minigrid.interop.swift").warning("The environment of %s was not closed properly (%s).", uuid, self.close_errors[-1])
+
+# %% ../../nbs/interop/09_swift.ipynb #f582d679
+class _Closing(_Registry):
+    "What the scheduler adds to ms-swift's; mixed into it by `swift_scheduler`."
+    on_error = "raise"
 
     async def run(self, infer_request, request_config, **kwargs):
         infer_request.uuid = infer_request.uuid or uuids.uuid4().hex
@@ -138,30 +167,6 @@ class _Closing:
         if self.max_turns and current_turn >= self.max_turns:
             await self.on_trajectory_end(infer_request)
         return result
-
-    async def on_trajectory_end(self, request) -> None:
-        "Called once or more for each trajectory when it is over, for whatever reason: closes its environment. A subclass that overrides it calls this one."
-        await self._close_and_remove(request.uuid)
-
-    async def _close_unowned(self, uuid) -> None:
-        "Inside the trainer one failure ends the whole batch, and nobody comes back for the others; in a server each has its own `run`."
-        if uuid not in self._own:
-            for other in [key for key in self._envs if key not in self._own]:
-                await self._close_and_remove(other)
-
-    async def _close_and_remove(self, uuid) -> None:
-        "Close the environment of a trajectory, in bounded time, and forget it. What goes wrong is logged and kept in `close_errors`."
-        env = self._envs.pop(uuid, None)
-        for table in (self._total_rewards, self._step_rewards, self._pending_obs):
-            table.pop(uuid, None)
-        if env is None:
-            return
-        try:
-            async with asyncio.timeout(self.close_timeout):
-                await env.close()
-        except Exception as error:
-            self.close_errors.append(f"{type(error).__name__}: {error}")
-            logging.getLogger("xland_minigrid.interop.swift").warning("The environment of %s was not closed properly (%s).", uuid, self.close_errors[-1])
 
 @functools.cache
 def swift_scheduler() -> type:

@@ -178,29 +178,41 @@ def pool_reward(completions, env_reward, **_) -> list:
     return list(env_reward)
 
 # %% ../../nbs/interop/08_trl.ipynb #0d5dbce4
-def _words(pool: EnvPool, observe, act):
-    "Functions from an observation to text and from text to an action. Raises `ValueError` for grids without them."
-    if any(session.kind != "text" for session in pool.sessions) and (observe is None or act is None):
-        raise ValueError("These environments show arrays and want numbers: give observe=, an observation as text, and act=, a text as an action.")
-    return observe or str, act or str
+class _Player:
+    "Something that plays on a pool, and a context manager: a new pool is opened here and closed at the end, an open one stays the caller's. Raises `ValueError` for grids without words."
+
+    def __init__(self, pool, task_of, observe, act):
+        for name, given in {"task_of": task_of, "observe": observe, "act": act}.items():
+            if given is not None and not callable(given):
+                raise TypeError(f"{name} is a {type(given).__name__}: give a function.")
+        self.pool, self._mine = opened(pool)
+        if any(session.kind != "text" for session in self.pool.sessions) and (observe is None or act is None):
+            self.close()
+            raise ValueError("These environments show arrays and want numbers: give observe=, an observation as text, and act=, a text as an action.")
+        self.task_of, self.observe, self.act = task_of, observe or str, act or str
+
+    def close(self) -> None:
+        "Close the pool if it was opened here; harmless when repeated."
+        if self._mine:
+            self.pool.sync.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
 # %% ../../nbs/interop/08_trl.ipynb #86077c76
-class RolloutFunc:
-    "What `make_rollout_func` makes: a rollout function for `GRPOTrainer`, and a context manager. `groups` are those of the last call."
+class RolloutFunc(_Player):
+    "What `make_rollout_func` makes: a rollout function for `GRPOTrainer`, and a context manager. `groups` are those of the last call, `batches` the sizes of its batches."
 
     def __init__(self, pool, generate, task_of, observe, act, max_turns, tokens, options):
-        self.pool, self._mine = opened(pool)
-        try:
-            self.observe, self.act = _words(self.pool, observe, act)
-        except BaseException:
-            self.close()
-            raise
-        self.generate, self.task_of, self.max_turns, self.tokens, self.options = generate, task_of, max_turns, tokens, options
+        super().__init__(pool, task_of, observe, act)
+        self.generate, self.max_turns, self.tokens, self.options = generate, max_turns, tokens, options
         self.groups, self.batches = [], []
 
     def __call__(self, prompts: list, trainer) -> dict:
-        tokens = self.tokens or ChatTokens(trainer.processing_class)
-        training = trainer.model.training
+        tokens, training = self.tokens or ChatTokens(trainer.processing_class), trainer.model.training
         runs = _runs(prompts, getattr(trainer, "num_generations" if training else "num_generations_eval", None))
         tasks = [self._task(prompt, training) for prompt, _ in runs]
         answers = Answers(lambda contexts: self.generate(contexts, trainer), len(prompts), self.pool.size)
@@ -209,8 +221,7 @@ class RolloutFunc:
         for task, group in zip(tasks, self.groups):
             if all(rollout.num_turns == 0 and str(rollout.error).startswith("BadRequest: ") for rollout in group):
                 raise BadRequest(f"The task {str(task)[:100]} cannot be begun. {group[0].error.partition(': ')[2]}")
-        if self.pool.curriculum is not None and training:
-            for task, group in zip(tasks, self.groups):
+            if self.pool.curriculum is not None and training:
                 self.pool.sync.record_group_result(task, group)
         return trl_fields(self.groups, getattr(tokens.tokenizer, "eos_token_id", 0) or 0)
 
@@ -246,17 +257,6 @@ class RolloutFunc:
             await episode.step(self.act(said), text=said)
             ids = ids + completion + tokens.reply(self.observe(episode.observation), completion)
 
-    def close(self) -> None:
-        "Close the pool if it was opened here; harmless when repeated."
-        if self._mine:
-            self.pool.sync.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
 # %% ../../nbs/interop/08_trl.ipynb #76106b94
 def make_rollout_func(pool, generate: Callable | None = None, *, task_of: Callable | None = None, observe: Callable | None = None, act: Callable | None = None, max_turns: int = 20, tokens=None,
                       deadline: float | None = None, over_provision: int = 0) -> RolloutFunc:
@@ -275,9 +275,8 @@ def make_rollout_func(pool, generate: Callable | None = None, *, task_of: Callab
         deadline, over_provision: see `EnvPool.run_group`.
     Raises `TypeError`, `ValueError` or a `PoolError`.
     """
-    for name, given in {"generate": generate, "task_of": task_of, "observe": observe, "act": act}.items():
-        if given is not None and not callable(given):
-            raise TypeError(f"{name} is a {type(given).__name__}: give a function.")
+    if generate is not None and not callable(generate):
+        raise TypeError(f"generate is a {type(generate).__name__}: give a function.")
     if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
         raise ValueError(f"max_turns is {max_turns!r}: give a whole number from 1.")
     return RolloutFunc(pool, generate or generate_with_model, task_of, observe, act, max_turns, tokens, {"deadline": deadline, "over_provision": over_provision})
@@ -288,7 +287,7 @@ class PoolEnvironment:
     _factory = None
 
     def __init__(self):
-        self._session, self._over, self._total, self._error, self._lock = None, True, 0.0, None, threading.Lock()
+        self._session, self._over, self._total, self._error = None, True, 0.0, None
         self._factory._made.append(self)
 
     def reset(self, **row):
@@ -304,39 +303,36 @@ class PoolEnvironment:
         except PoolError as error:
             self._over, self._error = True, error
             return "The environment is not available; there is nothing to do."
-        system = first.info.get("system_message")
-        return "\n".join(filter(None, [system, factory.observe(first.observation)]))
+        return "\n".join(filter(None, [first.info.get("system_message"), factory.observe(first.observation)]))
 
     def get_reward(self):
         "The sum of the rewards of the episode; None if it failed, which TRL leaves out of the group."
         return None if self._error is not None or self._session is None else self._total
 
-    def _took(self, step) -> str:
+    async def _act(self, action: str) -> str:
+        "What the tool does, and what the model reads then."
+        if self._session is None or self._over:
+            return "The episode is over."
+        try:
+            step = await self._session.step(self._factory.act(action))
+        except PoolError as error:
+            if isinstance(error, BadRequest) and not self._session.lost:
+                return f"This action is refused. {error}"
+            if isinstance(error, ResetRequired):
+                return "The episode is over."
+            self._error, self._over = error, True
+            return "The environment has failed; the episode is over."
         self._total, self._over = self._total + (step.reward or 0.0), step.done
         return self._factory.observe(step.observation) + ("\nThe episode is over." if step.done else "")
 
-    def _failed(self, error: PoolError) -> str:
-        if isinstance(error, BadRequest) and not self._session.lost:
-            return f"This action is refused. {error}"
-        if isinstance(error, ResetRequired) and self._error is None:
-            return "The episode is over."
-        self._error, self._over = error, True
-        return "The environment has failed; the episode is over."
-
 # %% ../../nbs/interop/08_trl.ipynb #5fcdf610
-class EnvironmentFactory:
+class EnvironmentFactory(_Player):
     "What `environment_factory` makes: call it for an environment. A context manager that gives all of them back."
 
-    def __init__(self, pool, task_of, observe, act, tool_name, description, blocking):
-        self.pool, self._mine = opened(pool)
-        self._made, self._seats, self._closed, self._lock = [], [], False, threading.Lock()
-        try:
-            self.observe, self.act = _words(self.pool, observe, act)
-        except BaseException:
-            self.close()
-            raise
-        self.task_of = task_of
-        self.environment = _with_tool(self, tool_name, description, blocking)
+    def __init__(self, pool, task_of, observe, act, tool_name, description):
+        self._made, self._seats, self._closed, self._lock, self._mine = [], [], False, threading.Lock(), False
+        self.environment = _with_tool(self, tool_name, description)
+        super().__init__(pool, task_of, observe, act)
 
     def __call__(self) -> PoolEnvironment:
         if self._closed:
@@ -371,41 +367,20 @@ class EnvironmentFactory:
             environment._session, environment._over = None, True
         self._made.clear()
         self.pool._give_back(seats)
-        if self._mine:
-            self.pool.sync.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
+        super().close()
 
 # %% ../../nbs/interop/08_trl.ipynb #0b0a4c8e
-def _with_tool(factory, name: str, description: str, blocking: bool) -> type:
+def _with_tool(factory, name: str, description: str) -> type:
     "A class of environments of this factory with one tool."
     if not name.isidentifier() or name.startswith("_") or hasattr(PoolEnvironment, name):
         raise ValueError(f"tool_name is {name!r}: give a name such as 'act', which environments do not have yet.")
 
     async def tool(self, action: str) -> str:
-        if self._session is None or self._over:
-            return "The episode is over."
-        try:
-            return self._took(await self._session.step(factory.act(action)))
-        except PoolError as error:
-            return self._failed(error)
+        return await self._act(action)
 
-    def plain(self, action: str) -> str:
-        if self._session is None or self._over:
-            return "The episode is over."
-        try:
-            return self._took(factory.pool.sync.step(self._session, factory.act(action)))
-        except PoolError as error:
-            return self._failed(error)
-
-    made = plain if blocking else tool
-    made.__name__, made.__qualname__ = name, f"PoolEnvironment.{name}"
-    made.__doc__ = f"{description}\n\nArgs:\n    action: What to do, in the words that the environment asks for.\n\nReturns:\n    What is seen then."
-    return type("PoolEnvironment", (PoolEnvironment,), {name: made, "_factory": factory, "__module__": __name__})
+    tool.__name__, tool.__qualname__ = name, f"PoolEnvironment.{name}"
+    tool.__doc__ = f"{description}\n\nArgs:\n    action: What to do, in the words that the environment asks for.\n\nReturns:\n    What is seen then."
+    return type("PoolEnvironment", (PoolEnvironment,), {name: tool, "_factory": factory, "__module__": __name__})
 
 def task_in_row(row: dict):
     "The task in a row of a dataset: its `task`, else its `env_config`, else its `seed`, else None. Missing values, which a dataset fills with None, are left out."
@@ -413,17 +388,14 @@ def task_in_row(row: dict):
     return {name: value for name, value in task.items() if value is not None} if isinstance(task, dict) else task
 
 def environment_factory(pool, *, task_of: Callable | None = None, observe: Callable | None = None, act: Callable | None = None, tool_name: str = "act",
-                        description: str = "Do something in the environment.", blocking: bool = False) -> EnvironmentFactory:
+                        description: str = "Do something in the environment.") -> EnvironmentFactory:
     """`GRPOTrainer(..., environment_factory=factory)`, inside `with environment_factory(pool) as factory:`.
 
     Args:
         pool: an `EnvPool` or its `.sync`, with a session for each completion of a batch. A new one is opened here and closed at the end.
         task_of: `task_of(row)` gives the task of a row of the dataset; None: `task_in_row`.
         observe, act: as in `make_rollout_func`.
-        tool_name, description: what the model reads about the tool. blocking: a plain function instead of a coroutine.
+        tool_name, description: what the model reads about the tool.
     Raises `TypeError`, `ValueError` or a `PoolError`.
     """
-    for name, given in {"task_of": task_of, "observe": observe, "act": act}.items():
-        if given is not None and not callable(given):
-            raise TypeError(f"{name} is a {type(given).__name__}: give a function.")
-    return EnvironmentFactory(pool, task_of or task_in_row, observe, act, tool_name, description, blocking)
+    return EnvironmentFactory(pool, task_of or task_in_row, observe, act, tool_name, description)

@@ -7,13 +7,12 @@ __all__ = ['tiles_to_upstream', 'tiles_from_upstream', 'goal_to_upstream', 'goal
            'rules_from_upstream', 'ruleset_from_upstream', 'ruleset_to_upstream', 'agent_from_upstream',
            'agent_to_upstream', 'state_from_upstream', 'state_to_upstream', 'observation_from_upstream',
            'observation_to_upstream', 'timestep_from_upstream', 'timestep_to_upstream', 'params_from_upstream',
-           'params_to_upstream', 'benchmark_from_upstream', 'benchmark_to_upstream', 'load_upstream_benchmark']
+           'params_to_upstream', 'benchmark_from_upstream', 'benchmark_to_upstream', 'load_upstream_benchmark',
+           'is_upstream_file']
 
 # %% ../../nbs/interop/01_upstream.ipynb #5f499479
 import hashlib
 import warnings
-import zipfile
-import zlib
 from pathlib import Path
 
 import jax
@@ -22,16 +21,17 @@ import numpy as np
 
 from ..benchmarks import Benchmark, BenchmarkFileError, data_folder, load_benchmark_from_path
 from ..benchmarks.hub import fetch
+from ..benchmarks.registry import register_reader
 from ..core.actions import AgentState
 from ..core.goals import GOALS, AgentOnPositionGoal, OneTileGoal, TileOnPositionGoal, TwoTileGoal
-from ..core.layouts import DRAWN_TYPES
+from ..core.layouts import PROCEDURAL
 from ..core.observation import hide
 from ..core.rules import RULES, OneTileRule, TwoTileRule
 from ..core.ruleset import RuleSet
 from ..core.tiles import EMPTY, END_OF_MAP, Colors, Tiles, pack_pairs, unpack
 from ..envs.environment import EnvCarry, EnvParams, State, TimeStep
 from ..envs.xland import XLandEnvParams
-from .pickles import _DAMAGE, _budget, pickled_arrays
+from .pickles import archived_arrays, pickled_arrays
 
 # %% ../../nbs/interop/01_upstream.ipynb #ab46d77d
 def _lib(*arrays):
@@ -107,7 +107,7 @@ def _check_known(goals, rules, init_tiles, opened) -> None:
 def ruleset_to_upstream(ruleset: RuleSet):
     "Our ruleset, batched or not, as `xminigrid.types.RuleSet`. Raises `ValueError` for what 0.9.3 does not know."
     from xminigrid.types import RuleSet as Theirs
-    _check_known(ruleset.goal, ruleset.rules, ruleset.init_tiles, ruleset.open)
+    _check_known(ruleset.goal, ruleset.rules, ruleset.init_tiles, ruleset.extended)
     return Theirs(goal=jnp.asarray(goal_to_upstream(ruleset.goal)), rules=jnp.asarray(rules_to_upstream(ruleset.rules)),
                   init_tiles=jnp.asarray(tiles_to_upstream(ruleset.init_tiles)))
 
@@ -214,7 +214,7 @@ def params_to_upstream(params: EnvParams):
     common = {name: getattr(params, name) for name in _COMMON}
     if not hasattr(params, "ruleset"):
         return Theirs(**common)
-    if params.layout is not None or params.grid_type in DRAWN_TYPES:
+    if params.layout is not None or params.grid_type in PROCEDURAL:
         raise ValueError("xminigrid 0.9.3 has only static layouts: choose grid_type R1, R2, R4, R6 or R9 and no layout.")
     return TheirXLand(**common, ruleset=ruleset_to_upstream(params.ruleset), grid_type=params.grid_type)
 
@@ -265,24 +265,12 @@ def benchmark_to_upstream(benchmark) -> dict[str, np.ndarray]:
                 num_rules=(rules[..., 0] != 0).sum(-1).astype(np.uint8))
 
 # %% ../../nbs/interop/01_upstream.ipynb #a973eccc
-def _npz_arrays(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
-    "The arrays of an `.npz` archive. Raises `BenchmarkFileError`."
-    try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-        if unpacked > _budget(path, max_bytes):
-            raise ValueError("it unpacks to more than max_bytes, or to much more than its size explains")
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in _ARRAYS if name in arrays}
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, *_DAMAGE) as error:
-        raise BenchmarkFileError(f"{path} is no .npz archive of arrays ({str(error)[:200]}): write one with numpy.savez_compressed(path, goals=…, rules=…, init_tiles=…).") from None
-
 def _upstream_arrays(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
     "The arrays in a file of either kind, told apart by how it begins."
     with open(path, "rb") as file:
         start = file.read(3)
     if start[:2] == b"PK":
-        return _npz_arrays(path, max_bytes)
+        return archived_arrays(path, max_bytes=max_bytes)
     if start == b"BZh" or start[:1] in (b"\x80", b"(", b"}", b"c", b"]"):
         return pickled_arrays(path, max_bytes=max_bytes)
     raise BenchmarkFileError(f"{path} is neither a pickle, compressed with bz2 or not, nor an .npz archive: pass a file of xminigrid.")
@@ -299,7 +287,7 @@ def _kept(path: Path):
     try:
         return load_benchmark_from_path(path) if path.exists() else None
     except (BenchmarkFileError, OSError) as error:
-        warnings.warn(f"{error} It is converted anew now.", stacklevel=3)
+        warnings.warn(f"{error} It is converted again now.", stacklevel=3)
 
 def _keep(benchmark, path: Path) -> None:
     "Keep the tasks there. A folder that cannot be written to is no reason to fail."
@@ -330,3 +318,11 @@ def load_upstream_benchmark(path, *, cache: bool = True, max_bytes: int = 4 << 3
     if kept:
         _keep(benchmark, kept)
     return benchmark
+
+def is_upstream_file(path: Path) -> bool:
+    "Whether a file starts like a pickle or a bz2 archive, as xminigrid writes them, or is an `.npz` archive."
+    with open(path, "rb") as file:
+        start = file.read(3)
+    return start == b"BZh" or start[:1] == b"\x80" or path.suffix == ".npz"
+
+register_reader("xminigrid", is_upstream_file, load_upstream_benchmark)  # so that load_benchmark_from_path reads these files too

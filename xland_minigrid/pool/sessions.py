@@ -151,12 +151,12 @@ class TextBackend:
     kind = "text"
 
     def __init__(self, env, n: int = 8, *, step_timeout: float = 60.0, close_timeout: float = 5.0, latency: float = 0.0, config: dict | None = None):
-        from xland_minigrid.pool.slots import _checked_count
+        from xland_minigrid.pool.slots import checked_count
         if not (env is None or isinstance(env, str) or isinstance(env, type) and issubclass(env, Env)):
             raise TypeError(f"The environment is {env!r}: give a registered name or a class derived from pool.episodes.Env.")
         if isinstance(env, str):
             envs[env]                                       # an unknown name is refused now, not at somebody's first reset
-        self.env, self.capacity, self.config = env, _checked_count(n), dict(config or {})
+        self.env, self.capacity, self.config = env, checked_count(n), dict(config or {})
         self.step_timeout, self.close_timeout, self.latency = step_timeout, close_timeout, latency
         self._live, self._tasks, self._lock, self.last_tick, self.failed_closes = set(), set(), threading.Lock(), None, 0
         self.batches = collections.Counter()

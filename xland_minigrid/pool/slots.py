@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DONE', 'TERMINATED', 'Leaf', 'Layout', 'packed', 'layout_of', 'Task', 'plain_ruleset', 'Store', 'programs', 'Lease',
-           'Leases', 'Slots']
+           'Leases', 'Slots', 'checked_count']
 
 # %% ../../nbs/pool/02_slots.ipynb #b1861b10
 import functools
@@ -106,7 +106,7 @@ def _natural(value, what: str, below: int) -> int:
 
 def plain_ruleset(given) -> RuleSet:
     "A `RuleSet` as NumPy arrays from a `RuleSet` or from a dictionary of its encodings, `goal`, `rules`, `init_tiles`, as JSON has them. Raises `BadRequest`."
-    if isinstance(given, RuleSet) and given.closed().open is not None:
+    if isinstance(given, RuleSet) and given.reduce().extended is not None:
         raise BadRequest("Slots hold tasks of Tables 2 and 3: registered, composed and many-product tasks need an environment of their own.")
     if not isinstance(given, (RuleSet, dict)):
         raise BadRequest(f"The ruleset is a {type(given).__name__}: give a RuleSet, or a dictionary with goal, rules and init_tiles.")
@@ -222,7 +222,7 @@ class Slots:
     Raises `ValueError` or `TypeError` with one sentence for what does not go together.
     """
     def __init__(self, env, n: int, *, benchmark=None, rules: int | None = None, objects: int | None = None, autoreset: bool = False, **params):
-        self.n = _checked_count(n)
+        self.n = checked_count(n)
         self.name = env if isinstance(env, str) else type(getattr(env[0], "unwrapped", env[0])).__name__ if isinstance(env, (tuple, list)) else str(env)
         self.env, self.params = _environment(env, params)
         if autoreset:
@@ -246,7 +246,7 @@ class Slots:
                 raise TypeError(f"{type(self.params).__name__} has no ruleset: leave out benchmark, rules and objects, or use an XLand-MiniGrid environment.")
             return
         tasks = self.benchmark
-        if tasks is not None and getattr(tasks, "open", None) is not None:
+        if tasks is not None and getattr(tasks, "extended", None) is not None:
             raise TypeError("Slots hold tasks of Tables 2 and 3: this benchmark has registered, composed or many-product tasks.")
         room = (24, 24) if tasks is None else (tasks.rules.shape[-2], tasks.init_tiles.shape[-2])
         self.room = (max(rules or 0, room[0]) if tasks is not None else rules or room[0], max(objects or 0, room[1]) if tasks is not None else objects or room[1])
@@ -365,7 +365,7 @@ class Slots:
         return self.layout.unpack(rows[..., :split]), np.ascontiguousarray(rows[..., split : split + 4]).view("<f4")[..., 0], rows[..., -1]
 
 # %% ../../nbs/pool/02_slots.ipynb #3a5b5572
-def _checked_count(n) -> int:
+def checked_count(n) -> int:
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not 1 <= n <= 1 << 20:
         raise ValueError(f"slots is {n!r}: give a number of environments, from 1 to {1 << 20:,}.")
     return int(n)

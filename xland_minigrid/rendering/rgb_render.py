@@ -1,2 +1,2 @@
 """Grids as RGB images, under the path that xminigrid's users import."""
-from ..viz.render import render
+from ..compat.names import render

@@ -1,3 +1,2 @@
 """Grids and rulesets as text, under the path that xminigrid's users import."""
-from ..core.ruleset import print_ruleset
-from ..viz.render import render_text as render
+from ..compat.names import print_ruleset, render_text as render

@@ -15,27 +15,24 @@ import numpy as np
 
 from ..core.actions import AgentState
 from ..core.compose import begin
-from ..core.grid import room
+from ..core.walls import room
 from ..core.ruleset import RuleSet, pad_ruleset
-from ..core.tiles import Colors, Tiles, pack_pairs, tile_name
+from ..core.tiles import Colors, Tiles, pack, pack_pairs, tile_name
 from ..envs.environment import TimeStep
 from ..envs.xland import XLandMiniGrid
-from .exercise import WrongAnswer, exercise
+from .exercise import WrongAnswer, exercise, refuse
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #59aa1d90
 def _task(answer, name: str) -> RuleSet:
     "The answer as a padded ruleset, or `WrongAnswer` with the reason why it is none."
-    if not isinstance(answer, RuleSet):
-        raise WrongAnswer(f"`{name}` is of the type {type(answer).__name__}, no RuleSet: build one with make_ruleset(goal=..., rules=[...], init_tiles=[...]).")
-    if np.ndim(answer.goal) != 1:
-        raise WrongAnswer(f"`{name}` is a batch of tasks, its goal has the shape {np.shape(answer.goal)}: hand in a single one.")
+    refuse(not isinstance(answer, RuleSet), f"`{name}` is of the type {type(answer).__name__}, no RuleSet: build one with make_ruleset(goal=..., rules=[...], init_tiles=[...]).")
+    refuse(np.ndim(answer.goal) != 1, f"`{name}` is a batch of tasks, its goal has the shape {np.shape(answer.goal)}: hand in a single one.")
     try:
         answer.validate()
     except ValueError as error:
         raise WrongAnswer(str(error)) from None
-    if _objects(answer) == [] or len(_objects(answer)) > 8 or len(_rules(answer)) > 8:
-        raise WrongAnswer(f"There are {len(_objects(answer))} objects and {len(_rules(answer))} rules in it: one to eight objects and at most eight rules are enough here.")
-    return pad_ruleset(answer.replace(rules=_rows(_rules(answer), 7), init_tiles=_rows(_objects(answer), 2)) if answer.open is None else answer, 8, 8)
+    refuse(_objects(answer) == [] or len(_objects(answer)) > 8 or len(_rules(answer)) > 8, f"There are {len(_objects(answer))} objects and {len(_rules(answer))} rules in it: one to eight objects and at most eight rules are enough here.")
+    return pad_ruleset(answer.replace(rules=_rows(_rules(answer), 7), init_tiles=_rows(_objects(answer), 2)) if answer.extended is None else answer, 8, 8)
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #55b71127
 def _objects(ruleset) -> list[tuple]:
@@ -55,31 +52,26 @@ def _named(objects) -> str:
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #772d5a50
 @functools.cache
-def _world(side: int):
+def _world(height: int, width: int):
     "A room with its compiled reset and step; they take the task first."
     env = XLandMiniGrid()
-    params = env.default_params(height=side, width=side, max_steps=200)
+    params = env.default_params(height=height, width=width, max_steps=200)
     return (env, params, jax.jit(lambda task, key: env.reset(params.replace(ruleset=task), key)),
             jax.jit(lambda task, timestep, action: env.step(params.replace(ruleset=task), timestep, action)))
 
-def act_out(ruleset: RuleSet, objects: dict, position, direction: int, actions) -> list[TimeStep]:
-    """Play a scene in a room of 7 x 7 cells, walls included.
+def act_out(ruleset: RuleSet, objects: dict, position, direction: int, actions, height: int = 7, width: int = 7) -> list[TimeStep]:
+    """Play a scene in a room of `height` x `width` cells, walls included; returns the time step after each action.
 
-    Args:
-        objects: `{(row, column): (tile, colour)}`.
-        position, direction: of the agent at the start.
-        actions: a list of actions 0 to 5.
-    Returns:
-        The time step after each action.
+    objects: `{(row, column): (tile, colour)}`. position, direction: of the agent at the start. actions: a list of actions 0 to 5.
     """
-    _, _, reset, step = _world(7)
-    grid = room(7, 7)
+    _, _, reset, step = _world(height, width)
+    cells = pack_pairs(np.asarray(room(height, width)))
     for place, tile in objects.items():
-        grid = grid.at[place].set(jnp.array(tile, jnp.uint8))
-    timestep, cells = reset(ruleset, jax.random.key(0)), pack_pairs(grid)
+        cells[place] = pack(*tile)
+    timestep, cells, seen = reset(ruleset, jax.random.key(0)), jnp.asarray(cells), []
     agent = AgentState(position=jnp.array(position, jnp.int32), direction=jnp.int32(direction))
-    open = None if ruleset.open is None else begin(ruleset.open, cells)
-    timestep, seen = timestep.replace(state=timestep.state.replace(cells=cells, agent=agent, open=open)), []
+    extended = None if ruleset.extended is None else begin(ruleset.extended, cells)
+    timestep = timestep.replace(state=timestep.state.replace(cells=cells, agent=agent, extended=extended))
     for action in actions:
         timestep = step(ruleset, timestep, action)
         seen.append(timestep)
@@ -97,8 +89,7 @@ _SCENES = (
 def forge(answer) -> str:
     "A blue ball and a green key, next to each other, become a red star; the goal is to hold it."
     task = _task(answer, "forge")
-    if sorted(_objects(answer)) != sorted([BALL, KEY]):
-        raise WrongAnswer(f"At the start there should lie a blue ball and a green key, but there lies: {_named(_objects(answer))}.")
+    refuse(sorted(_objects(answer)) != sorted([BALL, KEY]), f"At the start there should lie a blue ball and a green key, but there lies: {_named(_objects(answer))}.")
     for where, objects, actions in _SCENES:
         _forged(task, where, objects, actions)
     return "Right: the forge works."
@@ -108,12 +99,9 @@ def _forged(ruleset, where: str, objects: dict, actions) -> None:
     steps = act_out(ruleset, objects, (3, 3), 1, actions)
     key_at = next(place for place, tile in objects.items() if tile == KEY)
     made = tuple(np.asarray(steps[1].state.grid[key_at]).tolist())
-    if any(bool(t.last()) for t in steps[:-1]):
-        raise WrongAnswer("The goal was reached before the agent held the star: look at the goal.")
-    if made != STAR:
-        raise WrongAnswer(f"The ball was put down with the key {where}, and in the key's place there is now: {tile_name(*made)}. Look at the rule.")
-    if float(steps[-1].discount) != 0:
-        raise WrongAnswer("The agent picked the star up and the goal was not reached: look at the goal.")
+    refuse(any(bool(t.last()) for t in steps[:-1]), "The goal was reached before the agent held the star: look at the goal.")
+    refuse(made != STAR, f"The ball was put down with the key {where}, and in the key's place there is now: {tile_name(*made)}. Look at the rule.")
+    refuse(float(steps[-1].discount) != 0, "The agent picked the star up and the goal was not reached: look at the goal.")
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #9c7267c5
 REASONS = {
@@ -134,16 +122,15 @@ def _plan(ruleset, name: str):
 # %% ../../nbs/tutor/03_anatomy.ipynb #0ac6e365
 def _solved(ruleset, name: str, starts: int = 3, side: int = 7) -> list[int]:
     "The steps that the oracle takes from some starts, each replayed in the environment."
-    from xland_minigrid.benchmarks.oracle import solve_from
-    _, params, reset, step = _world(side)
+    from xland_minigrid.benchmarks.planner import solve_from
+    _, params, reset, step = _world(side, side)
     lengths = []
     for seed in range(starts):
         timestep = reset(ruleset, jax.random.key(seed))
         solution = solve_from(ruleset, timestep, params)
         for action in solution.actions.tolist():
             timestep = step(ruleset, timestep, action)
-        if not solution.solved or float(timestep.discount) != 0:
-            raise WrongAnswer(f"In a room of {side} x {side} cells `{name}` was not solved from start {seed}: {solution.detail or 'the goal was not reached.'}")
+        refuse(not solution.solved or float(timestep.discount) != 0, f"In a room of {side} x {side} cells `{name}` was not solved from start {seed}: {solution.detail or 'the goal was not reached.'}")
         lengths.append(len(solution.actions))
     return lengths
 
@@ -151,7 +138,7 @@ def _solved(ruleset, name: str, starts: int = 3, side: int = 7) -> list[int]:
 @functools.cache
 def _crowd(side: int, worlds: int, steps: int):
     "Compiled: many worlds of one task in which agents act at random; an agent that is done does nothing more."
-    env, params, _, _ = _world(side)
+    env, params, _, _ = _world(side, side)
 
     def stroll(task, key):
         params_of = params.replace(ruleset=task)
@@ -181,8 +168,7 @@ def trap(answer) -> str:
     rooms = np.stack([_rows([(c >> 4, c & 15) for c in objects] + [(0, 0)] * (8 - len(objects)), 2) for objects, _ in ends]) if ends else np.zeros((0, 8, 2), np.uint8)
     spread = [np.repeat(np.asarray(x)[None], len(ends), 0) for x in (task.goal, task.rules)]
     lost = [count for (_, count), hope in zip(ends, prove(*spread, rooms, workers=1).solvable if ends else []) if not hope]
-    if not lost:
-        raise WrongAnswer("512 agents acted at random for 150 steps, and each of them had still everything that the goal needs: add a rule that takes something away for good.")
+    refuse(not lost, "512 agents acted at random for 150 steps, and each of them had still everything that the goal needs: add a rule that takes something away for good.")
     return f"Right: it can be solved (in {lengths[0]} steps from the first start), and {sum(lost)} of 512 agents that acted at random spoiled it."
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #ca2314f6
@@ -204,13 +190,10 @@ def repaired(answer) -> str:
     "The broken task with one change, so that it can be solved."
     from xland_minigrid.core.parse import parse_ruleset
     task, broken = _task(answer, "repaired"), parse_ruleset(BROKEN)
-    if answer.open is not None or not np.array_equal(answer.goal, broken.goal):
-        raise WrongAnswer("The goal is another one now: repair the rules or the objects, and leave the goal as it is.")
-    if tuple(np.asarray(broken.goal)[1:3].tolist()) in _objects(answer):
-        raise WrongAnswer("A pink hex lies in the room from the start now: it still has to be made.")
+    refuse(answer.extended is not None or not np.array_equal(answer.goal, broken.goal), "The goal is another one now: repair the rules or the objects, and leave the goal as it is.")
+    refuse(tuple(np.asarray(broken.goal)[1:3].tolist()) in _objects(answer), "A pink hex lies in the room from the start now: it still has to be made.")
     changes = _changes(_rules(broken), _rules(answer)) + _changes(_objects(broken), _objects(answer))
-    if changes != 1:
-        raise WrongAnswer(f"{changes} rows of rules and objects are different: exactly one should be changed, added or left out.")
+    refuse(changes != 1, f"{changes} rows of rules and objects are different: exactly one should be changed, added or left out.")
     _plan(task, "repaired")
     return f"Right: with one change it can be solved, in {', '.join(map(str, _solved(task, 'repaired')))} steps from three starts."
 
@@ -220,13 +203,10 @@ def tree(answer) -> str:
     "A task whose plan is a chain of two rules, from at most three objects, with no rule that is not needed."
     from xland_minigrid.benchmarks.solve import plan_of
     task = _task(answer, "tree")
-    if len(_objects(answer)) > 3:
-        raise WrongAnswer(f"There are {len(_objects(answer))} objects in the room at the start: three are enough.")
+    refuse(len(_objects(answer)) > 3, f"There are {len(_objects(answer))} objects in the room at the start: three are enough.")
     plan = _plan(task, "tree")
-    if plan.depth != 2:
-        raise WrongAnswer(f"The longest chain of rules in its plan has length {plan.depth}, not 2: what one rule makes has to be what another one needs.")
+    refuse(plan.depth != 2, f"The longest chain of rules in its plan has length {plan.depth}, not 2: what one rule makes has to be what another one needs.")
     for i, row in enumerate(_rules(answer)):
         others = _rows([r for j, r in enumerate(_rules(answer)) if j != i], 7)
-        if plan_of(pad_ruleset(task.replace(rules=others), 8, 8)) is not None:
-            raise WrongAnswer(f"It can be solved without rule {i + 1} as well: leave out what is not needed.")
+        refuse(plan_of(pad_ruleset(task.replace(rules=others), 8, 8)) is not None, f"It can be solved without rule {i + 1} as well: leave out what is not needed.")
     return f"Right: {len(plan.steps)} rules one after the other, and the oracle did it in {_solved(task, 'tree')[0]} steps."

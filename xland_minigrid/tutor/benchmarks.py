@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .exercise import WrongAnswer, exercise
+from .exercise import WrongAnswer, exercise, refuse
 
 # %% ../../nbs/tutor/05_benchmarks.ipynb #7eb0af6b
 @functools.cache
@@ -26,8 +26,7 @@ def wanted(answer) -> str:
     "`wanted(goal, rules)`: the goal is to hold something, and there are at least two rules."
     tasks = _tasks("medium", 500)
     found = np.asarray(jax.vmap(answer)(tasks.goals, tasks.rules))
-    if found.shape != (500,) or found.dtype != bool:
-        raise WrongAnswer(f"For one task it returns {found.dtype} of shape {found.shape[1:]}; one True or False is needed.")
+    refuse(found.shape != (500,) or found.dtype != bool, f"For one task it returns {found.dtype} of shape {found.shape[1:]}; one True or False is needed.")
     holds, count = np.asarray(tasks.goals)[:, 0] == 1, np.asarray(tasks.num_rules)
     if (wrong := np.flatnonzero(found != (holds & (count >= 2)))).size:
         i = wrong[0]
@@ -48,8 +47,7 @@ def by_goal(answer) -> str:
         raise WrongAnswer(f"{_number(both.size, 'task')} {'is' if both.size == 1 else 'are'} on both sides, number {both[0]} for one.")
     if (missing := len(tasks) - len(np.union1d(train, test))):
         raise WrongAnswer(f"{_number(missing, 'task')} of {len(tasks)} {'is' if missing == 1 else 'are'} on neither side.")
-    if not .1 <= len(test) / len(tasks) <= .3:
-        raise WrongAnswer(f"The test has {len(test) / len(tasks):.0%} of the tasks; between 10 and 30 % are asked for.")
+    refuse(not .1 <= len(test) / len(tasks) <= .3, f"The test has {len(test) / len(tasks):.0%} of the tasks; between 10 and 30 % are asked for.")
     goals = [{bytes(goal) for goal in np.asarray(tasks.goals)[rows]} for rows in (train, test)]
     if (shared := goals[0] & goals[1]):
         seen = np.mean([bytes(goal) in shared for goal in np.asarray(tasks.goals)[test]])
@@ -58,13 +56,10 @@ def by_goal(answer) -> str:
 
 def _two_sides(found, n: int) -> list[np.ndarray]:
     "Two lists of row numbers, or words about what they are instead."
-    if not isinstance(found, (tuple, list)) or len(found) != 2:
-        raise WrongAnswer("Two things are to be returned: the rows to train on and the rows to test on.")
+    refuse(not isinstance(found, (tuple, list)) or len(found) != 2, "Two things are to be returned: the rows to train on and the rows to test on.")
     sides = [np.asarray(side) for side in found]
-    if any(side.ndim != 1 or side.dtype.kind not in "iu" for side in sides):
-        raise WrongAnswer("Row numbers are needed, two lists of integers; np.flatnonzero makes them from a mask.")
-    if any(side.size and not 0 <= side.min() <= side.max() < n for side in sides):
-        raise WrongAnswer(f"There is a row number that the benchmark does not have; it has {n} tasks, numbered from 0.")
+    refuse(any(side.ndim != 1 or side.dtype.kind not in "iu" for side in sides), "Row numbers are needed, two lists of integers; np.flatnonzero makes them from a mask.")
+    refuse(any(side.size and not 0 <= side.min() <= side.max() < n for side in sides), f"There is a row number that the benchmark does not have; it has {n} tasks, numbered from 0.")
     return sides
 
 # %% ../../nbs/tutor/05_benchmarks.ipynb #0aa94e90
@@ -74,10 +69,8 @@ def easiest(answer) -> str:
     tasks, steps, dead = _planned()
     for k in (300, 1):
         found = np.asarray(answer(tasks, k))
-        if found.shape != (k,) or found.dtype.kind not in "iu" or not 0 <= found.min() <= found.max() < len(tasks):
-            raise WrongAnswer(f"For k = {k} it returns {found.dtype} of shape {found.shape}; {k} row numbers from 0 to {len(tasks) - 1} are needed.")
-        if len(np.unique(found)) < k:
-            raise WrongAnswer("Some rows are there twice.")
+        refuse(found.shape != (k,) or found.dtype.kind not in "iu" or not 0 <= found.min() <= found.max() < len(tasks), f"For k = {k} it returns {found.dtype} of shape {found.shape}; {k} row numbers from 0 to {len(tasks) - 1} are needed.")
+        refuse(len(np.unique(found)) < k, "Some rows are there twice.")
         _check_order(found, steps, dead)
     return "Right: few rules first, then few dead ends, then the order of the benchmark."
 
@@ -98,8 +91,7 @@ def _check_order(found, steps, dead) -> None:
     if (dead[found] != dead[right]).any():
         i = np.flatnonzero(dead[found] != dead[right])[0]
         raise WrongAnswer(f"The number of rules is right, but in place {i} is a task with {_number(dead[found[i]], 'dead end')}; one with {dead[right[i]]} belongs there.")
-    if (found != right).any():
-        raise WrongAnswer("Among equals the order of the benchmark is lost: use a stable sort (np.lexsort is one).")
+    refuse((found != right).any(), "Among equals the order of the benchmark is lost: use a stable sort (np.lexsort is one).")
 
 # %% ../../nbs/tutor/05_benchmarks.ipynb #0c0a429d
 @exercise("3.4", "A mixed diet", answer="diet", level=3, minutes=20)
@@ -115,18 +107,13 @@ def diet(answer) -> str:
     if (number < 0).any():
         raise WrongAnswer(f"Task {int((number < 0).argmax())} of the batch is in neither benchmark: goal, rules and objects of one task must come from one row.")
     share = (kind == 1).mean()
-    if abs(share - .25) > .05:
-        raise WrongAnswer(f"With share = 0.25, {share:.0%} of the tasks are easy.")
+    refuse(abs(share - .25) > .05, f"With share = 0.25, {share:.0%} of the tasks are easy.")
     for name, mine in (("easy", number[kind == 1]), ("hard", number[kind == 3])):
-        if len(np.unique(mine)) < .5 * min(len(mine), 1000):
-            raise WrongAnswer(f"Among {len(mine)} {name} tasks only {len(np.unique(mine))} are different: every draw needs a key of its own.")
-        if abs(mine.mean() - 499.5) > 60:
-            raise WrongAnswer(f"The {name} tasks come from one part of their benchmark (mean row {mine.mean():.0f} of 1000): the coin and the choice share a key.")
+        refuse(len(np.unique(mine)) < .5 * min(len(mine), 1000), f"Among {len(mine)} {name} tasks only {len(np.unique(mine))} are different: every draw needs a key of its own.")
+        refuse(abs(mine.mean() - 499.5) > 60, f"The {name} tasks come from one part of their benchmark (mean row {mine.mean():.0f} of 1000): the coin and the choice share a key.")
     ends = [set(np.asarray(draw(jax.random.key(3), easy, hard, 4000, share).goal)[:, 0].tolist()) for share in (0., 1.)]
-    if ends != [{3}, {1}]:
-        raise WrongAnswer("With share = 0 no task is to be easy, and with share = 1 all of them.")
-    if np.array_equal(draw(jax.random.key(1), easy, hard, 4000, .25).goal, batch.goal):
-        raise WrongAnswer("Another key gives the same tasks: use the key that is passed.")
+    refuse(ends != [{3}, {1}], "With share = 0 no task is to be easy, and with share = 1 all of them.")
+    refuse(np.array_equal(draw(jax.random.key(1), easy, hard, 4000, .25).goal, batch.goal), "Another key gives the same tasks: use the key that is passed.")
     return f"Right: of 4,000 tasks {share:.0%} are easy, and one coin tells nothing about the choice."
 
 def _bytes(batch, i: int) -> bytes:
@@ -140,8 +127,6 @@ def _rows_of(benchmark) -> dict[bytes, int]:
 def _check_batch(batch, like) -> None:
     "Raise `WrongAnswer` unless this is a batch of 4,000 tasks with the shapes of the benchmark `like`."
     from xland_minigrid import RuleSet
-    if not isinstance(batch, RuleSet):
-        raise WrongAnswer(f"It returns a {type(batch).__name__}; a batch of tasks is one RuleSet whose arrays have {4000:,} rows.")
+    refuse(not isinstance(batch, RuleSet), f"It returns a {type(batch).__name__}; a batch of tasks is one RuleSet whose arrays have {4000:,} rows.")
     for name, expected in (("goal", like.goals), ("rules", like.rules), ("init_tiles", like.init_tiles)):
-        if np.shape(getattr(batch, name)) != (4000, *expected.shape[1:]):
-            raise WrongAnswer(f"`{name}` has shape {np.shape(getattr(batch, name))}; for n = 4000 it should be {(4000, *expected.shape[1:])}.")
+        refuse(np.shape(getattr(batch, name)) != (4000, *expected.shape[1:]), f"`{name}` has shape {np.shape(getattr(batch, name))}; for n = 4000 it should be {(4000, *expected.shape[1:])}.")

@@ -7,7 +7,6 @@ __all__ = ['TRIALS', 'STEPS', 'NEEDED', 'steps_taken', 'on_the_map', 'trial_retu
 
 # %% ../../nbs/tutor/04_environment.ipynb #b23260fa
 import functools
-import inspect
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +15,9 @@ import numpy as np
 from ..core.observation import look
 from ..envs.environment import reward_table
 from ..envs.registration import make
-from .exercise import WrongAnswer, exercise
+from .exercise import WrongAnswer, exercise, function, refuse
 
 # %% ../../nbs/tutor/04_environment.ipynb #9f2041a6
-def _function(answer, name: str, *arguments: str):
-    "Refuse what is no function of these arguments."
-    if not callable(answer):
-        raise WrongAnswer(f"`{name}` is of the type {type(answer).__name__}, no function: begin with `def {name}({', '.join(arguments)}):`.")
-    try:
-        inspect.signature(answer).bind(*arguments)
-    except TypeError:
-        raise WrongAnswer(f"`{name}` takes other arguments: begin with `def {name}({', '.join(arguments)}):`.") from None
-    except ValueError:
-        pass  # written in C: nobody can tell
-
 def _under_jit(call, name: str):
     "What `call()` returns; `WrongAnswer` where it uses Python that cannot be compiled."
     errors = (jax.errors.TracerBoolConversionError, jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
@@ -42,17 +30,14 @@ def _under_jit(call, name: str):
 @exercise("2.1", "Back from the reward", answer="steps_taken", level=1, minutes=10)
 def steps_taken(answer) -> str:
     "A function of a reward and the time limit that returns the number of steps; None where there was no reward."
-    _function(answer, "steps_taken", "reward", "max_steps")
+    function(answer, "steps_taken", "reward", "max_steps")
     for limit in (100, 243, 507, 30):
         for t in (1, 2, limit // 3, limit - 1, limit):
             found = answer(float(reward_table(limit)[t]), limit)
-            if found is None or np.ndim(found) or not np.isclose(float(found), t, atol=.5):
-                raise WrongAnswer(f"A reward of {reward_table(limit)[t]:.4f} with {limit} steps at most means step {t}; your function says {found}.")
-            if float(found) != t:
-                raise WrongAnswer(f"{found!r} is no whole number: rewards have 32 bits, so round the result.")
+            refuse(found is None or np.ndim(found) or not np.isclose(float(found), t, atol=.5), f"A reward of {reward_table(limit)[t]:.4f} with {limit} steps at most means step {t}; your function says {found}.")
+            refuse(float(found) != t, f"{found!r} is no whole number: rewards have 32 bits, so round the result.")
     nothing = answer(0.0, 100)
-    if nothing is not None:
-        raise WrongAnswer(f"A reward of 0 means that the goal was not reached: return None, not {nothing!r}.")
+    refuse(nothing is not None, f"A reward of 0 means that the goal was not reached: return None, not {nothing!r}.")
     return "Right, to the step."
 
 # %% ../../nbs/tutor/04_environment.ipynb #abc89237
@@ -65,7 +50,7 @@ def _numbered(view_size: int):
 @exercise("2.2", "From the view to the map", answer="on_the_map", level=2, minutes=20)
 def on_the_map(answer) -> str:
     "A function from a cell of the view, and where the agent is, to row and column on the map."
-    _function(answer, "on_the_map", "row", "col", "position", "direction", "view_size")
+    function(answer, "on_the_map", "row", "col", "position", "direction", "view_size")
     tried = 0
     for view_size in (3, 5, 7):
         for direction, name in enumerate(("up", "right", "down", "left")):
@@ -116,17 +101,15 @@ def _true_return(actions, gamma: float) -> float:
 @exercise("2.3", "The return of a trial", answer="trial_return", level=2, minutes=20)
 def trial_return(answer) -> str:
     "A function that plays actions under jit and returns the discounted sum of the rewards up to the end of the trial."
-    _function(answer, "trial_return", "env", "params", "key", "actions", "gamma")
+    function(answer, "trial_return", "env", "params", "key", "actions", "gamma")
     env, params, _, _ = _empty_room()
     play = jax.jit(lambda actions, gamma: answer(env, params, jax.random.key(0), actions, gamma))
     for name, actions in TRIALS.items():
         for gamma in (1.0, 0.9):
             found = _under_jit(lambda: play(jnp.array(actions), gamma), "trial_return")
-            if found is None or jnp.shape(found) != ():
-                raise WrongAnswer(f"It returned {'nothing' if found is None else f'an array of the shape {jnp.shape(found)}'}: return a single number.")
+            refuse(found is None or jnp.shape(found) != (), f"It returned {'nothing' if found is None else f'an array of the shape {jnp.shape(found)}'}: return a single number.")
             right = _true_return(actions, gamma)
-            if not np.isclose(float(found), right, atol=1e-5):
-                raise WrongAnswer(f"In the trial '{name}', {list(actions)} with gamma {gamma:g}, the return is {right:.4f}; your function says {float(found):.4f}.")
+            refuse(not np.isclose(float(found), right, atol=1e-5), f"In the trial '{name}', {list(actions)} with gamma {gamma:g}, the return is {right:.4f}; your function says {float(found):.4f}.")
     return f"Right, for {len(TRIALS)} trials and two discounts."
 
 # %% ../../nbs/tutor/04_environment.ipynb #a43ace4d
@@ -151,13 +134,11 @@ def arrivals(policy) -> np.ndarray:
 @exercise("2.4", "A policy", answer="policy", level=3, minutes=30)
 def policy(answer) -> str:
     "A function from an observation (7, 7, 2) to an action 0 to 5 that reaches the goal in an empty room."
-    _function(answer, "policy", "observation")
+    function(answer, "policy", "observation")
     start = _hall()[1]
     action = _under_jit(lambda: jax.jit(answer)(start.observation[0]), "policy")
-    if action is None:
-        raise WrongAnswer("It returned nothing: return an action, an integer from 0 to 5.")
-    if jnp.shape(action) != () or not jnp.issubdtype(jnp.asarray(action).dtype, jnp.integer):
-        raise WrongAnswer(f"It returned {jnp.asarray(action).dtype} of the shape {jnp.shape(action)}: return one action, an integer from 0 to 5.")
+    refuse(action is None, "It returned nothing: return an action, an integer from 0 to 5.")
+    refuse(jnp.shape(action) != () or not jnp.issubdtype(jnp.asarray(action).dtype, jnp.integer), f"It returned {jnp.asarray(action).dtype} of the shape {jnp.shape(action)}: return one action, an integer from 0 to 5.")
     steps = _under_jit(lambda: arrivals(answer), "policy")
     there = steps > 0
     if there.mean() < NEEDED:

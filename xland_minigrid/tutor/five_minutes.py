@@ -15,15 +15,9 @@ import numpy as np
 
 from ..core.ruleset import RuleSet, pad_ruleset
 from ..envs.environment import StepType, TimeStep
-from .exercise import WrongAnswer, exercise
+from .exercise import WrongAnswer, exercise, function, refuse
 
 AGENT = "r1-9x9-trivial"
-
-# %% ../../nbs/tutor/02_five_minutes.ipynb #0c415a40
-def _function(answer, name: str, argument: str):
-    "Refuse what cannot be called."
-    if not callable(answer):
-        raise WrongAnswer(f"`{name}` is of the type {type(answer).__name__}, no function: begin with `def {name}({argument}):`.")
 
 # %% ../../nbs/tutor/02_five_minutes.ipynb #b7ab26c4
 def record(*trials: tuple[int, float]) -> list:
@@ -44,7 +38,7 @@ RECORDS = {1: ((7, .87),), 2: ((50, 0), (12, .78), (50, 0), (9, .84)), 4: ((50, 
 @exercise("0.1", "The first success", answer="first_success", level=1, minutes=10)
 def first_success(answer) -> str:
     "A function of moments that returns the number of the first trial in which the goal was reached; None if it never was."
-    _function(answer, "first_success", "moments")
+    function(answer, "first_success", "moments")
     for right, trials in RECORDS.items():
         found = answer(record(*trials))
         if np.ndim(found) or isinstance(found, bool) or found != right:
@@ -58,13 +52,12 @@ BELIEFS = {"one of sixteen, all alike": np.full(16, 1 / 16), "one of two": np.ar
 @exercise("0.2", "How sure is it?", answer="entropy", level=1, minutes=10)
 def entropy(answer) -> str:
     "A function of probabilities (16,) that returns their entropy in nats."
-    _function(answer, "entropy", "p")
+    function(answer, "entropy", "p")
     for name, p in BELIEFS.items():
         with np.errstate(all="ignore"):
             found = answer(p.copy())
         right = -sum(float(x) * math.log(x) for x in p if x > 0)
-        if np.ndim(found) or found is None:
-            raise WrongAnswer(f"It returned {'nothing' if found is None else f'something of the shape {np.shape(found)}'}: return one number.")
+        refuse(np.ndim(found) or found is None, f"It returned {'nothing' if found is None else f'something of the shape {np.shape(found)}'}: return one number.")
         if not np.isclose(float(found), right, atol=1e-3):
             raise WrongAnswer(f"For the belief '{name}' the entropy is {right:.3f} nats; your function says {float(found):.3f}.{_why(float(found), right)}")
     return "Right: 0 for who is certain, and ln n where n answers are alike."
@@ -83,7 +76,7 @@ STARTS, TRIALS, AT_FIRST, AT_LAST = 64, 10, .6, .8
 
 @functools.cache
 def _agent():
-    from xland_minigrid.baselines.rl2 import load_agent
+    from xland_minigrid.baselines.agents import load_agent
     return load_agent(AGENT)
 
 def attempts(ruleset: RuleSet) -> np.ndarray:
@@ -98,7 +91,7 @@ def attempts(ruleset: RuleSet) -> np.ndarray:
 @exercise("0.3", "A riddle", answer="riddle", level=2, minutes=15)
 def riddle(answer) -> str:
     "A task that the agent seldom solves at first, and nearly always in the end."
-    if not isinstance(answer, RuleSet) or np.ndim(answer.goal) != 1 or answer.open is not None:
+    if not isinstance(answer, RuleSet) or np.ndim(answer.goal) != 1 or answer.extended is not None:
         what = "several tasks, or uses more than the tables" if isinstance(answer, RuleSet) else f"of the type {type(answer).__name__}"
         raise WrongAnswer(f"`riddle` is {what}: make one plain task, with parse_ruleset for example.")
     try:
@@ -111,8 +104,6 @@ def riddle(answer) -> str:
 def _is_riddle(success: np.ndarray) -> str:
     "What shares of success `(10,)` say; `WrongAnswer` where the task is no riddle."
     told = f"It reached the goal in {success[0]:.0%} of its first trials and in {success[-1]:.0%} of its tenth ones"
-    if success[-1] < AT_LAST:
-        raise WrongAnswer(f"{told}: too hard, {AT_LAST:.0%} are needed in the end. Which kinds of goals is it good at?")
-    if success[0] > AT_FIRST:
-        raise WrongAnswer(f"{told}: too easy, {AT_FIRST:.0%} at first are the most. Give it something to choose from.")
+    refuse(success[-1] < AT_LAST, f"{told}: too hard, {AT_LAST:.0%} are needed in the end. Which kinds of goals is it good at?")
+    refuse(success[0] > AT_FIRST, f"{told}: too easy, {AT_FIRST:.0%} at first are the most. Give it something to choose from.")
     return f"{told}: a riddle, and solved."

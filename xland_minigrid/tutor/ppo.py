@@ -8,14 +8,13 @@ __all__ = ['returns', 'normalised', 'gae', 'clipped_loss']
 # %% ../../nbs/tutor/07_ppo.ipynb #eba2eff0
 import numpy as np
 
-from .exercise import WrongAnswer, exercise, numbers
+from .exercise import WrongAnswer, exercise, numbers, refuse
 
 # %% ../../nbs/tutor/07_ppo.ipynb #d17d30ea
 def _array(found, shape: tuple, name: str, asked: str = "one number for each step") -> np.ndarray:
     "An answer's result as float64 of that shape. Raises `WrongAnswer` for what is none, and for what is not finite."
     found = numbers(found, shape, name, asked)
-    if not np.isfinite(found).all():
-        raise WrongAnswer(f"`{name}` gives back what is no number ({found.ravel()[:4]} …): was something divided by 0?")
+    refuse(not np.isfinite(found).all(), f"`{name}` gives back what is no number ({found.ravel()[:4]} …): was something divided by 0?")
     return found
 
 def _row(values) -> str:
@@ -34,8 +33,7 @@ def returns(answer) -> str:
     "`answer(reward, done, gamma)` gives the discounted sum of rewards from each step to the end of its episode."
     for why, reward, done, gamma, right in _RETURNS:
         found = _array(answer(np.array(reward, np.float64), np.array(done, bool), gamma), (len(reward),), "returns")
-        if not np.allclose(found, right, atol=1e-6):
-            raise WrongAnswer(f"For rewards {reward}, done {done} and gamma {gamma} you get {_row(found)}, not {_row(right)}: {why}.")
+        refuse(not np.allclose(found, right, atol=1e-6), f"For rewards {reward}, done {done} and gamma {gamma} you get {_row(found)}, not {_row(right)}: {why}.")
     return "Right: rewards go back in time, and stop where an episode begins."
 
 # %% ../../nbs/tutor/07_ppo.ipynb #3017c44d
@@ -48,10 +46,8 @@ def normalised(answer) -> str:
         right = (advantage - advantage.mean()) / advantage.std()
         if np.allclose(found, right, atol=2e-3):
             continue
-        if abs(found.mean()) > 1e-3:
-            raise WrongAnswer(f"The mean of what you give back for the shape {advantage.shape} is {found.mean():.3g}, not 0: subtract the mean over all of it.")
-        if abs(found.std() - 1) > 1e-2:
-            raise WrongAnswer(f"The standard deviation of what you give back for the shape {advantage.shape} is {found.std():.3g}, not 1: divide by the standard deviation over all of it.")
+        refuse(abs(found.mean()) > 1e-3, f"The mean of what you give back for the shape {advantage.shape} is {found.mean():.3g}, not 0: subtract the mean over all of it.")
+        refuse(abs(found.std() - 1) > 1e-2, f"The standard deviation of what you give back for the shape {advantage.shape} is {found.std():.3g}, not 1: divide by the standard deviation over all of it.")
         raise WrongAnswer("Mean and deviation are right, but the order of the advantages is not the one they came in: normalise all of them together.")
     equal = _array(answer(jnp.full((2, 3), 0.5)), (2, 3), "my_normalised", "one number for each advantage")
     if np.abs(equal).max() > 1e-3:
@@ -67,11 +63,11 @@ def _gae(reward, done, value, last_value, gamma, lam):
     return found
 
 _GAE = (  # what it shows, done, last value, gamma, lambda
-    ("with lambda = 0 and no end it is the surprise of each step, r + gamma V(next) - V", [0, 0, 0, 0], 0.8, 0.9, 0.0),
+    ("with lambda = 0 and no end it is the TD error of each step, r + gamma V(next) - V", [0, 0, 0, 0], 0.8, 0.9, 0.0),
     ("after the last step comes last_value", [0, 0, 0, 0], 3.0, 1.0, 0.0),
     ("where an episode ends, the value of the next step belongs to another one", [0, 1, 0, 0], 0.8, 0.9, 0.0),
-    ("the surprises to come count too, shrunk by gamma times lambda a step", [0, 0, 0, 0], 0.8, 0.9, 0.5),
-    ("later surprises of another episode do not count", [0, 1, 0, 1], 0.8, 0.9, 0.95),
+    ("the TD errors to come count too, shrunk by gamma times lambda a step", [0, 0, 0, 0], 0.8, 0.9, 0.5),
+    ("later TD errors of another episode do not count", [0, 1, 0, 1], 0.8, 0.9, 0.95),
     ("with lambda = 1 it is the return minus the value", [0, 0, 1, 0], 0.8, 0.9, 1.0))
 
 @exercise("5.3", "Generalised advantages", answer="gae", level=2, minutes=15)
@@ -85,7 +81,7 @@ def gae(answer) -> str:
         if not np.allclose(found, right, atol=1e-6):
             raise WrongAnswer(f"For done {done.astype(int).tolist()}, last_value {last}, gamma {gamma} and lam {lam} (rewards {reward.tolist()}, values {value.tolist()}) you get {_row(found)}, "
                               f"not {_row(right)}: {why}.")
-    return "Right: nothing crosses the end of an episode, neither value nor surprise."
+    return "Right: nothing crosses the end of an episode, neither value nor TD error."
 
 # %% ../../nbs/tutor/07_ppo.ipynb #18f61ef4
 _RATIOS = np.array([1.0, 1.1, 1.5, 0.5, 1.5, 0.5, 0.9, 1.19, 0.81])
@@ -101,21 +97,17 @@ def clipped_loss(answer) -> str:
     right = -np.minimum(_RATIOS * _SIGNS, np.clip(_RATIOS, 0.8, 1.2) * _SIGNS).mean()
     found = answer(new, old, advantage, eps)
     value = float(_array(found, (), "clipped_loss", "one number, the mean over the batch"))
-    if np.isclose(value, -right, atol=1e-5):
-        raise WrongAnswer("The sign is wrong: a loss is made small, and the objective should become large.")
-    if np.isclose(value, right * len(_RATIOS), atol=1e-4):
-        raise WrongAnswer("That is the sum over the batch: take the mean.")
-    slope = np.asarray(jax.grad(lambda x: answer(x, old, advantage, eps))(new), np.float64) * len(_RATIOS)
+    refuse(np.isclose(value, -right, atol=1e-5), "The sign is wrong: a loss is made small, and the objective should become large.")
+    refuse(np.isclose(value, right * len(_RATIOS), atol=1e-4), "That is the sum over the batch: take the mean.")
+    gradient = np.asarray(jax.grad(lambda x: answer(x, old, advantage, eps))(new), np.float64) * len(_RATIOS)
     flat = (_RATIOS > 1.2) & (_SIGNS > 0) | (_RATIOS < 0.8) & (_SIGNS < 0)
     wanted = np.where(flat, 0.0, -_RATIOS * _SIGNS)
-    for ratio, sign, have, want in zip(_RATIOS, _SIGNS, slope, wanted):
+    for ratio, sign, have, want in zip(_RATIOS, _SIGNS, gradient, wanted):
         if abs(have - want) > 1e-4:
             raise WrongAnswer(_why_slope(ratio, sign, have, want))
-    if not np.isclose(value, right, atol=1e-5):
-        raise WrongAnswer(f"Its gradient is right, but its value is {value:.4f} instead of {right:.4f} on a batch of {len(_RATIOS)}: has a constant been added?")
+    refuse(not np.isclose(value, right, atol=1e-5), f"Its gradient is right, but its value is {value:.4f} instead of {right:.4f} on a batch of {len(_RATIOS)}: has a constant been added?")
     narrow = float(answer(jnp.log(jnp.array([1.15])), jnp.zeros(1), jnp.ones(1), 0.1))
-    if not np.isclose(narrow, -1.1, atol=1e-5):
-        raise WrongAnswer("With eps = 0.1 a ratio of 1.15 should be clipped to 1.1: use eps, not 0.2.")
+    refuse(not np.isclose(narrow, -1.1, atol=1e-5), "With eps = 0.1 a ratio of 1.15 should be clipped to 1.1: use eps, not 0.2.")
     return "Right: no gradient where the clip holds, and a way back everywhere else."
 
 def _why_slope(ratio: float, sign: float, have: float, want: float) -> str:

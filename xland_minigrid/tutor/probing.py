@@ -10,14 +10,7 @@ import functools
 
 import numpy as np
 
-from .exercise import WrongAnswer, exercise, numbers
-
-# %% ../../nbs/tutor/09_probing.ipynb #cfaf0928
-def _pair(found, name: str, asked: str):
-    "The two things that an answer gives back. Raises `WrongAnswer` for anything else."
-    if not isinstance(found, (tuple, list)) or len(found) != 2:
-        raise WrongAnswer(f"`{name}` gives back {type(found).__name__}: two things are asked for, {asked}.")
-    return found
+from .exercise import WrongAnswer, exercise, numbers, pair, refuse
 
 # %% ../../nbs/tutor/09_probing.ipynb #4d6f1609
 @functools.lru_cache(maxsize=1)
@@ -32,21 +25,15 @@ def held_out(answer) -> str:
     train, test = _benchmarks()
     leaks = np.isin(test.goal_ids(), train.goal_ids())
     found = answer(train, test)
-    if found is None or found is ...:
-        raise WrongAnswer("`held_out` gives nothing back: it has to end with `return`.")
+    refuse(found is None or found is ..., "`held_out` gives nothing back: it has to end with `return`.")
     found = np.asarray(found)
-    if found.dtype == bool:
-        raise WrongAnswer("That says for each task whether it is held out; asked for are their numbers (np.flatnonzero).")
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise WrongAnswer("`held_out` gives back no list of whole numbers: the rows of the test tasks are asked for.")
+    refuse(found.dtype == bool, "That says for each task whether it is held out; asked for are their numbers (np.flatnonzero).")
+    refuse(found.ndim != 1 or found.dtype.kind not in "iu", "`held_out` gives back no list of whole numbers: the rows of the test tasks are asked for.")
     if len(found) and (found.max() >= len(test) or found.min() < 0):
         raise WrongAnswer(f"You name the row {found.max()}, but there are {len(test)} test tasks: the rows of `test` are asked for, not identities or rows of `train`.")
-    if leaks[found].any():
-        raise WrongAnswer(f"{leaks[found].sum()} of your {len(found)} tasks have a goal that was trained on: compare goal_ids(), which do not depend on the scenery.")
-    if len(np.unique(found)) < (~leaks).sum():
-        raise WrongAnswer(f"{len(np.unique(found))} of {(~leaks).sum()} tasks with new goals are named: leave out only those whose goal is in training.")
-    if len(found) > (~leaks).sum():
-        raise WrongAnswer("Some rows are named twice: one number for each task.")
+    refuse(leaks[found].any(), f"{leaks[found].sum()} of your {len(found)} tasks have a goal that was trained on: compare goal_ids(), which do not depend on the scenery.")
+    refuse(len(np.unique(found)) < (~leaks).sum(), f"{len(np.unique(found))} of {(~leaks).sum()} tasks with new goals are named: leave out only those whose goal is in training.")
+    refuse(len(found) > (~leaks).sum(), "Some rows are named twice: one number for each task.")
     return f"Right: {leaks.mean():.0%} of these test tasks would have leaked."
 
 # %% ../../nbs/tutor/09_probing.ipynb #32221c87
@@ -69,8 +56,7 @@ def normalised_score(answer) -> str:
         near = [why for why, value in mistakes.items() if np.isclose(found, value, atol=1e-6, equal_nan=True)]
         raise WrongAnswer(near[0] if near else f"You get {found:.4f}, not {right:.4f}: is the oracle's return 1 - 0.9 * par / max_steps?")
     other = float(answer(np.full((2, 1), 0.5), np.array([50.0, 50.0]), 100))
-    if not np.isclose(other, 0.5 / 0.55, atol=1e-6):
-        raise WrongAnswer("With max_steps = 100 it goes wrong: do not put 50 into it.")
+    refuse(not np.isclose(other, 0.5 / 0.55, atol=1e-6), "With max_steps = 100 it goes wrong: do not put 50 into it.")
     return "Right: compared with what was possible, where that is known."
 
 # %% ../../nbs/tutor/09_probing.ipynb #7ba86104
@@ -82,7 +68,7 @@ def pca(answer) -> str:
     x = states - states.mean(0)
     u, s, _ = np.linalg.svd(x, full_matrices=False)
     for n in (2, 4):
-        points, share = _pair(answer(states.copy(), n), "pca", "the coordinates and the shares")
+        points, share = pair(answer(states.copy(), n), "pca", "the coordinates and the shares")
         points, share = numbers(points, (60, n), "pca", f"coordinates of {n} components for 60 rows"), numbers(share, (n,), "pca", "the share of the variance of each component")
         right = u[:, :n] * s[:n]
         if not np.allclose(np.abs((points * right).sum(0)), (right ** 2).sum(0), rtol=1e-3) or not np.allclose(np.abs(points), np.abs(right), atol=1e-3):
@@ -115,7 +101,7 @@ def versus_chance(answer) -> str:
         ("a label that is never right", [1, 1, 2, 5], [1, 1, 2, 2], 0.75, 0.375),
         ("a label that is never said", [1, 1, 1, 14], [1, 14, 2, 14], 0.5, 0.3125))
     for why, said, truth, accuracy, chance in cases:
-        found = _pair(answer(np.array(said), np.array(truth)), "versus_chance", "the accuracy and the chance level")
+        found = pair(answer(np.array(said), np.array(truth)), "versus_chance", "the accuracy and the chance level")
         found = [float(numbers(x, (), "versus_chance", "two numbers")) for x in found]
         if not np.isclose(found[0], accuracy, atol=1e-6):
             raise WrongAnswer(f"For {why} (said {said}, truth {truth}) the accuracy is {accuracy}, not {found[0]:.4f}.")

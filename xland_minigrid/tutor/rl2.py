@@ -8,7 +8,7 @@ __all__ = ['wipe', 'nats', 'per_trial', 'p20']
 # %% ../../nbs/tutor/08_rl2.ipynb #cf01fe70
 import numpy as np
 
-from .exercise import WrongAnswer, exercise, numbers
+from .exercise import WrongAnswer, exercise, numbers, refuse
 
 # %% ../../nbs/tutor/08_rl2.ipynb #5c1669e0
 _DONE = np.array([0, 0, 1, 0, 1, 1, 0, 0, 1, 0, 1, 0], bool)  # six trials of 3, 2, 1, 3, 2 steps and one that goes on
@@ -42,18 +42,13 @@ def nats(answer) -> str:
     quarter, half, sure = np.full(4, 0.25), np.array([0.5, 0.5, 0.0, 0.0]), np.array([0.0, 1.0, 0.0, 0.0])
     with np.errstate(all="ignore"):
         found = float(numbers(answer(quarter), (), "nats", "one number for one belief"))
-        if np.isclose(found, 2.0):
-            raise WrongAnswer("For four equal probabilities you get 2: those are bits. Take the natural logarithm.")
-        if np.isclose(found, -np.log(4)):
-            raise WrongAnswer("For four equal probabilities you get a negative number: doubt is counted from 0 upwards.")
-        if not np.isclose(found, np.log(4), atol=1e-5):
-            raise WrongAnswer(f"For four equal probabilities you get {found:.3f}, not ln 4 = 1.386.")
+        refuse(np.isclose(found, 2.0), "For four equal probabilities you get 2: those are bits. Take the natural logarithm.")
+        refuse(np.isclose(found, -np.log(4)), "For four equal probabilities you get a negative number: doubt is counted from 0 upwards.")
+        refuse(not np.isclose(found, np.log(4), atol=1e-5), f"For four equal probabilities you get {found:.3f}, not ln 4 = 1.386.")
         batch = np.stack([quarter, half, sure])[:, None].repeat(2, axis=1)
         found = numbers(answer(batch), (3, 2), "nats", "one number for each belief: sum over the last axis only")
-    if np.isnan(found).any():
-        raise WrongAnswer("Where a probability is 0 you get nan: what is impossible adds nothing.")
-    if not np.allclose(found, np.log([4, 2, 1])[:, None], atol=1e-4):
-        raise WrongAnswer(f"For four, two and one possibilities you get {found[:, 0].round(3).tolist()}, not ln 4, ln 2 and ln 1, that is [1.386, 0.693, 0.0].")
+    refuse(np.isnan(found).any(), "Where a probability is 0 you get nan: what is impossible adds nothing.")
+    refuse(not np.allclose(found, np.log([4, 2, 1])[:, None], atol=1e-4), f"For four, two and one possibilities you get {found[:, 0].round(3).tolist()}, not ln 4, ln 2 and ln 1, that is [1.386, 0.693, 0.0].")
     return "Right: four possibilities are 1.39 nats, two 0.69, certainty 0."
 
 # %% ../../nbs/tutor/08_rl2.ipynb #97a02eaa

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.tiles import EMPTY, FLOOR, PICKABLE, Colors, Tiles
-from .exercise import WrongAnswer, exercise
+from .exercise import WrongAnswer, exercise, refuse
 
 # %% ../../nbs/tutor/06_scaling.ipynb #11b2f85d
 @functools.cache
@@ -35,18 +35,13 @@ def crowd(answer) -> str:
     env, params, tasks, keys, cells, goals = _three_by_four()
     program = jax.jit(lambda tasks, keys: answer(env, params, tasks, keys)).trace(tasks, keys)
     shapes = program.out_info  # what is wrong in shape needs no compiling
-    if not isinstance(shapes, TimeStep):
-        raise WrongAnswer(f"It returns {_kind(shapes)}; what `env.reset` returns is wanted, with two more axes.")
+    refuse(not isinstance(shapes, TimeStep), f"It returns {_kind(shapes)}; what `env.reset` returns is wanted, with two more axes.")
     lead = np.shape(shapes.reward)
-    if lead == (4, 3):
-        raise WrongAnswer("The axes are the wrong way round: for 3 tasks and 4 keys it makes (4, 3) worlds. The outer vmap gives the first axis.")
-    if lead != (3, 4):
-        raise WrongAnswer(f"For 3 tasks and 4 keys the result should begin with (3, 4); here it is {lead}.")
+    refuse(lead == (4, 3), "The axes are the wrong way round: for 3 tasks and 4 keys it makes (4, 3) worlds. The outer vmap gives the first axis.")
+    refuse(lead != (3, 4), f"For 3 tasks and 4 keys the result should begin with (3, 4); here it is {lead}.")
     found = program.lower().compile()(tasks, keys)
-    if not np.array_equal(found.state.goal_encoding, goals):
-        raise WrongAnswer("A world has the goal of another task: place [i, j] belongs to task i.")
-    if not np.array_equal(found.state.cells, cells):
-        raise WrongAnswer("A world is not that of its key: place [i, j] is what `env.reset` makes of task i with key j.")
+    refuse(not np.array_equal(found.state.goal_encoding, goals), "A world has the goal of another task: place [i, j] belongs to task i.")
+    refuse(not np.array_equal(found.state.cells, cells), "A world is not that of its key: place [i, j] is what `env.reset` makes of task i with key j.")
     return "Right: twelve worlds, each with its own task and key."
 
 def _kind(shapes) -> str:
@@ -70,18 +65,15 @@ def same_room(answer) -> str:
     from xland_minigrid import RuleSet
     tasks, traced = _unequal(), []
     found = answer(list(tasks))
-    if not isinstance(found, (list, tuple)) or len(found) != len(tasks) or not all(isinstance(task, RuleSet) for task in found):
-        raise WrongAnswer(f"For {len(tasks)} tasks a list of {len(tasks)} rulesets is wanted; it returns {_what(found)}.")
+    refuse(not isinstance(found, (list, tuple)) or len(found) != len(tasks) or not all(isinstance(task, RuleSet) for task in found), f"For {len(tasks)} tasks a list of {len(tasks)} rulesets is wanted; it returns {_what(found)}.")
     for i, (old, new) in enumerate(zip(tasks, found)):
         if new.rules.shape[0] < old.rules.shape[0] or new.init_tiles.shape[0] < old.init_tiles.shape[0]:
             raise WrongAnswer(f"Task {i} has lost something: it had {old.rules.shape[0]} rules and {old.init_tiles.shape[0]} objects, and has room for {new.rules.shape[0]} and {new.init_tiles.shape[0]}.")
-        if not _padded(old, new):
-            raise WrongAnswer(f"Task {i} is another task now: what is added must be rows of zeros, at the end, and the goal must stay.")
+        refuse(not _padded(old, new), f"Task {i} is another task now: what is added must be rows of zeros, at the end, and the goal must stay.")
     probe = jax.jit(lambda task: traced.append(task.rules.shape) or task.goal)
     for task in found:
         probe(task)
-    if len(traced) > 1:
-        raise WrongAnswer(f"{len(traced)} programs are compiled for {len(tasks)} tasks: the numbers of rules and of objects must both be the same for all.")
+    refuse(len(traced) > 1, f"{len(traced)} programs are compiled for {len(tasks)} tasks: the numbers of rules and of objects must both be the same for all.")
     if (found[0].rules.shape[0], found[0].init_tiles.shape[0]) != (3, 5):
         raise WrongAnswer(f"There is room for {found[0].rules.shape[0]} rules and {found[0].init_tiles.shape[0]} objects; 3 and 5 are enough for all of these tasks.")
     return "Right: one program for five tasks."
@@ -128,19 +120,15 @@ def play(answer) -> str:
     env = _Counted(env, step)
     program = jax.jit(lambda timestep, actions: answer(env, params, timestep, actions)).trace(start, actions)
     shapes = program.out_info
-    if not isinstance(shapes, tuple) or len(shapes) != 2 or not isinstance(shapes[0], TimeStep):
-        raise WrongAnswer("Two things are to be returned, in this order: the last time step, and the sum of the rewards.")
-    if np.shape(shapes[1]) != ():
-        raise WrongAnswer(f"The rewards have shape {np.shape(shapes[1])}; their sum is wanted, one number.")
+    refuse(not isinstance(shapes, tuple) or len(shapes) != 2 or not isinstance(shapes[0], TimeStep), "Two things are to be returned, in this order: the last time step, and the sum of the rewards.")
+    refuse(np.shape(shapes[1]) != (), f"The rewards have shape {np.shape(shapes[1])}; their sum is wanted, one number.")
     if env.traced > 3:  # scan may trace its body again to settle dtypes
         raise WrongAnswer(f"`env.step` is traced {env.traced} times for {len(actions)} actions: the loop is still unrolled.")
     found = program.lower().compile()(start, actions)
     if int(found[0].state.step_num) != len(actions):
         raise WrongAnswer(f"The last time step has done {int(found[0].state.step_num)} steps; there are {len(actions)} actions.")
-    if not np.array_equal(found[0].state.agent.position, last.state.agent.position) or int(found[0].state.agent.direction) != int(last.state.agent.direction):
-        raise WrongAnswer("The agent ends somewhere else than in the loop: is each action used once, in order?")
-    if abs(float(found[1]) - total) > 1e-6:
-        raise WrongAnswer(f"The sum of the rewards is {float(found[1]):.3f}; in the loop it is {total:.3f}.")
+    refuse(not np.array_equal(found[0].state.agent.position, last.state.agent.position) or int(found[0].state.agent.direction) != int(last.state.agent.direction), "The agent ends somewhere else than in the loop: is each action used once, in order?")
+    refuse(abs(float(found[1]) - total) > 1e-6, f"The sum of the rewards is {float(found[1]):.3f}; in the loop it is {total:.3f}.")
     return "Right: one step is compiled, however many there are."
 
 # %% ../../nbs/tutor/06_scaling.ipynb #f3765c21
@@ -175,8 +163,7 @@ def hands(answer) -> str:
     "`hands(cell, pocket, action)`: the cell ahead and the pocket afterwards, packed bytes, without a branch."
     cases = _situations()
     found = jax.jit(jax.vmap(answer))(*map(jnp.asarray, cases.T))
-    if not isinstance(found, (tuple, list)) or len(found) != 2 or any(np.shape(part) != (len(cases),) for part in found):
-        raise WrongAnswer("Two bytes are to be returned: the cell ahead, and the pocket.")
+    refuse(not isinstance(found, (tuple, list)) or len(found) != 2 or any(np.shape(part) != (len(cases),) for part in found), "Two bytes are to be returned: the cell ahead, and the pocket.")
     for case, cell, pocket in zip(cases.tolist(), *(np.asarray(part).tolist() for part in found)):
         right = _hands(*case)
         if (cell, pocket) != right:

@@ -12,12 +12,11 @@ import numpy as np
 
 from ..pool.episodes import Env
 from ..pool.pool import EnvPool, run_here
-from .exercise import WrongAnswer, exercise
+from .exercise import WrongAnswer, exercise, numbers, refuse
 
 def _coroutine(function, name: str):
     "Refuse what is no `async def`."
-    if not inspect.iscoroutinefunction(function):
-        raise WrongAnswer(f"`{name}` is no coroutine function: it has to begin with `async def {name}(`.")
+    refuse(not inspect.iscoroutinefunction(function), f"`{name}` is no coroutine function: it has to begin with `async def {name}(`.")
 
 # %% ../../nbs/tutor/10_sessions.ipynb #dc9f74af
 _LAKES = (1, 2, 5, 8, 13)
@@ -48,23 +47,9 @@ _REWARDS = (([1.0, 0.0], [0.5, -0.5]), ([1.0, 1.0, 1.0], [0, 0, 0]), ([1.0, None
 def advantages(answer) -> str:
     "A function from the rewards of a group, None for what could not be scored, to their advantages."
     for rewards, right in _REWARDS:
-        found = answer(list(rewards))
-        if found is None:
-            raise WrongAnswer("It returned nothing: end it with `return`.")
-        found = _numbers(found, rewards)
-        if not np.allclose(found, right, atol=1e-6):
-            raise WrongAnswer(f"For the rewards {rewards} it returned {found.round(3).tolist()}, not {np.round(right, 3).tolist()}: what is None neither counts nor gets anything.")
+        found = numbers(answer(list(rewards)), (len(rewards),), "advantages", "one advantage for each reward")
+        refuse(not np.allclose(found, right, atol=1e-6), f"For the rewards {rewards} it returned {found.round(3).tolist()}, not {np.round(right, 3).tolist()}: what is None neither counts nor gets anything.")
     return "Right, failures and all."
-
-def _numbers(found, rewards) -> np.ndarray:
-    "What was returned, as one number for each reward."
-    try:
-        found = np.asarray(found, float)
-    except (TypeError, ValueError):
-        raise WrongAnswer(f"For the rewards {rewards} it returned {found!r}: a list of numbers is wanted.") from None
-    if found.shape != (len(rewards),):
-        raise WrongAnswer(f"For {len(rewards)} rewards it returned something of the shape {found.shape}: one advantage each.")
-    return found
 
 # %% ../../nbs/tutor/10_sessions.ipynb #b967a4aa
 class ThinIce(Env):
@@ -102,10 +87,7 @@ def mean_rewards(answer) -> str:
 
 def _judge_means(found):
     "Raise `WrongAnswer` unless these are the means."
-    if not isinstance(found, (list, tuple)) or len(found) != len(_TASKS):
-        raise WrongAnswer(f"It returned {found!r}: a list with one entry for each of the {len(_TASKS)} tasks is wanted.")
+    refuse(not isinstance(found, (list, tuple)) or len(found) != len(_TASKS), f"It returned {found!r}: a list with one entry for each of the {len(_TASKS)} tasks is wanted.")
     for i, (mean, right) in enumerate(zip(found, _MEANS)):
-        if mean is not None and not isinstance(mean, (int, float, np.number)):
-            raise WrongAnswer(f"For task {i} it returned a {type(mean).__name__}: a number is wanted, or None.")
-        if (mean is None) != (right is None) or right is not None and not abs(mean - right) <= 1e-6:
-            raise WrongAnswer(f"For task {i} it returned {mean}, not {right}: a failure is no reward, and where nothing could be scored there is no mean.")
+        refuse(mean is not None and not isinstance(mean, (int, float, np.number)), f"For task {i} it returned a {type(mean).__name__}: a number is wanted, or None.")
+        refuse((mean is None) != (right is None) or right is not None and not abs(mean - right) <= 1e-6, f"For task {i} it returned {mean}, not {right}: a failure is no reward, and where nothing could be scored there is no mean.")

@@ -13,39 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.tiles import FLOOR, WALL, Colors, Tiles, pack, tile_name
-from .exercise import WrongAnswer, exercise
+from .anatomy import act_out
+from .exercise import WrongAnswer, exercise, refuse
 
 KEY, BALL, STAR = (Tiles.KEY, Colors.YELLOW), (Tiles.BALL, Colors.RED), (Tiles.STAR, Colors.PURPLE)  # those of the tutorial
 
 # %% ../../nbs/tutor/11_yours.ipynb #cd36fbe9
-_ROWS, _COLS = 7, 9
 _DIRECTIONS = ("up", "right", "down", "left")
 _MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
-
-@functools.cache
-def _stage():
-    "A start and a step, compiled once for all rulesets of one shape."
-    from xland_minigrid import make
-    from xland_minigrid.core.compose import begin
-    env, params = make("XLand-MiniGrid-R1-9x9", height=_ROWS, width=_COLS)
-
-    def start(task, cells, position, direction):
-        timestep = env.reset(params.replace(ruleset=task), jax.random.key(0))
-        agent = timestep.state.agent.replace(position=position, direction=direction)
-        return timestep.replace(state=timestep.state.replace(cells=cells, agent=agent, open=begin(task.open, cells)))
-    return jax.jit(start), jax.jit(lambda timestep, action: env.step(params, timestep, action))
-
-def _play(task, things: dict, position, direction: int, actions) -> list:
-    "The time steps after each action, from a start with `things` (cell to thing) and the agent at a place; `task` is an open ruleset."
-    start, step = _stage()
-    cells = np.full((_ROWS, _COLS), WALL, np.uint8)
-    cells[1:-1, 1:-1] = FLOOR
-    for place, thing in things.items():
-        cells[place] = pack(*thing)
-    seen = [start(task, jnp.asarray(cells), jnp.array(position, jnp.int32), jnp.int32(direction))]
-    for action in actions:
-        seen.append(step(seen[-1], jnp.int32(action)))
-    return seen[1:]
+_play = functools.partial(act_out, height=7, width=9)
 
 # %% ../../nbs/tutor/11_yours.ipynb #2a0434c4
 @exercise("9.1", "In passing", answer="InPassing", level=2, minutes=15)
@@ -55,14 +31,11 @@ def in_passing(answer) -> str:
     from xland_minigrid.core.ruleset import make_ruleset
     if isinstance(answer, BaseRule):
         answer = type(answer)
-    if not isinstance(answer, type) or not issubclass(answer, BaseRule):
-        raise WrongAnswer("A class is wanted that derives from OneTileRule.")
-    if rule_kinds.classes.get(getattr(answer, "ID", None)) is not answer:
-        raise WrongAnswer("The class is not registered: put @register_rule(id=250) above it.")
-    if answer.ID != 250:
-        raise WrongAnswer(f"It is registered under {answer.ID}; 250 is asked for, so that files written elsewhere can be read.")
+    refuse(not isinstance(answer, type) or not issubclass(answer, BaseRule), "A class is wanted that derives from OneTileRule.")
+    refuse(rule_kinds.classes.get(getattr(answer, "ID", None)) is not answer, "The class is not registered: put @register_rule(id=250) above it.")
+    refuse(answer.ID != 250, f"It is registered under {answer.ID}; 250 is asked for, so that files written elsewhere can be read.")
     try:
-        task = make_ruleset(None, [answer(BALL, STAR)], [BALL]).opened()
+        task = make_ruleset(None, [answer(BALL, STAR)], [BALL]).extend()
     except TypeError:
         raise WrongAnswer("The rule should take two things, one that is there and one that it becomes: derive from OneTileRule.") from None
     for facing in range(4):
@@ -101,9 +74,8 @@ def first_and_then(answer) -> str:
     from xland_minigrid.core.compose import Composed, compose
     from xland_minigrid.core.goals import BaseGoal
     from xland_minigrid.core.ruleset import make_ruleset, pad_ruleset
-    if not isinstance(answer, (BaseGoal, Composed)):
-        raise WrongAnswer("A goal is wanted: one of the classes of goals, or AllOf, AnyOf, Not, InOrder of goals.")
-    task = make_ruleset(answer, [], [KEY, BALL]).opened()
+    refuse(not isinstance(answer, (BaseGoal, Composed)), "A goal is wanted: one of the classes of goals, or AllOf, AnyOf, Not, InOrder of goals.")
+    task = make_ruleset(answer, [], [KEY, BALL]).extend()
     task = pad_ruleset(task, 1, 2, max(8, len(compose(answer))))
     for what, things, actions, right in _SCRIPTS:
         seen = _play(task, things, (2, 2), 1, actions)
@@ -124,8 +96,7 @@ def hall(answer) -> str:
     from xland_minigrid.core.layouts import Layout, check_layout
     for n in (7, 9, 13):
         plan = answer(n)
-        if not isinstance(plan, Layout):
-            raise WrongAnswer(f"hall({n}) is a {type(plan).__name__}; a Layout is wanted (`drawn` makes one from a drawing).")
+        refuse(not isinstance(plan, Layout), f"hall({n}) is a {type(plan).__name__}; a Layout is wanted (`drawn` makes one from a drawing).")
         try:
             check_layout(plan, n, n)
         except ValueError as error:
@@ -139,14 +110,12 @@ def _check_hall(n: int, plan) -> None:
     if (wrong := np.argwhere((cells == WALL) != wall)).size:
         row, col = wrong[0]
         raise WrongAnswer(f"In hall({n}), row {row}, column {col} should be {'wall' if wall[row, col] else 'floor'}.")
-    if (cells[~wall] != FLOOR).any():
-        raise WrongAnswer(f"In hall({n}) a cell is neither wall nor floor.")
+    refuse((cells[~wall] != FLOOR).any(), f"In hall({n}) a cell is neither wall nor floor.")
     free = np.asarray(plan.free)[:int(plan.num_free)]
     if not np.array_equal(np.sort(free), np.flatnonzero(~wall.ravel())):
         raise WrongAnswer(f"hall({n}) has {(~wall).sum()} cells of floor, and `free` lists {int(plan.num_free)} cells"
                           f"{', some of which are wall' if wall.ravel()[free].any() else ''}: things are put on those.")
-    if np.asarray(plan.num_places).any():
-        raise WrongAnswer(f"hall({n}) has doors; none are wanted.")
+    refuse(np.asarray(plan.num_places).any(), f"hall({n}) has doors; none are wanted.")
 
 def _check_resets(plan) -> None:
     from xland_minigrid import make, make_ruleset
@@ -154,23 +123,20 @@ def _check_resets(plan) -> None:
     env, params = make("XLand-MiniGrid-R1-9x9", height=n, width=n, layout=plan, ruleset=make_ruleset(None, [], [KEY, BALL, STAR]))
     state = jax.jit(jax.vmap(env.reset, (None, 0)))(params, jax.random.split(jax.random.key(0), 100)).state
     things = ((state.cells != FLOOR) & (state.cells != WALL)).sum((1, 2))
-    if not (np.asarray(things) == 3).all() or not ((np.asarray(state.cells) == WALL) == _is_wall(n)).all():
-        raise WrongAnswer("Played, things lie in walls or get lost: `free` and `num_free` do not fit the cells.")
+    refuse(not (np.asarray(things) == 3).all() or not ((np.asarray(state.cells) == WALL) == _is_wall(n)).all(), "Played, things lie in walls or get lost: `free` and `num_free` do not fit the cells.")
 
 # %% ../../nbs/tutor/11_yours.ipynb #3af607d6
 @exercise("9.4", "Fetch", answer="Fetch", level=3, minutes=30)
 def fetch(answer) -> str:
     "`Fetch`, an environment: in an empty room pick up the star and not the ball."
     from xland_minigrid import Environment
-    if not isinstance(answer, type) or not issubclass(answer, Environment):
-        raise WrongAnswer("A class is wanted that derives from MiniGridTask (or Environment).")
+    refuse(not isinstance(answer, type) or not issubclass(answer, Environment), "A class is wanted that derives from MiniGridTask (or Environment).")
     env = answer()
     params, other = env.default_params(), env.default_params(height=8, width=7, max_steps=10)
     found = (params.height, params.width, params.max_steps), (other.height, other.width, other.max_steps)
     if found[0] != (6, 6, 144):
         raise WrongAnswer(f"By default it is {found[0][0]} by {found[0][1]} with a limit of {found[0][2]} steps; 6 by 6 and 144 are wanted.")
-    if found[1] != (8, 7, 10):
-        raise WrongAnswer(f"With height=8, width=7, max_steps=10 the parameters are {found[1]}: what is asked for should win over the defaults.")
+    refuse(found[1] != (8, 7, 10), f"With height=8, width=7, max_steps=10 the parameters are {found[1]}: what is asked for should win over the defaults.")
     keys = jax.random.split(jax.random.key(0), 300)
     starts = jax.jit(jax.vmap(env.reset, (None, 0)))(other, keys)
     _check_rooms(np.asarray(starts.state.cells), np.asarray(starts.state.agent.position))
@@ -182,19 +148,14 @@ def _check_rooms(cells, position) -> None:
     "Raise `WrongAnswer` unless cells `(n, 8, 7)` are rooms with a star, a ball, and an agent on the floor."
     wall = np.ones((8, 7), bool)
     wall[1:-1, 1:-1] = False
-    if cells.shape[1:] != (8, 7):
-        raise WrongAnswer(f"With height=8 and width=7 the grid is {cells.shape[1]} by {cells.shape[2]}.")
-    if not ((cells == WALL) == wall).all():
-        raise WrongAnswer("The walls are not those of an empty room: all around, and nowhere else.")
+    refuse(cells.shape[1:] != (8, 7), f"With height=8 and width=7 the grid is {cells.shape[1]} by {cells.shape[2]}.")
+    refuse(not ((cells == WALL) == wall).all(), "The walls are not those of an empty room: all around, and nowhere else.")
     for thing, name in ((STAR, "star"), (BALL, "ball")):
         count = (cells == pack(*thing)).sum((1, 2))
-        if (count != 1).any():
-            raise WrongAnswer(f"In {np.mean(count != 1):.0%} of 300 starts there {'is no' if (count == 0).any() else 'are several'} {tile_name(*thing)}: draw different places, once each.")
-    if (np.isin(cells, (WALL, FLOOR)).sum((1, 2)) != 54).any():
-        raise WrongAnswer("There is something in the room beside star and ball.")
+        refuse((count != 1).any(), f"In {np.mean(count != 1):.0%} of 300 starts there {'is no' if (count == 0).any() else 'are several'} {tile_name(*thing)}: draw different places, once each.")
+    refuse((np.isin(cells, (WALL, FLOOR)).sum((1, 2)) != 54).any(), "There is something in the room beside star and ball.")
     under = cells[np.arange(len(cells)), *position.T]
-    if (under != FLOOR).any():
-        raise WrongAnswer(f"In {np.mean(under != FLOOR):.0%} of 300 starts the agent does not stand on floor.")
+    refuse((under != FLOOR).any(), f"In {np.mean(under != FLOOR):.0%} of 300 starts the agent does not stand on floor.")
 
 def _check_chance(state, keys) -> None:
     "Raise `WrongAnswer` unless everything is drawn anew, each thing for itself."
@@ -202,14 +163,10 @@ def _check_chance(state, keys) -> None:
     places = {"star": np.asarray(state.cells).reshape(300, -1) == pack(*STAR), "ball": np.asarray(state.cells).reshape(300, -1) == pack(*BALL)}
     places = {"agent": agents, **{name: where.argmax(1) for name, where in places.items()}}
     for name, where in places.items():
-        if len(np.unique(where)) < 24:
-            raise WrongAnswer(f"In 300 starts the {name} is only on {len(np.unique(where))} different cells; the room has 30.")
-    if len(np.unique(places["agent"] * 100 + places["star"])) < 180 or len(np.unique(places["star"] * 100 + places["ball"])) < 180:
-        raise WrongAnswer("The places depend on each other: draw each with random bits of its own.")
-    if len(np.unique(np.asarray(state.agent.direction))) < 4:
-        raise WrongAnswer(f"The agent looks in {len(np.unique(np.asarray(state.agent.direction)))} of four directions only.")
-    if (np.asarray(jax.random.key_data(state.key)) == np.asarray(jax.random.key_data(keys))).all(-1).any():
-        raise WrongAnswer("The state carries the very key that the reset was given: split it, and put in a part that nothing else uses, or the next trial repeats this one.")
+        refuse(len(np.unique(where)) < 24, f"In 300 starts the {name} is only on {len(np.unique(where))} different cells; the room has 30.")
+    refuse(len(np.unique(places["agent"] * 100 + places["star"])) < 180 or len(np.unique(places["star"] * 100 + places["ball"])) < 180, "The places depend on each other: draw each with random bits of its own.")
+    refuse(len(np.unique(np.asarray(state.agent.direction))) < 4, f"The agent looks in {len(np.unique(np.asarray(state.agent.direction)))} of four directions only.")
+    refuse((np.asarray(jax.random.key_data(state.key)) == np.asarray(jax.random.key_data(keys))).all(-1).any(), "The state carries the very key that the reset was given: split it, and put in a part that nothing else uses, or the next trial repeats this one.")
 
 def _check_goal(env, params, start) -> None:
     "Raise `WrongAnswer` unless picking up the star wins, and nothing else does."
@@ -220,7 +177,5 @@ def _check_goal(env, params, start) -> None:
         agent = start.state.agent.replace(position=jnp.array(spot, jnp.int32), direction=jnp.int32((facing + 3) % 4))
         turned = step(params, start.replace(state=start.state.replace(agent=agent)), jnp.int32(1))
         held = step(params, turned, jnp.int32(3))
-        if float(turned.reward) > 0:
-            raise WrongAnswer(f"The trial is won by standing before the {name}; it should be held.")
-        if (float(held.reward) > 0 and bool(held.last())) != (name == "star"):
-            raise WrongAnswer(f"Picking up the {name} {'does not win' if name == 'star' else 'wins'} the trial.")
+        refuse(float(turned.reward) > 0, f"The trial is won by standing before the {name}; it should be held.")
+        refuse((float(held.reward) > 0 and bool(held.last())) != (name == "star"), f"Picking up the {name} {'does not win' if name == 'star' else 'wins'} the trial.")

@@ -90,6 +90,8 @@ def still_page(body: str, name: str, label: str, note: str = "A still of the wid
             f'<div class="xmg-w-soft xmg-w-small" style="margin-top:6px">{escape(note)}</div></div>')
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #abafe6f8
+VIEW = "application/vnd.jupyter.widget-view+json"
+
 class Shown:
     """Base of the widgets: shows itself at the end of a cell, live where there is a kernel, and as a still everywhere else.
 
@@ -114,23 +116,18 @@ class Shown:
             self._widget.add_class("xmg-w")
         return self._widget
 
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
+        "The forms in which IPython shows this object: live, as HTML, and as text."
+        bundle = {"text/plain": repr(self)}
+        try:
+            bundle[VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+            bundle["text/html"] = self.still()
+        except ImportError as error:                             # no ipywidgets: the still remains, and says what is missing
+            bundle["text/html"] = f'{self.still()}<div style="font-size:12px">{escape(str(error))}</div>'
+        return bundle
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
-
-# %% ../../../nbs/viz/widgets/01_base.ipynb #22923eaa
-VIEW = "application/vnd.jupyter.widget-view+json"
-
-def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
-    "The forms in which IPython shows this object: live, as HTML, and as text."
-    bundle = {"text/plain": repr(self)}
-    try:
-        bundle[VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        bundle["text/html"] = self.still()
-    except ImportError as error:                             # no ipywidgets: the still remains, and says what is missing
-        bundle["text/html"] = f'{self.still()}<div style="font-size:12px">{escape(str(error))}</div>'
-    return bundle
-
-Shown._repr_mimebundle_ = _repr_mimebundle_
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #4bd81e3d
 def _named(widget, name: str):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PLACES', 'DIFFICULTY', 'Term', 'read_search', 'Facts', 'matches', 'kind_names', 'Found', 'find', 'Example',
-           'example_of', 'RulesetExplorer', 'filter_', 'show_', 'still']
+           'example_of', 'RulesetExplorer']
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #fd0c3236
 import functools
@@ -17,8 +17,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from ...benchmarks.benchmark import find_benchmark
-from ...benchmarks.oracle import estimated_steps, solve_from
+from ...benchmarks.registry import find_benchmark
+from ...benchmarks.oracle import estimated_steps
+from ...benchmarks.planner import solve_from
 from ...benchmarks.solve import Plans, Reason, plan_of, prove
 from ...benchmarks.splits import goal_objects, rule_objects
 from ...core.actions import ACTION_NAMES
@@ -29,7 +30,7 @@ from ...core.tiles import pack_pairs
 from ..control import compiled as _compiled
 from ..player import Player, play_rollout
 from ..tree import draw_ruleset
-from .base import Shown, button, column, framed, html, ipywidgets, key_pad, row, still_page, words_html
+from .base import Shown, button, column, framed, html, ipywidgets, key_pad, row, spoken, still_page, words_html
 from .env_player import checked_seed, world_of
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #bd67e3f0
@@ -89,12 +90,10 @@ class Facts:
     "What there is to know about the `n` tasks of a benchmark, found out when it is asked for. env, params: the world for which steps are estimated."
 
     def __init__(self, benchmark, env, params):
-        self.goals, self.rules, self.tiles = (np.asarray(x) for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles))
-        self.num_rules, self._world = np.asarray(benchmark.num_rules), (env, params)
-        n = len(self.goals)
-        self.known, self.reason = np.zeros(n, bool), np.zeros(n, np.uint8)
-        self.depth, self.num_steps, self.dead_ends = (np.zeros(n, np.uint8) for _ in range(3))
-        self.steps = np.full(n, np.nan, np.float32)  # estimated; NaN without a plan
+        self.goals, self.rules, self.tiles, self.num_rules = (np.asarray(x) for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles, benchmark.num_rules))
+        self._world, n = (params, env), len(self.goals)
+        self.known, self.steps = np.zeros(n, bool), np.full(n, np.nan, np.float32)  # estimated steps; NaN without a plan
+        self.reason, self.depth, self.num_steps, self.dead_ends = np.zeros((4, n), np.uint8)
 
     @functools.cached_property
     def places(self) -> dict:
@@ -102,19 +101,15 @@ class Facts:
         a, b, product = rule_objects(self.rules)
         return {"goal": goal_objects(self.goals), "needs": np.concatenate([a, b]), "makes": product, "start": np.ascontiguousarray(pack_pairs(self.tiles).T)}
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #afd9520d
-def _prove(self, rows) -> None:
-    "Find out depth, plan and estimated steps of these rows."
-    rows = rows[~self.known[rows]]
-    if not len(rows):
-        return
-    tasks = SimpleNamespace(goals=self.goals[rows], rules=self.rules[rows], init_tiles=self.tiles[rows])
-    plans = prove(tasks.goals, tasks.rules, tasks.init_tiles)
-    self.reason[rows], self.depth[rows], self.num_steps[rows], self.dead_ends[rows] = plans.reason, plans.depth, plans.num_steps, plans.dead_ends
-    self.steps[rows] = estimated_steps(tasks, self._world[1], self._world[0], plans=plans)
-    self.known[rows] = True
-
-Facts.prove = _prove
+    def prove(self, rows) -> None:
+        "Find out depth, plan and estimated steps of these rows."
+        rows = rows[~self.known[rows]]
+        if len(rows):
+            tasks = SimpleNamespace(goals=self.goals[rows], rules=self.rules[rows], init_tiles=self.tiles[rows])
+            plans = prove(tasks.goals, tasks.rules, tasks.init_tiles)
+            for name in ("reason", "depth", "num_steps", "dead_ends"):
+                getattr(self, name)[rows] = getattr(plans, name)
+            self.steps[rows], self.known[rows] = estimated_steps(tasks, *self._world, plans=plans), True
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #8773cc59
 def _swapped(row: np.ndarray) -> np.ndarray:
@@ -172,49 +167,41 @@ class Found(NamedTuple):
     quick: int
     seconds: float
 
+def _within(values, limits) -> np.ndarray:
+    return (values >= limits[0]) & (values <= limits[1])
+
 def _quick(facts: Facts, goal_kind, num_rules, text: str) -> np.ndarray:
     "The rows that pass the filters that need no proof."
     fits = np.ones(len(facts.goals), bool)
     if goal_kind is not None:
         fits &= np.isin(facts.goals[:, 0], _kinds(goal_kind))
     if num_rules is not None:
-        low, high = _limits("num_rules", num_rules)
-        fits &= (facts.num_rules >= low) & (facts.num_rules <= high)
+        fits &= _within(facts.num_rules, _limits("num_rules", num_rules))
     for term in read_search(text):
         fits &= matches(facts, term)
     return np.flatnonzero(fits)
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #56a456ef
-def _proved(facts: Facts, rows: np.ndarray, solvable, difficulty, **ranges) -> np.ndarray:
-    "Those of the rows that pass the filters that need a proof."
-    facts.prove(rows)
-    fits = np.ones(len(rows), bool)
-    if solvable is not None:
-        fits &= (facts.reason[rows] == Reason.PROVED) == solvable
-    if difficulty is not None:
-        low, high = difficulty
-        fits &= (facts.steps[rows] >= low) & (facts.steps[rows] <= high)
-    for name, (low, high) in ranges.items():
-        values = getattr(facts, name)[rows]
-        fits &= (values >= low) & (values <= high) & (facts.reason[rows] == Reason.PROVED)
-    return rows[fits]
-
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #3c0d98b9
+def _ranges(difficulty, **others) -> dict:
+    "The limits of the filters that need a proof, by the name of what they limit. Raises `ValueError`."
+    if isinstance(difficulty, str):
+        if difficulty not in DIFFICULTY:
+            raise ValueError(f"difficulty is {difficulty!r}: choose {', '.join(DIFFICULTY)}, or give the lowest and the highest number of steps.")
+        difficulty = DIFFICULTY[difficulty]
+    return {name: _limits(name, value) for name, value in {**others, "steps": difficulty}.items() if value is not None}
+
 def find(facts: Facts, *, goal_kind=None, num_rules=None, depth=None, num_steps=None, dead_ends=None, difficulty=None, solvable=None, text: str = "", limit=None) -> Found:
     "The tasks that fit: see `RulesetExplorer.filter`."
-    if isinstance(difficulty, str) and difficulty not in DIFFICULTY:
-        raise ValueError(f"difficulty is {difficulty!r}: choose {', '.join(DIFFICULTY)}, or give the lowest and the highest number of steps.")
     if solvable not in (None, True, False) or limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, np.integer)) or limit < 1):
         raise ValueError(f"solvable is {solvable!r} and limit {limit!r}: solvable is True or False, and limit a number of tasks from 1.")
-    ranges = {name: _limits(name, value) for name, value in (("depth", depth), ("num_steps", num_steps), ("dead_ends", dead_ends)) if value is not None}
-    if difficulty is not None:
-        difficulty = DIFFICULTY[difficulty] if isinstance(difficulty, str) else _limits("difficulty", difficulty)
-    begin = time.perf_counter()
-    rows = quick = _quick(facts, goal_kind, num_rules, text)
-    if ranges or difficulty is not None or solvable is not None:
-        quick = rows[:limit]
-        found = _proved(facts, quick, solvable, difficulty, **ranges)
-        return Found(found, len(quick), len(rows), time.perf_counter() - begin)
+    ranges, begin = _ranges(difficulty, depth=depth, num_steps=num_steps, dead_ends=dead_ends), time.perf_counter()
+    quick = rows = _quick(facts, goal_kind, num_rules, text)
+    if ranges or solvable is not None:
+        rows = quick[:limit]
+        facts.prove(rows)
+        proved = facts.reason[rows] == Reason.PROVED
+        fits = [proved & _within(getattr(facts, name)[rows], limits) for name, limits in ranges.items()] + [proved == solvable] * (solvable is not None)
+        return Found(rows[np.all(fits, axis=0)], len(rows), len(quick), time.perf_counter() - begin)
     return Found(rows, len(rows), len(rows), time.perf_counter() - begin)
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #7919fec5
@@ -230,15 +217,13 @@ class Example(NamedTuple):
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #2fd826d2
 def _film(env, params, timestep, actions, title: str) -> Player:
     "The oracle's steps as a film."
-    _, step = _compiled(env)
-    moments = [timestep]
+    step, moments = _compiled(env)[1], [timestep]
     for action in actions:
         moments.append(step(params, moments[-1], int(action)))
-    states = [(np.asarray(m.state.cells), jax.tree.map(np.asarray, m.state.agent)) for m in moments]
     captions = ["start", *(f"{t}. {ACTION_NAMES[a]}" for t, a in enumerate(actions, 1))]
     captions[-1] += ": solved" if len(actions) else ""
-    tile_size = 16 if len(states[0][0]) <= 13 else 12
-    return play_rollout(([cells for cells, _ in states], [agent for _, agent in states]), captions, view_size=params.view_size, tile_size=tile_size, fps=4, title=title)
+    cells = [m.state.cells for m in moments]
+    return play_rollout((cells, [m.state.agent for m in moments]), captions, view_size=params.view_size, tile_size=16 if len(cells[0]) <= 13 else 12, fps=4, title=title)
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #a45c0f14
 def example_of(row: int, ruleset, env, params, seed: int = 0) -> Example:
@@ -255,22 +240,8 @@ def example_of(row: int, ruleset, env, params, seed: int = 0) -> Example:
     return Example(row, ruleset, plan, len(solution.actions), solution.detail, _film(env, params, timestep, solution.actions.tolist(), f"Task {row:,}, solved"))
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #f0ff9e72
-_LOOK = 50_000  # tasks that the live widget proves without being asked again: about two seconds
-_PAGE = 50      # tasks in its list
-
-class RulesetExplorer(Shown):
-    """Browse and filter a benchmark.
-
-    Args:
-        benchmark: a `Benchmark`, the name of one, or a path.
-        env, params: the world in which tasks are shown; a name or an `Environment`.
-        seed: of the example starts.
-    Attributes:
-        found: the rows that fit the present filter, int64, increasing. row: the row that is shown, None where none fits.
-        example: all that is shown about it (`ruleset`, `plan`, `par`, `film`). criteria: the present filter.
-    Raises `ValueError` for an empty benchmark or a world without rulesets, and what loading a benchmark raises.
-    """
-    _name = "explorer"
+class _Selection:
+    "The tasks of a benchmark that fit a filter, and the one of them that is shown."
 
     def __init__(self, benchmark, env="XLand-MiniGrid-R1-9x9", *, params=None, seed: int = 0):
         self.benchmark, _ = find_benchmark(benchmark)
@@ -279,46 +250,36 @@ class RulesetExplorer(Shown):
         self.world, self.env, self.params = world_of(env, params)
         if not hasattr(self.params, "ruleset"):
             raise ValueError(f"{self.world} has no rulesets: choose an XLand environment.")
-        self.facts, self.seed, self.criteria, self.example = Facts(self.benchmark, self.env, self.params), checked_seed(seed), {}, None
-        self._result = find(self.facts)
-        self.show(0)
+        self.facts, self.seed = Facts(self.benchmark, self.env, self.params), checked_seed(seed)
+        self.filter()
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #c04f67b8
-RulesetExplorer.found = property(lambda self: self._result.rows, doc="The rows that fit the present filter, int64, increasing.")
-RulesetExplorer.row = property(lambda self: None if self.example is None else self.example.row, doc="The row that is shown; None where no task fits.")
-RulesetExplorer.__repr__ = lambda self: f"RulesetExplorer({len(self.found):,} of {len(self.benchmark):,} tasks, row {self.row})"
+    found = property(lambda self: self._result.rows, doc="The rows that fit the present filter, int64, increasing.")
+    row = property(lambda self: None if self.example is None else self.example.row, doc="The row that is shown; None where no task fits.")
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #371df9e8
-def filter_(self, *, goal_kind=None, num_rules=None, depth=None, num_steps=None, dead_ends=None, difficulty=None, solvable=None, text: str = "", limit=None):
-    """Keep the tasks that fit all of what is given, and show the first of them. What was given before is forgotten.
+    def filter(self, **criteria):
+        """Keep the tasks that fit all of what is given, and show the first of them. What was given before is forgotten.
 
-    Args:
-        goal_kind: a kind of goal by name (`"AgentHold"`), class or number, or a list of them.
-        num_rules: rules in the task. depth: the longest chain of rules between the objects and the goal. num_steps: rules that the plan triggers.
-        dead_ends: other rules that take what the plan needs. Each is a number, or the lowest and the highest.
-        difficulty: `"easy"`, `"medium"`, `"hard"`, or the lowest and highest number of expected steps in this world.
-        solvable: whether there is a plan.
-        text: words that have to occur, see `read_search`: `"red ball"`, `"goal: key, makes: hex"`.
-        limit: how many tasks to prove at most where a filter needs that; all unless given.
-    Returns the explorer. Raises `ValueError` or `TypeError` for what is no filter; then everything stays as it was.
-    """
-    given = dict(goal_kind=goal_kind, num_rules=num_rules, depth=depth, num_steps=num_steps, dead_ends=dead_ends, difficulty=difficulty, solvable=solvable, text=text, limit=limit)
-    given = {name: value for name, value in given.items() if value is not None and not (isinstance(value, str) and not value.strip())}
-    self._result, self.criteria = find(self.facts, **given), given
-    self.example = None
-    return self.show(self.found[0]) if len(self.found) else self._update()
+        Args:
+            goal_kind: a kind of goal by name (`"AgentHold"`), class or number, or a list of them.
+            num_rules: rules in the task. depth: the longest chain of rules between the objects and the goal. num_steps: rules that the plan triggers.
+            dead_ends: other rules that take what the plan needs. Each is a number, or the lowest and the highest.
+            difficulty: `"easy"`, `"medium"`, `"hard"`, or the lowest and highest number of expected steps in this world.
+            solvable: whether there is a plan.
+            text: words that have to occur, see `read_search`: `"red ball"`, `"goal: key, makes: hex"`.
+            limit: how many tasks to prove at most where a filter needs that; all unless given.
+        Returns the explorer. Raises `ValueError` or `TypeError` for what is no filter; then everything stays as it was.
+        """
+        given = {name: value for name, value in criteria.items() if value is not None and not (isinstance(value, str) and not value.strip())}
+        self._result, self.criteria, self.example = find(self.facts, **given), given, None
+        return self.show(self.found[0]) if len(self.found) else self._update()
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #36ce6192
-def show_(self, row: int, seed: int | None = None):
-    "Show the task of this row, in the start that `seed` makes (the explorer's unless given). Returns the explorer; raises `IndexError` or `TypeError` where there is no such row."
-    ruleset, start = self.benchmark.get_ruleset(row), self.seed if seed is None else checked_seed(seed)
-    row = int(row) % len(self.benchmark)
-    self.facts.prove(np.array([row]))
-    self.example = example_of(row, ruleset, self.env, self.params, start)
-    self._start = start
-    return self._update()
-
-RulesetExplorer.filter, RulesetExplorer.show = filter_, show_
+    def show(self, row: int, seed: int | None = None):
+        "Show the task of this row, in the start that `seed` makes (the explorer's unless given). Returns the explorer; raises `IndexError` or `TypeError` where there is no such row."
+        ruleset, start = self.benchmark.get_ruleset(row), self.seed if seed is None else checked_seed(seed)
+        row = int(row) % len(self.benchmark)
+        self.facts.prove(np.array([row]))
+        self.example, self._start = example_of(row, ruleset, self.env, self.params, start), start
+        return self._update()
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #5db47f98
 def _count_html(self, live: bool = True) -> str:
@@ -383,7 +344,7 @@ def _options(self) -> dict:
     kinds, rules = np.bincount(self.facts.goals[:, 0], minlength=256), np.bincount(self.facts.num_rules)
     return {"goal_kind": [(_ANY, _ANY), *((f"{kind_names().get(k, k)} ({kinds[k]:,})", int(k)) for k in np.flatnonzero(kinds))],
             "num_rules": [(_ANY, _ANY), *((f"{k} ({rules[k]:,})", int(k)) for k in np.flatnonzero(rules))],
-            "depth": list(_DEPTHS), "difficulty": list(_DIFFICULTIES)}
+            "depth": _DEPTHS, "difficulty": _DIFFICULTIES}
 
 def _field(words: str, control, name: str, least: int | None = None):
     "A control with its label above."
@@ -392,40 +353,29 @@ def _field(words: str, control, name: str, least: int | None = None):
     field.layout.max_width = "100%" if least is None else "230px"
     return field
 
-def _choice(words: str, options, name: str):
-    w = ipywidgets()
-    control = w.Dropdown(options=options, value=_ANY, layout=w.Layout(width="100%"))
-    return control, _field(words, control, name, 140)
-
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #9a8b85c6
 _LABELS = {"goal_kind": "kind of goal", "num_rules": "rules", "depth": "depth of the tree", "difficulty": "difficulty"}
+_LOOK = 50_000  # tasks that the live widget proves without being asked again: about two seconds
+_PAGE = 50      # tasks in its list
 
 def _build_filters(self) -> list:
     w, options = ipywidgets(), _options(self)
-    self.controls, fields = {}, []
-    for name, words in _LABELS.items():
-        self.controls[name], field = _choice(words, options[name], name.replace("_", "-"))
-        fields.append(field)
-    self.controls["text"] = w.Text(placeholder="red ball, goal: key", continuous_update=False, layout=w.Layout(width="100%"))
-    fields.append(_field("words, separated by commas", self.controls["text"], "search", 140))
+    whole = w.Layout(width="100%")
+    self.controls = {name: w.Dropdown(options=options[name], value=_ANY, layout=whole) for name in _LABELS}
+    self.controls["text"] = w.Text(placeholder="red ball, goal: key", continuous_update=False, layout=whole)
+    fields = [_field(_LABELS.get(name, "words, separated by commas"), control, name.replace("_", "-") if name in _LABELS else "search", 140) for name, control in self.controls.items()]
     for control in self.controls.values():
-        control.observe(lambda _: self._quiet or self._chosen(_LOOK), "value")
-    self.buttons |= {"clear": button("clear", "clear", self._clear, tooltip="take all filters away", say=self._say),
-                     "more": button("look at all of them", "more", lambda: self._chosen(None), tooltip="prove all tasks that passed the other filters", say=self._say)}
+        control.observe(lambda _: self._quiet or _chosen(self, _LOOK), "value")
+    self.buttons |= {"clear": button("clear", "clear", self.filter, tooltip="take all filters away", say=self._say),
+                     "more": button("look at all of them", "more", lambda: _chosen(self, None), tooltip="prove all tasks that passed the other filters", say=self._say)}
     return [row(*fields, tight=True), row(self._parts["count"], self.buttons["more"], self.buttons["clear"], tight=True, middle=True)]
 
 def _chosen(self, limit) -> None:
     "Filter by what the controls say."
     chosen = {name: control.value for name, control in self.controls.items() if control.value not in (_ANY, "")}
-    try:
-        self.filter(**{**self._unsaid, **chosen, "limit": limit})
-    except (ValueError, TypeError) as error:
-        self._say(str(error))
+    spoken(lambda: self.filter(**{**self._unsaid, **chosen, "limit": limit}), self._say)
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #9c4cb575
-def _clear(self) -> None:
-    self.filter()
-
 def _move(self, by: int) -> None:
     "To the task that is `by` places on in what was found, around the ends."
     if not len(self.found):
@@ -433,23 +383,13 @@ def _move(self, by: int) -> None:
     at = int(np.searchsorted(self.found, 0 if self.row is None else self.row))
     self.show(self.found[(at + by) % len(self.found)])
 
-def _jump(self) -> None:
-    "To a task at random among what was found."
-    if len(self.found):
-        self.show(int(np.random.default_rng().choice(self.found)))
-
-def _again(self) -> None:
-    "The same task from another start."
-    if self.row is not None:
-        self.show(self.row, self._start + 1)
-
-def _say(self, words: str) -> None:
-    self._parts["count"].value = f'<div role="status" class="xmg-w-banner xmg-w-bad">{escape(words)}</div>'
+_STEPS = (  # name, words, what it does, tooltip
+    ("previous", "‹ previous", lambda self: _move(self, -1), "the task before this one in the list"),
+    ("next", "next ›", lambda self: _move(self, 1), "the next task in the list"),
+    ("random", "random", lambda self: self.show(int(np.random.default_rng().choice(self.found))) if len(self.found) else None, "any task of those that fit"),
+    ("another-start", "another start", lambda self: self.row is None or self.show(self.row, self._start + 1), "the same task in another example world"))
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #481fcbdb
-_STEPS = (("previous", "‹ previous", lambda self: _move(self, -1), "the task before this one in the list"), ("next", "next ›", lambda self: _move(self, 1), "the next task in the list"),
-          ("random", "random", _jump, "any task of those that fit"), ("another-start", "another start", _again, "the same task in another example world"))
-
 def _build(self) -> list:
     w, self._quiet, self.buttons = ipywidgets(), True, {}
     self._parts = {name: html("", name) for name in ("count", "task", "tree", "plan", "film")}
@@ -508,21 +448,38 @@ def _refresh(self) -> None:
     _set_controls(self)
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #aae07099
-def _update(self):
-    "Bring the live widget up to date, if there is one; returns the explorer."
-    if self._widget is not None:
-        self._quiet = True
-        try:
-            _refresh(self)
-        finally:
-            self._quiet = False
-    return self
+class RulesetExplorer(_Selection, Shown):
+    """Browse and filter a benchmark.
 
-def still(self) -> str:
-    "The task that is shown, and how many fit, as HTML."
-    solved = f'<div style="flex:0 1 420px;min-width:min(260px,100%)">{_plan_html(self)}</div><div style="max-width:100%">{_film_html(self)}</div>'
-    body = f'{_count_html(self, live=False)}<div style="margin:8px 0">{_task_html(self)}</div><div class="xmg-w-row" style="margin-bottom:8px">{solved}</div>{_tree_html(self)}'
-    return still_page(body, "explorer", "a task of a benchmark", "A still: run this cell to filter and browse.")
+    Args:
+        benchmark: a `Benchmark`, the name of one, or a path.
+        env, params: the world in which tasks are shown; a name or an `Environment`.
+        seed: of the example starts.
+    Attributes:
+        found: the rows that fit the present filter, int64, increasing. row: the row that is shown, None where none fits.
+        example: all that is shown about it (`ruleset`, `plan`, `par`, `film`). criteria: the present filter.
+    Raises `ValueError` for an empty benchmark or a world without rulesets, and what loading a benchmark raises.
+    """
+    _name, _build = "explorer", _build
 
-RulesetExplorer._build, RulesetExplorer._update, RulesetExplorer.still = _build, _update, still
-RulesetExplorer._chosen, RulesetExplorer._clear, RulesetExplorer._say = _chosen, _clear, _say
+    def _update(self):
+        "Bring the live widget up to date, if there is one; returns the explorer."
+        if self._widget is not None:
+            self._quiet = True
+            try:
+                _refresh(self)
+            finally:
+                self._quiet = False
+        return self
+
+    def _say(self, words: str) -> None:
+        self._parts["count"].value = f'<div role="status" class="xmg-w-banner xmg-w-bad">{escape(words)}</div>'
+
+    def still(self) -> str:
+        "The task that is shown, and how many fit, as HTML."
+        solved = f'<div style="flex:0 1 420px;min-width:min(260px,100%)">{_plan_html(self)}</div><div style="max-width:100%">{_film_html(self)}</div>'
+        body = f'{_count_html(self, live=False)}<div style="margin:8px 0">{_task_html(self)}</div><div class="xmg-w-row" style="margin-bottom:8px">{solved}</div>{_tree_html(self)}'
+        return still_page(body, "explorer", "a task of a benchmark", "A still: run this cell to filter and browse.")
+
+    def __repr__(self) -> str:
+        return f"RulesetExplorer({len(self.found):,} of {len(self.benchmark):,} tasks, row {self.row})"

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['SIZES', 'STEPS', 'lab_task', 'lab_world', 'start_worlds', 'step_worlds', 'checked_numbers', 'memory_of',
-           'compiled_worlds', 'throughput', 'series_of', 'draw_scaling', 'ScalingLab', 'measure', 'start', 'stop',
-           'wait', 'still']
+           'compiled_worlds', 'throughput', 'series_of', 'draw_scaling', 'ScalingLab']
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #1779c582
 import threading
@@ -24,7 +23,7 @@ from ...core.tiles import Colors, Tiles
 from ...envs.registration import make
 from ...envs.wrappers import GymAutoResetWrapper
 from .base import button, html, ipywidgets, row, still_page
-from .training import COLORS, INK, Kept, axes_of, end_at_exit, legend, png_html, png_of, short_number, table_html
+from .training import COLORS, INK, Background, axes_of, legend, png_html, png_of, png_part, short_number, table_html
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #f30af01d
 def lab_task(rules: int) -> RuleSet:
@@ -77,7 +76,7 @@ def compiled_worlds(num_envs: int, size: int, rules: int, steps: int):
     return worlds, program, time.perf_counter() - begun
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #6a6e5c8a
-def throughput(num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128, repeats: int = 5, *, on_repeat: Callable[[int], bool] | None = None) -> dict | None:
+def throughput(num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128, repeats: int = 5, *, on_repeat: Callable[[int], bool] = lambda k: False) -> dict | None:
     """Measure steps a second of `num_envs` worlds side by side.
 
     on_repeat: called with the number of repetitions done, from 0 on, after compiling; if it returns True, measuring ends, and None is returned.
@@ -88,7 +87,7 @@ def throughput(num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 
     worlds, program, compiling = compiled_worlds(num_envs, size, rules, steps)
     seconds, memory = [], memory_of(worlds, num_envs)
     for k in range(repeats + 1):                             # the first one warms up
-        if on_repeat is not None and on_repeat(k):
+        if on_repeat(k):
             return None
         begun = time.perf_counter()
         worlds, total = program(worlds, jax.random.key(k))
@@ -99,12 +98,17 @@ def throughput(num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 
             "slowest": float(speeds.min()), "fastest": float(speeds.max()), "compile_seconds": compiling, "bytes_per_env": memory, "checksum": checksum}
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #50a5774a
+def _world_name(r: dict) -> str:
+    return f"{r['size']} × {r['size']}"
+
+def _rules(r: dict) -> str:
+    return f"{r['rules']} rule{'s' * (r['rules'] != 1)}"
+
 def series_of(rows) -> dict[str, list[dict]]:
     "Rows by world, in order of their number of worlds: name to rows."
     found: dict[str, list[dict]] = {}
     for r in sorted(rows, key=lambda r: r["num_envs"]):
-        name = f"{r['size']} × {r['size']}, {r['rules']} rule{'s' * (r['rules'] != 1)}"
-        found.setdefault(name, []).append(r)
+        found.setdefault(f"{_world_name(r)}, {_rules(r)}", []).append(r)
     return found
 
 def draw_scaling(rows, width: float = 5.2, height: float = 3.3):
@@ -119,8 +123,7 @@ def draw_scaling(rows, width: float = 5.2, height: float = 3.3):
         axes.plot([x[0], x[-1]], [y[0], y[0] * x[-1] / x[0]], color=color, linewidth=.9, linestyle="--", alpha=.5)
         for at, speed in zip(x, y):
             axes.annotate(short_number(speed), (at, speed), (0, -12), textcoords="offset points", ha="center", fontsize=8, color=INK)
-    numbers = FuncFormatter(lambda v, _: short_number(v))
-    axes.yaxis.set_major_formatter(numbers)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: short_number(v)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
@@ -130,11 +133,98 @@ def draw_scaling(rows, width: float = 5.2, height: float = 3.3):
     legend(axes, loc="upper left")
     return figure
 
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #cc377bc7
+# %% ../../../nbs/viz/widgets/06_scaling.ipynb #7a570a40
 _MEASURING = threading.Lock()
+
+def _work(lab, num_envs: int, size: int, rules: int, steps: int) -> dict | None:
+    "Measure, note, draw."
+    def on_repeat(k):
+        if not lab._stop.is_set():
+            lab._say(f"{num_envs:,} worlds of {size} × {size}: " + ("warming up" if k == 0 else f"repetition {k} of {lab.repeats}"), share=k / (lab.repeats + 1))
+        return lab._stop.is_set()
+
+    found, words = None, "Stopped: this measurement was dropped."
+    try:
+        found = throughput(num_envs, size, rules, steps, lab.repeats, on_repeat=on_repeat)
+    except BaseException as error:
+        words = f"Not measured ({type(error).__name__}): {str(error).partition(chr(10))[0]}"
+        raise
+    finally:
+        with lab._lock:
+            lab._rows += [found] if found else []
+            lab.state = "idle"
+            _MEASURING.release()
+        lab._paint()
+        lab._say(_sentence(found) if found else words)
+        lab.keep()
+    return found
+
+# %% ../../../nbs/viz/widgets/06_scaling.ipynb #cc377bc7
+class _Measuring(Background):
+    "Measurements, one at a time in this process."
+
+    def __init__(self, num_envs=(1, 4, 16, 64, 256, 1024, 4096), repeats: int = 5):
+        self.choices = sorted({*num_envs})
+        for n in self.choices or [0]:
+            checked_numbers(n, 9, 1, 128, repeats)
+        super().__init__()
+        self.repeats, self.state = repeats, "idle"
+
+    def measure(self, num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128) -> dict | None:
+        "Measure, and wait for it: the new row, as `throughput` returns it; None if it was stopped. Raises `ValueError` for numbers out of range, `RuntimeError` while another one is measured."
+        self._claim(num_envs, size, rules, steps)
+        return _work(self, num_envs, size, rules, steps)
+
+    def start(self, num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128) -> None:
+        "Measure in a thread; returns at once. Raises what `measure` raises about its numbers."
+        self._claim(num_envs, size, rules, steps)
+        self._spawn(self._quietly, "xland-scaling", num_envs, size, rules, steps)
+
+    def stop(self) -> None:
+        "End a measurement after the present repetition; what it has so far is dropped. Harmless when nothing is measured."
+        if self.state == "measuring":
+            self.state = "stopping"
+            self._stop.set()
+            self._say("Stopping …")
+
+    def _claim(self, *numbers) -> None:
+        "Take the right to measure, if the numbers are in range."
+        checked_numbers(*numbers)
+        if not _MEASURING.acquire(blocking=False):
+            raise RuntimeError("Something is being measured already: wait until it is done, or stop it.")
+        self._stop.clear()
+        self.state, self.error = "measuring", None
+        self._say(f"{numbers[0]:,} worlds of {numbers[1]} × {numbers[1]}: compiling …")
+
+    def _quietly(self, *numbers) -> None:
+        "Measure in a thread, where an error is kept."
+        try:
+            _work(self, *numbers)
+        except BaseException as error:
+            self.error = error
+
+# %% ../../../nbs/viz/widgets/06_scaling.ipynb #334c333b
+def _sentence(r: dict) -> str:
+    "A measurement in words."
+    return (f"{r['num_envs']:,} worlds of {_world_name(r)} with {_rules(r)}: {short_number(r['steps_per_second'])} steps/s "
+            f"({short_number(r['slowest'])} to {short_number(r['fastest'])}), compiled in {r['compile_seconds']:.1f} s, {r['bytes_per_env']:.0f} bytes a world.")
+
+def _table(rows) -> str:
+    "Measurements as a table, the latest first, at most twelve."
+    cells = [[f"{r['num_envs']:,}", _world_name(r), r["rules"], r["steps"], short_number(r["steps_per_second"]), f"{short_number(r['slowest'])} – {short_number(r['fastest'])}",
+              f"{r['compile_seconds']:.1f} s", f"{r['bytes_per_env']:.0f} B", f"{r['num_envs'] * r['bytes_per_env'] / 2**20:.2f} MiB"] for r in reversed(rows[-12:])]
+    names = ["worlds", "size", "rules", "steps", "steps/s", "range", "compiled in", "a world", "all worlds"]
+    return f'<div style="overflow-x:auto">{table_html(names, cells) if cells else ""}</div>'
+
+# %% ../../../nbs/viz/widgets/06_scaling.ipynb #60b3a83a
 SIZES, STEPS = (5, 7, 9, 11, 13, 16, 19, 25), (32, 64, 128, 256, 512)
 
-class ScalingLab(Kept):
+def _slider(words: str, options, value):
+    w = ipywidgets()
+    return w.SelectionSlider(options=[(f"{x:,}", x) for x in options], value=value, description=words, continuous_update=False, style={"description_width": "46px"},
+                             layout=w.Layout(width="256px", max_width="100%", margin="0"))
+
+class ScalingLab(_Measuring):
     """Measure how many steps a second worlds side by side make; typed at the end of a cell it shows itself.
 
     Args:
@@ -143,152 +233,41 @@ class ScalingLab(Kept):
     """
     _name = "scaling"
 
-    def __init__(self, num_envs=(1, 4, 16, 64, 256, 1024, 4096), repeats: int = 5):
-        self.choices = sorted({*num_envs})
-        for n in self.choices or [0]:
-            checked_numbers(n, 9, 1, 128, repeats)
-        self.repeats, self.state, self.error, self.words = repeats, "idle", None, ""
-        self._rows, self._lock, self._stop, self._thread, self._parts = [], threading.RLock(), threading.Event(), None, False
-
-    @property
-    def rows(self) -> list[dict]:
-        with self._lock:
-            return list(self._rows)
-
     def __repr__(self) -> str:
         best = f", best {short_number(max(r['steps_per_second'] for r in self.rows))} steps/s" if self.rows else ""
         return f"ScalingLab({len(self.rows)} measurement{'s' * (len(self.rows) != 1)}{best})"
 
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #2eed1032
-def measure(self, num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128) -> dict | None:
-    "Measure, and wait for it: the new row, as `throughput` returns it; None if it was stopped. Raises `ValueError` for numbers out of range, `RuntimeError` while another one is measured."
-    self._claim(num_envs, size, rules, steps)
-    return self._work(num_envs, size, rules, steps)
+    def still(self) -> str:
+        "Figure and table of all measurements, as HTML without kernel or scripts."
+        image = png_html(png_of(draw_scaling(self.rows)), "steps a second over the number of worlds: what is in the table, drawn", 520) if self.rows else ""
+        words = f"{jax.devices()[0].device_kind}, {jax.device_count()} device{'s' * (jax.device_count() > 1)}"
+        return still_page(f'<b>Scaling</b> <span class="xmg-w-soft">{escape(words)}</span><div>{image}</div>{_table(self.rows)}', self._name, "Scaling laboratory",
+                          "A still of the laboratory: run this cell to measure.")
 
-def start(self, num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128) -> None:
-    "Measure in a thread; returns at once. Raises what `measure` raises about its numbers."
-    self._claim(num_envs, size, rules, steps)
-    self._thread = threading.Thread(target=self._quietly, args=(num_envs, size, rules, steps), name="xland-scaling", daemon=True)
-    self._thread.start()
-    end_at_exit(self)
-
-def _claim(self, *numbers) -> None:
-    "Take the right to measure, if the numbers are in range."
-    checked_numbers(*numbers)
-    if not _MEASURING.acquire(blocking=False):
-        raise RuntimeError("Something is being measured already: wait until it is done, or stop it.")
-    self._stop.clear()
-    self.state, self.error = "measuring", None
-    self._say(f"{numbers[0]:,} worlds of {numbers[1]} × {numbers[1]}: compiling …")
-
-def stop(self) -> None:
-    "End a measurement after the present repetition; what it has so far is dropped. Harmless when nothing is measured."
-    if self.state == "measuring":
-        self.state = "stopping"
-        self._stop.set()
-        self._say("Stopping …")
-
-def wait(self, timeout: float | None = None) -> None:
-    "Wait for what `start` began; raises what went wrong in it, or `TimeoutError`."
-    if self._thread is not None:
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            raise TimeoutError(f"The measurement still runs after {timeout:g} s: wait longer, or stop() it.")
-    if self.error is not None:
-        raise self.error
-
-ScalingLab.measure, ScalingLab.start, ScalingLab.stop, ScalingLab.wait, ScalingLab._claim = measure, start, stop, wait, _claim
-
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #7f60bd89
-def _work(self, num_envs: int, size: int, rules: int, steps: int) -> dict | None:
-    "Measure, note, draw."
-    def on_repeat(k):
-        if not self._stop.is_set():
-            self._say(f"{num_envs:,} worlds of {size} × {size}: " + ("warming up" if k == 0 else f"repetition {k} of {self.repeats}"), share=k / (self.repeats + 1))
-        return self._stop.is_set()
-
-    found, words = None, "Stopped: this measurement was dropped."
-    try:
-        found = throughput(num_envs, size, rules, steps, self.repeats, on_repeat=on_repeat)
-    except BaseException as error:
-        words = f"Not measured ({type(error).__name__}): {str(error).partition(chr(10))[0]}"
-        raise
-    finally:
-        with self._lock:
-            self._rows += [found] if found else []
-            self.state = "idle"
-            _MEASURING.release()
+    def _build(self) -> list:
+        "The live parts."
+        self._sliders = {"num_envs": _slider("worlds", self.choices, self.choices[len(self.choices) // 2]), "size": _slider("side", SIZES, 9),
+                         "rules": _slider("rules", (0, 1, 3, 6, 9, 12, 18, 24), 1), "steps": _slider("steps", STEPS, 128)}
+        self._measure_button = button("Measure", "measure", lambda: self.start(**{name: s.value for name, s in self._sliders.items()}), main=True,
+                                      tooltip="Measure in the background, and add a point", say=self._say)
+        self._stop_button = button("Stop", "stop", self.stop, tooltip="End after the present repetition", say=self._say)
+        self._said, self._rows_part, self._image, self._parts = html("", "said"), html("", "rows"), png_part(b"", 520), True
         self._paint()
-        self._say(_sentence(found) if found else words)
-        self.keep()
-    return found
+        self._say(self.words or "Choose, and measure. One point takes a few seconds, most of them for compiling.")
+        return [row(*self._sliders.values(), name="sliders"), row(self._measure_button, self._stop_button, tight=True), self._said, self._image, self._rows_part]
 
-def _quietly(self, *numbers) -> None:
-    "The same in a thread, where an error is kept."
-    try:
-        self._work(*numbers)
-    except BaseException as error:
-        self.error = error
+    def _paint(self) -> None:
+        "The live figure and table."
+        if self._parts:
+            self._image.value, self._rows_part.value = png_of(draw_scaling(self.rows)), _table(self.rows)
 
-def _sentence(r: dict) -> str:
-    "A measurement in words."
-    return (f"{r['num_envs']:,} worlds of {r['size']} × {r['size']} with {r['rules']} rule{'s' * (r['rules'] != 1)}: {short_number(r['steps_per_second'])} steps/s "
-            f"({short_number(r['slowest'])} to {short_number(r['fastest'])}), compiled in {r['compile_seconds']:.1f} s, {r['bytes_per_env']:.0f} bytes a world.")
-
-ScalingLab._work, ScalingLab._quietly = _work, _quietly
-
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #334c333b
-def _table_html(self) -> str:
-    "All measurements, the latest first, at most twelve."
-    cells = [[f"{r['num_envs']:,}", f"{r['size']} × {r['size']}", r["rules"], r["steps"], short_number(r["steps_per_second"]), f"{short_number(r['slowest'])} – {short_number(r['fastest'])}",
-              f"{r['compile_seconds']:.1f} s", f"{r['bytes_per_env']:.0f} B", f"{r['num_envs'] * r['bytes_per_env'] / 2**20:.2f} MiB"] for r in reversed(self.rows[-12:])]
-    return table_html(["worlds", "size", "rules", "steps", "steps/s", "range", "compiled in", "a world", "all worlds"], cells) if cells else ""
-
-def still(self) -> str:
-    "Figure and table of all measurements, as HTML without kernel or scripts."
-    image = png_html(png_of(draw_scaling(self.rows)), "steps a second over the number of worlds: what is in the table, drawn", 520) if self.rows else ""
-    words = f"{jax.devices()[0].device_kind}, {jax.device_count()} device{'s' * (jax.device_count() > 1)}"
-    return still_page(f'<b>Scaling</b> <span class="xmg-w-soft">{escape(words)}</span><div>{image}</div><div style="overflow-x:auto">{self._table_html()}</div>', self._name, "Scaling laboratory",
-                      "A still of the laboratory: run this cell to measure.")
-
-def _say(self, words: str, share: float | None = None) -> None:
-    "Words under the buttons, and the buttons as the state wants them."
-    self.words = words
-    if not self._parts:
-        return
-    busy = self.state != "idle"
-    bar = "" if not busy else (f'<div style="height:5px;border-radius:3px;background:rgba(128,128,128,.25);max-width:520px;margin-top:3px">'
-                               f'<div style="height:5px;border-radius:3px;background:#2563eb;width:{100 * (share or 0):.0f}%"></div></div>')
-    self._said.value = f'<div role="status" class="xmg-w-number">{escape(words)}{bar}</div>'
-    self._measure_button.disabled, self._stop_button.disabled = busy, self.state != "measuring"
-    self._measure_button.description = "Measuring …" if busy else "Measure"
-    self._stop_button.description = "Stopping …" if self.state == "stopping" else "Stop"
-
-def _paint(self) -> None:
-    "The live figure and table."
-    if self._parts:
-        self._image.value, self._table.value = png_of(draw_scaling(self.rows)), f'<div style="overflow-x:auto">{self._table_html()}</div>'
-
-ScalingLab._table_html, ScalingLab.still, ScalingLab._say, ScalingLab._paint = _table_html, still, _say, _paint
-
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #60b3a83a
-def _build(self) -> list:
-    "The live parts."
-    w = ipywidgets()
-    def slider(words, options, value):
-        look = dict(style={"description_width": "46px"}, layout=w.Layout(width="256px", max_width="100%", margin="0"), continuous_update=False)
-        made = w.SelectionSlider(options=[(f"{x:,}", x) for x in options], value=value, description=words, **look)
-        return made
-    self._sliders = {"num_envs": slider("worlds", self.choices, self.choices[len(self.choices) // 2]), "size": slider("side", SIZES, 9),
-                     "rules": slider("rules", (0, 1, 3, 6, 9, 12, 18, 24), 1), "steps": slider("steps", STEPS, 128)}
-    say = lambda words: self._say(words)
-    self._measure_button = button("Measure", "measure", lambda: self.start(**{name: s.value for name, s in self._sliders.items()}), main=True,
-                                  tooltip="Measure in the background, and add a point", say=say)
-    self._stop_button = button("Stop", "stop", self.stop, tooltip="End after the present repetition", say=say)
-    self._said, self._table = html("", "said"), html(self._table_html(), "rows")
-    self._image = w.Image(value=png_of(draw_scaling(self.rows)), format="png", layout=w.Layout(width="520px", max_width="100%"))
-    self._parts = True
-    self._say(self.words or "Choose, and measure. One point takes a few seconds, most of them for compiling.")
-    return [row(*self._sliders.values(), name="sliders"), row(self._measure_button, self._stop_button, tight=True), self._said, self._image, self._table]
-
-ScalingLab._build = _build
+    def _say(self, words: str, share: float = 0) -> None:
+        "Words under the buttons, and the buttons as the state wants them."
+        self.words, busy = words, self.state != "idle"
+        if self._parts:
+            bar = (f'<div style="height:5px;border-radius:3px;background:rgba(128,128,128,.25);max-width:520px;margin-top:3px">'
+                   f'<div style="height:5px;border-radius:3px;background:#2563eb;width:{100 * share:.0f}%"></div></div>') * busy
+            self._said.value = f'<div role="status" class="xmg-w-number">{escape(words)}{bar}</div>'
+            self._measure_button.disabled, self._stop_button.disabled = busy, self.state != "measuring"
+            self._measure_button.description = "Measuring …" if busy else "Measure"
+            self._stop_button.description = "Stopping …" if self.state == "stopping" else "Stop"

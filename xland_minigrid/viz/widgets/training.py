@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['INK', 'COLORS', 'STATES', 'axes_of', 'png_of', 'legend', 'Panel', 'points_of', 'smoothed', 'short_number', 'span_of',
-           'draw_panel', 'draw_adaptation', 'Kept', 'end_at_exit', 'png_html', 'table_html', 'duration',
-           'TrainingDashboard', 'start', 'resume', 'stop', 'sentence_of', 'wait', 'run_until_done', 'speed', 'still']
+           'draw_panel', 'draw_adaptation', 'Background', 'png_html', 'png_part', 'table_html', 'duration',
+           'sentence_of', 'TrainingDashboard']
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #d24a6929
 import atexit
@@ -132,31 +132,11 @@ def draw_adaptation(curves: Sequence[tuple[int, Any]]):
     legend(axes)
     return figure
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #a95d154b
-class Kept(Shown):
-    "A widget whose output, as a notebook saves it, follows: `keep()` sends its present still to where it is shown."
-    _display_id = None
-
-    def _ipython_display_(self):
-        from IPython.display import display
-        self._display_id = self._display_id or uuid.uuid4().hex
-        display(self._repr_mimebundle_(), raw=True, display_id=self._display_id)
-
-    def keep(self) -> None:
-        "Bring what is saved of this widget up to date. Nothing happens where it was never shown."
-        if self._display_id is not None:
-            from IPython.display import display
-            display(self._repr_mimebundle_(), raw=True, display_id=self._display_id, update=True)
-
 # %% ../../../nbs/viz/widgets/05_training.ipynb #6d8420d1
 _AT_WORK: weakref.WeakSet = weakref.WeakSet()
 
-def end_at_exit(widget) -> None:
-    "Remember a widget with `_thread` and `_stop`: at the end of the process its thread is asked to stop, and waited for, a minute at most."
-    _AT_WORK.add(widget)
-
 def _end_all() -> None:
-    at_work = [w for w in _AT_WORK if w._thread is not None and w._thread.is_alive()]
+    at_work = [w for w in _AT_WORK if w._thread.is_alive()]
     for widget in at_work:
         widget._stop.set()
     for widget in at_work:
@@ -164,10 +144,77 @@ def _end_all() -> None:
 
 getattr(threading, "_register_atexit", atexit.register)(_end_all)
 
+def _join(widget, timeout: float | None) -> None:
+    "Wait for the thread of a widget. An interrupt asks its work to stop; a second one is raised."
+    end = float("inf") if timeout is None else time.monotonic() + timeout
+    while widget._thread.is_alive():
+        if (left := end - time.monotonic()) <= 0:
+            raise TimeoutError(f"The work still runs after {timeout:g} s: wait longer, or stop() it.")
+        try:
+            widget._thread.join(min(left, .2))
+        except KeyboardInterrupt:
+            if widget.state == "stopping":
+                raise
+            widget.stop()
+
+# %% ../../../nbs/viz/widgets/05_training.ipynb #a95d154b
+class Background(Shown):
+    """Base of the widgets whose work runs in a thread: it can be waited for, and `keep()` brings what a notebook saves of the widget up to date.
+
+    Subclasses have a `state` and `stop()`, and set `result` or `error` when the work has ended.
+    """
+    _display_id, _thread, _parts, result, error, words = None, None, False, None, None, ""
+
+    def __init__(self, rows: Sequence[Mapping] = ()):
+        self._lock, self._stop, self._rows = threading.RLock(), threading.Event(), [dict(r) for r in rows]
+
+    @property
+    def rows(self) -> list[dict]:
+        "What was reported so far."
+        with self._lock:
+            return list(self._rows)
+
+    def _spawn(self, work: Callable, name: str, *given) -> None:
+        "Begin the work. At the end of the process it is asked to stop, and waited for, a minute at most."
+        self._thread = threading.Thread(target=work, args=given, name=name, daemon=True)
+        self._thread.start()
+        _AT_WORK.add(self)
+
+    def wait(self, timeout: float | None = None):
+        """Wait until the work has ended, and return its result; what went wrong in it is raised here.
+
+        An interrupt (Ctrl-C) while waiting stops the work in order; a second one is raised. Raises `TimeoutError` after `timeout` seconds, `RuntimeError` when nothing was started.
+        """
+        if self._thread is None:
+            raise RuntimeError("Nothing was started: call start() before wait().")
+        _join(self, timeout)
+        self._settled()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def _settled(self) -> None:
+        "Called when the work has ended, before its result is given out."
+
+    def _ipython_display_(self, **again) -> None:
+        from IPython.display import display
+        self._display_id = self._display_id or uuid.uuid4().hex
+        display(self._repr_mimebundle_(), raw=True, display_id=self._display_id, **again)
+
+    def keep(self) -> None:
+        "Bring what is saved of this widget up to date. Nothing happens where it was never shown."
+        if self._display_id is not None:
+            self._ipython_display_(update=True)
+
 # %% ../../../nbs/viz/widgets/05_training.ipynb #35d68339
 def png_html(png: bytes, alt: str, width: int) -> str:
     "A PNG as HTML; `width` in pixels of the page."
     return f'<img alt="{escape(alt)}" width="{width}" style="max-width:100%" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+
+def png_part(png: bytes, width: int):
+    "A PNG as an image part of a live widget; change its `value`."
+    w = ipywidgets()
+    return w.Image(value=png, format="png", layout=w.Layout(width=f"{width}px", max_width="100%"))
 
 def table_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     "A small table."
@@ -182,7 +229,179 @@ def duration(seconds: float) -> str:
 # %% ../../../nbs/viz/widgets/05_training.ipynb #5c683eed
 STATES = {"idle": "not started", "running": "training", "stopping": "stopping …", "stopped": "stopped", "done": "done", "failed": "failed"}
 
-class TrainingDashboard(Kept):
+class _Log(Background):
+    "What a training reported, and how fast it goes."
+
+    def __init__(self, run: Callable, total_steps: int, panels: Sequence[Panel] = (), *, rows: Sequence[Mapping] = (), title: str = "Training"):
+        if not callable(run):
+            raise TypeError(f"run is {run!r}: give a function run(report, should_stop, resume) that trains.")
+        if isinstance(total_steps, bool) or not isinstance(total_steps, (int, np.integer)) or total_steps < 1:
+            raise ValueError(f"total_steps is {total_steps!r}: give a whole number, at least 1.")
+        super().__init__(rows)
+        self.title, self.total_steps, self.panels, self.state = title, int(total_steps), [Panel(*p) for p in panels], "stopped" if rows else "idle"
+        self._run, self._news, self._curves, self._clock, self._painted = run, threading.Event(), [], [], None
+
+    @property
+    def curves(self) -> list[tuple[int, list[float]]]:
+        "The adaptation curves so far: (steps, success in each trial)."
+        with self._lock:
+            return list(self._curves)
+
+    @property
+    def steps(self) -> int:
+        "Environment steps so far."
+        return int(rows[-1]["steps"]) if (rows := self.rows) else 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({STATES[self.state]}, {self.steps:,} of {self.total_steps:,} steps)"
+
+    def _report(self, row: Mapping, curve: Sequence[float] | None = None) -> None:
+        "Take a row of the training. Raises `ValueError` for one without steps."
+        if not isinstance(row.get("steps"), Real):
+            raise ValueError(f"A row needs its steps, and this one has {sorted(map(str, row))}: report({{'steps': ..., ...}}).")
+        with self._lock:
+            self._rows = [r for r in self._rows if r["steps"] < row["steps"]] + [dict(row)]
+            self._clock.append((time.monotonic(), row["steps"]))
+            if curve is not None:
+                self._curves = [c for c in self._curves if c[0] < row["steps"]] + [(int(row["steps"]), [float(v) for v in curve])]
+        self._news.set()
+
+    def speed(self) -> float | None:
+        "Environment steps a second over the last ten rounds, None before there are two."
+        with self._lock:
+            clock = self._clock[1:][-10:]
+        if len(clock) < 2 or clock[-1][0] <= clock[0][0]:
+            return None
+        return (clock[-1][1] - clock[0][1]) / (clock[-1][0] - clock[0][0])
+
+# %% ../../../nbs/viz/widgets/05_training.ipynb #4979c858
+_REFUSED = {"running": "This training is running already: stop it first.",
+            "stopping": "This training is still finishing its round: wait until it has stopped.",
+            "done": "This training is done: make another board for another one."}
+
+class _Training(_Log):
+    "A training that can be started, stopped and resumed."
+
+    def start(self) -> None:
+        "Begin to train, in a thread; returns at once. Raises `RuntimeError` when it runs already, is done, or was stopped (then it can be resumed)."
+        if self.state == "stopped":
+            raise RuntimeError(f"This training was stopped after {self.steps:,} steps: resume it, or make a board for another one.")
+        self._begin(False)
+
+    def resume(self) -> None:
+        "Go on from the last checkpoint, in a thread; returns at once. Raises `RuntimeError` while it runs, and when it is done."
+        self._begin(True)
+
+    def run_until_done(self):
+        "Start, or go on if it was stopped, and wait: for scripts and tests. Returns the result."
+        (self.resume if self.state == "stopped" else self.start)()
+        return self.wait()
+
+    def stop(self) -> None:
+        "Ask the training to end after the present round, with a checkpoint; returns at once. Harmless when it has ended. Raises `RuntimeError` when nothing was started."
+        with self._lock:
+            if self.state == "idle":
+                raise RuntimeError("Nothing is running: start the training first.")
+            if self.state == "running":
+                self.state = "stopping"
+                self._stop.set()
+        self._show()
+
+    def _begin(self, go_on: bool) -> None:
+        with self._lock:
+            if self.state in _REFUSED:
+                raise RuntimeError(_REFUSED[self.state])
+            if not go_on:
+                self._rows, self._curves = [], []
+            self._stop.clear()
+            self._clock, self.error, self.result, self.words, self.state = [(time.monotonic(), self.steps)], None, None, "", "running"
+            self._spawn(self._work, "xland-training", go_on)
+            threading.Thread(target=_follow, args=(self, self._thread), name="xland-training-board", daemon=True).start()
+        self._show()
+
+    def _work(self, go_on: bool) -> None:
+        "The training itself, in its thread."
+        result = error = None
+        try:
+            result = self._run(self._report, self._stop.is_set, go_on)
+        except BaseException as caught:                          # nobody else would see it
+            error = caught
+        with self._lock:
+            self.result, self.error, self.words = result, error, sentence_of(error) if error else ""
+            self.state = "failed" if error else "stopped" if self._stop.is_set() and self.steps < self.total_steps else "done"
+
+# %% ../../../nbs/viz/widgets/05_training.ipynb #d93da775
+def sentence_of(error: BaseException) -> str:
+    "An error in a sentence: its own words where they are one, else its kind before them."
+    words = str(error).strip().partition("\n")[0]
+    whole = words.endswith((".", "!", "?")) and isinstance(error, (ValueError, RuntimeError, OSError, ArithmeticError))
+    return words if whole else f"Training ended with {type(error).__name__}{': ' + words if words else '.'}"
+
+def _follow(board, thread: threading.Thread) -> None:
+    "Keep the board up to date while the training's thread lives."
+    next_figures = 0.0
+    while thread.is_alive():
+        thread.join(.5)
+        board._show()
+        if board._parts and board._news.is_set() and (begun := time.monotonic()) >= next_figures:
+            board._news.clear()
+            board._paint()
+            next_figures = begun + 5 * (time.monotonic() - begun)
+    if thread is board._thread:
+        board._settled()
+
+
+# %% ../../../nbs/viz/widgets/05_training.ipynb #2f01e8f2
+def _facts(board) -> list[str]:
+    "Progress in words."
+    facts, pace, at_work = [f"{board.steps:,} of {board.total_steps:,} steps"], board.speed(), board.state in ("running", "stopping")
+    if at_work and len(board._clock) < 2:
+        facts.append(f"preparing the first round, which is when programs are compiled: {duration(time.monotonic() - board._clock[0][0])}")
+    if pace:
+        facts += [f"{pace:,.0f} steps/s"] + [f"{duration(max(0, board.total_steps - board.steps) / pace)} left"] * at_work
+    return facts
+
+def _lines(board, rows) -> list[tuple[str, str, bool]]:
+    "Key and name of each line for which some of the rows have a number, and whether it is a share."
+    return [(key, f"{panel.title.lower()} {words}".strip(), panel.share) for panel in board.panels for key, words in panel.lines.items() if len(points_of(rows, key))]
+
+def _table(board, most: int = 8) -> str:
+    "Some of the rows, the first and the last among them, as HTML."
+    rows = board.rows
+    if not (lines := _lines(board, rows)):
+        return ""
+    picked = [rows[k] for k in np.unique(np.linspace(0, len(rows) - 1, most).round().astype(int))]
+    cell = lambda value, share: "" if not isinstance(value, Real) else f"{value:.0%}" if share else f"{value:.3f}"
+    return table_html(["steps", *(name for _, name, _ in lines)], [[f"{r['steps']:,}", *(cell(r.get(key), share) for key, _, share in lines)] for r in picked])
+
+# %% ../../../nbs/viz/widgets/05_training.ipynb #1a1d6fe0
+_TONE = {"running": "#2563eb", "stopping": "#b45309", "stopped": "#b45309", "done": "#15803d", "failed": "#c2410c", "idle": "#6b7280"}
+
+def _head(board) -> str:
+    "Title, state, progress and the latest numbers, as HTML."
+    share, last = 100 * min(1, board.steps / board.total_steps), board.rows[-1:]
+    tag = f'<span class="xmg-w-tag" data-state="{board.state}" style="background:{_TONE[board.state]};color:#fff">{STATES[board.state]}</span>'
+    bar = (f'<div role="progressbar" aria-label="progress" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{share:.0f}" '
+           f'style="height:7px;border-radius:4px;background:rgba(128,128,128,.25);margin:7px 0 5px;overflow:hidden;max-width:960px">'
+           f'<div style="height:7px;width:{share:.2f}%;background:{_TONE[board.state]}"></div></div>')
+    numbers = "".join(f'<span>{escape(name)} <b>{last[0][key]:{".0%" if share else ".2f"}}</b></span>' for key, name, share in _lines(board, last))
+    wrong = f'<div class="xmg-w-bad" role="alert">{escape(board.words)}</div>' if board.words else ""
+    return (f'<div class="xmg-w-number" style="padding-top:3px"><b>{escape(board.title)}</b> &nbsp;{tag}{bar}<div class="xmg-w-soft">{escape(" · ".join(_facts(board)))}</div>'
+            f'<div style="display:flex;flex-wrap:wrap;gap:0 16px">{numbers}</div>{wrong}</div>')
+
+# %% ../../../nbs/viz/widgets/05_training.ipynb #b603f50f
+def _set_parts(board) -> None:
+    "Head and buttons as the state wants them."
+    state, busy = board.state, board.state in ("running", "stopping")
+    board._start_button.disabled = state not in ("idle", "failed")
+    board._stop_button.disabled, board._stop_button.description = state != "running", "Stopping …" if state == "stopping" else "Stop"
+    board._resume_button.disabled = busy or state == "done" or state == "idle" and not board._rows
+    if busy and board._said.value:
+        board._said.value = ""
+    board._head.value = _head(board)
+
+# %% ../../../nbs/viz/widgets/05_training.ipynb #4273be2b
+class TrainingDashboard(_Training):
     """A board over a training, which runs in a thread of its own; typed at the end of a cell it shows itself.
 
     Args:
@@ -194,285 +413,51 @@ class TrainingDashboard(Kept):
     """
     _name = "training"
 
-    def __init__(self, run: Callable, total_steps: int, panels: Sequence[Panel] = (), *, rows: Sequence[Mapping] = (), title: str = "Training"):
-        if not callable(run):
-            raise TypeError(f"run is {run!r}: give a function run(report, should_stop, resume) that trains.")
-        if isinstance(total_steps, bool) or not isinstance(total_steps, (int, np.integer)) or total_steps < 1:
-            raise ValueError(f"total_steps is {total_steps!r}: give a whole number, at least 1.")
-        self.title, self.total_steps, self.panels = title, int(total_steps), [Panel(*p) for p in panels]
-        self._run, self._lock, self._stop, self._news = run, threading.RLock(), threading.Event(), threading.Event()
-        self._thread, self._clock, self._parts, self._painted = None, [], None, -1
-        self._rows, self._curves = [dict(r) for r in rows], []
-        self.state, self.result, self.error, self.words = "stopped" if self._rows else "idle", None, None, ""
+    def _pictures(self) -> dict[str, bytes]:
+        "The panels that there is something to draw for, as PNG by title; before the first row, all of them."
+        rows, curves = self.rows, self.curves
+        figures = {p.title: draw_panel(p, rows, self.total_steps) for p in self.panels if not rows or any(len(points_of(rows, key)) for key in p.lines)}
+        if curves:
+            figures["Adaptation"] = draw_adaptation(curves)
+        return {title: png_of(figure) for title, figure in figures.items()}
 
-    @property
-    def rows(self) -> list[dict]:
-        "What was reported so far, one row a round."
-        with self._lock:
-            return list(self._rows)
+    def still(self) -> str:
+        "The board as it is now, as HTML without kernel or scripts: progress, the last figures, a table."
+        images = "".join(png_html(png, f"{title}: what is in the table, drawn", 264) for title, png in (self._pictures() if self.steps else {}).items())
+        return still_page(f'{_head(self)}<div class="xmg-w-row">{images}</div>{_table(self)}', self._name, self.title, "A still of the board: run this cell to train.")
 
-    @property
-    def curves(self) -> list[tuple[int, list[float]]]:
-        "The adaptation curves so far: (steps, success in each trial)."
-        with self._lock:
-            return list(self._curves)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({STATES[self.state]}, {self.steps:,} of {self.total_steps:,} steps)"
-
-    @property
-    def steps(self) -> int:
-        "Environment steps so far."
-        with self._lock:
-            return int(self._rows[-1]["steps"]) if self._rows else 0
-
-# %% ../../../nbs/viz/widgets/05_training.ipynb #4979c858
-_REFUSED = {"running": "This training is running already: stop it first.",
-            "stopping": "This training is still finishing its round: wait until it has stopped.",
-            "done": "This training is done: make another board for another one."}
-
-def start(self) -> None:
-    "Begin to train, in a thread; returns at once. Raises `RuntimeError` when it runs already, is done, or was stopped (then it can be resumed)."
-    if self.state == "stopped":
-        raise RuntimeError(f"This training was stopped after {self.steps:,} steps: resume it, or make a board for another one.")
-    self._begin(False)
-
-def resume(self) -> None:
-    "Go on from the last checkpoint, in a thread; returns at once. Raises `RuntimeError` while it runs, and when it is done."
-    self._begin(True)
-
-def _begin(self, go_on: bool) -> None:
-    with self._lock:
-        if self.state in _REFUSED:
-            raise RuntimeError(_REFUSED[self.state])
-        if not go_on:
-            self._rows, self._curves = [], []
-        self._stop.clear()
-        self._clock, self.error, self.result, self.words = [(time.monotonic(), self.steps)], None, None, ""
-        self.state = "running"
-        self._thread = threading.Thread(target=self._work, args=(go_on,), name="xland-training", daemon=True)
-        self._thread.start()
-        end_at_exit(self)
-        threading.Thread(target=self._follow, args=(self._thread,), name="xland-training-board", daemon=True).start()
-    self._show()
-
-def stop(self) -> None:
-    "Ask the training to end after the present round, with a checkpoint; returns at once. Harmless when it has ended. Raises `RuntimeError` when nothing was started."
-    with self._lock:
-        if self.state == "idle":
-            raise RuntimeError("Nothing is running: start the training first.")
-        if self.state == "running":
-            self.state = "stopping"
-            self._stop.set()
-    self._show()
-
-TrainingDashboard.start, TrainingDashboard.resume, TrainingDashboard.stop, TrainingDashboard._begin = start, resume, stop, _begin
-
-# %% ../../../nbs/viz/widgets/05_training.ipynb #d93da775
-def _work(self, go_on: bool) -> None:
-    "The training itself, in its thread."
-    result = error = None
-    try:
-        result = self._run(self._report, self._stop.is_set, go_on)
-    except BaseException as caught:                          # nobody else would see it
-        error = caught
-    with self._lock:
-        self.result, self.error = result, error
-        self.words = sentence_of(error) if error else ""
-        self.state = "failed" if error else "stopped" if self._stop.is_set() and self.steps < self.total_steps else "done"
-
-def sentence_of(error: BaseException) -> str:
-    "An error in a sentence: its own words where they are one, else its kind before them."
-    words = str(error).strip().partition("\n")[0]
-    whole = words.endswith((".", "!", "?")) and isinstance(error, (ValueError, RuntimeError, OSError, ArithmeticError))
-    return words if whole else f"Training ended with {type(error).__name__}{': ' + words if words else '.'}"
-
-def _report(self, row: Mapping, curve: Sequence[float] | None = None) -> None:
-    "Take a row of the training. Raises `ValueError` for one without steps."
-    if not isinstance(row.get("steps"), Real):
-        raise ValueError(f"A row needs its steps, and this one has {sorted(map(str, row))}: report({{'steps': ..., ...}}).")
-    with self._lock:
-        self._rows = [r for r in self._rows if r["steps"] < row["steps"]] + [dict(row)]
-        self._clock.append((time.monotonic(), row["steps"]))
-        if curve is not None:
-            kept = [c for c in self._curves if c[0] < row["steps"]]
-            self._curves = kept + [(int(row["steps"]), [float(v) for v in curve])]
-    self._news.set()
-
-TrainingDashboard._work, TrainingDashboard._report = _work, _report
-
-# %% ../../../nbs/viz/widgets/05_training.ipynb #e2ca4342
-def wait(self, timeout: float | None = None):
-    """Wait until the training has ended, and return its result; what went wrong in it is raised here.
-
-    An interrupt (Ctrl-C) while waiting stops the training after the present round; a second one is raised. Raises `TimeoutError` after `timeout` seconds, `RuntimeError` when
-    nothing was started.
-    """
-    if self._thread is None:
-        raise RuntimeError("Nothing was started: call start() or resume() before wait().")
-    until = None if timeout is None else time.monotonic() + timeout
-    while self._thread.is_alive():
-        left = .2 if until is None else until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(f"The training still runs after {timeout:g} s: wait longer, or stop() it.")
-        try:
-            self._thread.join(min(left, .2))
-        except KeyboardInterrupt:
-            if self.state == "stopping":
-                raise
-            self.stop()
-    self._settled()
-    if self.error is not None:
-        raise self.error
-    return self.result
-
-def run_until_done(self):
-    "Start, or go on if it was stopped, and wait: for scripts and tests. Returns the result."
-    (self.resume if self.state == "stopped" else self.start)()
-    return self.wait()
-
-TrainingDashboard.wait, TrainingDashboard.run_until_done = wait, run_until_done
-
-# %% ../../../nbs/viz/widgets/05_training.ipynb #2f01e8f2
-def speed(self) -> float | None:
-    "Environment steps a second over the last ten rounds, None before there are two."
-    with self._lock:
-        clock = self._clock[1:][-10:]
-    if len(clock) < 2 or clock[-1][0] <= clock[0][0]:
-        return None
-    return (clock[-1][1] - clock[0][1]) / (clock[-1][0] - clock[0][0])
-
-def _facts(self) -> list[str]:
-    "Progress in words."
-    facts, pace = [f"{self.steps:,} of {self.total_steps:,} steps"], self.speed()
-    if self.state in ("running", "stopping"):
-        if len(self._clock) < 2:
-            facts.append(f"preparing the first round, which is when programs are compiled: {duration(time.monotonic() - self._clock[0][0])}")
-        if pace:
-            facts += [f"{pace:,.0f} steps/s", f"{duration(max(0, self.total_steps - self.steps) / pace)} left"]
-    elif pace:
-        facts.append(f"{pace:,.0f} steps/s")
-    return facts
-
-def _numbers(self) -> list[tuple[str, str]]:
-    "The latest number of each line, with its name."
-    rows, found = self.rows, []
-    for panel in self.panels:
-        for key, words in panel.lines.items():
-            if len(last := points_of(rows[-1:], key)):
-                name = f"{panel.title.lower()} {words}".strip()
-                found.append((name, f"{last[0, 1]:.0%}" if panel.share else f"{last[0, 1]:.2f}"))
-    return found
-
-TrainingDashboard.speed, TrainingDashboard._facts, TrainingDashboard._numbers = speed, _facts, _numbers
-
-# %% ../../../nbs/viz/widgets/05_training.ipynb #1a1d6fe0
-_TONE = {"running": "#2563eb", "stopping": "#b45309", "stopped": "#b45309", "done": "#15803d", "failed": "#c2410c", "idle": "#6b7280"}
-
-def _head_html(self) -> str:
-    "Title, state, progress and the latest numbers."
-    share = 100 * min(1, self.steps / self.total_steps)
-    tag = f'<span class="xmg-w-tag" data-state="{self.state}" style="background:{_TONE[self.state]};color:#fff">{STATES[self.state]}</span>'
-    bar = (f'<div role="progressbar" aria-label="progress" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{share:.0f}" '
-           f'style="height:7px;border-radius:4px;background:rgba(128,128,128,.25);margin:7px 0 5px;overflow:hidden;max-width:960px">'
-           f'<div style="height:7px;width:{share:.2f}%;background:{_TONE[self.state]}"></div></div>')
-    numbers = "".join(f'<span>{escape(name)} <b>{value}</b></span>' for name, value in self._numbers())
-    wrong = f'<div class="xmg-w-bad" role="alert">{escape(self.words)}</div>' if self.words else ""
-    return (f'<div class="xmg-w-number" style="padding-top:3px"><b>{escape(self.title)}</b> &nbsp;{tag}{bar}<div class="xmg-w-soft">{escape(" · ".join(self._facts()))}</div>'
-            f'<div style="display:flex;flex-wrap:wrap;gap:0 16px">{numbers}</div>{wrong}</div>')
-
-def _pictures(self) -> dict[str, bytes]:
-    "The panels that there is something to draw for, as PNG by title; before the first row, all of them."
-    rows, curves = self.rows, self.curves
-    shown = [p for p in self.panels if not rows or any(len(points_of(rows, key)) for key in p.lines)]
-    figures = {p.title: draw_panel(p, rows, self.total_steps) for p in shown}
-    if curves:
-        figures["Adaptation"] = draw_adaptation(curves)
-    return {title: png_of(figure) for title, figure in figures.items()}
-
-TrainingDashboard._head_html, TrainingDashboard._pictures = _head_html, _pictures
-
-# %% ../../../nbs/viz/widgets/05_training.ipynb #05718eb2
-def _table(self, most: int = 8) -> str:
-    "Some of the rows, the first and the last among them, as HTML."
-    rows = self.rows
-    keys = [(key, panel) for panel in self.panels for key in panel.lines if len(points_of(rows, key))]
-    if not rows or not keys:
-        return ""
-    names = [f"{panel.title.lower()} {panel.lines[key]}".strip() for key, panel in keys]
-    picked = [rows[k] for k in np.unique(np.linspace(0, len(rows) - 1, most).round().astype(int))]
-    cell = lambda value, panel: "" if not isinstance(value, Real) else f"{value:.0%}" if panel.share else f"{value:.3f}"
-    return table_html(["steps", *names], [[f"{r['steps']:,}", *(cell(r.get(key), panel) for key, panel in keys)] for r in picked])
-
-def still(self) -> str:
-    "The board as it is now, as HTML without kernel or scripts: progress, the last figures, a table."
-    images = "".join(png_html(png, f"{title}: what is in the table, drawn", 264) for title, png in (self._pictures() if self.steps else {}).items())
-    return still_page(f'{self._head_html()}<div class="xmg-w-row">{images}</div>{self._table()}', self._name, self.title, "A still of the board: run this cell to train.")
-
-TrainingDashboard._table, TrainingDashboard.still = _table, still
-
-# %% ../../../nbs/viz/widgets/05_training.ipynb #4273be2b
-def _build(self) -> list:
-    "The live parts."
-    self._head, self._said = html(self._head_html(), "board"), html("", "said")
-    say = lambda words: setattr(self._said, "value", f'<div class="xmg-w-bad" role="alert">{escape(words)}</div>')
-    self._start_button = button("Start", "start", self.start, main=True, tooltip="Train, in the background", say=say)
-    self._stop_button = button("Stop", "stop", self.stop, tooltip="End after the present round, with a checkpoint", say=say)
-    self._resume_button = button("Resume", "resume", self.resume, tooltip="Go on from the last checkpoint", say=say)
-    self._images = row(name="panels")
-    self._parts = True
-    self._paint()
-    self._show()
-    return [self._head, row(self._start_button, self._stop_button, self._resume_button, tight=True), self._said, self._images]
-
-def _show(self) -> None:
-    "Head and buttons as the state wants them."
-    if not self._parts:
-        return
-    with self._lock:
-        state, busy = self.state, self.state in ("running", "stopping")
-        self._start_button.disabled = state not in ("idle", "failed")
-        self._stop_button.disabled, self._stop_button.description = state != "running", "Stopping …" if state == "stopping" else "Stop"
-        self._resume_button.disabled = busy or state in ("idle", "done") and not (state == "idle" and self._rows)
-        if busy and self._said.value:
-            self._said.value = ""
-        self._head.value = self._head_html()
-
-def _paint(self) -> None:
-    "Draw the panels anew."
-    w, pictures = ipywidgets(), self._pictures()
-    with self._lock:
-        if len(self._images.children) != len(pictures):
-            self._images.children = [w.Image(format="png", layout=w.Layout(width="264px", max_width="100%")) for _ in pictures]
-        for image, png in zip(self._images.children, pictures.values()):
-            image.value = png
-
-TrainingDashboard._build, TrainingDashboard._show, TrainingDashboard._paint = _build, _show, _paint
-
-# %% ../../../nbs/viz/widgets/05_training.ipynb #2063a88d
-def _follow(self, thread: threading.Thread) -> None:
-    "Keep the board up to date while the training's thread lives."
-    next_figures = 0.0
-    while thread.is_alive():
-        thread.join(.5)
-        if self._parts:
-            self._show()
-        if self._parts and self._news.is_set() and (begun := time.monotonic()) >= next_figures:
-            self._news.clear()
-            self._paint()
-            next_figures = begun + 5 * (time.monotonic() - begun)
-    if thread is self._thread:
-        self._settled()
-
-def _settled(self) -> None:
-    "The last picture of a session, once: live, and in what the notebook keeps."
-    with self._lock:
-        if self._painted is self._thread:
-            return
-        self._painted = self._thread
-    if self._parts:
+    def _build(self) -> list:
+        "The live parts."
+        self._head, self._said, self._images, self._parts = html(_head(self), "board"), html("", "said"), row(name="panels"), True
+        say = lambda words: setattr(self._said, "value", f'<div class="xmg-w-bad" role="alert">{escape(words)}</div>')
+        self._start_button = button("Start", "start", self.start, main=True, tooltip="Train, in the background", say=say)
+        self._stop_button = button("Stop", "stop", self.stop, tooltip="End after the present round, with a checkpoint", say=say)
+        self._resume_button = button("Resume", "resume", self.resume, tooltip="Go on from the last checkpoint", say=say)
         self._paint()
         self._show()
-    self.keep()
+        return [self._head, row(self._start_button, self._stop_button, self._resume_button, tight=True), self._said, self._images]
 
-TrainingDashboard._follow, TrainingDashboard._settled = _follow, _settled
+    def _show(self) -> None:
+        if self._parts:
+            with self._lock:
+                _set_parts(self)
+
+    def _paint(self) -> None:
+        "Draw the panels."
+        pictures = self._pictures()
+        with self._lock:
+            if len(self._images.children) != len(pictures):
+                self._images.children = [png_part(b"", 264) for _ in pictures]
+            for part, png in zip(self._images.children, pictures.values()):
+                part.value = png
+
+    def _settled(self) -> None:
+        "The last picture of a session, once: live, and in what the notebook keeps."
+        with self._lock:
+            if self._painted is self._thread:
+                return
+            self._painted = self._thread
+        if self._parts:
+            self._paint()
+            self._show()
+        self.keep()

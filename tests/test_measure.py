@@ -1,0 +1,193 @@
+"""The measuring programs at tiny sizes: what their pages say, and what they refuse. No test looks at how fast something is."""
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xland_minigrid.benchmarks.registry as keeping
+from xland_minigrid.baselines.cores import CORES
+from xland_minigrid.baselines.curriculum import KINDS, CurriculumConfig
+from xland_minigrid.benchmarks import generate_benchmark
+from xland_minigrid.benchmarks.solve import prove
+from xland_minigrid.benchmarks.statistics import benchmark_statistics
+from xland_minigrid.measure import cores, curriculum, exact, images, layouts, load, open_tasks, oracle, single_tasks, statistics, throughput
+from xland_minigrid.measure.report import run, script
+from xland_minigrid.measure.statistics import PAPER_TABLE_5, figure_4, mean_of, plot_statistics, save_figures, statistics_page
+
+pytestmark = pytest.mark.newest
+
+
+def page_of(program, words, tmp_path):
+    "What a program writes with `--out`."
+    out = tmp_path / "deep" / "page.md"
+    run(program, [*words.split(), "--out", str(out)])
+    return out.read_text(encoding="utf-8")
+
+
+# ---------------------------------------------------------------- small programs
+
+
+def test_cores(tmp_path, monkeypatch):
+    "The measuring itself is run in the notebook."
+    monkeypatch.setattr(cores, "compare_cores", lambda steps, batch, units, **_: [cores.CoreCost(name, units, 1.0, 2.0, 0.5) for name in CORES])
+    text = page_of(cores.report, "--steps 3 --batch 2 --units 8 --context 2 --repeats 1", tmp_path)
+    assert all(text.count(f"| {name} |") == 2 for name in CORES) and "measure.cores --steps 3 --batch 2 --units 8" in text and "jax" in text
+    assert "| 1,234 | 1.0 | 2.0 | 1.00 | 0.50 | 1.00 |" in cores.cores_table([cores.CoreCost("gru", 1234, 1.0, 2.0, 0.5)])
+
+
+@pytest.mark.slow
+def test_curriculum(tmp_path):
+    text = page_of(curriculum.report, "--envs 8 --buffer 16 --tasks 100", tmp_path)
+    assert "--envs 8 --buffer 16 --tasks 100 --out PATH`" in text and all(f"| {kind} |" in text for kind in KINDS) and "jaxlib" in text
+    with pytest.raises(ValueError, match="repeats"):
+        curriculum.costs(CurriculumConfig("plr", buffer=16), 8, 100, repeats=0)
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+def test_oracle(tmp_path):
+    text = page_of(oracle.report, "--pairs 3 --presets trivial", tmp_path)
+    assert "python -m xland_minigrid.measure.oracle --pairs 3 --presets trivial" in text and text.count("| trivial |") == 2
+
+
+@pytest.mark.slow
+def test_images_against_xminigrid(monkeypatch, tmp_path):
+    "xminigrid gets black sprites: drawing its own takes a minute."
+    benchmarks = pytest.importorskip("xminigrid.benchmarks")
+    from xminigrid.core.constants import TILES_REGISTRY
+    black = jnp.zeros((TILES_REGISTRY.shape[0] * TILES_REGISTRY.shape[1], 32, 32, 3), jnp.uint8)
+    benchmarks.save_bz2_pickle({"tile_cache": black, "tile_agent_cache": black}, str(tmp_path / "render_cache"))
+    monkeypatch.setenv("XLAND_MINIGRID_CACHE", str(tmp_path))
+    found = images.compare_with_upstream(num_envs=2, steps=2, repeats=1, view_size=3)
+    assert min(found.ours, found.upstream) > 0 and found.ratio == pytest.approx(found.ours / found.upstream)
+
+
+# ---------------------------------------------------------------- statistics
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return generate_benchmark("medium", n=400, seed=3).to_numpy()
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    "The only named benchmark: 300 tasks."
+    made = generate_benchmark("small", n=300).to_numpy()
+    monkeypatch.setattr(statistics, "generated_names", lambda: ["tiny"])
+    monkeypatch.setattr(statistics, "load_benchmark", lambda name, **_: made)
+    return made
+
+
+def test_figures_show_what_was_counted(bench):
+    named = {"trivial": benchmark_statistics(generate_benchmark("trivial", n=200)), "medium": benchmark_statistics(bench)}
+    figure = figure_4(named)
+    axis = figure.axes[0]
+    assert "rules" in axis.get_xlabel() and "share" in axis.get_ylabel()
+    for line, found in zip(axis.lines, named.values()):
+        drawn = dict(zip(line.get_xdata(), line.get_ydata()))
+        assert {k: round(v * found["num_rulesets"]) for k, v in drawn.items() if v} == found["rules_per_task"]
+    assert [t.get_text() for t in axis.texts] == ["100%: trivial"] and axis.get_ylim()[1] < 0.6
+    shown = plot_statistics(named["medium"] | {"depth": {0: 3, "none": 1}}, "medium")
+    assert all(a.get_xlabel() and a.get_ylabel() for a in shown.axes if a.axison) and shown.get_suptitle() == "medium"
+    assert [t.get_text() for t in shown.axes[1].get_xticklabels()] == ["0", "none"]
+
+
+def test_figure_files_are_reproducible(bench, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(statistics, "plot_statistics", lambda found, title: drawn.append(title) or figure_4({"x": found}))  # drawn by others
+    found = {"medium-1m": benchmark_statistics(bench)}
+    paths, again = save_figures(found, tmp_path), save_figures(found, tmp_path / "again")
+    assert all(x.read_bytes() == y.read_bytes() for x, y in zip(paths, again) if x.suffix == ".svg") and drawn == ["medium-1m, 400 tasks"] * 2
+    assert {p.name for p in paths} == {"figure_04_rules.svg", "figure_04_rules.png", "statistics_medium_1m.svg", "statistics_medium_1m.png"}
+    for path in paths:
+        assert path.stat().st_size > 2_000
+
+
+def test_plans_have_a_table_of_their_own(bench):
+    plans = prove(bench.goals, bench.rules, bench.init_tiles)
+    found = benchmark_statistics(bench, plans=plans)
+    assert mean_of(found["plan_steps"]) == pytest.approx(plans.num_steps[plans.solvable].mean())
+    assert "## Plans" in statistics_page({"medium": found}).parts and "## Plans" not in statistics_page({"medium": benchmark_statistics(bench)}).parts
+
+
+def test_statistics(tiny, tmp_path, capsys):
+    text = page_of(statistics.report, f"--all --plans --figures {tmp_path}/figures --json {tmp_path}/docs/s.json", tmp_path)
+    assert "tiny: 300 tasks, 0 repeated, 0 not canonical" in capsys.readouterr().out
+    assert "| tiny | 300 | 0 | 0 |" in text and "--all --plans --figures PATH" in text and "ours, packed" in text and "## Plans" in text
+    assert json.loads((tmp_path / "docs" / "s.json").read_text())["tiny"]["num_rulesets"] == 300 and (tmp_path / "figures" / "figure_04_rules.png").exists()
+    run(statistics.report, ["--names", "tiny", "--sizes"])
+    assert "| tiny |  | 0.0 | 0.0 |  | 0.0 |  |" in capsys.readouterr().out
+
+
+def test_statistics_fail_when_a_task_is_spoiled(tiny, monkeypatch, capsys):
+    twice = tiny.take(np.array([*range(300), 0]))
+    tiles = tiny.init_tiles.copy()
+    tiles[3] = tiles[3, ::-1]
+    for spoiled, says in ((twice, "1 repeated"), (tiny.replace(init_tiles=tiles), "1 not canonical")):
+        monkeypatch.setattr(statistics, "load_benchmark", lambda name, **_: spoiled)
+        with pytest.raises(SystemExit) as caught:
+            script(statistics.report, ["--names", "tiny"])
+        said = capsys.readouterr()
+        assert caught.value.code == 2 and says in said.out and "# What is in the benchmarks" in said.out and "tiny: a task is repeated" in said.err
+
+
+@pytest.mark.parametrize("words, says", [([], "--all"), (["--names", "huge-9m"], "no benchmark huge-9m"), (["--names", "high-1m", "probes-30"], "no benchmark probes-30 made by a recipe")])
+def test_statistics_refuse(words, says, capsys):
+    with pytest.raises(SystemExit) as caught:
+        script(statistics.report, words)
+    assert caught.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_sizes_stand_beside_the_paper():
+    found = benchmark_statistics(generate_benchmark("trivial", n=100))
+    text = statistics_page({"trivial-1m": found, "trivial-21k": found}, {"trivial-1m": {"packed": 5.7 * 1.05, "cache": 23.456, "load_cold": None}}).text("")
+    assert "| trivial-1m | 38.0 | 0.0 | 23.5 | 5.7 | 6.0 | 1.05 |" in text and "| trivial-21k |  | 0.0 |  |  |  |  |" in text
+    assert "| rules | trivial-1m | trivial-21k |" in text and "| 0 | 100.00 | 100.00 |" in text
+    assert {*PAPER_TABLE_5, "trivial-21k"} == set(statistics.generated_names()) <= set(keeping.registered_benchmarks())
+
+
+def test_nothing_to_draw_is_refused():
+    for draw, what in ((figure_4, {}), (plot_statistics, {}), (figure_4, {"x": {}})):
+        with pytest.raises(ValueError, match="nothing to draw"):
+            draw(what)
+
+
+# ---------------------------------------------------------------- the other programs, with made-up measurements
+
+
+def rates(speed=1e6):
+    return throughput.Rates(np.full(2, 0.1), speed, speed / 2, speed * 2, 0.01)
+
+
+def made_up(module, name, found):
+    return lambda monkeypatch: monkeypatch.setattr(module, name, lambda *_, **__: found)
+
+
+PAGES = {
+    "layouts": (layouts.report, "--envs 8 --repeats 2", made_up(layouts, "compare_layouts", [layouts.LayoutCost("R1", rates(), 1.0, 1.1)]), "| R1 | 1.000 M | 0.500 – 2.000 M | 1.00 | 1.10 | 0.0100 |"),
+    "open tasks": (open_tasks.report, "--envs 8", made_up(open_tasks, "compare_forms", {"plain": (1e6, 1.0)}), "| plain | 1.000 M | 1.00 |"),
+    "single tasks": (single_tasks.report, "--envs MiniGrid-Empty-5x5 MiniGrid-Empty-8x8 --seeds 7", made_up(single_tasks, "time_to_solve", {"seconds": 1.5, "steps": 4096, "solved": False, "tested": 0.5, "steps in the test": 9.0}), "| MiniGrid-Empty-8x8 | 7 | 1.5 | 4,096 | no | 50.0% | 9.0 |"),
+    "pool": (load.report, "--only latency batches", lambda monkeypatch: [made_up(load, "measure_latency", {"serial": 2.0, "together": 0.5, "ratio": 4.0})(monkeypatch), made_up(load, "measure_batches", 5e4)(monkeypatch)], "| 1,024 | 50,000 |"),
+    "throughput": (throughput.report, "--env MiniGrid-Empty-5x5", made_up(throughput, "measure", [throughput.Row(throughput.Case("MiniGrid-Empty-5x5", None), "xland_minigrid", 1e6, 5e5, 2e6, 1.0, 2.0, 1.0, 0.01)]), "| MiniGrid-Empty-5x5 | none | 1024 | xland_minigrid |")}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_what_was_measured_by_which_command(name, tmp_path, monkeypatch):
+    program, words, prepare, line = PAGES[name]
+    prepare(monkeypatch)
+    text = page_of(program, words, tmp_path)
+    assert line in text and f"`python -m {program.__module__} {words} --out PATH`" in text and "jax" in text
+    assert all(row.count("|") == head.count("|") for head, row in zip(text.splitlines(), text.splitlines()[1:]) if head.startswith("|") and row.startswith("|"))
+
+
+def test_exact(tmp_path, monkeypatch):
+    monkeypatch.setattr(exact, "exact_page", lambda **settings: exact.page("Plans", f"seed {settings['seed']}"))
+    assert "seed 3" in page_of(exact.report, "--seed 3", tmp_path)
+
+
+def test_unknown_measurements_of_the_pool_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        script(load.report, ["--only", "luck"])
+    assert "choose from sockets, batches, memory, latency" in capsys.readouterr().err
