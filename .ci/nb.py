@@ -3,6 +3,7 @@
     python .ci/nb.py get NOTEBOOK SCRIPT   write the notebook as a jupytext percent script
     python .ci/nb.py put SCRIPT NOTEBOOK   bring the script back, export the package, run the notebook, clean it
     python .ci/nb.py run NOTEBOOK ...      run notebooks in a fresh kernel, keep the outputs, clean them
+    python .ci/nb.py update                take over what was edited in the modules of the package, then sync
 
 `put` and `run` keep the saved outputs real: whatever a reader sees was just computed. Where the notebook is a tutorial,
 its Colab copy follows; notebooks in colab/ are run to see whether they do, and keep no outputs.
@@ -45,6 +46,13 @@ def run(nb):
     export(nb)
 
 
+def update():
+    from nbdev.doclinks import _build_modidx
+    _build_modidx()  # nbdev_update reads its index of modules, which sync does not keep
+    sh(BIN / "nbdev_update")
+    sync.sync()
+
+
 def main(verb=None, *paths):
     paths = [Path(p).resolve() for p in paths]
     os.chdir(ROOT)
@@ -61,6 +69,8 @@ def main(verb=None, *paths):
     elif verb == "run":
         for nb in paths:
             run(nb)
+    elif verb == "update":
+        update()
     else:
         sys.exit(__doc__)
 
