@@ -64,7 +64,7 @@ def act(action, front, direction, pocket):
     new_front = jnp.where(picks, FLOOR, jnp.where(puts, pocket, jnp.where(toggles, door, front)))
     new_pocket = jnp.where(picks, front, jnp.where(puts, EMPTY, pocket))
     turn = jnp.where(action == Actions.TURN_CLOCKWISE, 1, jnp.where(action == Actions.TURN_COUNTERCLOCKWISE, 3, 0))
-    return new_front, walks, (direction + turn.astype(jnp.int32)) & 3, new_pocket
+    return new_front, walks, (direction + turn) & 3, new_pocket
 
 # %% ../../nbs/core/04_actions.ipynb #854e4d46
 def face(cells, agent: AgentState):

@@ -57,8 +57,11 @@ class RuleSet(PyTreeNode):
         return self
 
     def __repr__(self) -> str:
-        if np.ndim(self.goal) != 1 or any(isinstance(x, jax.core.Tracer) for x in (self.goal, self.rules, self.init_tiles)):
-            return f"RuleSet(goal {np.shape(self.goal)}, rules {np.shape(self.rules)}, init_tiles {np.shape(self.init_tiles)})"
+        arrays = {"goal": self.goal, "rules": self.rules, "init_tiles": self.init_tiles}
+        if not all(isinstance(x, (np.ndarray, jax.Array)) for x in arrays.values()):  # what `jax.tree.map` has made of them, shapes say
+            return f"RuleSet({', '.join(f'{name}={x!r}' for name, x in arrays.items())})"
+        if np.ndim(self.goal) != 1 or any(isinstance(x, jax.core.Tracer) for x in arrays.values()):
+            return f"RuleSet({', '.join(f'{name} {np.shape(x)}' for name, x in arrays.items())})"
         rules, objects = (int((np.asarray(x)[:, 0] != 0).sum()) for x in (self.rules, self.init_tiles))
         goal = goal_of(self)
         return f"RuleSet({describe_goal(goal)}; {rules} rule{'s' * (rules != 1)}, {objects} object{'s' * (objects != 1)})"

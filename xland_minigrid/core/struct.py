@@ -30,6 +30,8 @@ class PyTreeNode:
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         own = cls.__dict__
+        if "_flax_dataclass" in own:  # a class that also derives from Flax's PyTreeNode, which has done all this
+            return
         dataclasses.dataclass(frozen=True, repr="__repr__" not in own, init="__init__" not in own)(cls)
         fields = dataclasses.fields(cls)
         data = [f.name for f in fields if f.metadata.get("pytree_node", True)]

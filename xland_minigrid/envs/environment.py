@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EnvParams', 'is_integer', 'check_params', 'EnvCarry', 'State', 'StepType', 'TimeStep', 'advance', 'typed_key',
-           'reward_table', 'check_action', 'Environment']
+           'render', 'reward_table', 'check_action', 'Environment']
 
 # %% ../../nbs/envs/01_environment.ipynb #d68514d1
 import abc
@@ -219,6 +219,22 @@ def _draw(state, img, render_mode: str) -> np.ndarray | str:
         return render_text(cells, agent, visible=visible)
     raise ValueError(f"Unknown render_mode {render_mode!r}: choose 'rgb_array' or 'rich_text'.")
 
+def _seen(params: EnvParams, view) -> jax.Array:
+    "What the agent sees of a packed view `(V, V)`, uint8 `(V, V, 2)`. Parameters of one's own class may lack `see_through_walls`."
+    return unpack(view if getattr(params, "see_through_walls", True) else hide(view))
+
+def render(params: EnvParams, timestep: TimeStep) -> np.ndarray | str:
+    "An RGB image, uint8 `(H, W, 3)`, or rich text, as `params.render_mode` says. For people: not under `jit`."
+    state, size = timestep.state, params.view_size
+    view = look(state.cells, state.agent.position, state.agent.direction, size)[:-1].reshape(size, size)
+    return _draw(state, _seen(params, view), params.render_mode)
+
+def _as_weak_as(before, value) -> jax.Array:
+    "`value`, weakly typed if `before` is: time steps that a program builds from Python numbers then keep their type, and the step compiles once."
+    if not getattr(before, "weak_type", False):
+        return value
+    return jax.lax.convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=True, sharding=None)
+
 @functools.lru_cache(maxsize=None)
 def reward_table(max_steps: int) -> np.ndarray:
     "Reward for reaching the goal at step t = 0 … max_steps, float32 `(max_steps + 1,)`: `1 - 0.9 * t / max_steps`."
@@ -272,8 +288,8 @@ class Environment(abc.ABC):
         return TimeStep(
             state=state,
             step_type=jnp.where(reached | failed | out_of_time, StepType.LAST, StepType.MID),
-            reward=jnp.where(reached, reward, jnp.float32(0.0)),
-            discount=jnp.where(reached | failed, jnp.float32(0.0), jnp.float32(1.0)),
+            reward=_as_weak_as(timestep.reward, jnp.where(reached, reward, jnp.float32(0.0))),
+            discount=_as_weak_as(timestep.discount, jnp.where(reached | failed, jnp.float32(0.0), jnp.float32(1.0))),
             observation=self._observe(params, view))
 
     def _outcome(self, params: EnvParams, state: State, here, reached) -> tuple[jax.Array, jax.Array]:
@@ -285,13 +301,11 @@ class Environment(abc.ABC):
         return reached & ~burnt, burnt
 
     def _observe(self, params: EnvParams, view) -> jax.Array:
-        return unpack(view if params.see_through_walls else hide(view))
+        return _seen(params, view)
 
     def render(self, params: EnvParams, timestep: TimeStep) -> np.ndarray | str:
-        "An RGB image, uint8 `(H, W, 3)`, or rich text, as `params.render_mode` says. For people: not under `jit`."
-        state = timestep.state
-        view = look(state.cells, state.agent.position, state.agent.direction, params.view_size)[:-1]
-        return _draw(state, self._observe(params, view.reshape(params.view_size, params.view_size)), params.render_mode)
+        "See `render`."
+        return render(params, timestep)
 
 # %% ../../nbs/envs/01_environment.ipynb #83327f54
 def _max_steps(params: EnvParams) -> int:
