@@ -1,2 +1,2 @@
 """Environments by name, under the path that xminigrid's users import."""
-from .compat.names import EnvSpec, make, register, registered_environments
+from .compat.names import EnvSpec, load, make, register, registered_environments

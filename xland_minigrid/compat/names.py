@@ -18,7 +18,7 @@ from ..core.actions import NUM_ACTIONS, AgentState
 from ..core.ruleset import RuleSet, print_ruleset
 from ..core.tiles import NUM_COLORS, NUM_TILES, Colors, Tiles
 from ..envs.environment import EnvCarry, Environment, EnvParams, State, StepType, TimeStep
-from ..envs.registration import EnvSpec, make, register, registered_environments
+from ..envs.registration import EnvSpec, load, make, register, registered_environments
 from xland_minigrid.envs.wrappers import (
     DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper, RulesAndGoalsObservationWrapper, Wrapper,
 )
