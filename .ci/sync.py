@@ -24,7 +24,7 @@ from settings import GITHUB, ROOT, settings
 
 NOTEBOOKS = ("nbs", "tutorials")
 PARTS = (".ci", "colab", *NOTEBOOKS, settings["lib_path"], "CONTRIBUTING.md", "README.md", "pyproject.toml", "settings.ini")
-BUILT = ("__pycache__", ".ipynb_checkpoints", ".last_checked", "sidebar.yml", "_quarto.yml", "nbdev.yml", "_proc")
+BUILT = ("_modidx.py", "__pycache__", ".ipynb_checkpoints", ".last_checked", "sidebar.yml", "_quarto.yml", "nbdev.yml", "_proc")
 
 # Addresses that name this repository, wherever a notebook spells one out.
 ADDRESSES = (

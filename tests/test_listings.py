@@ -219,7 +219,7 @@ def test_an_environment_written_for_xminigrid(tmp_path, monkeypatch):
     from xland_minigrid.envs import registration
     (tmp_path / "fetch_the_ball.py").write_text(ENVIRONMENT)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(registration, "_REGISTRY", dict(registration._REGISTRY))
+    monkeypatch.setattr(registration.registry, "specs", dict(registration.registry.specs))
     import fetch_the_ball as fetch
 
     env, params = fetch.make("MiniGrid-Fetch-9x11", max_steps=40)
