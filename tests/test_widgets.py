@@ -15,11 +15,12 @@ from xland_minigrid.core.rules import AgentHoldRule
 from xland_minigrid.core.ruleset import make_ruleset
 from xland_minigrid.core.tiles import Colors, Tiles
 from xland_minigrid.envs.wrappers import GymAutoResetWrapper
+from xland_minigrid.viz.control import Trial, view_of
 from xland_minigrid.viz.images import RGBImgObservationWrapper
 from xland_minigrid.viz.widgets import base
 
 pytest.importorskip("ipywidgets")
-from xland_minigrid.viz.widgets.env_player import EnvPlayer, Trial, trials_html, view_of  # noqa: E402
+from xland_minigrid.viz.widgets.env_player import EnvPlayer, trials_html  # noqa: E402
 from xland_minigrid.viz.widgets.explorer import Facts, RulesetExplorer, find, matches, read_search  # noqa: E402
 from worlds import CLASSES  # noqa: E402
 
@@ -108,7 +109,7 @@ def test_the_player_does_what_the_environment_does(env):
         if bool(timestep.last()):
             break
     assert (np.asarray(player.timestep.state.cells) == np.asarray(timestep.state.cells)).all()
-    assert len(player.film()) == len(player._done)
+    assert len(player.film()) == len(player._session.moments)
 
 
 @pytest.mark.slow
@@ -128,7 +129,7 @@ def test_trials_end_in_four_ways():
         player.step(action)
     steps = int(player.timestep.state.step_num)
     assert player.trials == [Trial(1, "won", steps, pytest.approx(1 - 0.9 * steps / 40))] and player.rewards == [player.trials[0].reward]
-    assert "goal is reached" in player.message and "begins trial 2" in player.message
+    assert "goal reached" in player.message and "begins trial 2" in player.message
     player.step(0)
     assert player.trial == 2 and int(player.timestep.state.step_num) == 0 and len(player.trials) == 1
     player.new_trial()  # nothing was done: nothing was given up
@@ -176,7 +177,7 @@ def test_keys_play(tasks):
     pad, = pads(player.widget)
     pad.pressed = [1, "d"]
     pad.pressed = [2, "d"]
-    assert [done for *_, done in player._done] == ["start", "turn clockwise", "turn clockwise"] and pad.answered == 2
+    assert [m.done for m in player._session.moments] == ["start", "turn clockwise", "turn clockwise"] and pad.answered == 2
     pad.pressed = [3, "r"]
     assert player.trial == 2
 
@@ -227,7 +228,7 @@ def test_what_is_no_action():
             player.step(action)
     with pytest.raises(ValueError):
         player.play("forward quit")
-    assert len(player._done) == 1 and int(player.timestep.state.step_num) == 0
+    assert len(player._session.moments) == 1 and int(player.timestep.state.step_num) == 0
 
 
 # ---------------------------------------------------------------- the explorer
