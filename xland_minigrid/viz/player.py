@@ -222,6 +222,19 @@ def _bars_body(bars: Bars) -> str:
     plain = "" if bars.sprites else " xmg-plain"
     return f'<div class="xmg-bars{plain}"><div class="xmg-head">{escape(bars.title)}</div>{row * bars.top}</div>'
 
+def _player_html(self) -> str:
+    "HTML that carries its own style, data and script."
+    _, h, w, _ = self.frames.shape
+    scale = max(1, round(260 / w))
+    slider = f'<input type="range" min="0" max="{len(self) - 1}" value="0" aria-label="frame">'
+    body = (f'<div class="xmg-top"><div style="width:{max(w * scale, 240)}px;max-width:100%">'
+            f'<canvas width="{w}" height="{h}" style="width:{w * scale}px"></canvas>{"".join(map(_curve_body, self._kind(Curve)))}<div class="xmg-slide">{slider}</div>'
+            f'{_ticks(self.markers, len(self) - 1)}{_CONTROLS}<div class="xmg-note"></div>{_chips(self.chips)}</div>'
+            f'{"".join(map(_bars_body, self._kind(Bars)))}</div>')
+    data = escape(json.dumps({**_player_data(self), "body": body}, separators=(",", ":")))
+    return (f'<div class="xmg" role="group" aria-label="{escape(self.title)}" data-player="{data}"><style>{_STYLE}</style>'
+            f'{_still(self)}</div><script>{_SCRIPT}</script>')
+
 # %% ../../nbs/viz/02_player.ipynb #388fbbc4
 class Player:
     """A rollout that plays in a notebook, on a page or as a file.
@@ -247,6 +260,8 @@ class Player:
         self.markers, self.chips = ({int(k): v for k, v in (found or {}).items()} for found in (markers, chips))
         self.fps, self.tile_size, self.title, self.start = fps, tile_size, title, int(start)
 
+    _repr_html_ = _player_html
+
     def _kind(self, kind) -> list:
         return [panel for panel in self.panels if isinstance(panel, kind)]
 
@@ -255,19 +270,6 @@ class Player:
 
     def __repr__(self):
         return f"Player({len(self)} frames of {self.frames.shape[1]} x {self.frames.shape[2]})"
-
-    def _repr_html_(self) -> str:
-        "HTML that carries its own style, data and script."
-        _, h, w, _ = self.frames.shape
-        scale = max(1, round(260 / w))
-        slider = f'<input type="range" min="0" max="{len(self) - 1}" value="0" aria-label="frame">'
-        body = (f'<div class="xmg-top"><div style="width:{max(w * scale, 240)}px;max-width:100%">'
-                f'<canvas width="{w}" height="{h}" style="width:{w * scale}px"></canvas>{"".join(map(_curve_body, self._kind(Curve)))}<div class="xmg-slide">{slider}</div>'
-                f'{_ticks(self.markers, len(self) - 1)}{_CONTROLS}<div class="xmg-note"></div>{_chips(self.chips)}</div>'
-                f'{"".join(map(_bars_body, self._kind(Bars)))}</div>')
-        data = escape(json.dumps({**_player_data(self), "body": body}, separators=(",", ":")))
-        return (f'<div class="xmg" role="group" aria-label="{escape(self.title)}" data-player="{data}"><style>{_STYLE}</style>'
-                f'{_still(self)}</div><script>{_SCRIPT}</script>')
 
     def save(self, path):
         "Write the player as a page of its own."

@@ -90,6 +90,51 @@ def _action(action) -> int:
         raise ValueError(f"{action!r} is no action: give a number from 0 to {NUM_ACTIONS - 1}, or one of {', '.join(ACTION_NAMES)}.")
     return int(commands[0])
 
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #4ade48c2
+class _Game:
+    "An environment that is played with methods."
+    _task = None
+
+    def __init__(self, env="XLand-MiniGrid-R1-9x9", ruleset=None, *, params=None, seed: int = 0):
+        seed = checked_seed(seed)
+        self.name, self.env, self.params = world_of(env, params, ruleset)
+        self._session = Session(self.env, self.params, seed, name=self.name)
+        jax.block_until_ready(self._session._step(self.params, self.timestep, 0))  # compiles, so the first click is quick
+
+    timestep = property(lambda self: self._session.timestep)
+    trial = property(lambda self: self._session.trial)
+    trials = property(lambda self: self._session.trials)
+    rewards = property(lambda self: self._session.rewards)
+    message = property(lambda self: self._session.message[:1].upper() + self._session.message[1:])
+
+    def step(self, action):
+        """Do one action, a number from 0 to 5 or a name such as `"forward"`; after the end of a trial, only begin the next one.
+
+        Returns the next `TimeStep`. Raises `ValueError` for a wrong action.
+        """
+        return self._do(_action(action))
+
+    def new_trial(self):
+        "Begin a new trial of the same task, giving up an unfinished one. Returns its first `TimeStep`."
+        return self._do("reset")
+
+    def _do(self, command):
+        self._session.do(command)
+        self._update()
+        return self.timestep
+
+    def play(self, line: str):
+        """Do the actions of a line as in the terminal: words (`"forward right, pick up"`), numbers, or joined keys (`"wwdp"`); `reset` begins a new trial.
+
+        Returns the last `TimeStep`. Raises `ValueError` for a wrong line, before any action.
+        """
+        commands = read_line(line)
+        if wrong := [c for c in commands if isinstance(c, str) and c != "reset"]:
+            raise ValueError(f"{wrong[0]!r} is for the terminal: give actions, or reset.")
+        for command in commands:
+            self._do(command)
+        return self.timestep
+
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #81ba6084
 def _world_pixels(self) -> np.ndarray:
     "The room with the agent, its view lit."
@@ -166,7 +211,7 @@ def _still(self) -> str:
     return still_page(body, "player", f"{self.name}, played by hand", "A still: run this cell to play.")
 
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #8f5f117b
-class EnvPlayer(Shown):
+class EnvPlayer(_Game, Shown):
     """Play an environment by hand, with buttons, keys or methods.
 
     Args:
@@ -177,47 +222,7 @@ class EnvPlayer(Shown):
     Attributes: `timestep`; `trial`, counted from 1; `trials`, the finished ones as `Trial`; `rewards`, of those not given up; `message`, the last event.
     Raises `TypeError` or `ValueError` for a wrong environment, task or seed.
     """
-    _name, _build, _task = "player", _build, None
-
-    def __init__(self, env="XLand-MiniGrid-R1-9x9", ruleset=None, *, params=None, seed: int = 0):
-        seed = checked_seed(seed)
-        self.name, self.env, self.params = world_of(env, params, ruleset)
-        self._session = Session(self.env, self.params, seed, name=self.name)
-        jax.block_until_ready(self._session._step(self.params, self.timestep, 0))  # compiles, so the first click is quick
-
-    timestep = property(lambda self: self._session.timestep)
-    trial = property(lambda self: self._session.trial)
-    trials = property(lambda self: self._session.trials)
-    rewards = property(lambda self: self._session.rewards)
-    message = property(lambda self: self._session.message[:1].upper() + self._session.message[1:])
-
-    def step(self, action):
-        """Do one action, a number from 0 to 5 or a name such as `"forward"`; after the end of a trial, only begin the next one.
-
-        Returns the next `TimeStep`. Raises `ValueError` for a wrong action.
-        """
-        return self._do(_action(action))
-
-    def new_trial(self):
-        "Begin a new trial of the same task, giving up an unfinished one. Returns its first `TimeStep`."
-        return self._do("reset")
-
-    def _do(self, command):
-        self._session.do(command)
-        self._update()
-        return self.timestep
-
-    def play(self, line: str):
-        """Do the actions of a line as in the terminal: words (`"forward right, pick up"`), numbers, or joined keys (`"wwdp"`); `reset` begins a new trial.
-
-        Returns the last `TimeStep`. Raises `ValueError` for a wrong line, before any action.
-        """
-        commands = read_line(line)
-        if wrong := [c for c in commands if isinstance(c, str) and c != "reset"]:
-            raise ValueError(f"{wrong[0]!r} is for the terminal: give actions, or reset.")
-        for command in commands:
-            self._do(command)
-        return self.timestep
+    _name, _build, still = "player", _build, _still
 
     def _update(self) -> None:
         "Bring the live widget up to date, if there is one."
@@ -227,8 +232,6 @@ class EnvPlayer(Shown):
             if (value := make_html(self)) != self._parts[name].value:
                 self._parts[name].value = value
         self._parts["world"].value, self._parts["view"].value = to_png(_world_pixels(self)), to_png(_view_pixels(self))
-
-    still = _still
 
     def film(self, tile_size: int = 16, fps: float = 4) -> Player:
         "Everything played so far, as a `Player` with a mark for each trial. tile_size: pixels per cell. fps: frames per second."
