@@ -280,17 +280,7 @@ class Player:
         "Frame `t`, enlarged `scale` times, with caption and bars, as `(H, W, 3)` uint8. Raises `IndexError` for a frame out of range."
         if not 0 <= t < len(self):
             raise IndexError(f"There is no frame {t}: choose from 0 to {len(self) - 1}.")
-        font, frame = ImageFont.load_default(12), self.frames[t]
-        grid = Image.fromarray(frame).resize((frame.shape[1] * scale, frame.shape[0] * scale), Image.Resampling.NEAREST)
-        parts = [grid, *(_draw_panel(bars, t, grid.height, font) for bars in self._kind(Bars))]
-        page = Image.new("RGB", (sum(p.width for p in parts), max(p.height for p in parts) + 20 * bool(self.captions)), "white")
-        left = 0
-        for part in parts:
-            page.paste(part, (left, 0))
-            left += part.width
-        if self.captions:
-            ImageDraw.Draw(page).text((4, page.height - 18), self.captions[t], "#1c2230", font)
-        return np.asarray(page)
+        return _page_of(self, t, scale)
 
     def gif(self, path, scale: int = 1):
         "Write an animated GIF that loops and rests for a second on its last frame; `scale` is as for `picture`."
@@ -349,6 +339,20 @@ def _draw_panel(bars: Bars, t: int, height: int, font) -> Image.Image:
         draw.rectangle([146, y + 4, 246, y + 12], "#dfe3ea")
         draw.rectangle([146, y + 4, 146 + round(100 * min(1, np.nan_to_num(value))), y + 12], "#2e9e5b" if right else "#3b8cff")
     return panel
+
+def _page_of(player: Player, t: int, scale: int) -> np.ndarray:
+    "Frame `t` with caption and bars, `(H, W, 3)` uint8."
+    font, frame = ImageFont.load_default(12), player.frames[t]
+    grid = Image.fromarray(frame).resize((frame.shape[1] * scale, frame.shape[0] * scale), Image.Resampling.NEAREST)
+    parts = [grid, *(_draw_panel(bars, t, grid.height, font) for bars in player._kind(Bars))]
+    page = Image.new("RGB", (sum(p.width for p in parts), max(p.height for p in parts) + 20 * bool(player.captions)), "white")
+    left = 0
+    for part in parts:
+        page.paste(part, (left, 0))
+        left += part.width
+    if player.captions:
+        ImageDraw.Draw(page).text((4, page.height - 18), player.captions[t], "#1c2230", font)
+    return np.asarray(page)
 
 # %% ../../nbs/viz/02_player.ipynb #04bb9532
 def play(frames, captions=None, bars=None, **look) -> Player:
