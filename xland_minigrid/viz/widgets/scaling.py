@@ -27,26 +27,26 @@ from .training import COLORS, INK, Background, axes_of, legend, png_html, png_of
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #f30af01d
 def lab_task(rules: int) -> RuleSet:
-    "Hold a green ball, where `rules` rules make one of a red and a blue ball that lie side by side."
+    "Hold a green ball; each of `rules` equal rules makes it of a red and a blue ball next to each other."
     red, blue, green = (np.array([Tiles.BALL, color], np.uint8) for color in (Colors.RED, Colors.BLUE, Colors.GREEN))
     rule = np.asarray(TileNearRule(tile_a=red, tile_b=blue, prod_tile=green).encode())
     table = np.tile(rule, (rules, 1)) if rules else np.zeros((1, 7), np.uint8)
     return RuleSet(goal=np.asarray(AgentHoldGoal(green).encode()), rules=table, init_tiles=np.stack([red, blue, blue]))
 
 def lab_world(size: int, rules: int):
-    "The environment with auto-reset, and its parameters."
+    "An environment with auto-reset, and its parameters."
     env, params = make("XLand-MiniGrid-R1-9x9", height=size, width=size, max_steps=3 * size**2, ruleset=lab_task(rules))
     return GymAutoResetWrapper(env), params
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #a57c5891
 def start_worlds(env, params, num_envs: int, key):
-    "The first time steps of `num_envs` worlds `(num_envs,)`, each at another age."
+    "The first time steps of `num_envs` worlds, at random step numbers."
     timestep = jax.vmap(env.reset, (None, 0))(params, jax.random.split(key, num_envs))
     ages = jax.random.randint(key, (num_envs,), 0, params.max_steps - 1, timestep.state.step_num.dtype)
     return timestep.replace(state=timestep.state.replace(step_num=ages))
 
 def step_worlds(env, params, steps: int, timestep, key):
-    "`steps` random steps of all worlds; returns the last time steps, and the checksum of all observations as uint32."
+    "`steps` random steps of all worlds; returns the last time steps and the sum of all observations as uint32."
     actions = jax.random.randint(key, (steps, *timestep.reward.shape), 0, 6)
 
     def one(carry, action):
@@ -57,18 +57,18 @@ def step_worlds(env, params, steps: int, timestep, key):
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #2b8ce7ca
 def checked_numbers(num_envs, size, rules, steps, repeats=1) -> None:
-    "Raise `ValueError` for numbers that cannot be measured."
+    "Raise `ValueError` for a number out of range."
     for name, value, low, high in (("num_envs", num_envs, 1, 2**20), ("size", size, 5, 100), ("rules", rules, 0, 100), ("steps", steps, 1, 100_000), ("repeats", repeats, 1, 1000)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
             raise ValueError(f"{name} is {value!r}: give a whole number from {low} to {high:,}.")
 
 def memory_of(tree, num_envs: int) -> float:
-    "Bytes a world, of a batch of worlds."
+    "Bytes per world of a batch of worlds."
     size = lambda x: x.size * (8 if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x.dtype.itemsize)
     return sum(map(size, jax.tree.leaves(tree))) / num_envs
 
 def compiled_worlds(num_envs: int, size: int, rules: int, steps: int):
-    "Worlds that have begun, the compiled program that steps them, and the seconds it took to make it."
+    "Worlds at their first steps, the compiled program that steps them, and the seconds compiling took."
     env, params = lab_world(size, rules)
     worlds = jax.jit(lambda key: start_worlds(env, params, num_envs, key))(jax.random.key(0))
     begun = time.perf_counter()
@@ -77,11 +77,11 @@ def compiled_worlds(num_envs: int, size: int, rules: int, steps: int):
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #6a6e5c8a
 def throughput(num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128, repeats: int = 5, *, on_repeat: Callable[[int], bool] = lambda k: False) -> dict | None:
-    """Measure steps a second of `num_envs` worlds side by side.
+    """Measure the steps per second of `num_envs` worlds side by side.
 
-    on_repeat: called with the number of repetitions done, from 0 on, after compiling; if it returns True, measuring ends, and None is returned.
-    Returns `num_envs`, `size`, `rules`, `steps`, `repeats`; `steps_per_second` (median over repetitions), `slowest`, `fastest`; `compile_seconds`; `bytes_per_env`, of a world and its
-    observation; `checksum`, of the observations of the last repetition. Raises `ValueError` for numbers out of range.
+    on_repeat: called with the number of finished repetitions, from 0; if it returns True, `throughput` ends and returns None.
+    Returns the arguments and `steps_per_second` (median over repetitions), `slowest`, `fastest`, `compile_seconds`, `bytes_per_env` (world and observation),
+    and `checksum` (observations of the last repetition). Raises `ValueError` for a number out of range.
     """
     checked_numbers(num_envs, size, rules, steps, repeats)
     worlds, program, compiling = compiled_worlds(num_envs, size, rules, steps)
@@ -105,14 +105,14 @@ def _rules(r: dict) -> str:
     return f"{r['rules']} rule{'s' * (r['rules'] != 1)}"
 
 def series_of(rows) -> dict[str, list[dict]]:
-    "Rows by world, in order of their number of worlds: name to rows."
+    "Rows in the order of `num_envs`, by the name of their world."
     found: dict[str, list[dict]] = {}
     for r in sorted(rows, key=lambda r: r["num_envs"]):
         found.setdefault(f"{_world_name(r)}, {_rules(r)}", []).append(r)
     return found
 
 def draw_scaling(rows, width: float = 5.2, height: float = 3.3):
-    "Steps a second over the number of worlds, every measurement a labelled point; returns a matplotlib `Figure`."
+    "Steps per second over the number of worlds; returns a matplotlib `Figure`."
     from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
     figure, axes = axes_of("Steps a second", "worlds side by side", "steps/s", width, height)
     axes.set_xscale("log", base=4)
@@ -128,36 +128,13 @@ def draw_scaling(rows, width: float = 5.2, height: float = 3.3):
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
     counts, speeds = ([r[key] for r in rows] for key in ("num_envs", "steps_per_second"))
-    axes.set_xlim(.7, 1.4 * max([4096, *counts]))            # the same ground for every measurement, so that points stay where they are
+    axes.set_xlim(.7, 1.4 * max([4096, *counts]))            # fixed limits, so points stay in place
     axes.set_ylim(min([1e4, *(s / 3 for s in speeds)]), max([1e6, *(s * 4 for s in speeds)]))
     legend(axes, loc="upper left")
     return figure
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #7a570a40
 _MEASURING = threading.Lock()
-
-def _work(lab, num_envs: int, size: int, rules: int, steps: int) -> dict | None:
-    "Measure, note, draw."
-    def on_repeat(k):
-        if not lab._stop.is_set():
-            lab._say(f"{num_envs:,} worlds of {size} × {size}: " + ("warming up" if k == 0 else f"repetition {k} of {lab.repeats}"), share=k / (lab.repeats + 1))
-        return lab._stop.is_set()
-
-    found, words = None, "Stopped: this measurement was dropped."
-    try:
-        found = throughput(num_envs, size, rules, steps, lab.repeats, on_repeat=on_repeat)
-    except BaseException as error:
-        words = f"Not measured ({type(error).__name__}): {str(error).partition(chr(10))[0]}"
-        raise
-    finally:
-        with lab._lock:
-            lab._rows += [found] if found else []
-            lab.state = "idle"
-            _MEASURING.release()
-        lab._paint()
-        lab._say(_sentence(found) if found else words)
-        lab.keep()
-    return found
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #cc377bc7
 class _Measuring(Background):
@@ -171,37 +148,47 @@ class _Measuring(Background):
         self.repeats, self.state = repeats, "idle"
 
     def measure(self, num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128) -> dict | None:
-        "Measure, and wait for it: the new row, as `throughput` returns it; None if it was stopped. Raises `ValueError` for numbers out of range, `RuntimeError` while another one is measured."
-        self._claim(num_envs, size, rules, steps)
-        return _work(self, num_envs, size, rules, steps)
+        "Measure and wait; returns what `throughput` does, None if stopped. Raises what `start` raises."
+        self.start(num_envs, size, rules, steps)
+        return self.wait()
 
     def start(self, num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128) -> None:
-        "Measure in a thread; returns at once. Raises what `measure` raises about its numbers."
-        self._claim(num_envs, size, rules, steps)
-        self._spawn(self._quietly, "xland-scaling", num_envs, size, rules, steps)
+        "Measure in a thread. Raises `ValueError` for a number out of range, `RuntimeError` during another measurement."
+        checked_numbers(num_envs, size, rules, steps)
+        if not _MEASURING.acquire(blocking=False):
+            raise RuntimeError("Something is being measured already: wait until it is done, or stop it.")
+        self._stop.clear()
+        self.state, self.result, self.error = "measuring", None, None
+        self._say(f"{num_envs:,} worlds of {size} × {size}: compiling …")
+        self._spawn(self._work, "xland-scaling", num_envs, size, rules, steps)
 
     def stop(self) -> None:
-        "End a measurement after the present repetition; what it has so far is dropped. Harmless when nothing is measured."
+        "End a measurement after this repetition, without a result."
         if self.state == "measuring":
             self.state = "stopping"
             self._stop.set()
             self._say("Stopping …")
 
-    def _claim(self, *numbers) -> None:
-        "Take the right to measure, if the numbers are in range."
-        checked_numbers(*numbers)
-        if not _MEASURING.acquire(blocking=False):
-            raise RuntimeError("Something is being measured already: wait until it is done, or stop it.")
-        self._stop.clear()
-        self.state, self.error = "measuring", None
-        self._say(f"{numbers[0]:,} worlds of {numbers[1]} × {numbers[1]}: compiling …")
+    def _work(self, num_envs: int, size: int, rules: int, steps: int) -> None:
+        "Measure, keep the row, draw."
+        def on_repeat(k):
+            if not self._stop.is_set():
+                done = "warming up" if k == 0 else f"repetition {k} of {self.repeats}"
+                self._say(f"{num_envs:,} worlds of {size} × {size}: {done}", share=k / (self.repeats + 1))
+            return self._stop.is_set()
 
-    def _quietly(self, *numbers) -> None:
-        "Measure in a thread, where an error is kept."
+        words = "Stopped: this measurement was dropped."
         try:
-            _work(self, *numbers)
-        except BaseException as error:
-            self.error = error
+            self.result = throughput(num_envs, size, rules, steps, self.repeats, on_repeat=on_repeat)
+        except BaseException as error:                           # wait() raises it
+            self.error, words = error, f"Not measured ({type(error).__name__}): {str(error).partition(chr(10))[0]}"
+        with self._lock:
+            self._rows += [self.result] if self.result else []
+            self.state = "idle"
+            _MEASURING.release()
+        self._paint()
+        self._say(_sentence(self.result) if self.result else words)
+        self.keep()
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #334c333b
 def _sentence(r: dict) -> str:
@@ -210,7 +197,7 @@ def _sentence(r: dict) -> str:
             f"({short_number(r['slowest'])} to {short_number(r['fastest'])}), compiled in {r['compile_seconds']:.1f} s, {r['bytes_per_env']:.0f} bytes a world.")
 
 def _table(rows) -> str:
-    "Measurements as a table, the latest first, at most twelve."
+    "The last twelve measurements as a table, the latest first."
     cells = [[f"{r['num_envs']:,}", _world_name(r), r["rules"], r["steps"], short_number(r["steps_per_second"]), f"{short_number(r['slowest'])} – {short_number(r['fastest'])}",
               f"{r['compile_seconds']:.1f} s", f"{r['bytes_per_env']:.0f} B", f"{r['num_envs'] * r['bytes_per_env'] / 2**20:.2f} MiB"] for r in reversed(rows[-12:])]
     names = ["worlds", "size", "rules", "steps", "steps/s", "range", "compiled in", "a world", "all worlds"]
@@ -225,11 +212,11 @@ def _slider(words: str, options, value):
                              layout=w.Layout(width="256px", max_width="100%", margin="0"))
 
 class ScalingLab(_Measuring):
-    """Measure how many steps a second worlds side by side make; typed at the end of a cell it shows itself.
+    """Measure the steps per second of worlds side by side; displays itself at the end of a cell.
 
     Args:
-        num_envs: the numbers of worlds to choose from. repeats: repetitions of a measurement.
-    Attributes: `rows`, all measurements as `throughput` returns them; `state`, `'idle'`, `'measuring'` or `'stopping'`; `error`, of the last measurement that failed.
+        num_envs: numbers of worlds to choose from. repeats: repetitions of a measurement.
+    Attributes: `rows`, all measurements as `throughput` returns them; `state`, `'idle'`, `'measuring'` or `'stopping'`; `error` of the last measurement.
     """
     _name = "scaling"
 
@@ -238,7 +225,7 @@ class ScalingLab(_Measuring):
         return f"ScalingLab({len(self.rows)} measurement{'s' * (len(self.rows) != 1)}{best})"
 
     def still(self) -> str:
-        "Figure and table of all measurements, as HTML without kernel or scripts."
+        "Figure and table of all measurements as HTML without scripts."
         image = png_html(png_of(draw_scaling(self.rows)), "steps a second over the number of worlds: what is in the table, drawn", 520) if self.rows else ""
         words = f"{jax.devices()[0].device_kind}, {jax.device_count()} device{'s' * (jax.device_count() > 1)}"
         return still_page(f'<b>Scaling</b> <span class="xmg-w-soft">{escape(words)}</span><div>{image}</div>{_table(self.rows)}', self._name, "Scaling laboratory",
@@ -257,12 +244,11 @@ class ScalingLab(_Measuring):
         return [row(*self._sliders.values(), name="sliders"), row(self._measure_button, self._stop_button, tight=True), self._said, self._image, self._rows_part]
 
     def _paint(self) -> None:
-        "The live figure and table."
         if self._parts:
             self._image.value, self._rows_part.value = png_of(draw_scaling(self.rows)), _table(self.rows)
 
     def _say(self, words: str, share: float = 0) -> None:
-        "Words under the buttons, and the buttons as the state wants them."
+        "Show words, progress and the buttons of the present state."
         self.words, busy = words, self.state != "idle"
         if self._parts:
             bar = (f'<div style="height:5px;border-radius:3px;background:rgba(128,128,128,.25);max-width:520px;margin-top:3px">'

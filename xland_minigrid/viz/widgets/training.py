@@ -25,10 +25,10 @@ from .base import VIEW, Shown, button, html, ipywidgets, row, still_page
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #93af06ad
 INK, COLORS = "#7d8594", ("#d97706", "#3b82f6", "#10a37f", "#c026d3")
-_DRAWING = threading.Lock()  # one figure at a time, however many boards there are
+_DRAWING = threading.RLock()  # one figure at a time in this process
 
 def axes_of(title: str, x: str, y: str, width: float = 2.75, height: float = 2.1):
-    "A figure in inches, which no other thread knows of, and its axes, dressed for light and dark pages."
+    "A figure for one thread, its size in inches, and its axes, in colours for light and dark pages."
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     figure = Figure((width, height), layout="constrained", facecolor="none")
@@ -44,47 +44,46 @@ def axes_of(title: str, x: str, y: str, width: float = 2.75, height: float = 2.1
     return figure, axes
 
 def png_of(figure, dpi: int = 160) -> bytes:
-    "A figure as PNG; at 160 dots an inch it is sharp when shown 96 to the inch."
+    "A figure as PNG bytes."
     file = io.BytesIO()
     with _DRAWING:
         figure.savefig(file, format="png", dpi=dpi, facecolor="none")
     return file.getvalue()
 
 def legend(axes, **where):
-    "The legend of an axis, if it has anything to say."
+    "A legend, if any line has a label."
     if axes.get_legend_handles_labels()[1]:
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, handlelength=1.4, **where)
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #b695e190
 class Panel(NamedTuple):
-    "One picture of a board: `lines` maps keys of the rows to what they are called; a `share` is drawn from 0 to 100 %."
+    "One figure: `lines` maps keys of the rows to labels; a `share` is drawn from 0 to 100 %."
     title: str
     lines: Mapping[str, str]
     share: bool = False
     unit: str = ""
 
 def points_of(rows: Sequence[Mapping], key: str) -> np.ndarray:
-    "The numbers that rows have under a key, with their steps, float64 `(n, 2)`."
+    "Steps and finite values of a key, float64 `(n, 2)`."
     found = [(r["steps"], r[key]) for r in rows if isinstance(r.get(key), Real) and np.isfinite(r[key])]
     return np.array(found, float).reshape(-1, 2)
 
 def smoothed(values: np.ndarray, width: int) -> np.ndarray:
-    "The mean of the last `width` values, at each of them, `(n,)`; of fewer at the beginning."
-    total = np.concatenate([[0.], np.cumsum(values)])
-    ends = np.arange(1, len(values) + 1)
+    "Running mean of the last `width` values, `(n,)`, of fewer at the beginning."
+    total, ends = np.cumsum(np.pad(values, (1, 0))), np.arange(1, len(values) + 1)
     begins = np.maximum(ends - width, 0)
     return (total[ends] - total[begins]) / (ends - begins)
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #eb776f75
 def short_number(x: float) -> str:
-    "A number as people say it: `940`, `12 k`, `1.34 M`."
+    "Three digits of a number, with a unit: `940`, `12 k`, `1.34 M`."
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if x >= size:
             return f"{x / size:.3g} {unit}"
     return f"{x:.3g}"
 
 def span_of(steps: int, total: int) -> float:
-    "How far an axis reaches after so many steps: half of the whole, a quarter, …: the smallest that has room. It seldom changes, and early learning is not squeezed into a corner."
+    "The limit of the axis after `steps`: the smallest of `total`, its half, its quarter and so on that has room."
     span = float(total)
     while span / 2 >= steps > 0:
         span /= 2
@@ -98,7 +97,7 @@ def _percent(axes):
     axes.yaxis.set_major_formatter(PercentFormatter(1))
 
 def draw_panel(panel: Panel, rows: Sequence[Mapping], total: int):
-    "The lines of a panel over the environment steps of the whole training; returns a matplotlib `Figure`."
+    "The lines of a panel over environment steps, smoothed where there are many; returns a matplotlib `Figure`."
     from matplotlib.ticker import EngFormatter
     figure, axes = axes_of(panel.title, "environment steps", panel.unit)
     for color, (key, words) in zip(COLORS, panel.lines.items()):
@@ -119,7 +118,7 @@ def draw_panel(panel: Panel, rows: Sequence[Mapping], total: int):
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #16aff11c
 def draw_adaptation(curves: Sequence[tuple[int, Any]]):
-    "Success in each trial, as it was first and as it is now; `curves` are (steps, `(N,)` shares). Returns a matplotlib `Figure`."
+    "The first and the latest success per trial; `curves` are (steps, `(N,)` shares). Returns a matplotlib `Figure`."
     from matplotlib.ticker import MaxNLocator
     figure, axes = axes_of("Adaptation", "trial of the same task", "trials solved")
     for k in dict.fromkeys((0, len(curves) - 1)) if curves else ():
@@ -144,24 +143,11 @@ def _end_all() -> None:
 
 getattr(threading, "_register_atexit", atexit.register)(_end_all)
 
-def _join(widget, timeout: float | None) -> None:
-    "Wait for the thread of a widget. An interrupt asks its work to stop; a second one is raised."
-    end = float("inf") if timeout is None else time.monotonic() + timeout
-    while widget._thread.is_alive():
-        if (left := end - time.monotonic()) <= 0:
-            raise TimeoutError(f"The work still runs after {timeout:g} s: wait longer, or stop() it.")
-        try:
-            widget._thread.join(min(left, .2))
-        except KeyboardInterrupt:
-            if widget.state == "stopping":
-                raise
-            widget.stop()
-
 # %% ../../../nbs/viz/widgets/05_training.ipynb #a95d154b
 class Background(Shown):
-    """Base of the widgets whose work runs in a thread: it can be waited for, and `keep()` brings what a notebook saves of the widget up to date.
+    """Base of the widgets whose work runs in a thread.
 
-    Subclasses have a `state` and `stop()`, and set `result` or `error` when the work has ended.
+    Subclasses have a `state` and `stop()`, and their work sets `result` or `error`.
     """
     _display_id, _thread, _parts, result, error, words = None, None, False, None, None, ""
 
@@ -170,31 +156,36 @@ class Background(Shown):
 
     @property
     def rows(self) -> list[dict]:
-        "What was reported so far."
+        "The rows reported so far."
         with self._lock:
             return list(self._rows)
 
     def _spawn(self, work: Callable, name: str, *given) -> None:
-        "Begin the work. At the end of the process it is asked to stop, and waited for, a minute at most."
+        "Begin the work. When the process ends, the work is asked to stop and has a minute to do so."
         self._thread = threading.Thread(target=work, args=given, name=name, daemon=True)
         self._thread.start()
         _AT_WORK.add(self)
 
     def wait(self, timeout: float | None = None):
-        """Wait until the work has ended, and return its result; what went wrong in it is raised here.
+        """Wait for the end of the work; return its result or raise its error.
 
-        An interrupt (Ctrl-C) while waiting stops the work in order; a second one is raised. Raises `TimeoutError` after `timeout` seconds, `RuntimeError` when nothing was started.
+        An interrupt (Ctrl-C) stops the work in order, a second one is raised. Raises `TimeoutError` after `timeout` seconds, `RuntimeError` before `start`.
         """
         if self._thread is None:
             raise RuntimeError("Nothing was started: call start() before wait().")
-        _join(self, timeout)
-        self._settled()
+        end = float("inf") if timeout is None else time.monotonic() + timeout
+        while self._thread.is_alive():
+            if (left := end - time.monotonic()) <= 0:
+                raise TimeoutError(f"The work still runs after {timeout:g} s: wait longer, or stop() it.")
+            try:
+                self._thread.join(min(left, .2))
+            except KeyboardInterrupt:
+                if self.state == "stopping":
+                    raise
+                self.stop()
         if self.error is not None:
             raise self.error
         return self.result
-
-    def _settled(self) -> None:
-        "Called when the work has ended, before its result is given out."
 
     def _ipython_display_(self, **again) -> None:
         from IPython.display import display
@@ -202,17 +193,17 @@ class Background(Shown):
         display(self._repr_mimebundle_(), raw=True, display_id=self._display_id, **again)
 
     def keep(self) -> None:
-        "Bring what is saved of this widget up to date. Nothing happens where it was never shown."
+        "Update the saved output of this widget, if it was shown."
         if self._display_id is not None:
             self._ipython_display_(update=True)
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #35d68339
 def png_html(png: bytes, alt: str, width: int) -> str:
-    "A PNG as HTML; `width` in pixels of the page."
+    "A PNG as HTML, `width` pixels wide."
     return f'<img alt="{escape(alt)}" width="{width}" style="max-width:100%" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
 
 def png_part(png: bytes, width: int):
-    "A PNG as an image part of a live widget; change its `value`."
+    "A PNG as a part of a live widget; change its `value`."
     w = ipywidgets()
     return w.Image(value=png, format="png", layout=w.Layout(width=f"{width}px", max_width="100%"))
 
@@ -222,7 +213,7 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<table class="xmg-w-table"><thead>{line(header, "th")}</thead><tbody>{"".join(line(r, "td") for r in rows)}</tbody></table>'
 
 def duration(seconds: float) -> str:
-    "Seconds as people say them: `8 s`, `2 min 05 s`, `1 h 10 min`."
+    "Seconds in words: `8 s`, `2 min 05 s`, `1 h 10 min`."
     s = int(round(seconds))
     return f"{s} s" if s < 60 else f"{s // 60} min {s % 60:02d} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60:02d} min"
 
@@ -230,7 +221,7 @@ def duration(seconds: float) -> str:
 STATES = {"idle": "not started", "running": "training", "stopping": "stopping …", "stopped": "stopped", "done": "done", "failed": "failed"}
 
 class _Log(Background):
-    "What a training reported, and how fast it goes."
+    "The reports of a training, and its speed."
 
     def __init__(self, run: Callable, total_steps: int, panels: Sequence[Panel] = (), *, rows: Sequence[Mapping] = (), title: str = "Training"):
         if not callable(run):
@@ -239,7 +230,7 @@ class _Log(Background):
             raise ValueError(f"total_steps is {total_steps!r}: give a whole number, at least 1.")
         super().__init__(rows)
         self.title, self.total_steps, self.panels, self.state = title, int(total_steps), [Panel(*p) for p in panels], "stopped" if rows else "idle"
-        self._run, self._news, self._curves, self._clock, self._painted = run, threading.Event(), [], [], None
+        self._run, self._news, self._curves, self._clock = run, threading.Event(), [], []
 
     @property
     def curves(self) -> list[tuple[int, list[float]]]:
@@ -256,7 +247,7 @@ class _Log(Background):
         return f"{type(self).__name__}({STATES[self.state]}, {self.steps:,} of {self.total_steps:,} steps)"
 
     def _report(self, row: Mapping, curve: Sequence[float] | None = None) -> None:
-        "Take a row of the training. Raises `ValueError` for one without steps."
+        "Take a row of the training. Raises `ValueError` for a row without steps."
         if not isinstance(row.get("steps"), Real):
             raise ValueError(f"A row needs its steps, and this one has {sorted(map(str, row))}: report({{'steps': ..., ...}}).")
         with self._lock:
@@ -267,7 +258,7 @@ class _Log(Background):
         self._news.set()
 
     def speed(self) -> float | None:
-        "Environment steps a second over the last ten rounds, None before there are two."
+        "Environment steps per second over the last ten rounds; None before the second."
         with self._lock:
             clock = self._clock[1:][-10:]
         if len(clock) < 2 or clock[-1][0] <= clock[0][0]:
@@ -283,22 +274,22 @@ class _Training(_Log):
     "A training that can be started, stopped and resumed."
 
     def start(self) -> None:
-        "Begin to train, in a thread; returns at once. Raises `RuntimeError` when it runs already, is done, or was stopped (then it can be resumed)."
+        "Begin to train in a thread. Raises `RuntimeError` if it runs, is done, or was stopped (then resume it)."
         if self.state == "stopped":
             raise RuntimeError(f"This training was stopped after {self.steps:,} steps: resume it, or make a board for another one.")
         self._begin(False)
 
     def resume(self) -> None:
-        "Go on from the last checkpoint, in a thread; returns at once. Raises `RuntimeError` while it runs, and when it is done."
+        "Go on from the last checkpoint in a thread. Raises `RuntimeError` if it runs or is done."
         self._begin(True)
 
     def run_until_done(self):
-        "Start, or go on if it was stopped, and wait: for scripts and tests. Returns the result."
+        "Start or resume, and wait for the result."
         (self.resume if self.state == "stopped" else self.start)()
         return self.wait()
 
     def stop(self) -> None:
-        "Ask the training to end after the present round, with a checkpoint; returns at once. Harmless when it has ended. Raises `RuntimeError` when nothing was started."
+        "Ask the training to end after this round, with a checkpoint. Raises `RuntimeError` if nothing was started."
         with self._lock:
             if self.state == "idle":
                 raise RuntimeError("Nothing is running: start the training first.")
@@ -320,36 +311,36 @@ class _Training(_Log):
         self._show()
 
     def _work(self, go_on: bool) -> None:
-        "The training itself, in its thread."
+        "Train, then bring the board up to date."
         result = error = None
         try:
             result = self._run(self._report, self._stop.is_set, go_on)
-        except BaseException as caught:                          # nobody else would see it
+        except BaseException as caught:                          # wait() raises it
             error = caught
         with self._lock:
             self.result, self.error, self.words = result, error, sentence_of(error) if error else ""
             self.state = "failed" if error else "stopped" if self._stop.is_set() and self.steps < self.total_steps else "done"
+        self._paint()
+        self._show()
+        self.keep()
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #d93da775
 def sentence_of(error: BaseException) -> str:
-    "An error in a sentence: its own words where they are one, else its kind before them."
+    "The message of an error, after its type unless it is a sentence."
     words = str(error).strip().partition("\n")[0]
     whole = words.endswith((".", "!", "?")) and isinstance(error, (ValueError, RuntimeError, OSError, ArithmeticError))
     return words if whole else f"Training ended with {type(error).__name__}{': ' + words if words else '.'}"
 
 def _follow(board, thread: threading.Thread) -> None:
-    "Keep the board up to date while the training's thread lives."
+    "Keep the board up to date while the thread lives; figures take at most a fifth of the time."
     next_figures = 0.0
     while thread.is_alive():
         thread.join(.5)
         board._show()
-        if board._parts and board._news.is_set() and (begun := time.monotonic()) >= next_figures:
+        if board._news.is_set() and (begun := time.monotonic()) >= next_figures:
             board._news.clear()
             board._paint()
             next_figures = begun + 5 * (time.monotonic() - begun)
-    if thread is board._thread:
-        board._settled()
-
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #2f01e8f2
 def _facts(board) -> list[str]:
@@ -362,11 +353,11 @@ def _facts(board) -> list[str]:
     return facts
 
 def _lines(board, rows) -> list[tuple[str, str, bool]]:
-    "Key and name of each line for which some of the rows have a number, and whether it is a share."
+    "Key, name and `share` of each line that the rows have numbers for."
     return [(key, f"{panel.title.lower()} {words}".strip(), panel.share) for panel in board.panels for key, words in panel.lines.items() if len(points_of(rows, key))]
 
 def _table(board, most: int = 8) -> str:
-    "Some of the rows, the first and the last among them, as HTML."
+    "At most `most` rows, evenly spaced, as HTML."
     rows = board.rows
     if not (lines := _lines(board, rows)):
         return ""
@@ -378,7 +369,7 @@ def _table(board, most: int = 8) -> str:
 _TONE = {"running": "#2563eb", "stopping": "#b45309", "stopped": "#b45309", "done": "#15803d", "failed": "#c2410c", "idle": "#6b7280"}
 
 def _head(board) -> str:
-    "Title, state, progress and the latest numbers, as HTML."
+    "Title, state, progress and the latest numbers as HTML."
     share, last = 100 * min(1, board.steps / board.total_steps), board.rows[-1:]
     tag = f'<span class="xmg-w-tag" data-state="{board.state}" style="background:{_TONE[board.state]};color:#fff">{STATES[board.state]}</span>'
     bar = (f'<div role="progressbar" aria-label="progress" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{share:.0f}" '
@@ -389,32 +380,21 @@ def _head(board) -> str:
     return (f'<div class="xmg-w-number" style="padding-top:3px"><b>{escape(board.title)}</b> &nbsp;{tag}{bar}<div class="xmg-w-soft">{escape(" · ".join(_facts(board)))}</div>'
             f'<div style="display:flex;flex-wrap:wrap;gap:0 16px">{numbers}</div>{wrong}</div>')
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #b603f50f
-def _set_parts(board) -> None:
-    "Head and buttons as the state wants them."
-    state, busy = board.state, board.state in ("running", "stopping")
-    board._start_button.disabled = state not in ("idle", "failed")
-    board._stop_button.disabled, board._stop_button.description = state != "running", "Stopping …" if state == "stopping" else "Stop"
-    board._resume_button.disabled = busy or state == "done" or state == "idle" and not board._rows
-    if busy and board._said.value:
-        board._said.value = ""
-    board._head.value = _head(board)
-
 # %% ../../../nbs/viz/widgets/05_training.ipynb #4273be2b
 class TrainingDashboard(_Training):
-    """A board over a training, which runs in a thread of its own; typed at the end of a cell it shows itself.
+    """A board for a training that runs in a thread.
 
     Args:
-        run: `run(report, should_stop, resume)` trains and returns the result. `report(row, curve=None)` takes a mapping with `steps` and numbers, and if there is one an
-            adaptation curve: success in trial 1, 2, … `should_stop()` says when to end, with everything saved; `resume` says to go on from there.
-        total_steps: environment steps of the whole training.
-        panels: what to draw. rows: what an earlier part of the same training reported; then the board begins as `stopped`. title: a few words.
-    Attributes: `rows`, all rows so far; `curves`, all adaptation curves as (steps, values); `state`, one of `STATES`; `result`; `error`.
+        run: `run(report, should_stop, resume)` trains and returns the result. `report(row, curve=None)` takes a mapping with `steps` and numbers, and optionally
+            an adaptation curve (success in trial 1, 2, …). If `should_stop()`, it saves everything and returns; `resume` says to go on from there.
+        total_steps: environment steps of the whole training. panels: the figures. title: a few words.
+        rows: reports of an earlier part; the board then begins as `stopped`.
+    Attributes: `rows`, all reports; `curves`, all adaptation curves as (steps, values); `state`, one of `STATES`; `result`; `error`.
     """
     _name = "training"
 
     def _pictures(self) -> dict[str, bytes]:
-        "The panels that there is something to draw for, as PNG by title; before the first row, all of them."
+        "The panels that have data, as PNG by title; all of them before the first row."
         rows, curves = self.rows, self.curves
         figures = {p.title: draw_panel(p, rows, self.total_steps) for p in self.panels if not rows or any(len(points_of(rows, key)) for key in p.lines)}
         if curves:
@@ -422,7 +402,7 @@ class TrainingDashboard(_Training):
         return {title: png_of(figure) for title, figure in figures.items()}
 
     def still(self) -> str:
-        "The board as it is now, as HTML without kernel or scripts: progress, the last figures, a table."
+        "Progress, figures and a table as HTML without scripts."
         images = "".join(png_html(png, f"{title}: what is in the table, drawn", 264) for title, png in (self._pictures() if self.steps else {}).items())
         return still_page(f'{_head(self)}<div class="xmg-w-row">{images}</div>{_table(self)}', self._name, self.title, "A still of the board: run this cell to train.")
 
@@ -438,26 +418,25 @@ class TrainingDashboard(_Training):
         return [self._head, row(self._start_button, self._stop_button, self._resume_button, tight=True), self._said, self._images]
 
     def _show(self) -> None:
-        if self._parts:
-            with self._lock:
-                _set_parts(self)
+        "Head and buttons of the present state."
+        if not self._parts:
+            return
+        with self._lock:
+            state, busy = self.state, self.state in ("running", "stopping")
+            self._start_button.disabled = state not in ("idle", "failed")
+            self._stop_button.disabled, self._stop_button.description = state != "running", "Stopping …" if state == "stopping" else "Stop"
+            self._resume_button.disabled = busy or state == "done" or state == "idle" and not self._rows
+            if busy and self._said.value:
+                self._said.value = ""
+            self._head.value = _head(self)
 
     def _paint(self) -> None:
-        "Draw the panels."
-        pictures = self._pictures()
-        with self._lock:
+        "Draw the panels. The lock spans drawing and showing, so the latest rows are shown last."
+        if not self._parts:
+            return
+        with _DRAWING:
+            pictures = self._pictures()
             if len(self._images.children) != len(pictures):
                 self._images.children = [png_part(b"", 264) for _ in pictures]
             for part, png in zip(self._images.children, pictures.values()):
                 part.value = png
-
-    def _settled(self) -> None:
-        "The last picture of a session, once: live, and in what the notebook keeps."
-        with self._lock:
-            if self._painted is self._thread:
-                return
-            self._painted = self._thread
-        if self._parts:
-            self._paint()
-            self._show()
-        self.keep()
