@@ -499,7 +499,7 @@ def test_presets():
         rl2.preset("supercomputer")
     with pytest.raises(ValueError, match="DoorKey"):
         rl2.preset("laptop", "MiniGrid-DoorKey-555")
-    for wrong in (dict(show_goal=0.5), dict(rooms=(2,)), dict(grow=0.0), dict(benchmark="", network=dataclasses.replace(SMALL, told=True))):
+    for wrong in (dict(show_goal=0.5), dict(rooms=(2,)), dict(grow=0.0), dict(benchmark="", network=dataclasses.replace(SMALL, neighbors=True, goal_conditioned_core=8))):
         with pytest.raises(ValueError):
             dataclasses.replace(TINY, **wrong)
 

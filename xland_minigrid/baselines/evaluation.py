@@ -56,30 +56,33 @@ def empty_memory(policy, parameters, tasks: Tasks):
 class NetworkPolicy:
     """The policy of a trained network: actions are drawn from its distribution, or with `greedy` the likeliest is taken.
 
-    told: whether the network is goal-conditioned; `show_goal` and `show_rules` are the shares of tasks in which it gets to know them.
+    show_goal: the share of tasks in which a goal-conditioned network is shown the goal; None shows it nothing.
     """
     structure: GraphDef
     greedy: bool = False
-    told: bool = False
-    show_goal: float = 1.0
-    show_rules: float = 1.0
+    show_goal: float | None = None
 
     def begin(self, parameters, tasks: Tasks):
-        network = nnx.merge(self.structure, parameters)
-        memory = network.start(tasks.keys.shape[0])
-        return Knowing(memory, network.task_features(_told(tasks, self.show_goal, self.show_rules))) if self.told else memory
+        memory = nnx.merge(self.structure, parameters).start(tasks.keys.shape[0])
+        if self.show_goal is None:
+            return memory
+        if tasks.rulesets is None:
+            raise ValueError("This world has a single task, whose goal cannot be shown: leave out show_goal, or give a benchmark.")
+        return Knowing(memory, tell(tasks.keys, tasks.rulesets, self.show_goal))
 
     def act(self, parameters, inputs, memory, keys):
-        memory, told = memory if isinstance(memory, Knowing) else (memory, None)
-        out = policy_step(nnx.merge(self.structure, parameters), inputs, memory, *(() if told is None else (told,)))
+        out, memory = _think(self.structure, parameters, inputs, memory)
         drawn = out.logits.argmax(-1) if self.greedy else jax.vmap(jax.random.categorical)(keys, out.logits)
-        return drawn.astype(jnp.int32), out.memory if told is None else Knowing(out.memory, told)
+        return drawn.astype(jnp.int32), memory
 
-def _told(tasks: Tasks, show_goal: float, show_rules: float):
-    "What a goal-conditioned network is told. Raises `ValueError` where there is nothing to tell."
-    if tasks.rulesets is None:
-        raise ValueError("A goal-conditioned agent is told its goal and rules: give a benchmark that has them.")
-    return tell(tasks.keys, tasks.rulesets, show_goal, show_rules)
+def _think(structure: GraphDef, parameters, inputs, memory):
+    "The network's outputs for one step, and the memory after it, with or without what the agents were told."
+    network = nnx.merge(structure, parameters)
+    if isinstance(memory, Knowing):
+        out = policy_step(network, inputs, memory.memory, memory.told)
+        return out, memory._replace(memory=out.memory)
+    out = policy_step(network, inputs, memory)
+    return out, out.memory
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #12a73342
 @dataclass(frozen=True)
@@ -380,7 +383,7 @@ def grouped(evaluation: Evaluation, by: str, bins: int = 8) -> dict[str, Evaluat
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #38af4462
 def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int = 10, num_tasks: int | None = 1024, seed: int = 0, batch: int = 1024,
-             greedy: bool = False, show_goal: float | None = None, show_rules: float | None = None, oracle: bool | int = False, expert=None,
+             greedy: bool = False, show_goal: float | None = None, oracle: bool | int = False, expert=None,
              labels: Mapping[str, Any] | None = None, mesh: Mesh | None = None, progress: bool = False) -> Evaluation:
     """Let a policy play `num_trials` trials in a row of every task.
 
@@ -391,8 +394,7 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
         world: `(env, params)` with auto-reset; an `Agent` brings its own.
         batch: how many tasks are played side by side on each device.
         greedy: an `Agent` takes its likeliest action instead of drawing one.
-        show_goal, show_rules: whether a goal-conditioned agent is told them, or the share of the tasks in which it is (default: as in its training; an agent with
-            `network.goal_conditioned_core`, which is shown goals only to learn, is shown none).
+        show_goal: whether an agent with `network.goal_conditioned_core` is shown its goal, or the share of the tasks in which it is (default: none).
         oracle: True lets the grid oracle play all trials from the same starts; a number only that many first ones, whose average is the reference of the later ones.
         expert: who plays instead of the oracle, see `demonstrations`. progress: a bar while tasks are played.
         labels: what else sorts the tasks, a name to one value for each task of the benchmark `(n,)`.
@@ -405,7 +407,7 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
     if benchmark is None and (oracle or labels or num_tasks is None):
         raise ValueError("Without a benchmark there is one task: give num_tasks, how many starts of it are played, and neither oracle nor labels.")
     labels, compared = _checked_labels(labels, benchmark), _compared(oracle, num_trials)
-    devices, (policy, parameters, (env, params)) = _checked_mesh(mesh), _unpacked(policy, world, greedy, show_goal, show_rules)
+    devices, (policy, parameters, (env, params)) = _checked_mesh(mesh), _unpacked(policy, world, greedy, show_goal)
     if not _begins_again(env):
         raise ValueError("This world does not begin a new trial by itself: wrap it, world=(GymAutoResetWrapper(env), params).")
     chosen = np.arange(num_tasks) if benchmark is None else np.random.default_rng(seed).permutation(len(benchmark))[:num_tasks]
@@ -473,16 +475,15 @@ def _world_of(config: TrainConfig):
     "The world of a configuration, made once: programs are compiled for an environment, and a new one would have them compiled again."
     return make_world(config)
 
-def _unpacked(policy, world, greedy: bool, show_goal: float | None, show_rules: float | None):
+def _unpacked(policy, world, greedy: bool, show_goal: float | None):
     "Policy, parameters and world, from an `Agent` or from a policy."
-    listens = isinstance(policy, Agent) and (policy.config.network.told or policy.config.network.goal_conditioned_core > 0 and show_goal is not None)
-    if not listens and (show_goal is not None or show_rules is not None):
-        raise ValueError("This policy is told nothing of its task: leave out show_goal and show_rules, or train an agent with network.told.")
-    if any(share is not None and not 0 <= share <= 1 for share in (show_goal, show_rules)):
-        raise ValueError(f"show_goal is {show_goal} and show_rules {show_rules}: give True, False, or a share of the tasks from 0 to 1.")
+    if show_goal is not None and not (isinstance(policy, Agent) and policy.config.network.goal_conditioned_core):
+        raise ValueError("This policy is told nothing of its task: leave out show_goal, or train an agent with network.goal_conditioned_core.")
+    if show_goal is not None and not 0 <= show_goal <= 1:
+        raise ValueError(f"show_goal is {show_goal}: give True, False, or a share of the tasks from 0 to 1.")
     if isinstance(policy, Agent):
-        shown = {name: float(getattr(policy.config, name, 1.0) if share is None else share) for name, share in (("show_goal", show_goal), ("show_rules", show_rules))}
-        return NetworkPolicy(policy.structure, greedy, listens, **shown), policy.parameters, world or _world_of(replace(policy.config, seed=0, out=""))
+        policy, agent = NetworkPolicy(policy.structure, greedy, None if show_goal is None else float(show_goal)), policy
+        return policy, agent.parameters, world or _world_of(replace(agent.config, seed=0, out=""))
     if world is None:
         raise ValueError("A policy that is no Agent needs a world: pass world=make_world(config).")
     return policy, None, world
@@ -552,15 +553,14 @@ class Moment(NamedTuple):
     probabilities: np.ndarray | None = None
     action: int | None = None
 
-def watch(agent: Agent, ruleset: RuleSet | None = None, num_trials: int = 5, seed: int = 0, *, world=None, show_goal: float | None = None,
-          show_rules: float | None = None) -> list[Moment]:
+def watch(agent: Agent, ruleset: RuleSet | None = None, num_trials: int = 5, seed: int = 0, *, world=None, show_goal: float | None = None) -> list[Moment]:
     """Let an agent play trials of one task and record every moment, the last of each trial included.
 
-    Without a ruleset it is the task of its world. show_goal, show_rules: as in `evaluate`. Raises `ValueError` for less than one trial.
+    Without a ruleset it is the task of its world. show_goal: as in `evaluate`. Raises `ValueError` for less than one trial.
     """
     if num_trials < 1:
         raise ValueError(f"num_trials is {num_trials}: watch at least one.")
-    policy, parameters, (env, params) = _unpacked(agent, world, False, show_goal, show_rules)
+    policy, parameters, (env, params) = _unpacked(agent, world, False, show_goal)
     inner, params = without_reset(env), params if ruleset is None else params.replace(ruleset=ruleset)
     key, first = jax.random.split(jax.random.key(seed))
     memory = policy.begin(parameters, Tasks(jax.random.fold_in(first, 2)[None], _alone(ruleset)))
@@ -600,11 +600,10 @@ def _watch_again(env, params, timestep, inputs, action):
 @functools.partial(jax.jit, static_argnames="structure")
 def _decide(structure, parameters, inputs, memory, key):
     "An action, the next memory, and what led to it (belief as probabilities, value, probabilities of the actions), of a single agent."
-    memory, told = memory if isinstance(memory, Knowing) else (memory, None)
-    out = policy_step(nnx.merge(structure, parameters), inputs, memory, *(() if told is None else (told,)))
+    out, memory = _think(structure, parameters, inputs, memory)
     belief = jax.tree.map(lambda logits: jax.nn.softmax(logits[0]), out.belief)
     thought = belief, out.value[0], jax.nn.softmax(out.logits[0])
-    return jax.random.categorical(key, out.logits[0]), out.memory if told is None else Knowing(out.memory, told), thought
+    return jax.random.categorical(key, out.logits[0]), memory, thought
 
 def _moment(timestep, trial: int, belief, value=None, probabilities=None, action=None) -> Moment:
     timestep, belief, value, probabilities, action = jax.device_get((timestep.replace(state=timestep.state.replace(key=None)), belief, value, probabilities, action))

@@ -124,12 +124,12 @@ def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_ste
     Returns:
         Where they stand afterwards, and `Transition` with leading axes `(T, B)`.
     """
-    number, features = jnp.arange(rollout.inputs.action.shape[0]) if rollout.number is None else rollout.number, network.task_features(rollout.told)
+    number = jnp.arange(rollout.inputs.action.shape[0]) if rollout.number is None else rollout.number
 
     def act(carry, _):
         timestep, inputs, memory, key = carry
         key, draw = jax.random.split(key)
-        out = policy_step(network, inputs, memory, features)
+        out = policy_step(network, inputs, memory, rollout.told)
         action = draw_actions(draw, number, out.logits)
         after = step(timestep, action)
         seen = Transition(

@@ -48,8 +48,7 @@ class TrainConfig:
     held_out: float = 0.1  # share of the tasks never trained on, split so that no goal with its rules is on both sides
     rooms: tuple[int, ...] = ()  # sizes of smaller worlds to begin in
     grow: float = 0.5  # share of the training after which all worlds have full size; until then ever fewer are rooms
-    show_goal: float = 0.0  # share of the agents that are told their goal, where network.told or network.goal_conditioned_core
-    show_rules: float = 0.0  # share of the agents that are told the rules, where network.told
+    show_goal: float = 0.0  # share of the agents that are shown their goal, where network.goal_conditioned_core
     total_steps: int = 10_000_000  # environment steps, over all agents
     num_envs: int = 256  # agents that play side by side
     steps_per_task: int = 240  # steps with one task before new ones are drawn
@@ -96,15 +95,16 @@ def _check_config(config: TrainConfig) -> None:
                          "choose a divisor.")
     if not 0 <= config.held_out < 1:
         raise ValueError(f"held_out is {config.held_out}: a share from 0 to below 1 is needed.")
-    for name in ("show_goal", "show_rules"):
-        if not 0 <= getattr(config, name) <= 1:
-            raise ValueError(f"{name} is {getattr(config, name)}: a share from 0 to 1 is needed.")
-        if getattr(config, name) and not (config.network.told or name == "show_goal" and config.network.goal_conditioned_core):
-            raise ValueError(f"{name} is {getattr(config, name)}, and the network cannot be told anything: set network.told as well.")
+    if not 0 <= config.show_goal <= 1:
+        raise ValueError(f"show_goal is {config.show_goal}: a share from 0 to 1 is needed.")
+    if config.show_goal and not config.network.goal_conditioned_core:
+        raise ValueError(f"show_goal is {config.show_goal}, but this network cannot read a goal: set network.goal_conditioned_core as well.")
     if not 0 < config.grow <= 1 or any(size < 4 for size in config.rooms):
         raise ValueError(f"grow is {config.grow} and rooms {config.rooms}: a share above 0 to 1, and sizes from 4 on, are needed.")
-    if not config.benchmark and (config.network.told or config.network.goal_conditioned_core or config.curriculum.kind != "uniform"):
-        raise ValueError("A single task has no benchmark to tell about or to choose from: name a benchmark, or leave network.told and curriculum.kind as they are.")
+    if not config.benchmark and (config.network.goal_conditioned_core or config.curriculum.kind != "uniform"):
+        raise ValueError("A single task has no goals to find out and no tasks to choose from: name a benchmark, or leave network.goal_conditioned_core and curriculum.kind as they are.")
+
+
 
 # %% ../../nbs/baselines/10_rl2.ipynb #13c4c4a1
 def table_6(**changes) -> TrainConfig:
@@ -155,7 +155,7 @@ def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainC
 def single_task(config: TrainConfig) -> TrainConfig:
     "A configuration made over for an environment that is one task: short sequences, episodes that stand alone; on a laptop also a small network."
     ppo = dataclasses.replace(config.ppo, across_trials=False, belief_coef=0.0, gamma=0.99, ent_coef=0.02, num_minibatches=8)
-    network = dataclasses.replace(config.network, event=0, attention=False, neighbors=False, goal_conditioned_core=0, told=False)
+    network = dataclasses.replace(config.network, event=0, attention=False, neighbors=False, goal_conditioned_core=0)
     small = {"num_envs": 128, "total_steps": 2_000_000, "view_size": 7} if config.num_envs <= 256 else {}
     if small:
         network = dataclasses.replace(network, encoder_width=64, memory=64, head=64)
@@ -166,11 +166,16 @@ def to_dict(config: TrainConfig) -> dict:
     "The configuration as nested dictionaries that JSON can hold."
     return dataclasses.asdict(config)
 
+_DROPPED = {"show_rules", "told"}  # fields of older checkpoints and of the agent in the box, where they are off
+
 def from_dict(values: dict) -> TrainConfig:
     "The inverse of `to_dict`. Raises `TypeError` for a field that does not exist."
-    parts = {"ppo": PPOConfig, "network": NetworkConfig, "curriculum": CurriculumConfig}
-    return TrainConfig(**{**values, **{name: made(**values[name]) for name, made in parts.items() if name in values}, "loggers": values.get("loggers") and tuple(values["loggers"]),
-                          "rooms": tuple(values.get("rooms", ()))})
+    parts, tuples = {"ppo": PPOConfig, "network": NetworkConfig, "curriculum": CurriculumConfig}, ("loggers", "rooms")
+    kept = lambda fields: {name: x for name, x in fields.items() if name not in _DROPPED or x}
+    values = kept(values) | {name: made(**kept(values[name])) for name, made in parts.items() if name in values}
+    return TrainConfig(**values | {name: tuple(values[name]) for name in tuples if values.get(name) is not None})
+
+
 
 # %% ../../nbs/baselines/10_rl2.ipynb #46d66031
 def make_world(config: TrainConfig):
@@ -257,7 +262,7 @@ def enter(config: TrainConfig, env, params, network: ActorCritic, rulesets, numb
     of_each = lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, number)
     reset, play, mask = jax.random.split(key, 3)
     timestep, step = begin(env, params, rulesets, of_each(reset))
-    told = tell(of_each(mask), rulesets, config.show_goal, config.show_rules) if config.network.told or config.show_goal else None
+    told = tell(of_each(mask), rulesets, config.show_goal) if config.show_goal else None
     memory = network.start(len(number))
     return RolloutState(timestep, first_inputs(timestep, env.num_actions(params), config.network.neighbors), memory, play, number, told), step
 
@@ -361,12 +366,10 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
 
 def try_out(network: ActorCritic, step: Callable, rollout: RolloutState, num_steps: int) -> Record:
     "Let the agents act for `num_steps` and keep nothing but the record of each, `(B,)`."
-    features = network.task_features(rollout.told)
-
     def act(carry, _):
         timestep, inputs, memory, key, record = carry
         key, draw = jax.random.split(key)
-        out = policy_step(network, inputs, memory, features)
+        out = policy_step(network, inputs, memory, rollout.told)
         action = draw_actions(draw, rollout.number, out.logits)
         after = step(timestep, action)
         solved = (after.discount == 0) & (after.reward > 0)
@@ -465,7 +468,7 @@ class _Run:
     def __init__(self, config: TrainConfig, benchmark: Benchmark | None, par):
         self.config, self.benchmark = config, benchmark
         self.tasks = "a single task" if benchmark is None else digest(benchmark)
-        if config.network.told or config.show_goal:
+        if config.show_goal:
             check_tellable(benchmark.get_rulesets(np.arange(len(benchmark))) if getattr(benchmark, "extended", None) is not None else benchmark.get_ruleset(0))
         self.max_steps = make_world(config)[1].max_steps
         uniform = benchmark is None or config.curriculum.kind == "uniform"  # needs no memory
