@@ -20,12 +20,12 @@ import numpy as np
 from ...benchmarks.registry import find_benchmark
 from ...benchmarks.oracle import estimated_steps
 from ...benchmarks.planner import solve_from
-from ...benchmarks.solve import Plans, Reason, plan_of, prove
+from ...benchmarks.solve import Plan, Reason, plan_of, prove
 from ...benchmarks.splits import goal_objects, rule_objects
 from ...core.actions import ACTION_NAMES
 from ...core.goals import goal_kinds
 from ...core.language import describe_goal
-from ...core.parse import ParseError, loose_noun, parse_goal, parse_rule
+from ...core.parse import loose_noun
 from ...core.tiles import pack_pairs
 from ..control import compiled as _compiled
 from ..player import Player, play_rollout
@@ -37,57 +37,34 @@ from .env_player import checked_seed, world_of
 PLACES = {"goal": "goal", "goals": "goal", "rule": "needs", "rules": "needs", "needs": "needs", "makes": "makes", "product": "makes", "start": "start", "objects": "start"}
 
 class Term(NamedTuple):
-    "One thing to look for: objects (a bool table of the 256 packed ones) in a place (\"\" is anywhere), or a goal or rule as a whole (its encoding)."
-    place: str = ""
-    objects: np.ndarray | None = None
-    goal: np.ndarray | None = None
-    rule: np.ndarray | None = None
+    "Objects to look for, a bool table `(256,)` of packed tiles, and their place in a task; \"\" is anywhere."
+    place: str
+    objects: np.ndarray
 
-def _objects_of(words: str) -> np.ndarray | None:
-    "The packed objects that some words can mean, a bool table `(256,)`; None where they are no objects."
-    tile, colors, unknown = loose_noun(words)
-    if unknown or len(colors) > 1 or not (tile or colors):
-        return None
-    packed = np.arange(256)
-    return (packed >> 4 == tile if tile else packed > 0) & (packed & 15 == colors[0] if colors else packed > 0)
-
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #43afd94e
 def _term(text: str) -> Term:
-    "See `read_search`."
     place, rest = "", text
-    if prefix := re.match(r"(\w+)\s*:\s*(.+)", text):         # one word; sentences may hold colons as well
+    if prefix := re.match(r"(\w+)\s*:\s*(.+)", text):
         if prefix[1] not in PLACES:
             raise ValueError(f"{prefix[1]!r} is no part of a task: say goal:, rules:, makes: or start:.")
         place, rest = PLACES[prefix[1]], prefix[2]
-    if (objects := _objects_of(rest)) is not None:
-        return Term(place, objects)
-    for name, parse in (("goal", parse_goal), ("rule", parse_rule)):
-        try:
-            return Term(**{name: np.asarray(parse(rest).encode())})
-        except (ParseError, AttributeError):                 # no such sentence, or one that the tables cannot hold
-            continue
-    raise ValueError(f"I do not understand {text!r}: name objects (red ball, key, pink), with goal:, rules:, makes: or start: before them, or write a whole sentence such as 'stand next to a pink hex'.")
+    tile, colors, unknown = loose_noun(rest)
+    if unknown or len(colors) > 1 or not (tile or colors):
+        raise ValueError(f"I do not understand {text!r}: name objects (red ball, key, pink), with goal:, rules:, makes: or start: before them.")
+    packed = np.arange(256)
+    objects = (packed >> 4 == tile if tile else packed > 0) & (packed & 15 == colors[0] if colors else packed > 0)
+    return Term(place, objects)
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #ea54628a
 def read_search(text: str) -> list[Term]:
-    "The terms of a search, which are separated by commas. Raises `ValueError` for words that mean nothing here."
+    "The terms of a search, separated by commas or `and`. Raises `ValueError` for an unknown word."
     if not isinstance(text, str):
-        raise TypeError(f"text is {type(text).__name__}: give words, 'red ball' say.")
-    parts = [part.strip() for part in re.split(r"[,;]", " ".join(text.lower().rstrip(". ").split())) if part.strip()]
-    return [term for part in parts for term in _terms(part)]
-
-def _terms(part: str) -> list[Term]:
-    "One term, or several with `and` between them where they are no sentence together."
-    try:
-        return [_term(part)]
-    except ValueError:
-        if len(several := part.split(" and ")) == 1:
-            raise
-        return [_term(one) for one in several]
+        raise TypeError(f"text is {type(text).__name__}: give words such as 'red ball'.")
+    parts = re.split(r"[,;]|\band\b", " ".join(text.lower().rstrip(". ").split()))
+    return [_term(part.strip()) for part in parts if part.strip()]
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #1634faa5
 class Facts:
-    "What there is to know about the `n` tasks of a benchmark, found out when it is asked for. env, params: the world for which steps are estimated."
+    "Properties of the `n` tasks of a benchmark, computed on demand. env, params: the world for which steps are estimated."
 
     def __init__(self, benchmark, env, params):
         self.goals, self.rules, self.tiles, self.num_rules = (np.asarray(x) for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles, benchmark.num_rules))
@@ -102,7 +79,7 @@ class Facts:
         return {"goal": goal_objects(self.goals), "needs": np.concatenate([a, b]), "makes": product, "start": np.ascontiguousarray(pack_pairs(self.tiles).T)}
 
     def prove(self, rows) -> None:
-        "Find out depth, plan and estimated steps of these rows."
+        "Compute plan, depth and estimated steps of these rows."
         rows = rows[~self.known[rows]]
         if len(rows):
             tasks = SimpleNamespace(goals=self.goals[rows], rules=self.rules[rows], init_tiles=self.tiles[rows])
@@ -112,24 +89,11 @@ class Facts:
             self.steps[rows], self.known[rows] = estimated_steps(tasks, *self._world, plans=plans), True
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #8773cc59
-def _swapped(row: np.ndarray) -> np.ndarray:
-    "The same goal or rule with its first two objects in the other order."
-    return np.concatenate([row[:1], row[3:5], row[1:3], row[5:]])
-
-def _is(rows: np.ndarray, wanted: np.ndarray, either_way: int) -> np.ndarray:
-    "Which encodings are the wanted one; of the kind `either_way` the order of the two objects does not matter."
-    same = (rows == wanted).all(axis=-1)
-    return same | (rows == _swapped(wanted)).all(axis=-1) if wanted[0] == either_way else same
-
 def matches(facts: Facts, term: Term) -> np.ndarray:
-    "Which tasks fit a term: bool `(n,)`."
-    if term.goal is not None:
-        return _is(facts.goals, term.goal, 4)
-    if term.rule is not None:
-        return _is(facts.rules, term.rule, 3).any(axis=1)
+    "The tasks that fit a term, bool `(n,)`."
     places = [facts.places[term.place]] if term.place else facts.places.values()
     found = np.zeros(len(facts.goals), bool)
-    for line in (line for objects in places for line in objects):  # line by line: no copy of the whole
+    for line in (line for objects in places for line in objects):  # one at a time, to save memory
         found |= term.objects[line]
     return found
 
@@ -137,19 +101,19 @@ def matches(facts: Facts, term: Term) -> np.ndarray:
 DIFFICULTY = {"easy": (0, 15), "medium": (15, 40), "hard": (40, np.inf)}  # expected steps
 
 def _limits(name: str, value) -> tuple:
-    "The lowest and the highest number that a filter lets through. Raises `ValueError`."
+    "The lowest and the highest value of a filter. Raises `ValueError`."
     if np.ndim(value) == 0 and not isinstance(value, (str, bool)):
         value = (value, value)
     if isinstance(value, str) or np.shape(value) != (2,) or not value[0] <= value[1]:
-        raise ValueError(f"{name} is {value!r}: give a number, or the lowest and the highest, (1, 3) say.")
+        raise ValueError(f"{name} is {value!r}: give a number, or the lowest and the highest, such as (1, 3).")
     return tuple(value)
 
 def kind_names() -> dict[int, str]:
-    "The kinds of goals there are, by their short names: `{1: 'AgentHold', ...}`."
+    "The short names of all kinds of goals: `{1: 'AgentHold', ...}`."
     return {number: cls.__name__.removesuffix("Goal") for number, cls in goal_kinds.classes.items()}
 
 def _kinds(value) -> list[int]:
-    "The numbers of kinds of goals, given as numbers, classes or names, one or several. Raises `ValueError`."
+    "Identifiers of one or several kinds of goals, given as numbers, classes or names. Raises `ValueError`."
     names = {name.lower(): number for number, name in kind_names().items()}
     numbers = []
     for kind in value if isinstance(value, (list, tuple, set, range, np.ndarray)) else [value]:
@@ -161,7 +125,7 @@ def _kinds(value) -> list[int]:
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #5890362e
 class Found(NamedTuple):
-    "What a filter found: rows, how many of those that passed the quick filters were looked at, how many there were, and how long it took."
+    "The rows that fit; of `quick` rows that passed the filters without proofs, `looked_at` were proved."
     rows: np.ndarray
     looked_at: int
     quick: int
@@ -171,7 +135,7 @@ def _within(values, limits) -> np.ndarray:
     return (values >= limits[0]) & (values <= limits[1])
 
 def _quick(facts: Facts, goal_kind, num_rules, text: str) -> np.ndarray:
-    "The rows that pass the filters that need no proof."
+    "The rows that pass the filters without proofs."
     fits = np.ones(len(facts.goals), bool)
     if goal_kind is not None:
         fits &= np.isin(facts.goals[:, 0], _kinds(goal_kind))
@@ -183,7 +147,7 @@ def _quick(facts: Facts, goal_kind, num_rules, text: str) -> np.ndarray:
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #3c0d98b9
 def _ranges(difficulty, **others) -> dict:
-    "The limits of the filters that need a proof, by the name of what they limit. Raises `ValueError`."
+    "The limits of the filters with proofs, by name. Raises `ValueError`."
     if isinstance(difficulty, str):
         if difficulty not in DIFFICULTY:
             raise ValueError(f"difficulty is {difficulty!r}: choose {', '.join(DIFFICULTY)}, or give the lowest and the highest number of steps.")
@@ -191,7 +155,7 @@ def _ranges(difficulty, **others) -> dict:
     return {name: _limits(name, value) for name, value in {**others, "steps": difficulty}.items() if value is not None}
 
 def find(facts: Facts, *, goal_kind=None, num_rules=None, depth=None, num_steps=None, dead_ends=None, difficulty=None, solvable=None, text: str = "", limit=None) -> Found:
-    "The tasks that fit: see `RulesetExplorer.filter`."
+    "The rows that fit; see `RulesetExplorer.filter`."
     if solvable not in (None, True, False) or limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, np.integer)) or limit < 1):
         raise ValueError(f"solvable is {solvable!r} and limit {limit!r}: solvable is True or False, and limit a number of tasks from 1.")
     ranges, begin = _ranges(difficulty, depth=depth, num_steps=num_steps, dead_ends=dead_ends), time.perf_counter()
@@ -206,17 +170,17 @@ def find(facts: Facts, *, goal_kind=None, num_rules=None, depth=None, num_steps=
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #7919fec5
 class Example(NamedTuple):
-    "A task in an example world."
+    "A task in an example world; `detail` is the message of the oracle."
     row: int
     ruleset: object
-    plan: object  # a `Plan`, or None
+    plan: Plan | None
     par: int | None
-    detail: str  # what the oracle says
+    detail: str
     film: Player | None
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #2fd826d2
 def _film(env, params, timestep, actions, title: str) -> Player:
-    "The oracle's steps as a film."
+    "The oracle's steps as a `Player`."
     step, moments = _compiled(env)[1], [timestep]
     for action in actions:
         moments.append(step(params, moments[-1], int(action)))
@@ -227,12 +191,12 @@ def _film(env, params, timestep, actions, title: str) -> Player:
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #a45c0f14
 def example_of(row: int, ruleset, env, params, seed: int = 0) -> Example:
-    "A task with its plan, and the oracle's way from the start that `seed` makes."
+    "A task with its plan, and the oracle's solution from the start of `seed`."
     params = params.replace(ruleset=ruleset)
     plan = plan_of(ruleset)
     try:
         timestep = _compiled(env)[0](params, jax.random.key(seed))
-    except ValueError as error:                              # too many objects for this room, say
+    except ValueError as error:                              # for example, too many objects for this room
         return Example(row, ruleset, plan, None, f"There is no start: {error}", None)
     solution = solve_from(ruleset, timestep, params)
     if not solution.solved:
@@ -241,7 +205,7 @@ def example_of(row: int, ruleset, env, params, seed: int = 0) -> Example:
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #f0ff9e72
 class _Selection:
-    "The tasks of a benchmark that fit a filter, and the one of them that is shown."
+    "The tasks of a benchmark that fit a filter, and the task shown."
 
     def __init__(self, benchmark, env="XLand-MiniGrid-R1-9x9", *, params=None, seed: int = 0):
         self.benchmark, _ = find_benchmark(benchmark)
@@ -257,24 +221,23 @@ class _Selection:
     row = property(lambda self: None if self.example is None else self.example.row, doc="The row that is shown; None where no task fits.")
 
     def filter(self, **criteria):
-        """Keep the tasks that fit all of what is given, and show the first of them. What was given before is forgotten.
+        """Keep the tasks that fit all criteria, show the first of them, and return the explorer. Earlier criteria are forgotten.
 
         Args:
-            goal_kind: a kind of goal by name (`"AgentHold"`), class or number, or a list of them.
-            num_rules: rules in the task. depth: the longest chain of rules between the objects and the goal. num_steps: rules that the plan triggers.
-            dead_ends: other rules that take what the plan needs. Each is a number, or the lowest and the highest.
-            difficulty: `"easy"`, `"medium"`, `"hard"`, or the lowest and highest number of expected steps in this world.
-            solvable: whether there is a plan.
-            text: words that have to occur, see `read_search`: `"red ball"`, `"goal: key, makes: hex"`.
-            limit: how many tasks to prove at most where a filter needs that; all unless given.
-        Returns the explorer. Raises `ValueError` or `TypeError` for what is no filter; then everything stays as it was.
+            goal_kind: a kind of goal by name (`"AgentHold"`), class or number, or a list of kinds.
+            num_rules, depth, num_steps, dead_ends: rules of the task, its longest chain of rules, rules that its plan triggers, and other rules that
+                take what the plan needs. Each is a number, or the lowest and the highest.
+            difficulty: `"easy"`, `"medium"`, `"hard"`, or the lowest and the highest number of expected steps.
+            solvable: whether there is a plan. text: see `read_search`, for example `"red ball"` or `"goal: key, makes: hex"`.
+            limit: the most tasks to prove; None proves all that need it.
+        Raises `ValueError` or `TypeError` for a wrong criterion, and then changes nothing.
         """
         given = {name: value for name, value in criteria.items() if value is not None and not (isinstance(value, str) and not value.strip())}
         self._result, self.criteria, self.example = find(self.facts, **given), given, None
         return self.show(self.found[0]) if len(self.found) else self._update()
 
     def show(self, row: int, seed: int | None = None):
-        "Show the task of this row, in the start that `seed` makes (the explorer's unless given). Returns the explorer; raises `IndexError` or `TypeError` where there is no such row."
+        "Show the task of a row, at the start of `seed` (by default the explorer's), and return the explorer. Raises `IndexError` or `TypeError` for a wrong row."
         ruleset, start = self.benchmark.get_ruleset(row), self.seed if seed is None else checked_seed(seed)
         row = int(row) % len(self.benchmark)
         self.facts.prove(np.array([row]))
@@ -283,7 +246,7 @@ class _Selection:
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #5db47f98
 def _count_html(self, live: bool = True) -> str:
-    "How many fit, what was looked for, and what was left out; how long it took only where that is now."
+    "The number of tasks that fit, and the criteria; `live` adds the seconds it took."
     result, n = self._result, len(self.benchmark)
     words = f"<b>{len(result.rows):,}</b> of {n:,} tasks fit"
     if result.looked_at < result.quick:
@@ -294,7 +257,7 @@ def _count_html(self, live: bool = True) -> str:
     return f'<div role="status" class="xmg-w-number">{words}{told}</div>'
 
 def _facts_html(self) -> str:
-    "The task in figures."
+    "Kind of goal, rules, depth, dead ends and steps of the task."
     row, facts = self.row, self.facts
     solved = facts.reason[row] == Reason.PROVED
     parts = [kind_names().get(int(facts.goals[row, 0]), "goal"), _plural(facts.num_rules[row], "rule"),
@@ -307,14 +270,14 @@ def _plural(count, what: str) -> str:
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #391b840a
 def _task_html(self) -> str:
-    "The task in figures and in English."
+    "The properties of the task, and its English."
     if self.example is None:
         return '<div class="xmg-w-banner">No task fits: change a filter, or take one away.</div>'
     ruleset = self.example.ruleset
     return f'{_facts_html(self)}<div style="margin:6px 0">{words_html(ruleset.describe())}</div>'
 
 def _tree_html(self) -> str:
-    "The task as a drawing; where it is much wider than the page, it scrolls."
+    "The task tree, which scrolls where it is wider than the page."
     return "" if self.example is None else f'<div class="xmg-w-head">Task tree</div><div class="xmg-w-scroll">{draw_ruleset(self.example.ruleset)._repr_html_()}</div>'
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #67b49585
@@ -335,19 +298,19 @@ def _film_html(self) -> str:
     return "" if self.example is None or self.example.film is None else self.example.film._repr_html_()
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #f9886da8
-_ANY = "any"  # None would be no choice at all, which shows as an empty control
+_ANY = "any"  # None would show as an empty control
 _DEPTHS = ((_ANY, _ANY), ("0: no rule needed", 0), ("1", 1), ("2", 2), ("3", 3), ("4 or more", (4, 255)))
 _DIFFICULTIES = ((_ANY, _ANY), ("easy: up to 15 steps", "easy"), ("medium: 15 to 40 steps", "medium"), ("hard: 40 steps or more", "hard"))
 
 def _options(self) -> dict:
-    "What can be chosen, with counts where they are to be had for nothing."
+    "Options of the controls, with counts that need no proof."
     kinds, rules = np.bincount(self.facts.goals[:, 0], minlength=256), np.bincount(self.facts.num_rules)
     return {"goal_kind": [(_ANY, _ANY), *((f"{kind_names().get(k, k)} ({kinds[k]:,})", int(k)) for k in np.flatnonzero(kinds))],
             "num_rules": [(_ANY, _ANY), *((f"{k} ({rules[k]:,})", int(k)) for k in np.flatnonzero(rules))],
             "depth": _DEPTHS, "difficulty": _DIFFICULTIES}
 
 def _field(words: str, control, name: str, least: int | None = None):
-    "A control with its label above."
+    "A control below its label."
     control.add_class(f"xmg-w-{name}")
     field = column(html(f'<span class="xmg-w-soft xmg-w-small">{escape(words)}</span>'), control, name="field", least=least)
     field.layout.max_width = "100%" if least is None else "230px"
@@ -355,7 +318,7 @@ def _field(words: str, control, name: str, least: int | None = None):
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #9a8b85c6
 _LABELS = {"goal_kind": "kind of goal", "num_rules": "rules", "depth": "depth of the tree", "difficulty": "difficulty"}
-_LOOK = 50_000  # tasks that the live widget proves without being asked again: about two seconds
+_LOOK = 50_000  # tasks that the live widget proves at once, in about two seconds
 _PAGE = 50      # tasks in its list
 
 def _build_filters(self) -> list:
@@ -371,13 +334,13 @@ def _build_filters(self) -> list:
     return [row(*fields, tight=True), row(self._parts["count"], self.buttons["more"], self.buttons["clear"], tight=True, middle=True)]
 
 def _chosen(self, limit) -> None:
-    "Filter by what the controls say."
+    "Filter by the values of the controls."
     chosen = {name: control.value for name, control in self.controls.items() if control.value not in (_ANY, "")}
     spoken(lambda: self.filter(**{**self._unsaid, **chosen, "limit": limit}), self._say)
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #9c4cb575
 def _move(self, by: int) -> None:
-    "To the task that is `by` places on in what was found, around the ends."
+    "Show the task `by` places on among those that fit, around the ends."
     if not len(self.found):
         raise ValueError("No task fits: there is nowhere to go.")
     at = int(np.searchsorted(self.found, 0 if self.row is None else self.row))
@@ -410,13 +373,13 @@ def _build(self) -> list:
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #4a0369cb
 def _listed(self) -> list:
-    "The page of the list that holds the row shown: pairs of words and rows."
+    "The page of the list with the row shown: pairs of words and rows."
     at = int(np.searchsorted(self.found, self.row or 0)) // _PAGE * _PAGE
     rows = self.found[at:at + _PAGE]
     return [(f"{r:,}  {describe_goal(self.facts.goals[r])}", int(r)) for r in rows]
 
 def _as_chosen(self, name: str):
-    "The value of a control that says the present filter; `_ANY` where it cannot."
+    "The value of a control for the present filter; `_ANY` if it has none."
     value = self.criteria.get(name)
     if name == "text":
         return value or ""
@@ -426,7 +389,7 @@ def _as_chosen(self, name: str):
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #d5c14596
 def _set_controls(self) -> None:
-    "The controls say what the filter is, as far as they can; what they cannot say (a range of depths, dead ends) stays in force beside them."
+    "Set the controls to the present filter; criteria that they cannot express stay in force."
     for name, control in self.controls.items():
         control.value = _as_chosen(self, name)
     self._unsaid = {name: value for name, value in self.criteria.items() if name not in self.controls or self.controls[name].value == _ANY}
@@ -452,18 +415,16 @@ class RulesetExplorer(_Selection, Shown):
     """Browse and filter a benchmark.
 
     Args:
-        benchmark: a `Benchmark`, the name of one, or a path.
-        env, params: the world in which tasks are shown; a name or an `Environment`.
-        seed: of the example starts.
+        benchmark: a `Benchmark`, a name or a path. env, params: the world in which tasks are shown. seed: of the example starts.
     Attributes:
-        found: the rows that fit the present filter, int64, increasing. row: the row that is shown, None where none fits.
-        example: all that is shown about it (`ruleset`, `plan`, `par`, `film`). criteria: the present filter.
-    Raises `ValueError` for an empty benchmark or a world without rulesets, and what loading a benchmark raises.
+        found: the rows that fit, int64, increasing. row: the row shown, or None. criteria: the present filter.
+        example: the task shown, with `ruleset`, `plan`, `par` and `film`.
+    Raises `ValueError` for an empty benchmark or a world without rulesets, and the errors of loading a benchmark.
     """
     _name, _build = "explorer", _build
 
     def _update(self):
-        "Bring the live widget up to date, if there is one; returns the explorer."
+        "Bring the live widget up to date, if there is one."
         if self._widget is not None:
             self._quiet = True
             try:
@@ -476,7 +437,7 @@ class RulesetExplorer(_Selection, Shown):
         self._parts["count"].value = f'<div role="status" class="xmg-w-banner xmg-w-bad">{escape(words)}</div>'
 
     def still(self) -> str:
-        "The task that is shown, and how many fit, as HTML."
+        "The task shown, and the number that fit, as HTML."
         solved = f'<div style="flex:0 1 420px;min-width:min(260px,100%)">{_plan_html(self)}</div><div style="max-width:100%">{_film_html(self)}</div>'
         body = f'{_count_html(self, live=False)}<div style="margin:8px 0">{_task_html(self)}</div><div class="xmg-w-row" style="margin-bottom:8px">{solved}</div>{_tree_html(self)}'
         return still_page(body, "explorer", "a task of a benchmark", "A still: run this cell to filter and browse.")
