@@ -25,7 +25,7 @@ from .render import agent_sprite, check_tile_size, draw_tile, render, stamp
 
 # %% ../../nbs/viz/05_images.ipynb #a964ac59
 def _cell_picture(byte: int, size: int) -> np.ndarray:
-    "The sprite of a packed cell; a magenta chequer for a byte that is no cell."
+    "The sprite of a packed cell; a magenta chequer for an invalid byte."
     if byte & 15 < NUM_COLORS:
         return draw_tile(byte >> 4, byte & 15, size)
     dark = np.indices((size, size)).sum(0) * 4 // size % 2 == 0
@@ -54,7 +54,7 @@ def _digest(table: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/viz/05_images.ipynb #c8fc1947
 def _read_table(path: Path, size: int) -> np.ndarray | None:
-    "The table in a cache file, or None where it is missing or damaged."
+    "The table of a cache file; None if it is missing or damaged."
     try:
         flat = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -65,16 +65,16 @@ def _read_table(path: Path, size: int) -> np.ndarray | None:
     return flat[:-32].reshape(shape)
 
 def _write_table(path: Path, table: np.ndarray) -> None:
-    "Keep a table; the file appears whole or not at all."
+    "Write a table atomically."
     with appearing(path) as part, open(part, "wb") as file:
         np.save(file, np.concatenate([table.ravel(), _digest(table)]), allow_pickle=False)
 
 # %% ../../nbs/viz/05_images.ipynb #29043fc6
 def tile_table(tile_size: int = 32) -> np.ndarray:
-    """Every packed cell as a picture, uint8 `(2, 256, tile_size, tile_size, 3)`, read-only: plain, and under the agent looking up.
+    """All packed cells as pictures, read-only uint8 `(2, 256, tile_size, tile_size, 3)`: plain, and under the agent looking up.
 
-    Drawn on first use and kept in memory; also on disk where `XLAND_MINIGRID_CACHE` names a folder. Raises `ValueError` for a size that is no
-    integer of at least 4, `OSError` where that folder cannot be written.
+    Kept in memory, and in the folder that `XLAND_MINIGRID_CACHE` names. Raises `ValueError` for a size other than an integer from 4,
+    `OSError` if the folder cannot be written.
     """
     check_tile_size(tile_size)
     return _table(int(tile_size))
@@ -92,7 +92,7 @@ def _table(size: int) -> np.ndarray:
 
 # %% ../../nbs/viz/05_images.ipynb #1742ff2b
 def _lay(table: np.ndarray, index) -> jax.Array:
-    "Sprites `(K, s, s, 3)` laid out by `index (..., H, W)`: `(..., H * s, W * s, 3)`."
+    "Sprites `(K, s, s, 3)` arranged by `index (..., H, W)`, `(..., H * s, W * s, 3)`."
     size, (*batch, height, width) = table.shape[1], index.shape
     rows = jnp.asarray(table.reshape(-1, size * 3))
     which = index.astype(jnp.int32)[..., :, None, :] * size + np.arange(size, dtype=np.int32)[:, None]
@@ -100,10 +100,10 @@ def _lay(table: np.ndarray, index) -> jax.Array:
 
 # %% ../../nbs/viz/05_images.ipynb #86f482a4
 def images_from_observations(observations, tile_size: int = 32) -> jax.Array:
-    """What agents see, as pictures; jit-able, for any batch axes.
+    """Observations as pictures, under `jit` and for any batch axes.
 
-    observations: uint8 `(..., V, V, 2)` of (tile, colour). tile_size: pixels a cell, static.
-    Returns uint8 `(..., V * tile_size, V * tile_size, 3)`, the agent at the bottom centre looking up. Raises `ValueError` for other shapes.
+    observations: uint8 `(..., V, V, 2)` of (tile, colour). tile_size: pixels per cell, static.
+    Returns uint8 `(..., V * tile_size, V * tile_size, 3)`; the agent looks up from the bottom centre. Raises `ValueError` for other shapes.
     """
     shape = jnp.shape(observations)
     if len(shape) < 3 or shape[-1] != 2 or shape[-2] != shape[-3] or not jnp.issubdtype(observations.dtype, jnp.integer):
@@ -116,9 +116,9 @@ def images_from_observations(observations, tile_size: int = 32) -> jax.Array:
 
 # %% ../../nbs/viz/05_images.ipynb #5a31e6f7
 class RGBImgObservationWrapper(ObservationWrapper):
-    """Observations as images: uint8 `(V * tile_size, V * tile_size, 3)`, 224 x 224 at `view_size` 7. In a dict of observations the entry `"img"` is replaced.
+    """Observations as images, uint8 `(V * tile_size, V * tile_size, 3)`, by default 224 x 224; in a dict of observations, the entry `"img"`.
 
-    Raises `ValueError` around an environment whose observations are images already.
+    Raises `ValueError` if the observations are images already.
     """
 
     def __init__(self, env, tile_size: int = 32):

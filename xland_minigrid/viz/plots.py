@@ -18,9 +18,9 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 def empty_figure(columns: int, width: float = 4.2, height: float = 3.1, rows: int = 1):
-    """An empty figure with `rows * columns` axes of this size in inches; it is closed for pyplot, so a notebook shows it once, when it is returned.
+    """A figure and its `rows * columns` axes, each of this size in inches; pyplot has closed it, so a notebook shows it once.
 
-    Outside the main thread, where a training draws for its board, pyplot has no part in it: it may open windows, which only the main thread can.
+    Outside the main thread it is made without pyplot, which may open windows.
     """
     look = dict(figsize=(width * columns, height * rows), layout="constrained", facecolor="white")
     if threading.current_thread() is threading.main_thread():
@@ -39,44 +39,28 @@ def empty_figure(columns: int, width: float = 4.2, height: float = 3.1, rows: in
 
 # %% ../../nbs/viz/03_plots.ipynb #3b6a267f
 def draw_curve(axis, i: int, x, y, low=None, high=None, label: str = ""):
-    "Line number `i` of an axis with the band between `low` and `high`."
+    "Line number `i` of an axis, with a band between `low` and `high`."
     color, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
     axis.plot(x, y, color=color, marker=marker if len(x) <= 40 else None, markersize=5, linewidth=2, label=label)
     if low is not None and high is not None:
         axis.fill_between(x, low, high, color=color, alpha=.18, linewidth=0)
-
-def _percent(axis):
-    "Shares as percentages on the vertical axis."
-    from matplotlib.ticker import PercentFormatter
-    axis.yaxis.set_major_formatter(PercentFormatter(1))
 
 def _short_numbers(axis):
     "12,000,000 steps as 12 M."
     from matplotlib.ticker import EngFormatter
     axis.xaxis.set_major_formatter(EngFormatter())
 
-def _whole_numbers(axis):
-    "Only whole numbers under the horizontal axis: there is no trial 2.5."
-    from matplotlib.ticker import MaxNLocator
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-
 # %% ../../nbs/viz/03_plots.ipynb #630e0eb7
-_WHAT = {"success": "trials solved", "steps": "steps per trial", "return": "return"}
-
-def _trials_of(name: str, curves: Mapping, key: str) -> np.ndarray:
-    "The numbers of one curve, `(N,)`."
-    values = np.asarray(curves[key], float)
-    if values.ndim != 1:
-        raise ValueError(f"{key} of {name!r} has shape {values.shape}: give one number a trial, averaged over tasks.")
-    return values
+_LONG = {"return": "mean return", "return_p20": "20th percentile of return", "return_median": "median return", "return_p80": "80th percentile of return",
+         "return_sum": "return, sum over trials", "return_sum_p20": "20th percentile of the sum", "success": "trials solved", "zero_return": "tasks without any return",
+         "steps": "steps per trial", "trial_steps": "steps per trial", "normalised": "return over the oracle's", "regret": "regret"}
 
 # %% ../../nbs/viz/03_plots.ipynb #7a31b4a8
 def adaptation_curve(agents: Mapping[str, Mapping], *, what: Sequence[str] = ("success", "steps"), title: str = "Adaptation on tasks never trained on"):
-    """Draw how agents do in trial 1, 2, … of the same task; returns a matplotlib `Figure`.
+    """Draw agents over trial 1, 2, … of the same task; returns a matplotlib `Figure`.
 
-    agents: name to a mapping of arrays `(N,)`, one number a trial: `success` (0 to 1), `steps`, `return`; with an interval where `success_lo`, `success_hi` and so on are given.
-    what: the quantities to draw, one panel each.
-    Raises `ValueError` when no agent has a quantity that is asked for, or an array is not one number a trial.
+    agents: name to arrays `(N,)`, one number per trial: `success` (0 to 1), `steps`, `return`, and optional bounds `success_lo`, `success_hi` and so on.
+    what: quantities, one panel each. Raises `ValueError` for a quantity that no agent has, or an array of another shape.
     """
     for key in what:
         if not any(key in curves for curves in agents.values()):
@@ -85,24 +69,27 @@ def adaptation_curve(agents: Mapping[str, Mapping], *, what: Sequence[str] = ("s
     for axis, key in zip(axes, what):
         for i, (name, curves) in enumerate(agents.items()):
             if key in curves:
-                y = _trials_of(name, curves, key)
+                y = np.asarray(curves[key], float)
+                if y.ndim != 1:
+                    raise ValueError(f"{key} of {name!r} has shape {y.shape}: give one number a trial, averaged over tasks.")
                 draw_curve(axis, i, np.arange(1, len(y) + 1), y, curves.get(f"{key}_lo"), curves.get(f"{key}_hi"), name)
-        dress_axis(axis, "trial", _WHAT.get(key, key), share=key == "success")
+        dress_axis(axis, "trial", _LONG.get(key, key), share=key == "success")
     figure.suptitle(title)
     return figure
 
 # %% ../../nbs/viz/03_plots.ipynb #ceeedd97
 def dress_axis(axis, x: str, y: str, share: bool = False):
-    "Labels, legend and limits of an axis; a `share` runs from 0 to 100 %."
+    "Labels, legend and limits of an axis; a `share` runs from 0 to 100 %, and trials are whole numbers."
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     if share:
         axis.set_ylim(-.02, 1.02)
-        _percent(axis)
+        axis.yaxis.set_major_formatter(PercentFormatter(1))
     else:
         axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
     if x == "trial":
-        _whole_numbers(axis)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     if axis.get_legend_handles_labels()[1]:
         axis.legend(frameon=False)
 
@@ -113,9 +100,8 @@ def _is_number(value) -> bool:
 def training_curve(rows: Sequence[Mapping], what: Sequence[str] | None = None, *, x: str = "steps", title: str = "Training"):
     """Draw metrics over training, one panel each; returns a matplotlib `Figure`.
 
-    rows: dictionaries as read from a file of JSON lines; `x` names the key on the horizontal axis.
-    what: the metrics to draw; None draws the first four that are numbers and not `x`.
-    Raises `ValueError` when there are no rows or no row has a metric.
+    rows: dictionaries, as in a file of JSON lines. what: metrics; None draws the first four numbers. x: key of the horizontal axis.
+    Raises `ValueError` without rows, or for a metric that no row has.
     """
     numbers = list(dict.fromkeys(k for row in rows for k, v in row.items() if k != x and _is_number(v)))
     missing = [k for k in (what or ()) if k not in numbers]
@@ -132,13 +118,10 @@ def training_curve(rows: Sequence[Mapping], what: Sequence[str] | None = None, *
     return figure
 
 # %% ../../nbs/viz/03_plots.ipynb #f1b1db58
-_LONG = {"return": "mean return", "return_p20": "20th percentile of return", "return_median": "median return", "return_p80": "80th percentile of return",
-         "return_sum": "return, sum over trials", "return_sum_p20": "20th percentile of the sum", "success": "trials solved", "zero_return": "tasks without any return",
-         "steps": "steps per trial", "trial_steps": "steps per trial", "normalised": "return over the oracle's", "regret": "regret"}
 _SHARES = ("success", "zero_return")
 
 def _column(rows: Sequence[Mapping], key: str) -> np.ndarray:
-    "One quantity of all rows, `(n,)` or `(n, seeds)`; NaN where a row has none."
+    "One quantity of all rows, `(n, 1)` or `(n, seeds)`; NaN where a row lacks it."
     values = [row.get(key) for row in rows]
     width = max((np.size(v) for v in values if v is not None), default=1)
     filled = [np.full(width, np.nan) if v is None else np.asarray(v, float).reshape(-1) for v in values]
@@ -146,7 +129,7 @@ def _column(rows: Sequence[Mapping], key: str) -> np.ndarray:
 
 # %% ../../nbs/viz/03_plots.ipynb #46b8f7c4
 def _learning(axis, i: int, name: str, rows: Sequence[Mapping], key: str, x: str):
-    "Line number `i`: a quantity over training with its band, and every seed as a thin line."
+    "Line number `i`: a quantity over training, its band, and a thin line for each seed."
     rows = sorted((row for row in rows if row.get(key) is not None), key=lambda row: row[x])
     at, y = np.array([row[x] for row in rows], float), _column(rows, key)[:, 0]
     bounds = [_column(rows, f"{key}_{end}")[:, 0] for end in ("lo", "hi")]
@@ -164,18 +147,17 @@ def _panel(axis, curves: Mapping[str, Sequence[Mapping]], key: str, x: str, titl
     axis.set_title(title, fontsize="medium")
 
 def _needed(curves: Mapping[str, Sequence[Mapping]], keys: Sequence[str], x: str):
-    "Refuse curves in which a quantity or the horizontal axis is nowhere."
+    "Raise `ValueError` unless some row has each quantity together with `x`."
     rows = [row for found in curves.values() for row in found]
     if lost := [key for key in keys if not any(row.get(key) is not None and row.get(x) is not None for row in rows)]:
         raise ValueError(f"No row has {' or '.join(lost)} together with {x}: the rows hold {sorted(set().union(*rows)) if rows else 'nothing'}.")
 
 # %% ../../nbs/viz/03_plots.ipynb #344f5980
 def learning_curves(curves: Mapping[str, Sequence[Mapping]], what: Sequence[str] = ("return", "return_p20"), *, x: str = "steps", title: str = "Learning"):
-    """Draw evaluations over training as in the paper's Figures 6 and 11, one panel a quantity and one line a name; returns a matplotlib `Figure`.
+    """Draw evaluations over training (Figures 6 and 11 of the paper), one panel per quantity; returns a matplotlib `Figure`.
 
-    curves: name (of a benchmark, an agent, or a set of tasks) to rows with `x` and the quantities; a band where a row has `return_lo` and `return_hi`, thin lines
-    where it has `return_seeds`, a number a seed.
-    Raises `ValueError` when no row has a quantity that is asked for.
+    curves: name to rows with `x` and the quantities; `return_lo` and `return_hi` draw a band, `return_seeds`, one number per seed, thin lines.
+    Raises `ValueError` for a quantity that no row has.
     """
     _needed(curves, what, x)
     figure, axes = empty_figure(len(what))
@@ -187,10 +169,10 @@ def learning_curves(curves: Mapping[str, Sequence[Mapping]], what: Sequence[str]
 # %% ../../nbs/viz/03_plots.ipynb #f1d2ebc0
 def generalization_curves(benchmarks: Mapping[str, Mapping[str, Sequence[Mapping]]], what: str = "return", *, x: str = "steps",
                           title: str = "Goals trained on, and goals never met"):
-    """Draw one quantity over training on several sets of tasks, one panel a benchmark, as in the paper's Figure 8; returns a matplotlib `Figure`.
+    """Draw one quantity over training, one panel per benchmark (Figure 8 of the paper); returns a matplotlib `Figure`.
 
-    benchmarks: name of a benchmark to curves as `learning_curves` takes them (`{"goals trained on": rows, "goals held out": rows}`).
-    Raises `ValueError` when there is no benchmark, or none of its rows has the quantity.
+    benchmarks: name to curves as for `learning_curves`, such as `{"goals trained on": rows, "goals held out": rows}`.
+    Raises `ValueError` without benchmarks, or for a quantity that no row has.
     """
     if not benchmarks:
         raise ValueError("There is no benchmark to draw: give at least one, with its curves.")
@@ -207,10 +189,10 @@ def generalization_curves(benchmarks: Mapping[str, Mapping[str, Sequence[Mapping
 
 # %% ../../nbs/viz/03_plots.ipynb #88b85f0b
 def group_bars(agents: Mapping[str, Mapping[str, Sequence[float]]], *, what: str = "return", by: str = "group", title: str = ""):
-    """Draw a score in groups of tasks, agents side by side; returns a matplotlib `Figure`.
+    """Draw a score per group of tasks, agents side by side; returns a matplotlib `Figure`.
 
-    agents: name to groups, a group's name to `(value, low, high)`. what: the quantity, for the axis. by: what the groups are.
-    Raises `ValueError` when there is no group, or one has not three numbers.
+    agents: name to groups, and a group to `(value, low, high)`. what: the quantity. by: the label of the groups.
+    Raises `ValueError` without groups, or unless each group has three numbers.
     """
     groups = list(dict.fromkeys(group for found in agents.values() for group in found))
     if not groups or any(np.shape(v) != (3,) for found in agents.values() for v in found.values()):

@@ -14,6 +14,7 @@ import io
 import math
 from html import escape
 from itertools import groupby
+from types import SimpleNamespace
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -47,7 +48,7 @@ def _contour(paint) -> tuple:
 
 # %% ../../nbs/viz/01_render.ipynb #d94ae263
 class _Pen:
-    "Draws shapes given in the unit square on an RGBA canvas of `size` pixels."
+    "Draws shapes of the unit square on an RGBA canvas of `size` pixels."
 
     def __init__(self, size: int, line: float = .03):
         self.size, self.line = size, max(1, round(size * line))
@@ -66,7 +67,7 @@ class _Pen:
 
 # %% ../../nbs/viz/01_render.ipynb #58df4680
 def _around(n: int, radii, turn: float = 0.) -> list:
-    "`n` points around the centre, at radii taken in turn from `radii`; the first one points up."
+    "`n` points around the centre, clockwise from the top, at the `radii` in turn."
     angles = [2 * math.pi * (i / n + turn) for i in range(n)]
     return [(.5 + radii[i % len(radii)] * math.sin(a), .5 - radii[i % len(radii)] * math.cos(a)) for i, a in enumerate(angles)]
 
@@ -155,11 +156,11 @@ _SPRITES = {getattr(Tiles, f.__name__[1:].upper()): f for f in (
     _door_locked, _door_closed, _door_open, _hex, _star, _lava)}
 
 def _shrink(image, size: int):
-    "A square canvas brought down to `size` pixels, edges smoothed."
+    "A square canvas reduced to `size` pixels, with smooth edges."
     return image.resize((size, size), Image.Resampling.BOX)
 
 def _grain(size: int) -> int:
-    "How many canvas pixels stand behind one pixel of a sprite, so that every canvas is at least 128 wide."
+    "Canvas pixels per pixel of a sprite, for a canvas at least 128 wide."
     return max(4, -(-128 // size))
 
 # %% ../../nbs/viz/01_render.ipynb #41491dc3
@@ -170,7 +171,7 @@ def check_tile_size(size) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _sprite(tile: int, color: int, size: int):
-    "The tile alone, RGBA, transparent around objects."
+    "A tile as RGBA, transparent around objects."
     if tile not in _SPRITES or color not in RGB:
         raise ValueError(f"({tile}, {color}) is no tile: tiles are 0 to {NUM_TILES - 1}, colours 0 to {NUM_COLORS - 1}.")
     check_tile_size(size)
@@ -193,7 +194,7 @@ def draw_tile(tile: int, color: int, size: int = 32) -> np.ndarray:
 
 # %% ../../nbs/viz/01_render.ipynb #69036bbc
 def _to_pillow(image):
-    "A `(H, W, 3)` uint8 array as a Pillow image, with a palette where 256 colours are enough."
+    "A `(H, W, 3)` uint8 array as a Pillow image, with a palette if it has at most 256 colours."
     image = np.asarray(image)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
         raise ValueError(f"A picture is a (height, width, 3) uint8 array; this one is {image.shape} {image.dtype}.")
@@ -207,18 +208,18 @@ def _to_pillow(image):
 
 # %% ../../nbs/viz/01_render.ipynb #cea697e6
 def to_png(image) -> bytes:
-    "A `(H, W, 3)` uint8 array as the bytes of a PNG file, without loss."
+    "A `(H, W, 3)` uint8 array as the bytes of a PNG file."
     buffer = io.BytesIO()
     _to_pillow(image).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 def data_uri(image) -> str:
-    "A `(H, W, 3)` uint8 array as a `data:` address that HTML and SVG can hold."
+    "A `(H, W, 3)` uint8 array as a `data:` URI for HTML and SVG."
     return "data:image/png;base64," + base64.b64encode(to_png(image)).decode()
 
 # %% ../../nbs/viz/01_render.ipynb #afb3880b
 class Picture:
-    "An image that shows itself in a notebook. `pixels` is `(H, W, 3)` uint8; `np.asarray(picture)` gives them back."
+    "An image that a notebook displays. `pixels`, also `np.asarray(picture)`, are `(H, W, 3)` uint8."
 
     def __init__(self, pixels, alt: str = "picture"):
         self.pixels, self.alt = np.asarray(pixels), alt
@@ -239,7 +240,7 @@ class Picture:
 
 # %% ../../nbs/viz/01_render.ipynb #1373d58b
 def show(*images, gap: int = 8, background=(255, 255, 255)) -> Picture:
-    "Pictures of any size side by side, centred, on one `background`."
+    "Pictures side by side, vertically centred on a `background`."
     images = [np.asarray(i) for i in images]
     height, width = max(i.shape[0] for i in images), sum(i.shape[1] for i in images) + gap * (len(images) - 1)
     sheet = np.full((height, width, 3), background, np.uint8)
@@ -253,7 +254,7 @@ def show(*images, gap: int = 8, background=(255, 255, 255)) -> Picture:
 # %% ../../nbs/viz/01_render.ipynb #974dcd41
 @functools.lru_cache(maxsize=1024)
 def agent_sprite(direction: int, carried, size: int):
-    "The agent, RGBA; `carried` is None or a (tile, colour) pair."
+    "The agent as RGBA; `carried` is a (tile, colour) pair or None."
     big = size * _grain(size)
     pen = _Pen(big)
     pen.poly((.5, .08), (.86, .9), (.14, .9), fill=RGB[Colors.RED], line=RGB[Colors.WHITE])
@@ -267,7 +268,7 @@ def agent_sprite(direction: int, carried, size: int):
 
 # %% ../../nbs/viz/01_render.ipynb #3d9b2435
 def _read_agent(agent):
-    "Row, column, direction and the carried (tile, colour) or None, as plain Python values."
+    "Row, column, direction, and the carried (tile, colour) or None, as Python values."
     row, col = (int(v) for v in np.asarray(agent.position))
     pocket = getattr(agent, "pocket", None)
     carried = None if pocket is None else tuple(int(v) for v in np.asarray(pocket))
@@ -277,9 +278,9 @@ def _read_agent(agent):
 
 # %% ../../nbs/viz/01_render.ipynb #79ac26a9
 def view_to_world(mask, agent, shape) -> np.ndarray:
-    """A mask in the frame of the observation, `(V, V)` bool, laid onto the map: `(H, W)` bool.
+    """A mask of the observation, `(V, V)` bool, as a mask of the map, `(H, W)` bool.
 
-    `shape` is the (height, width) of the map; cells of the view beyond its edge are dropped.
+    shape: (height, width) of the map; cells beyond its edge are dropped.
     """
     row, col, direction, _ = _read_agent(agent)
     up, right = np.nonzero(np.asarray(mask))
@@ -294,7 +295,7 @@ def view_to_world(mask, agent, shape) -> np.ndarray:
 
 # %% ../../nbs/viz/01_render.ipynb #02cbde29
 def field_of_view(shape, agent, view_size: int) -> np.ndarray:
-    "The cells of a map of `shape` inside the agent's view, `(H, W)` bool; walls do not block it."
+    "The cells inside the agent's view, `(H, W)` bool; walls do not block it."
     return view_to_world(np.ones((view_size, view_size), bool), agent, shape)
 
 # %% ../../nbs/viz/01_render.ipynb #49dc790a
@@ -309,7 +310,7 @@ def _cells(grid) -> np.ndarray:
 
 # %% ../../nbs/viz/01_render.ipynb #c291b153
 def _mosaic(cells: np.ndarray, tile_size: int) -> np.ndarray:
-    "The sprites of packed cells `(H, W)` as one picture `(H * tile_size, W * tile_size, 3)`."
+    "Packed cells `(H, W)` as a picture `(H * tile_size, W * tile_size, 3)`."
     used, index = np.unique(cells, return_inverse=True)
     sprites = np.stack([draw_tile(int(b) >> 4, int(b) & 15, tile_size) for b in used])
     tiles = sprites[index.reshape(cells.shape)]
@@ -336,22 +337,21 @@ def stamp(image: np.ndarray, sprite, top: int, left: int):
     here[:] = (sprite[..., :3] * alpha + here * (255 - alpha) + 127) // 255
 
 def _pocket_strip(carried, width: int, tile_size: int) -> np.ndarray:
-    "A row below the grid that shows what the agent carries."
+    "A row of pixels with the object that the agent carries."
     strip = np.full((tile_size, width, 3), 36, np.uint8)
     stamp(strip, _sprite(*(carried or (Tiles.EMPTY, Colors.EMPTY)), tile_size), 0, 0)
     return strip
 
 # %% ../../nbs/viz/01_render.ipynb #8e1c30a8
 def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, *, visible=None, pocket: str = "agent") -> np.ndarray:
-    """A picture of the grid, `(H * tile_size, W * tile_size, 3)` uint8.
+    """A picture of a grid, `(H * tile_size, W * tile_size, 3)` uint8.
 
     grid: `(H, W, 2)` pairs or packed `(H, W)`, NumPy or JAX.
-    agent: anything with `position` (row, col), `direction` (0 up, 1 right, 2 down, 3 left) and perhaps `pocket` (tile, colour); or None.
-    view_size: side of the agent's field of view, drawn brighter; None draws none.
-    visible: `(H, W)` bool, the cells to draw brighter instead, where walls block sight (see `view_to_world`).
-    pocket: `"agent"` shows the carried object on the agent's back, `"strip"` in one more row below the grid, `"hide"` nowhere.
+    agent: has `position` (row, col), `direction` (0 up, 1 right, 2 down, 3 left) and optionally `pocket` (tile, colour); or None.
+    view_size: side of the agent's field of view, drawn brighter. visible: `(H, W)` bool, the cells to draw brighter instead (see `view_to_world`).
+    pocket: `"agent"` draws the carried object on the agent's back, `"strip"` in a row below the grid, `"hide"` not at all.
 
-    Raises `ValueError` for another shape of grid, an unknown tile, or an agent outside the grid.
+    Raises `ValueError` for a grid of another shape, an unknown tile, or an agent outside the grid.
     """
     if pocket not in ("agent", "strip", "hide"):
         raise ValueError(f"pocket={pocket!r} is unknown: choose 'agent', 'strip' or 'hide'.")
@@ -370,7 +370,7 @@ def _check_inside(row: int, col: int, shape) -> None:
         raise ValueError(f"The agent stands at ({row}, {col}), outside this grid of {shape[0]} by {shape[1]}: give (row, column).")
 
 def _draw_agent(image: np.ndarray, agent, tile_size: int, pocket: str) -> np.ndarray:
-    "The picture of a grid with the agent on it, and the strip for its pocket if asked for."
+    "A picture with the agent on it, and the strip for its pocket if wanted."
     row, col, direction, carried = _read_agent(agent)
     height, width = (n // tile_size for n in image.shape[:2])
     _check_inside(row, col, (height, width))
@@ -379,8 +379,7 @@ def _draw_agent(image: np.ndarray, agent, tile_size: int, pocket: str) -> np.nda
 
 # %% ../../nbs/viz/01_render.ipynb #8e1d1e9d
 def render_observation(observation, tile_size: int = 32, pocket=None) -> np.ndarray:
-    "What the agent sees, as it sees it: `(V, V, 2)` to `(V * tile_size, V * tile_size, 3)`, the agent at the bottom centre looking up."
-    from types import SimpleNamespace
+    "An observation `(V, V, 2)` as a picture `(V * tile_size, V * tile_size, 3)`; the agent looks up from the bottom centre."
     height, width = _cells(observation).shape
     agent = SimpleNamespace(position=(height - 1, width // 2), direction=0, pocket=pocket)
     return render(observation, agent, tile_size=tile_size)
@@ -393,11 +392,11 @@ GLYPHS = {
 }
 
 def _ink(color: int) -> str:
-    "A colour that shows on dark and on light terminals; floor's black turns into a middle grey."
+    "A colour for dark and light terminals; black becomes grey."
     return "#{:02x}{:02x}{:02x}".format(*(RGB[color] if sum(RGB[color]) > 100 else (110, 110, 110)))
 
 # %% ../../nbs/viz/01_render.ipynb #bf530854
-_SEEN, _AGENT = " on #3a3a3a", "bold white on #c01820"  # the field of view as a background; the agent
+_SEEN, _AGENT = " on #3a3a3a", "bold white on #c01820"  # styles of visible cells and of the agent
 
 def _glyph(byte: int, seen: bool) -> tuple[str, str]:
     "Style and character of a packed cell."
@@ -406,10 +405,10 @@ def _glyph(byte: int, seen: bool) -> tuple[str, str]:
     return f"bold {_ink(byte & 15)}{_SEEN * seen}", GLYPHS[byte >> 4]
 
 def render_text(grid, agent=None, *, visible=None, wide: bool = False) -> str:
-    """The grid as text with `rich` colour markup: one line a row, one character a cell; the agent is `^`, `>`, `v` or `<`.
+    """A grid as `rich` markup, one line per row and one character per cell; the agent is `^`, `>`, `v` or `<`.
 
-    visible: `(H, W)` bool, cells on a lighter ground (see `view_to_world`). wide: two characters a cell, which looks square in most terminals.
-    Raises `ValueError` for another shape of grid, an unknown tile, or an agent outside the grid.
+    visible: `(H, W)` bool, cells with a lighter background. wide: two characters per cell, which looks square in most terminals.
+    Raises `ValueError` as `render` does.
     """
     cells = _cells(grid)
     seen = np.zeros(cells.shape, bool) if visible is None else _mask_for(visible, cells.shape)
@@ -425,7 +424,7 @@ def render_text(grid, agent=None, *, visible=None, wide: bool = False) -> str:
 
 # %% ../../nbs/viz/01_render.ipynb #9fe44435
 def describe_grid(grid, agent=None) -> str:
-    "One sentence about a grid: its size, the agent, and every object with its (row, column)."
+    "A grid in words: its size, the agent, and each object with its (row, column)."
     cells = _cells(grid)
     plain = (Tiles.END_OF_MAP, Tiles.UNSEEN, Tiles.EMPTY, Tiles.FLOOR, Tiles.WALL)
     things = [f"{tile_name(int(b) >> 4, int(b) & 15)} ({r}, {c})" for (r, c), b in np.ndenumerate(cells) if b >> 4 not in plain]
@@ -438,10 +437,7 @@ def describe_grid(grid, agent=None) -> str:
 
 # %% ../../nbs/viz/01_render.ipynb #788cb9e0
 def grid_html(grid, agent=None, view_size: int | None = None, *, caption: str = "", tile_size: int | None = None, visible=None) -> str:
-    """A grid as a piece of HTML for `_repr_html_`: picture, alternative text, caption (plain text).
-
-    `tile_size` None chooses one that keeps the picture near 320 pixels.
-    """
+    "A grid as HTML: picture, alternative text, plain caption. By default the picture is about 320 pixels wide."
     cells = _cells(grid)
     tile_size = tile_size or int(np.clip(320 // max(cells.shape), 12, 32))
     image = render(cells, agent, view_size, tile_size, visible=visible)

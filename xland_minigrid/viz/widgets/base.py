@@ -17,7 +17,7 @@ from ..render import data_uri, to_png
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #a452c802
 def ipywidgets():
-    "The module ipywidgets. Raises `ImportError` with what to install where it is missing."
+    "The module ipywidgets. Raises `ImportError` that says how to install it."
     try:
         return importlib.import_module("ipywidgets")
     except ImportError:
@@ -72,20 +72,20 @@ STYLE = """
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #09af83dd
 def picture_html(pixels, alt: str, width: int | None = None) -> str:
-    "A picture `(H, W, 3)` uint8 as HTML that carries its data. `alt` says what is to be seen; `width` in pixels, that of the picture unless given."
+    "A picture `(H, W, 3)` uint8 as HTML with its data. alt: its description. width: in pixels, by default its own."
     width = np.asarray(pixels).shape[1] if width is None else width
     return f'<img class="xmg-w-picture" alt="{escape(alt)}" width="{width}" style="max-width:100%" src="{data_uri(pixels)}">'
 
 def folded(title: str, body: str, name: str = "folded") -> str:
-    "HTML that is hidden until a reader opens it."
+    "HTML that a reader can unfold."
     return f'<details class="xmg-w-{name}"><summary>{escape(title)}</summary><div>{body}</div></details>'
 
 def words_html(text: str) -> str:
-    "Plain text as HTML, line breaks kept."
+    "Plain text as HTML, with its line breaks."
     return f'<div class="xmg-w-words">{escape(text)}</div>'
 
 def still_page(body: str, name: str, label: str, note: str = "A still of the widget: run this cell to use it.") -> str:
-    "The still of a widget: `body` with the style it needs. `label` is its accessible name, `note` a last line in small print."
+    "The still of a widget: `body` with its style. label: its accessible name. note: a last line in small print."
     return (f'<div class="xmg-w xmg-w-still xmg-w-{name}" role="group" aria-label="{escape(label)}"><style>{STYLE}</style>{body}'
             f'<div class="xmg-w-soft xmg-w-small" style="margin-top:6px">{escape(note)}</div></div>')
 
@@ -93,23 +93,16 @@ def still_page(body: str, name: str, label: str, note: str = "A still of the wid
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 class Shown:
-    """Base of the widgets: shows itself at the end of a cell, live where there is a kernel, and as a still everywhere else.
+    """Base of the widgets: displays live with a kernel, and as a still without one.
 
-    Subclasses define `still()` (HTML), `_build()` (a list of ipywidgets) and `_name`, the class of the outer box (`xmg-w-NAME`).
+    Subclasses define `still()`, HTML without scripts; `_build()`, a list of ipywidgets; and `_name`, the class of the outer box (`xmg-w-NAME`).
     """
     _name = "shown"
     _widget = None
 
-    def still(self) -> str:
-        "What there is to see, as HTML that needs neither kernel nor scripts."
-        raise NotImplementedError(f"{type(self).__name__} has no still yet: define still().")
-
-    def _build(self) -> list:
-        raise NotImplementedError(f"{type(self).__name__} has no live parts yet: define _build().")
-
     @property
     def widget(self):
-        "The live widget, an ipywidgets `VBox`, made when it is first asked for. Raises `ImportError` where ipywidgets are missing."
+        "The live widget, an ipywidgets `VBox`, made on first use. Raises `ImportError` without ipywidgets."
         if self._widget is None:
             ipywidgets()
             self._widget = column(style_sheet(), *self._build(), name=self._name)
@@ -117,12 +110,12 @@ class Shown:
         return self._widget
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
-        "The forms in which IPython shows this object: live, as HTML, and as text."
+        "Live widget, HTML and text for IPython."
         bundle = {"text/plain": repr(self)}
         try:
             bundle[VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
             bundle["text/html"] = self.still()
-        except ImportError as error:                             # no ipywidgets: the still remains, and says what is missing
+        except ImportError as error:
             bundle["text/html"] = f'{self.still()}<div style="font-size:12px">{escape(str(error))}</div>'
         return bundle
 
@@ -131,29 +124,29 @@ class Shown:
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #4bd81e3d
 def _named(widget, name: str):
-    "The widget with its class `xmg-w-NAME`; several names are separated by spaces."
+    "Add the class `xmg-w-NAME` to a widget, for each of the names."
     for word in name.split():
         widget.add_class(f"xmg-w-{word}")
     return widget
 
 def html(text: str = "", name: str = "text"):
-    "A piece of HTML; change its `value`."
+    "An HTML part; change its `value`."
     return _named(ipywidgets().HTML(text), name)
 
 def style_sheet():
-    "The style of all widgets, as an element that takes no room."
+    "The style of all widgets, as a part without size."
     w = ipywidgets()
     return _named(w.HTML(f"<style>{STYLE}</style>", layout=w.Layout(display="none")), "style")
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #12a34fed
 def row(*children, name: str = "", tight: bool = False, middle: bool = False):
-    "Children side by side; they wrap where there is little room. tight: closer to one another. middle: on one line, rather than level at the top."
+    "Children side by side, wrapped if there is no room. tight: with small gaps. middle: centred vertically, else aligned at the top."
     w = ipywidgets()
     box = w.HBox(children, layout=w.Layout(flex_flow="row wrap", align_items="center" if middle else "flex-start", overflow="visible"))
     return _named(box, f"row {'tight ' * tight}{name}")
 
 def column(*children, name: str = "", width: int | None = None, least: int | None = None):
-    "Children one below the other, as wide as they need; or `width` pixels, where there is room; or all the room there is in a row, from `least` pixels."
+    "Children below one another, as wide as they need, or at most `width` pixels, or all the room of a row but at least `least` pixels."
     w = ipywidgets()
     wide = {} if width is None else {"width": f"{width}px", "max_width": "100%"}
     wide |= {} if least is None else {"flex": f"1 1 {least}px", "min_width": "0"}
@@ -161,23 +154,20 @@ def column(*children, name: str = "", width: int | None = None, least: int | Non
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #913d2838
 def grid(*children, columns: int = 3, name: str = "", width: int = 330):
-    "Children in so many columns of equal width, `width` pixels together at most."
+    "Children in `columns` of equal width, together at most `width` pixels."
     w = ipywidgets()
     layout = w.Layout(display="grid", grid_template_columns=f"repeat({columns}, minmax(0, 1fr))", grid_gap="6px", width="100%", max_width=f"{width}px", overflow="visible")
     return _named(w.Box(children, layout=layout), f"grid {name}")
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #bf45347b
 def button(words: str, name: str, on_click, *, tooltip: str = "", main: bool = False, say=None):
-    """A button. Clicking it (or `button.click()`) calls `on_click()` without arguments.
-
-    say: a function that is given the words of a `ValueError`, `TypeError`, `KeyError`, `IndexError` or `RuntimeError` that `on_click` raises, so that a reader sees them; without it, errors go where ipywidgets puts them.
-    """
+    "A button that calls `on_click()`. say: as for `spoken`."
     made = _named(ipywidgets().Button(description=words, tooltip=tooltip or words), f"{name}{' main' * main}")
     made.on_click(lambda _: spoken(on_click, say))
     return made
 
 def spoken(action, say=None):
-    "Call `action()`; what goes wrong in it is said by `say(words)` if there is such a function."
+    "Call `action()`; with `say`, a `ValueError`, `TypeError`, `LookupError` or `RuntimeError` is not raised but goes to `say(words)`."
     if say is None:
         return action()
     try:
@@ -187,7 +177,7 @@ def spoken(action, say=None):
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #3b883ea3
 def picture(pixels, name: str, width: int | None = None):
-    "An image part from `(H, W, 3)` uint8; `width` in pixels. Change it with `part.value = to_png(pixels)`."
+    "An image part of `(H, W, 3)` uint8, `width` pixels wide. Change it with `part.value = to_png(pixels)`."
     w, width = ipywidgets(), np.asarray(pixels).shape[1] if width is None else width
     return _named(w.Image(value=to_png(pixels), format="png", layout=w.Layout(width=f"{width}px", max_width="100%", height="auto")), f"picture {name}")
 
@@ -200,7 +190,7 @@ _FIT = """
 """
 
 def framed(body: str, title: str, height: int = 420) -> str:
-    "HTML with scripts, for the `value` of an `html` part. `title` is the frame's accessible name, `height` (pixels) what it has until it knows better."
+    "HTML with scripts, for the `value` of an `html` part. title: the accessible name. height: in pixels, until the frame fits its content."
     page = ('<!doctype html><html><meta charset="utf-8"><style>html,body{margin:0;background:transparent;overflow:hidden}'
             f'body{{font:13px/1.45 system-ui,sans-serif;display:flow-root;padding:1px}}</style><body>{body}<script>{_FIT}</script></body></html>')
     return f'<iframe class="xmg-w-frame" title="{escape(title)}" style="height:{height}px" srcdoc="{escape(page)}"></iframe>'
@@ -250,7 +240,7 @@ _KEYS_STYLE = """
 # %% ../../../nbs/viz/widgets/01_base.ipynb #eef8882c
 @functools.cache
 def _keys_class():
-    "The class of key pads, or None without anywidget."
+    "The class of key pads; None without anywidget."
     try:
         import anywidget
         import traitlets
@@ -265,9 +255,9 @@ def _keys_class():
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #5ee90bfe
 def key_pad(known, on_key, hint: str = "Click here, then use the keys.", say=None):
-    """A part that takes keys for the whole widget while the focus is inside it, and calls `on_key(key)`.
+    """A part that calls `on_key(key)` for keys pressed while the focus is inside the widget; without anywidget, a hint to install it.
 
-    known: the keys to take: single characters in lower case, `'up'`, `'down'`, `'left'`, `'right'`, `'Enter'`. say: as for `button`. Without anywidget, a line that says so.
+    known: the keys: single characters in lower case, `'up'`, `'down'`, `'left'`, `'right'`, `'Enter'`. say: as for `spoken`.
     """
     if _keys_class() is None:
         return html('<div class="xmg-w-soft xmg-w-small">Keys work too once anywidget is installed.</div>', "no-keys")

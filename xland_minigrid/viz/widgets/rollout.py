@@ -20,7 +20,7 @@ from .base import picture_html, still_page
 
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #e33c5b6a
 def trials_of(moments: Sequence) -> list[dict]:
-    "One row a trial: `trial` (its number), `frame` (where it begins), `steps`, `reward`, and `success`, None for a trial that is not over."
+    "One row per trial: its number `trial`, first `frame`, `steps`, `reward`, and `success`, None for an unfinished trial."
     rows = []
     for frame, moment in enumerate(moments):
         t = moment.timestep
@@ -33,7 +33,7 @@ def trials_of(moments: Sequence) -> list[dict]:
     return rows
 
 def _outcome(row: dict) -> str:
-    "How a trial ended, in a few words."
+    "The outcome of a trial in a few words."
     if row["success"] is None:
         return f"{row['trial']} · not over"
     return f"{row['trial']} ✓ {row['steps']} steps, {row['reward']:.2f}" if row["success"] else f"{row['trial']} ✗ {row['steps']} steps"
@@ -42,7 +42,7 @@ def _outcome(row: dict) -> str:
 _NO_OBJECTS = (Tiles.END_OF_MAP, Tiles.UNSEEN, Tiles.EMPTY, Tiles.FLOOR, Tiles.WALL)
 
 def objects_in(moments: Sequence) -> np.ndarray:
-    "The objects that are ever to be seen in the room or in the pocket, and the goal's, uint8 `(K, 2)` of (tile, colour), sorted."
+    "All objects in the room, in the pocket and in the goal, uint8 `(K, 2)` of (tile, colour), sorted."
     cells = np.unique(np.stack([np.asarray(m.timestep.state.cells) for m in moments]))
     pockets = np.stack([np.asarray(m.timestep.state.agent.pocket) for m in moments])
     found = np.unique(np.concatenate([np.asarray(unpack(cells)), pockets, _goal_pair(moments)]).astype(np.uint8), axis=0)
@@ -52,25 +52,25 @@ def _goal_of(moments: Sequence) -> np.ndarray:
     return np.asarray(moments[0].timestep.state.goal_encoding)
 
 def _goal_pair(moments: Sequence) -> np.ndarray:
-    "The first object of the goal `(1, 2)`; empty `(0, 2)` where the goal is about a place, or beyond the tables."
+    "The first object of the goal, `(1, 2)`; `(0, 2)` for a goal about a place or outside the tables."
     goal = _goal_of(moments)
     about_objects = issubclass(goal_kinds.classes.get(int(goal[0]), BaseGoal), (OneTileGoal, TwoTileGoal, TileOnPositionGoal))
     return goal[None, 1:3] if about_objects and moments[0].timestep.state.extended is None else np.zeros((0, 2), np.uint8)
 
 def over_objects(belief, objects) -> np.ndarray:
-    "Probabilities `(..., K)` that the goal's first object is each of `objects (K, 2)`, from `belief (..., 5, 16)`: tile times colour, over the sum for all of them."
+    "The belief `(..., 5, 16)` over the first object of the goal, restricted to `objects (K, 2)` and normalised: `(..., K)`."
     belief, objects = np.asarray(belief, np.float64), np.asarray(objects)
     joint = belief[..., 1, objects[:, 0]] * belief[..., 2, objects[:, 1]]
     return joint / np.maximum(joint.sum(-1, keepdims=True), 1e-30)
 
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #b6cd82c5
 def _beliefs(moments: Sequence) -> np.ndarray | None:
-    "All beliefs `(T, 5, 16)`, None where there are none of that form."
+    "All beliefs `(T, 5, 16)`; None unless all have that form."
     found = [m.belief for m in moments]
     return np.stack(found) if all(np.shape(b) == (5, 16) for b in found) else None
 
 def _kind_bars(beliefs: np.ndarray, kind: int) -> Bars | None:
-    "The likeliest kinds of goals; None where the agent never doubts."
+    "Bars of the likeliest kinds of goals; None if the agent is always certain."
     p = beliefs[:, 0]
     if p.max(1).min() > .99:
         return None
@@ -79,7 +79,7 @@ def _kind_bars(beliefs: np.ndarray, kind: int) -> Bars | None:
     return Bars(names, p[:, kinds], truth=kinds.index(min(kind, 15)), top=None, title="what kind of goal?")
 
 def _object_bars(beliefs: np.ndarray, moments: Sequence, objects) -> Bars | None:
-    "The objects of the room, or those given."
+    "Bars of the objects of the room, or of those given."
     objects = objects_in(moments) if objects is None else np.asarray(objects)
     if not len(objects):
         return None
@@ -91,7 +91,7 @@ def _object_bars(beliefs: np.ndarray, moments: Sequence, objects) -> Bars | None
 ACTS = ("forward", "turn right", "turn left", "pick up", "put down", "toggle")
 
 def _action_bars(moments: Sequence) -> Bars | None:
-    "Probabilities of the actions, None where no moment has them."
+    "Bars of the action probabilities; None if no moment has them."
     given = [getattr(m, "probabilities", None) for m in moments]
     size = next((len(p) for p in given if p is not None), 0)
     if not size:
@@ -101,20 +101,20 @@ def _action_bars(moments: Sequence) -> Bars | None:
     return Bars(names, np.stack([np.full(size, np.nan) if p is None else np.asarray(p, float) for p in given]), truth=taken, top=None, title="what to do? (✓ drawn)")
 
 def _value_curve(moments: Sequence) -> Curve | None:
-    "The values, with dots where there was a reward; None where no moment has one."
+    "The values, with dots at rewards; None if no moment has a value."
     values = np.array([np.nan if getattr(m, "value", None) is None else float(m.value) for m in moments])
     won = [k for k, m in enumerate(moments) if m.timestep.last() and float(m.timestep.reward) > 0]
     return Curve(values, title="expected reward (● goal reached)", dots=won) if np.isfinite(values).any() else None
 
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #1252693c
 def _caption(moment) -> str:
-    "Trial, step, and what happens."
+    "Trial, step, and action or outcome."
     t, action = moment.timestep, getattr(moment, "action", None)
     ended = "" if not t.last() else f": goal reached, reward {float(t.reward):.2f}" if float(t.reward) > 0 else ": trial over, no reward"
     return f"trial {moment.trial}, step {int(t.state.step_num)}" + (ended or (f": {ACTS[action]}" if action is not None and action < len(ACTS) else ""))
 
 def _checked_moments(moments) -> list:
-    "Moments as a list. Raises `TypeError` for what are none, `ValueError` for none at all."
+    "Moments as a list. Raises `TypeError` or `ValueError`."
     try:
         moments = list(moments)
     except TypeError:
@@ -138,15 +138,15 @@ def _player_of(moments, trials, panels, title: str, **look) -> Player:
 
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #a7a8e68d
 class RolloutViewer:
-    """An agent's trials to scrub through. Needs no kernel: typed at the end of a cell, it also works in a saved notebook and on a page.
+    """An agent's trials to scrub through, without a kernel: also in a saved notebook and on a page.
 
     Args:
-        moments: what `baselines.evaluation.watch` returns, or the like: objects with `timestep`, `belief` (probabilities `(5, 16)`, or None) and `trial`, and if there are any with
+        moments: as `baselines.evaluation.watch` returns them: objects with `timestep`, `belief` (probabilities `(5, 16)` or None), `trial`, and optionally
             `value`, `probabilities` and `action`.
-        objects: `(K, 2)` of (tile, colour), among which the belief is shown; None takes those in the room. panels: further `Bars` and `Curve`s, one row a moment.
-        frame: the moment to begin with, from 0. tile_size: pixels a cell. fps: moments a second.
-    Attributes: `trials`, one row a trial; `player`; `frame`, which can be set, and is where the viewer opens and what `still()` shows.
-    Raises `TypeError` or `ValueError` for what are no moments, `IndexError` for a frame that is not there.
+        objects: `(K, 2)` of (tile, colour) for the belief; None takes those in the room. panels: further `Bars` and `Curve`s.
+        frame: the first moment shown. tile_size: pixels per cell. fps: moments per second.
+    Attributes: `trials`, one row per trial; `player`; `frame`, which can be set.
+    Raises `TypeError` or `ValueError` for wrong moments, `IndexError` for a frame out of range.
     """
 
     def __init__(self, moments, *, objects=None, panels=(), frame: int = 0, tile_size: int = 32, fps: float = 3, title: str | None = None):
@@ -166,7 +166,7 @@ class RolloutViewer:
 
     @property
     def frame(self) -> int:
-        "The moment at which the viewer opens, from 0."
+        "The moment at which the viewer opens."
         return self.player.start
 
     @frame.setter
@@ -176,7 +176,7 @@ class RolloutViewer:
         self.player.start = int(k)
 
     def still(self, frame: int | None = None) -> str:
-        "One moment (`frame`, else the present one) with belief and actions, and how every trial ended, as HTML without scripts."
+        "One moment, by default `self.frame`, and the outcomes of all trials, as HTML without scripts."
         k = self.frame if frame is None else frame
         page = self.player.picture(k)
         ends = " &nbsp; ".join(_outcome(row) for row in self.trials)
@@ -188,7 +188,7 @@ class RolloutViewer:
         return {"text/plain": repr(self), "text/html": head + self.player._repr_html_()}
 
     def save(self, path) -> None:
-        "Write the viewer as a page of its own, which opens in any browser."
+        "Write the viewer as a page of its own."
         self.player.save(path)
 
     def __repr__(self) -> str:
