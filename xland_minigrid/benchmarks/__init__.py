@@ -35,15 +35,17 @@ _LATER = {
     "probes": ("PROBES", "Probe", "probe", "probes_benchmark"),
     "solve": ("Plan", "Plans", "Reason", "plan_of", "prove"),
     "statistics": ("benchmark_statistics", "deduplicate"),
+    ".compat.names": ("get_ruleset",),  # these two for programs written for xminigrid
+    ".compat.tasks": ("DATA_PATH", "NAME2HFFILENAME", "load_bz2_pickle", "save_bz2_pickle"),
 }
-_WHERE = {name: module for module, names in _LATER.items() for name in names}
+_WHERE = {name: f".{module}" for module, names in _LATER.items() for name in names}
 
 
 def __getattr__(name):
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return getattr(importlib.import_module(_WHERE[name], __name__), name)
 
 
 def __dir__():

@@ -1,5 +1,6 @@
 """The environment API, the environments and how they are registered."""
 from .environment import EnvCarry, Environment, EnvParams, State, StepType, TimeStep
+from .minigrid import BlockedUnlockPickUp, DoorKey, Empty, EmptyRandom, FourRooms, LockedRoom, Memory, Playground, Unlock, UnlockPickUp
 from .registration import make, register, registered_environments
 from .sampling import RulesetSamplingWrapper, SampledParams
 from .wrappers import (
@@ -9,3 +10,4 @@ from .wrappers import (
     RulesAndGoalsObservationWrapper,
     Wrapper,
 )
+from .xland import XLandMiniGrid

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EnvParams', 'is_integer', 'check_params', 'EnvCarry', 'State', 'StepType', 'TimeStep', 'advance', 'typed_key',
-           'render', 'reward_table', 'check_action', 'Environment']
+           'visible_cells', 'render', 'reward_table', 'check_action', 'Environment']
 
 # %% ../../nbs/envs/01_environment.ipynb #d68514d1
 import abc
@@ -219,15 +219,15 @@ def _draw(state, img, render_mode: str) -> np.ndarray | str:
         return render_text(cells, agent, visible=visible)
     raise ValueError(f"Unknown render_mode {render_mode!r}: choose 'rgb_array' or 'rich_text'.")
 
-def _seen(params: EnvParams, view) -> jax.Array:
-    "What the agent sees of a packed view `(V, V)`, uint8 `(V, V, 2)`. Parameters of one's own class may lack `see_through_walls`."
-    return unpack(view if getattr(params, "see_through_walls", True) else hide(view))
+def visible_cells(params: EnvParams, view) -> jax.Array:
+    "A packed view `(V, V)` as the agent sees it. Parameters of a program's own class may lack `see_through_walls`."
+    return view if getattr(params, "see_through_walls", True) else hide(view)
 
 def render(params: EnvParams, timestep: TimeStep) -> np.ndarray | str:
     "An RGB image, uint8 `(H, W, 3)`, or rich text, as `params.render_mode` says. For people: not under `jit`."
     state, size = timestep.state, params.view_size
     view = look(state.cells, state.agent.position, state.agent.direction, size)[:-1].reshape(size, size)
-    return _draw(state, _seen(params, view), params.render_mode)
+    return _draw(state, unpack(visible_cells(params, view)), params.render_mode)
 
 def _as_weak_as(before, value) -> jax.Array:
     "`value`, weakly typed if `before` is: time steps that a program builds from Python numbers then keep their type, and the step compiles once."
@@ -301,7 +301,7 @@ class Environment(abc.ABC):
         return reached & ~burnt, burnt
 
     def _observe(self, params: EnvParams, view) -> jax.Array:
-        return _seen(params, view)
+        return unpack(visible_cells(params, view))
 
     def render(self, params: EnvParams, timestep: TimeStep) -> np.ndarray | str:
         "See `render`."

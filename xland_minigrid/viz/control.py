@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['KEYS', 'WORDS', 'HELP', 'WON', 'LOST', 'LATE', 'LEFT', 'read_line', 'compiled', 'view_of', 'Trial', 'Moment',
-           'Session', 'film_of', 'task_in_words', 'figure_task', 'play_lines', 'read_key', 'play_keys', 'control']
+           'Session', 'film_of', 'task_in_words', 'figure_task', 'play_lines', 'read_key', 'play_keys', 'control',
+           'save_film', 'play']
 
 # %% ../../nbs/viz/06_control.ipynb #3e3d52fc
 import contextlib
@@ -306,12 +307,16 @@ def control(name: str, *, benchmark: str | None = None, ruleset: int | None = No
     task = _task(params, name, benchmark, ruleset)
     session = Session(env, params if task is None else params.replace(ruleset=task), seed, view, name)
     try:
-        _play(session, file_in or sys.stdin, file_out or sys.stdout)
+        play(session, file_in or sys.stdin, file_out or sys.stdout)
     finally:
         if save is not None:
-            film = film_of(session, fps=6)
-            film.save(save) if save.endswith(".html") else film.gif(save)
+            save_film(session, save)
     return session
+
+def save_film(session: Session, path: str) -> None:
+    "Keep what was played as a page (`.html`) or an animation (`.gif`)."
+    film = film_of(session, fps=6)
+    film.save(path) if path.endswith(".html") else film.gif(path)
 
 # %% ../../nbs/viz/06_control.ipynb #d17f23e9
 def _is_terminal(*streams) -> bool:
@@ -322,7 +327,8 @@ def _is_terminal(*streams) -> bool:
         return False
     return all(s.isatty() for s in streams)
 
-def _play(session: Session, file_in, file_out) -> None:
+def play(session: Session, file_in, file_out) -> None:
+    "Play with keys in a terminal, or with lines of text from any other stream."
     if _is_terminal(file_in, file_out):
         play_keys(session, file_in.fileno(), file_out)
         finished = ", ".join(f"{r:.2f}" for r in session.rewards) or "none finished"

@@ -1,0 +1,6 @@
+"""Tables of identifiers of xminigrid 0.9.3. The arrays are made when this module is imported."""
+from ...core.actions import NUM_ACTIONS
+from ..identifiers import (
+    DIRECTIONS, FREE_TO_PUT_DOWN, LOS_BLOCKING, NUM_COLORS, NUM_TILES, PICKABLE, TILES_REGISTRY, WALKABLE, Colors, Tiles,
+)
+from ..names import NUM_LAYERS

@@ -1,0 +1,2 @@
+"""DoorKey, under the path that xminigrid's users import."""
+from ...worlds import DoorKey

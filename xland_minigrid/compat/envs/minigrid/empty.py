@@ -1,0 +1,2 @@
+"""Empty, under the path that xminigrid's users import."""
+from ...worlds import Empty, EmptyRandom

@@ -1,0 +1,2 @@
+"""FourRooms, under the path that xminigrid's users import."""
+from ...worlds import FourRooms

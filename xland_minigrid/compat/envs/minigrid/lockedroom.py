@@ -1,0 +1,2 @@
+"""LockedRoom, under the path that xminigrid's users import."""
+from ...worlds import LockedRoom

@@ -1,0 +1,3 @@
+"""Playground, under the path that xminigrid's users import."""
+from ...worlds import Playground
+from ....envs.minigrid.tasks import PlaygroundEnvParams

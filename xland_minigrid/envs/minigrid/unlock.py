@@ -1,0 +1,2 @@
+"""Unlock, under the path that xminigrid's users import."""
+from .tasks import Unlock

@@ -1,0 +1,2 @@
+"""UnlockPickUp, under the path that xminigrid's users import."""
+from .tasks import UnlockPickUp

@@ -1,0 +1,2 @@
+"""Playing by hand, under the path that xminigrid's users import."""
+from .compat.play import ManualControl
