@@ -12,7 +12,7 @@ from pathlib import Path
 from . import worlds
 from ..envs import minigrid, xland
 from ..interop.upstream import ruleset_from_upstream
-from ..viz.control import Session, play, save_film
+from ..viz.control import Session, play_from, save_film
 
 # %% ../../nbs/compat/08_play.ipynb #4ae600a8
 class ManualControl:
@@ -35,7 +35,7 @@ class ManualControl:
     def start(self, file_in=None, file_out=None) -> None:
         "Play; `file_in` and `file_out` are the standard streams unless given."
         try:
-            play(self.session, file_in or sys.stdin, file_out or sys.stdout)
+            play_from(self.session, file_in or sys.stdin, file_out or sys.stdout)
         finally:
             if self.path is not None:
                 save_film(self.session, str(self.path))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KEYS', 'WORDS', 'HELP', 'WON', 'LOST', 'LATE', 'LEFT', 'read_line', 'compiled', 'view_of', 'Trial', 'Moment',
            'Session', 'film_of', 'task_in_words', 'figure_task', 'play_lines', 'read_key', 'play_keys', 'control',
-           'save_film', 'play']
+           'save_film', 'play_from']
 
 # %% ../../nbs/viz/06_control.ipynb #3e3d52fc
 import contextlib
@@ -307,7 +307,7 @@ def control(name: str, *, benchmark: str | None = None, ruleset: int | None = No
     task = _task(params, name, benchmark, ruleset)
     session = Session(env, params if task is None else params.replace(ruleset=task), seed, view, name)
     try:
-        play(session, file_in or sys.stdin, file_out or sys.stdout)
+        play_from(session, file_in or sys.stdin, file_out or sys.stdout)
     finally:
         if save is not None:
             save_film(session, save)
@@ -327,7 +327,7 @@ def _is_terminal(*streams) -> bool:
         return False
     return all(s.isatty() for s in streams)
 
-def play(session: Session, file_in, file_out) -> None:
+def play_from(session: Session, file_in, file_out) -> None:
     "Play with keys in a terminal, or with lines of text from any other stream."
     if _is_terminal(file_in, file_out):
         play_keys(session, file_in.fileno(), file_out)
