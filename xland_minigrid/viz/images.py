@@ -19,9 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..benchmarks.files import appearing
+from ..core.helpers import checked_int
 from ..core.tiles import FLOOR, NUM_COLORS, Tiles, pack_pairs
 from ..envs.wrappers import ObservationWrapper
-from .render import agent_sprite, check_tile_size, draw_tile, render, stamp
+from .render import agent_sprite, draw_tile, render, stamp
 
 # %% ../../nbs/viz/05_images.ipynb #a964ac59
 def _cell_picture(byte: int, size: int) -> np.ndarray:
@@ -76,8 +77,7 @@ def tile_table(tile_size: int = 32) -> np.ndarray:
     Kept in memory, and in the folder that `XLAND_MINIGRID_CACHE` names. Raises `ValueError` for a size other than an integer from 4,
     `OSError` if the folder cannot be written.
     """
-    check_tile_size(tile_size)
-    return _table(int(tile_size))
+    return _table(checked_int("tile_size", tile_size, 4))
 
 @functools.lru_cache(maxsize=8)
 def _table(size: int) -> np.ndarray:

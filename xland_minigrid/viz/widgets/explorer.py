@@ -9,7 +9,6 @@ __all__ = ['PLACES', 'DIFFICULTY', 'Term', 'read_search', 'Facts', 'matches', 'k
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #fd0c3236
 import functools
 import re
-import time
 from html import escape
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from ...benchmarks.solve import Plan, Reason, plan_of, prove
 from ...benchmarks.splits import goal_objects, rule_objects
 from ...core.actions import ACTION_NAMES
 from ...core.goals import goal_kinds
+from ...core.helpers import checked_int
 from ...core.language import describe_goal
 from ...core.parse import loose_noun
 from ...core.tiles import pack_pairs
@@ -31,7 +31,7 @@ from ..control import compiled as _compiled
 from ..player import Player, play_rollout
 from ..tree import draw_ruleset
 from .base import Shown, button, column, framed, html, ipywidgets, key_pad, row, spoken, still_page, words_html
-from .env_player import checked_seed, world_of
+from .env_player import world_of
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #bd67e3f0
 PLACES = {"goal": "goal", "goals": "goal", "rule": "needs", "rules": "needs", "needs": "needs", "makes": "makes", "product": "makes", "start": "start", "objects": "start"}
@@ -129,7 +129,6 @@ class Found(NamedTuple):
     rows: np.ndarray
     looked_at: int
     quick: int
-    seconds: float
 
 def _within(values, limits) -> np.ndarray:
     return (values >= limits[0]) & (values <= limits[1])
@@ -156,17 +155,19 @@ def _ranges(difficulty, **others) -> dict:
 
 def find(facts: Facts, *, goal_kind=None, num_rules=None, depth=None, num_steps=None, dead_ends=None, difficulty=None, solvable=None, text: str = "", limit=None) -> Found:
     "The rows that fit; see `RulesetExplorer.filter`."
-    if solvable not in (None, True, False) or limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, np.integer)) or limit < 1):
-        raise ValueError(f"solvable is {solvable!r} and limit {limit!r}: solvable is True or False, and limit a number of tasks from 1.")
-    ranges, begin = _ranges(difficulty, depth=depth, num_steps=num_steps, dead_ends=dead_ends), time.perf_counter()
+    if solvable not in (None, True, False):
+        raise ValueError(f"solvable is {solvable!r}: give True, False or None.")
+    if limit is not None:
+        checked_int("limit", limit, 1)
+    ranges = _ranges(difficulty, depth=depth, num_steps=num_steps, dead_ends=dead_ends)
     quick = rows = _quick(facts, goal_kind, num_rules, text)
     if ranges or solvable is not None:
         rows = quick[:limit]
         facts.prove(rows)
         proved = facts.reason[rows] == Reason.PROVED
         fits = [proved & _within(getattr(facts, name)[rows], limits) for name, limits in ranges.items()] + [proved == solvable] * (solvable is not None)
-        return Found(rows[np.all(fits, axis=0)], len(rows), len(quick), time.perf_counter() - begin)
-    return Found(rows, len(rows), len(rows), time.perf_counter() - begin)
+        return Found(rows[np.all(fits, axis=0)], len(rows), len(quick))
+    return Found(rows, len(rows), len(rows))
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #7919fec5
 class Example(NamedTuple):
@@ -214,7 +215,7 @@ class _Selection:
         self.world, self.env, self.params = world_of(env, params)
         if not hasattr(self.params, "ruleset"):
             raise ValueError(f"{self.world} has no rulesets: choose an XLand environment.")
-        self.facts, self.seed = Facts(self.benchmark, self.env, self.params), checked_seed(seed)
+        self.facts, self.seed = Facts(self.benchmark, self.env, self.params), checked_int("seed", seed, 0, 2**32 - 1)
         self.filter()
 
     found = property(lambda self: self._result.rows, doc="The rows that fit the present filter, int64, increasing.")
@@ -238,22 +239,21 @@ class _Selection:
 
     def show(self, row: int, seed: int | None = None):
         "Show the task of a row, at the start of `seed` (by default the explorer's), and return the explorer. Raises `IndexError` or `TypeError` for a wrong row."
-        ruleset, start = self.benchmark.get_ruleset(row), self.seed if seed is None else checked_seed(seed)
+        ruleset, start = self.benchmark.get_ruleset(row), self.seed if seed is None else checked_int("seed", seed, 0, 2**32 - 1)
         row = int(row) % len(self.benchmark)
         self.facts.prove(np.array([row]))
         self.example, self._start = example_of(row, ruleset, self.env, self.params, start), start
         return self._update()
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #5db47f98
-def _count_html(self, live: bool = True) -> str:
-    "The number of tasks that fit, and the criteria; `live` adds the seconds it took."
+def _count_html(self) -> str:
+    "The number of tasks that fit, and the criteria."
     result, n = self._result, len(self.benchmark)
     words = f"<b>{len(result.rows):,}</b> of {n:,} tasks fit"
     if result.looked_at < result.quick:
         words = f"<b>{len(result.rows):,}</b> of the first {result.looked_at:,} fit; {result.quick - result.looked_at:,} others have not been looked at"
-    notes = [f"{result.seconds:.2f} s"] * live + [", ".join(f"{name}={value!r}" for name, value in self.criteria.items() if name != "limit")]
-    told = "; ".join(escape(note) for note in notes if note)
-    told = f' <span class="xmg-w-soft">({told})</span>' if told else ""
+    told = ", ".join(f"{name}={value!r}" for name, value in self.criteria.items() if name != "limit")
+    told = f' <span class="xmg-w-soft">({escape(told)})</span>' if told else ""
     return f'<div role="status" class="xmg-w-number">{words}{told}</div>'
 
 def _facts_html(self) -> str:
@@ -439,7 +439,7 @@ class RulesetExplorer(_Selection, Shown):
     def still(self) -> str:
         "The task shown, and the number that fit, as HTML."
         solved = f'<div style="flex:0 1 420px;min-width:min(260px,100%)">{_plan_html(self)}</div><div style="max-width:100%">{_film_html(self)}</div>'
-        body = f'{_count_html(self, live=False)}<div style="margin:8px 0">{_task_html(self)}</div><div class="xmg-w-row" style="margin-bottom:8px">{solved}</div>{_tree_html(self)}'
+        body = f'{_count_html(self)}<div style="margin:8px 0">{_task_html(self)}</div><div class="xmg-w-row" style="margin-bottom:8px">{solved}</div>{_tree_html(self)}'
         return still_page(body, "explorer", "a task of a benchmark", "A still: run this cell to filter and browse.")
 
     def __repr__(self) -> str:

@@ -13,6 +13,7 @@ from typing import Sequence
 import numpy as np
 
 from ...core.goals import BaseGoal, OneTileGoal, TileOnPositionGoal, TwoTileGoal, goal_kinds
+from ...core.helpers import checked_int
 from ...core.language import describe_goal
 from ...core.tiles import Tiles, tile_name, unpack
 from ..player import Bars, Curve, Player, play_rollout
@@ -171,9 +172,7 @@ class RolloutViewer:
 
     @frame.setter
     def frame(self, k: int) -> None:
-        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 0 <= k < len(self.moments):
-            raise IndexError(f"There is no moment {k!r}: choose a whole number from 0 to {len(self.moments) - 1}.")
-        self.player.start = int(k)
+        self.player.start = checked_int("frame", k, 0, len(self.moments) - 1, IndexError)
 
     def still(self, frame: int | None = None) -> str:
         "One moment, by default `self.frame`, and the outcomes of all trials, as HTML without scripts."

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core.goals import AgentHoldGoal
+from ...core.helpers import checked_int
 from ...core.rules import TileNearRule
 from ...core.ruleset import RuleSet
 from ...core.tiles import Colors, Tiles
@@ -59,8 +60,7 @@ def step_worlds(env, params, steps: int, timestep, key):
 def checked_numbers(num_envs, size, rules, steps, repeats=1) -> None:
     "Raise `ValueError` for a number out of range."
     for name, value, low, high in (("num_envs", num_envs, 1, 2**20), ("size", size, 5, 100), ("rules", rules, 0, 100), ("steps", steps, 1, 100_000), ("repeats", repeats, 1, 1000)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-            raise ValueError(f"{name} is {value!r}: give a whole number from {low} to {high:,}.")
+        checked_int(name, value, low, high)
 
 def memory_of(tree, num_envs: int) -> float:
     "Bytes per world of a batch of worlds."

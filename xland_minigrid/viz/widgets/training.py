@@ -21,7 +21,8 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from .base import VIEW, Shown, button, html, ipywidgets, row, still_page
+from ...core.helpers import checked_int
+from .base import Shown, button, html, ipywidgets, row, still_page
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #93af06ad
 INK, COLORS = "#7d8594", ("#d97706", "#3b82f6", "#10a37f", "#c026d3")
@@ -226,10 +227,8 @@ class _Log(Background):
     def __init__(self, run: Callable, total_steps: int, panels: Sequence[Panel] = (), *, rows: Sequence[Mapping] = (), title: str = "Training"):
         if not callable(run):
             raise TypeError(f"run is {run!r}: give a function run(report, should_stop, resume) that trains.")
-        if isinstance(total_steps, bool) or not isinstance(total_steps, (int, np.integer)) or total_steps < 1:
-            raise ValueError(f"total_steps is {total_steps!r}: give a whole number, at least 1.")
         super().__init__(rows)
-        self.title, self.total_steps, self.panels, self.state = title, int(total_steps), [Panel(*p) for p in panels], "stopped" if rows else "idle"
+        self.title, self.total_steps, self.panels, self.state = title, checked_int("total_steps", total_steps, 1), [Panel(*p) for p in panels], "stopped" if rows else "idle"
         self._run, self._news, self._curves, self._clock = run, threading.Event(), [], []
 
     @property
