@@ -509,9 +509,9 @@ def test_settings_are_complete_and_survive_json():
 
 @pytest.mark.parametrize("settings,word", [
     (dict(kind="accel"), "uniform, plr, sfl, regret"), (dict(kind=None), "kind"), (dict(kind="plr", buffer=0), "buffer"), (dict(kind="plr", buffer=2.5), "integer"), (dict(kind="plr", buffer=True), "integer"),
-    (dict(kind="plr", replay=1.1), "between"), (dict(kind="plr", replay=float("nan")), "between"), (dict(kind="plr", staleness=-.1), "between"), (dict(kind="plr", fill=2), "between"),
-    (dict(kind="plr", temperature=0), "above 0"), (dict(kind="plr", temperature=float("nan")), "above 0"), (dict(kind="plr", temperature=float("inf")), "above 0"),
-    (dict(kind="plr", score="luck"), "one of maxmc"), (dict(kind="plr", score="regret"), "kind 'regret'"), (dict(kind="sfl", score="maxmc"), "leave it out"), (dict(kind="regret", score="maxmc"), "leave it out"),
+    (dict(kind="plr", replay=1.1), "lie in"), (dict(kind="plr", replay=float("nan")), "lie in"), (dict(kind="plr", staleness=-.1), "lie in"), (dict(kind="plr", fill=2), "lie in"),
+    (dict(kind="plr", temperature=0), "lie in"), (dict(kind="plr", temperature=float("nan")), "lie in"), (dict(kind="plr", temperature=float("inf")), "lie in"),
+    (dict(kind="plr", score="luck"), "choose from maxmc"), (dict(kind="plr", score="regret"), "kind 'regret'"), (dict(kind="sfl", score="maxmc"), "leave it out"), (dict(kind="regret", score="maxmc"), "leave it out"),
     (dict(kind="plr", weights="size"), "rank, score, equal"), (dict(kind="plr", candidates=5), "both"), (dict(kind="plr", period=5), "both"),
     (dict(kind="plr", candidates=5, period=5), "trial"), (dict(kind="sfl", trials=1), "at least 2"), (dict(kind="sfl", candidates=0, period=0), "trying"),
     (dict(kind="sfl", candidates=10), "raise curriculum.candidates"), (dict(kind="plr", candidates=-1), "of at least 0"), (dict(kind="sfl", period=0), "both"),

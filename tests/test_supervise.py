@@ -203,7 +203,7 @@ def test_wrong_arguments_start_nothing(tmp_path):
     for options, error, words in [
             (dict(command="train"), TypeError, "list of strings"), (dict(command=[]), TypeError, "list of strings"), (dict(command=["train", 3]), TypeError, "list of strings"),
             (dict(command=["no-such-program"]), ValueError, "no program no-such-program"), (dict(processes=0), ValueError, "processes is 0"),
-            (dict(tries=0), ValueError, "tries is 0"), (dict(tries=2.0), ValueError, "whole number")]:
+            (dict(tries=0), ValueError, "tries is 0"), (dict(tries=2.0), ValueError, "integer")]:
         with pytest.raises(error, match=words):
             supervise(**{"command": [sys.executable, "-c", f"open({str(tmp_path / 'x')!r}, 'w')"], "folder": tmp_path, **options})
         assert not (tmp_path / "x").exists()

@@ -52,7 +52,7 @@ def open_box(name: str, folder: Path | None = None) -> Agent:
     return dataclasses.replace(agent, parameters=from_arrays(load(data), agent.parameters), steps=card["steps"])
 
 def load_agent(run, step: int | None = None) -> Agent:
-    """The agent in the folder of a run (or in its `checkpoints`), from the latest checkpoint unless a step is named; or an agent in the box, by its name.
+    """The agent of a run's folder (see `load_run`), or by name one in the box.
 
     Raises `CheckpointError` when there is none or it is damaged, `ValueError` for a name that is neither a folder nor in the box.
     """

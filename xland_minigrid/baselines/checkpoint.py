@@ -12,7 +12,6 @@ import errno
 import hashlib
 import importlib.metadata
 import json
-import operator
 import os
 import signal
 import threading
@@ -25,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..benchmarks.files import appearing
+from ..core.helpers import checked_int
 
 # %% ../../nbs/baselines/07_checkpoint.ipynb #d0da8bf0
 class CheckpointError(ValueError):
@@ -48,7 +48,7 @@ def to_arrays(tree) -> dict[str, np.ndarray]:
     return {name: np.array(jax.random.key_data(x) if _is_key(x) else x) for name, x in plain.items()}
 
 def _forms(tree) -> dict[str, jax.ShapeDtypeStruct]:
-    "Shapes and dtypes of what `to_arrays` would give, from shapes and dtypes alone: the arrays themselves may have been donated."
+    "Shapes and dtypes of what `to_arrays` gives, also of arrays that were donated."
     def form(x):
         x = jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
         return jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
@@ -168,7 +168,7 @@ def _check_fit(where, found: dict, wanted: dict):
 
 # %% ../../nbs/baselines/07_checkpoint.ipynb #a8a0d03c
 def _lock(folder: Path):
-    "The open file whose lock says that this process writes in a folder, which is made, and cleared of what was never finished. Raises `CheckpointError`."
+    "The locked file of the process that writes in a folder. Makes the folder and deletes unfinished files. Raises `CheckpointError`."
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".writer", "a+b", buffering=0)
@@ -191,26 +191,17 @@ def _lock(folder: Path):
         file.write(f"{os.getpid()}\n".encode())
     return file
 
-def _whole_number(x, name: str, least: int) -> int:
-    try:
-        if operator.index(x) >= least:
-            return operator.index(x)
-    except TypeError:
-        raise TypeError(f"{name} is {x!r}: it must be a whole number.") from None
-    raise ValueError(f"{name} is {x}: it must be at least {least}.")
-
 # %% ../../nbs/baselines/07_checkpoint.ipynb #3e145cac
 class Checkpoints(CheckpointFolder):
-    """The checkpoints of one run, to be read and written. folder: where they are; made when something is written. keep: how many of the latest stay. writer: whether this process writes; None means the first
-    process of `jax.distributed` and nobody else, as all processes hold the same values. Where it does not, saving does nothing.
+    """The checkpoints of one run, to be read and written; the latest `keep` stay.
 
-    Within `with Checkpoints(...) as checkpoints:` saving happens in the background, and leaving the block waits for the last one. Outside of it, `save`
-    returns when the checkpoint is whole. Reading needs no `with`.
+    writer: whether this process writes, else saving does nothing; None means the first process of `jax.distributed`.
+    Within `with Checkpoints(...) as checkpoints:` saving runs in the background, and leaving the block waits for it. Outside of it `save` returns when the file is whole.
     """
 
     def __init__(self, folder, keep: int = 3, *, writer: bool | None = None):
         super().__init__(folder)
-        self.keep, self.writer = _whole_number(keep, "keep", 1), writer
+        self.keep, self.writer = checked_int("keep", keep, 1), writer
         self._thread = self._file = self._writing = None
 
     def open(self) -> "Checkpoints":
@@ -221,12 +212,12 @@ class Checkpoints(CheckpointFolder):
         return self
 
     def save(self, step: int, tree, about: dict | None = None) -> Path:
-        """Write a checkpoint, all of it or nothing, and delete those that are too many.
+        """Write a checkpoint, all of it or nothing, and delete those that are too many; returns its path. A step that exists stays as it is.
 
-        step: 0 or more. tree: any pytree of arrays; they may be donated as soon as this returns. about: what JSON can hold, the configuration for example.
-        Saving a number twice changes nothing. Returns its path. Raises `CheckpointError` when the one before could not be written (outside of `with`: this one).
+        tree: any pytree of arrays; they may be donated as soon as this returns. about: what JSON can hold.
+        Raises `CheckpointError` when the one before could not be written (outside of `with`: this one).
         """
-        step, about = _whole_number(step, "step", 0), _json(about or {})
+        step, about = checked_int("step", step, 0), _json(about or {})
         if self._thread is None:
             with self.open() as opened:
                 return self.path(step) if opened._thread is None else self.save(step, tree, about)
@@ -305,9 +296,9 @@ def _hand_on(data: bytes) -> bytes:
     return b"".join(found)
 
 def first_says(call: Callable) -> Any:
-    """What `call()`, which runs in the first process of `jax.distributed` only, returns there; all processes call this together and get the same.
+    """The result of `call()` in the first process of `jax.distributed`, for all processes, which call this together. It must be what JSON can hold.
 
-    The result must be what JSON can hold. What it raises is raised in all processes, in the others as a `CheckpointError` with the same sentence.
+    An error is raised in all processes, in the others as a `CheckpointError` with the same sentence.
     """
     if jax.process_count() == 1:
         return call()
@@ -326,7 +317,7 @@ def first_says(call: Callable) -> Any:
     return result
 
 def load_together(checkpoints: CheckpointFolder, like, step: int | None = None) -> tuple[Any, dict]:
-    "`checkpoints.load` for all processes of `jax.distributed` at once: the first one reads, all get the same tree (on their own device) and record."
+    "`checkpoints.load` for all processes of `jax.distributed` at once: the first one reads, all get the tree and the record."
     if jax.process_count() == 1:
         return checkpoints.load(like, step)
     arrays = {}
@@ -344,7 +335,7 @@ def load_together(checkpoints: CheckpointFolder, like, step: int | None = None) 
 
 # %% ../../nbs/baselines/07_checkpoint.ipynb #378783db
 class Interrupts:
-    "Within this context the first Ctrl-C (or SIGTERM) sets `happened`; the second raises `KeyboardInterrupt`. Outside the main thread it does nothing."
+    "In this context the first Ctrl-C (or SIGTERM) sets `happened`, the second raises `KeyboardInterrupt`. Does nothing outside the main thread."
     happened, expected = False, False  # expected: a program asked for it, and knows
 
     def __enter__(self):

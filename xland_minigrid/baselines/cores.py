@@ -21,19 +21,19 @@ from ..core.struct import PyTreeNode
 
 # %% ../../nbs/baselines/01_cores.ipynb #3246094e
 def dense(inputs: int, outputs: int, scale: float, *, rngs: nnx.Rngs, bias=True, dtype=jnp.float32) -> nnx.Linear:
-    "A linear layer with orthogonal initial weights times `scale`, which computes in `dtype`. `bias` is False for none, or its initial values `(outputs,)`; True begins at 0."
+    "A linear layer with orthogonal weights times `scale` that computes in `dtype`. `bias`: False, or initial values `(outputs,)`; True begins at 0."
     values = np.zeros(outputs) if isinstance(bias, bool) else bias
     return nnx.Linear(inputs, outputs, use_bias=bias is not False, kernel_init=nnx.initializers.orthogonal(scale),
                       bias_init=lambda key, shape, dtype, *_: jnp.asarray(values, dtype), dtype=dtype, rngs=rngs)
 
 # %% ../../nbs/baselines/01_cores.ipynb #e904f5ee
 def varies(x) -> frozenset:
-    "The axes of the `shard_map` around, along which `x` may differ from device to device."
+    "The axes of the surrounding `shard_map` along which `x` may differ between devices."
     kind = jax.typeof(x)
     return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", frozenset())  # JAX renamed it after 0.7
 
 def alike(gradients, primals):
-    "Gradients of `primals`, summed over those devices of a `shard_map` on which a primal is the same and its gradient is not."
+    "Gradients of `primals`, summed over the devices of a `shard_map` that share a primal but not its gradient."
     def total(gradient, primal):
         axes = tuple(varies(gradient) - varies(primal))
         return jax.lax.psum(gradient, axes) if axes else gradient
@@ -41,7 +41,7 @@ def alike(gradients, primals):
 
 @jax.custom_vjp
 def affine(x, kernel, bias):
-    "`x (..., n)` times the float32 `kernel (n, m)`, plus `bias (m,)`, computed in the type of `x`; the gradients of kernel and bias are summed in float32."
+    "`x (..., n)` times the float32 `kernel (n, m)`, plus `bias (m,)`, in the type of `x`; gradients of kernel and bias sum in float32."
     return x @ kernel.astype(x.dtype) + bias.astype(x.dtype)
 
 def _affine_forward(x, kernel, bias):
@@ -56,7 +56,7 @@ def _affine_backward(residuals, d_y):
 affine.defvjp(_affine_forward, _affine_backward)
 
 def apply(layer: nnx.Linear, x, dtype):
-    "`layer` on `x` in the compute type `dtype`, which is also the type of what comes out."
+    "`layer` on `x`, computed and returned in `dtype`."
     if dtype == jnp.float32:
         return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)  # a matrix: XLA multiplies those best, above all on the way back
     kernel = layer.kernel[...]
@@ -64,12 +64,9 @@ def apply(layer: nnx.Linear, x, dtype):
 
 # %% ../../nbs/baselines/01_cores.ipynb #a77a1e99
 class Core(nnx.Module):
-    """A memory over sequences, with one interface for all kinds.
+    """A memory over sequences, with one interface for all kinds: `inputs` numbers per step to `features`.
 
-    Attributes:
-        inputs: numbers per step that go in.
-        features: numbers per step that come out.
-        dtype: type in which matrix products are computed; parameters, outputs and what is carried from step to step are float32.
+    Matrix products are computed in `dtype`; parameters, outputs and what is carried from step to step are float32.
     """
 
     def __init__(self, inputs: int, units: int, layers: int, context: int, dtype):
@@ -86,7 +83,7 @@ class Core(nnx.Module):
         raise NotImplementedError
 
     def __call__(self, x, memory):
-        """Live through the steps `x (T, B, inputs)`, floats, beginning with `memory`: the features float32 `(T, B, features)`, and the memory afterwards.
+        """Features, float32 `(T, B, features)`, of the steps `x (T, B, inputs)`, floats, and the memory after them, beginning with `memory`.
 
         Raises `ValueError` for an `x` or a memory of another shape or type.
         """
@@ -110,9 +107,9 @@ def compute_type(dtype):
 
 # %% ../../nbs/baselines/01_cores.ipynb #c9f0046a
 class Stack(Core):
-    """A core of layers. Each maps `x (T, B, inputs)` and its memory `(B, carried)` to `(T, B, features)` and its memory afterwards.
+    """A core of layers, each `x (T, B, inputs)` and a memory `(B, carried)` to `(T, B, features)` and the next memory.
 
-    A subclass makes them by `new_layer(i, inputs, rngs, **settings)`. With `enters` a linear layer comes before the first.
+    A subclass makes them in `new_layer(i, inputs, rngs, **settings)`. With `enters` a linear layer comes first.
     """
     enters = False
 
@@ -205,7 +202,7 @@ def chrono_biases(units: int, chrono_horizon: int = CHRONO_HORIZON) -> np.ndarra
     return np.log(np.linspace(1, chrono_horizon, units))
 
 class GRULayer(nnx.Module):
-    "A gated recurrent unit over sequences: `(T, B, inputs)` and a memory `(B, units)` to the memories after each step, float32 `(T, B, units)`, and the last of them."
+    "A gated recurrent unit: `(T, B, inputs)` and a memory `(B, units)` to all memories, float32 `(T, B, units)`, and the last one."
 
     def __init__(self, inputs: int, units: int, dtype, chrono_horizon: int = CHRONO_HORIZON, *, rngs: nnx.Rngs):
         self.dtype = dtype
@@ -258,7 +255,7 @@ fold.defvjp(_fold_forward, _fold_backward)
 
 # %% ../../nbs/baselines/01_cores.ipynb #2aa0452a
 class MinGRULayer(nnx.Module):
-    "Gates that see the input alone: `(T, B, inputs)` and a memory `(B, units)` to the memories after each step (plus the input, with `residual`), float32 `(T, B, units)`, and the last of them."
+    "Gates that see only the input: `(T, B, inputs)` and a memory `(B, units)` to all memories (plus the input, with `residual`), float32 `(T, B, units)`, and the last one."
 
     def __init__(self, inputs: int, units: int, dtype, residual: bool, *, rngs: nnx.Rngs):
         self.dtype, self.residual = dtype, residual
@@ -270,7 +267,7 @@ class MinGRULayer(nnx.Module):
         return x + known if self.residual else known, known[-1]
 
 class MinGRU(Stack):
-    "Minimal gated recurrent units (Feng et al. 2024), layers after the first with a residual connection. The memory is float32 `(B, layers * units)`."
+    "Minimal gated recurrent units (Feng et al. 2024), residual after the first layer. The memory is float32 `(B, layers * units)`."
 
     def new_layer(self, i: int, inputs: int, rngs: nnx.Rngs) -> MinGRULayer:
         return MinGRULayer(inputs, self.features, self.dtype, i > 0, rngs=rngs)
@@ -345,7 +342,7 @@ def waves(number, width: int, longest: float):
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 def skew(scores):
-    "Scores by distance to scores by place: `(..., S, C + 1)` to `(..., S, C + S)`, row i moved i places to the right; what is not covered is arbitrary."
+    "Scores by distance to scores by place: `(..., S, C + 1)` to `(..., S, C + S)`, row i moved i to the right; the rest is arbitrary."
     *batch, size, width = scores.shape
     padded = jnp.pad(scores, [(0, 0)] * (len(batch) + 1) + [(0, size)])
     return padded.reshape(*batch, -1)[..., : size * (width + size - 1)].reshape(*batch, size, width + size - 1)
@@ -359,7 +356,7 @@ def windows(entries, context: int, size: int):
     return jnp.concatenate([blocks[:, :-1], blocks[:, 1:]], axis=2)
 
 def heads_of(units: int) -> int:
-    "How many heads: a power of two, at most 8, that divides `units` and leaves each head 32 numbers or more; else one."
+    "The number of heads: the largest of 8, 4, 2 that divides `units` into 32 or more per head; else 1."
     return max(n for n in (1, 2, 4, 8) if n == 1 or units % n == 0 and units // n >= 32)
 
 class RelativeAttention(nnx.Module):
@@ -377,7 +374,7 @@ class RelativeAttention(nnx.Module):
         return x.reshape(*x.shape[:-1], self.heads, -1)
 
     def queries(self, x):
-        "What is asked of contents and of distances, each `(..., heads, d)`, and the answers of the distances `(context + 1, heads, d)`, the longest first."
+        "Queries to contents and to distances, each `(..., heads, d)`, and keys of the distances `(context + 1, heads, d)`, longest first."
         width = math.sqrt(self.units // self.heads)
         q = self.split(apply(self.query, x, self.dtype)) / width
         content, distance = (q + (b[...] / width).astype(q.dtype) for b in (self.by_content, self.by_distance))
@@ -402,12 +399,12 @@ class RelativeAttention(nnx.Module):
         return apply(self.out, y.reshape(batch, -1, self.units)[:, :steps], self.dtype)
 
 def softmax_of(scores, seen, dtype):
-    "Weights of the type `dtype` that add up to 1 over the last axis, from scores; 0 for what is not `seen`."
+    "Softmax of the `seen` scores over the last axis, as `dtype`; 0 for the others."
     return jax.nn.softmax(jnp.where(seen, scores.astype(jnp.float32), -1e30), axis=-1).astype(dtype)
 
 # %% ../../nbs/baselines/01_cores.ipynb #36261e8f
 def attend_once(attention: RelativeAttention, x, entries, count):
-    "As `RelativeAttention.sequence` for one new step, `x (B, units)` to `(B, units)`, without making keys and values of the entries."
+    "`RelativeAttention.sequence` for one new step, `x (B, units)` to `(B, units)`, without keys and values of the entries."
     content, distance, places = attention.queries(x)
     key, value = (attention.split(part).astype(attention.dtype) for part in jnp.split(attention.key_value.kernel[...], 2, axis=-1))
     question = jnp.einsum("bhd,uhd->bhu", content, key)
@@ -439,19 +436,15 @@ class TransformerLayer(nnx.Module):
         return x, jnp.concatenate([entries[:, seen.shape[1] :], seen[:, -entries.shape[1] :]], axis=1)
 
 class Window(PyTreeNode):
-    """What a transformer remembers.
-
-    Attributes:
-        entries: for each layer its normalised inputs at the last `context` steps, newest last, in the compute type `(B, context, units)`.
-        count: how many of them are real, int32 `(B,)`; the others, at the front, are never looked at.
-    """
+    """What a transformer remembers: `entries`, each layer's normalised inputs at the last `context` steps, newest last, in the compute type `(B, context, units)`;
+    `count`, how many of them (the last ones) are real, int32 `(B,)`."""
     entries: tuple
     count: jax.Array
 
 class Transformer(Stack):
-    """A gated Transformer-XL (Parisotto et al. 2020) with `heads_of(units)` heads. Each layer sees the present step and the `context` steps before it.
+    """A gated Transformer-XL (Parisotto et al. 2020) with `heads_of(units)` heads; each layer sees the present step and `context` steps before it.
 
-    The memory is a `Window`. Within one call a gradient reaches back `layers * context` steps; none goes into the memory that came in.
+    The memory is a `Window`. Gradients reach back `layers * context` steps within one call, and never into the incoming memory.
     """
     enters = True
 
@@ -478,11 +471,9 @@ def make_core(name: str, inputs: int, units: int, *, layers: int = 1, context: i
     """The core called `name`, one of `CORES`, from `inputs` numbers per step to `units`.
 
     Args:
-        layers: how many are stacked.
-        context: steps that each layer of a transformer keeps; the others have no use for it.
-        chrono_horizon: steps over which the most patient unit of a fresh GRU keeps what it knows; only the GRU asks.
-        dtype: float32 or bfloat16, for matrix products; parameters and outputs are float32 in any case.
-
+        layers: how many are stacked. context: steps that each layer of a transformer keeps.
+        chrono_horizon: largest time constant of a new GRU, in steps (chrono initialisation, Tallec & Ollivier 2018).
+        dtype: float32 or bfloat16, for matrix products; parameters and outputs are float32.
     Raises `ValueError` for an unknown name, a size that is not a positive whole number, or another type.
     """
     if name not in CORES:

@@ -10,12 +10,13 @@ __all__ = ['SCORES', 'KINDS', 'Outcome', 'Curriculum', 'uniform_tasks', 'Buffer'
 # %% ../../nbs/baselines/06_curriculum.ipynb #3041bd71
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .options import check_fields
 from ..benchmarks.oracle import estimated_steps
 from ..core.helpers import checked_int
 from ..core.struct import PyTreeNode
@@ -23,7 +24,7 @@ from ..envs.registration import make
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #221e4924
 class Outcome(PyTreeNode):
-    "What became of `B` agents on their tasks, arrays `(B,)`. An agent with no finished trial, or with NaN where its curriculum looks, counts as unknown."
+    "What became of `B` agents on their tasks, arrays `(B,)`. No finished trial, or NaN in what the curriculum reads, means unknown."
     success: jax.Array  # share of the finished trials that reached the goal, float32
     returns: jax.Array  # mean return of a finished trial, float32
     best: jax.Array  # return of the best finished trial, float32
@@ -33,11 +34,9 @@ class Outcome(PyTreeNode):
 # %% ../../nbs/baselines/06_curriculum.ipynb #78621272
 @runtime_checkable
 class Curriculum(Protocol):
-    """What chooses the tasks of training.
+    """Chooses the tasks of training, row numbers of the benchmark; a number outside of it means no task.
 
-    Arrays are JAX arrays in the curricula of this module, which are pure and can be compiled. An implementation on the host may use NumPy throughout, change its
-    state in place, and take integers as keys: callers use what is returned and nothing else. Tasks are row numbers of the benchmark that is trained on;
-    a number outside of it, −1 say, means "no task".
+    The curricula of this module are pure functions of JAX arrays. One on the host may use NumPy, change its state in place, and take integers as keys.
     """
     period: int  # tasks are tried out every so many rounds, from round 0 on; 0: never
     candidates: int  # how many tasks are tried out each time
@@ -46,7 +45,7 @@ class Curriculum(Protocol):
     def start(self, num_tasks: int) -> Any:
         "The state before anything was played: a pytree whose size does not depend on the number of agents."
     def draw(self, state, keys) -> tuple[Any, Any]:
-        "The state, which must not depend on `keys`, and a task for each agent, int32 `(B,)`, from its own random key `(B,)` and the state alone."
+        "The state, independent of `keys`, and a task for each agent, int32 `(B,)`, from its key `(B,)` and the state alone."
     def record(self, state, tasks, outcome: Outcome) -> Any:
         "The state after `tasks (B,)` of all agents have been played. Called once a round."
     def wants(self, round) -> Any:
@@ -60,7 +59,7 @@ class Curriculum(Protocol):
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #888b9e22
 def uniform_tasks(num_tasks, keys) -> jax.Array:
-    "A task for each random key `(B,)`, all equally likely: int32 `(B,)`, from 0 to below `num_tasks`, an integer or an int32 scalar."
+    "A task below `num_tasks` for each random key `(B,)`, all equally likely: int32 `(B,)`."
     return jax.vmap(lambda key: jax.random.randint(key, (), 0, num_tasks))(keys)
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #48b5cda0
@@ -79,7 +78,7 @@ def _checked_outcome(tasks, outcome: Outcome) -> tuple[jax.Array, Outcome]:
 _NOBODY = np.int32(2**31 - 1)  # no task; sorts behind every task
 
 class Buffer(PyTreeNode):
-    "What a curriculum remembers: `K` slots for tasks, and how often each is drawn. Twenty bytes a slot (`task` to `ends`); `reference` takes four bytes for every task."
+    "`K` slots for tasks and their probabilities: 20 bytes a slot, and 4 bytes per task of the benchmark for `reference`."
     num_tasks: jax.Array  # int32 scalar
     round: jax.Array  # rounds recorded, int32 scalar
     task: jax.Array  # int32 (K,), −1 where the slot is empty
@@ -110,10 +109,10 @@ SCORES = {  # of outcomes and reference returns, float32 (n,) each; NaN where wh
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #86a72766
 def combined(tasks, outcome: Outcome, known) -> tuple[jax.Array, Outcome]:
-    """Outcomes by task instead of by agent; arguments and results have one leading axis `(B,)`.
+    """Outcomes by task instead of by agent; all arrays are `(B,)`. known: bool, whose outcome counts.
 
-    tasks: int32. known: bool, whose outcome counts. Returns the different tasks in increasing order, followed by 2³¹ − 1 as often as is needed, and what became of each:
-    `success` and `returns` weigh every trial alike, `value_loss` every agent; `best` is the best, `trials` the sum.
+    Returns the different tasks in increasing order, padded with 2³¹ − 1, and their outcomes: `success` and `returns` averaged over trials, `value_loss` over agents,
+    the maximum of `best`, the sum of `trials`.
     """
     tasks = jnp.where(known, tasks, _NOBODY)
     order = jnp.argsort(tasks)
@@ -128,7 +127,7 @@ def combined(tasks, outcome: Outcome, known) -> tuple[jax.Array, Outcome]:
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #8f4b92b2
 def _rescored(state: Buffer, task, outcome: Outcome, rule) -> tuple[Buffer, jax.Array]:
-    "The buffer with new scores for its tasks that are in `task (B,)`, as `combined` gives them; and which of these it has, bool `(B,)`."
+    "The buffer with new scores for its tasks that are in `task (B,)`, from `combined`; and which of these it holds, bool `(B,)`."
     at = jnp.minimum(jnp.searchsorted(task, state.task), len(task) - 1)
     hit = task[at] == state.task
     now = jax.tree.map(lambda x: x[at], outcome)
@@ -139,7 +138,7 @@ def _rescored(state: Buffer, task, outcome: Outcome, rule) -> tuple[Buffer, jax.
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #5f2e8af5
 def _inserted(state: Buffer, task, score, best) -> Buffer:
-    "The buffer with those of `task (B,)` that score higher than what they replace; `score` is −∞ for what is not to come in."
+    "The buffer with those of `task (B,)` that score higher than what they replace; a `score` of −∞ never enters."
     most = min(len(task), len(state.task))
     score, which = jax.lax.top_k(score, most)
     slot = jax.lax.top_k(-state.score, most)[1]
@@ -149,7 +148,7 @@ def _inserted(state: Buffer, task, score, best) -> Buffer:
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #658257fd
 def learnt(state: Buffer, tasks, outcome: Outcome, rule) -> Buffer:
-    "The buffer after `tasks (B,)` were played: known ones scored again by `rule`, one of `SCORES`, new ones put in where they score higher than others."
+    "The buffer after `tasks (B,)` were played: its own tasks scored again by `rule`, one of `SCORES`; new ones replace lower scores."
     tasks, outcome = _checked_outcome(tasks, outcome)
     exists = (tasks >= 0) & (tasks < state.num_tasks)
     known = exists & (outcome.trials > 0) & jnp.isfinite(outcome.trials) & jnp.isfinite(rule(outcome, state.reference_of(tasks)))
@@ -200,7 +199,7 @@ def _shared_out(state: Buffer, how: str, temperature: float, staleness: float, f
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #736ead49
 def drawn_tasks(state: Buffer, keys, replay: float) -> jax.Array:
-    "A task for each random key `(B,)`, int32 `(B,)`: with probability `replay` from the buffer, once it is ready, else any task with equal probability."
+    "A task for each random key `(B,)`, int32 `(B,)`: with probability `replay` from a buffer that is ready, else any task."
     split = jax.vmap(lambda key: jax.random.split(key, 3))(keys)
     total = state.ends[-1]
     point = jax.vmap(lambda key: jax.random.randint(key, (), 0, jnp.maximum(total, 1)))(split[:, 1])
@@ -221,10 +220,10 @@ _USUAL = {
 @dataclass(frozen=True)
 class CurriculumConfig:
     "How tasks are chosen. Fields that are None become what is usual for the kind. Raises `ValueError` for values out of range or that do not go together."
-    kind: str = "uniform"  # "uniform", "plr", "sfl" or "regret"
+    kind: Literal["uniform", "plr", "sfl", "regret"] = "uniform"  # how tasks are chosen
     buffer: int | None = None  # tasks that are remembered
-    score: str | None = None  # plr: "maxmc", "value_loss" or "learnability"; the other kinds have their own
-    weights: str | None = None  # within the buffer: by "rank" of the score, by the "score" itself, or all "equal"
+    score: Literal["maxmc", "value_loss", "learnability", "regret"] | None = None  # plr: "maxmc", "value_loss" or "learnability"; the other kinds have their own
+    weights: Literal["rank", "score", "equal"] | None = None  # within the buffer: by "rank" of the score, by the "score" itself, or all "equal"
     temperature: float | None = None  # weights are raised to the power 1/temperature: low ones prefer the highest scores
     staleness: float | None = None  # share of the probability that goes by how long ago a task was scored
     replay: float | None = None  # share of the agents that draw from the buffer (SFL's ρ); the others draw from all tasks
@@ -234,9 +233,7 @@ class CurriculumConfig:
     trials: int | None = None  # trials for each candidate
 
     def __post_init__(self):
-        if self.kind not in KINDS:
-            raise ValueError(f"curriculum.kind is {self.kind!r}: choose one of {', '.join(KINDS)}.")
-        for name, value in _USUAL[self.kind].items():
+        for name, value in _USUAL.get(self.kind, {}).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         _check_ranges(self)
@@ -246,13 +243,7 @@ class CurriculumConfig:
 # %% ../../nbs/baselines/06_curriculum.ipynb #6fe475b7
 def _check_ranges(config: CurriculumConfig):
     "Raise `ValueError` for a value that makes no sense by itself."
-    share, choice = (lambda x: 0 <= x <= 1, "between 0 and 1"), lambda *names: (lambda x: x in names, f"one of {', '.join(names)}")
-    allowed = dict(staleness=share, replay=share, fill=share,
-                   temperature=(lambda x: 0 < x < np.inf, "above 0"), score=choice(*SCORES), weights=choice("rank", "score", "equal"))
-    for name, (fits, says) in allowed.items():
-        x = getattr(config, name)
-        if x is not None and not fits(x):
-            raise ValueError(f"curriculum.{name} is {x!r}: it must be {says}.")
+    check_fields(config, "curriculum.", **dict.fromkeys(("staleness", "replay", "fill"), "[0, 1]"), temperature="(0, inf)")
     for name, least in dict(buffer=1, candidates=0, period=0, trials=0).items():
         if getattr(config, name) is not None:
             checked_int(f"curriculum.{name}", getattr(config, name), least)
@@ -272,10 +263,10 @@ def _check_together(config: CurriculumConfig):
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #1284f103
 def published(kind: str, **changes) -> CurriculumConfig:
-    """The settings of public runs on `high-3m` (Rutherford et al. 2024, code and data at github.com/amacrutherford/sampling-for-learnability); `changes` replace fields.
+    """Settings of public runs on `high-3m` (Rutherford et al. 2024, github.com/amacrutherford/sampling-for-learnability); `changes` replace fields.
 
-    "plr": 40,000 tasks, MaxMC, ranks, replay 0.95 and staleness 0.3; there a whole batch of 8,192 agents replayed or did not, here each agent decides.
-    "sfl": the best 8,192 of 40,000 candidates before every round, drawn with equal probability by all agents. Raises `ValueError` for another kind.
+    "plr": there a whole batch of 8,192 agents replayed or did not; here each agent decides. "sfl": the best candidates of every round, drawn by all agents.
+    Raises `ValueError` for another kind.
     """
     settings = {"plr": dict(buffer=40_000, temperature=1.0, staleness=0.3, replay=0.95, fill=1.0),
                 "sfl": dict(buffer=8192, candidates=40_000, period=1, trials=10, replay=1.0)}
@@ -286,10 +277,10 @@ def published(kind: str, **changes) -> CurriculumConfig:
 # %% ../../nbs/baselines/06_curriculum.ipynb #bc3d456d
 @dataclass(frozen=True)
 class PLR:
-    """Prioritised level replay (Jiang et al. 2021): a buffer of the tasks with the highest scores, drawn by rank and by age. See `Curriculum` for the functions.
+    """Prioritised level replay (Jiang et al. 2021), a `Curriculum`: a buffer of the tasks with the highest scores, drawn by rank and by age.
 
-    Three things differ from the paper: every agent decides for itself whether it replays, new tasks are drawn from all of them, and equal scores share their rank.
-    With the score "regret" it needs `reference`, what `reference_returns` gives, float32 `(num_tasks,)`: part of the state, not of the compiled program.
+    Unlike in the paper each agent decides whether it replays, new tasks are drawn from all, and equal scores share their rank.
+    The score "regret" needs `reference`, from `reference_returns`, float32 `(num_tasks,)`: part of the state, not of the compiled program.
     """
     config: CurriculumConfig
     reference: Any = dataclasses.field(default=None, repr=False, compare=False)
@@ -333,7 +324,7 @@ class PLR:
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #3c071e58
 def buffer_stats(state: Buffer) -> dict:
-    "Scalars, float32: share of the slots in use, mean and highest score, mean age in rounds, and how many tasks the draws amount to (0 before the first)."
+    "Scalars: share of the slots in use, mean and highest score, mean age in rounds, and the effective number of tasks drawn (0 before the first)."
     full = state.task >= 0
     mean = lambda x: jnp.where(full, x, 0).sum() / jnp.maximum(full.sum(), 1)
     share = _part(jnp.diff(state.ends, prepend=0).astype(jnp.float32))
@@ -344,7 +335,7 @@ def buffer_stats(state: Buffer) -> dict:
 # %% ../../nbs/baselines/06_curriculum.ipynb #3b0f3c56
 @dataclass(frozen=True)
 class SFL(PLR):
-    "Sampling for learnability (Rutherford et al. 2024): the buffer is made anew at every `refresh` from the best of the candidates. See `Curriculum` for the functions."
+    "Sampling for learnability (Rutherford et al. 2024), a `Curriculum`: every `refresh` fills the buffer with the best candidates."
 
     def record(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
         _checked_outcome(tasks, outcome)
@@ -357,7 +348,7 @@ class SFL(PLR):
 # %% ../../nbs/baselines/06_curriculum.ipynb #18e23d83
 @dataclass(frozen=True)
 class Uniform(PLR):
-    "Every task is equally likely, whatever came of it: domain randomisation. See `Curriculum` for the functions."
+    "Domain randomisation, a `Curriculum`: every task is always equally likely."
     config: CurriculumConfig = CurriculumConfig()
 
     def start(self, num_tasks: int) -> Buffer:
@@ -375,9 +366,9 @@ class Uniform(PLR):
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #6e7b0f2d
 def reference_returns(par, max_steps) -> np.ndarray:
-    """The return of a trial of `max_steps` that is solved in `par` steps: float32, NaN where `par` is NaN, 0 where it takes longer than a trial.
+    """The return of a trial of `max_steps` solved in `par` steps: float32, NaN where `par` is NaN, 0 where it exceeds `max_steps`.
 
-    Raises `ValueError` unless `max_steps` is an integer of at least 1 and `par` a list of non-negative numbers that is known for at least one task.
+    Raises `ValueError` for `max_steps` below 1, negative numbers, or no known number.
     """
     par = np.asarray(par, np.float32)
     checked_int("max_steps", max_steps, 1)
@@ -389,8 +380,8 @@ def reference_returns(par, max_steps) -> np.ndarray:
 def make_curriculum(config: CurriculumConfig, benchmark=None, par=None, max_steps: int | None = None, *, env_id: str | None = None, **options) -> Curriculum:
     """The curriculum that a configuration describes.
 
-    Only "regret" needs more: `max_steps` of a trial, and `par`, the reference steps of every task; or a `benchmark` and `env_id` to estimate them with by
-    `oracle.estimated_steps` (`options`, and `max_steps` if given, are those of `make`). Raises `ValueError` for what is missing or does not fit.
+    Only "regret" needs more: `max_steps` and `par`, the reference steps of every task; or a `benchmark` and `env_id` for `oracle.estimated_steps` (`options` are those of
+    `make`). Raises `ValueError` for what is missing or does not fit.
     """
     if config.kind != "regret":
         return {"uniform": Uniform, "plr": PLR, "sfl": SFL}[config.kind](config)

@@ -58,7 +58,7 @@ class Plan(NamedTuple):
     num_trials: int = 10
 
 def demo_plan(out="runs/demo", seed: int = 1, steps: int | None = None, fast: bool = False) -> Plan:
-    "The demonstration's settings; `fast` shrinks everything to seconds, for tests: that agent learns next to nothing."
+    "The demonstration's settings; `fast` takes seconds, for tests, and learns next to nothing."
     config = TrainConfig(
         env_id="XLand-MiniGrid-R1-9x9", size=5, max_steps=12, benchmark="hold one of four objects", held_out=0.2, seed=seed, out=str(out),
         total_steps=steps or 5_000_000, loggers=("jsonl",), num_envs=256, steps_per_task=120, steps_per_update=60, ppo=PPOConfig(num_minibatches=16))
@@ -139,13 +139,12 @@ def _same_config(path: Path, config: TrainConfig) -> bool:
 
 # %% ../../nbs/baselines/15_demo.ipynb #8701431d
 def run_demo(out="runs/demo", seed: int = 1, steps: int | None = None, fast: bool = False, progress: bool = True) -> dict:
-    """Make tasks, train, test on held-out objects, and show what came of it.
+    """Make tasks, train, test on held-out objects, write and return the results (`results.json`).
 
     Args:
-        out: where everything is written; an earlier demonstration there is replaced, an interrupted one resumed.
+        out: an earlier demonstration there is replaced, an interrupted one resumed.
         steps: environment steps to train for. fast: everything small, for tests.
-    Returns:
-        The results as in `results.json`. Ctrl-C leaves a checkpoint and raises `KeyboardInterrupt`.
+    Ctrl-C leaves a checkpoint and raises `KeyboardInterrupt`.
     """
     begun, plan = time.monotonic(), demo_plan(out, seed, steps, fast)
     held = held_out_objects()

@@ -25,7 +25,7 @@ _MEMORY = (("T4", 15), ("L4", 22), ("P100", 16), ("V100", 16), ("A100-SXM4-80GB"
 
 @dataclass(frozen=True)
 class Device:
-    "A device: its platform (`cpu`, `gpu`, `tpu`), its name, the GB of memory that JAX may use there, and whether it multiplies in bfloat16."
+    "A device: platform (`cpu`, `gpu`, `tpu`), name, GB of memory for JAX, and whether it multiplies in bfloat16."
     platform: str
     kind: str
     memory: float
@@ -63,17 +63,14 @@ def _memory_of(device, platform: str) -> float:
 
 # %% ../../nbs/baselines/17_device.ipynb #f83aa218
 def agents_for(device: Device) -> int:
-    "How many agents train side by side on a device: a power of two, from 1,024 to 16,384 on an accelerator; 256 on a CPU."
+    "The number of parallel agents for a device: 256 on a CPU, else a power of two from 1,024 to 16,384."
     if device.platform == "cpu":
         return 256
     each = 512 if device.platform == "tpu" else 340  # agents a GB
     return int(2 ** min(14, max(10, round(math.log2(device.memory * each)))))
 
 def config_for(device: Device, fast: bool = False, **changes) -> TrainConfig:
-    """The configuration to train RL² with on a device: a preset with its number of agents and precision. `changes` replace fields.
-
-    fast: everything as small as it goes, for tests; such an agent learns nothing.
-    """
+    "A preset with the number of agents and the precision that suit a device. `changes` replace fields; `fast` is for tests and learns nothing."
     if fast:
         config = preset("laptop", total_steps=64 * 60 * 4, num_envs=64, steps_per_task=60, steps_per_update=30, max_steps=30, benchmark="trivial-21k",
                         ppo=PPOConfig(num_minibatches=4), network=NetworkConfig(embedding=4, encoder_width=16, event=8, memory=16, head=16))
@@ -88,10 +85,7 @@ def config_for(device: Device, fast: bool = False, **changes) -> TrainConfig:
 DRIVE = Path("/content/drive/MyDrive")
 
 def run_folder(name: str, mount_drive: bool = False) -> Path:
-    """The folder of a run: in Google Drive where that is mounted (`mount_drive` asks for it on Colab), otherwise in `runs/`.
-
-    Raises `ValueError` for a name that is no name of a folder.
-    """
+    "The folder of a run: in Google Drive if that is mounted (`mount_drive` mounts it on Colab), else in `runs/`. Raises `ValueError` for an unusable name."
     if not re.fullmatch(r"[\w][\w. -]*", name):
         raise ValueError(f"{name!r} is no name for a run: use letters, digits, dots, dashes and underscores.")
     if mount_drive and not DRIVE.exists():
@@ -104,7 +98,7 @@ def run_folder(name: str, mount_drive: bool = False) -> Path:
 
 # %% ../../nbs/baselines/17_device.ipynb #0aabe82e
 def find_run(config: TrainConfig) -> tuple[TrainConfig, bool]:
-    "The configuration to train with, and whether to resume: that of the run in `config.out` if there is one, otherwise `config` itself."
+    "The configuration of the run in `config.out` and True, to resume it; without a run `config` and False."
     checkpoints = Checkpoints(Path(config.out).expanduser() / "checkpoints")
     if not checkpoints.steps():
         return config, False

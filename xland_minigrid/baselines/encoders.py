@@ -25,14 +25,10 @@ class Inputs(PyTreeNode):
     Attributes:
         view: tile and colour of the cells in view, uint8 `(..., V, V, 2)`; or an image, uint8 `(..., height, width, 3)`.
         direction: where the agent looks on the map, int32, 0 to 3.
-        action: the previous action, int32; the number of actions stands for "none yet".
-        reward: the reward that action brought, float32.
-        done: whether that action ended a trial, bool.
-        front: tile and colour of the cell that lay in front when that action was chosen, uint8 `(..., 2)`; zeros where the view is an image.
-        neighbors: the four cells next to that one, up, right, down and left on the map, as they were then, uint8 `(..., 4, 2)`.
-        held, pocket: what the agent carried when it chose that action, and what it carries now, uint8 `(..., 2)`.
-
-    The last three are None for agents that do not attend to them.
+        action: the previous action, int32; the number of actions means none. reward, float32, and done, bool: what followed it.
+        front: the cell in front when that action was chosen, uint8 `(..., 2)`; zeros for images.
+        neighbors: the cells up, right, down and left of that one on the map at that time, uint8 `(..., 4, 2)`, or None.
+        held, pocket: what the agent carried then, and carries now, uint8 `(..., 2)`, or None.
     """
     view: jax.Array
     direction: jax.Array
@@ -46,7 +42,7 @@ class Inputs(PyTreeNode):
 
 # %% ../../nbs/baselines/02_encoders.ipynb #7d0748ad
 def _view(timestep) -> jax.Array:
-    "The picture, whether or not a wrapper put it into a dictionary. Raises `ValueError` for an observation without one."
+    "The view, also from a dictionary of observations. Raises `ValueError` for an observation without one."
     seen = timestep.observation
     view = seen.get("img") if isinstance(seen, dict) else seen
     if view is None:
@@ -57,9 +53,9 @@ def _view(timestep) -> jax.Array:
 
 # %% ../../nbs/baselines/02_encoders.ipynb #d147a88a
 def first_inputs(timestep, num_actions: int, neighbors: bool = False) -> Inputs:
-    """What the agents perceive when a task begins: a batch of time steps `(B, ...)` in, `Inputs` with leading axis `(B,)` out.
+    """What agents perceive when a task begins: time steps `(B, ...)` to `Inputs (B,)`.
 
-    neighbors: whether they attend to what they carry and to the neighbours of the cell in front, from now on. Raises `ValueError` for images, where that cannot be read off.
+    neighbors: also perceive what they carry and the cells around the one in front. Raises `ValueError` for images, which do not say.
     """
     view, agent = _view(timestep), timestep.state.agent
     if neighbors and view.shape[-1] != 2:
@@ -77,7 +73,7 @@ def next_inputs(before: Inputs, action, timestep) -> Inputs:
                   done=timestep.last(), front=_ahead(before.view), **more)
 
 def _ahead(view, row: int = 0, column: int = 0) -> jax.Array:
-    "The cell ahead, or so many rows and columns from it, uint8 `(..., 2)`: the agent stands at the bottom centre and looks up. Zeros for an image, where it cannot be read off."
+    "The cell at an offset from the one ahead of the agent (bottom centre, looking up), uint8 `(..., 2)`; zeros for an image."
     size = view.shape[-2]
     return view[..., size - 2 + row, size // 2 + column, :] if view.shape[-1] == 2 else jnp.zeros((*view.shape[:-3], 2), jnp.uint8)
 
@@ -91,7 +87,7 @@ def _neighbors(seen: Inputs) -> jax.Array:
 SYMBOLS = 16
 
 class CellEmbedding(nnx.Module):
-    "Learned vectors for cells: uint8 `(..., 2)` of (tile, colour) to `dtype` `(..., features)`, the sum of both; `(..., 2 * features)` with `joined`."
+    "Learned vectors of cells, uint8 `(..., 2)`: tile plus colour, `dtype` `(..., features)`, or with `joined` both, `(..., 2 * features)`."
 
     def __init__(self, features: int, *, joined: bool = False, dtype=jnp.float32, rngs: nnx.Rngs):
         init = nnx.initializers.normal(0.5)
@@ -129,7 +125,7 @@ def mixed(encoder: nnx.Module, *parts):
 ACTION_FEATURES = 16
 
 class Senses(nnx.Module):
-    "All inputs but the view: direction, previous action, its reward, the end of a trial; `Inputs (...)` to `dtype` `(..., 22)`."
+    "Direction, previous action, its reward, the end of a trial: `Inputs (...)` to `dtype` `(..., 22)`."
     features = 4 + ACTION_FEATURES + 2
 
     def __init__(self, num_actions: int, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -149,7 +145,7 @@ def over_patches(layer: nnx.Conv, x):
 
 # %% ../../nbs/baselines/02_encoders.ipynb #c4f77e53
 def layer_plan(view_shape, embedding: int) -> list[tuple[int, int, int, int]]:
-    "The convolutions that read a view, cells `(V, V, 2)` or an image `(S, S, 3)`, in their order: numbers in and out, side and stride of the squares."
+    "The convolutions for cells `(V, V, 2)` or an image `(S, S, 3)`: channels in and out, side and stride of the kernel."
     side, _, channels = view_shape
     if channels == 2:
         widths = (2 * embedding, 16, 32, 64)[:side]  # as many convolutions as fit in the view
@@ -162,9 +158,9 @@ def layer_plan(view_shape, embedding: int) -> list[tuple[int, int, int, int]]:
 _modules = getattr(nnx, "List", list)  # Flax before 0.12 takes plain lists
 
 class ConvEncoder(nnx.Module):
-    """The paper's encoders, for cells and for pixels (Appendix H): `Inputs` with leading axes `(...)` to `dtype` `(..., features)`.
+    """The paper's encoders, for cells and for pixels (Appendix H): `Inputs (...)` to `dtype` `(..., features)`.
 
-    Tile and colour have `embedding` numbers each; an image's bytes become numbers from 0 to 1. `layer_plan` says which convolutions there are.
+    Tile and colour have `embedding` numbers each; bytes of an image become 0 to 1. `layer_plan` lists the convolutions.
     """
 
     def __init__(self, view_shape, num_actions: int, embedding: int, features: int, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -188,13 +184,11 @@ class ConvEncoder(nnx.Module):
 ENCODERS = ("flat", "conv", "image")
 
 def make_encoder(name: str, view_shape, num_actions: int, embedding: int, features: int, *, pocket: bool = False, dtype=jnp.float32, rngs: nnx.Rngs) -> nnx.Module:
-    """The encoder `name`, which maps `Inputs (...)` to `dtype` `(..., features)`.
+    """The encoder `name`, one of `ENCODERS`: `Inputs (...)` to `dtype` `(..., features)`.
 
     Args:
-        name: "flat", "conv" (both for cells), or "image".
-        view_shape: of a single observation, `(V, V, 2)` for cells, or `(S, S, 3)` for an image of at least 3 cells, each 8, 16, 32 or 64 pixels wide.
-        embedding: numbers per tile and per colour; images have none.
-        pocket: whether the flat encoder sees what the agent carries.
+        view_shape: `(V, V, 2)` for cells ("flat", "conv"); `(S, S, 3)` for an image of at least 3 cells, each 8, 16, 32 or 64 pixels wide ("image").
+        embedding: numbers per tile and per colour. pocket: whether the flat encoder sees what the agent carries.
     Raises `ValueError` for an unknown name, a view that this encoder cannot read, or a size below 1.
     """
     if name not in ENCODERS:
@@ -210,9 +204,9 @@ def make_encoder(name: str, view_shape, num_actions: int, embedding: int, featur
 
 # %% ../../nbs/baselines/02_encoders.ipynb #7a213254
 class Event(nnx.Module):
-    """What was done to what, and what came of it: `Inputs (...)` to `dtype` `(..., features)`. With images the *what* is unknown, and always the same.
+    """What was done to the cell in front, and what came of it: `Inputs (...)` to `dtype` `(..., features)`.
 
-    With `neighbors` the same for each of what lay in front, what was carried, and the four neighbours of the former: `(..., 6 * features)`.
+    With `neighbors` the same also for the object carried and the four cells around the one in front: `(..., 6 * features)`.
     """
 
     def __init__(self, num_actions: int, features: int, *, neighbors: bool = False, dtype=jnp.float32, rngs: nnx.Rngs):

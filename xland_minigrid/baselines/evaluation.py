@@ -11,6 +11,7 @@ __all__ = ['PERCENTILES', 'Tasks', 'Knowing', 'empty_memory', 'NetworkPolicy', '
 # %% ../../nbs/baselines/12_evaluation.ipynb #dc536b92
 import functools
 import json
+import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple
@@ -154,20 +155,11 @@ def _spread(policy, env, num_trials: int, mesh: Mesh):
     return jax.jit(jax.shard_map(play, mesh=mesh, in_specs=(everywhere, everywhere, shared, shared), out_specs=shared, check_vma=False))
 
 def _placed(tree, mesh: Mesh, spec: PartitionSpec):
-    "Arrays that every process has as one array over all of them."
-    def place(x):
-        if isinstance(x, jax.Array) and not x.is_fully_addressable:
-            return x
-        x = np.asarray(x)
-        return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda index: x[index])
-    return jax.tree.map(place, tree)
-
-def _here(x):
-    "An array that lies on many devices, as the one on a device of this process."
-    return x.addressable_data(0) if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1 and x.is_fully_replicated else x
+    "Arrays that every process has, as arrays over the devices of all."
+    return jax.tree.map(lambda x: jax.make_array_from_callback(np.shape(x), NamedSharding(mesh, spec), np.asarray(x).__getitem__), tree)
 
 def _gathered(x) -> np.ndarray:
-    "An array as NumPy, with the parts that other processes hold."
+    "An array as NumPy, parts of other processes included."
     if not x.is_fully_addressable:
         from jax.experimental.multihost_utils import process_allgather
         return np.asarray(process_allgather(x, tiled=True))
@@ -177,7 +169,6 @@ def _gathered(x) -> np.ndarray:
 def _player(policy, env, num_trials: int, mesh: Mesh | None, parameters, params):
     "`play(rulesets, keys)` gives the tally and the finished trials as NumPy arrays."
     if mesh is None:
-        parameters = jax.tree.map(_here, parameters)
         return lambda rulesets, keys: jax.tree.map(np.asarray, play_trials(policy, env, num_trials, parameters, params, rulesets, keys))
     together, (parameters, params) = _spread(policy, env, num_trials, mesh), _placed((parameters, params), mesh, PartitionSpec())
     shares = lambda tree: _placed(tree, mesh, PartitionSpec(AXIS))
@@ -199,20 +190,12 @@ def bootstrap_mean(values, resamples: int = 2000, level: float = 0.95, seed: int
     if not len(values):
         raise ValueError("There are no tasks to average over: evaluate at least one.")
     counts = np.random.default_rng(seed).multinomial(len(values), np.full(len(values), 1 / len(values)), size=resamples)
-    flat, known = values.reshape(len(values), -1), ~np.isnan(values)
-    if known.all():
-        means, mean = counts @ flat / len(values), values.mean(0)
-    else:
-        means, mean = _ratio(counts @ np.nan_to_num(flat), counts @ known.reshape(flat.shape)), mean_known(values, 0)
-    low, high = _quantiles(means, level)
-    return mean, low.reshape(values.shape[1:]), high.reshape(values.shape[1:])
-
-def _quantiles(means, level: float):
-    "The ends of the middle `level` of `means (resamples, K)`; resamples in which nothing is known do not count."
-    ends = [(1 - level) / 2, (1 + level) / 2]
-    if not np.isnan(means).any():
-        return np.quantile(means, ends, axis=0)
-    return np.stack([np.quantile(kept, ends) if len(kept := column[~np.isnan(column)]) else np.full(2, np.nan) for column in means.T], axis=1)
+    flat = values.reshape(len(values), -1)
+    means = _ratio(counts @ np.nan_to_num(flat), counts @ (~np.isnan(flat)).astype(np.float64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # where nothing is known
+        low, high = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return mean_known(values, 0), low.reshape(values.shape[1:]), high.reshape(values.shape[1:])
 
 def _ratio(sums, counts):
     "Sums over counts, NaN where there is nothing."
@@ -251,17 +234,17 @@ class Scores:
 
     @property
     def normalised(self) -> np.ndarray:
-        "The agent's return over the reference's, `(tasks, N)`. Raises `ValueError` without a reference."
+        "The agent's return over the reference's, `(tasks, N)`."
         return self.returns / self.compared().reference
 
     @property
     def regret(self) -> np.ndarray:
-        "The reference's return minus the agent's, `(tasks, N)`. Raises `ValueError` without a reference."
+        "The reference's return minus the agent's, `(tasks, N)`."
         return self.compared().reference - self.returns
 
     @property
     def spl(self) -> np.ndarray:
-        "Success weighted by path length (Anderson et al., 2018), `(tasks, N)`. Raises `ValueError` without a reference."
+        "Success weighted by path length (Anderson et al., 2018), `(tasks, N)`."
         return self.success * self.compared().reference_steps / np.maximum(self.steps, self.reference_steps)
 
     def compared(self):
@@ -277,7 +260,7 @@ class Scores:
 
     def per_task(self) -> dict[str, np.ndarray]:
         "All quantities as the mean over a task's trials, `(tasks,)`; NaN where nothing is known."
-        return {name: mean_known(values, 1) if np.isnan(values).any() else values.mean(1) for name, values in self.scores().items()}
+        return {name: mean_known(values, 1) for name, values in self.scores().items()}
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #f49f2e2e
 PERCENTILES = {"p20": 0.2, "median": 0.5, "p80": 0.8}
@@ -285,24 +268,21 @@ _OVERALL = ("return", "return_p20", "success", "normalised", "normalised_p20", "
 _ARRAYS = ("success", "steps", "returns", "reference", "reference_steps", "paired")
 
 class Evaluation(Scores):
-    """What an agent did in trials 1 to N of each task: `success`, `steps` and `returns` `(tasks, N)`; `task_ids` are the tasks' numbers in the benchmark.
+    """What an agent did in trials 1 to N of each task: `success`, `steps` and `returns` `(tasks, N)`; `task_ids` are row numbers of the benchmark.
 
-    With a reference (`evaluate(oracle=...)`) also `reference` and `reference_steps`, return and steps of the oracle in the same trial, NaN where unknown.
-    `paired` says where it really began in the same place; elsewhere they are averages of the task. `labels` sort the tasks: a name to one value a task, `(tasks,)`.
+    With `evaluate(oracle=...)` also `reference` and `reference_steps`, the oracle's return and steps, NaN where unknown, and `paired`: whether it began in the same place
+    (elsewhere they are the task's average). `labels`: a name to one value per task, `(tasks,)`. What needs a reference raises `ValueError` without one.
     """
 
     def per_trial(self) -> dict[str, np.ndarray]:
-        """Means over tasks with their intervals, arrays `(N,)`: `success`, `success_lo`, `success_hi`, and so for `steps` and `return`.
-
-        With a reference also `normalised`, `regret` and `spl`.
-        """
+        "Means over tasks with their intervals, arrays `(N,)`: `success`, `success_lo`, `success_hi`, and likewise all `scores`."
         return {f"{name}{end}": x for name, values in self.scores().items() for end, x in zip(("", "_lo", "_hi"), bootstrap_mean(values))}
 
     def summary(self) -> dict[str, tuple[float, float, float]]:
-        """Everything that is said of an evaluation, each `(value, low, high)` with its bootstrap interval over tasks.
+        """All quantities as `(value, low, high)`, with bootstrap intervals over tasks.
 
-        Per trial `return`, `return_p20`, `return_median`, `return_p80`, `success`, `steps`; over all N trials `return_sum` with the same percentiles, and `zero_return`, the
-        share of tasks without any return. With a reference also `normalised` with its percentiles, `regret` and `spl`, over trials with a reference.
+        Per trial: `return` and its percentiles `return_p20`, `_median`, `_p80`; `success`, `steps`. Over all N trials: `return_sum` with percentiles, and `zero_return`, the
+        share of tasks without return. With a reference also `normalised` with percentiles, `regret` and `spl`.
         """
         scores, trials = self.per_task(), self.returns.shape[1]
         returns = _with_percentiles("return", scores["return"])
@@ -313,27 +293,24 @@ class Evaluation(Scores):
         return found | _with_percentiles("normalised", scores["normalised"]) | {name: _interval(scores[name]) for name in ("regret", "spl")}
 
     def overall(self) -> dict[str, tuple[float, float, float]]:
-        "Of the `summary`: mean return per trial, its 20th percentile over tasks (the paper's measure), success; with a reference also the normalised score, regret and SPL."
+        "The main quantities of `summary`; `return_p20` is the paper's measure."
         return {name: value for name, value in self.summary().items() if name in _OVERALL}
 
     def beside(self, other: "Evaluation") -> "Evaluation":
-        """This evaluation with the reference of another one, made with the same benchmark, world, seed and numbers: the oracle need not play twice.
-
-        Raises `ValueError` when the tasks or the number of trials differ, or the other has no reference.
-        """
+        "This evaluation with the reference of another one of the same tasks, seed and trials. Raises `ValueError` when they differ."
         if not np.array_equal(self.task_ids, other.task_ids) or self.returns.shape != other.returns.shape:
             raise ValueError("These evaluations are of different tasks or trials: make both with the same benchmark, seed, num_tasks and num_trials.")
         return replace(self, reference=other.compared().reference, reference_steps=other.reference_steps, paired=other.paired)
 
     def part(self, tasks, trials=slice(None)) -> "Evaluation":
-        "Some tasks, integers or a mask `(tasks,)` or a slice, and some trials. Raises `ValueError` when none is left."
+        "Some tasks and trials, by integers, masks or slices. Raises `ValueError` when none is left."
         if not len(ids := self.task_ids[tasks]) or not self.returns[:, trials].size:
             raise ValueError("No task or no trial is left: choose at least one.")
         cut = {name: None if (x := getattr(self, name)) is None else x[tasks][:, trials] for name in _ARRAYS}
         return Evaluation(task_ids=ids, labels={name: x[tasks] for name, x in self.labels.items()}, **cut)
 
     def grouped(self, by: str, bins: int = 8) -> "dict[str, Evaluation]":
-        "`grouped(self, by, bins)`: the evaluation's tasks sorted by a label."
+        "See `grouped`."
         return grouped(self, by, bins)
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #42aad1e6
@@ -352,9 +329,9 @@ def goal_names(goals) -> np.ndarray:
     return np.array([goal_kinds.classes[k].__name__ if k in goal_kinds.classes else f"kind {k}" for k in kinds.tolist()])[at]
 
 def labels_of(benchmark: Benchmark, task_ids, known: Difficulty | None = None) -> dict[str, np.ndarray]:
-    """What sorts these tasks of a benchmark: `goal kind`, and of their difficulty `depth` and `rules to trigger` (whole numbers, NaN without a plan).
+    """Labels of some tasks: `goal kind`, `depth` and `rules to trigger` (NaN without a plan).
 
-    known: the `Difficulty` of the whole benchmark if it is at hand; then also `oracle steps`. Raises `ValueError` when it is of another benchmark.
+    known: the `Difficulty` of the whole benchmark, which adds `oracle steps`. Raises `ValueError` when it is of another benchmark.
     """
     if known is not None and len(known) != len(benchmark):
         raise ValueError(f"This difficulty is of {len(known):,} tasks and the benchmark has {len(benchmark):,}: pass the one of this benchmark.")
@@ -365,9 +342,9 @@ def labels_of(benchmark: Benchmark, task_ids, known: Difficulty | None = None) -
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #d3f829d2
 def grouped(evaluation: Evaluation, by: str, bins: int = 8) -> dict[str, Evaluation]:
-    """The evaluation's tasks sorted by a label: a group's name to the evaluation of its tasks, smallest value first; every task is in one group.
+    """Split an evaluation by a label: a group's name to the evaluation of its tasks, smallest value first.
 
-    Numbers with more than `bins` values are put into strata of equal width, `"3 – 7.5"`; those that are NaN are `"unknown"`. Raises `ValueError` for an unknown label.
+    Numbers with more than `bins` values become strata of equal width, `"3 – 7.5"`; NaN becomes `"unknown"`. Raises `ValueError` for an unknown label.
     """
     if by not in evaluation.labels:
         raise ValueError(f"There is no label {by!r}; there are {', '.join(map(repr, evaluation.labels)) or 'none'}: evaluate with labels={{{by!r}: ...}}.")
@@ -389,18 +366,14 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
 
     Args:
         policy: an `Agent`, or an object with `start` and `act` (see above; its `parameters` are None).
-        benchmark: the tasks, of which `num_tasks` are drawn by `seed` before anything is played; None plays all. Without a benchmark the world's one task is played from
-            `num_tasks` independent starts.
-        world: `(env, params)` with auto-reset; an `Agent` brings its own.
-        batch: how many tasks are played side by side on each device.
+        benchmark: the tasks, of which `num_tasks` (None: all) are drawn by `seed`; None plays the world's one task from `num_tasks` starts.
+        world: `(env, params)` with auto-reset; an `Agent` brings its own. batch: tasks side by side on each device.
         greedy: an `Agent` takes its likeliest action instead of drawing one.
-        show_goal: whether an agent with `network.goal_conditioned_core` is shown its goal, or the share of the tasks in which it is (default: none).
-        oracle: True lets the grid oracle play all trials from the same starts; a number only that many first ones, whose average is the reference of the later ones.
-        expert: who plays instead of the oracle, see `demonstrations`. progress: a bar while tasks are played.
-        labels: what else sorts the tasks, a name to one value for each task of the benchmark `(n,)`.
-        mesh: a row of devices with the axis `agents`, over which the tasks are dealt; with several processes each calls this alike, with the same benchmark.
-    Raises `ValueError` for an empty benchmark, numbers below 1, a world without auto-reset, other devices, or something to tell to an agent that
-    does not listen.
+        show_goal: share of the tasks in which an agent with `network.goal_conditioned_core` is shown its goal; None for no task.
+        oracle: True lets the grid oracle play all trials from the same starts; a number only so many first ones, whose average is the reference of later ones.
+        expert: plays instead of the oracle, see `demonstrations`. labels: a name to one value for each task of the benchmark `(n,)`.
+        mesh: devices in a row, with the axis `agents`, which share the tasks; several processes call this alike. progress: show a bar.
+    Raises `ValueError` for an empty benchmark, numbers below 1, a world without auto-reset, another mesh, or a goal shown to an agent that cannot read it.
     """
     if min(num_trials, batch, 1 if num_tasks is None else num_tasks) < 1 or benchmark is not None and not len(benchmark):
         raise ValueError("An evaluation needs at least one task, one trial and a batch of one: check num_tasks, num_trials, batch and the benchmark.")
@@ -540,11 +513,9 @@ def load_evaluation(path) -> tuple[Evaluation, dict]:
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #eff02c8f
 class Moment(NamedTuple):
-    """One moment of a recorded run: the time step (its state as NumPy), the belief, and the number of the trial from 1.
+    """One moment of a recorded run: the time step (its state as NumPy), the belief, probabilities `(5, 16)`, and the number of the trial from 1.
 
-    A belief is probabilities `(5, 16)` (several of them where the network has several), None of a network that has none.
-    Where something is decided also `value`, the discounted reward that the network expects from here on; `probabilities` of all actions, float32 `(A,)`; and the `action`
-    that was drawn. After the last step of a trial these are None.
+    Also the critic's `value`, `probabilities` of all actions, float32 `(A,)`, and the `action` drawn; None after the last step of a trial.
     """
     timestep: Any
     belief: Any
@@ -554,10 +525,7 @@ class Moment(NamedTuple):
     action: int | None = None
 
 def watch(agent: Agent, ruleset: RuleSet | None = None, num_trials: int = 5, seed: int = 0, *, world=None, show_goal: float | None = None) -> list[Moment]:
-    """Let an agent play trials of one task and record every moment, the last of each trial included.
-
-    Without a ruleset it is the task of its world. show_goal: as in `evaluate`. Raises `ValueError` for less than one trial.
-    """
+    "Record every moment of an agent's trials of one task; None for the world's own. show_goal: as in `evaluate`. Raises `ValueError` for no trials."
     if num_trials < 1:
         raise ValueError(f"num_trials is {num_trials}: watch at least one.")
     policy, parameters, (env, params) = _unpacked(agent, world, False, show_goal)
@@ -627,10 +595,10 @@ def score_probes(policy=None, probes=None, *, num_trials: int = 4, copies: int =
     """Play the probes with an agent; returns `ProbeScores`.
 
     Args:
-        policy: an `Agent`, a policy as `evaluate` takes it, or None for random actions.
-        probes: which, by name or as they are (all unless given); copies: of each probe; num_trials: in a row, without forgetting.
-        greedy: an `Agent` takes its likeliest action. overrides: as in `Probe.make`; an `Agent` brings its own `view_size`.
-    Raises `ValueError` where a number is below 1.
+        policy, greedy: as for `evaluate`; None plays random actions.
+        probes: names or probes (default: all), `copies` of each; num_trials: in a row, without forgetting.
+        overrides: as for `Probe.make`; an `Agent` brings its own `view_size`.
+    Raises `ValueError` for numbers below 1.
     """
     from tqdm.auto import tqdm
     from xland_minigrid.benchmarks.probes import PROBES, Probe, ProbeScores, probe, probe_worlds  # takes seconds: it makes thirty tasks

@@ -23,9 +23,9 @@ PANELS = (Panel("Success", {"success_first": "early in a task", "success_last": 
 
 # %% ../../nbs/baselines/16_live.ipynb #a943b37c
 class Glance:
-    """For `train(on_round=...)`: hands rows to `report`, now and then with an adaptation curve, and ends the training when `should_stop()` says so.
+    """For `train(on_round=...)`: hands rows, and now and then an adaptation curve, to `report`; ends training once `should_stop()` is true.
 
-    tasks: the benchmark for the curves, None for no curves. every: the least number of seconds between two of them.
+    tasks: the benchmark for the curves, None for no curves. every: least seconds between two of them.
     """
 
     def __init__(self, report, should_stop, tasks: Benchmark | None, num_tasks: int, num_trials: int, every: float):
@@ -75,12 +75,12 @@ def _checked(config, benchmark, num_tasks, num_trials, every):
 # %% ../../nbs/baselines/16_live.ipynb #f8903bc6
 def dashboard(config: TrainConfig, benchmark: Benchmark | None = None, *, held_out: Benchmark | None = None, num_tasks: int = 64, num_trials: int = 8, every: float = 10.0,
               par=None) -> TrainingDashboard:
-    """A board over `train(config, benchmark)`: `.start()`, `.stop()`, `.resume()`, `.wait()` gives the `Training`. Typed at the end of a cell it shows itself.
+    """A widget over `train(config, benchmark)`: `.start()`, `.stop()`, `.resume()`; `.wait()` gives the `Training`.
 
     Args:
-        benchmark, par: as for `train`. held_out: tasks for the adaptation curve; None takes the held-out share if `benchmark` is None too, else the benchmark's own tasks.
+        benchmark, par: as for `train`. held_out: tasks for the adaptation curve; None takes the share that `config` holds out, or the given `benchmark`.
         num_tasks, num_trials: of the adaptation curve; num_tasks=0 leaves it out. every: seconds at least between two curves.
-    Where `config.out` holds an unfinished run, the board begins with its rows, ready to resume. Where a board is training into it already, with the same configuration, that board is returned.
+    A board over an unfinished run begins with its rows, ready to resume. While a board trains the same configuration into `config.out`, that board is returned.
     Raises `TypeError` or `ValueError`.
     """
     _checked(config, benchmark, num_tasks, num_trials, every)

@@ -25,7 +25,7 @@ class MetricsError(OSError):
 
 # %% ../../nbs/baselines/09_metrics.ipynb #f211b22d
 def plain(value):
-    "What JSON can hold of nested dictionaries, lists, arrays and numbers of NumPy or JAX; what is not finite becomes None."
+    "Nested dictionaries, lists, arrays and numbers of NumPy or JAX as JSON can hold them; numbers that are not finite become None."
     if isinstance(value, Mapping):
         return {str(name): plain(x) for name, x in value.items()}
     if isinstance(value, (list, tuple)):
@@ -51,7 +51,7 @@ def _metrics_row(row: dict) -> dict:
 
 # %% ../../nbs/baselines/09_metrics.ipynb #0de2d793
 def read_rows(path, name: str = "metrics.jsonl") -> list[dict]:
-    """The rows, objects with whole `steps`, of a file of JSON lines, or of the file `name` in a folder. No file means no rows; a last line that was cut off is left out.
+    """The rows of a file of JSON lines, or of the file `name` in a folder: none without a file, and without a last line that was cut off.
 
     Raises `MetricsError` for a file that cannot be read or is damaged elsewhere.
     """
@@ -79,7 +79,7 @@ def read_metrics(path) -> list[dict]:
 
 # %% ../../nbs/baselines/09_metrics.ipynb #a7ce79b9
 class JsonLines:
-    "Appends rows to a file of JSON lines. It begins with `rows`, which replace whatever is there, all of them or nothing. Raises `MetricsError`."
+    "Appends rows to a file of JSON lines, which it first replaces by `rows`, all of them or nothing. Raises `MetricsError`."
 
     def __init__(self, path: Path, rows: list):
         self.path = path
@@ -124,7 +124,7 @@ def _append(file, data: bytes):
 
 # %% ../../nbs/baselines/09_metrics.ipynb #905e3300
 class _TensorBoard:
-    "Writes rows as scalars into a new event file in `folder`, those so far first; it makes the event files that are there void."
+    "Writes rows as scalars into a new event file in `folder`, `rows` first; event files already there become void."
 
     def __init__(self, folder: Path, rows: list):
         from tensorboardX.event_file_writer import EventsWriter
@@ -175,10 +175,7 @@ class _WandB:
 LOGGERS = ("jsonl", "tensorboard", "wandb")
 
 class Loggers:
-    """Where the rows of a run go; made by `open_loggers`.
-
-    rows: all rows so far, those before a resume first. As a context manager it closes itself.
-    """
+    "Where the `rows` of a run go, those before a resume included; made by `open_loggers`. A context manager."
 
     def __init__(self, rows: list):
         self.rows, self._truth, self._copies = rows, None, {}
@@ -193,10 +190,7 @@ class Loggers:
             warnings.warn(f"{name} is not logged to any longer ({type(error).__name__}: {error}); training goes on, and metrics.jsonl has everything.", stacklevel=3)
 
     def log(self, row: dict):
-        """Write a row: `steps`, `seconds` and scalars by name.
-
-        Raises `ValueError` for a row without steps or with anything but numbers, `MetricsError` when `metrics.jsonl` cannot be written.
-        """
+        "Write `steps`, `seconds` and scalars by name. Raises `ValueError` for a wrong row, `MetricsError` when `metrics.jsonl` cannot be written."
         row = _metrics_row(row)
         self.rows.append(row)
         if self._truth:
@@ -220,7 +214,7 @@ class Loggers:
 
 # %% ../../nbs/baselines/09_metrics.ipynb #583e0595
 def _chosen(names) -> set[str]:
-    "The loggers that are asked for; None chooses JSON lines, TensorBoard where tensorboardX is installed, and W&B where it is installed and a project is named in the environment."
+    "The loggers asked for besides JSON lines."
     if names is None:
         return ({"tensorboard"} if _has_tensorboard() else set()) | ({"wandb"} if os.environ.get("WANDB_PROJECT") and _has_wandb() else set())
     names = (names,) if isinstance(names, str) else tuple(names)
@@ -248,14 +242,11 @@ def open_loggers(folder, config: dict | None = None, names=None, resume_from: in
     """Open the loggers of a run.
 
     Args:
-        folder: the run's folder; made where it is missing. JSON lines go to `metrics.jsonl` in it, events to `tensorboard/`.
-        config: what the run was made with, for W&B.
-        names: among `LOGGERS`; JSON lines are always written. None chooses these, TensorBoard where
-            tensorboardX is installed, and W&B where it is installed and `WANDB_PROJECT` is set.
-        resume_from: the step of the checkpoint from which training goes on; rows after it are dropped. None begins anew, and drops all.
-        active: False in all processes but the first, when there are many: rows are kept in memory only.
-    Raises `ValueError` for a name that does not exist, `ImportError` when TensorBoard or W&B is asked for and not installed, and `MetricsError` when the folder cannot be written
-    or the rows in it are damaged.
+        folder: the run's folder; JSON lines go to `metrics.jsonl`, events to `tensorboard/`. config: for W&B.
+        names: among `LOGGERS`; JSON lines are always written. None adds TensorBoard if tensorboardX is installed, and W&B if it is installed and `WANDB_PROJECT` is set.
+        resume_from: the step at which training goes on; later rows are dropped. None drops all.
+        active: False in all processes but the first: rows stay in memory.
+    Raises `ValueError` for an unknown name, `ImportError` for a logger that is not installed, `MetricsError` when the folder cannot be written or its rows are damaged.
     """
     chosen, folder = _chosen(names), Path(folder).expanduser()
     path = folder / "metrics.jsonl"

@@ -15,26 +15,19 @@ import numpy as np
 from . import nnx
 
 from .belief import GOAL_BYTES, GoalHead
-from .cores import CORES, make_core
+from .cores import make_core
 from .encoders import SYMBOLS, Attention, Event, Inputs, TaskHint, dense, first_inputs, make_encoder, next_inputs
+from .options import check_fields
 from ..core.struct import PyTreeNode
 
 # %% ../../nbs/baselines/04_networks.ipynb #797ec0ac
 class Outputs(PyTreeNode):
-    """What the network says, with leading axes `(T, B)`.
-
-    Attributes:
-        logits: over actions, float32 `(T, B, A)`.
-        value: expected discounted reward from here on, float32 `(T, B)`.
-        belief: logits of the five bytes of the goal's encoding, float32 `(T, B, 5, 16)`.
-        state: what the core gives out, `(T, B, H)`.
-        memory: the core's, after the last step; a pytree whose leaves have the leading axis `(B,)`.
-    """
-    logits: jax.Array
-    value: jax.Array
-    belief: jax.Array
-    state: jax.Array
-    memory: Any
+    "The network's outputs."
+    logits: jax.Array  # over actions, float32 (T, B, A)
+    value: jax.Array  # expected discounted reward, float32 (T, B)
+    belief: jax.Array  # logits of the five bytes of the goal's encoding, float32 (T, B, 5, 16)
+    state: jax.Array  # of the core, (T, B, H)
+    memory: Any  # of the core after the last step, a pytree (B, ...)
 
 # %% ../../nbs/baselines/04_networks.ipynb #c681b673
 @dataclass(frozen=True)
@@ -56,15 +49,8 @@ class NetworkConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the matrix products; parameters and losses are float32 always
 
     def __post_init__(self):
-        for name in ("embedding", "encoder_width", "memory", "layers", "chrono_horizon", "context", "head"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"network.{name} is {getattr(self, name)}: it must be at least 1.")
-        for name in ("event", "goal_conditioned_core"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"network.{name} is {getattr(self, name)}: it must be 0 or more.")
-        for name, known in (("encoder_kind", ("flat", "conv", "image")), ("core", tuple(CORES)), ("dtype", ("float32", "bfloat16"))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"network.{name} is {getattr(self, name)!r}: choose from {', '.join(known)}.")
+        sizes = ("embedding", "encoder_width", "memory", "layers", "chrono_horizon", "context", "head")
+        check_fields(self, "network.", **dict.fromkeys(sizes, "[1, inf)"), event="[0, inf)", goal_conditioned_core="[0, inf)")
         if self.encoder_kind == "image" and (self.event or self.attention or self.neighbors or self.goal_conditioned_core):
             raise ValueError("An encoder of pictures cannot read cells: set network.event and network.goal_conditioned_core to 0, network.attention and network.neighbors to False.")
         if self.goal_conditioned_core and not self.neighbors:

@@ -19,6 +19,7 @@ import optax
 from .belief import belief_loss, log_prob_of
 from .encoders import Inputs, next_inputs
 from .networks import ActorCritic
+from .options import check_fields
 from ..core.struct import PyTreeNode
 
 # %% ../../nbs/baselines/05_ppo.ipynb #ab3a623f
@@ -43,22 +44,9 @@ class PPOConfig:
     accumulate: int = 1  # parts of a minibatch whose gradients are added up, where a whole one does not fit in memory
 
     def __post_init__(self):
-        for name in ("lr", "clip_eps", "max_grad_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"ppo.{name} is {getattr(self, name)}: it must be above 0.")
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"ppo.{name} is {getattr(self, name)}: it must lie between 0 and 1.")
-        for name in ("num_minibatches", "update_epochs", "accumulate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"ppo.{name} is {getattr(self, name)}: it must be at least 1.")
-        if self.schedule not in ("linear", "cosine", "constant"):
-            raise ValueError(f"ppo.schedule is {self.schedule!r}: choose linear, cosine or constant.")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"ppo.warmup is {self.warmup}: a share from 0 to below 1 is needed.")
-        for name in ("ent_coef", "vf_coef", "belief_coef"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"ppo.{name} is {getattr(self, name)}: it must not be negative.")
+        check_fields(self, "ppo.", **dict.fromkeys(("lr", "clip_eps", "max_grad_norm"), "(0, inf)"), **dict.fromkeys(("gamma", "gae_lambda"), "[0, 1]"),
+                     **dict.fromkeys(("num_minibatches", "update_epochs", "accumulate"), "[1, inf)"), warmup="[0, 1)",
+                     **dict.fromkeys(("ent_coef", "vf_coef", "belief_coef"), "[0, inf)"))
 
 # %% ../../nbs/baselines/05_ppo.ipynb #4874aeeb
 def make_optimizer(config: PPOConfig, updates: int) -> optax.GradientTransformation:
@@ -78,11 +66,10 @@ class RolloutState(PyTreeNode):
     """A batch of agents in the middle of their tasks.
 
     Attributes:
-        timestep, inputs: time steps and `Inputs`, `(B,)`.
-        memory: of the network's core, a pytree whose leaves have the leading axis `(B,)`.
+        timestep, inputs, memory: time steps, `Inputs` and the core's memory, `(B,)`.
         key: a random key, the same on all devices.
-        number: which agent of all this is, int32 `(B,)`; None numbers them from 0. Random numbers depend on it, so that an agent acts alike wherever it is computed.
-        told: what the agents are told of their tasks, `TaskHint (B,)`, or None.
+        number: the agents' numbers, int32 `(B,)`, which seed their actions on any device; None counts from 0.
+        told: `TaskHint (B,)`, or None.
     """
     timestep: Any
     inputs: Inputs
@@ -110,7 +97,7 @@ def policy_step(network: ActorCritic, inputs: Inputs, memory, told=None):
 
 # %% ../../nbs/baselines/05_ppo.ipynb #f9c863c9
 def draw_actions(key, number, logits) -> jax.Array:
-    "An action for each agent `number (B,)` from its `logits (B, A)`, int32: the place where the cumulative distribution passes a uniform number."
+    "An action for each agent `number (B,)` from its `logits (B, A)`, int32, by inverting the cumulative distribution."
     uniform = jax.vmap(lambda n: jax.random.uniform(jax.random.fold_in(key, n)))(number)
     below = jnp.cumsum(jax.nn.softmax(logits), -1)[..., :-1] <= uniform[..., None]
     return below.sum(-1, dtype=jnp.int32)
@@ -175,7 +162,7 @@ def actor_loss(log_prob, old_log_prob, advantage, clip_eps: float):
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip_eps, 1 + clip_eps) * advantage).mean()
 
 def critic_loss(value, old_value, target, clip_eps: float | None):
-    "Half the squared error, where a move beyond `clip_eps` (unless None) from the old value earns nothing; arguments `(T, B)`."
+    "Half the squared error, clipped at `clip_eps` (unless None) from the old value; arguments `(T, B)`."
     if clip_eps is None:
         return 0.5 * ((value - target) ** 2).mean()
     clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
@@ -202,9 +189,9 @@ def loss(network: ActorCritic, config: PPOConfig, memory, told, batch: Transitio
 
 # %% ../../nbs/baselines/05_ppo.ipynb #31d5196b
 def minibatch_indices(key, config: PPOConfig, number) -> jax.Array:
-    """Which of the agents `number (B,)` are in which minibatch, as places in this list: int32 `(epochs * M, B / M)`; every epoch deals anew.
+    """The agents of each minibatch, as indices into `number (B,)`: int32 `(epochs * M, B / M)`, shuffled in every epoch.
 
-    M is the number of minibatches; `number` are whole runs of M neighbours.
+    M is the number of minibatches; `number` consists of whole runs of M neighbours.
     """
     runs, m = number.reshape(-1, config.num_minibatches)[:, 0] // config.num_minibatches, config.num_minibatches
     shuffled = lambda key, run: jax.random.permutation(jax.random.fold_in(key, run), m)
@@ -214,7 +201,7 @@ def minibatch_indices(key, config: PPOConfig, number) -> jax.Array:
 
 # %% ../../nbs/baselines/05_ppo.ipynb #6ff44e2b
 def mean_gradient(grad_fn: Callable, parameters, parts: int, rows, sequences):
-    "`grad_fn(parameters, rows, sequences)` averaged over `parts` equal parts of the agents; rows have the axis `(B,)` first, sequences second."
+    "`grad_fn(parameters, rows, sequences)` averaged over `parts` equal parts of the agents, the first axis of rows and the second of sequences."
     if parts == 1:
         return grad_fn(parameters, rows, sequences)
     cut = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), rows)
@@ -273,7 +260,7 @@ def update(structure, config: PPOConfig, optimizer, step: Callable, num_steps: i
 
 # %% ../../nbs/baselines/05_ppo.ipynb #e39c2441
 class Record(PyTreeNode):
-    "What each agent did in some steps, float32 `(B,)`: finished trials, those that reached the goal, their summed reward, the best one, and the mean positive advantage."
+    "What each agent did in some steps, float32 `(B,)`: finished and solved trials, summed and best reward, and the mean positive advantage."
     trials: jax.Array
     solved: jax.Array
     reward: jax.Array
@@ -286,9 +273,9 @@ def record_of(batch: Transition, advantage) -> Record:
                   jnp.maximum(advantage, 0).mean(0))
 
 def summary(record: Record, num_steps: int, axis: str | None = None, shown=None) -> dict:
-    """Per finished trial, over all agents: return (the reward for the goal), success and steps; and how many trials finished.
+    """Return, success and steps per finished trial, and the number of finished trials, over all agents.
 
-    shown: which agents are shown their goal `(B,)`, if any: they do not count, and have a success of their own, `success_shown`.
+    shown: the agents that are shown their goal `(B,)`, or None: they count only for `success_shown`.
     """
     total = lambda x: x.sum() if axis is None else jax.lax.psum(x.sum(), axis)
     counts = jnp.ones_like(record.trials) if shown is None else 1.0 - shown

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TRIALS', 'OverSeeds', 'student_interval', 'interquartile_mean', 'over_seeds', 'per_trial_over_seeds', 'Protocol',
-           'table_rows', 'markdown', 'check_due', 'Evaluator', 'read_evaluations', 'curve_over_seeds', 'report']
+           'table_rows', 'markdown', 'Evaluator', 'read_evaluations', 'curve_over_seeds', 'report']
 
 # %% ../../nbs/baselines/13_report.ipynb #d7aa1512
 import csv
@@ -77,10 +77,9 @@ def _alike(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 
 # %% ../../nbs/baselines/13_report.ipynb #9caa9649
 def over_seeds(evaluations: Sequence[Evaluation]) -> dict[str, OverSeeds]:
-    """What `summary` says of each training run, over the runs; beside it `return_iqm`, the interquartile mean over tasks and runs.
+    """The `summary` of training runs (one evaluation each, of the same tasks) averaged over runs, and `return_iqm`, the interquartile mean over tasks and runs.
 
-    evaluations: of the same tasks, one a run. A single run keeps its interval over tasks; its standard deviation is NaN.
-    Raises `ValueError` when there are none, or they are of different tasks.
+    A single run keeps its interval over tasks; its standard deviation is NaN. Raises `ValueError` for no runs or different tasks.
     """
     evaluations = _alike(evaluations)
     summaries, found = [e.summary() for e in evaluations], {}
@@ -133,9 +132,9 @@ class Protocol:
 
 # %% ../../nbs/baselines/13_report.ipynb #96bfedd4
 def table_rows(found: Mapping[str, Evaluation | Sequence[Evaluation]], by: Sequence[str] = ()) -> list[dict]:
-    """One row an agent, and one for each of its groups: who, what, how many, and of every quantity the value, `_lo` and `_hi`; with several runs also `_std`.
+    """One row per agent and group: names, counts, and for every quantity its value, `_lo` and `_hi`; with several runs also `_std`.
 
-    found: name to the evaluation of an agent, or to those of its training runs. by: labels to group by; where an evaluation does not have one, it has no rows for it.
+    found: an agent's name to its evaluation, or to those of its training runs. by: labels to group by, where an evaluation has them.
     Raises `ValueError` for no agent, or runs of different tasks.
     """
     if not found:
@@ -181,18 +180,12 @@ def _cell(row: Mapping, key: str) -> str:
     return show(value) if low != low else f"{show(value)} [{show(low)}, {show(high)}]"
 
 # %% ../../nbs/baselines/13_report.ipynb #8eb350bb
-def check_due(steps: int, every: int, per_round: int, total: int) -> bool:
-    "Whether a round that ended after `steps` is to be evaluated: the first, the last, and each that passed a multiple of `every`."
-    return steps <= per_round or steps >= total or steps // every > (steps - per_round) // every
-
 class Evaluator:
-    """Evaluates an agent while it is trained: `evaluator(agent, row)` after each round, `row["steps"]` being the environment steps so far.
+    """Evaluates an agent while it trains: `train(config, on_round=Evaluator(config, tasks))` writes rows to `evaluation.jsonl` in `config.out`.
 
     Args:
-        config: that of the training; rows go to `evaluation.jsonl` in its `out`.
         tasks: a benchmark, or several by name (`{"goals trained on": ..., "goals held out": ...}`); None for a world with a single task.
-        num_tasks, num_trials: how many; every_steps: environment steps between two evaluations (default: forty in a training).
-        options: further ones of `evaluate` (`seed`, `batch`, `mesh`, `show_goal`, ...).
+        every_steps: environment steps between two evaluations (default: forty in a training). options: further ones of `evaluate`.
     Raises `ValueError` for numbers below 1 or a benchmark without tasks.
     """
 
@@ -208,8 +201,8 @@ class Evaluator:
     wants_agent = True  # train(on_round=evaluator) gives it the agent as well
 
     def due(self, steps: int) -> bool:
-        "Whether a round that ended after so many steps is evaluated."
-        return check_due(steps, self.every, self.per_round, self.total)
+        "Whether to evaluate a round that ended after `steps`: the first, the last, and each that passed a multiple of `every`."
+        return steps <= self.per_round or steps >= self.total or steps // self.every > (steps - self.per_round) // self.every
 
     def __call__(self, agent: Agent, row: Mapping) -> list[dict]:
         "Evaluate if it is time; returns the new rows, one a set of tasks."
@@ -240,10 +233,9 @@ def read_evaluations(path) -> list[dict]:
 
 # %% ../../nbs/baselines/13_report.ipynb #dccd8696
 def curve_over_seeds(runs: Sequence[Sequence[Mapping]], tasks: str | None = None) -> list[dict]:
-    """Rows of `evaluation.jsonl` of several runs as one curve: for every quantity mean, `_lo`, `_hi` and `_seeds` at the steps that all runs have.
+    """One curve of several runs (`read_evaluations(folder)` of each): mean, `_lo`, `_hi` and `_seeds` of every quantity at the steps that all runs have.
 
-    runs: the rows of each run (`read_evaluations(folder)`). tasks: which set of tasks, None for all rows. A single run keeps its intervals over tasks.
-    Raises `ValueError` when there is no run, or no step that all have.
+    tasks: which set of tasks, None for all rows. A single run keeps its intervals over tasks. Raises `ValueError` when no step is common to all.
     """
     runs = [{row["steps"]: row for row in rows if tasks is None or row.get("tasks") == tasks} for rows in runs]
     common = sorted(set.intersection(*map(set, runs))) if runs else []
@@ -272,13 +264,12 @@ def report(found: Mapping[str, Evaluation | Sequence[Evaluation]], out, *, proto
     """Write tables and figures of what was found; returns a file's name to its path.
 
     Args:
-        found: name to an agent's evaluation, or to those of its training runs on the same tasks.
-        out: the folder, made if need be; files of the same names are replaced.
-        protocol: how was tested, for the record and for its groups; `by` are other groups.
-        learning: name to the rows of a learning curve (`curve_over_seeds`): `learning.png`, as Figures 6 and 11.
+        found: as for `table_rows`. out: the folder, made if need be; files of the same names are replaced.
+        protocol: for the record and its groups; `by` replaces these groups.
+        learning: name to a learning curve (`curve_over_seeds`): `learning.png`, as Figures 6 and 11.
         generalization: name of a benchmark to curves on sets of tasks: `generalization.png`, as Figure 8.
-        about: what else belongs into the record, the command for example.
-    Figures are left out where matplotlib is not installed. Raises `ValueError` for nothing to report.
+        about: further entries of the record, the command for example.
+    Without matplotlib there are no figures. Raises `ValueError` for nothing to report.
     """
     out, by = Path(out).expanduser(), (protocol.by if protocol else ()) if by is None else by
     rows = table_rows(found, by)

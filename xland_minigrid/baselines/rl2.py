@@ -28,6 +28,7 @@ from .curriculum import CurriculumConfig, Outcome, make_curriculum, uniform_task
 from .encoders import check_tellable, first_inputs, next_inputs, tell
 from .metrics import open_loggers
 from .networks import ActorCritic, NetworkConfig
+from .options import check_fields
 from .ppo import PPOConfig, Record, RolloutState, draw_actions, make_optimizer, policy_step, update
 from .scale import any_process, everyone, is_first, make_mesh, replicate, share, spread
 from ..benchmarks import Benchmark, digest, load_benchmark, load_benchmark_from_path, registered_benchmarks
@@ -80,9 +81,7 @@ class TrainConfig:
 # %% ../../nbs/baselines/10_rl2.ipynb #c0f1check
 def _check_config(config: TrainConfig) -> None:
     "Raise `ValueError` for values that do not go together."
-    for name in ("total_steps", "num_envs", "steps_per_task", "steps_per_update", "keep"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} is {getattr(config, name)}: it must be at least 1.")
+    check_fields(config, **dict.fromkeys(("total_steps", "num_envs", "steps_per_task", "steps_per_update", "keep"), "[1, inf)"), held_out="[0, 1)", show_goal="[0, 1]", grow="(0, 1]")
     if config.steps_per_task % config.steps_per_update:
         raise ValueError(f"steps_per_task ({config.steps_per_task}) must be a multiple of steps_per_update ({config.steps_per_update}).")
     if config.num_envs % config.ppo.num_minibatches:
@@ -93,14 +92,10 @@ def _check_config(config: TrainConfig) -> None:
     if config.num_envs // config.ppo.num_minibatches % config.ppo.accumulate:
         raise ValueError(f"A minibatch of {config.num_envs // config.ppo.num_minibatches} agents cannot be cut into ppo.accumulate = {config.ppo.accumulate} equal parts: "
                          "choose a divisor.")
-    if not 0 <= config.held_out < 1:
-        raise ValueError(f"held_out is {config.held_out}: a share from 0 to below 1 is needed.")
-    if not 0 <= config.show_goal <= 1:
-        raise ValueError(f"show_goal is {config.show_goal}: a share from 0 to 1 is needed.")
     if config.show_goal and not config.network.goal_conditioned_core:
         raise ValueError(f"show_goal is {config.show_goal}, but this network cannot read a goal: set network.goal_conditioned_core as well.")
-    if not 0 < config.grow <= 1 or any(size < 4 for size in config.rooms):
-        raise ValueError(f"grow is {config.grow} and rooms {config.rooms}: a share above 0 to 1, and sizes from 4 on, are needed.")
+    if any(size < 4 for size in config.rooms):
+        raise ValueError(f"rooms are {config.rooms}: the smallest possible room has size 4.")
     if not config.benchmark and (config.network.goal_conditioned_core or config.curriculum.kind != "uniform"):
         raise ValueError("A single task has no goals to find out and no tasks to choose from: name a benchmark, or leave network.goal_conditioned_core and curriculum.kind as they are.")
 
@@ -108,7 +103,7 @@ def _check_config(config: TrainConfig) -> None:
 
 # %% ../../nbs/baselines/10_rl2.ipynb #13c4c4a1
 def table_6(**changes) -> TrainConfig:
-    "The hyperparameters of the paper's Table 6, without belief, event and attention: plain RL² for a large accelerator. `changes` replace fields."
+    "The paper's Table 6: plain RL², without belief, event and attention, for a large accelerator. `changes` replace fields."
     ppo = PPOConfig(lr=1e-3, gamma=0.99, gae_lambda=0.95, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5, belief_coef=0.0, max_grad_norm=0.5,
                     num_minibatches=32, update_epochs=1)
     network = NetworkConfig(encoder_kind="conv", embedding=16, encoder_width=256, event=0, memory=1024, head=256, attention=False)
@@ -123,8 +118,8 @@ def _accelerated(device: str, num_envs: int, memory: int, **changes) -> TrainCon
     return TrainConfig(**{"num_envs": num_envs, "steps_per_task": 2560, "steps_per_update": 128, "device": device, "ppo": ppo, "network": network, **changes})
 
 def finding_out(**changes) -> TrainConfig:
-    """The recipe of the agent in the box (`14_agents`), for tasks of all kinds of goals: finding out and carrying out apart, goals shown to half of the agents, rooms that
-    grow, and trials so short that remembering pays. `changes` replace fields."""
+    """The recipe of the agent in the box (`14_agents`): finding out and carrying out apart, goals shown to half of the agents, growing rooms, short trials.
+    `changes` replace fields."""
     config = TrainConfig(max_steps=50, steps_per_task=500, steps_per_update=100, rooms=(5, 6, 7), grow=0.6, show_goal=0.5, ppo=PPOConfig(gamma=0.98),
                          network=NetworkConfig(event=24, memory=160, goal_conditioned_core=128, neighbors=True, chrono_horizon=200))
     return dataclasses.replace(config, **changes)
@@ -139,9 +134,9 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
 }
 
 def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainConfig:
-    """The configuration of a preset, one of `PRESETS`. Another `env_id` may be a single task: then it is set up for recurrent PPO. `changes` replace fields.
+    """The configuration `PRESETS[name]()`; an `env_id` that is a single task sets it up for recurrent PPO. `changes` replace fields.
 
-    Raises `ValueError` for an unknown preset, and for one on an unknown environment.
+    Raises `ValueError` for an unknown preset or environment.
     """
     if name not in PRESETS:
         raise ValueError(f"There is no preset {name!r}: choose from {', '.join(PRESETS)}.")
@@ -153,7 +148,7 @@ def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainC
     return dataclasses.replace(config, **changes)
 
 def single_task(config: TrainConfig) -> TrainConfig:
-    "A configuration made over for an environment that is one task: short sequences, episodes that stand alone; on a laptop also a small network."
+    "`config` for an environment that is one task: short sequences, separate episodes; on a laptop also a small network."
     ppo = dataclasses.replace(config.ppo, across_trials=False, belief_coef=0.0, gamma=0.99, ent_coef=0.02, num_minibatches=8)
     network = dataclasses.replace(config.network, event=0, attention=False, neighbors=False, goal_conditioned_core=0)
     small = {"num_envs": 128, "total_steps": 2_000_000, "view_size": 7} if config.num_envs <= 256 else {}
@@ -188,7 +183,7 @@ def make_world(config: TrainConfig):
 
 # %% ../../nbs/baselines/10_rl2.ipynb #45941dbf
 def begin(env, params, rulesets, keys):
-    """Begin one task per agent: `rulesets` and random `keys` have a leading axis `(B,)`; None for rulesets begins the one task of `params`.
+    """Begin a task per agent, from `rulesets (B,)` (None: the task of `params`) and random `keys (B,)`.
 
     Returns the first time steps `(B,)`, and `step(timestep, action (B,))` for these tasks.
     """
@@ -211,10 +206,7 @@ def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]
 # %% ../../nbs/baselines/10_rl2.ipynb #c37711af
 @dataclass(frozen=True)
 class Agent:
-    """A network with its parameters, and the configuration it was made with.
-
-    `network()` puts them together; `steps` says after how many environment steps of training.
-    """
+    "A network's structure and parameters, its configuration, and the environment steps it was trained for."
     config: TrainConfig
     structure: GraphDef = dataclasses.field(repr=False)
     parameters: Any = dataclasses.field(repr=False)
@@ -228,16 +220,13 @@ def new_agent(config: TrainConfig) -> Agent:
     return Agent(config, *nnx.split(_constructor(config)()))
 
 def abstract_agent(config: TrainConfig) -> Agent:
-    "An agent whose parameters are shapes and dtypes without numbers (`jax.ShapeDtypeStruct`): its structure, or the form in which to load a checkpoint. Computes nothing."
+    "An agent with shapes and dtypes (`jax.ShapeDtypeStruct`) for parameters, to load a checkpoint into. Computes nothing."
     return Agent(config, *nnx.split(nnx.eval_shape(_constructor(config))))
 
 def _constructor(config: TrainConfig) -> Callable[[], ActorCritic]:
     "The function that makes the network of a configuration."
     env, params = make_world(config)
-    return functools.partial(_make_network, config, env.num_actions(params))
-
-def _make_network(config: TrainConfig, num_actions: int) -> ActorCritic:
-    return ActorCritic(config.network, config.view_size, num_actions, rngs=nnx.Rngs(config.seed))
+    return lambda: ActorCritic(config.network, config.view_size, env.num_actions(params), rngs=nnx.Rngs(config.seed))
 
 # %% ../../nbs/baselines/10_rl2.ipynb #d018adc0
 class RunState(PyTreeNode):
@@ -258,7 +247,7 @@ def start_run(config: TrainConfig, num_tasks: int = 0, curriculum=None) -> RunSt
 
 # %% ../../nbs/baselines/10_rl2.ipynb #4df73f4b
 def enter(config: TrainConfig, env, params, network: ActorCritic, rulesets, number, key) -> tuple[RolloutState, Callable]:
-    """Put the agents `number (B,)` into their tasks, `rulesets (B,)` or None, with empty memories. Returns where they stand, and `step(timestep, action)`."""
+    "Put the agents `number (B,)` into their tasks, `rulesets (B,)` or None, with empty memories. Returns the rollout's state and `step(timestep, action)`."
     of_each = lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, number)
     reset, play, mask = jax.random.split(key, 3)
     timestep, step = begin(env, params, rulesets, of_each(reset))
@@ -267,7 +256,7 @@ def enter(config: TrainConfig, env, params, network: ActorCritic, rulesets, numb
     return RolloutState(timestep, first_inputs(timestep, env.num_actions(params), config.network.neighbors), memory, play, number, told), step
 
 def growing_worlds(config: TrainConfig, params, round, keys):
-    "The layouts in which a round's tasks are played, one for each of `keys (B,)`: at first all smaller ones, of `config.rooms`, and ever more of full size."
+    "A layout for each of `keys (B,)`: at first the sizes of `config.rooms`, then more and more of full size."
     sizes = [(params.height, params.width), *((size, size) for size in config.rooms)]
     plans = stack_layouts([layout(params.grid_type, *size) for size in sizes])
     small = 1 - round / max(1, int(config.grow * config.rounds))
@@ -280,19 +269,19 @@ def growing_worlds(config: TrainConfig, params, round, keys):
 
 # %% ../../nbs/baselines/10_rl2.ipynb #b77077a4
 def make_round(config: TrainConfig, curriculum=None) -> Callable:
-    """`one_round(state, benchmark)` gives the next `RunState` and metrics, compiled for the devices of the configuration.
+    """`one_round(state, benchmark)` gives the next `RunState` and metrics, compiled for the devices of the configuration; it donates `state`.
 
-    Without a curriculum all tasks are drawn alike. Metrics are scalars averaged over the round; `success_first` and `success_last` are those of its first and last update, that is, of the beginning
-    and the end of the same tasks: an agent that adapts drives them apart. The state that is passed in is used up.
+    Without a curriculum all tasks are equally likely. Metrics are scalars averaged over the round; `success_first` and `success_last` belong to its first and last update,
+    the beginning and the end of the same tasks.
     """
     return _compiled(_round, _without_names(config), curriculum, mesh_of(config))
 
 def make_refresh(config: TrainConfig, curriculum) -> Callable:
-    "`refresh(state, benchmark)` lets the present agent try the curriculum's candidates, and gives the state in which the curriculum knows the outcome."
+    "`refresh(state, benchmark)` lets the agent try the curriculum's candidates and gives the state with their outcome."
     return _compiled(_refresh, _without_names(config), curriculum, mesh_of(config))
 
 def _without_names(config: TrainConfig) -> TrainConfig:
-    "The configuration without what the program does not depend on: it is compiled once for all runs of a session that differ only in that."
+    "The configuration without fields that do not change the program, so that runs share what is compiled."
     benchmark = "some" if config.benchmark else ""
     return dataclasses.replace(config, seed=0, out="", benchmark=benchmark, held_out=0.0, checkpoint_minutes=1.0, keep=1, loggers=())
 
@@ -301,7 +290,7 @@ def _compiled(made, config: TrainConfig, curriculum, mesh) -> Callable:
     return spread(made(config, curriculum, mesh), mesh, donate=(0,))
 
 def mesh_of(config: TrainConfig):
-    """The devices that share the agents of a configuration. Raises `ValueError` when there are not enough, or the agents of a minibatch cannot be shared equally."""
+    "The devices that share the agents. Raises `ValueError` when there are too few, or they cannot share each minibatch equally."
     mesh, each = make_mesh(config.devices, config.device), config.num_envs // config.ppo.num_minibatches
     if each % (mesh.size * config.ppo.accumulate):
         raise ValueError(f"{each} agents a minibatch cannot be shared equally by {mesh.size} devices"
@@ -342,7 +331,7 @@ def _round(config: TrainConfig, curriculum, mesh) -> Callable:
     return one_round
 
 def outcome_of(records: Record) -> Outcome:
-    "What each agent made of its task, from the records of a round's updates, with leading axes `(U, B)`."
+    "The outcome for each agent, from the records `(U, B)` of a round's updates."
     trials, solved, reward = (x.sum(0) for x in (records.trials, records.solved, records.reward))
     per_trial = lambda x: jnp.where(trials > 0, x / jnp.maximum(trials, 1), jnp.nan)
     return Outcome(success=per_trial(solved), returns=per_trial(reward), best=records.best.max(0), trials=trials, value_loss=records.positive_value_loss.mean(0))
@@ -365,7 +354,7 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
     return refresh
 
 def try_out(network: ActorCritic, step: Callable, rollout: RolloutState, num_steps: int) -> Record:
-    "Let the agents act for `num_steps` and keep nothing but the record of each, `(B,)`."
+    "Let the agents act for `num_steps`; the record of each, `(B,)`."
     def act(carry, _):
         timestep, inputs, memory, key, record = carry
         key, draw = jax.random.split(key)
@@ -381,7 +370,7 @@ def try_out(network: ActorCritic, step: Callable, rollout: RolloutState, num_ste
 
 # %% ../../nbs/baselines/10_rl2.ipynb #4004dd84
 def _averaged(metrics: dict) -> dict:
-    "Metrics of the updates of a round `(U,)` as scalars. What is per trial is weighted with the number of trials."
+    "Metrics of a round's updates `(U,)` as scalars; those per trial are weighted by the number of trials."
     trials = metrics["trials"].sum()
     weight = metrics["trials"] / jnp.maximum(trials, 1)
     per_trial = {name: (metrics[name] * weight).sum() for name in ("return", "success", "trial_steps") if name in metrics}
@@ -419,7 +408,7 @@ def _resumed(checkpoints: Checkpoints, config: TrainConfig, tasks: str, fresh: R
 # %% ../../nbs/baselines/10_rl2.ipynb #f49b1d1b
 @dataclass(frozen=True)
 class Training:
-    "What `train` gives back: the agent, one row of metrics a round, whether it was interrupted, and where the checkpoint is."
+    "The result of `train`: the agent, a row of metrics per round, whether it was interrupted, and the checkpoint's path."
     agent: Agent
     metrics: list = dataclasses.field(repr=False)
     interrupted: bool
@@ -431,15 +420,13 @@ def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bo
     """Train an RL² agent, or on a single task (`config.benchmark == ""`) a recurrent PPO agent.
 
     Args:
-        benchmark: the tasks to train on, all of them; None loads `config.benchmark` and leaves out the share that is held out.
+        benchmark: the tasks to train on; None loads `config.benchmark` without the share that is held out.
         resume: go on from the latest checkpoint in `config.out`; the result is that of an uninterrupted run.
-        progress: show a bar with steps a second, return and success.
-        on_round: called with the metrics of every round; if it has an attribute `wants_agent`, with the present `Agent` before them. Raising `EndTraining` in it
-            ends training there, with a checkpoint.
-        par: steps that each task of the benchmark takes a good player `(n,)`, for the curriculum of true regret; None estimates them.
-    With several processes (`scale.initialize`), all call it alike; the first one writes. Ctrl-C ends training after the present round, with a checkpoint. Raises
-    `CheckpointError` when there is nothing to resume from or it belongs to another configuration, `FileExistsError` when `out` holds a run already, `ValueError` when
-    the devices do not fit, `FloatingPointError` when learning diverges.
+        on_round: called with the metrics of every round, after the present `Agent` if it has a true attribute `wants_agent`. If it raises `EndTraining`, training ends there.
+        par: steps that each task takes a good player `(n,)`, for the curriculum of true regret; None estimates them.
+    Several processes (`scale.initialize`) all call this alike; the first one writes. Ctrl-C ends training after the present round. Either end leaves a checkpoint. Raises
+    `CheckpointError` when there is nothing to resume or it belongs to another configuration, `FileExistsError` when `out` holds a run, `ValueError` when the devices do
+    not fit, `FloatingPointError` when learning diverges.
     """
     mesh = mesh_of(config)
     run = _Run(config, benchmark if benchmark is not None or not config.benchmark else load_tasks(config)[0], par)
@@ -514,7 +501,7 @@ def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round)
 
 # %% ../../nbs/baselines/10_rl2.ipynb #0b673158
 def _check_finite(metrics: dict, steps: int):
-    "Stop a run whose loss is no number before it overwrites good checkpoints."
+    "Raise `FloatingPointError` before a diverged run overwrites good checkpoints."
     if not all(np.isfinite(x) for x in metrics.values()):
         raise FloatingPointError(f"Learning diverged after {steps:,} steps: lower ppo.lr or ppo.max_grad_norm, and resume from the last checkpoint.")
 

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 AXIS = "agents"
 
 def find_devices(platform: str | None = None) -> list:
-    "All devices of a platform (`cpu`, `gpu`, `tpu`), of all hosts; None takes the default platform. Raises `ValueError` when there are none."
+    "All devices of a platform (`cpu`, `gpu`, `tpu`; None: the default) on all hosts. Raises `ValueError` when there are none."
     try:
         return jax.devices(platform)
     except RuntimeError:
@@ -35,7 +35,7 @@ def make_mesh(devices: int | None = None, platform: str | None = None) -> Mesh:
 
 # %% ../../nbs/baselines/08_scale.ipynb #3d6c87a4
 def replicate(tree, mesh: Mesh):
-    "A pytree of arrays as arrays that are whole on every device of a mesh. With several processes each must pass the same values."
+    "A pytree of arrays, copied to every device of a mesh. Several processes must all pass the same values."
     everywhere = NamedSharding(mesh, PartitionSpec())
 
     def place(x):
@@ -49,9 +49,9 @@ def replicate(tree, mesh: Mesh):
 
 # %% ../../nbs/baselines/08_scale.ipynb #b1a8d47c
 def spread(function: Callable, mesh: Mesh | None, donate: tuple[int, ...] = ()) -> Callable:
-    """A compiled function of replicated arrays that every device of a mesh computes for its share of the agents.
+    """Compile a function of replicated arrays for all devices of a mesh; with one device, or None, it is `jax.jit`.
 
-    Inside, `jax.lax.axis_index("agents")` tells the share; what it returns must be the same on all devices. Without a mesh, or with a single device, it is `jax.jit`.
+    Inside, `share` gives a device its agents; results must be the same on all devices.
     """
     if mesh is None or mesh.size == 1:
         return jax.jit(function, donate_argnums=donate)
@@ -59,20 +59,20 @@ def spread(function: Callable, mesh: Mesh | None, donate: tuple[int, ...] = ()) 
     return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=everything, out_specs=everything, check_vma=False), donate_argnums=donate)
 
 def share(mesh: Mesh | None, num_agents: int) -> tuple[jax.Array, str | None]:
-    "Within a spread function: the numbers of this device's agents, int32 `(num_agents / devices,)`, and the axis to average over (None for one device)."
+    "In a spread function: this device's agents, int32 `(num_agents / devices,)`, and the axis to average over (None for one device)."
     devices = 1 if mesh is None else mesh.size
     mine = jnp.arange(num_agents // devices, dtype=jnp.int32)
     return (mine, None) if devices == 1 else (mine + jax.lax.axis_index(AXIS).astype(jnp.int32) * (num_agents // devices), AXIS)
 
 def everyone(axis: str | None, tree):
-    "What all devices have of it, joined along the leading axis in the order of the agents' numbers."
+    "The parts of all devices, joined along the leading axis in the order of the agents."
     return tree if axis is None else jax.tree.map(lambda x: jax.lax.all_gather(x, axis, tiled=True), tree)
 
 # %% ../../nbs/baselines/08_scale.ipynb #b999d2e7
 _CLUSTERS = (("SLURM_JOB_ID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"), ("PMI_SIZE", "PMI_SIZE"))
 
 def on_cluster(environ=None) -> bool:
-    "Whether the environment says that this is one of several processes of a job that JAX knows how to join."
+    "Whether environment variables name a job of several processes that JAX can join."
     environ = os.environ if environ is None else environ
     count = lambda name: int(environ[name]) if environ.get(name, "").isdigit() else 1
     known = any(mark in environ and count(size) > 1 for mark, size in _CLUSTERS)
@@ -83,10 +83,9 @@ def initialize(coordinator: str | None = None, processes: int | None = None, pro
     """Join the other processes of this training, if there are any; call it before anything else touches JAX.
 
     Args:
-        coordinator: `host:port` at which process 0 listens, the same for all; None asks the cluster that we run on, and does nothing elsewhere.
+        coordinator: `host:port` of process 0, the same for all; None asks the cluster, if there is one.
         processes, process: how many there are, and which one this is. timeout: seconds to wait for the others.
-    Returns:
-        Whether there are several. Raises `ValueError` for an incomplete address, `RuntimeError` when the others cannot be reached.
+    Returns whether there are several. Raises `ValueError` for an incomplete address, `RuntimeError` when the others cannot be reached.
     """
     if coordinator is None and (processes or 1) > 1:
         raise ValueError("Several processes need to know where the first one listens: give coordinator host:port as well.")
@@ -109,7 +108,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 def any_process(flag: bool) -> bool:
-    "Whether any process says so. All have to ask."
+    "True if the flag is set on any process. Collective: every process must call it."
     if jax.process_count() == 1:
         return bool(flag)
     from jax.experimental.multihost_utils import process_allgather

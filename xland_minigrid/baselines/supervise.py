@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from .checkpoint import Checkpoints, Interrupts
+from ..core.helpers import checked_int
 
 # %% ../../nbs/baselines/11_supervise.ipynb #c2cba054
 def _free_port() -> int:
@@ -94,15 +95,15 @@ def supervise(command: list[str], *, folder, processes: int = 1, tries: int = 3,
     """Run a training command to its end; start it again from the last whole checkpoint whenever it dies. Call it from the main thread.
 
     Args:
-        command: the words of the command, `[sys.executable, "-m", "xland_minigrid", "train", ...]`. It must understand `--resume` and, for several processes,
-            `--coordinator HOST:PORT --processes N --process I`, which are added to it; and end in order, saving, on SIGINT.
-        folder: the folder of the run (`TrainConfig.out`), with `checkpoints/` in it.
+        command: its words, `[sys.executable, "-m", "xland_minigrid", "train", ...]`. It must understand `--resume`, for several processes also
+            `--coordinator HOST:PORT --processes N --process I`, and save and end on SIGINT.
+        folder: the folder of the run (`TrainConfig.out`).
         processes: how many to start on this machine. If one dies, all are started again.
         tries: how many starts in a row may end without a new checkpoint.
-        grace: seconds that a process gets to end after it was asked to, or after another one was done. pause: seconds before a further start.
+        grace: seconds to end in after SIGINT, or after another process was done. pause: seconds before the next start.
 
-    Returns the status of the command: 0 when it ended in order, also when it was asked to by SIGINT or SIGTERM; otherwise that of the last failure, 128 and the
-    number of the signal if it was killed. Raises `TypeError` and `ValueError` for wrong arguments before anything is started.
+    Returns the status of the command: 0 for an orderly end, also after SIGINT or SIGTERM; otherwise that of the last failure, 128 plus the signal that killed it.
+    Raises `TypeError` and `ValueError` for wrong arguments.
     """
     _check_arguments(command, processes, tries)
     checkpoints, fruitless, wanted = Checkpoints(Path(folder) / "checkpoints"), 0, "--resume" in command
@@ -132,6 +133,5 @@ def _check_arguments(command, processes: int, tries: int) -> None:
         raise TypeError(f"command is {command!r}: give the words of the command as a list of strings.")
     if shutil.which(command[0]) is None:
         raise ValueError(f"There is no program {command[0]}: the first word of command must be one, sys.executable for example.")
-    for name, value in (("processes", processes), ("tries", tries)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} is {value!r}: it must be a whole number, at least 1.")
+    checked_int("processes", processes, 1)
+    checked_int("tries", tries, 1)
