@@ -136,7 +136,7 @@ class CheckpointFolder:
         return self.read(step, values=False)[1]
 
     def check(self, step: int | None = None) -> dict:
-        "Read a checkpoint (the latest unless a step is named) to the last byte; returns its record. Raises `CheckpointError` when it is damaged."
+        "Read all of a checkpoint (the latest unless a step is named); returns its record. Raises `CheckpointError` when it is damaged."
         return self.read(step)[1]
 
     def set_aside(self, step: int) -> Path:
@@ -205,7 +205,7 @@ class Checkpoints(CheckpointFolder):
         self._thread = self._file = self._writing = None
 
     def open(self) -> "Checkpoints":
-        "Open for writing in the background, what `with` does. Raises `CheckpointError` when the folder cannot be written to or another process does so."
+        "Open for writing in the background, as `with` does. Raises `CheckpointError` when the folder cannot be written, or another process writes there."
         if self._thread is None and (jax.process_index() == 0 if self.writer is None else self.writer):
             self._file = _lock(self.folder)
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -227,7 +227,7 @@ class Checkpoints(CheckpointFolder):
         return self.path(step)
 
     def wait(self):
-        "Return when the last `save` is whole. Raises `CheckpointError`, once, when it could not be written; the checkpoints before it are untouched."
+        "Wait for the last `save`. Raises `CheckpointError`, once, when it could not be written; older checkpoints stay."
         if self._writing is not None:
             step, error = self._writing[0], self._writing[1].exception()
             self._writing = None

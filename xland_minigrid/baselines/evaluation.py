@@ -33,13 +33,14 @@ from ..benchmarks.demonstrations import play_expert, trial_starts, without_reset
 from ..benchmarks.difficulty import Difficulty, difficulty, strata, take
 from ..benchmarks.files import appearing
 from ..core.goals import goal_kinds
+from ..core.helpers import progress_bar
 from ..core.ruleset import RuleSet
 from ..envs.sampling import RulesetSamplingWrapper
 from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #c0204afb
 class Tasks(NamedTuple):
-    "What a policy may look at when its tasks begin: random keys `(B,)`, and the tasks `(B,)`, None in a world that has a single one."
+    "What a policy may look at when tasks begin: random keys `(B,)`, and the tasks `(B,)`, None in a world with a single one."
     keys: jax.Array
     rulesets: RuleSet | None
 
@@ -393,9 +394,8 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
 # %% ../../nbs/baselines/12_evaluation.ipynb #5b3680d7
 def _play_all(play, benchmark, chosen, keys, num_trials: int, batch: int, devices: int, progress: bool) -> Tally:
     "Play all chosen tasks, block by block; the tally as NumPy arrays `(tasks, N)`."
-    from tqdm.auto import tqdm
     block, parts = devices * min(batch, -(-len(chosen) // devices)), []
-    with tqdm(total=len(chosen), desc="tasks", unit=" tasks", disable=not progress) as bar:
+    with progress_bar(len(chosen), progress, "tasks") as bar:
         for first in range(0, len(chosen), block):
             rows = np.minimum(np.arange(first, first + block), len(chosen) - 1)
             rulesets = None if benchmark is None else benchmark.get_rulesets(chosen[rows])
@@ -429,7 +429,7 @@ def _compared(oracle, num_trials: int) -> int:
     return min(int(oracle), num_trials)
 
 def _oracle_reference(env, params, benchmark, chosen, keys, num_trials: int, compared: int, expert, progress: bool, block: int = 256):
-    "Returns and steps `(tasks, N)` of the oracle from the same starts, and where it began in the same place; the average of a task's first trials for later ones."
+    "Returns and steps `(tasks, N)` of the oracle, averaged for trials after the first `compared`, and which are from the same start."
     from tqdm.auto import tqdm
     env, returns, steps = without_reset(env), [], []
     for first in tqdm(range(0, len(chosen), block), desc="oracle", unit=" batches", disable=not progress):
@@ -445,7 +445,7 @@ def _oracle_reference(env, params, benchmark, chosen, keys, num_trials: int, com
 # %% ../../nbs/baselines/12_evaluation.ipynb #f6d83869
 @functools.lru_cache(maxsize=8)
 def _world_of(config: TrainConfig):
-    "The world of a configuration, made once: programs are compiled for an environment, and a new one would have them compiled again."
+    "The world of a configuration, made once, because programs are compiled for an environment object."
     return make_world(config)
 
 def _unpacked(policy, world, greedy: bool, show_goal: float | None):
@@ -463,7 +463,7 @@ def _unpacked(policy, world, greedy: bool, show_goal: float | None):
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #7ea44721
 def table(evaluations: Mapping[str, Evaluation]) -> str:
-    "Success, steps and return in each trial, for several agents side by side, as text; normalised score and regret where there is a reference."
+    "Success, steps and return in each trial of several agents, as text; with a reference also normalised score and regret."
     curves = {name: e.per_trial() for name, e in evaluations.items()}
     beside = {name: 26 if "regret" in curve else 0 for name, curve in curves.items()}
     wide = 10 + 23
@@ -498,7 +498,7 @@ def save_evaluation(evaluation: Evaluation, path, about: Mapping | None = None) 
     return path
 
 def load_evaluation(path) -> tuple[Evaluation, dict]:
-    "What `save_evaluation` wrote, and what is said about it. Raises `FileNotFoundError`, or `ValueError` for a damaged or foreign file."
+    "An evaluation and its `about`. Raises `FileNotFoundError`, or `ValueError` for a damaged or foreign file."
     path = Path(path).expanduser()
     if not path.exists():
         raise FileNotFoundError(2, "there is no evaluation here", str(path))
@@ -567,7 +567,7 @@ def _watch_again(env, params, timestep, inputs, action):
 
 @functools.partial(jax.jit, static_argnames="structure")
 def _decide(structure, parameters, inputs, memory, key):
-    "An action, the next memory, and what led to it (belief as probabilities, value, probabilities of the actions), of a single agent."
+    "A single agent's action, next memory, and belief, value and probabilities of the actions."
     out, memory = _think(structure, parameters, inputs, memory)
     belief = jax.tree.map(lambda logits: jax.nn.softmax(logits[0]), out.belief)
     thought = belief, out.value[0], jax.nn.softmax(out.logits[0])

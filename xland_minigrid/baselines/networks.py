@@ -52,9 +52,9 @@ class NetworkConfig:
         sizes = ("embedding", "encoder_width", "memory", "layers", "chrono_horizon", "context", "head")
         check_fields(self, "network.", **dict.fromkeys(sizes, "[1, inf)"), event="[0, inf)", goal_conditioned_core="[0, inf)")
         if self.encoder_kind == "image" and (self.event or self.attention or self.neighbors or self.goal_conditioned_core):
-            raise ValueError("An encoder of pictures cannot read cells: set network.event and network.goal_conditioned_core to 0, network.attention and network.neighbors to False.")
+            raise ValueError("An encoder of pictures cannot read cells: set network.event and goal_conditioned_core to 0, attention and neighbors to False.")
         if self.goal_conditioned_core and not self.neighbors:
-            raise ValueError("A memory that acts on a goal needs to know what the agent carries: set network.neighbors to True, or network.goal_conditioned_core to 0.")
+            raise ValueError("A memory that acts on a goal needs to know what the agent carries: set network.neighbors to True, or goal_conditioned_core to 0.")
 
 # %% ../../nbs/baselines/04_networks.ipynb #d78ec14e
 PIXELS = 32  # a cell's side in a picture

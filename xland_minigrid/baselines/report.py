@@ -36,7 +36,7 @@ class OverSeeds(NamedTuple):
     seeds: tuple[float, ...]
 
 def student_interval(values, level: float = 0.95):
-    "Mean over the first axis of `values (S, ...)` and its interval by Student's t: three arrays `(...)`; a single one has the interval NaN."
+    "Mean over the first axis of `values (S, ...)` and Student's interval: three arrays `(...)`; NaN limits for S = 1."
     from scipy.special import stdtrit
     values = np.asarray(values, np.float64)
     if not len(values):
@@ -194,7 +194,7 @@ class Evaluator:
         self.every = max(1, self.total // 40) if every_steps is None else every_steps
         self.tasks = dict(tasks) if isinstance(tasks, Mapping) else {"tasks": tasks}
         if min(num_tasks, num_trials, self.every, len(self.tasks)) < 1 or any(b is not None and not len(b) for b in self.tasks.values()):
-            raise ValueError("An evaluator needs tasks, and at least one task, one trial and one step between evaluations: check num_tasks, num_trials, every_steps and tasks.")
+            raise ValueError("An evaluator needs tasks, and at least one trial and one step between evaluations: check num_tasks, num_trials, every_steps and tasks.")
         self.per_round, self.path = config.steps_per_round, Path(config.out).expanduser() / "evaluation.jsonl"
         self.settings, self.file = dict(num_tasks=num_tasks, num_trials=num_trials, **options), None
 
@@ -228,7 +228,7 @@ def _evaluated(name: str, steps: int, agent: Agent, tasks, settings: dict) -> di
     return row | {"success_first": float(found.success[:, 0].mean()), "success_last": float(found.success[:, -1].mean()), "seconds": round(time.monotonic() - begun, 2)}
 
 def read_evaluations(path) -> list[dict]:
-    "The rows of `evaluation.jsonl`, `path` or in the folder `path`; no file means no rows, and a last line that was cut off is left out."
+    "`read_rows` of `evaluation.jsonl`, `path` or in the folder `path`."
     return read_rows(path, "evaluation.jsonl")
 
 # %% ../../nbs/baselines/13_report.ipynb #dccd8696

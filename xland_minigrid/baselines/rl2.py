@@ -32,6 +32,7 @@ from .options import check_fields
 from .ppo import PPOConfig, Record, RolloutState, draw_actions, make_optimizer, policy_step, update
 from .scale import any_process, everyone, is_first, make_mesh, replicate, share, spread
 from ..benchmarks import Benchmark, digest, load_benchmark, load_benchmark_from_path, registered_benchmarks
+from ..core.helpers import progress_bar
 from ..core.layouts import layout, stack_layouts
 from ..core.struct import PyTreeNode
 from ..envs.registration import make
@@ -80,7 +81,7 @@ class TrainConfig:
 
 # %% ../../nbs/baselines/10_rl2.ipynb #c0f1check
 def _check_config(config: TrainConfig) -> None:
-    "Raise `ValueError` for values that do not go together."
+    "See `TrainConfig`."
     check_fields(config, **dict.fromkeys(("total_steps", "num_envs", "steps_per_task", "steps_per_update", "keep"), "[1, inf)"), held_out="[0, 1)", show_goal="[0, 1]", grow="(0, 1]")
     if config.steps_per_task % config.steps_per_update:
         raise ValueError(f"steps_per_task ({config.steps_per_task}) must be a multiple of steps_per_update ({config.steps_per_update}).")
@@ -97,7 +98,7 @@ def _check_config(config: TrainConfig) -> None:
     if any(size < 4 for size in config.rooms):
         raise ValueError(f"rooms are {config.rooms}: the smallest possible room has size 4.")
     if not config.benchmark and (config.network.goal_conditioned_core or config.curriculum.kind != "uniform"):
-        raise ValueError("A single task has no goals to find out and no tasks to choose from: name a benchmark, or leave network.goal_conditioned_core and curriculum.kind as they are.")
+        raise ValueError("A single task has nothing to find out or to choose from: name a benchmark, or leave network.goal_conditioned_core and curriculum.kind as they are.")
 
 
 
@@ -194,7 +195,7 @@ def begin(env, params, rulesets, keys):
 
 # %% ../../nbs/baselines/10_rl2.ipynb #4776701f
 def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]:
-    "The tasks to train on, and those held out. The same goal with the same rules is never on both sides. A single task has neither."
+    "The tasks to train on and those held out, which share no pair of goal and rules; None and None for a single task."
     if not config.benchmark:
         return None, None
     named = config.benchmark in registered_benchmarks()
@@ -437,7 +438,7 @@ def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bo
     state = replicate(_resumed(checkpoints, config, run.tasks, fresh) if resume else fresh, mesh)
     done = int(state.round) * config.steps_per_round
     first_says(lambda: checkpoints.open() and (out / "config.json").write_text(json.dumps(to_dict(config), indent=1)))
-    with checkpoints, Interrupts() as interrupts, _bar(config, done, progress and is_first()) as bar, \
+    with checkpoints, Interrupts() as interrupts, progress_bar(config.rounds * config.steps_per_round, progress and is_first(), "training", "steps", done) as bar, \
             open_loggers(out, to_dict(config), config.loggers, done if resume else None, active=is_first()) as loggers:
         save = lambda state, steps: checkpoints.save(steps, state, {"config": to_dict(config), "tasks": run.tasks, "steps": steps})
         state, done = _loop(run, state, replicate(run.benchmark, mesh), save, interrupts, bar, loggers, on_round)
@@ -504,12 +505,6 @@ def _check_finite(metrics: dict, steps: int):
     "Raise `FloatingPointError` before a diverged run overwrites good checkpoints."
     if not all(np.isfinite(x) for x in metrics.values()):
         raise FloatingPointError(f"Learning diverged after {steps:,} steps: lower ppo.lr or ppo.max_grad_norm, and resume from the last checkpoint.")
-
-def _bar(config: TrainConfig, done: int, progress: bool):
-    "The progress bar."
-    from tqdm.auto import tqdm
-    return tqdm(total=config.rounds * config.steps_per_round, initial=done, unit=" steps", unit_scale=True, desc="training", disable=not progress,
-                dynamic_ncols=True)
 
 def _draw(rows: list, path: Path):
     "The figure of a run, where matplotlib is installed."
