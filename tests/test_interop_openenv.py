@@ -1,11 +1,9 @@
-"""OpenEnv: our server with their clients, our client, and our environments in their application.
+"""OpenEnv: our server with their clients, and our client.
 
 The tests whose names end in `_real` need the package; here they are skipped, and `test_in_an_environment_of_its_own` runs them there.
 """
 import asyncio
-import contextlib
 import importlib.util
-import json
 import sys
 import threading
 import types
@@ -16,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import peers
-from pool_faults import HANG, soon, until
+from pool_faults import HANG, soon
 
 from xland_minigrid.interop import openenv as adapter
 from xland_minigrid.pool.errors import BadRequest, SessionBusy, SessionLost
@@ -48,15 +46,9 @@ def test_observations_become_arrays():
     assert seen["n"] == 3 and seen["info"] == {"a": [1]} and seen["text"] == "hi"
 
 
-def test_tasks_of_resets():
-    assert adapter._task_of(0, {}) == {"seed": 0} and adapter._task_of(None, {"ruleset_id": 0, "metadata": {}}) == {"ruleset_id": 0}
-    with pytest.raises(BadRequest, match="split"):
-        adapter._task_of(None, {"split": "validation"})
-
-
 @pytest.mark.skipif("openenv" in sys.modules or importlib.util.find_spec("openenv") is not None, reason="openenv is installed here")
 def test_without_the_package_the_error_names_the_extra():
-    for use in (adapter.openenv_client_class, lambda: adapter.XLandOpenEnvClient, lambda: adapter.openenv_app("MiniGrid-Empty-6x6", slots=1)):
+    for use in (adapter.openenv_client_class, lambda: adapter.XLandOpenEnvClient):
         with pytest.raises(ImportError, match=r"pip install 'xland_minigrid\[openenv\]'"):
             use()
     with pytest.raises(AttributeError, match="no attribute"):
@@ -200,133 +192,6 @@ def test_sync_clients_real(openenv):
     stop.set()
     thread.join(HANG)
     assert not thread.is_alive()
-
-
-# -- their application with our environments
-
-@contextlib.contextmanager
-def running(app):
-    "An application under uvicorn on a thread; gives its address."
-    import uvicorn
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    assert until(lambda: server.started and server.servers)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(HANG)
-        assert not thread.is_alive()
-
-
-def get(url, body=None):
-    import urllib.request
-    request = urllib.request.Request(url, None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=HANG) as response:
-        return json.loads(response.read())
-
-
-def test_the_application_real(openenv):
-    from xland_minigrid.benchmarks import generate_benchmark
-    benchmark = generate_benchmark("trivial", n=5, seed=0, workers=1)
-    app = adapter.openenv_app("XLand-MiniGrid-R1-9x9", slots=8, benchmark=benchmark, max_steps=20)
-    host, threads = app.state.host, threading.active_count()
-    assert len(host.seats) == 0                                   # making the application takes no place
-    assert app.state.environment.SUPPORTS_CONCURRENT_SESSIONS is True
-    for _ in range(20):                                           # nor does looking at an environment
-        probe = app.state.environment()
-        assert probe.state.step_count == 0
-        probe.close()
-    assert len(host.seats) == 0
-    with running(app) as url:
-        async def main():
-            clients = [openenv.GenericEnvClient(base_url=url) for _ in range(8)]
-            await asyncio.gather(*(c.connect() for c in clients))
-            first = await asyncio.gather(*(c.reset(split="train", index=i % 5, seed=9) for i, c in enumerate(clients)))
-            assert [r.observation["info"]["ruleset_id"] for r in first] == [0, 1, 2, 3, 4, 0, 1, 2]
-            assert first[0].observation["img"] == first[5].observation["img"]
-            host.backends["xland"].batches.clear()
-            for k in range(10):
-                seen = await asyncio.gather(*(c.step({"action": 1}) for c in clients))
-                assert all(r.observation["n"] == k + 1 and r.reward == 0.0 for r in seen)
-            batches = host.backends["xland"].batches
-            assert sum(size * count for size, count in batches.items()) == 80 and max(batches) > 1, batches   # requests share ticks
-            assert (await clients[3].state())["step_count"] == 10
-            with pytest.raises(RuntimeError):
-                await clients[0].step({"action": "1"})            # a text is no number
-            ninth = openenv.GenericEnvClient(base_url=url)
-            with pytest.raises(Exception, match="CAPACITY|capacity"):
-                await ninth.connect()
-                await ninth.reset(seed=0)
-            await asyncio.gather(*(c.close() for c in clients))
-        asyncio.run(main())
-        assert until(lambda: not host.seats)
-        # plain HTTP: each request has an environment of its own, and leaves nothing behind
-        assert get(url + "/reset", {"seed": 3})["observation"]["n"] == 0 and not host.seats
-        assert get(url + "/xland/splits")[0]["name"] == "train"
-        assert get(url + "/xland/num_tasks", {"split": "train"})["num_tasks"] == 5
-        assert get(url + "/xland/task", {"split": "train", "index": 2})["task"]["ruleset_id"] == 2
-        assert "action" in json.dumps(get(url + "/schema"))
-    assert until(lambda: not any(t.name == "xland-openenv-io" for t in threading.enumerate()))
-
-
-def test_the_application_speaks_as_our_server_does_real(openenv):
-    actions = [1, 2, 2, 0, 2, 1, 0, 2]
-
-    async def play(url):
-        async with adapter.XLandOpenEnvClient(url) as client:
-            seen = [await client.reset(seed=11)]
-            for a in actions:
-                seen.append(await client.step(a))
-        return [({k: v.tolist() if hasattr(v, "tolist") else v for k, v in r.observation.items() if k != "metadata"}, r.reward, r.done) for r in seen]
-
-    async def ours():
-        async with serving(slots=1) as server:
-            return await play(server.url)
-
-    with running(adapter.openenv_app("MiniGrid-Empty-6x6", slots=1, max_steps=20)) as url:
-        assert asyncio.run(play(url)) == asyncio.run(ours())
-
-
-def test_text_in_the_application_real(openenv):
-    app = adapter.openenv_app("frozen_lake", slots=2, config={"size": 4})
-    with running(app) as url:
-        async def main():
-            async with adapter.XLandOpenEnvClient(url) as client:
-                r = await client.reset(seed=1)
-                assert isinstance(r.observation["text"], str) and r.observation["n"] == 0
-                for field in ("text", "message"):
-                    r = await client.step({field: "<action>down</action>"})
-                assert r.observation["n"] == 2
-                with pytest.raises(RuntimeError, match="VALIDATION"):
-                    await client.step({"nothing": 1})
-        asyncio.run(main())
-
-
-def test_an_application_that_is_never_served_leaves_no_thread_real(openenv):
-    import gc
-    app = adapter.openenv_app("frozen_lake", slots=2)
-    env = app.state.environment()
-    env.reset(seed=1)
-    assert env.step(env.ACTION(text="<action>down</action>")).n == 1 and len(app.state.host.seats) == 1
-    env.close()
-    env.close()
-    assert not app.state.host.seats
-    with pytest.raises(Exception, match="closed"):
-        env.reset(seed=1)
-    finalizers = app.router.lifespan_context
-    del app, env, finalizers
-    gc.collect()
-    assert until(lambda: gc.collect() is not None and not any(t.name == "xland-openenv-io" for t in threading.enumerate()))
-
-
-def test_settings_that_do_not_go_together_real(openenv):
-    for wrong in (dict(env="frozen_lake", benchmark="x"), dict(env="frozen_lake", max_steps=3), dict(config={})):
-        with pytest.raises(TypeError):
-            adapter.openenv_app(**{"env": "MiniGrid-Empty-6x6", "slots": 1, **wrong})
-    with pytest.raises(ValueError):
-        adapter.openenv_app("MiniGrid-Empty-6x6", slots=0)
 
 
 # -- where the package lives elsewhere
