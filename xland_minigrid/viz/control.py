@@ -11,6 +11,7 @@ __all__ = ['KEYS', 'WORDS', 'HELP', 'WON', 'LOST', 'LATE', 'LEFT', 'read_line', 
 import contextlib
 import functools
 import os
+import re
 import select
 import signal
 import sys
@@ -49,8 +50,8 @@ def read_line(line: str) -> list:
     Raises `ValueError` for anything else.
     """
     commands = []
-    line = line.split("#")[0].lower().replace(",", " ").replace("move forward", "forward").replace("pick up", "pick").replace("put down", "put")
-    for word in line.replace("turn clockwise", "right").replace("turn counter-clockwise", "left").split():
+    line = re.sub(r"\b(move|turn) |(?<=pick) up\b|(?<=put) down\b", "", line.split("#")[0].lower().replace(",", " "))
+    for word in line.split():
         if word in WORDS or word in KEYS:
             commands.append(WORDS.get(word, KEYS.get(word)))
         elif word.isdecimal() and int(word) < NUM_ACTIONS:

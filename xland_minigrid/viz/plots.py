@@ -128,20 +128,17 @@ def _column(rows: Sequence[Mapping], key: str) -> np.ndarray:
     return np.stack([np.pad(v, (0, width - len(v)), constant_values=np.nan) for v in filled])
 
 # %% ../../nbs/viz/03_plots.ipynb #46b8f7c4
-def _learning(axis, i: int, name: str, rows: Sequence[Mapping], key: str, x: str):
-    "Line number `i`: a quantity over training, its band, and a thin line for each seed."
-    rows = sorted((row for row in rows if row.get(key) is not None), key=lambda row: row[x])
-    at, y = np.array([row[x] for row in rows], float), _column(rows, key)[:, 0]
-    bounds = [_column(rows, f"{key}_{end}")[:, 0] for end in ("lo", "hi")]
-    draw_curve(axis, i, at, y, *(bounds if not np.isnan(bounds).all() else (None, None)), name)
-    if any(row.get(f"{key}_seeds") is not None for row in rows):
-        axis.plot(at, _column(rows, f"{key}_seeds"), color=PALETTE[i % len(PALETTE)], linewidth=.6, alpha=.55, label="_seed")
-
 def _panel(axis, curves: Mapping[str, Sequence[Mapping]], key: str, x: str, title: str = ""):
-    "All curves of one quantity on one axis."
+    "All curves of one quantity over training: lines with their bands, and a thin line for each seed."
     for i, (name, rows) in enumerate(curves.items()):
-        if any(row.get(key) is not None for row in rows):
-            _learning(axis, i, name, rows, key, x)
+        rows = sorted((row for row in rows if row.get(key) is not None), key=lambda row: row[x])
+        if not rows:
+            continue
+        at, y = np.array([row[x] for row in rows], float), _column(rows, key)[:, 0]
+        bounds = [_column(rows, f"{key}_{end}")[:, 0] for end in ("lo", "hi")]
+        draw_curve(axis, i, at, y, *(bounds if not np.isnan(bounds).all() else (None, None)), name)
+        if any(row.get(f"{key}_seeds") is not None for row in rows):
+            axis.plot(at, _column(rows, f"{key}_seeds"), color=PALETTE[i % len(PALETTE)], linewidth=.6, alpha=.55, label="_seed")
     dress_axis(axis, "environment steps" if x == "steps" else x, _LONG.get(key, key.replace("_", " ")), share=key in _SHARES)
     _short_numbers(axis)
     axis.set_title(title, fontsize="medium")

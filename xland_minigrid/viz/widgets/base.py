@@ -13,7 +13,7 @@ from html import escape
 
 import numpy as np
 
-from ..render import data_uri, to_png
+from ..render import data_uri
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #a452c802
 def ipywidgets():
@@ -176,10 +176,10 @@ def spoken(action, say=None):
         say(str(error.args[0] if isinstance(error, KeyError) and error.args else error))
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #3b883ea3
-def picture(pixels, name: str, width: int | None = None):
-    "An image part of `(H, W, 3)` uint8, `width` pixels wide. Change it with `part.value = to_png(pixels)`."
-    w, width = ipywidgets(), np.asarray(pixels).shape[1] if width is None else width
-    return _named(w.Image(value=to_png(pixels), format="png", layout=w.Layout(width=f"{width}px", max_width="100%", height="auto")), f"picture {name}")
+def picture(png: bytes, name: str, width: int):
+    "A PNG as a part, `width` pixels wide; change its `value`."
+    w = ipywidgets()
+    return _named(w.Image(value=png, format="png", layout=w.Layout(width=f"{width}px", max_width="100%", height="auto")), f"picture {name}")
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #c92c1572
 _FIT = """

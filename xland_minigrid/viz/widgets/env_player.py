@@ -179,7 +179,7 @@ def _press(self, key: str) -> None:
 def _build(self) -> list:
     say = lambda words: setattr(self._parts["message"], "value", f'<div role="status" class="xmg-w-banner xmg-w-bad">{escape(words)}</div>')
     self._parts = {name: html(make_html(self), name) for name, make_html in _HTML.items()}
-    self._parts |= {"world": picture(_world_pixels(self), "world"), "view": picture(_view_pixels(self), "view")}
+    self._parts |= {name: picture(to_png(pixels), name, pixels.shape[1]) for name, pixels in (("world", _world_pixels(self)), ("view", _view_pixels(self)))}
     self.buttons = {name: button(words, name, lambda action=action: self.step(action), tooltip=tooltip, main=action == 0, say=say) for action, name, words, tooltip in _BUTTONS}
     self.buttons["new-trial"] = button("new trial", "new-trial", self.new_trial, tooltip="begin a new trial of the same task", say=say)
     keys = key_pad([k for k, v in KEYS.items() if v == "reset" or isinstance(v, int)], lambda key: _press(self, key), _HINT, say)

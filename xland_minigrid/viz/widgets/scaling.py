@@ -23,8 +23,8 @@ from ...core.ruleset import RuleSet
 from ...core.tiles import Colors, Tiles
 from ...envs.registration import make
 from ...envs.wrappers import GymAutoResetWrapper
-from .base import button, html, ipywidgets, row, still_page
-from .training import COLORS, INK, Background, axes_of, legend, png_html, png_of, png_part, short_number, table_html
+from .base import button, html, ipywidgets, picture, row, still_page
+from .training import COLORS, INK, Background, axes_of, legend, png_html, png_of, short_number, table_html
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #f30af01d
 def lab_task(rules: int) -> RuleSet:
@@ -238,7 +238,7 @@ class ScalingLab(_Measuring):
         self._measure_button = button("Measure", "measure", lambda: self.start(**{name: s.value for name, s in self._sliders.items()}), main=True,
                                       tooltip="Measure in the background, and add a point", say=self._say)
         self._stop_button = button("Stop", "stop", self.stop, tooltip="End after the present repetition", say=self._say)
-        self._said, self._rows_part, self._image, self._parts = html("", "said"), html("", "rows"), png_part(b"", 520), True
+        self._said, self._rows_part, self._image, self._parts = html("", "said"), html("", "rows"), picture(b"", "figure", 520), True
         self._paint()
         self._say(self.words or "Choose, and measure. One point takes a few seconds, most of them for compiling.")
         return [row(*self._sliders.values(), name="sliders"), row(self._measure_button, self._stop_button, tight=True), self._said, self._image, self._rows_part]

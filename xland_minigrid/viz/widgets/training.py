@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['INK', 'COLORS', 'STATES', 'axes_of', 'png_of', 'legend', 'Panel', 'points_of', 'smoothed', 'short_number', 'span_of',
-           'draw_panel', 'draw_adaptation', 'Background', 'png_html', 'png_part', 'table_html', 'duration',
-           'sentence_of', 'TrainingDashboard']
+           'draw_panel', 'draw_adaptation', 'Background', 'png_html', 'table_html', 'duration', 'sentence_of',
+           'TrainingDashboard']
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #d24a6929
 import atexit
@@ -22,7 +22,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from ...core.helpers import checked_int
-from .base import Shown, button, html, ipywidgets, row, still_page
+from .base import Shown, button, html, picture, row, still_page
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #93af06ad
 INK, COLORS = "#7d8594", ("#d97706", "#3b82f6", "#10a37f", "#c026d3")
@@ -202,11 +202,6 @@ class Background(Shown):
 def png_html(png: bytes, alt: str, width: int) -> str:
     "A PNG as HTML, `width` pixels wide."
     return f'<img alt="{escape(alt)}" width="{width}" style="max-width:100%" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
-
-def png_part(png: bytes, width: int):
-    "A PNG as a part of a live widget; change its `value`."
-    w = ipywidgets()
-    return w.Image(value=png, format="png", layout=w.Layout(width=f"{width}px", max_width="100%"))
 
 def table_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     "A small table."
@@ -436,6 +431,6 @@ class TrainingDashboard(_Training):
         with _DRAWING:
             pictures = self._pictures()
             if len(self._images.children) != len(pictures):
-                self._images.children = [png_part(b"", 264) for _ in pictures]
+                self._images.children = [picture(b"", "panel", 264) for _ in pictures]
             for part, png in zip(self._images.children, pictures.values()):
                 part.value = png
