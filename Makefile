@@ -6,7 +6,7 @@
 BIN := .venv/bin
 export PYTHON
 
-.PHONY: help demo lab test quick mutants test-slow test-floor test-peers sync docs clean
+.PHONY: help demo lab test quick mutants test-slow test-floor test-peers sync docs wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo 'make mutants    seed sixty small faults, one at a time: do the fast tests notice?'
 	@echo 'make sync       clean the notebooks; make the package, README.md and colab/ from them'
 	@echo 'make docs       the notebooks as a site, in _docs/html'
+	@echo 'make wheel      the wheel and the source archive in dist/, tried in an environment of their own'
 	@echo 'make clean      remove environments, caches and built files; runs/ stays'
 
 demo:
@@ -95,6 +96,10 @@ sync:
 docs:
 	@.ci/venv .venv docs
 	@$(BIN)/python .ci/docs.py
+
+wheel:
+	@.ci/venv .venv dev
+	@$(BIN)/python .ci/wheel.py $(TAG)
 
 clean:
 	rm -rf .venv .venv-floor .cache .pytest_cache .hypothesis _docs _proc build dist *.egg-info

@@ -27,6 +27,13 @@ def setup(name):
     return text
 
 
+def source(branch):
+    "What the set-up cells install: the branch, or the wheel of the release where `branch` is its tag."
+    if re.fullmatch(r"v\d+(\.\d+)*", branch):
+        return f"https://github.com/{GITHUB}/releases/download/{branch}/{settings['lib_name']}-{branch[1:]}-py3-none-any.whl"
+    return f"git+https://github.com/{GITHUB}@{branch}"
+
+
 SETUP = f'''\
 #@title Setup {{ display-mode: "form" }}
 import sys
@@ -37,7 +44,7 @@ if ON_COLAB:
     # Colab's own JAX, NumPy and widgets stay as they are: they fit its drivers and its front end.
     with open("/tmp/colab-constraints.txt", "w") as constraints:
         constraints.writelines(f"{{name}}=={{version(name)}}\\n" for name in ("jax", "jaxlib", "numpy", "ipywidgets"))
-    %pip install --quiet --constraint /tmp/colab-constraints.txt "{settings["lib_name"]}[train,pool] @ git+https://github.com/{GITHUB}@{settings["branch"]}"
+    %pip install --quiet --constraint /tmp/colab-constraints.txt "{settings["lib_name"]}[train,pool] @ {source(settings["branch"])}"
 
 import jax
 import {settings["lib_name"]}

@@ -192,3 +192,9 @@ def test_a_session_that_is_killed_goes_on_to_the_same_result(tmp_path):
     assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b), again.agent.parameters, whole.agent.parameters))
     assert [row["steps"] for row in again.metrics] == [row["steps"] for row in whole.metrics]
     assert find_run(config)[1] and not find_run(config_for(here, out=str(tmp_path / "another")))[1]
+
+
+def test_a_release_is_installed_from_its_wheel():
+    "Where `branch` in settings.ini is the tag of a release."
+    assert colab.source("main").endswith("@main")
+    assert colab.source("v1.2.0").endswith("/releases/download/v1.2.0/xland_minigrid-1.2.0-py3-none-any.whl")

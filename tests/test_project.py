@@ -264,6 +264,14 @@ def test_the_wheel_is_small():
     assert sorted({Path(name).suffix for name in packed}) == [".json", ".py", ".safetensors"]
 
 
+@pytest.mark.slow
+def test_the_wheel_installs_and_runs():
+    done = subprocess.run([sys.executable, str(ROOT / ".ci" / "wheel.py")], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    done = subprocess.run([sys.executable, str(ROOT / ".ci" / "wheel.py"), "v0.0.0"], capture_output=True, text=True)
+    assert done.returncode and "settings.ini" in done.stderr
+
+
 # What is committed -------------------------------------------------------------------------------------------------------------------
 
 def committed():
