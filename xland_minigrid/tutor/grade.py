@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 # %% ../../nbs/tutor/12_grade.ipynb #2bcf0730
 class Grade(NamedTuple):
-    "One exercise of one notebook. minutes: how long the exercise takes, as the tutorial says; 0 where there is no exercise."
+    "One exercise of one notebook. minutes: the time that the tutorial gives it; 0 without an exercise."
 
     notebook: str
     exercise: str
@@ -37,7 +37,7 @@ class Grade(NamedTuple):
 
 # %% ../../nbs/tutor/12_grade.ipynb #94e792e8
 class Grades(list):
-    "A list of `Grade` that shows itself as a table. `status` is 0 where everything is solved, 1 where something is not, 2 where a notebook could not be graded."
+    "A list of `Grade`, shown as a table. `status`: 0 all solved, 1 some not, 2 a notebook could not be graded."
 
     @property
     def status(self) -> int:
@@ -74,10 +74,10 @@ class Grades(list):
 
 # %% ../../nbs/tutor/12_grade.ipynb #56777d3e
 class NotGraded(ValueError):
-    "Why a file cannot be graded, in a sentence."
+    "The reason why a file cannot be graded."
 
 def read_notebook(path) -> list[tuple[str, str]]:
-    "The cells of a notebook: (kind, source) each. Raises `NotGraded` for what is no notebook, is empty, or is written in another language than Python."
+    "Cells of a notebook as pairs (kind, source). Raises `NotGraded` unless it is a Python notebook with code."
     try:
         nb = json.loads(Path(path).read_bytes())
     except OSError as error:
@@ -111,7 +111,7 @@ _HEADING = re.compile(r"^#{1,6}\s+Exercise\s+(\d+\.\d+)\b", re.MULTILINE)
 _IMPORT = re.compile(r"^\s*from\s+xland_minigrid\.tutor\s+import\s+(\w+)", re.MULTILINE)
 
 def exercises_in(cells) -> list[str]:
-    "The numbers of the exercises in a notebook, in order. Raises `NotGraded` where there is none."
+    "Numbers of the exercises in a notebook, in order. Raises `NotGraded` if it has none."
     from xland_minigrid.tutor.exercise import EXERCISES, MODULES
     text = {kind: "\n\n".join(source for k, source in cells if k == kind) for kind in ("markdown", "code")}
     numbers = list(dict.fromkeys(_HEADING.findall(text["markdown"])))
@@ -129,7 +129,7 @@ def _order(number: str) -> list[int]:
 
 # %% ../../nbs/tutor/12_grade.ipynb #6bd4ed92
 def find_exercise(number: str):
-    "The `Exercise` of that number. Raises `NotGraded` where there is none."
+    "The `Exercise` with this number. Raises `NotGraded` if none has it."
     from xland_minigrid.tutor.exercise import EXERCISES, MODULES
     at = int(number.partition(".")[0]) if re.fullmatch(r"\d+\.\d+", number) else len(MODULES)
     if at < len(MODULES) and number not in EXERCISES:
@@ -158,39 +158,12 @@ def _judge(number: str, token: str) -> None:
         found = {"ok": False, "missing": True, "message": f"The notebook does not define `{one.answer}`."}
     type(shell.display_pub).publish(shell.display_pub, {_MIME: found | {"token": token, "exercise": number}})
 
-# %% ../../nbs/tutor/12_grade.ipynb #d8474785
-class _Run:
-    "One notebook in a fresh kernel of this Python, in a folder of its own. `trouble` says what went wrong in which cell; `over` why the kernel is gone."
-
-    def __init__(self, cells, timeout: float, total: float, full: bool):
-        import nbformat.v4 as v4
-        self.nb = v4.new_notebook(cells=[v4.new_code_cell(source) if kind == "code" else v4.new_raw_cell(source) for kind, source in cells])
-        self.timeout, self.end, self.full = timeout, time.monotonic() + total, full
-        self.token, self.trouble, self.over = secrets.token_hex(16), [], None
-
-    async def everything(self, numbers) -> dict[str, dict]:
-        "Run the student's cells, then ask about each exercise; what was answered, by number."
-        with tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True) as folder:
-            self.client = _client(self.nb)
-            env = {key: value for key, value in os.environ.items() if key != "XLAND_FAST"} | ({} if self.full else {"XLAND_FAST": "1"})
-            async with self.client.async_setup_kernel(cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
-                try:
-                    return await self._all(numbers)
-                finally:
-                    if self.over:
-                        await self.client.km.shutdown_kernel(now=True)
-
-# %% ../../nbs/tutor/12_grade.ipynb #d174f596
-async def _all(self, numbers):
-    for at, cell in enumerate([*self.nb.cells]):
-        if self.over is None and cell.cell_type == "code":
-            await self.cell(cell, at, f"Cell {at + 1}")
-    self.end = time.monotonic() + (self.timeout + 20) * len(numbers)  # checks have their own time: what is there is judged
-    return {number: await self.ask(number) for number in numbers}
-
-_Run._all = _all
-
 # %% ../../nbs/tutor/12_grade.ipynb #e0aae26f
+def _notebook(cells):
+    "A notebook of cells (kind, source); all but code is raw text."
+    import nbformat.v4 as v4
+    return v4.new_notebook(cells=[v4.new_code_cell(source) if kind == "code" else v4.new_raw_cell(source) for kind, source in cells])
+
 def _client(nb):
     "A client whose kernel is this Python, whatever kernels are registered."
     from jupyter_client.kernelspec import KernelSpec
@@ -205,54 +178,72 @@ def _client(nb):
     client.owns_km, client.log = True, quiet
     return client
 
-# %% ../../nbs/tutor/12_grade.ipynb #3886266a
-async def _cell(self, cell, at: int, name: str) -> None:
-    "Run a cell, and note what went wrong."
-    from nbclient.exceptions import DeadKernelError
-    limit = min(self.timeout, self.end - time.monotonic())
-    if limit <= 0:
-        self.trouble.append((name, "was not run: the time for the whole notebook was over"))
-        return
-    self.client.timeout = max(1, round(limit))
-    begin = time.monotonic()
-    try:
-        await asyncio.wait_for(self.client.async_execute_cell(cell, at), limit + 15)
-    except (DeadKernelError, asyncio.TimeoutError):
-        alive = await self.client.km.is_alive()
-        self.over = f"{name} {'took longer than %.0f s and could not be interrupted' % limit if alive else 'ended the kernel'}"
-    failed = [output for output in cell.outputs if output.output_type == "error"]
-    if time.monotonic() - begin >= self.client.timeout and not self.over:
-        self.trouble.append((name, f"took longer than {limit:.0f} s"))
-    elif failed:
-        self.trouble.append((name, f"stopped with {failed[0].ename}: {(failed[0].evalue.splitlines() or [''])[0]}"))
+# %% ../../nbs/tutor/12_grade.ipynb #d8474785
+class _Run:
+    "One notebook in a fresh kernel, in a temporary folder. `trouble`: pairs (cell, what went wrong). `over`: why the kernel is gone, else None."
 
-_Run.cell = _cell
+    def __init__(self, cells, timeout: float, total: float, full: bool):
+        self.nb = _notebook(cells)
+        self.timeout, self.end, self.full = timeout, time.monotonic() + total, full
+        self.token, self.trouble, self.over = secrets.token_hex(16), [], None
 
-# %% ../../nbs/tutor/12_grade.ipynb #25a1368a
-async def _ask(self, number: str) -> dict:
-    "What the checker says of an exercise."
-    import nbformat.v4 as v4
-    if self.over:
-        return {"ok": False, "message": f"{self.over}, so nothing could be checked."}
-    cell, before = v4.new_code_cell(_question(number, self.token)), len(self.trouble)
-    self.nb.cells.append(cell)
-    await self.cell(cell, len(self.nb.cells) - 1, f"The check of {number}")
-    for output in cell.outputs:
-        found = output.get("data", {}).get(_MIME, {})
-        if found.get("token") == self.token and found.get("exercise") == number:
-            told = next((f" {name} {what}." for name, what in self.trouble[:before]), "") if found.get("missing") else ""
-            return {"ok": bool(found["ok"]), "message": found["message"] + told}
-    why = self.over or " ".join(next(iter(self.trouble[before:]), ("The check", "gave no verdict")))
-    return {"ok": False, "message": f"{why}. Does the answer come to an end?" if "took longer" in why else f"{why}."}
+    async def everything(self, numbers) -> dict[str, dict]:
+        "Run the student's cells, then ask about each exercise. Returns number -> verdict."
+        with tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True) as folder:
+            self.client = _client(self.nb)
+            env = {key: value for key, value in os.environ.items() if key != "XLAND_FAST"} | ({} if self.full else {"XLAND_FAST": "1"})
+            async with self.client.async_setup_kernel(cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+                try:
+                    for at, cell in enumerate([*self.nb.cells]):
+                        if self.over is None and cell.cell_type == "code":
+                            await self.cell(cell, at, f"Cell {at + 1}")
+                    self.end = time.monotonic() + (self.timeout + 20) * len(numbers)  # checks have time of their own
+                    return {number: await self.ask(number) for number in numbers}
+                finally:
+                    if self.over:
+                        await self.client.km.shutdown_kernel(now=True)
 
-_Run.ask = _ask
+    async def cell(self, cell, at: int, name: str) -> None:
+        "Run a cell and note what went wrong."
+        from nbclient.exceptions import DeadKernelError
+        limit = min(self.timeout, self.end - time.monotonic())
+        if limit <= 0:
+            self.trouble.append((name, "was not run: the time for the whole notebook was over"))
+            return
+        self.client.timeout = max(1, round(limit))
+        begin = time.monotonic()
+        try:
+            await asyncio.wait_for(self.client.async_execute_cell(cell, at), limit + 15)
+        except (DeadKernelError, asyncio.TimeoutError):
+            alive = await self.client.km.is_alive()
+            self.over = f"{name} {'took longer than %.0f s and could not be interrupted' % limit if alive else 'ended the kernel'}"
+        failed = [output for output in cell.outputs if output.output_type == "error"]
+        if time.monotonic() - begin >= self.client.timeout and not self.over:
+            self.trouble.append((name, f"took longer than {limit:.0f} s"))
+        elif failed:
+            self.trouble.append((name, f"stopped with {failed[0].ename}: {(failed[0].evalue.splitlines() or [''])[0]}"))
+
+    async def ask(self, number: str) -> dict:
+        "The checker's verdict on an exercise."
+        if self.over:
+            return {"ok": False, "message": f"{self.over}, so nothing could be checked."}
+        cell, before = _notebook([("code", _question(number, self.token))]).cells[0], len(self.trouble)
+        self.nb.cells.append(cell)
+        await self.cell(cell, len(self.nb.cells) - 1, f"The check of {number}")
+        for output in cell.outputs:
+            found = output.get("data", {}).get(_MIME, {})
+            if found.get("token") == self.token and found.get("exercise") == number:
+                told = next((f" {name} {what}." for name, what in self.trouble[:before]), "") if found.get("missing") else ""
+                return {"ok": bool(found["ok"]), "message": found["message"] + told}
+        why = self.over or " ".join(next(iter(self.trouble[before:]), ("The check", "gave no verdict")))
+        return {"ok": False, "message": f"{why}. Does the answer come to an end?" if "took longer" in why else f"{why}."}
 
 # %% ../../nbs/tutor/12_grade.ipynb #46020863
 def grade_notebook(path, *, name: str | None = None, exercises=None, timeout: float = 120, total: float = 1800, full: bool = False) -> Grades:
-    """Run one notebook in a fresh kernel and judge its exercises. The file is only read.
+    """Run one notebook in a fresh kernel and judge its exercises. The file is only read, and every failure becomes a row.
 
-    name: what to call it in the rows (default: the path). exercises: their numbers, instead of those whose headings stand in the notebook. timeout: seconds for each cell and each check. total: seconds for all
-    of the student's cells. full: without `XLAND_FAST`. Whatever goes wrong is told in the rows.
+    name: how the rows call it (default: the path). exercises: their numbers (default: those in the notebook's headings). timeout: seconds for each cell and each check.
+    total: seconds for all of the student's cells. full: run without `XLAND_FAST`.
     """
     name = str(path) if name is None else name
     try:
@@ -269,7 +260,7 @@ def grade_notebook(path, *, name: str | None = None, exercises=None, timeout: fl
 
 # %% ../../nbs/tutor/12_grade.ipynb #42e744f0
 def find_notebooks(paths) -> dict[str, Path]:
-    "Name -> file of all notebooks meant by `paths`: files, and folders with everything below them. Raises `ValueError` for a path that is not there and a folder without notebooks."
+    "Name -> file of the notebooks in `paths` (files, or folders at any depth). Raises `ValueError` for a missing path or a folder without notebooks."
     found = {}
     for path in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):
         if not path.exists():
@@ -282,10 +273,10 @@ def find_notebooks(paths) -> dict[str, Path]:
 
 # %% ../../nbs/tutor/12_grade.ipynb #0cfadcc1
 def grade(paths, *, exercises=None, timeout: float = 120, total: float = 1800, full: bool = False, jobs: int = 1, progress=None) -> Grades:
-    """Grade notebooks: one row for each exercise of each.
+    """Grade notebooks: one row for each exercise of each notebook.
 
-    paths: a file, a folder, or several. jobs: how many at once. progress: called with the `Grades` of each notebook when it is done. The other arguments are those of `grade_notebook`.
-    Raises `ValueError` for a path that is not there, and for times or jobs that are not positive; `ModuleNotFoundError` where nbclient is not installed.
+    paths: files or folders, one or several. jobs: notebooks at once. progress: called with the `Grades` of each finished notebook. For the rest see `grade_notebook`.
+    Raises `ValueError` for a missing path, or times or jobs that are not positive, and `ModuleNotFoundError` without nbclient.
     """
     import nbclient  # noqa: F401  said here, once, rather than once for each notebook
     if timeout <= 0 or total <= 0 or jobs < 1:
