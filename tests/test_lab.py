@@ -206,7 +206,7 @@ def play_to_the_goal(book, player="player"):
         wanted = book.python(f"drawn({player}, {len(picture(world))} // {player}.timestep.state.cells.shape[0])")
         wanted = np.asarray(Image.open(io.BytesIO(base64.b64decode(wanted))).convert("RGB"))
         wait_for(lambda: (picture(world) == wanted).all(), 10, lambda: f"The picture after click {count} is not the state's.")  # it follows the words by a moment
-    assert "the goal is reached" in message.inner_text() and book.python(f"float({player}.timestep.reward)") > 0
+    assert "goal reached" in message.inner_text() and book.python(f"float({player}.timestep.reward)") > 0
     root.locator("button.xmg-w-forward").click()
     root.locator(".xmg-w-facts", has_text=f"trial {trial + 1}").wait_for()
     return len(plan)

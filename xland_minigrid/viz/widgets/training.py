@@ -150,7 +150,7 @@ class Background(Shown):
 
     Subclasses have a `state` and `stop()`, and their work sets `result` or `error`.
     """
-    _display_id, _thread, _parts, result, error, words = None, None, False, None, None, ""
+    _display_id, _thread, _follower, _parts, result, error, words = None, None, None, False, None, None, ""
 
     def __init__(self, rows: Sequence[Mapping] = ()):
         self._lock, self._stop, self._rows = threading.RLock(), threading.Event(), [dict(r) for r in rows]
@@ -184,6 +184,8 @@ class Background(Shown):
                 if self.state == "stopping":
                     raise
                 self.stop()
+        if self._follower is not None:
+            self._follower.join()
         if self.error is not None:
             raise self.error
         return self.result
@@ -301,11 +303,12 @@ class _Training(_Log):
             self._stop.clear()
             self._clock, self.error, self.result, self.words, self.state = [(time.monotonic(), self.steps)], None, None, "", "running"
             self._spawn(self._work, "xland-training", go_on)
-            threading.Thread(target=_follow, args=(self, self._thread), name="xland-training-board", daemon=True).start()
+            self._follower = threading.Thread(target=_follow, args=(self, self._thread), name="xland-training-board", daemon=True)
+            self._follower.start()
         self._show()
 
     def _work(self, go_on: bool) -> None:
-        "Train, then bring the board up to date."
+        "The training itself, in its thread."
         result = error = None
         try:
             result = self._run(self._report, self._stop.is_set, go_on)
@@ -314,9 +317,6 @@ class _Training(_Log):
         with self._lock:
             self.result, self.error, self.words = result, error, sentence_of(error) if error else ""
             self.state = "failed" if error else "stopped" if self._stop.is_set() and self.steps < self.total_steps else "done"
-        self._paint()
-        self._show()
-        self.keep()
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #d93da775
 def sentence_of(error: BaseException) -> str:
@@ -326,7 +326,7 @@ def sentence_of(error: BaseException) -> str:
     return words if whole else f"Training ended with {type(error).__name__}{': ' + words if words else '.'}"
 
 def _follow(board, thread: threading.Thread) -> None:
-    "Keep the board up to date while the thread lives; figures take at most a fifth of the time."
+    "Keep the board up to date until the thread has ended; figures take at most a fifth of the time."
     next_figures = 0.0
     while thread.is_alive():
         thread.join(.5)
@@ -335,6 +335,9 @@ def _follow(board, thread: threading.Thread) -> None:
             board._news.clear()
             board._paint()
             next_figures = begun + 5 * (time.monotonic() - begun)
+    board._paint()
+    board._show()
+    board.keep()
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #2f01e8f2
 def _facts(board) -> list[str]:
