@@ -25,17 +25,18 @@ from ..envs.wrappers import DirectionObservationWrapper, RulesAndGoalsObservatio
 
 # %% ../../nbs/interop/02_bridge.ipynb #b791f032
 def need(package: str, extra: str):
-    "Import and return `package`. Raises `ImportError` with the pip command for its extra when it is not installed."
+    "Import and return a package or one of its modules. Raises `ImportError` with the pip command for its extra when the package is not installed."
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        if error.name not in (None, package.partition(".")[0]):
+        top = package.partition(".")[0]
+        if error.name not in (None, top):
             raise
-        raise ImportError(f"This needs {package}: pip install 'xland_minigrid[{extra}]'", name=package) from None
+        raise ImportError(f"This needs {top}: pip install 'xland_minigrid[{extra}]'", name=top) from None
 
 # %% ../../nbs/interop/02_bridge.ipynb #fbb5d2dd
 def key_of(seed: int) -> jax.Array:
-    "The key of a seed: `jax.random.key(seed)` below 2**32, above it with the further 32-bit words folded in. Raises `ValueError` if negative."
+    "`jax.random.key(seed)`, with the words above 32 bits folded in. Raises `ValueError` for a negative seed."
     seed = operator.index(seed)
     if seed < 0:
         raise ValueError(f"The seed {seed} is negative: give an integer from 0.")
@@ -205,7 +206,7 @@ def check_actions(actions, num_envs: int, num_actions: int = NUM_ACTIONS) -> np.
 # %% ../../nbs/interop/02_bridge.ipynb #8c84bcd2
 @functools.lru_cache(maxsize=256)
 def _compiled(env: Environment, draws: bool):
-    "`reset(params, key)`, `step(params, timestep, action)`, each giving a time step and what is seen of it, compiled."
+    "Compiled `reset(params, key)` and `step(params, timestep, action)`; each returns a time step and its `Seen`."
     def reset(params, key):
         timestep = env.reset(params, key)
         return timestep, seen_of(timestep, draws)
@@ -285,8 +286,7 @@ def choose(mask, new, old):
 
 @functools.lru_cache(maxsize=256)
 def compiled_batch(env: Environment, draws: bool, batched: bool):
-    """Compiled functions for a batch, each giving a time step and what is seen of it: `reset(params, keys)`, `reset_some(params, timestep,
-    keys, mask)`, `step(params, timestep, actions)`."""
+    "Compiled `reset(params, keys)`, `reset_some(params, timestep, keys, mask)`, `step(params, timestep, actions)`; each returns a time step and its `Seen`."
     def finish(timestep):
         return timestep, seen_of(timestep, draws)
 

@@ -72,7 +72,7 @@ class Traffic:
             raise
 
     def answers(self, end: float | None) -> Batch:
-        "What those that were asked have answered, by `end` on the monotonic clock. Raises `DeadlineExceeded`, or the first failure."
+        "The answers, by `end` on the monotonic clock. Raises `DeadlineExceeded`, or the first failure."
         batch = self.pool.sync.recv(timeout=None if end is None else max(0.0, end - time.monotonic()))
         for number, error in sorted(batch.errors.items()):
             error.detail["env_id"] = number
@@ -105,7 +105,7 @@ class SeedStreams:
         return [int(self.streams[i].integers(2**32)) for i in ids]
 
     def take(self, ids, given: list, draw) -> list[int]:
-        "The same, where a seed is given for some: that seed, whose stream follows. `draw()` makes one for an environment that never had any. Raises `ValueError`."
+        "Like `next`, but a given seed starts a new stream; `draw()` makes one for an environment without any. Raises `ValueError`."
         if bad := [s for s in given if s is not None and not 0 <= s < 2**32]:
             raise ValueError(f"The seed {bad[0]} is out of range: give integers from 0 to 2³² − 1.")
         seeds = []
@@ -145,7 +145,7 @@ class _PoolView(VectorBase):
             raise AlreadyPendingCallError(f"{call} came while a {self._pending} is under way: call {self._pending}_wait() first.", self._pending)
 
     def _careful(self, call, *arguments):
-        "Call something of the traffic. After a failure, other than an answer that is late, nothing is awaited and a reset is needed."
+        "Call a method of the traffic. After any failure but a late answer, nothing is awaited and a reset is needed."
         try:
             return call(*arguments)
         except DeadlineExceeded:

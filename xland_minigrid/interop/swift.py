@@ -8,7 +8,6 @@ __all__ = ['plain_messages', 'swift_env', 'swift_scheduler', 'register', 'plugin
 # %% ../../nbs/interop/09_swift.ipynb #261684cc
 import asyncio
 import functools
-import importlib
 import logging
 import math
 import uuid as uuids
@@ -29,7 +28,7 @@ async def _there(coroutine):
     return await asyncio.wrap_future(_io().submit(coroutine))
 
 def plain_messages(messages) -> list[dict]:
-    "Messages as role and text. Parts of text are joined. Raises `TypeError` for content that is none, such as an image."
+    "Messages as role and text, with text parts joined. Raises `TypeError` for other content, such as an image."
     def text(content):
         if isinstance(content, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
             return "".join(part["text"] for part in content)
@@ -39,11 +38,6 @@ def plain_messages(messages) -> list[dict]:
     return [{"role": m["role"], "content": text(m.get("content"))} for m in messages]
 
 # %% ../../nbs/interop/09_swift.ipynb #099f0fce
-def _swift(module: str):
-    "A module of ms-swift. Raises `ImportError` with the pip command where it is not installed."
-    need("swift", "swift")
-    return importlib.import_module(module)
-
 @functools.cache
 def swift_env(env: str | type[Env]) -> type:
     """A class of ms-swift's `Env` around one of our text environments, a registered name or a class.
@@ -54,7 +48,7 @@ def swift_env(env: str | type[Env]) -> type:
     if not (isinstance(kind, type) and issubclass(kind, Env)):
         raise TypeError(f"The environment is {env!r}: give a registered name or a class derived from pool.episodes.Env.")
 
-    class XLandSwiftEnv(_swift("swift.rollout.gym_env").Env):
+    class XLandSwiftEnv(need("swift.rollout.gym_env", "swift").Env):
         def __init__(self, env_config):
             super().__init__(env_config)
             self._env, self._closed = kind({k: v for k, v in (env_config or {}).items() if k != "name" and v is not None}), False
@@ -88,17 +82,17 @@ class _Registry:
         self._own, self._why, self.close_errors = set(), {}, []
 
     async def on_trajectory_end(self, request) -> None:
-        "Called once or more for each trajectory when it is over, for whatever reason: closes its environment. A subclass that overrides it calls this one."
+        "Close the environment of a trajectory that is over, for whatever reason; may be called twice. Overrides must call this method."
         await self._close_and_remove(request.uuid)
 
     async def _close_unowned(self, uuid) -> None:
-        "Inside the trainer one failure ends the whole batch, and nobody comes back for the others; in a server each has its own `run`."
+        "Inside the trainer one failure ends the whole batch, so close the others too; in a server each has its own `run`."
         if uuid not in self._own:
             for other in [key for key in self._envs if key not in self._own]:
                 await self._close_and_remove(other)
 
     async def _close_and_remove(self, uuid) -> None:
-        "Close the environment of a trajectory, in bounded time, and forget it. What goes wrong is logged and kept in `close_errors`."
+        "Close and forget the environment of a trajectory, in bounded time. Errors are logged and kept in `close_errors`."
         env = self._envs.pop(uuid, None)
         for table in (self._total_rewards, self._step_rewards, self._pending_obs):
             table.pop(uuid, None)
@@ -136,7 +130,7 @@ class _Closing(_Registry):
             raise
 
     async def _begin(self, request) -> None:
-        "Open the environment of one request; from its making on it is known to the scheduler, so that it is closed whatever happens."
+        "Open the environment of one request. The scheduler knows it before the reset, so it is always closed."
         request.uuid = request.uuid or uuids.uuid4().hex
         await self._close_and_remove(request.uuid)
         env = self._envs[request.uuid] = self._create_env((request.data_dict or {}).get("env_config") or {})
@@ -171,15 +165,15 @@ class _Closing(_Registry):
 @functools.cache
 def swift_scheduler() -> type:
     "`XLandGymScheduler`, ms-swift's `GYMScheduler` with `on_trajectory_end`. Raises `ImportError` where ms-swift is not installed."
-    return type("XLandGymScheduler", (_Closing, _swift("swift.rollout.multi_turn").GYMScheduler), {"__module__": __name__, "__doc__": "ms-swift's `GYMScheduler`, which closes on every way out."})
+    return type("XLandGymScheduler", (_Closing, need("swift.rollout.multi_turn", "swift").GYMScheduler), {"__module__": __name__, "__doc__": "ms-swift's `GYMScheduler`, which closes on every way out."})
 
 # %% ../../nbs/interop/09_swift.ipynb #0ab3c3a3
 def register(*names: str, scheduler: str = "xland_gym_scheduler") -> list[str]:
-    "Make text environments known to ms-swift by their names, by default `frozen_lake`, `sudoku` and `xland`, and the scheduler by its own. Returns all names. Harmless when repeated."
+    "Register text environments (default: `frozen_lake`, `sudoku`, `xland`) and the scheduler with ms-swift; returns all names. May be repeated."
     names = names or ("frozen_lake", "sudoku", "xland")
     made = {name: swift_env(name) for name in names}
-    _swift("swift.rollout.gym_env").envs.update(made)
-    _swift("swift.rollout.multi_turn").multi_turns[scheduler] = swift_scheduler()
+    need("swift.rollout.gym_env", "swift").envs.update(made)
+    need("swift.rollout.multi_turn", "swift").multi_turns[scheduler] = swift_scheduler()
     return [*names, scheduler]
 
 def plugin_path() -> str:

@@ -174,12 +174,12 @@ def trl_fields(groups: list[RolloutGroup], end: int) -> dict:
     return {**found, "env_reward": [r.reward for r in rollouts], "env_error": [r.error for r in rollouts], "env_turns": [r.num_turns for r in rollouts]}
 
 def pool_reward(completions, env_reward, **_) -> list:
-    "The reward function that goes with `make_rollout_func`: what the environments gave, None for episodes that cannot be scored."
+    "The reward function for `make_rollout_func`: the environments' rewards, None for episodes that cannot be scored."
     return list(env_reward)
 
 # %% ../../nbs/interop/08_trl.ipynb #0d5dbce4
 class _Player:
-    "Something that plays on a pool, and a context manager: a new pool is opened here and closed at the end, an open one stays the caller's. Raises `ValueError` for grids without words."
+    "A player on a pool, and a context manager: opens and closes a new pool; an open one stays the caller's. Raises `ValueError` for grids without words."
 
     def __init__(self, pool, task_of, observe, act):
         for name, given in {"task_of": task_of, "observe": observe, "act": act}.items():
@@ -204,7 +204,7 @@ class _Player:
 
 # %% ../../nbs/interop/08_trl.ipynb #86077c76
 class RolloutFunc(_Player):
-    "What `make_rollout_func` makes: a rollout function for `GRPOTrainer`, and a context manager. `groups` are those of the last call, `batches` the sizes of its batches."
+    "A rollout function for `GRPOTrainer`, and a context manager. `groups` and `batches` (sizes) are those of the last call."
 
     def __init__(self, pool, generate, task_of, observe, act, max_turns, tokens, options):
         super().__init__(pool, task_of, observe, act)
@@ -291,7 +291,7 @@ class PoolEnvironment:
         self._factory._made.append(self)
 
     def reset(self, **row):
-        "Begin the episode that a row of the dataset asks for; returns what the model is to read. A mistake in the row is raised; a failure of machinery leaves the episode without a reward."
+        "Begin the episode of a dataset row; returns what the model reads. A mistake in the row is raised; a failing environment leaves the episode without a reward."
         factory = self._factory
         task = factory.task_of(row)
         self._session = self._session or factory._seat()
@@ -327,7 +327,7 @@ class PoolEnvironment:
 
 # %% ../../nbs/interop/08_trl.ipynb #5fcdf610
 class EnvironmentFactory(_Player):
-    "What `environment_factory` makes: call it for an environment. A context manager that gives all of them back."
+    "Call it for an environment; a context manager that gives all of them back."
 
     def __init__(self, pool, task_of, observe, act, tool_name, description):
         self._made, self._seats, self._closed, self._lock, self._mine = [], [], False, threading.Lock(), False
@@ -383,7 +383,7 @@ def _with_tool(factory, name: str, description: str) -> type:
     return type("PoolEnvironment", (PoolEnvironment,), {name: tool, "_factory": factory, "__module__": __name__})
 
 def task_in_row(row: dict):
-    "The task in a row of a dataset: its `task`, else its `env_config`, else its `seed`, else None. Missing values, which a dataset fills with None, are left out."
+    "The task in a dataset row: its `task`, `env_config` or `seed`, the first that is not None. Entries that are None are left out."
     task = next((row[name] for name in ("task", "env_config", "seed") if row.get(name) is not None), None)
     return {name: value for name, value in task.items() if value is not None} if isinstance(task, dict) else task
 
