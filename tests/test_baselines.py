@@ -237,13 +237,14 @@ def test_interrupted_and_resumed_is_uninterrupted(how, finished, tasks, tmp_path
             signal.raise_signal(signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    half = train(config, tasks, progress=False, on_round=stop)
+    resume = {"signal": True, "exception": "auto"}[how]
+    half = train(config, tasks, progress=False, on_round=stop, resume=resume == "auto" and resume)  # "auto" begins where nothing is
     assert half.interrupted and half.agent.steps == 5 * config.steps_per_round and str(half.checkpoint) in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) is before
     assert equal(load_agent(config.out).parameters, half.agent.parameters)
     with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
         file.write('{"steps": 6400, "ret')
-    whole = train(config, tasks, progress=False, resume=True)
+    whole = train(config, tasks, progress=False, resume=resume)
     assert not whole.interrupted and equal(whole.agent.parameters, finished.agent.parameters)
     timeless = lambda rows: [{k: v for k, v in r.items() if k != "seconds"} for r in rows]
     assert timeless(read_metrics(tmp_path / "run" / "metrics.jsonl")) == timeless(finished.metrics)

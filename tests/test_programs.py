@@ -18,6 +18,8 @@ PACKAGES = ("xland_minigrid", "xland_minigrid.compat")
 PATHS = ("core.actions", "core.constants", "core.goals", "core.grid", "core.observation", "core.rules", "benchmarks", "environment", "envs", "envs.xland", "registration",
          "rendering.text_render", "rendering.rgb_render", "rendering.utils", "experimental.img_obs", "types", "wrappers")
 
+DRAWN = {"experimental.img_obs": ("TILE_CACHE", "TILE_W_AGENT_CACHE")}  # made when they are asked for, so `dir` does not list them
+
 
 @pytest.fixture(scope="module", params=PACKAGES)
 def xm(request):
@@ -25,7 +27,7 @@ def xm(request):
     names = SimpleNamespace(root=request.param)
     for path in PATHS:
         module = importlib.import_module(f"{request.param}.{path}")
-        names.__dict__.update({name: getattr(module, name) for name in dir(module) if not name.startswith("__")})
+        names.__dict__.update({name: getattr(module, name) for name in [*dir(module), *DRAWN.get(path, ())] if not name.startswith("__")})
         setattr(names, path.split(".")[-1], module)
     return names
 

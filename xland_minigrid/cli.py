@@ -156,7 +156,7 @@ def _train_parser(commands) -> None:
     parser = commands.add_parser("train", help="train an RL² agent", allow_abbrev=False)
     parser.add_argument("--preset", default="laptop", help="laptop (default), colab-t4, colab-tpu, gpu or paper (Table 6): where the settings begin")
     parser.add_argument("--env", help="the world; one of the MiniGrid environments is trained on as a single task")
-    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    parser.add_argument("--resume", nargs="?", const=True, default=False, choices=("auto",), help="go on with an interrupted run; auto: if there is one, else begin")
     parser.add_argument("--supervise", action="store_true", help="start again from the last checkpoint when training dies")
     several = parser.add_argument_group("several hosts", "where no cluster is recognised (SLURM, Open MPI, Kubernetes, TPU pods)")
     several.add_argument("--coordinator", metavar="HOST:PORT", help="where the first process listens, the same for all")
@@ -179,8 +179,11 @@ def _train(args) -> int | None:
 
 def _supervised(args, out: str) -> int:
     "Train in processes of their own, which are started again when they die."
+    from xland_minigrid.baselines.checkpoint import Checkpoints
     from xland_minigrid.baselines.supervise import supervise
     local, words = args.coordinator is None and args.processes or 1, [w for w in args.words if w != "--supervise"]
+    if args.resume == "auto":  # decided here; the supervisor says --resume by itself from then on
+        words = [w for w in words if w not in ("--resume", "auto", "--resume=auto")] + ["--resume"] * bool(Checkpoints(Path(out) / "checkpoints").steps())
     if local > 1:
         at = next(i for i, w in enumerate(words) if w.startswith("--processes"))
         words = words[:at] + words[at + (1 if "=" in words[at] else 2):]

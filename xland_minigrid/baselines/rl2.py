@@ -416,13 +416,13 @@ class Training:
     checkpoint: Path
 
 # %% ../../nbs/baselines/10_rl2.ipynb #66e25437
-def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bool = False, progress: bool = True,
-          on_round: Callable[..., None] | None = None, par=None) -> Training:
+def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bool | Literal["auto"] = False,
+          progress: bool = True, on_round: Callable[..., None] | None = None, par=None) -> Training:
     """Train an RL² agent, or on a single task (`config.benchmark == ""`) a recurrent PPO agent.
 
     Args:
         benchmark: the tasks to train on; None loads `config.benchmark` without the share that is held out.
-        resume: go on from the latest checkpoint in `config.out`; the result is that of an uninterrupted run.
+        resume: go on from the latest checkpoint in `config.out`; the result is that of an uninterrupted run. `"auto"` does so if there is one, and begins otherwise.
         on_round: called with the metrics of every round, after the present `Agent` if it has a true attribute `wants_agent`. If it raises `EndTraining`, training ends there.
         par: steps that each task takes a good player `(n,)`, for the curriculum of true regret; None estimates them.
     Several processes (`scale.initialize`) all call this alike; the first one writes. Ctrl-C ends training after the present round. Either end leaves a checkpoint. Raises
@@ -432,8 +432,12 @@ def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bo
     mesh = mesh_of(config)
     run = _Run(config, benchmark if benchmark is not None or not config.benchmark else load_tasks(config)[0], par)
     out, checkpoints = Path(config.out).expanduser(), Checkpoints(Path(config.out).expanduser() / "checkpoints", config.keep)
-    if not resume and first_says(checkpoints.steps):
+    if resume not in (False, True, "auto"):
+        raise ValueError(f"resume is {resume!r}; choose True, False or 'auto'.")
+    begun = bool(first_says(checkpoints.steps))
+    if begun and not resume:
         raise FileExistsError(f"{out} holds a run already: resume it, choose another out, or delete it.")
+    resume = begun if resume == "auto" else resume
     fresh = start_run(config, len(run.benchmark or ()), run.curriculum)
     state = replicate(_resumed(checkpoints, config, run.tasks, fresh) if resume else fresh, mesh)
     done = int(state.round) * config.steps_per_round
