@@ -20,7 +20,7 @@ from xland_minigrid.benchmarks import Benchmark
 from xland_minigrid.core.goals import AgentNearGoal
 from xland_minigrid.core.ruleset import RuleSet
 from xland_minigrid.core.tiles import Colors, Tiles
-from xland_minigrid.envs.sampling import RulesetSamplingWrapper, SampledParams, cumulate, draw
+from xland_minigrid.envs.sampling import RulesetSamplingWrapper, SampledParams, cumulate, draw, sample_tasks
 from xland_minigrid.envs.wrappers import DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper
 from xland_minigrid.interop import bridge, upstream
 
@@ -69,6 +69,22 @@ def _restarting(env):
         around = DmEnvAutoResetWrapper(env)
         _MADE[env] = jax.jit(around.reset), jax.jit(around.step)
     return _MADE[env]
+
+
+def test_axes_of_parameters():
+    "Names of the parameters and of those inside; what is no data is refused."
+    env, params = xland_minigrid.make("XLand-MiniGrid-R1-9x9")
+    sampling, drawn = sample_tasks(env, params, TASKS, np.ones(4))
+    keys = jax.random.split(jax.random.key(0), 4)
+    alone = jax.vmap(env.reset, (params.axes("ruleset"), 0))(params.replace(ruleset=TASKS), keys)
+    assert (alone.state.goal_encoding == TASKS.goal).all()
+    weights = jax.vmap(lambda w: sampling.weigh(drawn, w))(jnp.eye(4))  # each world draws its own task
+    sampled = jax.vmap(sampling.reset, (drawn.axes("bounds"), 0))(drawn.replace(bounds=weights.bounds), keys)
+    assert sampled.state.carry.ruleset_id.tolist() == [0, 1, 2, 3]
+    assert sample_tasks(GymAutoResetWrapper(sampling), drawn, TASKS)[0].unwrapped is env, "an environment that draws already is not wrapped again"
+    for wrong in (params, drawn):
+        with pytest.raises(ValueError, match="no data 'height'; choose from ruleset"):
+            wrong.axes("height")
 
 
 # A new task at each reset ------------------------------------------------------------------------------------------------------------
@@ -178,7 +194,7 @@ def test_sampled_parameters_read_and_change_like_those_inside(inside):
 WRONG_TASKS = [
     (lambda env, p: RulesetSamplingWrapper(GymAutoResetWrapper(env)), "put GymAutoResetWrapper around"),
     (lambda env, p: RulesetSamplingWrapper(DirectionObservationWrapper(DmEnvAutoResetWrapper(env))), "put DmEnvAutoResetWrapper around"),
-    (lambda env, p: RulesetSamplingWrapper(env).reset(p, jax.random.key(0)), "env.with_tasks"),
+    (lambda env, p: RulesetSamplingWrapper(env).reset(p, jax.random.key(0)), "sample_tasks"),
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, one(0)), r"goals \(n, 5\)"),
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, jax.tree.map(lambda x: x[:0], TASKS)), "no tasks to draw"),
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, [1, 2]), "Cannot draw tasks from list"),

@@ -34,11 +34,6 @@ def row(tree, i):
     return jax.tree.map(lambda x: x[i], tree)
 
 
-def batched_layout(params):
-    "in_axes of params whose layout alone has a batch axis."
-    return jax.tree.map(lambda _: None, params).replace(layout=0)
-
-
 # The same trials -----------------------------------------------------------------------------------------------------------------------
 
 @lru_cache(maxsize=None)
@@ -53,7 +48,7 @@ def run(static: bool, kind: str = "", n: int = 0):
     else:
         stack = stack_layouts([layout(k, m, m) for k, m in FIVE] * 3, height=14, width=15)
         params = ENV.default_params(layout=stack, ruleset=TASK, max_steps=15)
-        axes = batched_layout(params)
+        axes = params.axes("layout")
     reset, step = jax.vmap(env.reset, (axes, 0)), jax.vmap(env.step, (axes, 0, 0))
 
     @jax.jit
@@ -98,9 +93,9 @@ def test_one_program_serves_every_layout():
     drawn = [maze_program(13, 13)(jax.random.key(0), 13, 13, 0.), rooms_program(13, 13)(jax.random.key(0), 10, 13, 13)]
     stack = stack_layouts([layout("R1", 13, 13), layout("R9", 13, 13), *drawn])
     params = ENV.default_params(layout=stack, ruleset=TASK)
-    reset = jax.jit(jax.vmap(ENV.reset, (batched_layout(params), 0)))
+    reset = jax.jit(jax.vmap(ENV.reset, (params.axes("layout"), 0)))
     traced = []
-    step = jax.jit(lambda *args: (traced.append(1), jax.vmap(ENV.step, (batched_layout(params), 0, 0))(*args))[1])
+    step = jax.jit(lambda *args: (traced.append(1), jax.vmap(ENV.step, (params.axes("layout"), 0, 0))(*args))[1])
     for order in ([0, 1], [2, 3], [3, 0]):
         some = params.replace(layout=row(stack, np.array(order)))
         timestep = reset(some, jax.random.split(jax.random.key(1), 2))

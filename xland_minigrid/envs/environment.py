@@ -8,6 +8,7 @@ __all__ = ['EnvParams', 'is_integer', 'check_params', 'EnvCarry', 'State', 'Step
 
 # %% ../../nbs/envs/01_environment.ipynb #d68514d1
 import abc
+import dataclasses
 import functools
 import types
 from typing import Any
@@ -42,6 +43,16 @@ class EnvParams(PyTreeNode):
     max_steps: int | None = field(pytree_node=False, default=None)
     render_mode: str = field(pytree_node=False, default="rgb_array")
     see_through_walls: bool = field(pytree_node=False, default=True)
+
+    def axes(self, *names: str) -> "EnvParams":
+        """`in_axes` of these parameters for `jax.vmap`, where only the fields `names` have a batch axis, the first: `params.axes("ruleset")`.
+
+        Raises `ValueError` for a name that is no array or tree of arrays in these parameters.
+        """
+        data = [f.name for f in dataclasses.fields(self) if f.metadata.get("pytree_node", True)]
+        if wrong := set(names) - set(data):
+            raise ValueError(f"{type(self).__name__} has no data {sorted(wrong)[0]!r}; choose from {', '.join(data)}.")
+        return self.replace(**{name: 0 if name in names else None for name in data})
 
 # %% ../../nbs/envs/01_environment.ipynb #1ed83266
 def is_integer(value) -> bool:
