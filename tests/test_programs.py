@@ -14,6 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from xland_minigrid.compat import worlds
+from xland_minigrid.envs import registration
+
 PACKAGES = ("xland_minigrid", "xland_minigrid.compat")
 PATHS = ("core.actions", "core.constants", "core.goals", "core.grid", "core.observation", "core.rules", "benchmarks", "environment", "envs", "envs.xland", "registration",
          "rendering.text_render", "rendering.rgb_render", "rendering.utils", "experimental.img_obs", "types", "wrappers")
@@ -149,6 +152,8 @@ def test_an_environment_of_a_program_by_its_entry_point(xm, task, monkeypatch):
                             goal_encoding=xm.AgentOnTileGoal(xm.TILES_REGISTRY[xm.Tiles.GOAL, xm.Colors.GREEN]).encode())
 
     monkeypatch.setattr(f"{__name__}.Corridor", Own)
+    for registry in (registration.registry, worlds.registry):
+        monkeypatch.setattr(registry, "specs", dict(registry.specs))
     identifier = f"MiniGrid-Corridor-{xm.root}"
     xm.register(identifier, f"{__name__}:Corridor")
     env, params = xm.make(identifier)
@@ -157,6 +162,24 @@ def test_an_environment_of_a_program_by_its_entry_point(xm, task, monkeypatch):
         timestep = step(params, timestep, 0)
     assert timestep.last() and timestep.reward > 0.8
     assert xm.load(f"{xm.root}.envs.minigrid.empty:EmptyRandom") is xm.EmptyRandom
+
+
+def test_a_wrapper_that_looks_at_values(xm):
+    "Outside of `jit` a program may ask whether a trial is over; the step around it then runs as it is written."
+    class Counts(xm.Wrapper):
+        ended = 0
+
+        def step(self, params, timestep, action):
+            following = self._env.step(params, timestep, action)
+            Counts.ended += bool(following.last())
+            return following
+
+    env, params = xm.make("MiniGrid-Empty-5x5", max_steps=2)
+    env = xm.GymAutoResetWrapper(Counts(env))
+    timestep = env.reset(params, jax.random.key(0))
+    for _ in range(4):
+        timestep = env.step(params, timestep, 1)
+    assert Counts.ended == 2
 
 
 def test_rulesets_whose_leaves_are_no_arrays_have_a_repr(xm, task):

@@ -89,17 +89,23 @@ def state_out(state: environment.State) -> State:
     return State(key=state.key, step_num=state.step_num, cells=state.cells, agent=agent_out(state.agent), goal=state.goal_encoding, rules=state.rules, carry=state.carry)
 
 # %% ../../nbs/compat/05_worlds.ipynb #4bce55d6
+def _native(params):
+    "Parameters with their ruleset, if they have one, in our numbers."
+    return params.replace(ruleset=ruleset_from_upstream(params.ruleset)) if hasattr(params, "ruleset") else params
+
 class Environment(environment.Environment):
     "What every environment offers; states and observations are in the numbers of 0.9.3."
 
     def _generate_problem(self, params, key: jax.Array) -> State:
-        if hasattr(params, "ruleset"):
-            params = params.replace(ruleset=ruleset_from_upstream(params.ruleset))
-        return state_out(super()._generate_problem(params, key))
+        return state_out(super()._generate_problem(_native(params), key))
+
+    def check(self, params) -> None:
+        super().check(_native(params))
 
     def _observe(self, params, view) -> jax.Array:
         return cells_out(environment.visible_cells(params, view))
 
+    @environment.compiled_outside_jit
     def step(self, params, timestep, action):
         following = super().step(params, timestep.replace(state=state_in(timestep.state)), action)
         return following.replace(state=state_out(following.state))

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['EnvParams', 'is_integer', 'check_params', 'EnvCarry', 'State', 'StepType', 'TimeStep', 'advance', 'typed_key',
-           'visible_cells', 'render', 'reward_table', 'check_action', 'Environment']
+           'visible_cells', 'render', 'reward_table', 'check_action', 'compiled_outside_jit', 'Environment']
 
 # %% ../../nbs/envs/01_environment.ipynb #d68514d1
 import abc
 import dataclasses
 import functools
+import inspect
 import types
 from typing import Any
 
@@ -260,6 +261,35 @@ def check_action(action) -> None:
     if not isinstance(action, jax.core.Tracer) and not (np.asarray(action) < NUM_ACTIONS).all() & (np.asarray(action) >= 0).all():
         raise ValueError(f"There is no action {action}: actions are 0 to {NUM_ACTIONS - 1}.")
 
+_ALIKE: dict = {}
+
+def _alike(env):
+    "One environment for all that do the same: those of one class that hold nothing, alone or in wrappers that hold nothing else. They share their programs."
+    def identity(env):
+        held = vars(env)
+        return type(env) if not held else (type(env), identity(env._env)) if held.keys() == {"_env"} else env
+    return _ALIKE.setdefault(identity(env), env)
+
+def compiled_outside_jit(method):
+    """A decorator for `reset` and `step` of environments: where nothing is traced yet, the whole call is compiled, the first time.
+
+    Concrete parameters and actions are checked before. A call that cannot be traced, such as that of a program's own wrapper that looks at values, runs as it is written.
+    """
+    run, signature, is_step = jax.jit(method, static_argnums=0), inspect.signature(method), method.__name__ == "step"
+
+    @functools.wraps(method)
+    def call(*args, **kwargs):
+        self, params, *rest = signature.bind(*args, **kwargs).args
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, rest))):
+            return method(self, params, *rest)
+        check_action(rest[-1]) if is_step else self.check(params)
+        try:
+            return run(_alike(self), params, *rest)
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+            return method(self, params, *rest)
+
+    return call
+
 # %% ../../nbs/envs/01_environment.ipynb #2103b626
 class Environment(abc.ABC):
     "What every environment offers. It holds no state: all of it is in `EnvParams` and `TimeStep`."
@@ -280,15 +310,19 @@ class Environment(abc.ABC):
     def observation_shape(self, params: EnvParams) -> tuple[int, int, int] | dict[str, Any]:
         return params.view_size, params.view_size, 2
 
+    def check(self, params: EnvParams) -> None:
+        "Raise `ValueError` for concrete parameters that no reset can use."
+
+    @compiled_outside_jit
     def reset(self, params: EnvParams, key: jax.Array) -> TimeStep:
         "Begin a trial. `key` may be typed (`jax.random.key`) or raw (`PRNGKey`)."
         state = self._generate_problem(params, typed_key(key))
-        agent = state.agent
-        view = look(state.cells, agent.position, agent.direction, params.view_size)[:-1]
+        view = look(state.cells, state.agent.position, state.agent.direction, params.view_size)[:-1]
         return vary_together(TimeStep(
             state=state, step_type=jnp.asarray(StepType.FIRST), reward=jnp.float32(0.0), discount=jnp.float32(1.0),
             observation=self._observe(params, view.reshape(params.view_size, params.view_size))))
 
+    @compiled_outside_jit
     def step(self, params: EnvParams, timestep: TimeStep, action) -> TimeStep:
         "Do `action` (0 to 5, integer scalar) and return what follows."
         check_action(action)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.ruleset import RuleSet
 from ..core.struct import PyTreeNode, field, field_names
-from .environment import EnvParams, Environment, TimeStep, typed_key
+from .environment import compiled_outside_jit, EnvParams, Environment, TimeStep, typed_key
 from .wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper, Wrapper
 
 # %% ../../nbs/envs/06_sampling.ipynb #3b7d7202
@@ -133,10 +133,9 @@ def _check_tasks(params, tasks) -> None:
 
 # %% ../../nbs/envs/06_sampling.ipynb #0a245b0d
 class RulesetSamplingWrapper(Wrapper):
-    """Draws a new ruleset at each reset.
+    """Draws a new ruleset at each reset; its number is `timestep.state.carry.ruleset_id`. `sample_tasks` makes one, with its parameters.
 
-    Make its parameters with `with_tasks`, and put auto-reset wrappers around it: `GymAutoResetWrapper(RulesetSamplingWrapper(env))`. The number
-    of the drawn task is `timestep.state.carry.ruleset_id`. Raises `ValueError` around an environment that resets itself.
+    Auto-reset wrappers go around it: `GymAutoResetWrapper(RulesetSamplingWrapper(env))`. Raises `ValueError` around an environment that resets itself.
     """
 
     def __init__(self, env: Environment):
@@ -160,23 +159,25 @@ class RulesetSamplingWrapper(Wrapper):
         params = params.inner if isinstance(params, SampledParams) else params
         _check_tasks(params, tasks)
         inner = try_out(self._env, params, tasks)
-        if jax.tree_util.all_leaves([tasks]):
-            made = SampledParams(inner=inner, source=tasks)
-        else:
-            made = SampledParams(inner=inner, tasks=jax.tree.map(jnp.asarray, tasks))
+        drawn_from = {"source": tasks} if jax.tree_util.all_leaves([tasks]) else {"tasks": jax.tree.map(jnp.asarray, tasks)}
+        made = SampledParams(inner=inner, **drawn_from)
         return made if weights is None else self.weigh(made, weights)
 
     def weigh(self, params: SampledParams, weights) -> SampledParams:
-        """The same parameters with other weights, one number `(n,)` a task, of any scale. Works under `jit`; a program that was compiled with
-        weights takes new ones without another compilation. Raises `ValueError` for a wrong number of them."""
+        "The same parameters with other weights `(n,)`, of any scale; works under `jit`, and recompiles nothing. Raises `ValueError` for a wrong number of them."
         return params.replace(bounds=_bounds(weights, _rows(params.tasks)))
 
+    def check(self, params):
+        self._env.check(_inner(params))
+
+    @compiled_outside_jit
     def reset(self, params, key):
         "Begin a trial of a new task. `key` is split in two: the first draws the task, the second goes to the reset of the environment inside."
         draw_key, reset_key = jax.random.split(typed_key(key))
         number, inner = _draw_task(params, draw_key)
         return _remember(self._env.reset(inner, reset_key), number)
 
+    @compiled_outside_jit
     def step(self, params, timestep, action):
         carry = timestep.state.carry
         timestep = timestep.replace(state=timestep.state.replace(carry=carry.inner))
@@ -191,6 +192,7 @@ class RulesetSamplingWrapper(Wrapper):
     def render(self, params, timestep):
         return self._env.render(_inner(params), timestep)
 
+# %% ../../nbs/envs/06_sampling.ipynb #c95223d2
 def sample_tasks(env: Environment, params: EnvParams, tasks, weights=None) -> tuple[Environment, SampledParams]:
     """An environment whose resets draw from `tasks`, and its parameters. `weights` as in `RulesetSamplingWrapper.weigh`.
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.compact import where_needed
-from .environment import EnvParams, Environment, State, TimeStep
+from .environment import compiled_outside_jit, EnvParams, Environment, State, TimeStep
 
 # %% ../../nbs/envs/05_wrappers.ipynb #98c17970
 class Wrapper(Environment):
@@ -29,6 +29,9 @@ class Wrapper(Environment):
 
     def default_params(self, **kwargs) -> EnvParams:
         return self._env.default_params(**kwargs)
+
+    def check(self, params: EnvParams) -> None:
+        self._env.check(params)
 
     def num_actions(self, params: EnvParams) -> int:
         return self._env.num_actions(params)
@@ -52,10 +55,12 @@ class Wrapper(Environment):
 class GymAutoResetWrapper(Wrapper):
     "Resets in the step that ends a trial (Gym's custom); the terminal observation is `timestep.final_observation`."
 
+    @compiled_outside_jit
     def reset(self, params, key):
         timestep = self._env.reset(params, key)
         return timestep.replace(final_observation=timestep.observation)
 
+    @compiled_outside_jit
     def step(self, params, timestep, action):
         timestep = self._env.step(params, timestep.replace(final_observation=None), action)
         state, observation = where_needed(self._restart)(timestep.last(), (timestep.state, timestep.observation), params, timestep.state.key)
@@ -69,6 +74,7 @@ class GymAutoResetWrapper(Wrapper):
 class DmEnvAutoResetWrapper(Wrapper):
     "Resets in the step after a trial ended (dm_env's and EnvPool's custom): that step is FIRST and its action is ignored."
 
+    @compiled_outside_jit
     def step(self, params, timestep, action):
         following = self._env.step(params, timestep, action)
         return where_needed(self._env.reset)(timestep.last(), following, params, timestep.state.key)
@@ -117,9 +123,11 @@ class _Observed(Wrapper):
     def observation_shape(self, params):
         return self.wrapper.observe_shape(self._env.observation_shape(params), params)
 
+    @compiled_outside_jit
     def reset(self, params, key):
         return self._changed(self._env.reset(params, key))
 
+    @compiled_outside_jit
     def step(self, params, timestep, action):
         return self._changed(self._env.step(params, timestep, action))
 

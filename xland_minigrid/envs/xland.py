@@ -140,6 +140,13 @@ class XLandMiniGrid(Environment):
             params = params.replace(**_size_of(plan, kwargs.get("height"), kwargs.get("width")))
         return params if params.max_steps is not None else params.replace(max_steps=3 * params.height * params.width)
 
+    def check(self, params: XLandEnvParams) -> None:
+        "Raise `ValueError` for a task that is malformed or has more objects than the layout has free cells, and for a layout that does not fit."
+        check_extended(params.ruleset)
+        if params.layout is not None or params.grid_type in GRID_TYPES:
+            plan, _ = _layout_for(params, None)
+            _check_room_for(params.ruleset, plan.num_free)
+
     def _generate_problem(self, params: XLandEnvParams, key: jax.Array) -> State:
         check_extended(params.ruleset)
         cells, agent, key = place(params, key)
