@@ -1,17 +1,14 @@
 """The measuring programs at tiny sizes: what their pages say, and what they refuse. No test looks at how fast something is."""
 import json
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import xland_minigrid.benchmarks.registry as keeping
-from xland_minigrid.baselines.cores import CORES
-from xland_minigrid.baselines.curriculum import KINDS, CurriculumConfig
 from xland_minigrid.benchmarks import generate_benchmark
 from xland_minigrid.benchmarks.solve import prove
 from xland_minigrid.benchmarks.statistics import benchmark_statistics
-from xland_minigrid.measure import cores, curriculum, exact, images, layouts, load, open_tasks, oracle, single_tasks, statistics, throughput
+from xland_minigrid.measure import exact, layouts, load, open_tasks, oracle, single_tasks, statistics, throughput
 from xland_minigrid.measure.report import run, script
 from xland_minigrid.measure.statistics import PAPER_TABLE_5, figure_4, mean_of, plot_statistics, save_figures, statistics_page
 
@@ -28,39 +25,11 @@ def page_of(program, words, tmp_path):
 # ---------------------------------------------------------------- small programs
 
 
-def test_cores(tmp_path, monkeypatch):
-    "The measuring itself is run in the notebook."
-    monkeypatch.setattr(cores, "compare_cores", lambda steps, batch, units, **_: [cores.CoreCost(name, units, 1.0, 2.0, 0.5) for name in CORES])
-    text = page_of(cores.report, "--steps 3 --batch 2 --units 8 --context 2 --repeats 1", tmp_path)
-    assert all(text.count(f"| {name} |") == 2 for name in CORES) and "measure.cores --steps 3 --batch 2 --units 8" in text and "jax" in text
-    assert "| 1,234 | 1.0 | 2.0 | 1.00 | 0.50 | 1.00 |" in cores.cores_table([cores.CoreCost("gru", 1234, 1.0, 2.0, 0.5)])
-
-
-@pytest.mark.slow
-def test_curriculum(tmp_path):
-    text = page_of(curriculum.report, "--envs 8 --buffer 16 --tasks 100", tmp_path)
-    assert "--envs 8 --buffer 16 --tasks 100 --out PATH`" in text and all(f"| {kind} |" in text for kind in KINDS) and "jaxlib" in text
-    with pytest.raises(ValueError, match="repeats"):
-        curriculum.costs(CurriculumConfig("plr", buffer=16), 8, 100, repeats=0)
-
-
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_oracle(tmp_path):
     text = page_of(oracle.report, "--pairs 3 --presets trivial", tmp_path)
     assert "python -m xland_minigrid.measure.oracle --pairs 3 --presets trivial" in text and text.count("| trivial |") == 2
-
-
-@pytest.mark.slow
-def test_images_against_xminigrid(monkeypatch, tmp_path):
-    "xminigrid gets black sprites: drawing its own takes a minute."
-    benchmarks = pytest.importorskip("xminigrid.benchmarks")
-    from xminigrid.core.constants import TILES_REGISTRY
-    black = jnp.zeros((TILES_REGISTRY.shape[0] * TILES_REGISTRY.shape[1], 32, 32, 3), jnp.uint8)
-    benchmarks.save_bz2_pickle({"tile_cache": black, "tile_agent_cache": black}, str(tmp_path / "render_cache"))
-    monkeypatch.setenv("XLAND_MINIGRID_CACHE", str(tmp_path))
-    found = images.compare_with_upstream(num_envs=2, steps=2, repeats=1, view_size=3)
-    assert min(found.ours, found.upstream) > 0 and found.ratio == pytest.approx(found.ours / found.upstream)
 
 
 # ---------------------------------------------------------------- statistics

@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['generate_room', 'generate_two_rooms', 'generate_four_rooms', 'generate_six_rooms', 'generate_nine_rooms', 'registry',
-           'register', 'make', 'registered_environments', 'RuleSet', 'State', 'state_in', 'state_out', 'Environment',
-           'BlockedUnlockPickUp', 'DoorKey', 'Empty', 'EmptyRandom', 'FourRooms', 'LockedRoom', 'Memory', 'Playground',
-           'Unlock', 'UnlockPickUp', 'XLandMiniGrid']
+           'register', 'make', 'registered_environments', 'RuleSet', 'ruleset_out', 'State', 'state_in', 'state_out',
+           'Environment', 'BlockedUnlockPickUp', 'DoorKey', 'Empty', 'EmptyRandom', 'FourRooms', 'LockedRoom', 'Memory',
+           'Playground', 'Unlock', 'UnlockPickUp', 'XLandMiniGrid']
 
 # %% ../../nbs/compat/05_worlds.ipynb #7a47867f
-import dataclasses
 import types
 from typing import Any
 
@@ -22,7 +21,7 @@ from ..core.struct import PyTreeNode
 from ..envs import environment, minigrid, xland
 from ..envs import registration as native
 from xland_minigrid.interop.upstream import (
-    goal_from_upstream, goal_to_upstream, rules_from_upstream, rules_to_upstream, ruleset_from_upstream,
+    goal_from_upstream, goal_to_upstream, rules_from_upstream, rules_to_upstream, ruleset_from_upstream, tiles_to_upstream,
 )
 
 # %% ../../nbs/compat/05_worlds.ipynb #090f0450
@@ -40,6 +39,11 @@ class RuleSet(PyTreeNode):
 
     def _repr_html_(self) -> str | None:
         return ruleset_from_upstream(self)._repr_html_()
+
+
+def ruleset_out(ruleset) -> RuleSet:
+    "Our ruleset, batched or not, in the numbers of 0.9.3."
+    return RuleSet(goal=goal_to_upstream(ruleset.goal), rules=rules_to_upstream(ruleset.rules), init_tiles=tiles_to_upstream(ruleset.init_tiles))
 
 # %% ../../nbs/compat/05_worlds.ipynb #ed8faafe
 class State(PyTreeNode):
@@ -148,7 +152,7 @@ class XLandMiniGrid(Environment, xland.XLandMiniGrid):
     "The meta-learning environment; `params.ruleset` is in the numbers of 0.9.3."
 
     def default_params(self, **kwargs):
-        ruleset = kwargs.pop("ruleset", None) or RuleSet(**{f.name: getattr(empty_ruleset(), f.name) for f in dataclasses.fields(RuleSet)})
+        ruleset = kwargs.pop("ruleset", None) or ruleset_out(empty_ruleset())
         return super().default_params(**kwargs).replace(ruleset=ruleset)
 
 # %% ../../nbs/compat/05_worlds.ipynb #a70051a3
