@@ -98,6 +98,30 @@ def test_parameters_that_also_derive_from_flax(xm):
     assert jax.tree.leaves(jax.tree.map(lambda x: x + 1, params)) == [3.0]
 
 
+def test_records_that_a_program_extends(xm, task):
+    "With fields that have no default, as for transitions; the new record is stacked by `scan` like any other."
+    class Transition(xm.TimeStep):
+        action: jax.Array
+
+    class Own(xm.State):
+        seen: jax.Array
+
+    class Numbered(xm.RuleSet):
+        number: jax.Array
+
+    begun = begun_by_hand(xm, task)
+    fields = {name: getattr(begun, name) for name in ("state", "step_type", "reward", "discount", "observation")}
+    _, made = jax.lax.scan(lambda carry, action: (carry, Transition(**fields, action=action)), 0, jnp.arange(3))
+    assert made.action.tolist() == [0, 1, 2] and made.state.grid.shape == (3, 9, 9, 2)
+    state = begun.state
+    own = Own(key=state.key, step_num=state.step_num, grid=state.grid, agent=state.agent, goal_encoding=state.goal_encoding, rule_encoding=state.rule_encoding, carry=state.carry,
+              seen=jnp.zeros(4))
+    assert (own.replace(seen=own.seen + 1).seen == 1).all() and (own.grid == state.grid).all()
+    with pytest.raises(TypeError, match="no field 'gird'"):
+        state.replace(gird=state.grid)
+    assert Numbered(task.goal, task.rules, task.init_tiles, number=jnp.int32(7)).number == 7
+
+
 def test_the_laws_called_directly(xm, task):
     "As a program does that writes its own step: action, rules, goal, view, one after another."
     start = begun_by_hand(xm, task).state

@@ -17,7 +17,7 @@ from .identifiers import AgentState, agent_in, agent_out, cells_in, cells_out, i
 from ..core.layouts import PROCEDURAL
 from ..core.ruleset import empty_ruleset
 from ..core.rules import compile_rules, decompile_rules
-from ..core.struct import PyTreeNode
+from ..core.struct import PyTreeNode, field_names
 from ..envs import environment, minigrid, xland
 from ..envs import registration as native
 from xland_minigrid.interop.upstream import (
@@ -62,11 +62,13 @@ class State(PyTreeNode):
     carry: Any
     __class_getitem__ = classmethod(types.GenericAlias)
 
-    def __init__(self, key, step_num, grid=None, agent=None, goal_encoding=None, rule_encoding=None, carry=None, *, cells=None, goal=None, rules=None):
-        given = dict(key=key, step_num=step_num, agent=agent, carry=carry)
+    def __init__(self, key, step_num, grid=None, agent=None, goal_encoding=None, rule_encoding=None, carry=None, *, cells=None, goal=None, rules=None, **more):
+        given = dict(key=key, step_num=step_num, agent=agent, carry=carry, **more)
         given["cells"] = cells if grid is None else cells_in(grid)
         given["goal"] = goal if goal_encoding is None else goal_from_upstream(goal_encoding)
         given["rules"] = rules if rule_encoding is None else compile_rules(rules_from_upstream(rule_encoding))
+        if unknown := given.keys() - set(field_names(self)):
+            raise TypeError(f"{type(self).__name__} has no field {sorted(unknown)[0]!r}.")
         for name, value in given.items():
             object.__setattr__(self, name, value)
 

@@ -15,7 +15,7 @@ from .compose import BUILT_IN, Composed, ExtendedTask, MultiProduct, extend_task
 from .goals import NUM_GOALS, BaseGoal, goal_kinds
 from .language import describe_goal, describe_ruleset, further_products, goal_of
 from .rules import MAX_RULE_ENCODING_LEN, NUM_RULES, BaseRule, check_tiles, decode_rule, rule_kinds
-from .struct import PyTreeNode, field_names
+from .struct import PyTreeNode, field, field_names
 from .tiles import NUM_COLORS, NUM_TILES, Colors, Tiles, tile_name
 
 # %% ../../nbs/core/11_ruleset.ipynb #79bf053e
@@ -31,7 +31,7 @@ class RuleSet(PyTreeNode):
     goal: jax.Array
     rules: jax.Array
     init_tiles: jax.Array
-    extended: ExtendedTask | None = None
+    extended: ExtendedTask | None = field(kw_only=True, default=None)  # a subclass may go on with fields that have no default
 
     def describe(self, level: str = "full") -> str:
         "The task in plain English; `level` as in `language.describe_ruleset`."

@@ -23,8 +23,8 @@ class PyTreeNode:
     """Base of all records: subclasses become frozen dataclasses and JAX pytrees.
 
     Every annotated attribute is a field. Data fields are leaves (or further nodes) for `jax.tree.map`, `vmap` and `scan`;
-    fields marked `field(pytree_node=False)` are static metadata and must be hashable. A class may write its own `__init__`
-    or `__repr__`; the others are generated.
+    fields marked `field(pytree_node=False)` are static metadata and must be hashable. A class may write its own `__init__`, which its
+    subclasses inherit, or `__repr__`; the others are generated.
     """
 
     def __init_subclass__(cls, **kwargs):
@@ -32,7 +32,8 @@ class PyTreeNode:
         own = cls.__dict__
         if "_flax_dataclass" in own:  # a class that also derives from Flax's PyTreeNode, which has done all this
             return
-        dataclasses.dataclass(frozen=True, repr="__repr__" not in own, init="__init__" not in own)(cls)
+        cls._writes_init = "__init__" in own or getattr(cls, "_writes_init", False)
+        dataclasses.dataclass(frozen=True, repr="__repr__" not in own, init=not cls._writes_init)(cls)
         fields = dataclasses.fields(cls)
         data = [f.name for f in fields if f.metadata.get("pytree_node", True)]
         meta = [f.name for f in fields if not f.metadata.get("pytree_node", True)]

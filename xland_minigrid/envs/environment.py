@@ -24,7 +24,7 @@ from ..core.compose import ExtendedState, evaluate_goal
 from ..core.walls import inside
 from ..core.observation import hide, look, view_offsets
 from ..core.rules import any_hit, compile_rules, decompile_rules, patch_in_view, patch_offsets, react
-from ..core.struct import PyTreeNode, field
+from ..core.struct import PyTreeNode, field, field_names
 from ..core.tiles import Tiles, pack_pairs, unpack
 
 # %% ../../nbs/envs/01_environment.ipynb #bb8fd3ac
@@ -97,13 +97,15 @@ class State(PyTreeNode):
     goal_encoding: jax.Array
     rules: jax.Array
     carry: Any
-    extended: ExtendedState | None = None
+    extended: ExtendedState | None = field(kw_only=True, default=None)
     __class_getitem__ = classmethod(types.GenericAlias)  # State[MyCarry] in annotations
 
-    def __init__(self, key, step_num, grid=None, agent=None, goal_encoding=None, rule_encoding=None, carry=None, extended=None, *, cells=None, rules=None):
-        given = dict(key=key, step_num=step_num, agent=agent, goal_encoding=goal_encoding, carry=carry, extended=extended)
+    def __init__(self, key, step_num, grid=None, agent=None, goal_encoding=None, rule_encoding=None, carry=None, *, extended=None, cells=None, rules=None, **more):
+        given = dict(key=key, step_num=step_num, agent=agent, goal_encoding=goal_encoding, carry=carry, extended=extended, **more)
         given["cells"] = cells if grid is None else pack_pairs(grid)
         given["rules"] = rules if rule_encoding is None else compile_rules(rule_encoding)
+        if unknown := given.keys() - set(field_names(self)):
+            raise TypeError(f"{type(self).__name__} has no field {sorted(unknown)[0]!r}.")
         for name, value in given.items():
             object.__setattr__(self, name, value)
 
@@ -159,7 +161,7 @@ class TimeStep(PyTreeNode):
     reward: jax.Array
     discount: jax.Array
     observation: Any
-    final_observation: Any = None
+    final_observation: Any = field(kw_only=True, default=None)
     __class_getitem__ = classmethod(types.GenericAlias)
 
     def first(self) -> jax.Array:
@@ -282,7 +284,11 @@ def compiled_outside_jit(method):
         self, params, *rest = signature.bind(*args, **kwargs).args
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, rest))):
             return method(self, params, *rest)
-        check_action(rest[-1]) if is_step else self.check(params)
+        if is_step:
+            check_action(rest[-1])
+        else:
+            self.check(params)
+            rest = [typed_key(rest[0])]
         try:
             return run(_alike(self), params, *rest)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
