@@ -15,7 +15,7 @@ import numpy as np
 from . import nnx
 
 from .belief import GOAL_BYTES, GoalHead
-from .cores import make_core
+from .cores import CORES, make_core
 from .encoders import SYMBOLS, Attention, Event, Inputs, TaskHint, dense, first_inputs, make_encoder, next_inputs
 from .options import check_fields
 from ..core.struct import PyTreeNode
@@ -38,7 +38,7 @@ class NetworkConfig:
     encoder_width: int = 128  # width of the encoder
     event: int = 32  # numbers for what was done to what; 0 leaves the event out
     neighbors: bool = False  # whether it attends to what it carries and to what lies around the cell in front: what things do to each other happens there
-    core: Literal["gru", "mingru", "ssm", "transformer"] = "gru"  # what remembers
+    core: str = "gru"  # what remembers, a name in `CORES`: gru, mingru, ssm, transformer, or one that you added
     memory: int = 128  # units of the core
     layers: int = 1  # of the core
     chrono_horizon: int = 60  # steps over which the most patient unit of a fresh GRU keeps what it knows
@@ -51,6 +51,8 @@ class NetworkConfig:
     def __post_init__(self):
         sizes = ("embedding", "encoder_width", "memory", "layers", "chrono_horizon", "context", "head")
         check_fields(self, "network.", **dict.fromkeys(sizes, "[1, inf)"), event="[0, inf)", goal_conditioned_core="[0, inf)")
+        if self.core not in CORES:
+            raise ValueError(f"network.core is {self.core!r}: choose from {', '.join(CORES)}.")
         if self.encoder_kind == "image" and (self.event or self.attention or self.neighbors or self.goal_conditioned_core):
             raise ValueError("An encoder of pictures cannot read cells: set network.event and goal_conditioned_core to 0, attention and neighbors to False.")
         if self.goal_conditioned_core and not self.neighbors:
