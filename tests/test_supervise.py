@@ -17,8 +17,9 @@ from xland_minigrid.baselines.supervise import supervise
 pytestmark = pytest.mark.newest
 
 # A make-believe training. PLAN lists, for each start, what happens: "save N" makes the checkpoint N, "exit N" and "kill N" end it, "hang" waits for ever,
-# "see PATH" waits until the other process has made it, "stop" waits for SIGINT, saves and ends in order, "deaf" waits and obeys nothing. Words and process
-# ids of all starts are noted. Nothing here depends on how fast a process is: what has to come first is waited for.
+# "see PATH" waits until the other process has made it ("startedP.N": until process P has noted its start number N), "stop" waits for SIGINT, saves and ends in
+# order, "deaf" waits and obeys nothing. Words and process ids of all starts are noted. Nothing here depends on how fast a process is: what has to come first
+# is waited for.
 FAKE = """
 import json, os, pathlib, signal, subprocess, sys, time
 folder, plan = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -28,6 +29,7 @@ starts = folder / f"starts{number}"
 before = starts.read_text().count("\\n") if starts.exists() else 0
 with open(starts, "a") as file:
     file.write(json.dumps({"pid": os.getpid(), "words": sys.argv[3:], "session": os.getsid(0)}) + "\\n")
+(folder / f"started{number}.{before}").touch()
 def save(n):
     (folder / "checkpoints").mkdir(exist_ok=True)
     (folder / "checkpoints" / f"{n}.safetensors").touch()
@@ -187,7 +189,7 @@ def test_if_one_of_two_dies_both_are_started_again(run, tmp_path):
 
 
 def test_if_one_is_done_and_the_other_never_is(run, tmp_path):
-    status, said = run({"0": ["see starts1, save 10", "save 20, exit 2"], "1": ["hang", "hang"]}, processes=2, grace=1)
+    status, said = run({"0": ["see started1.0, save 10", "see started1.1, save 20, exit 2"], "1": ["hang", "hang"]}, processes=2, grace=1)
     assert status == 2 and "status 137" in said[1] and len(starts(tmp_path, 1)) == 2
 
 
