@@ -1,14 +1,11 @@
 """The measuring programs at tiny sizes: what their pages say, and what they refuse. No test looks at how fast something is."""
-import json
-
 import numpy as np
 import pytest
 
 import xland_minigrid.benchmarks.registry as keeping
 from xland_minigrid.benchmarks import generate_benchmark
-from xland_minigrid.benchmarks.solve import prove
 from xland_minigrid.benchmarks.statistics import benchmark_statistics
-from xland_minigrid.measure import exact, layouts, load, open_tasks, oracle, single_tasks, statistics, throughput
+from xland_minigrid.measure import exact, layouts, load, oracle, single_tasks, statistics, throughput
 from xland_minigrid.measure.report import run, script
 from xland_minigrid.measure.statistics import PAPER_TABLE_5, figure_4, mean_of, plot_statistics, save_figures, statistics_page
 
@@ -74,20 +71,13 @@ def test_figure_files_are_reproducible(bench, tmp_path, monkeypatch):
         assert path.stat().st_size > 2_000
 
 
-def test_plans_have_a_table_of_their_own(bench):
-    plans = prove(bench.goals, bench.rules, bench.init_tiles)
-    found = benchmark_statistics(bench, plans=plans)
-    assert mean_of(found["plan_steps"]) == pytest.approx(plans.num_steps[plans.solvable].mean())
-    assert "## Plans" in statistics_page({"medium": found}).parts and "## Plans" not in statistics_page({"medium": benchmark_statistics(bench)}).parts
-
-
 def test_statistics(tiny, tmp_path, capsys):
-    text = page_of(statistics.report, f"--all --plans --figures {tmp_path}/figures --json {tmp_path}/docs/s.json", tmp_path)
+    text = page_of(statistics.report, f"--all --figures {tmp_path}/figures", tmp_path)
     assert "tiny: 300 tasks, 0 repeated, 0 not canonical" in capsys.readouterr().out
-    assert "| tiny | 300 | 0 | 0 |" in text and "--all --plans --figures PATH" in text and "ours, packed" in text and "## Plans" in text
-    assert json.loads((tmp_path / "docs" / "s.json").read_text())["tiny"]["num_rulesets"] == 300 and (tmp_path / "figures" / "figure_04_rules.png").exists()
+    assert "| tiny | 300 | 0 | 0 |" in text and "--all --figures PATH" in text and "## Sizes" not in text
+    assert (tmp_path / "figures" / "figure_04_rules.png").exists()
     run(statistics.report, ["--names", "tiny", "--sizes"])
-    assert "| tiny |  | 0.0 | 0.0 |  | 0.0 |  |" in capsys.readouterr().out
+    assert "| tiny | 300 |  | 0.0 | 0.0 |  | 0.0" in capsys.readouterr().out
 
 
 def test_statistics_fail_when_a_task_is_spoiled(tiny, monkeypatch, capsys):
@@ -110,9 +100,9 @@ def test_statistics_refuse(words, says, capsys):
 
 
 def test_sizes_stand_beside_the_paper():
-    found = benchmark_statistics(generate_benchmark("trivial", n=100))
-    text = statistics_page({"trivial-1m": found, "trivial-21k": found}, {"trivial-1m": {"packed": 5.7 * 1.05, "cache": 23.456, "load_cold": None}}).text("")
-    assert "| trivial-1m | 38.0 | 0.0 | 23.5 | 5.7 | 6.0 | 1.05 |" in text and "| trivial-21k |  | 0.0 |  |  |  |  |" in text
+    found, measured = benchmark_statistics(generate_benchmark("trivial", n=100)), {"tasks": 100, "memory": 23.04, "cache": 23.456, "packed": 5.7 * 1.05, "load_cold": None, "load_warm": 0.01, "unpack": 0.2}
+    text = statistics_page({"trivial-1m": found, "trivial-21k": found}, {"trivial-1m": measured, "trivial-21k": measured}).text("")
+    assert "| trivial-1m | 100 | 38.0 | 23.0 | 23.5 | 5.7 | 5.99 | 1.05 |  | 0.010 | 0.20 |" in text and "| trivial-21k | 100 |  | 23.0 | 23.5 |  | 5.99 |  |  | 0.010 | 0.20 |" in text
     assert "| rules | trivial-1m | trivial-21k |" in text and "| 0 | 100.00 | 100.00 |" in text
     assert {*PAPER_TABLE_5, "trivial-21k"} == set(statistics.generated_names()) <= set(keeping.registered_benchmarks())
 
@@ -126,8 +116,8 @@ def test_nothing_to_draw_is_refused():
 # ---------------------------------------------------------------- the other programs, with made-up measurements
 
 
-def rates(speed=1e6):
-    return throughput.Rates(np.full(2, 0.1), speed, speed / 2, speed * 2, 0.01)
+def row(engine, env="", tasks=None):
+    return throughput.Row(throughput.Case(env, tasks), engine, np.array([0.26, 0.131072, 0.065]), 1.1, 2.0, 1.0, 0.01)
 
 
 def made_up(module, name, found):
@@ -135,11 +125,11 @@ def made_up(module, name, found):
 
 
 PAGES = {
-    "layouts": (layouts.report, "--envs 8 --repeats 2", made_up(layouts, "compare_layouts", [layouts.LayoutCost("R1", rates(), 1.0, 1.1)]), "| R1 | 1.000 M | 0.500 – 2.000 M | 1.00 | 1.10 | 0.0100 |"),
-    "open tasks": (open_tasks.report, "--envs 8", made_up(open_tasks, "compare_forms", {"plain": (1e6, 1.0)}), "| plain | 1.000 M | 1.00 |"),
+    "layouts": (layouts.report, "--envs 8 --repeats 2", made_up(layouts, "compare", [row("R1")]), "| R1 | 1.000 M | 0.504 – 2.016 M | 1.10 | 0.0100 |"),
+    "tasks beyond the tables": (layouts.report, "--what tasks --envs 8", made_up(layouts, "compare", [row("plain")]), "| plain | 1.000 M | 0.504 – 2.016 M | 1.10 |"),
     "single tasks": (single_tasks.report, "--envs MiniGrid-Empty-5x5 MiniGrid-Empty-8x8 --seeds 7", made_up(single_tasks, "time_to_solve", {"seconds": 1.5, "steps": 4096, "solved": False, "tested": 0.5, "steps in the test": 9.0}), "| MiniGrid-Empty-8x8 | 7 | 1.5 | 4,096 | no | 50.0% | 9.0 |"),
     "pool": (load.report, "--only latency batches", lambda monkeypatch: [made_up(load, "measure_latency", {"serial": 2.0, "together": 0.5, "ratio": 4.0})(monkeypatch), made_up(load, "measure_batches", 5e4)(monkeypatch)], "| 1,024 | 50,000 |"),
-    "throughput": (throughput.report, "--env MiniGrid-Empty-5x5", made_up(throughput, "measure", [throughput.Row(throughput.Case("MiniGrid-Empty-5x5", None), "xland_minigrid", 1e6, 5e5, 2e6, 1.0, 2.0, 1.0, 0.01)]), "| MiniGrid-Empty-5x5 | none | 1024 | xland_minigrid |")}
+    "throughput": (throughput.report, "--env MiniGrid-Empty-5x5", made_up(throughput, "measure", [row("xland_minigrid", "MiniGrid-Empty-5x5")]), "| MiniGrid-Empty-5x5 | none | 1024 | xland_minigrid |")}
 
 
 @pytest.mark.parametrize("name", PAGES)

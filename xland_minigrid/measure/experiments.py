@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TRAINED', 'NEW_TASKS', 'NEW_KINDS', 'CORES', 'EXPERIMENTS', 'Run', 'finish', 'Sides', 'run_all', 'all_tasks',
-           'generalization_sides', 'run_generalization', 'compare', 'core_configs', 'Settings', 'run_generalization_of',
-           'run_cores', 'run_seeds', 'experiment_parser', 'asked', 'run_experiment']
+           'generalization_sides', 'run_generalization', 'compare', 'core_configs', 'Settings', 'experiment_parser',
+           'asked', 'run_experiment']
 
 # %% ../../nbs/measure/08_experiments.ipynb #dafa30c9
 import dataclasses
@@ -161,32 +161,32 @@ def generalization_sides(tasks: Benchmark, train_kinds: Sequence[int] = (1, 3, 4
     return Sides(kept, {TRAINED: kept, NEW_TASKS: new, NEW_KINDS: other})
 
 # %% ../../nbs/measure/08_experiments.ipynb #507f607f
-def run_generalization(config: TrainConfig, seeds=3, out="runs/generalization", *, tasks: Benchmark | None = None, train_kinds: Sequence[int] = (1, 3, 4),
-                       protocol: Protocol = Protocol(), about: Mapping | None = None, progress: bool = True, **options) -> dict[str, Any]:
+def _reported(found: dict[str, list[Evaluation]], runs, out, facts: dict, **options) -> dict[str, Any]:
+    "Write the report; returns the runs, the files written, and for each name in `found` what `over_seeds` says."
+    return {"runs": runs, "files": report(found, out, about=facts, **options), "found": {name: over_seeds(evaluations) for name, evaluations in found.items()}}
+
+def _facts(config: TrainConfig, runs: Sequence[Run]) -> dict:
+    "What belongs next to the results of some runs."
+    agents = [run.agent for run in runs]
+    return {"environment": config.env_id, "environment steps of each run": f"{agents[0].steps:,}", "seeds": ", ".join(str(agent.config.seed) for agent in agents)}
+
+def run_generalization(config: TrainConfig, seeds=3, out="runs/generalization", *, train_kinds: Sequence[int] = (1, 3, 4), protocol: Protocol = Protocol(),
+                       about: Mapping | None = None, progress: bool = True, **options) -> dict[str, Any]:
     """The paper's Figure 8: train on some kinds of goals, test on the rest, over several seeds.
 
     Args:
-        config: how to train; its `seed` and `out` are replaced. seeds: how many, or their numbers.
+        config: how to train; its `seed` and `out` are replaced, and its share `held_out` of the trained kinds is kept back. seeds: how many, or their numbers.
         out: the folder for runs, tables and figures; an interrupted experiment there is taken up again.
-        tasks: instead of those of `config.benchmark`; the share `config.held_out` of the trained kinds is kept back.
         options: `curve_tasks` and `every_steps`, see `finish`. about: what else goes into the record.
     Returns the runs, the files written, and for each set of tasks what `over_seeds` says.
     """
-    tasks = all_tasks(config) if tasks is None else tasks
-    sides = generalization_sides(tasks, train_kinds, config.held_out or 0.1)
+    sides = generalization_sides(all_tasks(config), train_kinds, config.held_out or 0.1)
     runs = run_all({"agent": config}, seeds, out, sides, protocol, kind="generalization", progress=progress, **options)["agent"]
     curves = {name: curve_over_seeds([run.curve for run in runs], name) for name in sides.tests}
-    found = {name: [run.evaluations[name] for run in runs] for name in sides.tests}
-    benchmark = Path(config.benchmark).stem or "tasks"
-    sizes = {f"tasks, {name}": f"{len(side):,}" for name, side in sides.tests.items()}
+    benchmark, sizes = Path(config.benchmark).stem, {f"tasks, {name}": f"{len(side):,}" for name, side in sides.tests.items()}
     facts = {"kinds of goals trained on": ", ".join(map(str, train_kinds)), **sizes, **_facts(config, runs), **(about or {})}
-    files = report(found, out, protocol=protocol, learning=curves, generalization={benchmark: curves}, about=facts, title=f"Generalization to new kinds of goals, {benchmark}")
-    return {"runs": runs, "files": files, "found": {name: over_seeds(evaluations) for name, evaluations in found.items()}}
-
-def _facts(config: TrainConfig, runs: Sequence[Run]) -> dict:
-    "What belongs beside the results of some runs."
-    agents = [run.agent for run in runs]
-    return {"environment": config.env_id, "environment steps of each run": f"{agents[0].steps:,}", "seeds": ", ".join(str(agent.config.seed) for agent in agents)}
+    return _reported({name: [run.evaluations[name] for run in runs] for name in sides.tests}, runs, out, facts, protocol=protocol, learning=curves,
+                     generalization={benchmark: curves}, title=f"Generalization to new kinds of goals, {benchmark}")
 
 # %% ../../nbs/measure/08_experiments.ipynb #45bae5be
 def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, tasks: tuple[Benchmark, Benchmark] | None = None, protocol: Protocol = Protocol(),
@@ -211,8 +211,7 @@ def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, 
     found = {name: [run.evaluations["held out"] for run in each] for name, each in runs.items()}
     curves = {name: curve_over_seeds([run.curve for run in each], "held out") for name, each in runs.items()}
     facts = {**_facts(first, next(iter(runs.values()))), **{f"{name}": _size(each) for name, each in runs.items()}, **(about or {})}
-    files = report(found, out, protocol=protocol, learning=curves, about=facts, title=title)
-    return {"runs": runs, "files": files, "found": {name: over_seeds(evaluations) for name, evaluations in found.items()}}
+    return _reported(found, runs, out, facts, protocol=protocol, learning=curves, title=title)
 
 def _size(runs: Sequence[Run]) -> str:
     "How large an agent is, and how long it took."
@@ -253,20 +252,8 @@ class Settings:
     belief: Literal["both", "on", "off"] = "both"  # cores: whether agents learn to say what the goal is
     quiet: bool = False  # no bars
 
-def run_generalization_of(config: TrainConfig, settings: Settings, **options) -> dict:
-    "Train on some kinds of goals, test on the rest (the paper's figure 8)."
-    return run_generalization(config, train_kinds=settings.train_kinds, **options)
-
-def run_cores(config: TrainConfig, settings: Settings, **options) -> dict:
-    "Recurrent cores, with and without belief, at equal steps."
-    belief = {"both": (True, False), "on": (True,), "off": (False,)}[settings.belief]
-    return compare(core_configs(config, settings.cores, belief), title="Cores", **options)
-
-def run_seeds(config: TrainConfig, settings: Settings, **options) -> dict:
-    "One configuration with several seeds."
-    return compare({settings.preset: config}, title=f"{settings.preset}, several seeds", **options)
-
-EXPERIMENTS = {"generalization": run_generalization_of, "cores": run_cores, "seeds": run_seeds}
+EXPERIMENTS = {"generalization": "train on some kinds of goals, test on the rest (the paper's figure 8)",
+               "cores": "recurrent cores, with and without belief, at equal steps", "seeds": "one configuration with several seeds"}
 
 # %% ../../nbs/measure/08_experiments.ipynb #b9f3df29
 def experiment_parser(commands) -> None:
@@ -274,8 +261,8 @@ def experiment_parser(commands) -> None:
     parser = commands.add_parser("experiment", help="several agents, several seeds, the same tasks: generalization, cores, seeds",
                                  description="Train and compare. When it is interrupted, the same command goes on; what is finished is not trained again.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar=" | ".join(EXPERIMENTS))
-    for name, experiment in EXPERIMENTS.items():
-        verb = verbs.add_parser(name, help=experiment.__doc__, allow_abbrev=False)
+    for name, about in EXPERIMENTS.items():
+        verb = verbs.add_parser(name, help=about, allow_abbrev=False)
         add_options(verb, Settings())
         add_options(verb.add_argument_group("configuration", "of the training; defaults are those of the preset, shown here for laptop"), TrainConfig())
         verb.set_defaults(run_command=run_experiment)
@@ -288,7 +275,13 @@ def asked(args) -> tuple[Settings, TrainConfig]:
 def run_experiment(args) -> None:
     "The command `xland-minigrid experiment`."
     s, config = asked(args)
-    found = EXPERIMENTS[args.verb](config, s, seeds=s.seeds[0] if len(s.seeds) == 1 else s.seeds, out=config.out, protocol=Protocol(num_tasks=s.tasks, num_trials=s.trials), progress=not s.quiet,
-                                   curve_tasks=s.curve_tasks, every_steps=s.every, about={"command": " ".join(["xland-minigrid", *getattr(args, "words", ())])})
+    options = dict(seeds=s.seeds[0] if len(s.seeds) == 1 else s.seeds, out=config.out, protocol=Protocol(num_tasks=s.tasks, num_trials=s.trials), progress=not s.quiet,
+                   curve_tasks=s.curve_tasks, every_steps=s.every, about={"command": " ".join(["xland-minigrid", *getattr(args, "words", ())])})
+    if args.verb == "generalization":
+        found = run_generalization(config, train_kinds=s.train_kinds, **options)
+    elif args.verb == "cores":
+        found = compare(core_configs(config, s.cores, {"both": (True, False), "on": (True,), "off": (False,)}[s.belief]), title="Cores", **options)
+    else:
+        found = compare({s.preset: config}, title=f"{s.preset}, several seeds", **options)
     print(found["files"]["table.md"].read_text())
     print(f"written: {', '.join(str(path) for path in found['files'].values())}")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PROTOCOLS', 'ENV', 'ECHO', 'frame_of', 'split_frames', 'Protocol', 'Tally', 'upgrade_request', 'Load', 'apply_load',
-           'load_from_outside', 'Case', 'socket_cases', 'measure_sockets', 'measure_batches', 'resident_bytes',
+           'load_from_outside', 'socket_cases', 'measure_sockets', 'measure_batches', 'resident_bytes',
            'measure_memory', 'measure_latency', 'sockets_part', 'batches_part', 'memory_part', 'latency_part', 'report']
 
 # %% ../../nbs/measure/13_load.ipynb #51f5c34b
@@ -12,7 +12,6 @@ import asyncio
 import base64
 import json
 import os
-import secrets
 import socket
 import statistics
 import subprocess
@@ -64,12 +63,11 @@ PROTOCOLS = {"pool": Protocol("/session", b'{"id":%d,"op":"reset","value":3}', b
 class Tally:
     "What all sessions of a load count together."
     def __init__(self):
-        self.took, self.lost, self.ended, self.number, self.over = [], 0, 0, 0, False
+        self.took, self.lost, self.number, self.over = [], 0, 0, False
 
 def upgrade_request(path: str, host: str, token: str) -> bytes:
     "The HTTP request that opens a WebSocket."
-    key = base64.b64encode(secrets.token_bytes(16)).decode()
-    lines = [f"GET {path} HTTP/1.1", f"Host: {host}", "Upgrade: websocket", "Connection: Upgrade", f"Sec-WebSocket-Key: {key}", "Sec-WebSocket-Version: 13",
+    lines = [f"GET {path} HTTP/1.1", f"Host: {host}", "Upgrade: websocket", "Connection: Upgrade", f"Sec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}", "Sec-WebSocket-Version: 13",
              *([f"Authorization: Bearer {token}"] if token else [])]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
@@ -114,7 +112,6 @@ class Load(asyncio.Protocol):
         if self.i > 1:
             self.tally.took.append(time.perf_counter() - self.sent)
         if b'"done":true' in text or b'"done": true' in text or b'"ok": false' in text or b'"error"' in text[:24]:
-            self.tally.ended += 1
             self.i = 0
         if self.i == 1 and not self.ready.done():
             self.ready.set_result(None)
@@ -143,7 +140,7 @@ async def apply_load(url: str, token: str, sessions: int, seconds: float, protoc
         load.transport.close()
     await asyncio.sleep(0.1)
     pick = lambda q: 1e3 * took[min(len(took) - 1, int(len(took) * q))]
-    return {"sessions": sessions, "per_second": len(took) / lasted, "p50": pick(0.5), "p99": pick(0.99), "lost": tally.lost, "episodes": tally.ended}
+    return {"per_second": len(took) / lasted, "p50": pick(0.5), "p99": pick(0.99), "lost": tally.lost}
 
 _APPLY = """
 import asyncio, json, os, sys
@@ -167,27 +164,21 @@ def load_from_outside(url: str, token: str, sessions: int, seconds: float = 2.0,
 # %% ../../nbs/measure/13_load.ipynb #7869fad7
 ENV = "XLand-MiniGrid-R1-9x9"
 
-class Case(NamedTuple):
-    "A server and a load."
-    name: str
-    sessions: int
-    settings: dict
-    protocol: str = "pool"
-
-def socket_cases(sizes=(1, 8, 64, 256)) -> list[Case]:
+def socket_cases(sizes=(1, 8, 64, 256)) -> dict[str, tuple]:
+    "Name to a number of sessions, the settings of a server, and the protocol."
     base = dict(env=ENV, benchmark="trivial-21k", drain=0.0, max_wait=0.0005, slots=64, uvloop="auto")
-    return [*(Case(f"{n} session{'s' * (n > 1)}, uvloop", n, {**base, "slots": max(n, 8)}) for n in sizes),
-            Case("64 sessions, asyncio", 64, {**base, "uvloop": "off"}), Case("64 sessions, uvloop, one tick a request", 64, {**base, "batch": False}),
-            Case("64 sessions, uvloop, OpenEnv's protocol", 64, base, "openenv")]
+    return {**{f"{n} session{'s' * (n > 1)}, uvloop": (n, {**base, "slots": max(n, 8)}, "pool") for n in sizes},
+            "64 sessions, asyncio": (64, {**base, "uvloop": "off"}, "pool"), "64 sessions, uvloop, one tick a request": (64, {**base, "batch": False}, "pool"),
+            "64 sessions, uvloop, OpenEnv's protocol": (64, base, "openenv")}
 
 def measure_sockets(cases, openenv_python: str | None = None, repeats: int = 3, seconds: float = 2.0) -> dict:
     "Results of every case, the median run of `repeats`; with OpenEnv's echo server in turn with them."
     from tqdm.auto import tqdm
     found = {}
     for _ in tqdm(range(repeats), desc="rounds"):
-        for case in cases:
-            with start_server(**case.settings) as server:
-                found.setdefault(case.name, []).append(load_from_outside(server.url, server.token, case.sessions, seconds, case.protocol))
+        for name, (sessions, settings, protocol) in cases.items():
+            with start_server(**settings) as server:
+                found.setdefault(name, []).append(load_from_outside(server.url, server.token, sessions, seconds, protocol))
         if openenv_python:
             found.setdefault("64 sessions, OpenEnv's server, an echo", []).append(_measure_echo(openenv_python, seconds))
     return {name: sorted(runs, key=lambda run: run["per_second"])[len(runs) // 2] for name, runs in found.items()}
@@ -269,7 +260,7 @@ def measure_memory(sessions: int = 1000) -> dict:
             live = server.stats()["live"]
         time.sleep(0.5)
         load = load_from_outside(server.url, server.token, sessions, 4.0)
-    return {"sessions": live, "kilobytes": grown / sessions / 1e3, **{k: load[k] for k in ("per_second", "p50", "p99", "lost")}}
+    return {"sessions": live, "kilobytes": grown / sessions / 1e3, **load}
 
 # %% ../../nbs/measure/13_load.ipynb #d20123e4
 def measure_latency(group: int = 8, turns: int = 6, latency: float = 0.05) -> dict:
