@@ -19,30 +19,19 @@ from pathlib import Path
 from .baselines.options import add_options, chosen, count, with_options
 
 # %% ../nbs/90_cli.ipynb #b0e8c34e
+def _command(commands, name: str, function) -> None:
+    "A command from the signature of a function; its docstring says what it does and what its parameters mean."
+    about = function.__doc__.partition("\n")[0]
+    parser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+    add_options(parser, function)
+    parser.set_defaults(run_command=lambda args: function(**chosen(function, args)))
+
 def _benchmark_parser(commands) -> None:
     parser = commands.add_parser("benchmark", help="make tasks, look at them, send them")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="generate | info | list | convert | deduplicate | stats | sizes")
     _generate_parser(verbs)
-    _verb(verbs, "info", _info, "what is in a benchmark, and its manifest", source="a registered name or a file")
-    _verb(verbs, "list", _list, "the registered names, and which of them are on this machine")
-    convert = _verb(verbs, "convert", _convert, "write a benchmark in another shape", source="a file of ours or of xminigrid, or a registered name", out="file to write")
-    convert.add_argument("--packed", action=argparse.BooleanOptionalAction, help="write the small shape, to be sent, or the one that is mapped (default: the other one than IN has)")
-    _verb(verbs, "deduplicate", _deduplicate, "keep one of each task", source="a file or a registered name", out="file to write").add_argument(
-        "--by", default="ruleset_id", help="ruleset_id (goal, rules and objects; default) or goal_id (goal and rules)")
-    _verb(verbs, "stats", _stats, "what tasks are made of, as tables", source="a registered name or a file").add_argument("--plans", action="store_true", help="prove every task as well")
-    sizes = _verb(verbs, "sizes", _sizes, "sizes and loading times beside the paper's Table 5")
-    sizes.add_argument("names", nargs="*", metavar="NAME", help="registered names or files (default: all that are registered, made if need be)")
-    sizes.add_argument("--json", type=Path, help="also write the rows here")
-
-def _verb(verbs, name: str, run, about: str, **arguments):
-    "A verb with positional arguments; `source` is read and `out` written."
-    parser = verbs.add_parser(name, help=about)
-    for argument, what in arguments.items():
-        parser.add_argument(argument, metavar={"source": "IN", "out": "OUT"}[argument], type=Path if argument == "out" else str, help=what)
-    if "out" in arguments:
-        parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
-    parser.set_defaults(run_command=run)
-    return parser
+    for verb in (_info, _list, _convert, _deduplicate, _stats, _sizes):
+        _command(verbs, verb.__name__[1:], verb)
 
 # %% ../nbs/90_cli.ipynb #b8c25438
 def _generate_parser(verbs) -> None:
@@ -84,11 +73,16 @@ def _generate(args) -> None:
         print(f"of {tally['candidates']:,} candidates thrown away: {', '.join(thrown)}")
 
 # %% ../nbs/90_cli.ipynb #55b34e67
-def _info(args) -> None:
-    from xland_minigrid.benchmarks.registry import benchmark_info
-    print(json.dumps(benchmark_info(args.source), indent=2))
+def _info(source: str) -> None:
+    """What is in a benchmark, and its manifest
 
-def _list(args) -> None:
+    source: a registered name or a file
+    """
+    from xland_minigrid.benchmarks.registry import benchmark_info
+    print(json.dumps(benchmark_info(source), indent=2))
+
+def _list() -> None:
+    "The registered names, and which of them are on this machine"
     from xland_minigrid.benchmarks.registry import benchmark_file, registered_benchmarks
     from xland_minigrid.benchmarks.files import data_folder
     for name in registered_benchmarks():
@@ -101,12 +95,18 @@ def _list(args) -> None:
     print(f"kept in {data_folder()}")
 
 # %% ../nbs/90_cli.ipynb #b76898ca
-def _convert(args) -> None:
+def _convert(source: str, out: Path, force: bool = False, packed: bool | None = None) -> None:
+    """Write a benchmark in another shape
+
+    source: a file of ours or of xminigrid, or a registered name
+    out: file to write
+    force: replace it if it exists
+    packed: write the small shape, to be sent, or the one that is mapped (default: the other one than the source has)
+    """
     from xland_minigrid.benchmarks.registry import find_benchmark
-    _free(args.out, args.force)
-    benchmark, about = find_benchmark(args.source, progress=True)
-    packed = about.get("manifest", {}).get("form") == "cache" if args.packed is None else args.packed
-    _written(args.out, benchmark, about, packed)
+    _free(out, force)
+    benchmark, about = find_benchmark(source, progress=True)
+    _written(out, benchmark, about, about.get("manifest", {}).get("form") == "cache" if packed is None else packed)
 
 def _written(out: Path, benchmark, about: dict, packed: bool) -> None:
     "Write a benchmark with what its manifest said of its origin, and say so."
@@ -118,29 +118,40 @@ def _written(out: Path, benchmark, about: dict, packed: bool) -> None:
     print(f"{len(benchmark):,} tasks kept in {out} ({path.stat().st_size / 1e6:.1f} MB, {'packed' if packed else 'mapped'})")
 
 # %% ../nbs/90_cli.ipynb #1689de83
-def _deduplicate(args) -> None:
+def _deduplicate(source: str, out: Path, force: bool = False, by: str = "ruleset_id") -> None:
+    """Keep one of each task
+
+    source: a file or a registered name
+    out: file to write
+    force: replace it if it exists
+    by: ruleset_id (goal, rules and objects) or goal_id (goal and rules)
+    """
     from xland_minigrid.benchmarks.registry import find_benchmark
     from xland_minigrid.benchmarks.statistics import deduplicate
-    _free(args.out, args.force)
-    benchmark, about = find_benchmark(args.source, progress=True)
-    kept, report = deduplicate(benchmark, by=args.by)
+    _free(out, force)
+    benchmark, about = find_benchmark(source, progress=True)
+    kept, report = deduplicate(benchmark, by=by)
     print(report)
-    manifest = about.get("manifest", {})
-    _written(args.out, kept, about if len(kept) == len(benchmark) else {}, manifest.get("form") == "packed")
+    _written(out, kept, about if len(kept) == len(benchmark) else {}, about.get("manifest", {}).get("form") == "packed")
 
-def _stats(args) -> None:
+def _stats(source: str) -> None:
+    """What tasks are made of, as tables
+
+    source: a registered name or a file
+    """
     from xland_minigrid.benchmarks.registry import find_benchmark
     from xland_minigrid.benchmarks.statistics import benchmark_statistics
     from xland_minigrid.measure.statistics import statistics_page
-    benchmark, _ = find_benchmark(args.source, progress=True)
-    plans = benchmark.plans(progress=True) if args.plans else None
-    found = benchmark_statistics(benchmark, plans=plans, progress=True)
-    print(statistics_page({Path(args.source).name: found}).text(f"xland-minigrid benchmark stats {args.source}{' --plans' * args.plans}"))
+    found = benchmark_statistics(find_benchmark(source, progress=True)[0], progress=True)
+    print(statistics_page({Path(source).name: found}).text(f"xland-minigrid benchmark stats {source}"))
 
-# %% ../nbs/90_cli.ipynb #088dd4f8
-def _sizes(args) -> None:
-    from xland_minigrid.measure.statistics import print_sizes
-    print_sizes(args.names, args.json)
+def _sizes(names: tuple[str, ...]) -> None:
+    """Sizes and loading times next to the paper's Table 5
+
+    names: registered names or files (default: all that are made by a recipe, made if need be)
+    """
+    from xland_minigrid.measure.statistics import benchmark_sizes, generated_names, sizes_table
+    print(sizes_table({name: benchmark_sizes(name) for name in names or generated_names()}))
 
 # %% ../nbs/90_cli.ipynb #a2d81475
 def _measure(words: list[str]) -> None:
@@ -232,36 +243,31 @@ def _evaluate(args) -> None:
         print(f"written to {args.out}: {', '.join(files)}")
 
 # %% ../nbs/90_cli.ipynb #a6235d20
-def _demo_parser(commands) -> None:
-    parser = commands.add_parser("demo", help="train an agent here and watch it adapt")
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"))
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=count, help="environment steps to train for, 5m or less or more")
-    parser.add_argument("--fast", action="store_true", help="seconds instead of minutes, to see that everything works; that agent learns next to nothing")
-    parser.set_defaults(run_command=_demo)
+def _demo(out: Path = Path("runs/demo"), seed: int = 1, steps: count = None, fast: bool = False) -> None:
+    """Train an agent here and watch it adapt
 
-def _demo(args) -> None:
+    steps: environment steps to train for, 5m or less or more
+    fast: seconds instead of minutes, to see that everything works; that agent learns next to nothing
+    """
     from xland_minigrid.baselines.demo import run_demo
-    run_demo(args.out, seed=args.seed, steps=args.steps, fast=args.fast)
+    run_demo(out, seed=seed, steps=steps, fast=fast)
 
 # %% ../nbs/90_cli.ipynb #fbca3dfa
-def _play_parser(commands) -> None:
-    parser = commands.add_parser("play", help="play by hand, in the terminal", description="Keys: arrows or wasd, p pick up, x put down, t toggle, "
-                                 "h goal and rules, ? help, q quit. Without a terminal: words or keys on standard input.")
-    parser.add_argument("env", help="for example XLand-MiniGrid-R1-9x9")
-    parser.add_argument("--benchmark", help="a registered name or a file (default: the task of the paper's figure 2)")
-    parser.add_argument("--ruleset", type=int, help="number of the task in the benchmark (default 0)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first trial (default 0)")
-    parser.add_argument("--view", action="store_true", help="show only what the agent sees")
-    parser.add_argument("--view-size", type=int, help="side of the agent's view in cells")
-    parser.add_argument("--see-through-walls", action=argparse.BooleanOptionalAction, help="whether walls hide what is behind them")
-    parser.add_argument("--save", metavar="FILE", help="keep what was played as .html or .gif")
-    parser.set_defaults(run_command=_play)
+def _play(env: str, benchmark: str | None = None, ruleset: int | None = None, seed: int = 0, view: bool = False, view_size: int | None = None,
+          see_through_walls: bool | None = None, save: str | None = None) -> None:
+    """Play by hand, in the terminal. Keys: arrows or wasd, p pick up, x put down, t toggle, h goal and rules, ? help, q quit. Without a terminal: words or keys on standard input.
 
-def _play(args) -> None:
+    env: for example XLand-MiniGrid-R1-9x9
+    benchmark: a registered name or a file (default: the task of the paper's figure 2)
+    ruleset: number of the task in the benchmark (default 0)
+    seed: of the first trial
+    view: show only what the agent sees
+    view_size: side of the agent's view in cells
+    see_through_walls: whether walls hide what is behind them
+    save: keep what was played as .html or .gif
+    """
     from xland_minigrid.viz.control import control
-    control(args.env, benchmark=args.benchmark, ruleset=args.ruleset, seed=args.seed, view=args.view, view_size=args.view_size,
-            see_through_walls=args.see_through_walls, save=args.save)
+    control(env, benchmark=benchmark, ruleset=ruleset, seed=seed, view=view, view_size=view_size, see_through_walls=see_through_walls, save=save)
 
 # %% ../nbs/90_cli.ipynb #c162e101
 _EXTRAS = {"flax": "train", "optax": "train", "tensorboardX": "train", "matplotlib": "train", "IPython": "notebook", "websockets": "pool", "uvloop": "server", "nbclient": "lab", "nbformat": "lab"}
@@ -278,7 +284,7 @@ def _status(error: Exception, command: str) -> int:
 
 # %% ../nbs/90_cli.ipynb #88e2ac0a
 _COMMANDS = {
-    "demo": ("train an agent here and watch it adapt", _demo_parser),
+    "demo": ("train an agent here and watch it adapt", _demo),
     "train": ("train an RL² agent; all settings: xland-minigrid train --help", _train_parser),
     "grpo": ("a small transformer learns FrozenLake by GRPO; all settings: xland-minigrid grpo --help", None),
     "experiment": ("several agents, several seeds, the same tasks", "xland_minigrid.measure.experiments:experiment_parser"),
@@ -287,7 +293,7 @@ _COMMANDS = {
     "grade": ("which exercises of students' notebooks are solved", "xland_minigrid.tutor.grade:grade_parser"),
     "evaluate": ("trial by trial, on tasks that an agent never met", _evaluate_parser),
     "benchmark": ("make tasks, look at them, send them", _benchmark_parser),
-    "play": ("play by hand, in the terminal", _play_parser),
+    "play": ("play by hand, in the terminal", _play),
     "throughput": ("steps per second, with all circumstances stated; --figure redraws the paper's", None)}
 
 def _parser(words=()) -> argparse.ArgumentParser:
@@ -300,6 +306,8 @@ def _parser(words=()) -> argparse.ArgumentParser:
         elif isinstance(add, str):
             module, _, function = add.partition(":")
             getattr(importlib.import_module(module), function)(commands)
+        elif add in (_demo, _play):
+            _command(commands, name, add)
         else:
             add(commands)
     return parser

@@ -89,8 +89,11 @@ class _Joined(argparse.Action):
 
 # %% ../../nbs/baselines/00_options.ipynb #80fcaf28
 def add_options(parser, owner, aliases: Mapping[str, str] = types.MappingProxyType({})) -> None:
-    "Add the settings of `owner`, a dataclass object or a function, to a parser or group of argparse. aliases: further names, `{'random_seed': '--seed'}`."
+    "Add the settings of `owner`, a dataclass object or a function, to a parser or group of argparse; without a default they have no dashes. aliases: further names, `{'random_seed': '--seed'}`."
     for option in options_of(owner):
+        if option.default is inspect.Parameter.empty:
+            parser.add_argument(option.name, help=option.about, **{**_reading(option.kind), "metavar": option.name.upper()})
+            continue
         names = [f"--{option.name.replace('_', '-')}", *([aliases[option.name]] if option.name in aliases else [])]
         default = "" if option.default in (None, ()) else f"(default {option.default})"
         parser.add_argument(*names, dest=option.name, default=argparse.SUPPRESS, help=f"{option.about} {default}".strip().replace("%", "%%"), **_reading(option.kind))
