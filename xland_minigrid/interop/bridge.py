@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['need', 'key_of', 'keys_of', 'World', 'build', 'Seen', 'seen_of', 'to_numpy', 'check_one_action', 'check_actions',
-           'Simulator', 'Bounds', 'bounds_of', 'observation_bounds', 'axes_of', 'choose', 'compiled_batch']
+           'compiled', 'Simulator', 'Bounds', 'bounds_of', 'observation_bounds']
 
 # %% ../../nbs/interop/02_bridge.ipynb #288a4006
 import functools
@@ -57,7 +57,7 @@ def keys_of(seeds) -> jax.Array:
 
 # %% ../../nbs/interop/02_bridge.ipynb #f912bc65
 @functools.lru_cache(maxsize=256)
-def _layers(env_id, draws: bool, direction: bool, rules_and_goals: bool, images) -> Environment:
+def _layers(env_id, draws: bool, direction: bool, rules_and_goals: bool, images, around=None) -> Environment:
     "The environment of a registered id, or the given one, in its wrappers."
     env = make(env_id)[0] if isinstance(env_id, str) else env_id
     env = RulesetSamplingWrapper(env) if draws else env
@@ -66,7 +66,7 @@ def _layers(env_id, draws: bool, direction: bool, rules_and_goals: bool, images)
     if images:
         from xland_minigrid.viz.images import RGBImgObservationWrapper
         env = RGBImgObservationWrapper(env)
-    return env
+    return around(env) if around else env
 
 # %% ../../nbs/interop/02_bridge.ipynb #1c5f32a5
 def _tasks(benchmark, ruleset, ruleset_id):
@@ -111,7 +111,7 @@ def _params_of(env_id, given: dict) -> EnvParams:
     return env_id[1].replace(**given)
 
 def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None, direction=False, rules_and_goals=False, images=None,
-          num_envs: int | None = None, **params) -> World:
+          num_envs: int | None = None, around=None, **params) -> World:
     """An environment in its wrappers.
 
     Args:
@@ -121,6 +121,7 @@ def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None
         weights: how often each task is drawn, `(n,)`; None draws all alike.
         direction, rules_and_goals: add these to the observation, which becomes a dictionary with the view under `"img"`.
         images: `"rgb"` for observations that are pictures.
+        around: a wrapper around all others, such as `GymAutoResetWrapper`.
         params: parameters of the environment, such as `height`, `view_size`, `max_steps`, `see_through_walls`.
     Raises `ValueError` or `TypeError` with one sentence for what does not go together.
     """
@@ -128,7 +129,7 @@ def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None
         raise ValueError(f"images is {images!r}: choose 'rgb', or None for tiles and colours.")
     inner = _params_of(env_id, params)
     tasks, ruleset = _tasks(benchmark, ruleset, ruleset_id)
-    recipe = env_id if isinstance(env_id, str) else env_id[0], tasks is not None, bool(direction), bool(rules_and_goals), images
+    recipe = env_id if isinstance(env_id, str) else env_id[0], tasks is not None, bool(direction), bool(rules_and_goals), images, around
     if tasks is not None:
         layer = _layers(*recipe)
         while not isinstance(layer, RulesetSamplingWrapper):
@@ -205,17 +206,25 @@ def check_actions(actions, num_envs: int, num_actions: int = NUM_ACTIONS) -> np.
 
 # %% ../../nbs/interop/02_bridge.ipynb #8c84bcd2
 @functools.lru_cache(maxsize=256)
-def _compiled(env: Environment, draws: bool):
-    "Compiled `reset(params, key)` and `step(params, timestep, action)`; each returns a time step and its `Seen`."
-    def reset(params, key):
-        timestep = env.reset(params, key)
-        return timestep, seen_of(timestep, draws)
+def compiled(env: Environment, draws: bool, tasks: bool | None = None):
+    """Compiled `reset(params, key)`, `step(params, timestep, action)`, `reset_some(params, timestep, key, mask)`; each returns a time step and its `Seen`.
 
-    def step(params, timestep, action):
-        timestep = env.step(params, timestep, action)
-        return timestep, seen_of(timestep, draws)
+    For one world; or for a batch, where `tasks` says whether each world has a task of its own.
+    """
+    def over(call):
+        return call if tasks is None else lambda params, *rest: jax.vmap(call, (params.axes("ruleset") if tasks else None, *(0 for _ in rest)))(params, *rest)
 
-    return jax.jit(reset), jax.jit(step)
+    def reset_some(params, timestep, key, mask):
+        choose = lambda chosen, new, old: jax.tree.map(lambda a, b: jnp.where(chosen, a, b), new, old)
+        return jax.vmap(choose)(mask, over(env.reset)(params, key), timestep)
+
+    def told(call):
+        def run(*args):
+            timestep = call(*args)
+            return timestep, seen_of(timestep, draws)
+        return jax.jit(run)
+
+    return told(over(env.reset)), told(over(env.step)), told(reset_some)
 
 class Simulator:
     "One world with a present. `timestep` is None before the first reset."
@@ -223,24 +232,15 @@ class Simulator:
     def __init__(self, world: World):
         self.world, self.timestep = world, None
         self.params = jax.tree.map(jnp.asarray, world.params)
-        self._reset, self._step = _compiled(world.env, world.draws)
-
-    def __getstate__(self):
-        "Copies and pickles leave the compiled functions out."
-        return self.world, self.timestep
-
-    def __setstate__(self, state):
-        self.__init__(state[0])
-        self.timestep = state[1]
 
     def reset(self, key=None) -> Seen:
         "Begin a trial from `key`, or from the key that the last one left."
-        self.timestep, seen = self._reset(self.params, self.timestep.state.key if key is None else key)
+        self.timestep, seen = compiled(self.world.env, self.world.draws)[0](self.params, self.timestep.state.key if key is None else key)
         return to_numpy(seen)
 
     def step(self, action: int) -> Seen:
         "Do a checked action."
-        self.timestep, seen = self._step(self.params, self.timestep, np.int32(action))
+        self.timestep, seen = compiled(self.world.env, self.world.draws)[1](self.params, self.timestep, np.int32(action))
         return to_numpy(seen)
 
     def render(self, mode: str):
@@ -271,32 +271,5 @@ def observation_bounds(world: World) -> Bounds | dict[str, Bounds]:
     params = world.params
     if world.batched:
         params = params.replace(ruleset=jax.tree.map(lambda x: x[0], params.ruleset))
-    reset, _ = _compiled(world.env, world.draws)    # traced once for all adapters
-    seen = jax.eval_shape(reset, params, jax.random.key(0))[1].observation
+    seen = jax.eval_shape(compiled(world.env, world.draws)[0], params, jax.random.key(0))[1].observation
     return {name: bounds_of(name, leaf) for name, leaf in seen.items()} if isinstance(seen, dict) else bounds_of("img", seen)
-
-# %% ../../nbs/interop/02_bridge.ipynb #a18cc753
-def axes_of(params, batched: bool):
-    "`in_axes` of the parameters."
-    return jax.tree.map(lambda _: None, params).replace(ruleset=0) if batched else None
-
-def choose(mask, new, old):
-    "`new` where `mask (n,)` is true, else `old`, for trees of arrays `(n, ...)`."
-    return jax.tree.map(lambda a, b: jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - 1)), a, b), new, old)
-
-@functools.lru_cache(maxsize=256)
-def compiled_batch(env: Environment, draws: bool, batched: bool):
-    "Compiled `reset(params, keys)`, `reset_some(params, timestep, keys, mask)`, `step(params, timestep, actions)`; each returns a time step and its `Seen`."
-    def finish(timestep):
-        return timestep, seen_of(timestep, draws)
-
-    def reset(params, keys):
-        return finish(jax.vmap(env.reset, (axes_of(params, batched), 0))(params, keys))
-
-    def reset_some(params, timestep, keys, mask):
-        return finish(choose(mask, reset(params, keys)[0], timestep))
-
-    def step(params, timestep, actions):
-        return finish(jax.vmap(env.step, (axes_of(params, batched), 0, 0))(params, timestep, actions))
-
-    return jax.jit(reset), jax.jit(reset_some), jax.jit(step)

@@ -7,7 +7,6 @@ __all__ = ['gymnasium', 'space_of', 'XLandEnv', 'register_envs', 'check_mode', '
            'VectorBase', 'XLandVectorEnv']
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #42f308c4
-import functools
 import operator
 
 import jax
@@ -17,7 +16,7 @@ from ..core.actions import NUM_ACTIONS
 from ..envs.registration import registered_environments
 from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
 from .bridge import (
-    Bounds, Simulator, World, build, check_actions, check_one_action, compiled_batch, key_of, keys_of, need, observation_bounds, to_numpy)
+    Bounds, Simulator, build, check_actions, check_one_action, compiled, key_of, keys_of, need, observation_bounds, to_numpy)
 from .torch import from_torch, to_torch
 
 gymnasium = need("gymnasium", "gym")
@@ -111,12 +110,7 @@ def register_envs() -> None:
             gymnasium.register(id, entry_point=f"{__name__}:XLandEnv", vector_entry_point=f"{__name__}:XLandVectorEnv", kwargs={"env_id": name})
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #8511759e
-_AROUND = {AutoresetMode.NEXT_STEP: DmEnvAutoResetWrapper, AutoresetMode.SAME_STEP: GymAutoResetWrapper, AutoresetMode.DISABLED: lambda env: env}
-
-@functools.lru_cache(maxsize=256)
-def _around(env, mode):
-    "The environment in the auto-reset wrapper of a mode; one object for each pair, so that compiled programs are shared."
-    return _AROUND[mode](env)
+_AROUND = {AutoresetMode.NEXT_STEP: DmEnvAutoResetWrapper, AutoresetMode.SAME_STEP: GymAutoResetWrapper, AutoresetMode.DISABLED: None}
 
 def check_mode(mode) -> AutoresetMode:
     "An `AutoresetMode` or its value, as the former. Raises `ValueError`."
@@ -161,46 +155,6 @@ def mask_in(options, num_envs: int, begun: bool) -> np.ndarray | None:
         raise ResetNeeded("A reset_mask needs trials that have begun: call reset() without one first.")
     return mask
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #4213ad11
-class _Batch:
-    "Parameters on the device, compiled functions, and the present time step of a batch of worlds."
-
-    def __init__(self, world: World, num_envs: int, mode: AutoresetMode):
-        self.world, self.num_envs, self.mode, self.timestep = world, num_envs, mode, None
-        self.params = jax.device_put(world.params)
-        self._reset, self._reset_some, self._step = compiled_batch(_around(world.env, mode), world.draws, world.batched)
-
-    def __getstate__(self):
-        return self.world, self.num_envs, self.mode, self.timestep
-
-    def __setstate__(self, state):
-        self.__init__(*state[:3])
-        self.timestep = state[3]
-
-    def reset(self, seeds: list, mask=None):
-        "Begin trials; a seed that is None goes on from the key in the state. What is seen of all worlds."
-        if all(seed is None for seed in seeds):
-            keys = self.timestep.state.key
-        elif any(seed is None for seed in seeds):
-            keys = jax.numpy.stack([self.timestep.state.key[i] if seed is None else key_of(seed) for i, seed in enumerate(seeds)])
-        else:
-            keys = keys_of(seeds)
-        if mask is None:
-            self.timestep, seen = self._reset(self.params, keys)
-        else:
-            self.timestep, seen = self._reset_some(self.params, self.timestep, keys, mask)
-        return seen
-
-    def step(self, actions):
-        self.timestep, seen = self._step(self.params, self.timestep, actions)
-        return seen
-
-    def pictures(self, mode: str) -> tuple:
-        "A picture of each world."
-        params = self.params.replace(render_mode=mode)
-        one = lambda i: params.replace(ruleset=jax.tree.map(lambda x: x[i], params.ruleset)) if self.world.batched else params
-        return tuple(self.world.env.render(one(i), jax.tree.map(lambda x: x[i], self.timestep)) for i in range(self.num_envs))
-
 # %% ../../nbs/interop/04_gymnasium.ipynb #5a1fb0c1
 class VectorBase(VectorEnv):
     "What vector environments share here: spaces, and that a trial has to run before a step."
@@ -236,14 +190,14 @@ def _one_by_one(batch, ended) -> np.ndarray:
     return out
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #7d3e9a40
-def _last_seen(batch, seen, before, output: str, convert) -> dict:
+def _last_seen(timestep, seen, before, output: str, convert) -> dict:
     "What the trials that ended in this step have seen at last, in the form of Gymnasium's vector environments."
     ended = seen.terminated | seen.truncated
     if output == "numpy":
         ended = np.array(ended)
         if not ended.any():
             return {}
-    final = convert(batch.timestep.final_observation)
+    final = convert(timestep.final_observation)
     tasks = {} if seen.ruleset_id is None else _infos(seen._replace(ruleset_id=before.state.carry.ruleset_id), ended, convert)
     mask = convert(ended)
     return {"final_obs": _one_by_one(final, ended) if output == "numpy" else final, "_final_obs": mask, "final_info": tasks, "_final_info": mask}
@@ -259,15 +213,15 @@ class _BatchEnv(VectorBase):
             raise ValueError(f"num_envs is {num_envs}: at least one world is needed.")
         self.num_envs, self.output, self.render_mode, self._seed = num_envs, output, render_mode, seed
         self.mode, self._convert = check_mode(autoreset_mode), _converter(output)
-        self._batch = _Batch(build(env_id, num_envs=num_envs, **kwargs), num_envs, self.mode)
-        self.metadata, self.params = {**_METADATA, "autoreset_mode": self.mode, output: True}, self._batch.params
+        self._world, self.timestep = build(env_id, num_envs=num_envs, around=_AROUND[self.mode], **kwargs), None
+        self.metadata, self.params = {**_METADATA, "autoreset_mode": self.mode, output: True}, jax.device_put(self._world.params)
         self._ended = np.zeros(num_envs, bool)
-        self.make_spaces(space_of(observation_bounds(self._batch.world)), gymnasium.spaces.Discrete(NUM_ACTIONS))
+        self.make_spaces(space_of(observation_bounds(self._world)), gymnasium.spaces.Discrete(NUM_ACTIONS))
 
     @property
-    def timestep(self):
-        "The present `TimeStep` of all worlds, None before the first reset."
-        return self._batch.timestep
+    def _programs(self):
+        "Compiled `reset`, `step` and `reset_some`."
+        return compiled(self._world.env, self._world.draws, self._world.batched)
 
     def render(self):
         "A tuple of one picture or text for each world; None without a `render_mode`."
@@ -275,7 +229,10 @@ class _BatchEnv(VectorBase):
             return None
         if self.timestep is None:
             raise ResetNeeded("There is nothing to draw yet: call reset() first.")
-        return self._batch.pictures(_RENDER_MODES[self.render_mode])
+        params = self.params.replace(render_mode=_RENDER_MODES[self.render_mode])
+        of = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
+        one = lambda i: params.replace(ruleset=of(params.ruleset, i)) if self._world.batched else params
+        return tuple(self._world.env.render(one(i), of(self.timestep, i)) for i in range(self.num_envs))
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #d39e6408
 class XLandVectorEnv(_BatchEnv):
@@ -303,7 +260,11 @@ class XLandVectorEnv(_BatchEnv):
         super().reset(seed=seeds[0])
         if not begun:
             seeds = [int(self.np_random.integers(2**32)) if s is None else s for s in seeds]
-        seen = self._batch.reset(seeds, mask)
+        keys = keys_of(seeds) if None not in seeds else self.timestep.state.key  # worlds without a seed go on from the key in their state
+        if None in seeds and any(s is not None for s in seeds):
+            keys = jax.numpy.stack([keys[i] if s is None else key_of(s) for i, s in enumerate(seeds)])
+        reset, _, reset_some = self._programs
+        self.timestep, seen = reset(self.params, keys) if mask is None else reset_some(self.params, self.timestep, keys, mask)
         given = np.ones(self.num_envs, bool) if mask is None else mask
         self._ended &= ~given
         return self._convert(seen.observation), _infos(seen, given, self._convert)
@@ -313,13 +274,13 @@ class XLandVectorEnv(_BatchEnv):
         self.need_trials(self.timestep is not None, self._ended)
         actions = check_actions(without_tensors(actions), self.num_envs)
         before = self.timestep
-        seen = self._batch.step(actions)
+        self.timestep, seen = self._programs[1](self.params, before, actions)
         out = self._convert(seen._replace(ruleset_id=None))
         if self.mode is AutoresetMode.DISABLED:
             self._ended = np.asarray(seen.terminated) | np.asarray(seen.truncated)
         info = _infos(seen, np.ones(self.num_envs, bool), self._convert)
         if self.mode is AutoresetMode.SAME_STEP:
-            info |= _last_seen(self._batch, seen, before, self.output, self._convert)
+            info |= _last_seen(self.timestep, seen, before, self.output, self._convert)
         return out.observation, out.reward, out.terminated, out.truncated, info
 
 register_envs()
