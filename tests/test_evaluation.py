@@ -443,7 +443,7 @@ def test_generalization_from_a_command_and_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(experiments.Protocol, "play", lambda *_, **__: pytest.fail("evaluated again"))
     before = {p: p.stat().st_mtime_ns for p in out.glob("agent/seed-0/checkpoints/[0-9]*")}
     do("--seeds", "1")
-    assert trained == [(0, True)] and {p: p.stat().st_mtime_ns for p in out.glob("agent/seed-0/checkpoints/[0-9]*")} == before
+    assert trained == [(0, "auto")] and {p: p.stat().st_mtime_ns for p in out.glob("agent/seed-0/checkpoints/[0-9]*")} == before
     monkeypatch.undo()
     do("--seeds", "2")
     assert json.loads((out / "table.json").read_text())["rows"][0]["runs"] == 2

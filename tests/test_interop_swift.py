@@ -267,14 +267,11 @@ def test_a_failure_is_raised_and_everything_is_closed():
     assert isinstance(outs[2], OSError) and [o.rollout_infos["total_reward"] for i, o in enumerate(outs) if i != 2] == [3.0] * 3 and left() == 0
 
 
-def test_a_failure_is_nan_where_that_is_wanted():
-    for at, rewards in ((0, []), (1, []), (3, [1.0, 1.0])):
-        infos = asyncio.run(scheduler(on_error="nan").run(request(at=at), None)).rollout_infos
-        assert math.isnan(infos["total_reward"]) and infos["step_rewards"] == rewards and ("no disk" if at == 0 else "cut") in infos["error"] and left() == 0
+def test_a_mistake_in_the_data_is_raised():
     with pytest.raises(ValueError, match="wrong setting"):
-        asyncio.run(scheduler(on_error="nan").run(request(wrong=True), None))               # a mistake in the data
+        asyncio.run(scheduler().run(request(wrong=True), None))
     with pytest.raises(ValueError):
-        asyncio.run(scheduler(on_error="nan").run(request(name="nowhere"), None))
+        asyncio.run(scheduler().run(request(name="nowhere"), None))
     assert left() == 0
 
 

@@ -124,11 +124,14 @@ def made_up(module, name, found):
     return lambda monkeypatch: monkeypatch.setattr(module, name, lambda *_, **__: found)
 
 
+POOL = {"sockets": {"64 sessions, uvloop": {"per_second": 10.0, "p50": 1.0, "p99": 2.0, "lost": 0}}, "batches": 5e4, "latency": {"serial": 2.0, "together": 0.5, "ratio": 4.0},
+        "memory": {"sessions": 1000, "kilobytes": 20.0, "per_second": 10.0, "p50": 1.0, "p99": 2.0, "lost": 0}}
+
 PAGES = {
     "layouts": (layouts.report, "--envs 8 --repeats 2", made_up(layouts, "compare", [row("R1")]), "| R1 | 1.000 M | 0.504 – 2.016 M | 1.10 | 0.0100 |"),
     "tasks beyond the tables": (layouts.report, "--what tasks --envs 8", made_up(layouts, "compare", [row("plain")]), "| plain | 1.000 M | 0.504 – 2.016 M | 1.10 |"),
     "single tasks": (single_tasks.report, "--envs MiniGrid-Empty-5x5 MiniGrid-Empty-8x8 --seeds 7", made_up(single_tasks, "time_to_solve", {"seconds": 1.5, "steps": 4096, "solved": False, "tested": 0.5, "steps in the test": 9.0}), "| MiniGrid-Empty-8x8 | 7 | 1.5 | 4,096 | no | 50.0% | 9.0 |"),
-    "pool": (load.report, "--only latency batches", lambda monkeypatch: [made_up(load, "measure_latency", {"serial": 2.0, "together": 0.5, "ratio": 4.0})(monkeypatch), made_up(load, "measure_batches", 5e4)(monkeypatch)], "| 1,024 | 50,000 |"),
+    "pool": (load.report, "--repeats 1", lambda monkeypatch: [made_up(load, f"measure_{name}", found)(monkeypatch) for name, found in POOL.items()], "| 1,024 | 50,000 |"),
     "throughput": (throughput.report, "--env MiniGrid-Empty-5x5", made_up(throughput, "measure", [row("xland_minigrid", "MiniGrid-Empty-5x5")]), "| MiniGrid-Empty-5x5 | none | 1024 | xland_minigrid |")}
 
 
@@ -142,11 +145,7 @@ def test_a_page_says_what_was_measured_by_which_command(name, tmp_path, monkeypa
 
 
 def test_exact(tmp_path, monkeypatch):
-    monkeypatch.setattr(exact, "exact_page", lambda **settings: exact.page("Plans", f"seed {settings['seed']}"))
-    assert "seed 3" in page_of(exact.report, "--seed 3", tmp_path)
-
-
-def test_unknown_measurements_of_the_pool_are_refused(capsys):
-    with pytest.raises(SystemExit):
-        script(load.report, ["--only", "luck"])
-    assert "choose from sockets, batches, memory, latency" in capsys.readouterr().err
+    monkeypatch.setattr(exact, "SMALL", ())
+    monkeypatch.setattr(exact, "JUDGED", ())
+    text = page_of(exact.report, "--seed 3", tmp_path)
+    assert "measure.exact --seed 3" in text and "## The prover" in text and text.endswith("### Surprises\n\nNone.\n")

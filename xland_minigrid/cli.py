@@ -21,13 +21,13 @@ from .baselines.options import add_options, chosen, count, with_options
 # %% ../nbs/90_cli.ipynb #b0e8c34e
 def _command(commands, name: str, function) -> None:
     "A command from the signature of a function; its docstring says what it does and what its parameters mean."
-    about = function.__doc__.partition("\n")[0]
+    about = " ".join(function.__doc__.partition("\n\n")[0].split())
     parser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
     add_options(parser, function)
     parser.set_defaults(run_command=lambda args: function(**chosen(function, args)))
 
 def _benchmark_parser(commands) -> None:
-    parser = commands.add_parser("benchmark", help="make tasks, look at them, send them")
+    parser = commands.add_parser("benchmark")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="generate | info | list | convert | deduplicate | stats | sizes")
     _generate_parser(verbs)
     for verb in (_info, _list, _convert, _deduplicate, _stats, _sizes):
@@ -164,7 +164,7 @@ def _measure(words: list[str]) -> None:
 # %% ../nbs/90_cli.ipynb #e8858785
 def _train_parser(commands) -> None:
     from xland_minigrid.baselines.rl2 import TrainConfig
-    parser = commands.add_parser("train", help="train an RL² agent", allow_abbrev=False)
+    parser = commands.add_parser("train", allow_abbrev=False)
     parser.add_argument("--preset", default="laptop", help="laptop (default), colab-t4, colab-tpu, gpu or paper (Table 6): where the settings begin")
     parser.add_argument("--env", help="the world; one of the MiniGrid environments is trained on as a single task")
     parser.add_argument("--resume", nargs="?", const=True, default=False, choices=("auto",), help="go on with an interrupted run; auto: if there is one, else begin")
@@ -202,7 +202,7 @@ def _supervised(args, out: str) -> int:
 
 # %% ../nbs/90_cli.ipynb #10e1b060
 def _evaluate_parser(commands) -> None:
-    parser = commands.add_parser("evaluate", help="trial by trial, on tasks that an agent never met")
+    parser = commands.add_parser("evaluate")
     parser.add_argument("run", type=Path, help="folder of a run (runs/rl2) or its checkpoints")
     parser.add_argument("--benchmark", help="a registered name or a file, instead of the tasks that the run held out")
     parser.add_argument("--tasks", type=count, default=1024, help="how many tasks (default 1024)")
@@ -255,7 +255,8 @@ def _demo(out: Path = Path("runs/demo"), seed: int = 1, steps: count = None, fas
 # %% ../nbs/90_cli.ipynb #fbca3dfa
 def _play(env: str, benchmark: str | None = None, ruleset: int | None = None, seed: int = 0, view: bool = False, view_size: int | None = None,
           see_through_walls: bool | None = None, save: str | None = None) -> None:
-    """Play by hand, in the terminal. Keys: arrows or wasd, p pick up, x put down, t toggle, h goal and rules, ? help, q quit. Without a terminal: words or keys on standard input.
+    """Play by hand, in the terminal. Keys: arrows or wasd, p pick up, x put down, t toggle, h goal and rules, ? help, q quit.
+    Without a terminal: words or keys on standard input.
 
     env: for example XLand-MiniGrid-R1-9x9
     benchmark: a registered name or a file (default: the task of the paper's figure 2)

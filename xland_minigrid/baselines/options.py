@@ -39,7 +39,7 @@ def _comments(owner) -> dict[str, str]:
         return {}
 
 def options_of(owner, prefix: str = "") -> Iterator[Option]:
-    "The settings of a dataclass (an object, which gives the defaults) or the parameters of a function."
+    "The settings of a dataclass (an object, which gives the defaults) or the parameters of a function; a dataclass that is a default stands for its fields."
     about = _comments(owner)
     if dataclasses.is_dataclass(owner):
         kinds, defaults = get_type_hints(type(owner)), {field.name: getattr(owner, field.name) for field in dataclasses.fields(owner)}
@@ -47,7 +47,7 @@ def options_of(owner, prefix: str = "") -> Iterator[Option]:
         kinds, defaults = get_type_hints(owner), {name: p.default for name, p in inspect.signature(owner).parameters.items()}
     for name, default in defaults.items():
         if dataclasses.is_dataclass(default):
-            yield from options_of(default, f"{prefix}{name}.")
+            yield from options_of(default, f"{prefix}{name}." if dataclasses.is_dataclass(owner) else "")
         else:
             yield Option(prefix + name, kinds[name], default, about.get(name, ""))
 
@@ -89,7 +89,10 @@ class _Joined(argparse.Action):
 
 # %% ../../nbs/baselines/00_options.ipynb #80fcaf28
 def add_options(parser, owner, aliases: Mapping[str, str] = types.MappingProxyType({})) -> None:
-    "Add the settings of `owner`, a dataclass object or a function, to a parser or group of argparse; without a default they have no dashes. aliases: further names, `{'random_seed': '--seed'}`."
+    """Add the settings of `owner`, a dataclass object or a function, to a parser or group of argparse; parameters without a default are positional.
+
+    aliases: further names, `{'random_seed': '--seed'}`.
+    """
     for option in options_of(owner):
         if option.default is inspect.Parameter.empty:
             parser.add_argument(option.name, help=option.about, **{**_reading(option.kind), "metavar": option.name.upper()})

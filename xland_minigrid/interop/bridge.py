@@ -45,14 +45,12 @@ def key_of(seed: int) -> jax.Array:
         key = jax.random.fold_in(key, seed % 2**32)
     return key
 
-@functools.cache
-def _many_keys():
-    return jax.jit(jax.vmap(jax.random.key))
+_many_keys = jax.jit(jax.vmap(jax.random.key))
 
 def keys_of(seeds) -> jax.Array:
     "The keys of many seeds `(n,)`."
     if all(0 <= seed < 2**32 for seed in seeds):
-        return _many_keys()(np.asarray(seeds, np.uint32))
+        return _many_keys(np.asarray(seeds, np.uint32))
     return jnp.stack([key_of(seed) for seed in seeds])
 
 # %% ../../nbs/interop/02_bridge.ipynb #f912bc65
@@ -249,9 +247,7 @@ class Simulator:
 
 # %% ../../nbs/interop/02_bridge.ipynb #f5d1a032
 class Bounds(NamedTuple):
-    "Shape, dtype and the least and greatest values, arrays of that shape, of one observation."
-    shape: tuple[int, ...]
-    dtype: np.dtype
+    "The least and greatest values of one observation, arrays of its shape and dtype."
     low: np.ndarray
     high: np.ndarray
 
@@ -264,7 +260,7 @@ def bounds_of(name: str, leaf) -> Bounds:
         low, high = 0, 1
     else:
         low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (-np.inf, np.inf)
-    return Bounds(shape, dtype, *(np.broadcast_to(np.asarray(x, dtype), shape).copy() for x in (low, high)))
+    return Bounds(*(np.broadcast_to(np.asarray(x, dtype), shape).copy() for x in (low, high)))
 
 def observation_bounds(world: World) -> Bounds | dict[str, Bounds]:
     "`Bounds` of one world's observation, or a dictionary of them."

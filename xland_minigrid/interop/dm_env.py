@@ -20,8 +20,8 @@ def spec_of(bounds: Bounds | dict, name: str = "observation"):
     if isinstance(bounds, dict):
         return {key: spec_of(part, key) for key, part in bounds.items()}
     if not np.isfinite(bounds.low).all():
-        return specs.Array(bounds.shape, bounds.dtype, name)
-    return specs.BoundedArray(bounds.shape, bounds.dtype, bounds.low, bounds.high, name)
+        return specs.Array(bounds.low.shape, bounds.low.dtype, name)
+    return specs.BoundedArray(bounds.low.shape, bounds.low.dtype, *bounds, name)
 
 # %% ../../nbs/interop/06_dm_env.ipynb #2ae51487
 class XLandDmEnv(dm_env.Environment):

@@ -28,7 +28,7 @@ def space_of(bounds: Bounds | dict) -> "gymnasium.Space":
     "`Box`, or a `Dict` of them, for the bounds of an observation."
     if isinstance(bounds, dict):
         return gymnasium.spaces.Dict({name: space_of(part) for name, part in bounds.items()})
-    return gymnasium.spaces.Box(bounds.low, bounds.high, bounds.shape, bounds.dtype.type)
+    return gymnasium.spaces.Box(*bounds, dtype=bounds.low.dtype.type)
 
 _METADATA = {"render_modes": ["rgb_array", "ansi"], "render_fps": 10}
 _RENDER_MODES = {"rgb_array": "rgb_array", "ansi": "rich_text"}

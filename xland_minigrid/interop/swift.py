@@ -79,7 +79,7 @@ class _Registry:
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._own, self._why, self.close_errors = set(), {}, []
+        self._own, self.close_errors = set(), []
 
     async def on_trajectory_end(self, request) -> None:
         "Close the environment of a trajectory that is over, for whatever reason; may be called twice. Overrides must call this method."
@@ -108,8 +108,6 @@ class _Registry:
 # %% ../../nbs/interop/09_swift.ipynb #f582d679
 class _Closing(_Registry):
     "What the scheduler adds to ms-swift's; mixed into it by `swift_scheduler`."
-    on_error = "raise"
-
     async def run(self, infer_request, request_config, **kwargs):
         infer_request.uuid = infer_request.uuid or uuids.uuid4().hex
         self._own.add(infer_request.uuid)
@@ -121,9 +119,8 @@ class _Closing(_Registry):
 
     async def on_trajectory_start(self, requests):
         try:
-            failures = await asyncio.gather(*(self._begin(r) for r in requests), return_exceptions=True)
-            for failure in failures:
-                if failure is not None and (self.on_error == "raise" or isinstance(failure, (ValueError, TypeError))):
+            for failure in await asyncio.gather(*(self._begin(r) for r in requests), return_exceptions=True):
+                if failure is not None:
                     raise failure
         except BaseException:
             await asyncio.shield(asyncio.gather(*(self.on_trajectory_end(r) for r in requests)))
@@ -135,29 +132,17 @@ class _Closing(_Registry):
         await self._close_and_remove(request.uuid)
         env = self._envs[request.uuid] = self._create_env((request.data_dict or {}).get("env_config") or {})
         self._total_rewards[request.uuid], self._step_rewards[request.uuid], self._pending_obs[request.uuid] = 0.0, [], None
-        try:
-            observation, _, system = await env.reset(request)
-            request.messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": observation}]
-        except BaseException as error:
-            await asyncio.shield(self._close_and_remove(request.uuid))
-            self._why[request.uuid] = f"{type(error).__name__}: {error}"
-            raise
+        observation, _, system = await env.reset(request)
+        request.messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": observation}]
 
     async def on_turn_end(self, infer_request, response_choice, current_turn):
-        uuid, sofar = infer_request.uuid, list(self._step_rewards.get(infer_request.uuid, []))
         try:
-            if uuid in self._why:
-                raise EnvFault(f"The environment could not be started ({self._why.pop(uuid)}).")
             result = await super().on_turn_end(infer_request, response_choice, current_turn)
-        except asyncio.CancelledError:
+        except BaseException as error:
             await asyncio.shield(self.on_trajectory_end(infer_request))
+            if isinstance(error, Exception):
+                await self._close_unowned(infer_request.uuid)
             raise
-        except Exception as error:
-            await self.on_trajectory_end(infer_request)
-            if self.on_error == "raise":
-                await self._close_unowned(uuid)
-                raise
-            return {"done": True, "rollout_infos": {"total_reward": math.nan, "step_rewards": sofar, "gym_done": True, "error": f"{type(error).__name__}: {error}"}}
         if self.max_turns and current_turn >= self.max_turns:
             await self.on_trajectory_end(infer_request)
         return result

@@ -219,9 +219,9 @@ async def _converse(player, episode, tokens, answers) -> None:
 
 # %% ../../nbs/interop/08_trl.ipynb #76106b94
 class RolloutFunc(_Player):
-    """`GRPOTrainer(..., rollout_func=make_rollout_func(pool), reward_funcs=pool_reward)`, and a context manager. `groups` and `batches` (sizes) are those of the last call.
+    """`GRPOTrainer(..., rollout_func=make_rollout_func(pool), reward_funcs=pool_reward)`, and a context manager.
 
-    Failures of machinery are episodes without a reward. A task that no environment takes is a mistake in the data, and is raised.
+    `groups` and `batches` (sizes) are those of the last call. Failures of machinery are episodes without a reward. A task that no environment takes is a mistake in the data, and is raised.
 
     Args:
         pool: an `EnvPool` or its `.sync`. A new one is opened here, and closed by `close` or at the end of a `with`. It needs `num_generations` sessions, and is better with
@@ -234,8 +234,8 @@ class RolloutFunc(_Player):
         deadline, over_provision: see `EnvPool.run_group`.
     Raises `TypeError`, `ValueError` or a `PoolError`.
     """
-    def __init__(self, pool, generate: Callable | None = None, *, task_of: Callable | None = None, observe: Callable | None = None, act: Callable | None = None, max_turns: int = 20, tokens=None,
-                 deadline: float | None = None, over_provision: int = 0):
+    def __init__(self, pool, generate: Callable | None = None, *, task_of: Callable | None = None, observe: Callable | None = None, act: Callable | None = None,
+                 max_turns: int = 20, tokens=None, deadline: float | None = None, over_provision: int = 0):
         self.max_turns = checked_int("max_turns", max_turns, 1)
         super().__init__(pool, task_of, observe, act, generate or generate_with_model)
         self.tokens, self.options, self.groups, self.batches = tokens, {"deadline": deadline, "over_provision": over_provision}, [], []
@@ -335,7 +335,9 @@ def task_in_row(row: dict):
 
 # %% ../../nbs/interop/08_trl.ipynb #a89a82ec
 class EnvironmentFactory(_Player):
-    """`GRPOTrainer(..., environment_factory=factory)`, inside `with environment_factory(pool) as factory:`. Call it for an environment; the end of the `with` gives all of them back.
+    """`GRPOTrainer(..., environment_factory=factory)`, inside `with environment_factory(pool) as factory:`.
+
+    Call it for an environment; the end of the `with` gives all of them back.
 
     Args:
         pool: an `EnvPool` or its `.sync`, with a session for each completion of a batch. A new one is opened here and closed at the end.

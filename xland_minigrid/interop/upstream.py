@@ -265,14 +265,17 @@ def benchmark_to_upstream(benchmark) -> dict[str, np.ndarray]:
                 num_rules=(rules[..., 0] != 0).sum(-1).astype(np.uint8))
 
 # %% ../../nbs/interop/01_upstream.ipynb #a973eccc
-def _upstream_arrays(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
-    "The arrays in a file of either kind, told apart by how it begins."
+def _start(path: Path) -> bytes:
     with open(path, "rb") as file:
-        start = file.read(3)
+        return file.read(3)
+
+def _upstream_arrays(path: Path) -> dict[str, np.ndarray]:
+    "The arrays in a file of either kind, told apart by how it begins."
+    start = _start(path)
     if start[:2] == b"PK":
-        return archived_arrays(path, max_bytes=max_bytes)
+        return archived_arrays(path)
     if start == b"BZh" or start[:1] in (b"\x80", b"(", b"}", b"c", b"]"):
-        return pickled_arrays(path, max_bytes=max_bytes)
+        return pickled_arrays(path)
     raise BenchmarkFileError(f"{path} is neither a pickle, compressed with bz2 or not, nor an .npz archive: pass a file of xminigrid.")
 
 # %% ../../nbs/interop/01_upstream.ipynb #5489c270
@@ -298,11 +301,11 @@ def _keep(benchmark, path: Path) -> None:
         warnings.warn(f"The converted tasks could not be kept ({error}); set XLAND_MINIGRID_DATA to a folder with room for them.", stacklevel=3)
 
 # %% ../../nbs/interop/01_upstream.ipynb #d3d10616
-def load_upstream_benchmark(path, *, cache: bool = True, max_bytes: int = 4 << 30, progress: bool = True) -> Benchmark:
+def load_upstream_benchmark(path, *, cache: bool = True, progress: bool = True) -> Benchmark:
     """A benchmark of xminigrid 0.9.3 as our `Benchmark`: its bz2-compressed pickle, or an `.npz` file with `goals`, `rules` and `init_tiles`.
 
     Nothing in a pickle is run (see `interop.pickles`). With `cache`, what was read from one is kept in our format in `data_folder()`, which is far
-    quicker the next time. At most `max_bytes` are unpacked. `path` may also be `"hub:OWNER/REPO/FILE"`, downloaded with a bar if `progress`.
+    quicker the next time. `path` may also be `"hub:OWNER/REPO/FILE"`, downloaded with a bar if `progress`.
     Raises `FileNotFoundError`, `BenchmarkFileError` (a `ValueError`) for a damaged or foreign file, its subclass
     `RefusedPickleError` for a pickle that asks for more than arrays, and what `benchmarks.hub.fetch` raises.
     """
@@ -310,7 +313,7 @@ def load_upstream_benchmark(path, *, cache: bool = True, max_bytes: int = 4 << 3
     kept = _converted(path) if cache else None
     if kept and (benchmark := _kept(kept)) is not None:
         return benchmark
-    arrays = _upstream_arrays(path, max_bytes)
+    arrays = _upstream_arrays(path)
     try:
         benchmark = benchmark_from_upstream(arrays)
     except ValueError as error:
@@ -321,8 +324,7 @@ def load_upstream_benchmark(path, *, cache: bool = True, max_bytes: int = 4 << 3
 
 def is_upstream_file(path: Path) -> bool:
     "Whether a file starts like a pickle or a bz2 archive, as xminigrid writes them, or is an `.npz` archive."
-    with open(path, "rb") as file:
-        start = file.read(3)
+    start = _start(path)
     return start == b"BZh" or start[:1] == b"\x80" or path.suffix == ".npz"
 
 register_reader("xminigrid", is_upstream_file, load_upstream_benchmark)  # so that load_benchmark_from_path reads these files too

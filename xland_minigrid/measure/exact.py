@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SMALL', 'JUDGED', 'Cases', 'small_cases', 'Compared', 'compare', 'Judged', 'judge_prover', 'comparison_table',
-           'judgement_table', 'exact_page', 'report']
+           'judgement_table', 'report']
 
 # %% ../../nbs/measure/11_exact.ipynb #495c3183
 import dataclasses
@@ -36,24 +36,26 @@ class Cases(NamedTuple):
 SMALL = (Cases("trivial", 5, 5, 120), Cases("trivial", 6, 4, 60), Cases("small", 5, 5, 160), Cases("small", 6, 4, 100),
          Cases("small", 7, 3, 60), Cases("medium", 5, 5, 100))
 
-def _tasks(goals, rules, init_tiles, numbers) -> RuleSet:
-    return RuleSet(goal=goals[numbers], rules=rules[numbers], init_tiles=init_tiles[numbers])
-
-def _room(side: int) -> tuple[Environment, EnvParams]:
-    return make("XLand-MiniGrid-R1-9x9", height=side, width=side)
-
 @functools.partial(jax.jit, static_argnames="env")
 def _starts(env, params, tasks: RuleSet, keys) -> State:
     return jax.vmap(lambda task, key: env.reset(params.replace(ruleset=task), key).state)(tasks, keys)
 
+def _taken(made, numbers, side: int, seed: int) -> tuple[RuleSet, State, Environment, EnvParams]:
+    "Some of the generated tasks with a start each, and their environment."
+    (env, params), tasks = make("XLand-MiniGrid-R1-9x9", height=side, width=side), RuleSet(*(x[numbers] for x in made[:3]))
+    return tasks, _starts(env, params, tasks, jax.random.split(jax.random.key(seed), len(numbers))), env, params
+
+def _few(made, cases: Cases) -> np.ndarray:
+    "Whether a task has few enough objects, bool."
+    return (made.init_tiles[..., 0] != 0).sum(axis=1) <= cases.objects
+
 def small_cases(cases: Cases, seed: int = 1) -> tuple[RuleSet, State, Environment, EnvParams]:
     "Tasks and starts, batches of `cases.count`, with their environment. Raises `ValueError` when the preset has too few such tasks."
     made = generate_rulesets(recipe_of(cases.preset, seed=seed), max(4000, 20 * cases.count))
-    few = np.flatnonzero((made.init_tiles[..., 0] != 0).sum(axis=1) <= cases.objects)[:cases.count]
+    few = np.flatnonzero(_few(made, cases))[:cases.count]
     if len(few) < cases.count:
         raise ValueError(f"Only {len(few)} of the first {len(made.goals):,} {cases.preset} tasks have at most {cases.objects} objects: ask for fewer cases.")
-    (env, params), tasks = _room(cases.side), _tasks(*made[:3], few)
-    return tasks, _starts(env, params, tasks, jax.random.split(jax.random.key(seed), len(few))), env, params
+    return _taken(made, few, cases.side, seed)
 
 # %% ../../nbs/measure/11_exact.ipynb #81a60f54
 class Compared(NamedTuple):
@@ -117,12 +119,10 @@ def judge_prover(cases: Cases, accepted: bool, starts: int = 4, seed: int = 1, m
     recipe = dataclasses.replace(recipe_of(cases.preset, seed=seed), solvable=False, num_distractor_objects=0)
     made = generate_rulesets(recipe, 4000 if accepted else 60_000)
     plans = prove(*made[:3])
-    few = (made.init_tiles[..., 0] != 0).sum(axis=1) <= cases.objects
-    numbers = np.flatnonzero(few & (plans.solvable == accepted))[:cases.count]
-    (env, params), tasks = _room(cases.side), _tasks(*made[:3], np.repeat(numbers, starts))
-    states = _starts(env, params, tasks, jax.random.split(jax.random.key(seed), len(numbers) * starts))
+    numbers = np.flatnonzero(_few(made, cases) & (plans.solvable == accepted))[:cases.count]
+    tasks, states, env, params = _taken(made, np.repeat(numbers, starts), cases.side, seed)
     answers = shortest(tasks, states, env, params, max_states=max_states, progress=progress)
-    return Judged(_tasks(*made[:3], numbers), plans.reason[numbers], answers, states, _lucky(states).reshape(-1, starts))
+    return Judged(jax.tree.map(lambda x: x[::starts], tasks), plans.reason[numbers], answers, states, _lucky(states).reshape(-1, starts))
 
 # %% ../../nbs/measure/11_exact.ipynb #ce355661
 def comparison_table(rows: dict[str, Compared]) -> str:
@@ -164,11 +164,11 @@ def _examples(judged: Judged, which, most: int = 3) -> list[str]:
 # %% ../../nbs/measure/11_exact.ipynb #00e33909
 JUDGED = (Cases("small", 5, 3, 40), Cases("medium", 5, 3, 40), Cases("small", 6, 3, 20), Cases("medium", 6, 3, 20))
 
-def exact_page(small=SMALL, judged=JUDGED, seed: int = 1, progress: bool = False) -> Page:
-    "Both tables, and the surprises one by one."
+def report(seed: int = 1) -> Page:
+    "Compare plans and planner with an exact search. seed: of tasks and starts."
     name = lambda c: f"{c.preset}, {c.side}x{c.side}, at most {c.objects} objects"
-    compared = {name(c): compare(*small_cases(c, seed), progress=progress) for c in small}
-    words = [(name(c), judge_prover(c, accepted, seed=seed, progress=progress)) for c in judged for accepted in (True, False)]
+    compared = {name(c): compare(*small_cases(c, seed), progress=True) for c in SMALL}
+    words = [(name(c), judge_prover(c, accepted, seed=seed, progress=True)) for c in JUDGED for accepted in (True, False)]
     rejected = [j for _, j in words if not (j.reasons == Reason.PROVED).any()]
     lucky = [text for j in rejected[:1] for text in _examples(j, np.flatnonzero((j.per_task(j.answers.solved) & j.lucky).any(axis=1)), 3)]
     surprises = dict.fromkeys(text for _, j in words for text in _examples(j, j.surprises(), 10))
@@ -181,9 +181,5 @@ def exact_page(small=SMALL, judged=JUDGED, seed: int = 1, progress: bool = False
         "object that walking up to it would spoil, or two objects begin side by side. *Surprises* are rejected tasks solved from a start without such luck "
         "(the prover was too careful), and accepted tasks that are impossible from all four starts (a false proof).", judgement_table(words),
         "### Rejected and solved by luck, three of them", *(lucky or ["None."]), "### Surprises", *(surprises or ["None."]))
-
-def report(seed: int = 1) -> Page:
-    "Compare plans and planner with an exact search. seed: of tasks and starts."
-    return exact_page(seed=seed, progress=True)
 
 script(report)

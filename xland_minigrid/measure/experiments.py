@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from ..baselines import rl2
-from ..baselines.checkpoint import Checkpoints
 from ..baselines.evaluation import Evaluation, load_evaluation, save_evaluation
 from ..baselines.options import add_options, chosen, with_options
 from ..baselines.report import Evaluator, Protocol, curve_over_seeds, over_seeds, read_evaluations, report
@@ -48,8 +47,7 @@ def finish(config: TrainConfig, tasks: Benchmark | None, tests: Mapping[str, Ben
     """
     mesh = make_mesh() if jax.device_count() > 1 else None
     evaluator = Evaluator(config, tests, curve_tasks, protocol.num_trials, every_steps, seed=protocol.seed, batch=protocol.batch, greedy=protocol.greedy, mesh=mesh)
-    started = bool(Checkpoints(Path(config.out).expanduser() / "checkpoints").steps())
-    training = train(config, tasks, resume=started, progress=progress, on_round=evaluator)
+    training = train(config, tasks, resume="auto", progress=progress, on_round=evaluator)
     if training.interrupted:
         raise KeyboardInterrupt
     if not any(row["steps"] == training.agent.steps for row in read_evaluations(config.out)):
@@ -275,8 +273,8 @@ def asked(args) -> tuple[Settings, TrainConfig]:
 def run_experiment(args) -> None:
     "The command `xland-minigrid experiment`."
     s, config = asked(args)
-    options = dict(seeds=s.seeds[0] if len(s.seeds) == 1 else s.seeds, out=config.out, protocol=Protocol(num_tasks=s.tasks, num_trials=s.trials), progress=not s.quiet,
-                   curve_tasks=s.curve_tasks, every_steps=s.every, about={"command": " ".join(["xland-minigrid", *getattr(args, "words", ())])})
+    options = dict(seeds=s.seeds[0] if len(s.seeds) == 1 else s.seeds, out=config.out, protocol=Protocol(num_tasks=s.tasks, num_trials=s.trials),
+                   progress=not s.quiet, curve_tasks=s.curve_tasks, every_steps=s.every, about={"command": " ".join(["xland-minigrid", *getattr(args, "words", ())])})
     if args.verb == "generalization":
         found = run_generalization(config, train_kinds=s.train_kinds, **options)
     elif args.verb == "cores":

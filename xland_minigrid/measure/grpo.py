@@ -7,6 +7,7 @@ __all__ = ['lake_figure', 'unseen', 'summary', 'measured_run', 'report']
 
 # %% ../../nbs/measure/14_grpo.ipynb #7d471827
 import asyncio
+import dataclasses
 import os
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 
 from .report import Page, markdown_table, page, script
-from ..pool.grpo import SOLVED, TEST_SEED, GRPOConfig, Learner, ModelConfig, evaluate, lake_baselines, lake_learner, test_tasks, train
+from ..pool.grpo import SOLVED, TEST_SEED, GRPOConfig, Learner, evaluate, lake_baselines, lake_learner, test_tasks, train
 from ..pool.frozen_lake import random_map
 from ..pool.pool import EnvPool
 from ..viz.plots import PALETTE, empty_figure
@@ -72,10 +73,8 @@ async def measured_run(config: GRPOConfig, size: int, tests: int, test_every: in
         rows = await train(learner, pool, runs, resume=resume, test=maps, test_every=test_every, progress=not quiet)
         return learner, rows, await evaluate(learner, pool, maps), maps
 
-def report(steps: int = GRPOConfig.steps, groups: int = GRPOConfig.groups, group_size: int = GRPOConfig.group_size, max_turns: int = GRPOConfig.max_turns, epochs: int = GRPOConfig.epochs,
-           seed: int = GRPOConfig.seed, learning_rate: float = GRPOConfig.learning_rate, beta: float = GRPOConfig.beta, discount: float = GRPOConfig.discount, floor: float = GRPOConfig.floor,
-           size: int = 4, slots: int | None = None, tests: int = 500, test_every: int = 25, runs: Path = Path("runs/grpo"), resume: bool = False, quiet: bool = False,
-           out: Path | None = None) -> Page:
+def report(config: GRPOConfig = GRPOConfig(), size: int = 4, slots: int | None = None, tests: int = 500, test_every: int = 25, runs: Path = Path("runs/grpo"),
+           resume: bool = False, quiet: bool = False, out: Path | None = None) -> Page:
     """Train a small language model on frozen lakes, from scratch, with GRPO over the pool.
 
     Args:
@@ -86,10 +85,9 @@ def report(steps: int = GRPOConfig.steps, groups: int = GRPOConfig.groups, group
         resume: go on from the latest checkpoint in this folder
         quiet: no progress bar
     """
-    config = GRPOConfig(steps=steps, groups=groups, group_size=group_size, max_turns=max_turns, epochs=epochs, seed=seed, learning_rate=learning_rate, beta=beta, discount=discount,
-                        floor=floor, model=ModelConfig(context=size**2 + 1))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, context=max(config.model.context, size**2 + 1)))
     learner, rows, last, maps = asyncio.run(measured_run(config, size, tests, test_every, runs, resume, slots, quiet))
-    baselines, figure = lake_baselines(maps, max_turns), (out.parent.parent / "figures" if out else runs) / "grpo_frozen_lake.png"
+    baselines, figure = lake_baselines(maps, config.max_turns), (out.parent.parent / "figures" if out else runs) / "grpo_frozen_lake.png"
     figure.parent.mkdir(parents=True, exist_ok=True)
     lake_figure(rows, baselines).savefig(figure, dpi=120)
     return page("GRPO on the frozen lake, from scratch", *summary(learner, rows, last, maps, baselines),

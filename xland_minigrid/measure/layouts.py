@@ -53,7 +53,10 @@ def tasks_to_compare(tasks: RuleSet) -> dict[str, RuleSet]:
 
 # %% ../../nbs/measure/04_layouts.ipynb #4cc383b7
 def compare(what: str, repeats: int = 15, num_envs: int = 1024, num_steps: int = 128, names=None) -> list[Row]:
-    "Time the programs in turn, `layouts` or `tasks`; ratios are costs per step over the mean of the five static layouts, or over plain tasks. names: which to measure; all by default."
+    """Time the programs in turn, `layouts` or `tasks`; ratios are costs per step over the mean of the five static layouts, or over plain tasks.
+
+    names: which to measure; all by default.
+    """
     case = Case("", "trivial" if what == "layouts" else "high", num_envs=num_envs, num_steps=num_steps)
     tasks, env = sample_tasks(case), XLandMiniGrid()
     programs = ({name: (world, tasks) for name, world in layouts_to_compare(num_envs).items()} if what == "layouts"
@@ -71,10 +74,11 @@ def costs_table(what: str, rows: list[Row]) -> str:
 # %% ../../nbs/measure/04_layouts.ipynb #cd7d41cb
 _SAID = {
     "layouts": ("What it costs that the layout is data",
-        f"XLand-MiniGrid, {SIDE}x{SIDE}, trivial tasks. Names alone are static: the layout is compiled in, one program each. In *{MIXED}* one program serves all five side by side. Maze and Rooms "
-        "are drawn again at every reset. The mixed program is to cost at most 1.25 times the single-layout one."),
+        f"XLand-MiniGrid, {SIDE}x{SIDE}, trivial tasks. Names alone are static: the layout is compiled in, one program each. In *{MIXED}* one program "
+        "serves all five side by side. Maze and Rooms are drawn again at every reset. The mixed program is to cost at most 1.25 times the single-layout one."),
     "tasks": ("What tasks beyond the tables cost",
-        f"XLand-MiniGrid-R4-{SIDE}x{SIDE}, `high` tasks. A batch of plain tasks has no part of the general form: *plain, again* is the same program a second time and shows the noise.")}
+        f"XLand-MiniGrid-R4-{SIDE}x{SIDE}, `high` tasks. A batch of plain tasks has no part of the general form: *plain, again* is the same program a second "
+        "time and shows the noise.")}
 
 def report(what: Literal["layouts", "tasks"] = "layouts", repeats: int = 15, envs: int = 1024) -> Page:
     """Measure what it costs that the layout is data, or that tasks go beyond the tables.
@@ -84,7 +88,7 @@ def report(what: Literal["layouts", "tasks"] = "layouts", repeats: int = 15, env
         envs: worlds in the batch
     """
     title, about = _SAID[what]
-    return page(title, f"{about} {envs} worlds, another task in each. Random actions drawn in advance, auto-reset on, trials desynchronised, observations summed at every step; medians over "
-                f"{repeats} turns taken alternately, ratios within a turn.", costs_table(what, compare(what, repeats, envs)))
+    return page(title, f"{about} {envs} worlds, another task in each. Random actions drawn in advance, auto-reset on, trials desynchronised, observations summed "
+                f"at every step; medians over {repeats} turns taken alternately, ratios within a turn.", costs_table(what, compare(what, repeats, envs)))
 
 script(report)

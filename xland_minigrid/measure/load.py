@@ -67,8 +67,8 @@ class Tally:
 
 def upgrade_request(path: str, host: str, token: str) -> bytes:
     "The HTTP request that opens a WebSocket."
-    lines = [f"GET {path} HTTP/1.1", f"Host: {host}", "Upgrade: websocket", "Connection: Upgrade", f"Sec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}", "Sec-WebSocket-Version: 13",
-             *([f"Authorization: Bearer {token}"] if token else [])]
+    lines = [f"GET {path} HTTP/1.1", f"Host: {host}", "Upgrade: websocket", "Connection: Upgrade",
+             f"Sec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}", "Sec-WebSocket-Version: 13", *([f"Authorization: Bearer {token}"] if token else [])]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 # %% ../../nbs/measure/13_load.ipynb #16d65a8c
@@ -303,24 +303,20 @@ def latency_part(x: dict) -> list[str]:
     return ["## Slow environments", f"A group of 8, six turns, 50 ms a step, over sockets: {x['serial']:.2f} s one after the other, {x['together']:.2f} s at once, {x['ratio']:.1f} ×."]
 
 # %% ../../nbs/measure/13_load.ipynb #566ec5af
-def report(only: tuple[str, ...] = ("sockets", "batches", "memory", "latency"), openenv_python: str | None = None, repeats: int = 3, seconds: float = 2.0) -> Iterator[Page]:
+def report(openenv_python: str | None = None, repeats: int = 3, seconds: float = 2.0) -> Iterator[Page]:
     """Measure the environment pool.
 
     Args:
-        only: what to measure
         openenv_python: an interpreter that has openenv, for the comparison
         repeats: runs of each case with sockets
         seconds: of each of these runs
     """
-    programs = {"sockets": lambda: sockets_part(measure_sockets(socket_cases(), openenv_python, repeats, seconds)),
-                "batches": lambda: batches_part({slots: measure_batches(slots) for slots in (8, 64, 256, 1024)}),
-                "memory": lambda: memory_part(measure_memory()), "latency": lambda: latency_part(measure_latency())}
-    if unknown := [name for name in only if name not in programs]:
-        raise ValueError(f"There is nothing called {unknown[0]!r} to measure: choose from {', '.join(programs)}.")
     parts = [f"`{ENV}`, tasks of `trivial-21k`; {version_of('websockets')}, {version_of('uvloop') or 'no uvloop'}. Observations are materialised: they arrive at the client as bytes, "
              "in process as NumPy arrays."]
-    for name in only:
-        parts += programs[name]()
+    for measured in (lambda: sockets_part(measure_sockets(socket_cases(), openenv_python, repeats, seconds)),
+                     lambda: batches_part({slots: measure_batches(slots) for slots in (8, 64, 256, 1024)}),
+                     lambda: memory_part(measure_memory()), lambda: latency_part(measure_latency())):
+        parts += measured()
         yield page("What the pool carries", *parts)
 
 script(report)

@@ -125,8 +125,10 @@ def parts_of(config: TrainConfig) -> dict[str, Part]:
     learn = jax.jit(lambda *args: run_epochs(agent.structure, ppo, optimizer, *args, jax.random.key(4)))
     batch, world, acting = collected(parameters, play)[1], jax.jit(world), jax.jit(acting)
     advantage = advantages(batch.reward, batch.value, jnp.zeros(config.num_envs), ppo.gamma, ppo.gae_lambda)
-    return {"update": Part(0, lambda: whole(learned, play), (1 + 3 * ppo.update_epochs) * needed), "collect": Part(1, lambda: collected(parameters, play), needed),
-            "environment": Part(2, lambda: world(play.timestep, batch.action)), "network": Part(2, lambda: acting(parameters, play.memory, batch.inputs), needed),
+    return {"update": Part(0, lambda: whole(learned, play), (1 + 3 * ppo.update_epochs) * needed),
+            "collect": Part(1, lambda: collected(parameters, play), needed),
+            "environment": Part(2, lambda: world(play.timestep, batch.action)),
+            "network": Part(2, lambda: acting(parameters, play.memory, batch.inputs), needed),
             "learn": Part(1, lambda: learn(learned, play, batch, advantage), 3 * ppo.update_epochs * needed)}
 
 # %% ../../nbs/measure/06_profile.ipynb #8deac592
@@ -173,8 +175,9 @@ def profile_table(p: Profile) -> str:
     whole, shares = np.median(p.seconds["update"]), p.shares()
     rows = [(f"{'&nbsp;' * 4 * part.depth}{name}", f"{np.median(p.seconds[name]) * 1e3:.1f}", f"{np.median(p.seconds[name]) / whole:.0%}",
              *((f"{part.flops / 1e9:.1f}", f"{np.median(p.shares(name)):.0%}") if part.flops else ("", ""))) for name, part in p.parts.items()]
-    said = (f"{p.config.num_envs * p.config.steps_per_update / whole:,.0f} steps/s. The network needs {p.step_flops / 1e6:.2f} MFLOP a step forward; products alone run at "
-            f"{np.median(p.peak) / 1e9:.0f} GFLOP/s. The update reaches **{np.median(shares):.0%}** of that peak (from {shares.min():.0%} to {shares.max():.0%} over turns).")
+    said = (f"{p.config.num_envs * p.config.steps_per_update / whole:,.0f} steps/s. The network needs {p.step_flops / 1e6:.2f} MFLOP a step forward; "
+            f"products alone run at {np.median(p.peak) / 1e9:.0f} GFLOP/s. The update reaches **{np.median(shares):.0%}** of that peak "
+            f"(from {shares.min():.0%} to {shares.max():.0%} over turns).")
     return markdown_table(["part", "ms", "of the update", "GFLOP needed", "of the peak"], rows) + f"\n\n{said}"
 
 # %% ../../nbs/measure/06_profile.ipynb #dc5d95d4
@@ -191,17 +194,15 @@ def _shape(config: TrainConfig) -> str:
             f"{p.num_minibatches} minibatches, {p.update_epochs} epochs; {n.encoder_kind} encoder {n.encoder_width}, {n.core} {n.memory}{'' if n.layers == 1 else f' x {n.layers}'}, heads {n.head}.")
 
 # %% ../../nbs/measure/06_profile.ipynb #d6b8677c
-def report(preset: tuple[str, ...] = ("laptop",), num_envs: int | None = None, turns: int = 7) -> Iterator[Page]:
+def report(preset: tuple[str, ...] = ("laptop",), turns: int = 7) -> Iterator[Page]:
     """Measure where the time of a training update goes, against the matrix-product peak.
 
     Args:
         preset: presets of `train`, or demo
-        num_envs: another number of agents
         turns: how often everything is measured
     """
     configs, parts = {name: config_named(name) for name in preset}, []
     for name, config in configs.items():
-        config = config if num_envs is None else dataclasses.replace(config, num_envs=num_envs)
         parts += [f"## {name}", _shape(config), profile_table(profile_update(config, turns=turns))]
         yield page("Where the time of an update goes",
             "Medians over turns; every turn measures the peak, the update and its parts one after the other, each part compiled by itself. What parts do is done again within the "

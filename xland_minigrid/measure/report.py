@@ -8,6 +8,7 @@ __all__ = ['circumstances', 'version_of', 'seconds_of', 'in_turns', 'ratio_of', 
 
 # %% ../../nbs/measure/01_report.ipynb #779ac820
 import argparse
+import dataclasses
 import inspect
 import os
 import platform
@@ -15,14 +16,13 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from ..baselines.options import add_options, chosen
+from ..baselines.options import add_options, chosen, with_options
 
 # %% ../../nbs/measure/01_report.ipynb #54eb3766
 def circumstances() -> str:
@@ -73,7 +73,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence], align: str = "
     line = lambda cells: f"| {' | '.join(map(str, cells))} |"
     return "\n".join([line(head), "|---" + f"|{align}" * (len(head) - 1) + "|", *map(line, rows)])
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Page:
     "A result file. `machine`: whether the numbers depend on the machine, so that it is named."
     title: str
@@ -102,7 +102,7 @@ def deliver(text: str, path=None) -> None:
 def run(program: Callable[..., Page | Iterable[Page]], words: Sequence[str] | None = None, command: str | None = None) -> None:
     """Run a measuring program from words of a command line; `--out FILE` writes the page there instead of printing it.
 
-    A program that has a parameter `out` is told that file.
+    A program that has a parameter `out` is told that file. A parameter whose default is a dataclass gives one option for each of its fields.
     words: those of this process unless given. command: how the command is called, `python -m MODULE` unless given. On the page an absolute path is shown as PATH.
     """
     words, command = sys.argv[1:] if words is None else list(words), command or f"python -m {_started() if program.__module__ == '__main__' else program.__module__}"
@@ -111,7 +111,11 @@ def run(program: Callable[..., Page | Iterable[Page]], words: Sequence[str] | No
         parser.add_argument("--out", type=Path, metavar="FILE", help="write the page here instead of printing it")
     add_options(parser, program)
     args = parser.parse_args(words)
-    made, out = program(**chosen(program, args)), getattr(args, "out", None)
+    given, out = chosen(program, args), getattr(args, "out", None)
+    for name, parameter in inspect.signature(program).parameters.items():
+        if dataclasses.is_dataclass(settings := parameter.default):
+            given[name] = with_options(settings, {field: given.pop(field) for field in chosen(settings, args)})
+    made = program(**given)
     shown, text = " ".join([command, *map(_shown, words)]), None
     try:
         for found in [made] if isinstance(made, Page) else made:

@@ -45,12 +45,6 @@ class Point:
     high: float
 
     @property
-    def what(self) -> str:
-        "Simulation, training, or training in half precision."
-        dtype = self.case.network.dtype if isinstance(self.case, TrainConfig) else ""
-        return {"": "simulation", "float32": "training"}.get(dtype, f"training in {dtype}")
-
-    @property
     def devices(self) -> str:
         return f"{self.case.devices} device{'s' if self.case.devices > 1 else ''}"
 
@@ -146,14 +140,15 @@ SIDE_BY_SIDE, SIDE = "environments side by side", "height and width of the grid"
 
 FIGURES: dict[str, Figure] = {
     "5a": Figure("Simulation, mean over environments", SIDE_BY_SIDE, lambda s: [
-        Job(n, Case(env, "trivial" if env.startswith("XLand") else None, None, n, s.num_steps), peers()) for n in s.num_envs for env in paper_environments(s.environments)]),
+        Job(n, Case(env, "trivial" if env.startswith("XLand") else None, None, n, s.num_steps), peers())
+        for n in s.num_envs for env in paper_environments(s.environments)]),
     "5b": Figure("Simulation and grid size", SIDE, lambda s: grid_jobs(s, s.num_envs, peers()), lambda p: f"{p.engine}, {p.case.num_envs} environments"),
     "5c": Figure("Simulation and rules, 16x16 grid", "rules", lambda s: rule_jobs(s, peers())),
     "5d": Figure("Simulation and grid size, several devices", SIDE, lambda s: grid_jobs(s, (s.middle,), devices=device_counts()), lambda p: p.devices),
     "5e": Figure("Simulation and rules, several devices", "rules", lambda s: rule_jobs(s, devices=device_counts()), lambda p: p.devices),
     "5f": Figure("Training", SIDE_BY_SIDE, lambda s: [Job(n * d, training_config(n * d, s, d)) for d in device_counts() for n in s.training],
                  lambda p: f"{p.devices}, GRU {p.case.network.memory}"),
-    "10": Figure("Simulation and training on one device", "", price_jobs, lambda p: p.what),
+    "10": Figure("Simulation and training on one device", "", price_jobs, lambda p: ("simulation", "training", "training in bfloat16")[int(p.x)]),
     "13": Figure("Simulation with images of 224x224 pixels", SIDE_BY_SIDE,
                  lambda s: [Job(n, Case(R1, "trivial", None, n, s.image_steps, images=True), peers()) for n in s.images])}
 

@@ -143,24 +143,26 @@ def sizes_table(sizes: Mapping[str, Mapping]) -> str:
     rows = []
     for name, found in sizes.items():
         memory, compressed = PAPER_TABLE_5.get(name, (None, None))
-        numbers = ((memory, 1), (found["memory"], 1), (found["cache"], 1), (compressed, 1), (found["packed"], 2), (compressed and found["packed"] / compressed, 2),
-                   (found["load_cold"], 3), (found["load_warm"], 3), (found["unpack"], 2))
+        numbers = ((memory, 1), (found["memory"], 1), (found["cache"], 1), (compressed, 1), (found["packed"], 2),
+                   (compressed and found["packed"] / compressed, 2), (found["load_cold"], 3), (found["load_warm"], 3), (found["unpack"], 2))
         rows.append([Path(name).name, f"{found['tasks']:,}", *("" if number is None else f"{number:,.{digits}f}" for number, digits in numbers)])
-    return _table(["benchmark", "tasks", "paper, in memory", "memory, MB", "cache file, MB", "paper, compressed", "packed file, MB", "packed / paper", "load cold, s", "load warm, s", "unpack, s"], rows)
+    return _table(["benchmark", "tasks", "paper, in memory", "memory, MB", "cache file, MB", "paper, compressed", "packed file, MB", "packed / paper",
+                   "load cold, s", "load warm, s", "unpack, s"], rows)
 
 # %% ../../nbs/measure/12_statistics.ipynb #aa82b17d
 def statistics_page(statistics: Mapping[str, Mapping], sizes: Mapping | None = None) -> Page:
     "What was found in benchmarks. Takes `{name: benchmark_statistics(benchmark)}` and, if they were measured, `{name: benchmark_sizes(benchmark)}`."
     shares = lambda what, key: ("Percent of rules." if key == "rule_kinds" else "Percent of tasks.", _share_table(what, statistics, key))
     return Page("What is in the benchmarks", [
-        f"The command looks at every task. Generator version {GENERATOR_VERSION}. All numbers but loading times are the same on every machine.", "## Every task, once",
+        f"The command looks at every task. Generator version {GENERATOR_VERSION}. All numbers but loading times are the same on every machine.",
+        "## Every task, once",
         "Repeated: tasks whose `ruleset_id` (canonical goal, rules and objects) is that of an earlier one. Not canonical: tasks that are spelled otherwise than `canonical` spells them. "
         "A `goal_id` covers goal and rules, a goal stands for itself. Depth, rules and objects: mean (most).", _found_table(statistics),
         "## Rules per task (the paper's Figure 4)", "![Rules per task](../figures/figure_04_rules.png)", *shares("rules", "rules_per_task"),
         "## Levels of rules under the goal", *shares("depth", "depth"), "## Distractor rules", *shares("distractor rules", "distractor_rules"),
         "## Goals", *shares("goal", "goal_kinds"), "## Rules", *shares("rule", "rule_kinds"),
-        *(("## Sizes (the paper's Table 5)", "MB are 10⁶ bytes. In memory, and in the uncompressed file of the cache: uint8 arrays as wide as the recipe can need. Packed: the file to hand around.",
-           sizes_table(sizes)) if sizes else ())], machine=False)
+        *(("## Sizes (the paper's Table 5)", "MB are 10⁶ bytes. In memory, and in the uncompressed file of the cache: uint8 arrays as wide as the "
+           "recipe can need. Packed: the file to hand around.", sizes_table(sizes)) if sizes else ())], machine=False)
 
 # %% ../../nbs/measure/12_statistics.ipynb #70a720db
 def _save(figure, path: Path) -> list[Path]:
@@ -211,7 +213,8 @@ def benchmark_sizes(source) -> dict:
     """
     benchmark, _ = find_benchmark(source)
     with tempfile.TemporaryDirectory() as place:
-        cache, packed = (write_file(Path(place) / name, benchmark.arrays(), packed=name == "packed", identities=(np.zeros(0, np.uint64),) * 2) for name in ("cache", "packed"))
+        cache, packed = (write_file(Path(place) / name, benchmark.arrays(), packed=name == "packed", identities=(np.zeros(0, np.uint64),) * 2)
+                         for name in ("cache", "packed"))
         sizes = {"tasks": len(benchmark), "memory": sum(a.nbytes for a in benchmark.arrays().values()) / 1e6,
                  "cache": cache.stat().st_size / 1e6, "packed": packed.stat().st_size / 1e6}
         return sizes | {"load_cold": _seconds(cache) if _forgotten(cache) else None, "load_warm": min(_seconds(cache) for _ in range(3)), "unpack": _seconds(packed)}

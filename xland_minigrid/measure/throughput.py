@@ -153,9 +153,10 @@ def spread(engine: Engine, batched: bool, devices: int) -> Engine:
 
 # %% ../../nbs/measure/02_throughput.ipynb #773f60f1
 def world_of(package: str, case: Case):
-    "The environment of a package with our interface, with auto-reset and, if asked for, image observations, and its parameters. Raises `ImportError` where the package is missing."
+    "An environment with auto-reset and, if asked for, image observations, and its parameters. Raises `ImportError` where the package is missing."
     part = lambda name: importlib.import_module(f"{package}{name}")
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"XLAND_MINIGRID_CACHE": os.environ.get("XLAND_MINIGRID_CACHE", folder)}):  # xminigrid's drawings
+    # xminigrid puts its drawings into a folder
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"XLAND_MINIGRID_CACHE": os.environ.get("XLAND_MINIGRID_CACHE", folder)}):
         env, params = part("").make(case.env, **case.params)
         env = part(".wrappers").GymAutoResetWrapper(env)
         return (part(".experimental.img_obs").RGBImgObservationWrapper(env) if case.images else env), params
@@ -207,8 +208,8 @@ class Stepper:
 class Row:
     """One engine in one case.
 
-    Attributes: `seconds` of each turn `(repeats,)`; `ratio`, its seconds over those of the first engine (median of pairs); `compile_s`, seconds to trace and compile the rollout,
-    and `compile_ratio`, those of the first engine over it; `ends`, the share of steps that ended a trial.
+    Attributes: `seconds` of each turn `(repeats,)`; `ratio`, its seconds over those of the first engine (median of pairs); `compile_s`, seconds to
+    trace and compile the rollout, and `compile_ratio`, those of the first engine over it; `ends`, the share of steps that ended a trial.
     """
     case: Case
     engine: str
@@ -237,7 +238,8 @@ def rows_of(steppers: Mapping[str, Stepper], case: Case, repeats: int, base: Seq
     found, base = in_turns(steppers, repeats), base or [next(iter(steppers))]
     first, compiled = np.mean([found[name] for name in base], axis=0), steppers[base[0]].compile_s
     ends = lambda stepper: float(np.mean([float(e) for e in stepper.ends])) / case.num_envs / case.num_steps
-    return [Row(case, name, found[name], ratio_of(found[name], first), stepper.compile_s, compiled / stepper.compile_s, ends(stepper)) for name, stepper in steppers.items()]
+    return [Row(case, name, found[name], ratio_of(found[name], first), stepper.compile_s, compiled / stepper.compile_s, ends(stepper))
+            for name, stepper in steppers.items()]
 
 # %% ../../nbs/measure/02_throughput.ipynb #4f0489a7
 @contextlib.contextmanager
