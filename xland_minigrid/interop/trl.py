@@ -221,7 +221,8 @@ async def _converse(player, episode, tokens, answers) -> None:
 class RolloutFunc(_Player):
     """`GRPOTrainer(..., rollout_func=make_rollout_func(pool), reward_funcs=pool_reward)`, and a context manager.
 
-    `groups` and `batches` (sizes) are those of the last call. Failures of machinery are episodes without a reward. A task that no environment takes is a mistake in the data, and is raised.
+    `groups` and `batches` (sizes) are those of the last call. Failures of machinery are episodes without a reward.
+    A task that no environment takes is a mistake in the data, and is raised.
 
     Args:
         pool: an `EnvPool` or its `.sync`. A new one is opened here, and closed by `close` or at the end of a `with`. It needs `num_generations` sessions, and is better with

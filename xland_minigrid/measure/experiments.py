@@ -166,7 +166,8 @@ def _reported(found: dict[str, list[Evaluation]], runs, out, facts: dict, **opti
 def _facts(config: TrainConfig, runs: Sequence[Run]) -> dict:
     "What belongs next to the results of some runs."
     agents = [run.agent for run in runs]
-    return {"environment": config.env_id, "environment steps of each run": f"{agents[0].steps:,}", "seeds": ", ".join(str(agent.config.seed) for agent in agents)}
+    return {"environment": config.env_id, "environment steps of each run": f"{agents[0].steps:,}",
+            "seeds": ", ".join(str(agent.config.seed) for agent in agents)}
 
 def run_generalization(config: TrainConfig, seeds=3, out="runs/generalization", *, train_kinds: Sequence[int] = (1, 3, 4), protocol: Protocol = Protocol(),
                        about: Mapping | None = None, progress: bool = True, **options) -> dict[str, Any]:
@@ -274,7 +275,8 @@ def run_experiment(args) -> None:
     "The command `xland-minigrid experiment`."
     s, config = asked(args)
     options = dict(seeds=s.seeds[0] if len(s.seeds) == 1 else s.seeds, out=config.out, protocol=Protocol(num_tasks=s.tasks, num_trials=s.trials),
-                   progress=not s.quiet, curve_tasks=s.curve_tasks, every_steps=s.every, about={"command": " ".join(["xland-minigrid", *getattr(args, "words", ())])})
+                   progress=not s.quiet, curve_tasks=s.curve_tasks, every_steps=s.every,
+                   about={"command": " ".join(["xland-minigrid", *getattr(args, "words", ())])})
     if args.verb == "generalization":
         found = run_generalization(config, train_kinds=s.train_kinds, **options)
     elif args.verb == "cores":

@@ -88,7 +88,7 @@ def report(what: Literal["layouts", "tasks"] = "layouts", repeats: int = 15, env
         envs: worlds in the batch
     """
     title, about = _SAID[what]
-    return page(title, f"{about} {envs} worlds, another task in each. Random actions drawn in advance, auto-reset on, trials desynchronised, observations summed "
-                f"at every step; medians over {repeats} turns taken alternately, ratios within a turn.", costs_table(what, compare(what, repeats, envs)))
+    return page(title, f"{about} {envs} worlds, another task in each. Random actions drawn in advance, auto-reset on, trials desynchronised, "
+                f"observations summed at every step; medians over {repeats} turns taken alternately, ratios within a turn.", costs_table(what, compare(what, repeats, envs)))
 
 script(report)

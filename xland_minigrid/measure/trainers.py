@@ -109,7 +109,8 @@ def their_trainer(theirs, ours: TrainConfig) -> Trainer:
         config = theirs.TrainConfig(
             env_id=ours.env_id, rnn_hidden_dim=ours.network.memory, head_hidden_dim=ours.network.head, obs_emb_dim=ours.network.embedding,
             num_envs=ours.num_envs, num_steps_per_env=ours.steps_per_task, num_steps_per_update=ours.steps_per_update,
-            update_epochs=ours.ppo.update_epochs, num_minibatches=ours.ppo.num_minibatches, total_timesteps=ours.steps_per_round, eval_num_envs=1, eval_num_episodes=0)
+            update_epochs=ours.ppo.update_epochs, num_minibatches=ours.ppo.num_minibatches, total_timesteps=ours.steps_per_round,
+            eval_num_envs=1, eval_num_episodes=0)
         key, env, params, tasks, memory, state = theirs.make_states(config)
     args = jax.tree.map(lambda x: x[None] if hasattr(x, "ndim") else jnp.asarray(x)[None], (key, state, memory))  # for one device
     train = theirs.make_train(env, params, tasks, config).lower(*args).compile()
@@ -164,7 +165,8 @@ def trainers_table(rows: list[TrainerRow]) -> str:
     head = ["GRU", "theirs (steps/s)", "ours (steps/s)", "ratio", "over turns", "network, theirs / ours (MFLOP a step)", "of the peak, theirs / ours"]
     return markdown_table(head, [
         (r.gru, f"{np.median(r.theirs):,.0f}", f"{np.median(r.ours):,.0f}", f"**{r.ratio:.2f}**",
-         f"{min(r.ours / r.theirs):.2f} – {max(r.ours / r.theirs):.2f}", f"{r.their_flops / 1e6:.2f} / {r.our_flops / 1e6:.2f}", f"{r.share('theirs'):.0%} / {r.share('ours'):.0%}") for r in rows])
+         f"{min(r.ours / r.theirs):.2f} – {max(r.ours / r.theirs):.2f}", f"{r.their_flops / 1e6:.2f} / {r.our_flops / 1e6:.2f}",
+         f"{r.share('theirs'):.0%} / {r.share('ours'):.0%}") for r in rows])
 
 # %% ../../nbs/measure/07_trainers.ipynb #7aef6bc8
 def trainers_page(rows: list[TrainerRow], config: TrainConfig, repeats: int) -> Page:
@@ -172,8 +174,8 @@ def trainers_page(rows: list[TrainerRow], config: TrainConfig, repeats: int) -> 
     peak = np.median(np.concatenate([r.peak for r in rows])) / 1e9
     return page("Our trainer and xminigrid's own", f"Matrix products ran at {peak:.0f} GFLOP/s (median over turns).",
         f"{config.env_id}, {TASKS:,} generated `trivial` tasks, {config.num_envs} agents, {config.steps_per_update} steps an update, "
-        f"{config.ppo.num_minibatches} minibatches, {config.ppo.update_epochs} epoch(s), float32; views of 5x5, embeddings of {config.network.embedding}, three "
-        f"convolutions (16, 32, 64), one GRU, heads of {config.network.head}. Ours has a layer of 256 between encoder and memory and one "
+        f"{config.ppo.num_minibatches} minibatches, {config.ppo.update_epochs} epoch(s), float32; views of 5x5, "
+        f"embeddings of {config.network.embedding}, three convolutions (16, 32, 64), one GRU, heads of {config.network.head}. Ours has a layer of 256 between encoder and memory and one "
         "layer for both heads, theirs no such layer and one for each. A call is one update: new tasks, collecting, and all gradient steps, without evaluation.",
         "PATH is `training/` of a clone of github.com/dunnolab/xland-minigrid. Its network needs distrax, and on a recent jax that needs tfp-nightly; Python 3.11 and newer refuse the array "
         "defaults of `RolloutStats` in its `utils.py`, which have to be written as `default_factory`.",
