@@ -535,9 +535,9 @@ def react(rules, action, pocket, cells, facing):
 
     Args:
         rules: compiled rules, uint32 `(R, 1)` or `(R, 2)`.
-        cells: uint8 `(8,)`; pocket: uint8 scalar; facing: int32 scalar.
+        cells: eight uint8 scalars, or `(8,)`; pocket: uint8 scalar; facing: int32 scalar.
     Returns:
-        pocket and cells afterwards.
+        pocket and cells afterwards, the cells as an array or a list.
     """
     order = np.arange(rules.shape[0], dtype=np.int32)
 
