@@ -354,11 +354,11 @@ def test_no_key_is_used_twice(name, wrapper):
 # On every machine -----------------------------------------------------------------------------------------------------------------------
 
 def played(name, steps, worlds, **changes):
-    "Time steps of random play with auto-reset in an environment, all in one tree; XLand's tasks have up to nine rules."
+    "Time steps of random play with auto-reset in an environment, all in one tree; XLand's tasks have up to eighteen rules in the larger grids."
     env, params = xland_minigrid.make(name, **changes)
     env, axes = GymAutoResetWrapper(env), None
     if hasattr(params, "ruleset"):
-        tasks = generate_benchmark("medium", worlds, seed=3, progress=False)
+        tasks = generate_benchmark("small" if params.height < 10 else "high", worlds, seed=3, progress=False)
         params = params.replace(ruleset=jax.vmap(tasks.get_ruleset)(np.arange(worlds)))
         axes = params.axes("ruleset")
 
@@ -373,7 +373,7 @@ def played(name, steps, worlds, **changes):
 
 
 @pytest.mark.parametrize("name, changes", [
-    ("XLand-MiniGrid-R4-13x13", dict(see_through_walls=False)), ("MiniGrid-LockedRoom", {}), *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ALL)])
+    ("XLand-MiniGrid-R4-9x9", dict(see_through_walls=False)), *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ALL)])
 def test_every_platform_gives_the_same_bytes(name, changes, monkeypatch):
     "The straight-line programs of accelerators, run on this machine, against those of a CPU."
     expected = played(name, 60, 48, max_steps=25, **changes)
