@@ -373,7 +373,7 @@ def played(name, steps, worlds, **changes):
 
 
 @pytest.mark.parametrize("name, changes", [
-    ("XLand-MiniGrid-R4-9x9", dict(see_through_walls=False)), *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ALL)])
+    ("XLand-MiniGrid-R4-9x9", dict(see_through_walls=False)), *(pytest.param(name, {}, marks=pytest.mark.slow) for name in CLASSES)])
 def test_every_platform_gives_the_same_bytes(name, changes, monkeypatch):
     "The straight-line programs of accelerators, run on this machine, against those of a CPU."
     expected = played(name, 60, 48, max_steps=25, **changes)
