@@ -264,8 +264,8 @@ def report(cards: tuple[str, ...] = ("t4", "a100", "h100", "v5e", "v6e"), progra
     """What a step with auto-reset launches and moves on cards that are not here.
 
     Args:
-        cards: names of `CARDS`.
-        programs: names of `ROLLOUTS`.
+        cards: t4, a100, h100, 8xh100, v5e, v6e, v5e:2x4
+        programs: the rollouts to compile
     Raises `ValueError` for an unknown name, `FileNotFoundError` without the environments of `.ci/accelerators`.
     """
     for name, known in [(name, CARDS) for name in cards] + [(name, ROLLOUTS) for name in programs]:
