@@ -15,7 +15,7 @@ from xminigrid.rendering import text_render as their_text_render
 
 pytestmark = pytest.mark.newest
 
-FAST = ("XLand-MiniGrid-R4-9x9", "MiniGrid-DoorKey-5x5", "MiniGrid-MemoryS8", "MiniGrid-Playground")
+FAST = ("XLand-MiniGrid-R4-9x9", "MiniGrid-DoorKey-5x5", "MiniGrid-MemoryS8")
 WORLDS, STEPS = 64, 60
 
 

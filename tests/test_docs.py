@@ -197,7 +197,7 @@ def test_every_room_is_on_the_site():
 
 def test_links_on_the_site():
     table = [
-        ("../nbs/core/07_rules.ipynb", "tutorials", "../nbs/core/07_rules.ipynb"), ("../README.md", "docs", "../index.md"), ("../nbs/core", "docs", "../nbs/core/index.md"),
+        ("../nbs/core/06_rules.ipynb", "tutorials", "../nbs/core/06_rules.ipynb"), ("../README.md", "docs", "../index.md"), ("../nbs/core", "docs", "../nbs/core/index.md"),
         ("../figures/probes.png", "docs/results", "../figures/probes.png"), ("../LICENSE", "docs", f"{docs.BLOB}/LICENSE"), ("../tests", "docs", docs.BLOB.replace("/blob/", "/tree/") + "/tests"),
     ]
     assert [link for link, home, there in table if docs.where(link, home) != there] == []
@@ -237,7 +237,7 @@ def test_the_site_is_built_without_a_warning(tmp_path, monkeypatch):
         monkeypatch.setattr(docs, name, path)
     monkeypatch.setattr(slides, "OUT", tmp_path / "html" / "slides")
     assert docs.main() == 0
-    for page in ("index", "search", "tutorials/01_anatomy_of_a_ruleset", "nbs/core/07_rules", "api/xland_minigrid.core.rules", "gallery/environments", "docs/instructors", "docs/results/throughput", "slides/06_rl2"):
+    for page in ("index", "search", "tutorials/01_anatomy_of_a_ruleset", "nbs/core/06_rules", "api/xland_minigrid.core.rules", "gallery/environments", "docs/instructors", "docs/results/throughput", "slides/06_rl2"):
         assert (tmp_path / "html" / f"{page}.html").exists(), page
     assert "BEGIN SOLUTION" not in (tmp_path / "html" / "tutorials" / "01_anatomy_of_a_ruleset.html").read_text()
     shutil.rmtree(tmp_path)

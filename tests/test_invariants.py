@@ -351,6 +351,38 @@ def test_no_key_is_used_twice(name, wrapper):
             trace(lambda key: (env.reset(params, key), env.reset(params, key)), jax.random.key(3))
 
 
+# On every machine -----------------------------------------------------------------------------------------------------------------------
+
+def played(name, steps, worlds, **changes):
+    "Time steps of random play with auto-reset in an environment, all in one tree; XLand's tasks have up to eighteen rules in the larger grids."
+    env, params = xland_minigrid.make(name, **changes)
+    env, axes = GymAutoResetWrapper(env), None
+    if hasattr(params, "ruleset"):
+        tasks = generate_benchmark("small" if params.height < 10 else "high", worlds, seed=3, progress=False)
+        params = params.replace(ruleset=jax.vmap(tasks.get_ruleset)(np.arange(worlds)))
+        axes = params.axes("ruleset")
+
+    @jax.jit
+    def play(params, key):
+        timestep = jax.vmap(env.reset, (axes, 0))(params, jax.random.split(key, worlds))
+        actions = jax.random.randint(key, (steps, worlds), -1, 7)
+        follow = lambda timestep, action: (jax.vmap(env.step, (axes, 0, 0))(params, timestep, action),) * 2
+        return timestep, jax.lax.scan(follow, timestep, actions)[1]
+
+    return play(params, jax.random.key(1))
+
+
+@pytest.mark.parametrize("name, changes", [
+    ("XLand-MiniGrid-R4-9x9", dict(see_through_walls=False)), *(pytest.param(name, {}, marks=pytest.mark.slow) for name in CLASSES)])
+def test_every_platform_gives_the_same_bytes(name, changes, monkeypatch):
+    "The straight-line programs of accelerators, run on this machine, against those of a CPU."
+    expected = played(name, 60, 48, max_steps=25, **changes)
+    assert int((expected[1].step_type == 2).sum()) >= 96, "trials end, so resets are compared as well"
+    for platform in ("gpu", "tpu"):
+        monkeypatch.setenv("XLAND_MINIGRID_PLATFORM", platform)
+        assert_same(played(name, 60, 48, max_steps=25, **changes), expected)
+
+
 def test_gradients_flow_around_the_world():
     "A policy gradient through a scan with `env.step` inside: the world is not differentiable, the policy is. Run with one wrapper, traced with the other."
     def gradient(wrapper):

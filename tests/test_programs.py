@@ -54,7 +54,7 @@ def test_every_module_and_function_has_its_path():
     "Private names and a few constants of its own machinery are not kept, save those that programs import."
     spared = {"ActionOutput", "CACHE_PATH", "FORCE_RELOAD", "HF_REPO_ID", "TILES_FN_MAP", "build_cache", "cache_path", "get_highlight_mask", "Color", "Point"}
     spared_here = {"COLOR_NAMES", "PLAYER_STR", "RULE_TILE_STR", "TILE_STR"}  # tables by 0.9.3's identifiers
-    wanted = {"_text_encode_goal", "_text_encode_rule", "_encode_tile", "_render_obs"}
+    wanted = {"_text_encode_goal", "_text_encode_rule", "_encode_tile", "_render_obs", "_REGISTRY"}
     root = Path(importlib.util.find_spec("xminigrid").origin).parent
     found = 0
     for path in sorted(root.rglob("*.py")):
@@ -63,6 +63,8 @@ def test_every_module_and_function_has_its_path():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 names.add(node.name)
+            elif isinstance(node, ast.ImportFrom) and node.level and "envs.minigrid." in module:   # programs derive environments from these, and import what they import
+                names |= {alias.name for alias in node.names}
             elif isinstance(node, (ast.Assign, ast.AnnAssign)):
                 names |= {target.id for target in getattr(node, "targets", [getattr(node, "target", None)]) if isinstance(target, ast.Name)}
         for package in PACKAGES:
@@ -246,8 +248,23 @@ def test_embeddings_of_the_size_of_xminigrid(monkeypatch):
         assert features == 2 * 256 * 25
 
 
-def test_playing_by_hand(xm):
-    control = importlib.import_module(f"{xm.root}.manual_control").ManualControl(*xm.make("MiniGrid-Empty-5x5"))
-    with contextlib.redirect_stdout(io.StringIO()):
-        control.start(io.StringIO("wwdww"))
-    assert len(control.session.rewards) == 1 and control.session.rewards[0] > 0.9
+def test_playing_by_hand(xm, tmp_path):
+    "A program's own player begins where it likes and is told of every step."
+    home = importlib.import_module(f"{xm.root}.manual_control")
+    env, params = xm.make("MiniGrid-Empty-5x5")
+
+    class Again(home.ManualControl):
+        def reset(self):
+            self.timestep, self.done = self._reset(self.env_params, jax.random.key(7)), getattr(self, "done", [])
+            self.render()
+
+        def step(self, action):
+            super().step(action)
+            self.done.append((action, float(self.timestep.reward)))
+
+    shown = io.StringIO()
+    control = Again(env=env, env_params=params, agent_view=True, save_video=True, video_path=tmp_path, video_format=".gif", video_fps=5)
+    control.start(io.StringIO("wwdw\nw quit w"), shown)
+    assert [action for action, _ in control.done] == [0, 0, 1, 0, 0] and int(control.timestep.state.step_num) == 0, "the next trial has begun"
+    assert shown.getvalue().count("StepType: 2 | Discount: 0.0 | Reward: 0.9") == 1 and len(control.frames) == 7
+    assert (tmp_path / "manual_control_rollout.gif").read_bytes()[:3] == b"GIF"

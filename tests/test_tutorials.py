@@ -156,7 +156,7 @@ def test_stub_and_solution():
 
 
 def test_links_of_a_copy_lead_somewhere_from_anywhere():
-    table = [("01_anatomy_of_a_ruleset.ipynb", "colab/01_anatomy_of_a_ruleset.ipynb"), ("../docs/pool.md", "/blob/main/docs/pool.md"), ("../nbs/core/07_rules.ipynb#x", "/nbs/core/07_rules.ipynb#x"),
+    table = [("01_anatomy_of_a_ruleset.ipynb", "colab/01_anatomy_of_a_ruleset.ipynb"), ("../docs/pool.md", "/blob/main/docs/pool.md"), ("../nbs/core/06_rules.ipynb#x", "/nbs/core/06_rules.ipynb#x"),
              ("https://jax.dev", "](https://jax.dev)"), ("#here", "](#here)")]
     for link, leads in table:
         cell = {"cell_type": "markdown", "id": "t", "metadata": {}, "source": [f"See [this]({link}) and `f(x)[1](../y)`."]}

@@ -295,7 +295,8 @@ _COMMANDS = {
     "evaluate": ("trial by trial, on tasks that an agent never met", _evaluate_parser),
     "benchmark": ("make tasks, look at them, send them", _benchmark_parser),
     "play": ("play by hand, in the terminal", _play),
-    "throughput": ("steps per second, with all circumstances stated; --figure redraws the paper's", None)}
+    "throughput": ("steps per second, with all circumstances stated; --figure redraws the paper's", None),
+    "compiled": ("what a step launches and moves on GPUs and TPUs that are not here", None)}
 
 def _parser(words=()) -> argparse.ArgumentParser:
     "The parser of the command that comes first in `words`; of the others it knows the names."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GridState', 'Tile', 'IntOrArray', 'EnvCarryT', 'EnvParamsT', 'NUM_LAYERS', 'TABLES', 'get_ruleset', 'DRAWING',
-           'ruleset_at']
+           'ruleset_at', 'imported_names']
 
 # %% ../../nbs/compat/02_names.ipynb #2d14f84c
 import functools
@@ -54,3 +54,19 @@ def __getattr__(name: str):
     if name in DRAWING:
         return getattr(importlib.import_module(f"xland_minigrid.{DRAWING[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+# %% ../../nbs/compat/02_names.ipynb #d0669234
+_HOMES = ("core.constants", "core.grid", "core.goals", "core.rules", "core.actions", "core.observation", "types", "environment")
+
+def imported_names(module: str):
+    "`__getattr__` for the path of an environment: the names that 0.9.3's module has because it imports them."
+    root = module.rpartition(".envs.")[0]
+
+    def find(name: str):
+        for home in () if name.startswith("__") else _HOMES:
+            found = importlib.import_module(f"{root}.{home}")
+            if hasattr(found, name):
+                return getattr(found, name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return find

@@ -8,43 +8,105 @@ __all__ = ['ManualControl']
 # %% ../../nbs/compat/08_play.ipynb #4dba6884
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
-from . import worlds
-from ..envs import minigrid, xland
-from ..interop.upstream import ruleset_from_upstream
-from ..viz.control import Session, play_from, save_film
+import jax
+import numpy as np
+
+from ..core.observation import look
+from ..core.tiles import unpack
+from ..viz.control import KEYS, is_terminal, raw_terminal, read_key, read_line
+from ..viz.player import play
+from ..viz.render import render_text
 
 # %% ../../nbs/compat/08_play.ipynb #4ae600a8
+def _commands(file_in, file_out):
+    "Actions and `'reset'`, until `'quit'` or the end of input; what is neither is left out."
+    def typed():
+        if not is_terminal(file_in, file_out):
+            for line in file_in:
+                yield from read_line(line)
+            return
+        with raw_terminal(file_in.fileno(), file_out):
+            while key := read_key(file_in.fileno()):
+                yield KEYS.get(key)
+
+    for command in typed():
+        if command == "quit":
+            return
+        if command == "reset" or isinstance(command, int):
+            yield command
+
+# %% ../../nbs/compat/08_play.ipynb #e3867878
+def _numbers(timestep) -> str:
+    return f"Step: {timestep.state.step_num} | StepType: {timestep.step_type} | Discount: {timestep.discount} | Reward: {timestep.reward}"
+
+def _in_text(env, params, timestep, agent_view: bool) -> str:
+    "The grid, or only what the agent sees, as `rich` text."
+    if not agent_view:
+        return env.render(params.replace(render_mode="rich_text"), timestep)
+    state, size = timestep.state, params.view_size
+    view = unpack(look(state.cells, state.agent.position, state.agent.direction, size)[:-1].reshape(size, size))
+    return render_text(np.asarray(view), SimpleNamespace(position=(size - 1, size // 2), direction=0))
+
+# %% ../../nbs/compat/08_play.ipynb #fd3725d5
 class ManualControl:
     """Play an environment by hand: `start()` reads keys from the terminal, or lines of text where there is none, until `q` or the end of input.
 
+    `timestep` is the present moment. A subclass may override `reset`, `step` and `render`.
+
     Args:
-        env, env_params: from `make`, of this package or of `compat`.
+        env, env_params: from `make`, of this package or of `compat`, or a program's own.
         agent_view: show only what the agent sees.
-        save_video, video_path, video_format: keep what was played, as `manual_control_rollout` with `.gif` or `.html`, in the folder `video_path`.
-        video_fps: ignored.
+        save_video, video_path, video_format, video_fps: keep what was played, as `manual_control_rollout` with `.gif` or `.html`, in the folder `video_path`.
     Raises `ValueError` for another format, or without a folder to save to.
     """
 
     def __init__(self, env, env_params, agent_view: bool = False, save_video: bool = False, video_path=None, video_format: str = ".gif", video_fps: int = 8):
         if save_video and (video_path is None or video_format not in (".gif", ".html")):
             raise ValueError(f"A rollout is saved as .gif or .html into a folder video_path; got {video_format!r} and {video_path!r}.")
-        self.path = Path(video_path) / f"manual_control_rollout{video_format}" if save_video else None
-        self.session = Session(*_native(env, env_params), view=agent_view)
+        self.env, self.env_params, self.agent_view = env, env_params, agent_view
+        self.save_video, self.video_path, self.video_format, self.video_fps = save_video, video_path, video_format, video_fps
+        self.timestep, self.frames, self.out = None, [], sys.stdout
+        self._reset, self._step, self._key = jax.jit(env.reset), jax.jit(env.step), jax.random.key(0)
 
     def start(self, file_in=None, file_out=None) -> None:
         "Play; `file_in` and `file_out` are the standard streams unless given."
+        self.out = file_out or sys.stdout
         try:
-            play_from(self.session, file_in or sys.stdin, file_out or sys.stdout)
+            self.reset()
+            for command in _commands(file_in or sys.stdin, self.out):
+                self.reset() if command == "reset" else self.step(command)
         finally:
-            if self.path is not None:
-                save_film(self.session, str(self.path))
+            self.close()
 
-def _native(env, params):
-    "The environment in our numbers, which the player speaks. Raises `TypeError` for an environment of `compat` that a program wrote itself."
-    if not isinstance(env, worlds.Environment):
-        return env, params
-    native = getattr(xland, type(env).__name__, getattr(minigrid, type(env).__name__, None))
-    if native is None or type(env).__module__ != worlds.__name__:
-        raise TypeError(f"{type(env).__name__} is an environment of your own: write it for xland_minigrid to play it.")
-    return native(), params.replace(ruleset=ruleset_from_upstream(params.ruleset)) if hasattr(params, "ruleset") else params
+    def reset(self) -> None:
+        "Begin a trial."
+        self._key, key = jax.random.split(self._key)
+        self.timestep = self._reset(self.env_params, key)
+        self._show()
+
+    def step(self, action: int) -> None:
+        "Do an action; a trial that it ends is followed by the next one."
+        self.timestep = self._step(self.env_params, self.timestep, action)
+        self._show()
+        if self.timestep.last():
+            self.reset()
+
+    def render(self) -> None:
+        "Show the present moment, and keep its picture where a film is wanted."
+        from rich.console import Console
+        text = _in_text(self.env, self.env_params, self.timestep, self.agent_view)
+        Console(file=self.out, force_jupyter=False, force_terminal=self.out.isatty()).print(text)
+        if self.save_video:
+            self.frames.append(np.asarray(self.env.render(self.env_params.replace(render_mode="rgb_array"), self.timestep)))
+
+    def close(self) -> None:
+        "Write the film."
+        if self.frames:
+            film, path = play(self.frames, fps=self.video_fps), str(Path(self.video_path) / f"manual_control_rollout{self.video_format}")
+            film.gif(path) if path.endswith(".gif") else film.save(path)
+
+    def _show(self) -> None:
+        self.render()
+        print(_numbers(self.timestep), file=self.out)

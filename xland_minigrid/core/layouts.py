@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .compact import take
 from .struct import PyTreeNode
 from .tiles import END_OF_MAP, FLOOR, WALL, Colors, Tiles, pack_pairs
 
@@ -128,16 +129,12 @@ def sample_without_replacement(bits: jax.Array, size: int) -> jax.Array:
         int32 `(n,)`.
     """
     n = bits.shape[0]
-    ranks = (bits % jnp.maximum(size - jnp.arange(n), 1).astype(jnp.uint32)).astype(jnp.int32)
-    slots = jnp.arange(n, dtype=jnp.int32)
-
-    def draw(taken, rank):
-        value = rank + (taken - slots <= rank).sum(dtype=jnp.int32)
-        shifted = jnp.concatenate([jnp.full((1,), -1, jnp.int32), taken[:-1]])
-        return jnp.where(taken < value, taken, jnp.maximum(shifted, value)), value
-
-    start = jnp.full_like(ranks, jnp.iinfo(jnp.int32).max // 2)
-    return jax.lax.scan(draw, start, ranks)[1]
+    slots = np.arange(n, dtype=np.int32)
+    ranks = (bits % jnp.maximum(size - slots, 1).astype(jnp.uint32)).astype(jnp.int32)
+    chosen = ranks
+    for i in reversed(range(n - 1)):   # the i-th choice moves those after it that are not below it
+        chosen = chosen + ((slots > i) & (chosen >= ranks[i])).astype(jnp.int32)
+    return chosen
 
 # %% ../../nbs/core/03_layouts.ipynb #d3899b58
 def draw_once(key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -161,8 +158,9 @@ def draw_doors(plan: Layout, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
         Flat indices int32 `(D,)`, `height * width` for a door that does not exist, and packed tiles uint8 `(D,)`.
     """
     places = jnp.maximum(jnp.asarray(plan.num_places), 1).astype(jnp.uint32)
-    where = jnp.asarray(plan.doors)[np.arange(plan.doors.shape[0]), (bits[0] % places).astype(jnp.int32)]
-    color = jnp.asarray(DOOR_COLORS)[bits[1] % np.uint32(len(DOOR_COLORS))]
+    first = np.arange(plan.doors.shape[0], dtype=np.int32) * plan.doors.shape[1]
+    where = take(plan.doors, first + (bits[0] % places).astype(jnp.int32))
+    color = take(DOOR_COLORS, (bits[1] % np.uint32(len(DOOR_COLORS))).astype(jnp.int32))
     return jnp.where(plan.num_places > 0, where, plan.cells.size), np.uint8(Tiles.DOOR_CLOSED << 4) | color
 
 # %% ../../nbs/core/03_layouts.ipynb #f15a6dbe

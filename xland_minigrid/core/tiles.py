@@ -89,6 +89,9 @@ def unpack(cells):
     if isinstance(cells, (np.ndarray, np.generic)):
         return np.stack([cells >> 4, cells & 15], axis=-1)
     import jax.numpy as jnp
+    from .compact import straight_line
+    if straight_line():   # a shift merges with what is done to its result, a concatenation does not
+        return cells[..., None] >> np.array([4, 0], np.uint8) & 15
     return jnp.stack([cells >> 4, cells & 15], axis=-1)
 
 # %% ../../nbs/core/01_tiles.ipynb #7cd10207

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DIRECTIONS', 'DIRECTION_NAMES', 'empty_world', 'horizontal_line', 'vertical_line', 'rectangle', 'room', 'two_rooms',
-           'four_rooms', 'nine_rooms', 'inside']
+           'four_rooms', 'nine_rooms', 'heading', 'inside']
 
 # %% ../../nbs/core/02_walls.ipynb #9a87f5cf
 import jax
@@ -63,6 +63,10 @@ def nine_rooms(height: int, width: int) -> jax.Array:
     return _divided(height, width, rows=(height // 3, 2 * (height // 3)), cols=(width // 3, 2 * (width // 3)))
 
 # %% ../../nbs/core/02_walls.ipynb #d669cee4
+def heading(direction) -> tuple:
+    "The step ahead as (rows, columns), each -1, 0 or 1, int32; the step to the right is (columns, -rows)."
+    return (direction == 2).astype(jnp.int32) - (direction == 0), (direction == 1).astype(jnp.int32) - (direction == 3)
+
 def inside(shape, rows, cols):
     "Whether positions lie on a grid of the given shape `(height, width, ...)`; elementwise bool."
     return (rows >= 0) & (rows < shape[0]) & (cols >= 0) & (cols < shape[1])

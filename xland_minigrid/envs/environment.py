@@ -19,13 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.actions import NUM_ACTIONS, AgentState, act, face
-from ..core.compact import vary_together, where_needed
+from ..core.compact import put, straight_line, take, vary_together, where_needed
 from ..core.compose import ExtendedState, evaluate_goal
-from ..core.walls import inside
+from ..core.walls import heading, inside
 from ..core.observation import hide, look, view_offsets
 from ..core.rules import any_hit, compile_rules, decompile_rules, patch_in_view, patch_offsets, react
 from ..core.struct import PyTreeNode, field, field_names
-from ..core.tiles import Tiles, pack_pairs, unpack
+from ..core.tiles import END_OF_MAP, Tiles, pack_pairs, unpack
 
 # %% ../../nbs/envs/01_environment.ipynb #bb8fd3ac
 class EnvParams(PyTreeNode):
@@ -183,8 +183,7 @@ def _react(rules, action, pocket, seen, cells, position, direction, where):
     pocket, patch = react(rules, action, pocket, seen[where], direction)
     spots = position + jnp.asarray(patch_offsets())[direction]
     flat = jnp.where(inside(cells.shape, spots[:, 0], spots[:, 1]), spots[:, 0] * cells.shape[1] + spots[:, 1], cells.size)
-    cells = cells.ravel().at[flat].set(patch, mode="drop").reshape(cells.shape)
-    return cells, seen.at[where].set(patch), pocket
+    return put(cells, flat, patch), put(seen, where, patch), pocket
 
 @functools.lru_cache(maxsize=None)
 def _reaction(view_size: int):
@@ -192,12 +191,44 @@ def _reaction(view_size: int):
     return functools.partial(_react, where=patch_in_view(view_size))
 
 # %% ../../nbs/envs/01_environment.ipynb #4df591a9
+_AHEAD_RIGHT = ((0, 0), (1, 0), (0, 1), (-1, 0), (0, -1), (2, 0), (1, 1), (1, -1))  # the eight cells as steps ahead and to the right
+
+def _write_around(cells, row, col, direction, patch) -> jax.Array:
+    "The grid with the eight cells around an agent replaced. Each cell is called by its distance from the agent, ahead and to the right."
+    (rows, cols), (y, x) = heading(direction), np.indices(cells.shape, np.int32)
+    ahead, right = (y - row) * rows + (x - col) * cols, (y - row) * cols - (x - col) * rows
+    return put(cells, [1000 * a + r for a, r in _AHEAD_RIGHT], patch, 1000 * ahead + right)
+
+def _advance_straight(state: State, action, view_size: int) -> tuple[State, jax.Array, jax.Array]:
+    "`advance` for accelerators."
+    agent, where, (height, width) = state.agent, patch_in_view(view_size), state.cells.shape
+    row, col, (rows, cols) = agent.position[0], agent.position[1], heading(agent.direction)
+    exists = inside((height, width), row + rows, col + cols)
+    front = jnp.where(exists, take(state.cells, jnp.clip((row + rows) * width + col + cols, 0, height * width - 1)), END_OF_MAP)
+    front, walks, direction, pocket = act(action, front, agent.direction, pack_pairs(agent.pocket))
+    row, col, stays = row + jnp.where(walks, rows, 0), col + jnp.where(walks, cols, 0), ~walks & (direction == agent.direction)
+    row, col, direction, pocket, front, stays, step_num = jax.lax.optimization_barrier((row, col, direction, pocket, front, stays, state.step_num + 1))
+
+    seen = look(state.cells, (row, col), direction, view_size)
+    patch = [seen[i] for i in where]
+    patch[1] = jnp.where(stays, front, patch[1])
+    pocket, patch = jax.lax.optimization_barrier(react(state.rules, action, pocket, patch, direction))
+
+    cells, seen = _write_around(state.cells, row, col, direction, patch), put(seen, where, patch)
+    reached, extended = evaluate_goal(state.goal_encoding, state.extended, True, cells, (row, col), direction, pocket, patch, action)
+    state = state.replace(cells=cells, step_num=step_num, extended=extended, agent=AgentState(
+        position=jnp.where(np.arange(2) == 0, row, col), direction=direction, pocket=unpack(pocket)))
+    return state, reached, seen[:-1].reshape(view_size, view_size)
+
+# %% ../../nbs/envs/01_environment.ipynb #8c47f38d
 def advance(state: State, action, view_size: int, has_rules: bool = True) -> tuple[State, jax.Array, jax.Array]:
     """Apply one action, then the rules, then check the goal. Without `has_rules` the rules are expected to be empty, and only that is checked.
 
     Returns:
         The new state, whether the goal is reached (bool scalar), and the packed view `(view_size, view_size)`.
     """
+    if straight_line():
+        return _advance_straight(state, action, view_size)
     agent, where = state.agent, patch_in_view(view_size)
     ahead, front, replace_front = face(state.cells, agent)
     new_front, walks, direction, pocket = act(action, front, agent.direction, pack_pairs(agent.pocket))
@@ -335,7 +366,7 @@ class Environment(abc.ABC):
         state, reached, view = advance(timestep.state, jnp.asarray(action), params.view_size, self.has_rules)
         reached, failed = self._outcome(params, state, view[-1, params.view_size // 2], reached)
         out_of_time = state.step_num >= _max_steps(params)
-        reward = jnp.asarray(reward_table(params.max_steps))[jnp.minimum(state.step_num, params.max_steps)]
+        reward = take(reward_table(params.max_steps), jnp.minimum(state.step_num, params.max_steps))
         return TimeStep(
             state=state,
             step_type=jnp.where(reached | failed | out_of_time, StepType.LAST, StepType.MID),

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.actions import AgentState
+from ..core.compact import put, take
 from ..core.compose import begin
 from xland_minigrid.core.layouts import (
     GRID_TYPES, Layout, check_layout, check_size, draw_doors, draw_once, layout, sample_without_replacement,
@@ -85,7 +86,7 @@ def generate_rooms(grid_type: str, key: jax.Array, height: int, width: int) -> t
     plan = layout(grid_type, height, width)
     key, bits = draw_once(key, 2 * len(plan.doors))
     cells, tiles = _open_doors(plan, bits)
-    return key, unpack(jnp.asarray(plan.cells.ravel()).at[cells].set(tiles, mode="drop").reshape(height, width))
+    return key, unpack(put(jnp.asarray(plan.cells), cells, tiles))
 
 generate_room, generate_two_rooms, generate_four_rooms, generate_six_rooms, generate_nine_rooms = (
     functools.partial(generate_rooms, grid_type) for grid_type in GRID_TYPES)
@@ -98,16 +99,16 @@ def place(params: XLandEnvParams, key: jax.Array):
     doors, things = plan.doors.shape[0], objects.shape[0] + 1
 
     key, bits = draw_once(key, 1 + things + 2 * doors)
-    spots = jnp.asarray(plan.free)[sample_without_replacement(bits[1 : 1 + things], plan.num_free)]
+    spots = take(plan.free, sample_without_replacement(bits[1 : 1 + things], plan.num_free))
     real = (objects != END_OF_MAP) & (objects != EMPTY)
     where, tiles = jnp.where(real, spots[1:], plan.cells.size), objects
     if doors:
         door_cells, door_tiles = _open_doors(plan, bits[1 + things :])
         where, tiles = jnp.concatenate([where, door_cells]), jnp.concatenate([tiles, door_tiles])
-    cells = jnp.asarray(plan.cells.ravel()).at[where].set(tiles, mode="drop")
+    cells = put(jnp.asarray(plan.cells), where, tiles)
     agent = AgentState(
-        position=jnp.stack(jnp.divmod(spots[0], params.width)), direction=(bits[0] & 3).astype(jnp.int32))
-    return cells.reshape(params.height, params.width), agent, key
+        position=jnp.where(np.arange(2) == 0, spots[0] // params.width, spots[0] % params.width), direction=(bits[0] & 3).astype(jnp.int32))
+    return cells, agent, key
 
 # %% ../../nbs/envs/02_xland.ipynb #a21d3859
 def _size_of(plan: Layout, height: int | None = None, width: int | None = None) -> dict:

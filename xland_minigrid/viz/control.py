@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['KEYS', 'WORDS', 'HELP', 'WON', 'LOST', 'LATE', 'LEFT', 'read_line', 'compiled', 'view_of', 'Trial', 'Moment',
-           'Session', 'film_of', 'task_in_words', 'figure_task', 'play_lines', 'read_key', 'play_keys', 'control',
-           'save_film', 'play_from']
+           'Session', 'film_of', 'task_in_words', 'figure_task', 'play_lines', 'raw_terminal', 'read_key', 'play_keys',
+           'control', 'save_film', 'is_terminal', 'play_from']
 
 # %% ../../nbs/viz/06_control.ipynb #3e3d52fc
 import contextlib
@@ -221,7 +221,7 @@ def _show(session: Session, console) -> None:
 
 # %% ../../nbs/viz/06_control.ipynb #0915416b
 @contextlib.contextmanager
-def _raw_terminal(file_in: int, out):
+def raw_terminal(file_in: int, out):
     "Read single keys, on an alternative screen; restores the terminal at the end."
     import termios
     import tty
@@ -265,7 +265,7 @@ def _paint(out, console, text: str) -> None:
 def play_keys(session: Session, file_in: int, out) -> None:
     "Play key by key until `q`, the end of input, or Ctrl-C, which raises `KeyboardInterrupt`."
     from rich.console import Console
-    with _raw_terminal(file_in, out):
+    with raw_terminal(file_in, out):
         console = Console(file=out, force_terminal=True, force_jupyter=False)
         session.message = session.message or "press ? for help"
         while True:
@@ -320,7 +320,7 @@ def save_film(session: Session, path: str) -> None:
     film.save(path) if path.endswith(".html") else film.gif(path)
 
 # %% ../../nbs/viz/06_control.ipynb #d17f23e9
-def _is_terminal(*streams) -> bool:
+def is_terminal(*streams) -> bool:
     "Whether single keys can be read: all streams are terminals, on a system with termios."
     try:
         import termios  # noqa: F401
@@ -330,7 +330,7 @@ def _is_terminal(*streams) -> bool:
 
 def play_from(session: Session, file_in, file_out) -> None:
     "Play with keys in a terminal, or with lines of text from any other stream."
-    if _is_terminal(file_in, file_out):
+    if is_terminal(file_in, file_out):
         play_keys(session, file_in.fileno(), file_out)
         finished = ", ".join(f"{r:.2f}" for r in session.rewards) or "none finished"
         print(f"{session.name}: rewards of the trials: {finished}", file=file_out)

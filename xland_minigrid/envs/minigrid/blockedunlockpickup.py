@@ -1,2 +1,5 @@
 """BlockedUnlockPickUp, under the path that xminigrid's users import."""
 from .tasks import BlockedUnlockPickUp
+from ...compat.names import imported_names
+
+__getattr__ = imported_names(__name__)

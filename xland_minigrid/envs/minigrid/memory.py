@@ -1,3 +1,6 @@
 """Memory, under the path that xminigrid's users import."""
 from .tasks import Memory
 from .tasks import MemoryCarry as MemoryEnvCarry
+from ...compat.names import imported_names
+
+__getattr__ = imported_names(__name__)

@@ -1,3 +1,6 @@
 """Playground, under the path that xminigrid's users import."""
 from .tasks import Playground
 from .tasks import PlaygroundEnvParams
+from ...compat.names import imported_names
+
+__getattr__ = imported_names(__name__)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core.actions import Actions, AgentState
+from ...core.compact import put, take
 from ...core.goals import AgentHoldGoal, AgentOnTileGoal, EmptyGoal, TileOnPositionGoal
 from ...core.layouts import DOOR_COLORS, draw_doors, draw_once, layout, sample_without_replacement, valid_size
 from ...core.struct import PyTreeNode, field
@@ -52,7 +53,7 @@ def _put(cells, *things):
 
 def _begin(key, cells, row, col, turn, goal, carry=EnvCarry()) -> State:
     "The first state of a trial: the agent at (row, col), its direction the last two bits of `turn`."
-    agent = AgentState(position=jnp.stack([jnp.asarray(x, jnp.int32) for x in (row, col)]), direction=jnp.asarray(turn & 3, jnp.int32))
+    agent = AgentState(position=jnp.where(np.arange(2) == 0, row, col).astype(jnp.int32), direction=jnp.asarray(turn & 3, jnp.int32))
     return State(key=key, step_num=jnp.int32(0), cells=jnp.asarray(cells), agent=agent, goal_encoding=jnp.asarray(goal, jnp.uint8),
                  rules=jnp.zeros((1, 1), jnp.uint32), carry=carry)
 
@@ -71,7 +72,7 @@ def _pair(packed):
 
 def _color(bits):
     "One of MiniGrid's six colours, uint8."
-    return jnp.asarray(DOOR_COLORS)[_below(bits, len(DOOR_COLORS))]
+    return take(DOOR_COLORS, _below(bits, len(DOOR_COLORS)))
 
 # %% ../../../nbs/envs/minigrid/01_tasks.ipynb #c6366206
 _GOAL = pack(Tiles.GOAL, Colors.GREEN)
@@ -159,7 +160,7 @@ def _two_rooms(params: EnvParams) -> tuple[np.ndarray, int, int]:
 
 def _object(kind, color):
     "One of the five kinds of object in one of the six colours, packed uint8, from random bits."
-    return _colored(jnp.asarray(_OBJECTS)[_below(kind, len(_OBJECTS))], _color(color))
+    return _colored(take(_OBJECTS, _below(kind, len(_OBJECTS))), _color(color))
 
 # %% ../../../nbs/envs/minigrid/01_tasks.ipynb #7a99531c
 class Unlock(MiniGridTask):
@@ -226,8 +227,9 @@ class FourRooms(MiniGridTask):
     def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
         plan, width = layout("R4", params.height, params.width), params.width
         key, bits = draw_once(key, 7)
-        gaps = jnp.asarray(plan.doors)[np.arange(4), _below(bits[:4], plan.doors.shape[1])]
-        goal_at, agent_at = (jnp.concatenate([plan.free, gaps])[i] for i in _two_below(bits[4:6], len(plan.free) + 4))
+        places = plan.doors.shape[1]
+        gaps = take(plan.doors, np.arange(4, dtype=np.int32) * places + _below(bits[:4], places))
+        goal_at, agent_at = (take(jnp.concatenate([plan.free, gaps]), i) for i in _two_below(bits[4:6], len(plan.free) + 4))
         cells = _put(plan.cells, *((0, gap, FLOOR) for gap in gaps), (0, goal_at, _GOAL))
         return _begin(key, cells, agent_at // width, agent_at % width, bits[6], _walk_to_goal())
 
@@ -325,8 +327,8 @@ class Playground(MiniGridTask):
     def _generate_problem(self, params: PlaygroundEnvParams, key: jax.Array) -> State:
         plan, n, width = layout("R9", params.height, params.width), params.num_objects, params.width
         key, bits = draw_once(key, 2 + 2 * n + 24)
-        spots = jnp.asarray(plan.free)[sample_without_replacement(bits[: n + 1], len(plan.free))]
-        toys = jnp.asarray(_TOYS)[_below(bits[n + 1 : 2 * n + 1], len(_TOYS))]
+        spots = take(plan.free, sample_without_replacement(bits[: n + 1], len(plan.free)))
+        toys = take(_TOYS, _below(bits[n + 1 : 2 * n + 1], len(_TOYS)))
         door_at, doors = draw_doors(plan, bits[2 * n + 1 : 2 * n + 25].reshape(2, 12))
-        cells = jnp.asarray(plan.cells.ravel()).at[jnp.concatenate([door_at, spots[1:]])].set(jnp.concatenate([doors, toys]))
-        return _begin(key, cells.reshape(plan.cells.shape), spots[0] // width, spots[0] % width, bits[-1], EmptyGoal().encode())
+        cells = put(jnp.asarray(plan.cells), jnp.concatenate([door_at, spots[1:]]), jnp.concatenate([doors, toys]))
+        return _begin(key, cells, spots[0] // width, spots[0] % width, bits[-1], EmptyGoal().encode())

@@ -1,2 +1,5 @@
 """DoorKey, under the path that xminigrid's users import."""
 from ...worlds import DoorKey
+from ...names import imported_names
+
+__getattr__ = imported_names(__name__)

@@ -1,2 +1,5 @@
 """Empty, under the path that xminigrid's users import."""
 from ...worlds import Empty, EmptyRandom
+from ...names import imported_names
+
+__getattr__ = imported_names(__name__)

@@ -1,3 +1,6 @@
 """Memory, under the path that xminigrid's users import."""
 from ...worlds import Memory
 from ....envs.minigrid.tasks import MemoryCarry as MemoryEnvCarry
+from ...names import imported_names
+
+__getattr__ = imported_names(__name__)

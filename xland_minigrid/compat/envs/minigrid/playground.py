@@ -1,3 +1,6 @@
 """Playground, under the path that xminigrid's users import."""
 from ...worlds import Playground
 from ....envs.minigrid.tasks import PlaygroundEnvParams
+from ...names import imported_names
+
+__getattr__ = imported_names(__name__)
