@@ -6,7 +6,7 @@
 BIN := .venv/bin
 export PYTHON
 
-.PHONY: help demo lab test quick mutants test-slow test-floor test-peers sync docs wheel clean
+.PHONY: help demo lab test quick mutants test-slow test-floor test-peers test-accelerators sync docs wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo 'make test-slow  the tests that take minutes, and all of test-floor'
 	@echo 'make test-floor the same on the oldest supported packages, those of Colab'
 	@echo 'make test-peers the adapters against OpenEnv, TRL and ms-swift, each in an environment of its own'
+	@echo 'make test-accelerators  six programs compiled for a GPU and a TPU that are not here, against the committed table'
 	@echo 'make mutants    seed sixty small faults, one at a time: do the fast tests notice?'
 	@echo 'make sync       clean the notebooks; make the package, README.md and colab/ from them'
 	@echo 'make docs       the notebooks as a site, in _docs/html'
@@ -74,6 +75,12 @@ test-floor:
 	@.ci/step 'Colab floor: chapters of viz and interop' .venv-floor/bin/python $(NBVAL) $(TWO) --nbval-lax nbs/viz nbs/interop
 	@.ci/step 'Colab floor: the notebooks of colab/, exercises open' .venv-floor/bin/python $(NBVAL) $(TWO) --nbval-lax colab
 	@.ci/step 'Colab floor: tests' .venv-floor/bin/python $(PYTEST) $(TWO) -m 'not slow and not newest' tests
+
+# The compilers for GPUs and TPUs run without them. Their two environments are made once and kept; a gigabyte.
+test-accelerators:
+	@.ci/venv .venv dev
+	@.ci/accelerators
+	@$(BIN)/python $(PYTEST) -rs -m slow tests/test_compiled.py </dev/null
 
 # OpenEnv, TRL and ms-swift want environments of their own, which are made once and kept; the first time takes about ten minutes and six gigabytes.
 test-peers: export XLAND_PEERS := 1

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from xland_minigrid.baselines.device import agents_for, config_for, find_run, has_bfloat16, read_device, run_folder
+from xland_minigrid.baselines.device import agents_for, config_for, find_run, precision_of, read_device, run_folder
 from xland_minigrid.baselines import load_agent, train
 from xland_minigrid.benchmarks import generate_benchmark
 
@@ -126,7 +126,7 @@ def card(platform, kind, gigabytes=None, **more):
 
 
 CARDS = [  # platform, name, GB that JAX may use, agents, precision
-    ("gpu", "Tesla T4", 11.0, 4096, "float32"), ("gpu", "NVIDIA L4", 16.6, 4096, "bfloat16"), ("gpu", "NVIDIA A100-SXM4-40GB", 29.7, 8192, "bfloat16"),
+    ("gpu", "Tesla T4", 11.0, 4096, "float16"), ("gpu", "NVIDIA L4", 16.6, 4096, "bfloat16"), ("gpu", "NVIDIA A100-SXM4-40GB", 29.7, 8192, "bfloat16"),
     ("gpu", "NVIDIA H100 80GB HBM3", 59.4, 16_384, "bfloat16"), ("tpu", "TPU v5 lite", 15.75, 8192, "bfloat16"), ("tpu", "TPU v6 lite", 31.25, 16_384, "bfloat16"), ("cpu", "cpu", None, 256, "float32")]
 
 
@@ -146,8 +146,10 @@ def test_strange_devices():
     broken = card("gpu", "Tesla T4")
     broken.memory_stats = lambda: 1 / 0
     assert read_device(broken).memory == pytest.approx(11.25)
-    assert not has_bfloat16("gpu", "NVIDIA A100", "7.5") and has_bfloat16("gpu", "Tesla T4", "8.0") and has_bfloat16("gpu", "AMD Instinct MI250", "gfx90a")
-    assert not has_bfloat16("gpu", "NVIDIA GeForce RTX 2080 Ti") and not has_bfloat16("gpu", "NVIDIA TITAN V") and has_bfloat16("gpu", "NVIDIA GeForce RTX 4090")
+    for kind, capability, right in [("NVIDIA A100", "7.5", "float16"), ("Tesla T4", "8.0", "bfloat16"), ("some card", "6.1", "float32"), ("AMD Instinct MI250", "gfx90a", "bfloat16"),
+                                    ("NVIDIA GeForce RTX 2080 Ti", None, "float16"), ("NVIDIA TITAN V", None, "float16"), ("NVIDIA TITAN X", None, "float32"),
+                                    ("Tesla P100-PCIE-16GB", None, "float32"), ("NVIDIA GeForce RTX 4090", None, "bfloat16")]:
+        assert precision_of("gpu", kind, capability) == right, kind
     assert read_device().platform == jax.default_backend()
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from . import nnx
 
 from .encoders import SYMBOLS
+from ..core.compact import take_along
 
 # %% ../../nbs/baselines/03_belief.ipynb #84769cf5
 GOAL_BYTES = 5
@@ -27,7 +28,7 @@ class GoalHead(nnx.Linear):
 # %% ../../nbs/baselines/03_belief.ipynb #44c858ba
 def log_prob_of(logits, index):
     "Log-probability of `index (...)` under `logits (..., A)`."
-    return jnp.take_along_axis(jax.nn.log_softmax(logits), index[..., None].astype(jnp.int32), -1)[..., 0]
+    return take_along(jax.nn.log_softmax(logits), index[..., None].astype(jnp.int32))[..., 0]
 
 def belief_loss(belief, goal):
     """Cross-entropy in nats between `belief (..., 5, 16)` and the five bytes of `goal (..., 5)`, summed over the bytes; larger bytes count as 15.

@@ -96,13 +96,13 @@ class Core(nnx.Module):
         return self.run(x, memory)
 
 def compute_type(dtype):
-    "float32 or bfloat16, given as a type or by name. Raises `ValueError` for any other."
+    "float32, bfloat16 or float16, given as a type or by name. Raises `ValueError` for any other."
     try:
         dtype = jnp.dtype(dtype)
     except TypeError:
         pass
-    if dtype not in (jnp.float32, jnp.bfloat16):
-        raise ValueError(f"dtype is {dtype!s}: choose float32 or bfloat16.")
+    if dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        raise ValueError(f"dtype is {dtype!s}: choose float32, bfloat16 or float16.")
     return dtype
 
 # %% ../../nbs/baselines/01_cores.ipynb #c9f0046a
@@ -473,7 +473,7 @@ def make_core(name: str, inputs: int, units: int, *, layers: int = 1, context: i
     Args:
         layers: how many are stacked. context: steps that each layer of a transformer keeps.
         chrono_horizon: largest time constant of a new GRU, in steps (chrono initialisation, Tallec & Ollivier 2018).
-        dtype: float32 or bfloat16, for matrix products; parameters and outputs are float32.
+        dtype: float32, bfloat16 or float16, for matrix products; parameters and outputs are float32.
     Raises `ValueError` for an unknown name, a size that is not a positive whole number, or another type.
     """
     if name not in CORES:

@@ -112,9 +112,9 @@ def table_6(**changes) -> TrainConfig:
                          steps_per_task=12_800, steps_per_update=256, seed=42, ppo=ppo, network=network)
     return dataclasses.replace(config, **changes)
 
-def _accelerated(device: str, num_envs: int, memory: int, **changes) -> TrainConfig:
+def _accelerated(device: str, num_envs: int, memory: int, dtype: str = "bfloat16", **changes) -> TrainConfig:
     "RL² with belief, in half the bits, for one accelerator."
-    network = NetworkConfig(embedding=16, encoder_width=256, event=64, memory=memory, head=256, dtype="bfloat16")
+    network = NetworkConfig(embedding=16, encoder_width=256, event=64, memory=memory, head=256, dtype=dtype)
     ppo = PPOConfig(lr=5e-4, gamma=0.99, ent_coef=0.01, num_minibatches=16, update_epochs=1)
     return TrainConfig(**{"num_envs": num_envs, "steps_per_task": 2560, "steps_per_update": 128, "device": device, "ppo": ppo, "network": network, **changes})
 
@@ -127,7 +127,7 @@ def finding_out(**changes) -> TrainConfig:
 
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "laptop": TrainConfig,
-    "colab-t4": lambda: _accelerated("gpu", 4096, 256, total_steps=200_000_000),
+    "colab-t4": lambda: _accelerated("gpu", 4096, 256, "float16", total_steps=200_000_000),
     "colab-tpu": lambda: _accelerated("tpu", 8192, 512, total_steps=500_000_000),
     "gpu": lambda: _accelerated("gpu", 16_384, 1024, env_id="XLand-MiniGrid-R4-13x13", benchmark="high-3m", total_steps=1_000_000_000),
     "paper": table_6,
@@ -269,13 +269,13 @@ def growing_worlds(config: TrainConfig, params, round, keys):
     return jax.tree.map(lambda x: jnp.asarray(x)[chosen], plans)
 
 # %% ../../nbs/baselines/10_rl2.ipynb #b77077a4
-def make_round(config: TrainConfig, curriculum=None) -> Callable:
-    """`one_round(state, benchmark)` gives the next `RunState` and metrics, compiled for the devices of the configuration; it donates `state`.
+def make_round(config: TrainConfig, curriculum=None, mesh=None) -> Callable:
+    """`one_round(state, benchmark)` gives the next `RunState` and metrics, compiled for the devices of a mesh (None: those of the configuration); it donates `state`.
 
     Without a curriculum all tasks are equally likely. Metrics are scalars averaged over the round; `success_first` and `success_last` belong to its first and last update,
     the beginning and the end of the same tasks.
     """
-    return _compiled(_round, _without_names(config), curriculum, mesh_of(config))
+    return _compiled(_round, _without_names(config), curriculum, mesh or mesh_of(config))
 
 def make_refresh(config: TrainConfig, curriculum) -> Callable:
     "`refresh(state, benchmark)` lets the agent try the curriculum's candidates and gives the state with their outcome."
