@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -168,6 +169,25 @@ def test_who_learns_from_which_part_of_the_loss():
     shared = {"encoder", "event", "core"}
     everything = shared | {"attention", "shared", "actor", "critic", "belief"}
     assert touched == [everything, everything - {"belief"}, everything - {"belief", "critic"}, shared | {"belief"}]
+
+
+def test_gradients_in_float16_lose_nothing_to_underflow():
+    "A whole gradient step in float16 moves the encoder as one in float32 does; with advantages of 10⁻⁴ only a scaled loss does so."
+    random, (t, b) = np.random.default_rng(1), (6, 8)
+    noise = lambda scale: (scale * random.normal(size=(t, b))).astype(np.float32)
+    inputs, config = some_inputs(t, b), PPOConfig(num_minibatches=1, update_epochs=1, normalise=False, clip_value=False, ent_coef=0.0, vf_coef=0.0, belief_coef=0.0)
+    batch = ppo.Transition(inputs=inputs, action=random.integers(0, 6, (t, b)), log_prob=noise(0.1) - 1.8, value=noise(1), reward=noise(1), done=inputs.done,
+                           success=inputs.done, goal=random.integers(0, 15, (t, b, 5)).astype(np.uint8))
+    batch, advantage = jax.tree.map(jnp.asarray, (batch, noise(1e-4)))
+    play, optimizer = ppo.RolloutState(None, inputs, start(b), jax.random.key(0)), optax.sgd(1e5)
+
+    def moved(dtype):
+        structure, parameters = network_of(dtype=dtype)
+        learned, _ = jax.jit(lambda p: ppo.run_epochs(structure, config, optimizer, (p, optimizer.init(p)), play, batch, advantage, jax.random.key(1)))(parameters)
+        return np.concatenate([np.ravel(x - y) for x, y in zip(jax.tree.leaves(learned[0]["encoder"]), jax.tree.leaves(parameters["encoder"]))])
+
+    full, half = moved("float32"), moved("float16")
+    assert np.linalg.norm(full - half) < 0.05 * np.linalg.norm(full)
 
 
 def test_no_credit_beyond_the_clip():

@@ -342,16 +342,16 @@ def test_a_fresh_transformer_lets_most_pass_and_a_fresh_ssm_is_stable():
 
 # Types and devices --------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", CORES)
-def test_bfloat16(name):
+@pytest.mark.parametrize("name, dtype", [*((name, "bfloat16") for name in CORES), ("gru", "float16")])
+def test_in_16_bits(name, dtype):
     _, parameters, live = core(name, 2)
-    _, _, small = core(name, 2, "bfloat16")
-    begin, short = start(name, layers=2), start(name, layers=2, dtype="bfloat16")
+    _, _, small = core(name, 2, dtype)
+    begin, short = start(name, layers=2), start(name, layers=2, dtype=dtype)
     y, (z, memory) = live(parameters, X, begin)[0], small(parameters, X, short)
     assert z.dtype == jnp.float32 and 0 < np.abs(np.asarray(y) - np.asarray(z)).max() < 0.1
     carried = {leaf.dtype for leaf in jax.tree.leaves(memory)}
     assert carried == ({jnp.dtype("bfloat16"), jnp.dtype("int32")} if name == "transformer" else {jnp.dtype("float32")})
-    exact, near = (f(parameters, X, memory, WEIGHTS)[1][0] for f, memory in ((sloped(name), begin), (sloped(name, dtype="bfloat16"), short)))
+    exact, near = (f(parameters, X, memory, WEIGHTS)[1][0] for f, memory in ((sloped(name), begin), (sloped(name, dtype=dtype), short)))
     flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(near))
     assert np.linalg.norm(flat(exact) - flat(near)) < 0.05 * np.linalg.norm(flat(exact))
