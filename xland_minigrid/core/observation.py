@@ -14,21 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from .compact import straight_line, take, vary_together
-from .walls import DIRECTIONS, heading, inside
+from .walls import heading, inside
 from .tiles import END_OF_MAP, LOS_BLOCKING, UNSEEN, is_one_of, pack_pairs, tile_set, unpack
 
 # %% ../../nbs/core/05_observation.ipynb #36380e17
 @functools.lru_cache(maxsize=None)
 def view_offsets(view_size: int) -> np.ndarray:
-    """Offsets (row, column) of the cells in view, and last of the cell behind the agent; int32 `(4, view_size ** 2 + 1, 2)`.
+    """Steps (ahead, to the right) to the cells in view, and last to the cell behind the agent; int32 `(2, view_size ** 2 + 1)`.
 
     Raises `ValueError` unless `view_size` is odd and at least 3.
     """
     if view_size < 3 or view_size % 2 == 0:
         raise ValueError(f"view_size is {view_size}; choose an odd number of at least 3, so that the agent stands in the middle.")
-    ahead, aside = np.meshgrid(np.arange(view_size)[::-1], np.arange(view_size) - view_size // 2, indexing="ij")
-    ahead, aside = np.append(ahead.ravel(), -1)[:, None], np.append(aside.ravel(), 0)[:, None]
-    return np.stack([ahead * DIRECTIONS[d] + aside * DIRECTIONS[(d + 1) % 4] for d in range(4)]).astype(np.int32)
+    ahead, right = np.meshgrid(np.arange(view_size)[::-1], np.arange(view_size) - view_size // 2, indexing="ij")
+    return np.stack([np.append(ahead, -1), np.append(right, 0)]).astype(np.int32)
 
 # %% ../../nbs/core/05_observation.ipynb #6ee0677d
 def look(cells, position, direction, view_size: int) -> jax.Array:
@@ -40,13 +39,8 @@ def look(cells, position, direction, view_size: int) -> jax.Array:
     Returns:
         Packed uint8 `(view_size ** 2 + 1,)`, row by row from the farthest; END_OF_MAP off the map.
     """
-    height, width = cells.shape
-    if straight_line():
-        (down, aside), (ahead, right) = heading(direction), -view_offsets(view_size)[0].T * np.array([[1], [-1]], np.int32)
-        rows, cols = position[0] + ahead * down + right * aside, position[1] + ahead * aside - right * down
-    else:
-        offsets = jnp.asarray(view_offsets(view_size))[direction]
-        rows, cols = position[0] + offsets[:, 0], position[1] + offsets[:, 1]
+    (height, width), (down, across), (ahead, right) = cells.shape, heading(direction), view_offsets(view_size)
+    rows, cols = position[0] + ahead * down + right * across, position[1] + ahead * across - right * down
     seen = take(cells, jnp.clip(rows * width + cols, 0, height * width - 1))
     return jnp.where(inside(cells.shape, rows, cols), seen, END_OF_MAP)
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.actions import NUM_ACTIONS, AgentState, act, face
-from ..core.compact import put, straight_line, take, vary_together, where_needed
+from ..core.compact import once, put, straight_line, take, vary_together, where_needed
 from ..core.compose import ExtendedState, evaluate_goal
 from ..core.walls import heading, inside
 from ..core.observation import hide, look, view_offsets
@@ -245,7 +245,7 @@ def advance(state: State, action, view_size: int, has_rules: bool = True) -> tup
     state = state.replace(
         cells=cells, step_num=state.step_num + 1, extended=extended,
         agent=AgentState(position=position, direction=direction, pocket=unpack(pocket)))
-    return state, reached, seen[:-1].reshape(view_size, view_size)
+    return state, once(reached), seen[:-1].reshape(view_size, view_size)
 
 # %% ../../nbs/envs/01_environment.ipynb #2412775f
 def typed_key(key) -> jax.Array:

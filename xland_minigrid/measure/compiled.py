@@ -217,8 +217,7 @@ def mesh_of(card: Card) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(topology.devices[:card.devices]), (AXIS,))
 
 class Program(NamedTuple):
-    """A function, its arguments as shapes, how many `worlds` it steps side by side on all devices, how many environment steps a run of it makes, and a function that makes
-    real arguments, for a device at hand."""
+    "A function, its arguments as shapes, the `worlds` side by side on all devices, the environment steps of a run, and what makes real arguments, for a device at hand."
     function: Callable
     arguments: tuple
     worlds: int
