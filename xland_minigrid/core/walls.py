@@ -65,6 +65,7 @@ def nine_rooms(height: int, width: int) -> jax.Array:
 # %% ../../nbs/core/02_walls.ipynb #d669cee4
 def heading(direction) -> tuple:
     "The step ahead as (rows, columns), each -1, 0 or 1, int32; the step to the right is (columns, -rows)."
+    direction = jnp.asarray(direction)
     return (direction == 2).astype(jnp.int32) - (direction == 0), (direction == 1).astype(jnp.int32) - (direction == 3)
 
 def inside(shape, rows, cols):
