@@ -19,7 +19,7 @@ from xland_minigrid.measure.grpo import report, unseen
 from xland_minigrid.measure.report import run as run_program
 from xland_minigrid.pool import grpo
 from xland_minigrid.pool.episodes import Env
-from xland_minigrid.pool.frozen_lake import FrozenLakeEnv
+from xland_minigrid.pool.text.frozen_lake import FrozenLakeEnv
 from xland_minigrid.pool.group import read_jsonl
 from xland_minigrid.pool.grpo import (
     END, PAD, TURN, Generator, GRPOConfig, Learner, ModelConfig, SomeSolve, Transformer, Turn, Vocabulary, advantages, beta_at, chosen, evaluate, grpo_loss, grpo_step, k3, lake_baselines,

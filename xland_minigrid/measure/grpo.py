@@ -16,7 +16,7 @@ import numpy as np
 
 from .report import Page, markdown_table, page, script
 from ..pool.grpo import SOLVED, TEST_SEED, GRPOConfig, Learner, evaluate, lake_baselines, lake_learner, test_tasks, train
-from ..pool.frozen_lake import random_map
+from ..pool.text.frozen_lake import random_map
 from ..pool.pool import EnvPool
 from ..viz.plots import PALETTE, empty_figure
 

@@ -33,7 +33,7 @@ import optax
 
 from ..baselines.checkpoint import CheckpointError, Checkpoints
 from ..baselines.cores import apply
-from .frozen_lake import random_map, random_success, shortest_path_success
+from .text.frozen_lake import random_map, random_success, shortest_path_success
 from .group import Rollout, RolloutGroup, group_advantages
 from .pool import EnvPool
 
