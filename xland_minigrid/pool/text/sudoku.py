@@ -224,6 +224,7 @@ SYSTEM_PROMPT = """You are solving a Sudoku. Fill the empty cells, shown as '.',
 Answer with one move a turn, [row column number], for example [1 3 4] to write 4 into row 1, column 3. Clues stay. A number of your own you may replace, or erase with the number 0."""
 _NOT_UNDERSTOOD = "No move was understood: answer with [row column number], for example [1 3 4]."
 
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #50eacbab
 class SudokuEnv(TextEnv):
     """Sudoku as text (seed: gym-env-training §"Sudoku"). The rewards of the steps sum to the five parts of `Score`, at most 4.
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ACTION_WORDS', 'cell_words', 'place_words', 'things_in', 'text_map', 'describe_view', 'parse_actions',
            'legal_actions', 'rules_in_reach', 'read_ruleset', 'find_task', 'programs', 'World', 'system_text', 'Trials',
-           'XLandText', 'hint_lines']
+           'xland_settings', 'XLandText', 'hint_lines']
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #e4175f9a
 import functools
@@ -249,6 +249,7 @@ def system_text(ruleset, trials: int, max_steps: int, most: int, show_rules: boo
     return f"{_SYSTEM.format(how=how, trials=how_many, steps=max_steps)}\n\n{task}"
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #562566d1
+_NOT_UNDERSTOOD = f"No action was understood: answer with <action>…</action>, one of {', '.join(ACTION_WORDS)}."
 _END = {"goal": "you reached the goal", "lost": "you are lost", "timeout": "the time is over"}
 
 class Trials:
@@ -283,6 +284,17 @@ class Trials:
             return self._ended("goal" if self.world.won else "lost" if self.world.lost else "timeout")
         return ("ok", "") if works else ("no_effect", f"{ACTION_WORDS[number].capitalize()} had no effect: in front of you was {cell_words(*front)}.")
 
+    def play(self, actions: list[int]) -> tuple[list[str], str, list[str]]:
+        "Act until the trial ends. Returns the names of the actions taken, the last status, and what to tell the model."
+        taken, notes, status = [], [], "ok"
+        for number in actions:
+            status, note = self.act(number)
+            taken.append(ACTION_WORDS[number])
+            notes += [note] * bool(note)
+            if status in _END:
+                break
+        return taken, status, notes
+
     def _ended(self, status: str) -> tuple[str, str]:
         self.rewards.append(self.world.reward)
         which = f"Trial {len(self.rewards)} of {self.count}" if self.count > 1 else "The trial"
@@ -306,9 +318,19 @@ def _known_preset(value, name: str):
     recipe_of(value)   # raises for an unknown one
     return value
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #b51ddbb6
-_NOT_UNDERSTOOD = f"No action was understood: answer with <action>…</action>, one of {', '.join(ACTION_WORDS)}."
+def xland_settings(env_config) -> dict:
+    "The settings of `XLandText`, checked. Raises `TypeError` or `ValueError`."
+    given = settings(
+        env_config, env_id=("XLand-MiniGrid-R1-9x9", _known_env), seed=(0, whole_number, 0, 2**32 - 1), benchmark=(None, _known_benchmark), ruleset_id=(None, whole_number, 0, LARGEST_SEED),
+        ruleset=(None, lambda value, _: read_ruleset(value)), preset=("small", _known_preset), max_steps=(None, whole_number, 1, 1_000_000), trials=(1, whole_number, 1, 1000),
+        show_rules=(True, switch), show_goal=(True, switch), actions_per_reply=(1, whole_number, 1, 100), hints=(False, switch), reward=("mean", choice, "mean", "sum"))
+    if given["ruleset"] is not None and (given["benchmark"] is not None or given["ruleset_id"] is not None):
+        raise ValueError("ruleset is a task already: leave out benchmark and ruleset_id.")
+    if given["ruleset_id"] is not None and given["benchmark"] is None:
+        raise ValueError("ruleset_id is a number in a benchmark: give benchmark too, for example 'small-1m'.")
+    return given
 
+# %% ../../../nbs/pool/text/04_xland.ipynb #b51ddbb6
 class XLandText(TextEnv):
     """XLand-MiniGrid as text. A reply that ends a trial has the reward of that trial, divided by their number (`reward: "mean"`) or not (`"sum"`); others have 0.0.
 
@@ -319,17 +341,10 @@ class XLandText(TextEnv):
     """
     def __init__(self, env_config: dict | None = None):
         super().__init__(env_config)
-        given = settings(
-            env_config, env_id=("XLand-MiniGrid-R1-9x9", _known_env), seed=(0, whole_number, 0, 2**32 - 1), benchmark=(None, _known_benchmark), ruleset_id=(None, whole_number, 0, LARGEST_SEED),
-            ruleset=(None, lambda value, _: read_ruleset(value)), preset=("small", _known_preset), max_steps=(None, whole_number, 1, 1_000_000), trials=(1, whole_number, 1, 1000),
-            show_rules=(True, switch), show_goal=(True, switch), actions_per_reply=(1, whole_number, 1, 100), hints=(False, switch), reward=("mean", choice, "mean", "sum"))
-        self.task, self.trials = {name: given.pop(name) for name in ("benchmark", "ruleset_id", "ruleset", "preset")}, None
-        if self.task["ruleset"] is not None and (self.task["benchmark"] is not None or self.task["ruleset_id"] is not None):
-            raise ValueError("ruleset is a task already: leave out benchmark and ruleset_id.")
-        if self.task["ruleset_id"] is not None and self.task["benchmark"] is None:
-            raise ValueError("ruleset_id is a number in a benchmark: give benchmark too, for example 'small-1m'.")
+        given = xland_settings(env_config)
+        self.task = {name: given.pop(name) for name in ("benchmark", "ruleset_id", "ruleset", "preset")}
         self.env_id, self.seed, self.max_steps, self.count, self.show_rules, self.show_goal, self.most, self.hints, reward = given.values()
-        self.share = 1 / self.count if reward == "mean" else 1.0
+        self.share, self.trials = 1 / self.count if reward == "mean" else 1.0, None
 
     def _begin(self) -> World:
         self.ruleset, self.ruleset_id = find_task(self.seed, **self.task)
@@ -350,16 +365,8 @@ class XLandText(TextEnv):
         if actions is None:
             self.format_errors += 1
             return self._show([_NOT_UNDERSTOOD]), 0.0, False, self._info(None, "invalid_action")
-        return self._act(actions)
-
-    def _act(self, actions: list[int]) -> tuple[str, float, bool, dict]:
-        done, notes, status = [], [], "ok"
-        while actions and status not in _END:
-            number, *actions = actions
-            status, note = self.trials.act(number)
-            done.append(ACTION_WORDS[number])
-            notes += [note] * bool(note)
-        reward, info = self.share * self.trials.rewards[-1] if status in _END else 0.0, self._info(done, status)
+        taken, status, notes = self.trials.play(actions)
+        reward, info = self.share * self.trials.rewards[-1] if status in _END else 0.0, self._info(taken, status)
         if status in _END and not self.trials.over:
             notes.append(self.trials.next())
         return self._show(notes), reward, self.trials.over, info
