@@ -309,42 +309,6 @@ def test_the_environments_words_do_not_move_the_model():
     assert all((x == y).all() for x, y in zip(*map(jax.tree.leaves, results)))
 
 
-# ---- the curriculum
-
-def test_what_some_solved_comes_again():
-    curriculum = SomeSolve([{"seed": i} for i in range(50)], again=0.5)
-    assert [t["seed"] for t in curriculum.next_tasks(10)] == list(range(10))
-    for task, share in zip(curriculum.next_tasks(10), [0, 0.5, 1, 0.9, 0.25, 0, 0.75, 1, 1, 0]):
-        curriculum.record_result(task, share)
-    assert sorted(curriculum.old) == [1, 4, 6]
-    tasks = curriculum.next_tasks(10)
-    assert tasks == curriculum.next_tasks(10) and len({t["seed"] for t in tasks}) == 10 and {t["seed"] for t in tasks if t["seed"] < 10} <= {1, 4, 6}
-    curriculum.record_result({"seed": 4}, 1.0)
-    assert sorted(curriculum.old) == [1, 6]
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=60), st.integers(1, 7))
-def test_a_curriculum_goes_on_where_it_was(shares, n):
-    make = lambda: SomeSolve([{"seed": i} for i in range(23)], keep=5, seed=3)
-    one, other = make(), make()
-    for i in range(0, len(shares), n):
-        for task, share in zip(one.next_tasks(n), shares[i:i + n]):
-            one.record_result(task, share)
-        other.load_state_dict(json.loads(json.dumps(one.state_dict())))
-        assert one.next_tasks(9) == other.next_tasks(9) and len(one.old) <= 5
-
-
-def test_results_and_states_of_others():
-    curriculum = SomeSolve([{"seed": 1}])
-    for task, share in (({"seed": 2}, 0.5), ({"seed": 1}, 1.5), ({"seed": 1}, float("nan"))):
-        with pytest.raises(ValueError):
-            curriculum.record_result(task, share)
-    with pytest.raises(ValueError, match="same ones"):
-        curriculum.load_state_dict(SomeSolve([1, 2]).state_dict())
-    assert curriculum.records == 0
-
-
 # ---- training
 
 @functools.cache
