@@ -22,11 +22,11 @@ from xland_minigrid.pool.episodes import Env
 from xland_minigrid.pool.text.frozen_lake import FrozenLakeEnv
 from xland_minigrid.pool.group import read_jsonl
 from xland_minigrid.pool.grpo import (
-    END, PAD, TURN, Generator, GRPOConfig, Learner, ModelConfig, SomeSolve, Transformer, Turn, Vocabulary, advantages, beta_at, chosen, evaluate, grpo_loss, grpo_step, k3, lake_baselines,
+    END, PAD, TURN, Generator, GRPOConfig, Learner, ModelConfig, SomeSolve, Transformer, Vocabulary, advantages, beta_at, chosen, evaluate, grpo_loss, grpo_step, k3, lake_baselines,
     lake_learner, lake_tasks, log_policy, mixed, pack, test_tasks as maps_of_the_test, token_weights, train)
 from xland_minigrid.pool.pool import EnvPool
 
-WORDS = Vocabulary.words(["S", "F", "H", "G", "P", "up", "down", "left", "right"])
+WORDS = Vocabulary(["S", "F", "H", "G", "P", "up", "down", "left", "right"])
 TINY = GRPOConfig(steps=4, groups=4, group_size=4, max_turns=4, minibatches=2, warmup=2, learning_rate=5e-3, beta=0.05, model=ModelConfig(context=5, width=16, layers=1, heads=2))
 
 
@@ -53,7 +53,7 @@ def speaker(temperature=1.0, **settings) -> Generator:
 @given(st.text())
 def test_bytes_say_anything(text):
     text = text.encode("utf-8", "replace").decode()
-    vocabulary = Vocabulary.bytes()
+    vocabulary = Vocabulary()
     assert vocabulary.decode(vocabulary.encode(text)) == text and vocabulary.size == 259
     assert not {PAD, TURN, END} & set(vocabulary.encode(text))
 
@@ -67,7 +67,7 @@ def test_words_come_back_and_others_are_not_seen(known, unknown):
 
 def test_words_and_tokens_that_cannot_be():
     lists, tokens = ([], ["a", "a"], ["two words"], [""], ["a-b"]), ([-1], [12], [3, 99])
-    found = refusals({repr(words): (functools.partial(Vocabulary.words, words), ValueError, "leave out") for words in lists})
+    found = refusals({repr(words): (functools.partial(Vocabulary, words), ValueError, "leave out") for words in lists})
     assert found | refusals({repr(ids): (functools.partial(WORDS.decode, ids), ValueError, "tokens") for ids in tokens}) == {}
 
 
