@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['PAD', 'TURN', 'END', 'SOLVED', 'LAKE_WORDS', 'LAKE_MOVES', 'TEST_SEED', 'Vocabulary', 'ModelConfig', 'linear',
-           'normed', 'rotated', 'Block', 'pick', 'Transformer', 'log_policy', 'mixed', 'chosen', 'Completion',
-           'fitting', 'powers', 'allowed_tokens', 'Sampler', 'Generator', 'k3', 'grpo_loss', 'token_weights',
-           'advantages', 'Turn', 'TokenRows', 'as_sequences', 'pack', 'GRPOConfig', 'TrainState', 'make_optimiser',
-           'beta_at', 'make_update', 'Learner', 'play', 'grpo_step', 'summary', 'evaluate', 'lake_tasks', 'test_tasks',
-           'lake_learner', 'lake_baselines', 'train']
+           'normed', 'Block', 'pick', 'Transformer', 'log_policy', 'mixed', 'chosen', 'Completion', 'fitting', 'powers',
+           'allowed_tokens', 'Sampler', 'Generator', 'k3', 'grpo_loss', 'token_weights', 'advantages', 'Turn',
+           'TokenRows', 'as_sequences', 'pack', 'GRPOConfig', 'TrainState', 'make_optimiser', 'beta_at', 'make_update',
+           'Learner', 'play', 'grpo_step', 'summary', 'evaluate', 'lake_tasks', 'test_tasks', 'lake_learner',
+           'lake_baselines', 'train']
 
 # %% ../../nbs/pool/15_grpo.ipynb #6769e035
 import asyncio
@@ -43,17 +43,17 @@ PAD, TURN, END = 0, 1, 2
 _FIRST = 3
 
 class Vocabulary:
-    """Text to token numbers and back: with a word list, one for each word, otherwise one for each byte of UTF-8.
+    """Text to token numbers and back, one token for each word of a list. Words are runs of letters and digits, and single other signs; `encode` skips those that are not on the list.
 
-    Words are runs of letters and digits, and single other signs; `encode` skips those that are not on the list. Raises `ValueError` for a list that cannot be read back.
+    Raises `ValueError` for a list that cannot be read back.
     """
 
-    def __init__(self, words: Sequence[str] | None = None):
-        self.list = None if words is None else tuple(words)
-        if self.list is not None and (not self.list or len(set(self.list)) < len(self.list) or any(self._parts(word) != [word] for word in self.list)):
+    def __init__(self, words: Sequence[str]):
+        self.list = tuple(words)
+        if not self.list or len(set(self.list)) < len(self.list) or any(self._parts(word) != [word] for word in self.list):
             raise ValueError("A word list holds different single words, letters and digits only, or single signs: leave out spaces and doubles.")
-        self._number = {word: i + _FIRST for i, word in enumerate(self.list or ())}
-        self.size = _FIRST + (256 if self.list is None else len(self.list))  # with the three special tokens
+        self._number = {word: i + _FIRST for i, word in enumerate(self.list)}
+        self.size = _FIRST + len(self.list)  # with the three special tokens
 
     @staticmethod
     def _parts(text: str) -> list[str]:
@@ -61,8 +61,6 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         "The tokens of a text."
-        if self.list is None:
-            return [byte + _FIRST for byte in text.encode("utf-8", "replace")]
         return [self._number[word] for word in self._parts(text) if word in self._number]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -70,8 +68,7 @@ class Vocabulary:
         ids = [int(i) for i in ids]
         if any(not 0 <= i < self.size for i in ids):
             raise ValueError(f"The tokens of this vocabulary are 0 to {self.size - 1}.")
-        said = [i - _FIRST for i in ids if i >= _FIRST]
-        return bytes(said).decode("utf-8", "replace") if self.list is None else " ".join(self.list[i] for i in said)
+        return " ".join(self.list[i - _FIRST] for i in ids if i >= _FIRST)
 
 # %% ../../nbs/pool/15_grpo.ipynb #ee2d1c3e
 @dataclass(frozen=True)
@@ -82,14 +79,12 @@ class ModelConfig:
     layers: int = 2
     heads: int = 4
     wide: int = 4  # width of the dense layer, as a multiple of `width`
-    positions: Literal["learned", "rotary"] = "learned"
 
     def __post_init__(self):
         for name in ("context", "width", "layers", "heads", "wide"):
             checked_int(f"model.{name}", getattr(self, name), 1)
-        check_fields(self, "model.")
-        if self.width % self.heads or self.positions == "rotary" and self.width // self.heads % 2:
-            raise ValueError(f"{self.heads} heads do not share a width of {self.width} evenly: choose a width that is a multiple (an even one, with rotary positions).")
+        if self.width % self.heads:
+            raise ValueError(f"{self.heads} heads do not share a width of {self.width} evenly: choose a width that is a multiple.")
 
 # %% ../../nbs/pool/15_grpo.ipynb #ec23f7ed
 def linear(inputs: int, outputs: int, scale: float = 1.0, *, rngs: nnx.Rngs) -> nnx.Linear:
@@ -100,20 +95,13 @@ def normed(x, scale):
     "RMS normalisation of vectors `(..., width)`, times `scale (width,)`."
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * scale
 
-def rotated(x, where):
-    "Queries or keys `(B, K, heads, n)` with rotary embeddings of their positions `where (B, K)`."
-    half = x.shape[-1] // 2
-    angle = where[:, :, None, None] * 100.0 ** (-jnp.arange(half) / half)
-    a, b = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([a * jnp.cos(angle) - b * jnp.sin(angle), a * jnp.sin(angle) + b * jnp.cos(angle)], axis=-1)
-
 # %% ../../nbs/pool/15_grpo.ipynb #40c1c13b
 class Block(nnx.Module):
     "Attention and a dense layer: `(B, L, width)` to `(B, K, width)`, at the positions `at (B, K)`."
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         n, quiet = config.width, (2 * config.layers) ** -0.5  # so that the residual stream starts with a deviation of about 1
-        self.heads, self.rotary = config.heads, config.positions == "rotary"
+        self.heads = config.heads
         self.query, self.known, self.mix = linear(n, n, rngs=rngs), linear(n, 2 * n, rngs=rngs), linear(n, n, quiet, rngs=rngs)
         self.up, self.down = linear(n, config.wide * n, rngs=rngs), linear(config.wide * n, n, quiet, rngs=rngs)
         self.scale1, self.scale2 = nnx.Param(jnp.ones(n)), nnx.Param(jnp.ones(n))
@@ -129,8 +117,6 @@ class Block(nnx.Module):
         split = lambda x: x.reshape(*x.shape[:-1], self.heads, -1)
         everywhere = jnp.broadcast_to(jnp.arange(h.shape[1]), h.shape[:2])
         q, (k, v) = split(apply(self.query, pick(h, at), jnp.float32)), map(split, jnp.split(apply(self.known, h, jnp.float32), 2, axis=-1))
-        if self.rotary:
-            q, k = rotated(q, at), rotated(k, everywhere)
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
         seen = everywhere[:, None, None, :] <= at[:, None, :, None]
         found = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(seen, scores, -1e9)), v)
@@ -151,7 +137,7 @@ class Transformer(nnx.Module):
     def __init__(self, config: ModelConfig, size: int, opinion: float = 0.01, *, rngs: nnx.Rngs):
         self.config, n = config, config.width
         self.tokens = nnx.Param(nnx.initializers.normal(n**-0.5)(rngs.params(), (size, n)))
-        self.places = nnx.Param(nnx.initializers.normal(n**-0.5)(rngs.params(), (config.context, n))) if config.positions == "learned" else None
+        self.places = nnx.Param(nnx.initializers.normal(n**-0.5)(rngs.params(), (config.context, n)))
         for i in range(config.layers):
             setattr(self, f"block{i}", Block(config, rngs=rngs))
         self.scale, self.head = nnx.Param(jnp.ones(n)), linear(n, size, opinion, rngs=rngs)
@@ -159,8 +145,7 @@ class Transformer(nnx.Module):
     def __call__(self, tokens, at=None):
         if tokens.shape[1] > self.config.context:
             raise ValueError(f"{tokens.shape[1]} tokens came and the model reads {self.config.context}: give it a larger context, or shorter prompts.")
-        x = self.tokens[...][tokens]
-        x = x if self.places is None else x + self.places[...][: tokens.shape[1]]
+        x = self.tokens[...][tokens] + self.places[...][: tokens.shape[1]]
         everywhere = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         at = everywhere if at is None else at
         for i in range(self.config.layers):
@@ -482,7 +467,7 @@ def make_update(c: GRPOConfig, structure, optimiser, allowed) -> Callable:
     def update(parameters, state, reference, rows: TokenRows, beta):
         gradient, numbers = jax.grad(loss, has_aux=True)(parameters, reference, rows, beta)
         change, state = optimiser.update(gradient, state, parameters)
-        return optax.apply_updates(parameters, change), state, numbers | {"gradient": optax.global_norm(gradient)}
+        return optax.apply_updates(parameters, change), state, numbers | {"gradient": jnp.sqrt(sum(jnp.sum(x * x) for x in jax.tree.leaves(gradient)))}
 
     return update
 
@@ -490,12 +475,11 @@ def make_update(c: GRPOConfig, structure, optimiser, allowed) -> Callable:
 class Learner:
     """A model that learns from groups of episodes.
 
-    vocabulary: of what environments say and are told. curriculum: chooses tasks. moves: texts that may be said (None: anything).
-    reads: the part of an observation that the model reads, text to text. Attributes: `state`, `generator`, `greedy`, `episodes` and `env_steps` so far.
+    vocabulary: of what environments say and are told. curriculum: chooses tasks. moves: texts that may be said (None: anything). Attributes: `state`, `generator`, `greedy`, `episodes` and `env_steps` so far.
     """
 
-    def __init__(self, config: GRPOConfig, vocabulary: Vocabulary, curriculum: Curriculum, *, moves: Iterable[str] | None = None, reads: Callable[[str], str] = str):
-        self.config, self.vocabulary, self.curriculum, self.reads = config, vocabulary, curriculum, reads
+    def __init__(self, config: GRPOConfig, vocabulary: Vocabulary, curriculum: Curriculum, *, moves: Iterable[str] | None = None):
+        self.config, self.vocabulary, self.curriculum = config, vocabulary, curriculum
         model = Transformer(config.model, vocabulary.size, rngs=nnx.Rngs(config.seed))
         self.structure, parameters = nnx.split(model)
         self.optimiser = make_optimiser(config)
@@ -543,7 +527,7 @@ async def play(learner: Learner, rollout: Rollout, turns: list[Turn], key, gener
     generator.begin()
     try:
         while not rollout.done and rollout.num_turns < c.max_turns:
-            prompt = learner.vocabulary.encode(learner.reads(rollout.observation)) + [TURN]
+            prompt = learner.vocabulary.encode(rollout.observation) + [TURN]
             if c.memory == "whole" and turns:
                 prompt = turns[-1].prompt + turns[-1].completion + prompt
             if turns and len(prompt) + c.most - 1 > c.model.context:
