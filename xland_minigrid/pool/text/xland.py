@@ -51,28 +51,21 @@ def place_words(ahead: int, right: int) -> str:
 # %% ../../../nbs/pool/text/04_xland.ipynb #fa02b463
 def things_in(view) -> dict:
     "The things in a view `(V, V, 2)`, nearest first: (tile, colour) to their places `(ahead, right)`. The agent's own cell is left out."
-    size, found = len(view), []
-    for row, column in np.ndindex(size, size):
-        tile, color = map(int, view[row][column])
-        ahead, right = size - 1 - row, column - size // 2
-        if not _is_plain(tile, color) and (ahead or right):
-            found.append((ahead + abs(right), ahead, right, (tile, color)))
-    places = {}
-    for _, ahead, right, thing in sorted(found):
-        places.setdefault(thing, []).append((ahead, right))
+    size, places = len(view), {}
+    for _, ahead, right in sorted((size - 1 - row + abs(column - size // 2), size - 1 - row, column - size // 2) for row, column in np.ndindex(size, size)):
+        thing = tuple(map(int, view[size - 1 - ahead][size // 2 + right]))
+        if not _is_plain(*thing) and (ahead or right):
+            places.setdefault(thing, []).append((ahead, right))
     return places
 
 def text_map(view) -> str:
     "The view as a map in letters, with a legend: the thing that each letter stands for, and its places."
     size, things = len(view), things_in(view)
     letters = {thing: _LETTERS[i] if i < len(_LETTERS) else "*" for i, thing in enumerate(things)}
-    def sign(row, column):
-        if (row, column) == (size - 1, size // 2):
-            return "^"
-        tile, color = map(int, view[row][column])
-        return letters.get((tile, color)) or _PLAIN.get(tile, (".", ""))[0]
-    rows = [" ".join(sign(row, column) for column in range(size)) for row in range(size)]
-    rows = [row for row in rows if set(row) - {"-", " "}]   # rows beyond the map are left out
+    sign = lambda tile, color: letters.get((tile, color)) or _PLAIN.get(tile, (".", ""))[0]
+    rows = [[sign(*map(int, cell)) for cell in row] for row in view]
+    rows[-1][size // 2] = "^"
+    rows = [" ".join(row) for row in rows if set(row) != {"-"}]   # without rows beyond the map
     legend = [f"{letters[thing]}: {thing_name(*thing)}, {'; '.join(place_words(*p) for p in places)}" for thing, places in things.items()]
     return "\n".join([*rows, *legend])
 
@@ -308,21 +301,16 @@ class Trials:
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #c23d5e95
 def _known_env(value, name: str) -> str:
-    programs(string(value, name))   # raises for an unknown one
-    return value
+    return programs(string(value, name)) and value   # raises for an unknown one
 
 def _known_benchmark(value, name: str):
     return value if isinstance(value, Benchmark) else choice(value, name, *registered_benchmarks())
-
-def _known_preset(value, name: str):
-    recipe_of(value)   # raises for an unknown one
-    return value
 
 def xland_settings(env_config) -> dict:
     "The settings of `XLandText`, checked. Raises `TypeError` or `ValueError`."
     given = settings(
         env_config, env_id=("XLand-MiniGrid-R1-9x9", _known_env), seed=(0, whole_number, 0, 2**32 - 1), benchmark=(None, _known_benchmark), ruleset_id=(None, whole_number, 0, LARGEST_SEED),
-        ruleset=(None, lambda value, _: read_ruleset(value)), preset=("small", _known_preset), max_steps=(None, whole_number, 1, 1_000_000), trials=(1, whole_number, 1, 1000),
+        ruleset=(None, lambda value, _: read_ruleset(value)), preset=("small", lambda value, _: recipe_of(value) and value), max_steps=(None, whole_number, 1, 1_000_000), trials=(1, whole_number, 1, 1000),
         show_rules=(True, switch), show_goal=(True, switch), actions_per_reply=(1, whole_number, 1, 100), hints=(False, switch), reward=("mean", choice, "mean", "sum"))
     if given["ruleset"] is not None and (given["benchmark"] is not None or given["ruleset_id"] is not None):
         raise ValueError("ruleset is a task already: leave out benchmark and ruleset_id.")
