@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from xland_minigrid.pool.episodes import RolloutRequest, make_env
 from xland_minigrid.pool.errors import ResetRequired
-from xland_minigrid.pool.frozen_lake import (
-    MOVES, FrozenLakeEnv, find, go, last_reply, parse_action, probability, random_map, random_success, shortest_path, shortest_path_success, slip, whole_number)
+from xland_minigrid.pool.text.frozen_lake import MOVES, FrozenLakeEnv, find, go, parse_action, random_map, random_success, shortest_path, shortest_path_success, slip
+from xland_minigrid.pool.text.helpers import last_reply, probability, whole_number
 
 GYM_MOVES = ("left", "down", "right", "up")  # Gymnasium's numbers 0 to 3
 sizes, seeds = st.integers(2, 8), st.integers(0, 2**63 - 1)

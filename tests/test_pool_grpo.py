@@ -2,7 +2,6 @@
 import asyncio
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +18,14 @@ from xland_minigrid.measure.grpo import report, unseen
 from xland_minigrid.measure.report import run as run_program
 from xland_minigrid.pool import grpo
 from xland_minigrid.pool.episodes import Env
-from xland_minigrid.pool.frozen_lake import FrozenLakeEnv
+from xland_minigrid.pool.text.frozen_lake import FrozenLakeEnv
 from xland_minigrid.pool.group import read_jsonl
 from xland_minigrid.pool.grpo import (
-    END, PAD, TURN, Generator, GRPOConfig, Learner, ModelConfig, SomeSolve, Transformer, Turn, Vocabulary, advantages, beta_at, chosen, evaluate, grpo_loss, grpo_step, k3, lake_baselines,
+    END, PAD, TURN, Generator, GRPOConfig, Learner, ModelConfig, SomeSolve, Transformer, Vocabulary, advantages, beta_at, chosen, evaluate, grpo_loss, grpo_step, k3, lake_baselines,
     lake_learner, lake_tasks, log_policy, mixed, pack, test_tasks as maps_of_the_test, token_weights, train)
 from xland_minigrid.pool.pool import EnvPool
 
-WORDS = Vocabulary.words(["S", "F", "H", "G", "P", "up", "down", "left", "right"])
+WORDS = Vocabulary(["S", "F", "H", "G", "P", "up", "down", "left", "right"])
 TINY = GRPOConfig(steps=4, groups=4, group_size=4, max_turns=4, minibatches=2, warmup=2, learning_rate=5e-3, beta=0.05, model=ModelConfig(context=5, width=16, layers=1, heads=2))
 
 
@@ -50,14 +49,6 @@ def speaker(temperature=1.0, **settings) -> Generator:
 
 # ---- words
 
-@given(st.text())
-def test_bytes_say_anything(text):
-    text = text.encode("utf-8", "replace").decode()
-    vocabulary = Vocabulary.bytes()
-    assert vocabulary.decode(vocabulary.encode(text)) == text and vocabulary.size == 259
-    assert not {PAD, TURN, END} & set(vocabulary.encode(text))
-
-
 @given(st.lists(st.sampled_from(WORDS.list)), st.lists(st.sampled_from(["ice", "Player", "x", "?"]), max_size=3))
 def test_words_come_back_and_others_are_not_seen(known, unknown):
     ids = WORDS.encode(" ".join(known + unknown))
@@ -67,7 +58,7 @@ def test_words_come_back_and_others_are_not_seen(known, unknown):
 
 def test_words_and_tokens_that_cannot_be():
     lists, tokens = ([], ["a", "a"], ["two words"], [""], ["a-b"]), ([-1], [12], [3, 99])
-    found = refusals({repr(words): (functools.partial(Vocabulary.words, words), ValueError, "leave out") for words in lists})
+    found = refusals({repr(words): (functools.partial(Vocabulary, words), ValueError, "leave out") for words in lists})
     assert found | refusals({repr(ids): (functools.partial(WORDS.decode, ids), ValueError, "tokens") for ids in tokens}) == {}
 
 
@@ -144,10 +135,9 @@ def test_advantages_leave_out_what_cannot_be_scored():
 
 # ---- the model
 
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_padding_changes_nothing_and_positions_count(positions):
+def test_padding_changes_nothing_and_positions_count():
     "With a single layer, which finds the same words wherever they stand but for their positions."
-    structure, parameters = nnx.split(opinionated(ModelConfig(context=9, width=16, heads=2, layers=1, positions=positions)))
+    structure, parameters = nnx.split(opinionated(ModelConfig(context=9, width=16, heads=2, layers=1)))
     model = jax.jit(lambda tokens: nnx.merge(structure, parameters)(tokens))
     tokens = np.random.default_rng(1).integers(3, 12, (2, 9)).astype(np.int32)
     whole = np.asarray(model(tokens))
@@ -157,7 +147,7 @@ def test_padding_changes_nothing_and_positions_count(positions):
 
 
 def test_settings_that_make_no_sense():
-    models = [dict(width=0), dict(heads=3), dict(positions="none"), dict(context=True), dict(width=6, heads=2, positions="rotary")]
+    models = [dict(width=0), dict(heads=3), dict(context=True)]
     generators = [dict(temperature=0), dict(most=0), dict(rows=(8, 2)), dict(lengths=(4, 8)), dict(allowed=[]), dict(allowed=[99])]
     curricula = [dict(tasks=[]), dict(again=1.0), dict(most=0), dict(keep=0)]
     runs = [dict(steps=0), dict(group_size=1), dict(memory="none"), dict(kl="k2"), dict(mean="all"), dict(discount=1.5), dict(beta=-1.0), dict(learning_rate=float("nan")), dict(temperature=0.0),
@@ -307,42 +297,6 @@ def test_the_environments_words_do_not_move_the_model():
     copies = [jax.tree.map(jnp.array, parameters) for _ in range(2)]
     results = [learner._update(copy, state, learner.state.reference, pack([s], [1.0], [s[3]], (16,)), jnp.float32(0.1))[0] for copy, state, s in zip(copies, states, (whole, other))]
     assert all((x == y).all() for x, y in zip(*map(jax.tree.leaves, results)))
-
-
-# ---- the curriculum
-
-def test_what_some_solved_comes_again():
-    curriculum = SomeSolve([{"seed": i} for i in range(50)], again=0.5)
-    assert [t["seed"] for t in curriculum.next_tasks(10)] == list(range(10))
-    for task, share in zip(curriculum.next_tasks(10), [0, 0.5, 1, 0.9, 0.25, 0, 0.75, 1, 1, 0]):
-        curriculum.record_result(task, share)
-    assert sorted(curriculum.old) == [1, 4, 6]
-    tasks = curriculum.next_tasks(10)
-    assert tasks == curriculum.next_tasks(10) and len({t["seed"] for t in tasks}) == 10 and {t["seed"] for t in tasks if t["seed"] < 10} <= {1, 4, 6}
-    curriculum.record_result({"seed": 4}, 1.0)
-    assert sorted(curriculum.old) == [1, 6]
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=60), st.integers(1, 7))
-def test_a_curriculum_goes_on_where_it_was(shares, n):
-    make = lambda: SomeSolve([{"seed": i} for i in range(23)], keep=5, seed=3)
-    one, other = make(), make()
-    for i in range(0, len(shares), n):
-        for task, share in zip(one.next_tasks(n), shares[i:i + n]):
-            one.record_result(task, share)
-        other.load_state_dict(json.loads(json.dumps(one.state_dict())))
-        assert one.next_tasks(9) == other.next_tasks(9) and len(one.old) <= 5
-
-
-def test_results_and_states_of_others():
-    curriculum = SomeSolve([{"seed": 1}])
-    for task, share in (({"seed": 2}, 0.5), ({"seed": 1}, 1.5), ({"seed": 1}, float("nan"))):
-        with pytest.raises(ValueError):
-            curriculum.record_result(task, share)
-    with pytest.raises(ValueError, match="same ones"):
-        curriculum.load_state_dict(SomeSolve([1, 2]).state_dict())
-    assert curriculum.records == 0
 
 
 # ---- training

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xland_minigrid.pool import sudoku
 from xland_minigrid.pool.episodes import make_env
 from xland_minigrid.pool.errors import EnvFault, ResetRequired
-from xland_minigrid.pool.sudoku import (
-    Score, SudokuEnv, TextArenaEnv, candidates, checked_puzzle, hints, new_part, objection, parse_move, random_puzzle, read_board, render, solutions, write_board)
+from xland_minigrid.pool.text import sudoku
+from xland_minigrid.pool.text.sudoku import (
+    Score, SudokuEnv, candidates, checked_puzzle, hints, objection, parse_move, random_puzzle, read_board, render, solutions, write_board)
+from xland_minigrid.pool.text.textarena import TextArenaEnv, new_part
 
 CLASSIC = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 UNITS = [[(r, c) for c in range(9)] for r in range(9)] + [[(r, c) for r in range(9)] for c in range(9)] + \

@@ -15,10 +15,10 @@ from xland_minigrid.core.parse import parse_ruleset
 from xland_minigrid.core.tiles import COLOR_NAMES, TILE_NAMES, Tiles, pack
 from xland_minigrid.envs.registration import make
 from xland_minigrid.envs.wrappers import GymAutoResetWrapper
-from xland_minigrid.pool import xland_text
 from xland_minigrid.pool.episodes import RolloutRequest, make_env
 from xland_minigrid.pool.errors import ResetRequired
-from xland_minigrid.pool.xland_text import (
+from xland_minigrid.pool.text import xland
+from xland_minigrid.pool.text.xland import (
     ACTION_WORDS, XLandText, cell_words, describe_view, find_task, legal_actions, parse_actions, place_words, programs, rules_in_reach, text_map, things_in)
 
 ENV = "XLand-MiniGrid-R1-9x9"
@@ -296,17 +296,17 @@ def test_a_task_can_be_given_in_every_form():
 
 
 def test_the_seed_chooses_what_is_not_said(monkeypatch):
-    xland_text._benchmark.cache_clear()
+    xland._benchmark.cache_clear()
     same, other = find_task(4, benchmark=TASKS), find_task(5, benchmark=TASKS)
     assert same[1] == int(np.random.default_rng(4).integers(20)) and same[1] != other[1]  # as a slot of the pool draws
     assert describe_ruleset(find_task(1)[0]) == describe_ruleset(find_task(1)[0]) != describe_ruleset(find_task(2)[0])
     asked = []
-    monkeypatch.setattr(xland_text, "load_benchmark", lambda name, **options: asked.append(name) or TASKS)
+    monkeypatch.setattr(xland, "load_benchmark", lambda name, **options: asked.append(name) or TASKS)
     for _ in range(2):
         start = asyncio.run(make_env({"name": "xland", "benchmark": "trivial-21k", "ruleset_id": 3, "seed": None, "trials": None, "max_steps": STEPS}).reset(None))
         assert start[1]["ruleset_id"] == 3 and start[1]["seed"] == 0 and describe_ruleset(TASKS.get_ruleset(3)) in start[2]
     assert asked == ["trivial-21k"]  # it is loaded once
-    xland_text._benchmark.cache_clear()
+    xland._benchmark.cache_clear()
 
 
 @pytest.mark.parametrize("wrong", [
@@ -359,4 +359,4 @@ def test_a_failure_of_the_machinery_is_no_reward(monkeypatch):
         with pytest.raises(ZeroDivisionError):
             await env.step(say("0"))
     asyncio.run(run())
-    assert xland_text.envs["xland"] is XLandText and pack(5, 3) == 83
+    assert xland.envs["xland"] is XLandText and pack(5, 3) == 83

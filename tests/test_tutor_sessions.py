@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from xland_minigrid.pool.frozen_lake import shortest_path
+from xland_minigrid.pool.text.frozen_lake import shortest_path
 from xland_minigrid.tutor import all_exercises
 from xland_minigrid.tutor import sessions as check
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from .report import Page, markdown_table, page, script
 from ..pool.grpo import SOLVED, TEST_SEED, GRPOConfig, Learner, evaluate, lake_baselines, lake_learner, test_tasks, train
-from ..pool.frozen_lake import random_map
 from ..pool.pool import EnvPool
+from ..pool.text.frozen_lake import random_map
 from ..viz.plots import PALETTE, empty_figure
 
 # %% ../../nbs/measure/14_grpo.ipynb #23bd1ea9
@@ -40,7 +40,7 @@ def lake_figure(rows: list[dict], baselines: dict):
 
 # %% ../../nbs/measure/14_grpo.ipynb #89e2faa1
 def unseen(learner: Learner, tasks: list[dict]) -> np.ndarray:
-    "Which maps are none of those that a `lake_learner` was trained on, cell by cell: bool `(n,)`. Other seeds can draw the same map, as there are not so many with few holes."
+    "Whether each map differs from all maps that a `lake_learner` was trained on: bool `(n,)`. Different seeds can give the same map, since few maps have few holes."
     grid = lambda task: tuple(random_map(task["size"], task["p"], task["seed"]))
     known = {grid(task) for task in learner.curriculum.tasks[:learner.curriculum.dealt]}
     return np.array([grid(task) not in known for task in tasks])

@@ -122,8 +122,8 @@ def blocking(fn):
     return on_thread
 
 # %% ../../nbs/pool/03_episodes.ipynb #ec8b80ff
-_BUILT_IN = {"frozen_lake": "xland_minigrid.pool.frozen_lake", "sudoku": "xland_minigrid.pool.sudoku",
-             "textarena": "xland_minigrid.pool.sudoku", "xland": "xland_minigrid.pool.xland_text", "openenv": "xland_minigrid.pool.remote"}  # a name and the module that registers it when imported
+_BUILT_IN = {"frozen_lake": "xland_minigrid.pool.text.frozen_lake", "sudoku": "xland_minigrid.pool.text.sudoku",
+             "textarena": "xland_minigrid.pool.text.textarena", "xland": "xland_minigrid.pool.text.xland", "openenv": "xland_minigrid.pool.remote"}  # a name and the module that registers it when imported
 
 class UnknownEnv(ValueError, KeyError):
     "No text environment goes by that name."
