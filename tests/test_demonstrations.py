@@ -16,7 +16,7 @@ from xland_minigrid.baselines.demo import OBJECTS, hold_tasks
 from xland_minigrid.baselines.evaluation import Evaluation, RandomPolicy, bootstrap_mean, bootstrap_quantile, evaluate, table
 from xland_minigrid.benchmarks import Benchmark, BenchmarkFileError, generate_benchmark
 from xland_minigrid.benchmarks.demonstrations import (
-    Demonstrations, check_demonstrations, concatenate, demonstrations, load_demonstrations, noise_schedule, save_demonstrations, trial_starts)
+    Demonstrations, check_demonstrations, concatenate, demonstrations, load_demonstrations, save_demonstrations, trial_starts)
 from xland_minigrid.core.goals import OneTileGoal, register_goal
 from xland_minigrid.core.rules import on_cells
 from xland_minigrid.core.tiles import EMPTY, FLOOR, pack_pairs, unpack
@@ -77,7 +77,7 @@ def world():
 
 @pytest.fixture(scope="module")
 def noisy(tasks, world):
-    return demonstrations(tasks, [0, 5, 7, 5, 39, 2, 11], *world, trials=4, epsilon=noise_schedule(4, 0.9, 0.0), seed=5, expert=holder, batch=12)
+    return demonstrations(tasks, [0, 5, 7, 5, 39, 2, 11], *world, trials=4, epsilon=np.linspace(0.9, 0, 4), seed=5, expert=holder, batch=12)
 
 
 @pytest.fixture
@@ -171,15 +171,15 @@ def test_an_expert_that_wanders_is_cut_off_in_time(tasks, world):
 
 
 def test_a_history_depends_on_its_seed_and_number_only(noisy, tasks, world):
-    alone = demonstrations(tasks, [7], *world, trials=4, epsilon=noise_schedule(4, 0.9, 0.0), seed=5, expert=holder)
+    alone = demonstrations(tasks, [7], *world, trials=4, epsilon=np.linspace(0.9, 0, 4), seed=5, expert=holder)
     assert same_history(alone, 0, noisy, 2) and (alone.goals[0] == noisy.goals[2]).all()
     assert not np.array_equal(noisy.key[4], noisy.key[12]), "the second history of task 5 has starts of its own"
-    again = demonstrations(tasks, [5, 5], *world, trials=4, epsilon=noise_schedule(4, 0.9, 0.0), seed=5, expert=holder, batch=1)
+    again = demonstrations(tasks, [5, 5], *world, trials=4, epsilon=np.linspace(0.9, 0, 4), seed=5, expert=holder, batch=1)
     assert same_history(again, 0, noisy, 1) and same_history(again, 1, noisy, 3)
-    other = demonstrations(tasks, [7], *world, trials=4, epsilon=noise_schedule(4, 0.9, 0.0), seed=6, expert=holder)
+    other = demonstrations(tasks, [7], *world, trials=4, epsilon=np.linspace(0.9, 0, 4), seed=6, expert=holder)
     assert not np.array_equal(other.key, alone.key) and not np.array_equal(other.action[:20], alone.action[:20])
     wrapped = demonstrations(tasks.to_numpy(), np.array([7], np.uint8), GymAutoResetWrapper(world[0]), world[1], trials=4,
-                             epsilon=noise_schedule(4, 0.9, 0.0), seed=5, expert=holder)
+                             epsilon=np.linspace(0.9, 0, 4), seed=5, expert=holder)
     assert same(alone, wrapped)
 
 
@@ -251,7 +251,7 @@ def test_random_access_copies_nothing(noisy):
 
 
 def test_concatenate(noisy, tasks, world):
-    alike = dict(trials=4, epsilon=noise_schedule(4, 0.9, 0.0), expert=holder)
+    alike = dict(trials=4, epsilon=np.linspace(0.9, 0, 4), expert=holder)
     halves = [demonstrations(tasks, part, *world, seed=5, **alike) for part in ([0, 5, 7], [39, 2, 11])]
     assert all(same_history(concatenate(halves), i, noisy, j) for i, j in enumerate((0, 1, 2, 4, 5, 6))) and same(concatenate([noisy]), noisy)
     one = demonstrations(tasks, [1], *world, expert=holder)

@@ -18,7 +18,7 @@ import numpy as np
 
 from .files import FIELDS, kinds_used, task_identities, write_file
 from .generate import Recipe, generate_rulesets, recipe_of
-from .solve import Reason, checked_arrays, prove
+from .solve import Reason, checked_arrays, prove, too_large
 from .splits import Split, split_rows
 from ..core.compose import BUILT_IN, ExtendedTask, all_declarations
 from ..core.goals import goal_kinds
@@ -85,12 +85,13 @@ def find_device(device):
         return device
     if not isinstance(device, str):
         raise TypeError(f"device is a {type(device).__name__}; a name such as 'cpu', or one of jax.devices(), is needed.")
-    platform, _, number = device.partition(":")
-    here = {d.platform: jax.devices(d.platform) for d in (jax.devices()[0], jax.devices("cpu")[0])}
-    if platform not in here or not (number.isdecimal() or device == platform) or int(number or 0) >= len(here[platform]):
-        names = sorted(here) + [f"{p}:{i}" for p in sorted(here) for i in range(len(here[p]))]
-        raise ValueError(f"There is no device {device!r}; there are {', '.join(names)}.")
-    return here[platform][int(number or 0)]
+    here = {}
+    for platform in {jax.devices()[0].platform, "cpu"}:
+        devices = jax.devices(platform)
+        here |= {platform: devices[0]} | {f"{platform}:{i}": d for i, d in enumerate(devices)}
+    if device not in here:
+        raise ValueError(f"There is no device {device!r}; there are {', '.join(sorted(here))}.")
+    return here[device]
 
 # %% ../../nbs/benchmarks/06_benchmark.ipynb #ea64c8ee
 def _resized(name: str, array, width: int | None):
@@ -243,10 +244,9 @@ class SplittableTasks(TaskSampler):
     def split(self, prop: float | None = None, by: str | None = None, **options) -> tuple["SplittableTasks", "SplittableTasks"]:
         """Two benchmarks, one to train and one to test on: the first `prop` of the tasks and the rest, in their order.
 
-        `by` keeps them apart in a way that means something; it and its `options` are those of `splits.split_rows`. By "goal_id", "goal", "random" or
-        "hash", `prop` is the share of whole groups; by "goal_kind", "rule_kind", "depth", "colour", "shape" or "object" the options `train` and `test` say
-        which values belong where, and tasks that belong to neither side are left out (`split_rows` tells which). Without `by`, shuffle first to make it
-        random. Raises `ValueError` for a share outside 0 to 1, another `by` or an empty side, `TypeError` for an option that the split does not have.
+        `by` and its `options` are those of `splits.split_rows`, with `prop` as the share of whole groups; tasks that belong to neither side are left out.
+        Without `by`, shuffle first to make it random. Raises `ValueError` for a share outside 0 to 1, another `by` or an empty side, `TypeError` for an
+        option that the split does not have.
         """
         return tuple(map(self._rows, _sides(self, prop, by, options)))
 
@@ -293,8 +293,8 @@ class Benchmark(SplittableTasks):
     def save(self, path, recipe: Recipe | None = None, packed: bool = False) -> Path:
         """Write the tasks to a file for `load_benchmark_from_path`; all of it appears or nothing. Returns the path.
 
-        The file holds the arrays as they are and is mapped when it is loaded; `packed` makes it five times or more smaller, to be sent to others. `recipe` is kept in the
-        file's manifest: give it when these are the first tasks of that recipe. Raises `ValueError` for tasks that encodings do not say whole. See `files` for the format.
+        The file (see `files`) is mapped when it is loaded; `packed` makes it at least five times smaller, to be sent to others. Give the `recipe` for the manifest when
+        these are its first tasks. Raises `ValueError` for composed goals and several products.
         """
         if self.extended is not None:
             raise ValueError("The file format has no room for composed goals and several products: keep the code that makes these tasks, as probes_benchmark() does.")
@@ -328,9 +328,8 @@ def _in_extended_form(rulesets) -> RuleSet:
 def _checked_benchmark(goals, rules, init_tiles, num_rules) -> list[np.ndarray]:
     "The four arrays of a benchmark as uint8 NumPy arrays, or a `ValueError`."
     goals, rules, init_tiles = checked_arrays(goals, rules, init_tiles)
-    for name, part in (("rules", rules[..., 1:]), ("init_tiles", init_tiles)):
-        if part.size and part.max() > 15:
-            raise ValueError(f"{name} holds {part.max()}; tiles and colours go up to 15 (encodings are those of the paper's Tables 1 to 3).")
+    if name := too_large(rules, init_tiles):
+        raise ValueError(f"{name} holds tiles or colours above 15, which do not exist (encodings are those of the paper's Tables 1 to 3).")
     counted = (rules[..., 0] != 0).sum(axis=1)
     if num_rules is not None and not np.array_equal(np.asarray(num_rules).reshape(-1), counted):
         raise ValueError("num_rules contradicts the rules; leave it out and they are counted.")
@@ -351,7 +350,6 @@ def histogram(values) -> dict[int, int]:
     counts = np.bincount(np.asarray(values).reshape(-1))
     return {int(v): int(counts[v]) for v in np.flatnonzero(counts)}
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #d94cc4be
 def _bars(counts: dict, title: str, names: Callable[[int], str] = str) -> str:
     "A small histogram as SVG, in the colour of the surrounding text; `names` explain the bars under the pointer."
     most, width = max(counts.values()), 26

@@ -95,7 +95,16 @@ class Difficulty:
 
     def table(self, by: str = "depth", bins=8, **more) -> str:
         "Means in each stratum as text; `more` are further columns, name to values `(n,)`, success of an agent say."
-        return _table(self, by, bins, more)
+        values = self.values(by)
+        columns = {name: self.values(name) for name in ("num_steps", "dead_ends", "risk", "estimate", "par") if name != by} | more
+        lines = [f"{by:>18}{'tasks':>10}" + "".join(f"{name:>11}" for name in columns)]
+        stratum = strata(values, bins)
+        for s in np.unique(stratum[stratum >= 0]):
+            rows = stratum == s
+            low, high = values[rows].min(), values[rows].max()
+            label = f"{low:g}" if low == high else f"{low:.4g} – {high:.4g}"
+            lines.append(f"{label:>18}{rows.sum():>10,}" + "".join(f"{_known_mean(x, rows):>11.2f}" for x in columns.values()))
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         known = int((~np.isnan(self.par)).sum())
@@ -106,19 +115,6 @@ class Difficulty:
 
 # %% ../../nbs/benchmarks/16_difficulty.ipynb #d1ff0001
 QUANTITIES = ("depth", "num_steps", "num_needed", "dead_ends", "risk", "par", "estimate", "reference")
-
-def _table(difficulty: Difficulty, by: str, bins, more: dict) -> str:
-    "See `Difficulty.table`."
-    values = difficulty.values(by)
-    columns = {name: difficulty.values(name) for name in ("num_steps", "dead_ends", "risk", "estimate", "par") if name != by} | more
-    lines = [f"{by:>18}{'tasks':>10}" + "".join(f"{name:>11}" for name in columns)]
-    stratum = strata(values, bins)
-    for s in np.unique(stratum[stratum >= 0]):
-        rows = stratum == s
-        low, high = values[rows].min(), values[rows].max()
-        label = f"{low:g}" if low == high else f"{low:.4g} – {high:.4g}"
-        lines.append(f"{label:>18}{rows.sum():>10,}" + "".join(f"{_known_mean(x, rows):>11.2f}" for x in columns.values()))
-    return "\n".join(lines)
 
 def _known_mean(values, rows) -> float:
     "The mean of what is known in some rows."

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .benchmark import row_numbers
-from .planner import Failure, Solution, Start, solve_from
+from .planner import Failure, Solution, solve_from, start_of
 from .proofs import union
 from .solve import Plans, prove
 from .walks import SAFE_TABLE, Walks, door_table
-from .world import NOTHING, Board, cells_in, pack_pair
+from .world import NOTHING, Board, cells_in
+from ..core.helpers import progress_bar
 from ..core.ruleset import RuleSet, empty_ruleset
 from ..core.tiles import Tiles
 from ..envs.xland import XLandMiniGrid
@@ -42,7 +43,6 @@ def rows_of(tree, rows):
         return np.asarray(x)[rows]
     return jax.tree.map(pick, tree)
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #56cb91c5
 _PIECE, _BATCH = 64, 256  # steps, rows
 
 @functools.partial(jax.jit, static_argnames="env")
@@ -141,18 +141,16 @@ class Attempts(NamedTuple):
 
 def _solve_all(tasks, timesteps, params, planned, progress: bool, options):
     "Solutions and the seconds they took, one start after the other."
-    from tqdm.auto import tqdm
-    out, seconds = [], np.zeros(len(planned), np.float32)
-    if len(planned):
-        cells, agent = np.asarray(timesteps.state.cells), jax.tree.map(np.asarray, timesteps.state.agent)
-    for i in tqdm(range(len(planned)), desc="solving", disable=not progress):
-        if not planned[i]:
-            out.append(Solution(np.zeros(0, np.int8), False, Failure.NO_PLAN, "solve.prove finds no plan."))
-            continue
-        begin = time.perf_counter()
-        start = Start(cells[i], tuple(agent.position[i].tolist()), int(agent.direction[i]), pack_pair(agent.pocket[i]))
-        out.append(solve_from(RuleSet(*(x[i] for x in tasks)), start, params, **options))
-        seconds[i] = time.perf_counter() - begin
+    out, seconds, states = [], np.zeros(len(planned), np.float32), jax.device_get(timesteps and timesteps.state.replace(key=None))
+    with progress_bar(len(planned), progress, "solving", "starts") as bar:
+        for i in range(len(planned)):
+            begin = time.perf_counter()
+            if planned[i]:
+                out.append(solve_from(RuleSet(*(x[i] for x in tasks)), start_of(jax.tree.map(lambda x: x[i], states)), params, **options))
+                seconds[i] = time.perf_counter() - begin
+            else:
+                out.append(Solution(np.zeros(0, np.int8), False, Failure.NO_PLAN, "solve.prove finds no plan."))
+            bar.update(1)
     return out, seconds
 
 # %% ../../nbs/benchmarks/12_oracle.ipynb #bc721a90
@@ -184,7 +182,6 @@ def solve_tasks(benchmark, numbers, env, params, *, starts: int = 1, seed: int =
         raise RuntimeError(f"The environment contradicts the planner on task {task[wrong.argmax()]}, start {start[wrong.argmax()]}: please report it.")
     return Attempts(task, start, np.asarray(jax.random.key_data(keys)), steps, solved, failure, seconds, [s.actions for s in solutions])
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #750ec8f5
 def reference_steps(benchmark, numbers, env, params, starts: int = 4, seed: int = 0, *, progress: bool = False, **options) -> np.ndarray:
     """Par: how many steps a task takes, the mean over several starts; float32 `(k,)`, NaN where none of them was solved.
 
@@ -228,7 +225,6 @@ def _features(goals, rules, steps) -> np.ndarray:
     count = lambda low, high: ((kinds >= low) & (kinds <= high)).sum(axis=1)
     return np.stack([count(3, 7), count(4, 7), count(8, 11) + count(2, 2), count(8, 11), count(1, 1), 1 + in_plan.sum(axis=1)], axis=1).astype(np.float32)
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #f9d38488
 def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None) -> np.ndarray:
     """Par of every task without solving it: a linear model of its plan and the layout; float32 `(n,)`, NaN for tasks without a plan.
 

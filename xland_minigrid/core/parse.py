@@ -21,7 +21,6 @@ from .ruleset import COMPOSED, RuleSet
 from .struct import field_names
 from .tiles import COLOR_NAMES, TILE_NAMES, Colors, Tiles
 
-# %% ../../nbs/core/11_parse.ipynb #3cdd9783
 class ParseError(ValueError):
     "A text that is no goal, rule or task; the message is one sentence with the words that were not understood and the nearest that would be."
 
@@ -227,7 +226,6 @@ def _combined(cls: type, parts) -> Composed:
     except ValueError as error:
         raise ParseError(str(error)) from None
 
-# %% ../../nbs/core/11_parse.ipynb #6bfc9221
 def parse_goal(text: str):
     """The goal that `describe_goal` describes with this text: one of Table 2, a registered one, or a composed one (`AllOf`, `AnyOf`, `Not`, `InOrder`).
 
@@ -285,7 +283,6 @@ def _sections(text: str) -> tuple[str, list[str], str]:
     rules = re.split(r"(?:^|(?<=[.\n]))\s*\d+\.\s" if is_numbered else r"\.\s", found["rules"])
     return found["goal"], [rule for rule in rules if plain_words(rule)], found["objects"]
 
-# %% ../../nbs/core/11_parse.ipynb #f850f966
 def parse_ruleset(text: str) -> RuleSet:
     """The task that `describe_ruleset` describes with this text, at any level but `"goal"`.
 
@@ -348,7 +345,6 @@ def _value(name: str, value) -> tuple:
         raise ParseError(f"position is {value!r}: a row and a column are needed, for example [2, 3].")
     return _position(*map(str, value)) if all(isinstance(v, int) and v >= 0 for v in value) else _position("256", "256")
 
-# %% ../../nbs/core/11_parse.ipynb #1cc76332
 def ruleset_from_dict(data: dict) -> RuleSet:
     "A task from what `ruleset_to_dict` makes. Raises `ParseError` (a `ValueError`) with the part that is wrong, `TypeError` where a name is no text."
     if not isinstance(data, dict) or not {"goal", "rules", "objects"} <= set(data):
