@@ -329,7 +329,7 @@ def _checked_benchmark(goals, rules, init_tiles, num_rules) -> list[np.ndarray]:
     "The four arrays of a benchmark as uint8 NumPy arrays, or a `ValueError`."
     goals, rules, init_tiles = checked_arrays(goals, rules, init_tiles)
     if name := too_large(rules, init_tiles):
-        raise ValueError(f"{name} holds tiles or colours above 15, which do not exist (encodings are those of the paper's Tables 1 to 3).")
+        raise ValueError(f"{name} holds a number above 15; tiles and colours go up to 15 (encodings are those of the paper's Tables 1 to 3).")
     counted = (rules[..., 0] != 0).sum(axis=1)
     if num_rules is not None and not np.array_equal(np.asarray(num_rules).reshape(-1), counted):
         raise ValueError("num_rules contradicts the rules; leave it out and they are counted.")

@@ -113,7 +113,7 @@ def _check_known(goals, rules, init_tiles) -> None:
                 raise ValueError("A composed goal stands here, whose parts are not in these arrays: leave such tasks out first, with benchmark.take(numbers).")
             book[kind]
     if name := too_large(rules, init_tiles):
-        raise ValueError(f"{name} holds tiles or colours above 15, which do not exist (encodings are those of the paper's Tables 1 to 3).")
+        raise ValueError(f"{name} holds a number above 15; tiles and colours go up to 15 (encodings are those of the paper's Tables 1 to 3).")
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #0b674f7f
 class SplitLeakError(RuntimeError):
