@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors import safe_open
 
 import xland_minigrid.benchmarks.demonstrations as module
@@ -18,8 +16,7 @@ from xland_minigrid.baselines.demo import OBJECTS, hold_tasks
 from xland_minigrid.baselines.evaluation import Evaluation, RandomPolicy, bootstrap_mean, bootstrap_quantile, evaluate, table
 from xland_minigrid.benchmarks import Benchmark, BenchmarkFileError, generate_benchmark
 from xland_minigrid.benchmarks.demonstrations import (
-    Demonstrations, check_demonstrations, concatenate, demonstrations, load_demonstrations, noise_schedule, sample_windows,
-    save_demonstrations, trial_starts)
+    Demonstrations, check_demonstrations, concatenate, demonstrations, load_demonstrations, save_demonstrations, trial_starts)
 from xland_minigrid.core.goals import OneTileGoal, register_goal
 from xland_minigrid.core.rules import on_cells
 from xland_minigrid.core.tiles import EMPTY, FLOOR, pack_pairs, unpack
@@ -80,12 +77,18 @@ def world():
 
 @pytest.fixture(scope="module")
 def noisy(tasks, world):
-    return demonstrations(tasks, [0, 5, 7, 5, 39, 2, 11], *world, trials=4, epsilon=noise_schedule(4, 0.9, 0.0), seed=5, expert=holder, batch=12)
+    return demonstrations(tasks, [0, 5, 7, 5, 39, 2, 11], *world, trials=4, epsilon=np.linspace(0.9, 0, 4), seed=5, expert=holder, batch=12)
 
 
 @pytest.fixture
 def file(noisy, tmp_path):
-    return noisy.save(tmp_path / "demos.safetensors")
+    return save_demonstrations(tmp_path / "demos.safetensors", noisy)
+
+
+def same_history(a: Demonstrations, i: int, b: Demonstrations, j: int) -> bool:
+    rows = lambda demos, h: slice(*demos.history_start[h:h + 2])
+    return all(np.array_equal(x, b.history(j)[name]) for name, x in a.history(i).items()) and all(
+        np.array_equal(getattr(a, name)[rows(a, i)], getattr(b, name)[rows(b, j)]) for name, (per, *_) in module._TABLE.items() if per == "trial")
 
 
 def same(a: Demonstrations, b: Demonstrations) -> bool:
@@ -159,11 +162,6 @@ def test_no_way_to_the_goal_is_no_hang(tasks, world):
     assert not turns.lost.any() and (np.add.reduceat(turns.expert, turns.trial_start[:-1], dtype=int) == 3).all()
     nothing = demonstrations(tasks, range(3), *world, expert=lambda *_: np.zeros(0, np.uint8))
     assert nothing.lost.all()
-    with pytest.raises(ValueError, match="nothing would be left"):
-        demonstrations(tasks, range(3), *world, expert=helpless, unsolved="skip")
-    picky = demonstrations(tasks, range(6), *world, trials=2, unsolved="skip",
-                           expert=lambda ruleset, *rest: holder(ruleset, *rest) if ruleset.goal[1] % 2 else None)
-    assert set(picky.task) <= {i for i in range(6) if int(tasks.goals[i, 1]) % 2} and picky.success.all() and len(picky)
 
 
 def test_an_expert_that_wanders_is_cut_off_in_time(tasks, world):
@@ -173,15 +171,15 @@ def test_an_expert_that_wanders_is_cut_off_in_time(tasks, world):
 
 
 def test_a_history_depends_on_its_seed_and_number_only(noisy, tasks, world):
-    alone = demonstrations(tasks, [7], *world, trials=4, epsilon=noise_schedule(4, 0.9, 0.0), seed=5, expert=holder)
-    assert same(alone, noisy.select([2]))
+    alone = demonstrations(tasks, [7], *world, trials=4, epsilon=np.linspace(0.9, 0, 4), seed=5, expert=holder)
+    assert same_history(alone, 0, noisy, 2) and (alone.goals[0] == noisy.goals[2]).all()
     assert not np.array_equal(noisy.key[4], noisy.key[12]), "the second history of task 5 has starts of its own"
-    again = demonstrations(tasks, [5, 5], *world, trials=4, epsilon=noise_schedule(4, 0.9, 0.0), seed=5, expert=holder, batch=1)
-    assert same(again, noisy.select([1, 3]))
-    other = demonstrations(tasks, [7], *world, trials=4, epsilon=noise_schedule(4, 0.9, 0.0), seed=6, expert=holder)
+    again = demonstrations(tasks, [5, 5], *world, trials=4, epsilon=np.linspace(0.9, 0, 4), seed=5, expert=holder, batch=1)
+    assert same_history(again, 0, noisy, 1) and same_history(again, 1, noisy, 3)
+    other = demonstrations(tasks, [7], *world, trials=4, epsilon=np.linspace(0.9, 0, 4), seed=6, expert=holder)
     assert not np.array_equal(other.key, alone.key) and not np.array_equal(other.action[:20], alone.action[:20])
     wrapped = demonstrations(tasks.to_numpy(), np.array([7], np.uint8), GymAutoResetWrapper(world[0]), world[1], trials=4,
-                             epsilon=noise_schedule(4, 0.9, 0.0), seed=5, expert=holder)
+                             epsilon=np.linspace(0.9, 0, 4), seed=5, expert=holder)
     assert same(alone, wrapped)
 
 
@@ -230,7 +228,7 @@ def test_registered_kinds_are_kept(world, tmp_path):
     tasks = Benchmark.from_arrays(goals, plain.rules, plain.init_tiles)
     demos = demonstrations(tasks, range(4), *world, trials=2, epsilon=1.0)
     assert demos.success.any()
-    path = demos.save(tmp_path / "own.safetensors")
+    path = save_demonstrations(tmp_path / "own.safetensors", demos)
     check_demonstrations(load_demonstrations(path), *world)
     with pytest.raises(ValueError, match="expert="):
         demonstrations(tasks, [0], *world)
@@ -252,57 +250,10 @@ def test_random_access_copies_nothing(noisy):
         assert all(p["done"][-1] and not p["done"][:-1].any() for p in parts)
 
 
-def test_returns_to_go(noisy):
-    within, across = noisy.returns_to_go(), noisy.returns_to_go(across_trials=True)
-    for h in range(len(noisy)):
-        first, end = noisy._step_start[h:h + 2]
-        reward, done = np.asarray(noisy.reward[first:end], np.float64), noisy.done[first:end]
-        total, kept = 0.0, 0.0
-        for i in range(end - first - 1, -1, -1):
-            total, kept = total + reward[i], reward[i] + (0 if done[i] else kept)
-            assert abs(across[first + i] - total) < 1e-5 and within[first + i] == np.float32(kept)
-
-
-@given(st.integers(0, 2**31 - 1), st.integers(1, 9), st.integers(1, 200))
-@settings(max_examples=25)
-def test_windows_are_stretches_of_histories(noisy, seed, batch, length):
-    windows = noisy.sample_windows(seed, batch, length)
-    lengths, rtg = np.diff(noisy._step_start), noisy.returns_to_go()
-    assert set(windows) == {*STEP_FIELDS, "step", "returns_to_go", "mask", "task"}
-    for b in range(batch):
-        mask, n = windows["mask"][b], int(windows["mask"][b].sum())
-        assert mask[:n].all() and not mask[n:].any() and not any(windows[name][b, n:].any() for name in windows if name != "task")
-        equal = []
-        for h in np.flatnonzero(noisy.task == windows["task"][b]):  # trial and step say where in the history
-            e = noisy.history_start[h] + windows["trial"][b, 0]
-            first = int(noisy.trial_start[e] + windows["step"][b, 0])
-            rows = slice(first, first + n)
-            step = np.concatenate([np.arange(k) for k in np.diff(noisy.trial_start)])[rows]
-            equal.append(first + n <= noisy._step_start[h + 1] and all((getattr(noisy, name)[rows] == windows[name][b, :n]).all() for name in STEP_FIELDS if name != "observation")
-                         and (unpack(noisy.observation[rows]) == windows["observation"][b, :n]).all() and (rtg[rows] == windows["returns_to_go"][b, :n]).all()
-                         and (step == windows["step"][b, :n]).all() and n == min(length, lengths[h]) and (n == length or first == noisy._step_start[h]))
-        assert any(equal)
-
-
-def test_windows_are_drawn_evenly(noisy):
-    "Every place that a window can begin at is as likely as any other."
-    lengths = np.diff(noisy._step_start)
-    drawn = noisy.sample_windows(0, 40_000, 5)["task"]
-    for task in np.unique(noisy.task):
-        expected = (lengths - 4)[noisy.task == task].sum() / (lengths - 4).sum()
-        assert abs((drawn == task).mean() - expected) < 0.012
-
-
-def test_windows_by_seed_generator_and_key(noisy):
-    a, b = noisy.sample_windows(3, 4, 9, packed=True), sample_windows(noisy, np.random.default_rng(3), 4, 9, packed=True)
-    assert all((a[name] == b[name]).all() for name in a) and a["observation"].shape == (4, 9, 5, 5)
-    typed, raw = noisy.sample_windows(jax.random.key(3), 4, 9), noisy.sample_windows(jax.random.PRNGKey(3), 4, 9)
-    assert all((typed[name] == raw[name]).all() for name in typed)
-
-
-def test_concatenate_and_select(noisy, tasks, world):
-    halves = [noisy.select(np.arange(7) < 3), noisy.select([3, 4, 5, 6])]
-    assert same(concatenate(halves), noisy) and same(noisy.select(slice(None)), noisy)
+def test_concatenate(noisy, tasks, world):
+    alike = dict(trials=4, epsilon=np.linspace(0.9, 0, 4), expert=holder)
+    halves = [demonstrations(tasks, part, *world, seed=5, **alike) for part in ([0, 5, 7], [39, 2, 11])]
+    assert all(same_history(concatenate(halves), i, noisy, j) for i, j in enumerate((0, 1, 2, 4, 5, 6))) and same(concatenate([noisy]), noisy)
     one = demonstrations(tasks, [1], *world, expert=holder)
     wide = dataclasses.replace(one, rules=np.pad(one.rules, ((0, 0), (0, 2), (0, 0))))
     mixed = concatenate([noisy, wide])
@@ -313,10 +264,6 @@ def test_concatenate_and_select(noisy, tasks, world):
         concatenate([])
     with pytest.raises(ValueError, match="view size"):
         concatenate([noisy, dataclasses.replace(noisy, observation=noisy.observation[:, :3, :3], final_observation=noisy.final_observation[:, :3, :3])])
-    with pytest.raises(ValueError, match="No history"):
-        noisy.select([])
-    with pytest.raises(IndexError):
-        noisy.select([7])
     assert digest_of(noisy.benchmark()) == digest_of(tasks._rows(np.asarray(noisy.task)))
 
 
@@ -340,8 +287,6 @@ def test_files_come_back_and_are_views(noisy, file):
     with safe_open(file, framework="numpy") as other:
         assert {name for name in other.keys() if not name.startswith("padding.")} == set(module._TABLE) and (other.get_tensor("action") == noisy.action).all()
     assert same(load_demonstrations(save_demonstrations(file, again)), noisy), "a file may be written over itself"
-    windows, mapped = noisy.sample_windows(1, 8, 30), again.sample_windows(1, 8, 30)
-    assert all((windows[name] == mapped[name]).all() for name in windows)
 
 
 def test_opening_does_not_read(file, noisy, monkeypatch):
@@ -350,7 +295,7 @@ def test_opening_does_not_read(file, noisy, monkeypatch):
     monkeypatch.setattr(module, "array_digest", lambda arrays: hashed.extend(arrays.values()) or digest_of(arrays))
     monkeypatch.setattr(module, "_SMALL_FILE", 0)
     found = load_demonstrations(file)
-    assert found.num_steps == noisy.num_steps and len(hashed) == 2 and {id(array) for array in hashed} == {id(found.trial_start), id(found.history_start)}
+    assert len(found.action) == len(noisy.action) and len(hashed) == 2 and {id(array) for array in hashed} == {id(found.trial_start), id(found.history_start)}
 
 
 def test_large_files_are_verified_on_request(file, monkeypatch):
@@ -388,8 +333,7 @@ def rewritten(file, change_header=None, change_manifest=None):
 
 FORGED_MANIFESTS = {
     "newer": lambda m: m.update(format_version=99), "no version": lambda m: m.pop("format_version") and None, "version is text": lambda m: m.update(format_version="1"),
-    "fewer histories": lambda m: m.update(histories=1), "negative": lambda m: m.update(steps=-5), "huge": lambda m: m.update(trials=10**18),
-    "counts are text": lambda m: m.update(trials="many"), "no digests": lambda m: m.pop("digests") and None, "no digest": lambda m: m["digests"].pop("key") and None,
+    "digests are a list": lambda m: m.update(digests=[]), "no digests": lambda m: m.pop("digests") and None, "no digest": lambda m: m["digests"].pop("key") and None,
     "wrong digest": lambda m: m["digests"].update(reward="0" * 32), "a list": lambda m: "[]", "null": lambda m: "null", "a number": lambda m: "7",
     "deep": lambda m: "[" * 50_000 + "]" * 50_000, "no JSON": lambda m: "{", "no about": lambda m: m.pop("about") and None, "about is a number": lambda m: m.update(about=3),
     "kinds without words": lambda m: m.update(kinds=[["goal", 77]]), "unknown kind": lambda m: m.update(kinds=[["goal", 77, "FlyGoal"]]), "kinds are wrong": lambda m: m.update(kinds=[1])}
@@ -453,7 +397,7 @@ def mutants(content: bytes, count: int, seed: int = 0):
 def fuzz(file, count):
     "Every mutant is refused, or is (a blank of the header changed) the same data."
     whole, original, refused = load_demonstrations(file), file.read_bytes(), 0
-    whole = whole.select(slice(None))
+    whole = dataclasses.replace(whole, **{name: np.array(getattr(whole, name)) for name in module._TABLE})
     for changed in mutants(original, count):
         file.write_bytes(changed)
         try:
@@ -478,7 +422,7 @@ def test_an_interrupted_write_leaves_the_old_file(file, noisy, monkeypatch):
     before = file.read_bytes()
     monkeypatch.setattr(os, "replace", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        noisy.select([0]).save(file)
+        save_demonstrations(file, noisy)
     assert file.read_bytes() == before and os.listdir(file.parent) == [file.name]
 
 
@@ -495,7 +439,7 @@ def test_any_forgery_is_found_by_playing_again(noisy, world):
             array[5] = array[6]
         with pytest.raises(ValueError, match="differently"):
             check_demonstrations(dataclasses.replace(noisy, **{name: array}), *world)
-    check_demonstrations(noisy, *world, histories=[2, 4])
+    check_demonstrations(noisy, *world, batch=5)
     with pytest.raises(ValueError, match="another world"):
         check_demonstrations(noisy, *make("XLand-MiniGrid-R1-9x9", view_size=7))
 
@@ -504,7 +448,7 @@ WRONG = {
     "one number": (TypeError, dict(numbers=5)), "no number": (ValueError, dict(numbers=[])), "half": (TypeError, dict(numbers=[0.5])), "beyond": (IndexError, dict(numbers=[40])),
     "below": (IndexError, dict(numbers=[-1])), "a table": (TypeError, dict(numbers=[[1]])), "trials": (ValueError, dict(trials=0)), "many trials": (ValueError, dict(trials=10**6)),
     "half a trial": (ValueError, dict(trials=1.5)), "epsilon": (ValueError, dict(epsilon=1.1)), "epsilon below": (ValueError, dict(epsilon=-0.1)),
-    "epsilon NaN": (ValueError, dict(epsilon=float("nan"))), "epsilons": (ValueError, dict(epsilon=[0, 1], trials=3)), "unsolved": (ValueError, dict(unsolved="raise")),
+    "epsilon NaN": (ValueError, dict(epsilon=float("nan"))), "epsilons": (ValueError, dict(epsilon=[0, 1], trials=3)),
     "seed": (ValueError, dict(seed=-1)), "seed is text": (ValueError, dict(seed="a")), "seed is huge": (ValueError, dict(seed=2**31))}
 
 
@@ -528,9 +472,6 @@ def test_wrong_access(noisy):
     for call in (lambda: noisy.history(0.0), lambda: noisy.history(True), lambda: noisy.episode(0, None)):
         with pytest.raises(TypeError):
             call()
-    for batch, length in ((0, 4), (4, 0), (-1, 2)):
-        with pytest.raises(ValueError):
-            noisy.sample_windows(0, batch, length)
 
 
 # ------------------------------------------------------------------------------------------- against the oracle

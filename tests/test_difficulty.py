@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import xland_minigrid.benchmarks.difficulty as module
 from xland_minigrid.benchmarks import generate_benchmark
-from xland_minigrid.benchmarks.difficulty import QUANTITIES, Difficulty, difficulty, strata, stratified, take
+from xland_minigrid.benchmarks.difficulty import QUANTITIES, Difficulty, difficulty, strata, stratified
 from xland_minigrid.benchmarks.oracle import estimated_steps
 from xland_minigrid.benchmarks.solve import Plans
 from xland_minigrid.core.goals import AgentHoldGoal, TileNearGoal
@@ -112,7 +112,7 @@ def test_depth_of_tasks_whose_depth_is_plain():
 def test_measured_steps_are_those_of_the_oracle(tasks):
     from xland_minigrid.benchmarks.oracle import reference_steps
     env, params = make("XLand-MiniGrid-R1-9x9")
-    few = take(tasks, np.arange(20))
+    few = tasks.take(np.arange(20))
     found = difficulty(few, env, params, measure=[3, 1, 7, 3], starts=1, seed=2)
     assert np.flatnonzero(~np.isnan(found.par)).tolist() == [1, 3, 7]
     np.testing.assert_array_equal(found.par[[1, 3, 7]], reference_steps(few, [1, 3, 7], env, params, 1, 2))
@@ -151,13 +151,6 @@ def test_table(hard):
     assert sum(int(line.split()[1]) for line in lines[1:]) == hard.solvable.sum()
 
 
-def test_rows_are_taken_in_order(tasks):
-    rows = [5, 2, 2]
-    some = take(tasks, rows)
-    assert (np.asarray(some.rules) == np.asarray(tasks.rules)[rows]).all() and len(take(tasks, [])) == 0
-    assert (np.asarray(take(tasks.to_numpy(), rows).goals) == np.asarray(tasks.goals)[rows]).all()
-
-
 WRONG = {
     "plans of others": (ValueError, lambda t, h: difficulty(t, plans=Plans(*(np.zeros(3) for _ in Plans._fields)))),
     "no params": (ValueError, lambda t, h: difficulty(t, make("XLand-MiniGrid-R1-9x9")[0])), "measure": (ValueError, lambda t, h: difficulty(t, *make("XLand-MiniGrid-R1-9x9"), measure=-2)),
@@ -165,9 +158,7 @@ WRONG = {
     "measure halves": (TypeError, lambda t, h: difficulty(t, *make("XLand-MiniGrid-R1-9x9"), measure=[0.5])),
     "measure beyond": (IndexError, lambda t, h: difficulty(t, *make("XLand-MiniGrid-R1-9x9"), measure=[300])),
     "measure below": (IndexError, lambda t, h: difficulty(t, *make("XLand-MiniGrid-R1-9x9"), measure=[-1])),
-    "quantity": (ValueError, lambda t, h: h.values("beauty")),
-    "no such row": (IndexError, lambda t, h: take(t, [300])), "row below": (IndexError, lambda t, h: take(t, [-1])), "half a row": (TypeError, lambda t, h: take(t, [0.5])),
-    "one row": (TypeError, lambda t, h: take(t, 3))}
+    "quantity": (ValueError, lambda t, h: h.values("beauty"))}
 
 
 def test_wrong_requests(tasks, hard):

@@ -60,7 +60,7 @@ def timestep_of(task, cells, agent):
     rules = np.zeros((4, 7), np.uint8)
     rules[:len(task.rules)] = task.rules
     state = first.state.replace(cells=cells, agent=agent, goal_encoding=np.asarray(task.goal), rules=jax.jit(compile_rules)(rules))
-    return env, params, oracle._rows_of(jax.tree.map(jnp.asarray, first.replace(state=state)), None)
+    return env, params, oracle.rows_of(jax.tree.map(jnp.asarray, first.replace(state=state)), None)
 
 def outcome(task, picture, pocket=EMPTY, **options):
     "Solve a drawing; whatever is called solved is replayed."
@@ -345,7 +345,7 @@ def test_estimates_follow_the_real_lengths():
 def test_wrong_input_is_refused_in_one_sentence():
     benchmark, env, params, attempts = some_attempts()
     batch = oracle.starts_of(env, params, *(x[:2] for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles)), jax.random.split(jax.random.key(0), 2))
-    state, task = oracle._rows_of(batch, 0), benchmark.get_ruleset(0)
+    state, task = oracle.rows_of(batch, 0), benchmark.get_ruleset(0)
     assert refusals({
         "no task": (lambda: solve_from(None, state), TypeError, ONE_SENTENCE), "a batch of starts": (lambda: solve_from(task, batch), ValueError, ONE_SENTENCE),
         "a batch of tasks": (lambda: solve_from(RuleSet(benchmark.goals, benchmark.rules, benchmark.init_tiles), state), ValueError, ONE_SENTENCE),

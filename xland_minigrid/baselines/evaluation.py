@@ -30,7 +30,7 @@ from .rl2 import Agent, TrainConfig, begin, make_world
 from .scale import AXIS
 from ..benchmarks import Benchmark
 from ..benchmarks.demonstrations import play_expert, trial_starts, without_reset
-from ..benchmarks.difficulty import Difficulty, difficulty, strata, take
+from ..benchmarks.difficulty import Difficulty, difficulty, strata
 from ..benchmarks.files import appearing
 from ..core.goals import goal_kinds
 from ..core.helpers import progress_bar
@@ -337,7 +337,7 @@ def labels_of(benchmark: Benchmark, task_ids, known: Difficulty | None = None) -
     if known is not None and len(known) != len(benchmark):
         raise ValueError(f"This difficulty is of {len(known):,} tasks and the benchmark has {len(benchmark):,}: pass the one of this benchmark.")
     task_ids = np.asarray(task_ids)
-    found, at = (difficulty(take(benchmark, task_ids)), slice(None)) if known is None else (known, task_ids)
+    found, at = (difficulty(benchmark.take(task_ids)), slice(None)) if known is None else (known, task_ids)
     labels = {"goal kind": goal_names(np.asarray(benchmark.goals)[task_ids]), "depth": found.values("depth")[at], "rules to trigger": found.values("num_steps")[at]}
     return labels | ({"oracle steps": known.reference[at].astype(np.float64)} if known is not None and not np.isnan(known.reference).all() else {})
 

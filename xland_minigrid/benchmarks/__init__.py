@@ -26,7 +26,7 @@ from xland_minigrid.benchmarks.splits import Split, split_rows
 
 # What needs time or other packages to import is imported when it is asked for.
 _LATER = {
-    "demonstrations": ("Demonstrations", "check_demonstrations", "load_demonstrations", "noise_schedule", "save_demonstrations"),
+    "demonstrations": ("Demonstrations", "check_demonstrations", "load_demonstrations", "save_demonstrations"),
     "difficulty": ("Difficulty", "stratified"),
     "exact": ("Shortest", "shortest"),
     "hub": ("HubError", "fetch"),

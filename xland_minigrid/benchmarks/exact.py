@@ -35,9 +35,9 @@ class Shortest:
         steps: the least number of actions that reaches the goal, int32; -1 where none was found.
         actions: such a shortest sequence, uint8 `(T,)`; in a batch `(n, T)` with `NO_ACTION` after the end. Empty where none was found.
         solved: whether one was found, bool.
-        exhausted: whether all that can be reached was searched and the goal is not there, bool: a proof that this start cannot be solved. Where
-            neither `solved` nor `exhausted` is true the search was given up, and nothing is known.
-        states: how many different states were looked at, int64, those in which the last action was done included.
+        exhausted: whether all that can be reached was searched in vain, bool: a proof that this start cannot be solved. The search was given up where
+            neither `solved` nor `exhausted` is true.
+        states: how many different states were looked at, int64.
         frontier: how many states are reached after 0, 1, 2, ... steps and not before, int64 `(D,)` or `(n, D)`.
     """
     steps: np.ndarray
@@ -89,7 +89,6 @@ def _roomy(x: np.ndarray) -> np.ndarray:
     "Rows repeated to a power of two, 64 at least: another number of them is another program."
     return np.resize(x, (max(64, 1 << (len(x) - 1).bit_length()), *x.shape[1:]))
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #36376056
 def _moving(state: State) -> tuple:
     "What tells the states of one task apart: cells, agent as uint8 `(4,)`, what is remembered."
     agent, extended = state.agent, state.extended
@@ -227,7 +226,6 @@ def _bare(env: Environment, params: EnvParams) -> tuple[Environment, EnvParams]:
     blank = {"ruleset": empty_ruleset(), "layout": None, "extent": None, "view_size": 3, "max_steps": 1000}  # the agent sees less and does the same
     return env, params.replace(**{name: value for name, value in blank.items() if name in field_names(params)})
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #98a0d8f3
 def _listed(things, of: type) -> list:
     "A list or tuple of records, checked."
     things = [getattr(t, "state", t) for t in things]
@@ -293,10 +291,9 @@ def shortest(ruleset, states, env: Environment, params: EnvParams, *, max_states
 
     Args:
         ruleset: the task, a batch or a list of them; None for the tasks that the states hold already.
-        states: a `State` or `TimeStep`, a batch or a list of them, one for each task (one task or one start goes with all of the other). The step
-            counter does not matter: there is no time limit.
-        env, params: as `make` returns them. Wrappers are left out, auto-reset among them.
-        max_states: how many states a task may cost before it is given up (looked at after every step, so the last step may go over it).
+        states: a `State` or `TimeStep`, a batch or a list of them, one for each task (one task or one start goes with all of the other).
+        env, params: as `make` returns them, without a time limit. Wrappers are left out, auto-reset among them.
+        max_states: how many states a task may cost before it is given up (looked at after every step).
         max_steps: the longest way to look for; None for any.
         progress: show a bar.
     Raises `TypeError` or `ValueError` for things that are no tasks, starts or environments, or do not belong together.

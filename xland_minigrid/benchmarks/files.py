@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .generate import GENERATOR_VERSION, identities
+from .solve import too_large
 from ..core.goals import goal_kinds
 from ..core.helpers import in_threads
 from ..core.rules import rule_kinds
@@ -209,7 +210,6 @@ def _check_kinds(path, kinds) -> None:
             raise BenchmarkFileError(f"{path} uses the {what} {name} under the identifier {identifier}, which is {here.__name__ + ' as declared' if here else 'nothing'} here: "
                                      f"run the cell that registers {name}, with @register_{what}(id={identifier}).")
 
-# %% ../../nbs/benchmarks/04_files.ipynb #88b22822
 def _signed_manifest(path, kind: str, metadata) -> dict:
     "The manifest in the metadata of a file: its digest, its version and its kinds are checked."
     text = metadata.get(kind) if isinstance(metadata, dict) else None
@@ -314,7 +314,7 @@ def write_file(path, arrays: dict, *, packed: bool = False, recipe=None, generat
     `identities` (ruleset ids, goal ids) spare their computation. Raises `ValueError` for arrays that the format has no room for, `OSError` as files do.
     """
     arrays = {name: np.ascontiguousarray(np.asarray(arrays[name]), np.uint8) for name in FIELDS}
-    if name := _too_large(arrays):
+    if name := too_large(arrays["rules"], arrays["init_tiles"]):
         raise ValueError(f"{name} holds tiles or colours above 15, which do not exist: check the arrays with Benchmark.from_arrays.")
     recipe = dataclasses.asdict(recipe) if dataclasses.is_dataclass(recipe) else recipe
     manifest = {"num_rulesets": len(arrays["goals"]), "max_rules": arrays["rules"].shape[1], "max_init_tiles": arrays["init_tiles"].shape[1],
@@ -322,11 +322,6 @@ def write_file(path, arrays: dict, *, packed: bool = False, recipe=None, generat
                 "generator_version": GENERATOR_VERSION if recipe and generator_version is None else generator_version, "recipe": recipe,
                 "kinds": kinds_used(arrays["goals"], arrays["rules"])}
     return write_container(path, "benchmark", manifest, _packed(arrays) if packed else arrays)
-
-def _too_large(arrays: dict) -> str | None:
-    "The first of rules and objects that holds a tile or a colour above 15, which do not exist."
-    return next((name for name, lead in (("rules", 1), ("init_tiles", 0))
-                 if arrays[name].max(initial=0) > 15 and arrays[name][..., lead:].max(initial=0) > 15), None)
 
 # %% ../../nbs/benchmarks/04_files.ipynb #a0aafde6
 _is_count = lambda value: type(value) is int and 0 <= value <= 1 << 48
@@ -349,7 +344,7 @@ def read_file(path) -> tuple[dict[str, np.ndarray], dict]:
         raise damaged(file.path, "its arrays are not those that it announces")
     if array_digest({name: arrays[name] for name in FIELDS}) != manifest["digest"]:
         raise damaged(file.path, "its contents do not match its digest")
-    if name := _too_large(arrays):
+    if name := too_large(arrays["rules"], arrays["init_tiles"]):
         raise damaged(file.path, f"its {name} have tiles or colours above 15, which do not exist")
     named = {(entry[0], entry[1]) for entry in manifest.get("kinds") or []}
     for registry, kind in _registered(arrays["goals"], arrays["rules"]):

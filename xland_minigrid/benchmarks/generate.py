@@ -79,7 +79,6 @@ class Recipe:
             registered = [i for i, cls in book.classes.items() if i >= book.built_in and not cls.looks.at and cls.looks.cells != 1]
             object.__setattr__(self, name, _check_kinds(name, getattr(self, name), (*known, *registered)))
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #e512edb6
 def _check_kinds(name, kinds, known) -> tuple[int, ...]:
     kinds = kinds if isinstance(kinds, (tuple, list, set, range, np.ndarray)) else (kinds,)
     try:
@@ -101,7 +100,6 @@ PRESETS = {
                    sample_distractor_rules=True, num_distractor_objects=1),
 }
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #b74a4e31
 def recipe_of(preset: str = "high", seed: int | None = None, **overrides) -> Recipe:
     """The recipe of a preset (`trivial`, `small`, `medium`, `high`) with some fields changed.
 
@@ -164,7 +162,6 @@ def below(draw: np.ndarray, bound) -> np.ndarray:
     "A draw brought to 0 … bound − 1 (int64); `bound` is an integer or an array of them."
     return ((draw * np.asarray(bound).astype(np.uint64)) >> _S32).astype(np.int64)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #40aeda4c
 (_GOAL, _GOAL_TILE, _DEPTH, _PRUNE, _RULE, _RULE_TILE, _CARRIED, _PATCHES, _OBJECT,
  _COUNT, _PRODUCT, _BAD_RULE, _BAD_A, _BAD_B, _EVEN) = range(15)
 
@@ -219,7 +216,6 @@ def _goal_words(kind, a, b) -> np.ndarray:
     low, high = np.where(swaps, np.minimum(a, b), a), np.where(two, np.where(swaps, np.maximum(a, b), b), 0)
     return _at(kind, 32) | _at(_PAIR[low], 16) | _PAIR[high]
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #ed122bed
 def _to_bytes(words: np.ndarray, width: int) -> np.ndarray:
     "The last `width` bytes of each integer, most significant first: shape (…, width), uint8."
     return np.ascontiguousarray(words.astype(">u8")[..., None].view(np.uint8)[..., 8 - width:])
@@ -301,7 +297,6 @@ def _tree(recipe: Recipe, tasks: _Tasks, tiles: list) -> None:
         tiles = inputs
     tasks.placed.extend(tiles)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #1ed47a80
 def _inputs(recipe: Recipe, draws: Draws, bag: _Bag, grows: np.ndarray, slot: int):
     "A kind of rule and its unused input tiles for every task that `grows`: kind, a, b, and where b counts."
     kind = np.array(recipe.rule_kinds)[below(draws(_RULE, slot), len(recipe.rule_kinds))]
@@ -326,7 +321,6 @@ def _distractors(recipe: Recipe, tasks: _Tasks) -> None:
     for slot, product in enumerate(products):
         _distractor_rule(recipe, tasks, slot, slot < count, product, c_tree, p_tree)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #2c5bf7d1
 def _distractor_rule(recipe: Recipe, tasks: _Tasks, slot: int, exists, product, c_tree, p_tree) -> None:
     "One distractor rule for every task where it `exists`."
     draws, bag = tasks.draws, tasks.bag
@@ -416,7 +410,6 @@ def _one_spelling(encodings, arguments, has_two, mirror) -> np.ndarray:
     out = np.concatenate([np.where(swap, mirror[kind], kind)[..., None], *pair, encodings[..., 5:]], axis=-1)
     return np.where(np.arange(out.shape[-1]) <= arguments[kind][..., None], out, np.uint8(0))
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #a32ff5f1
 def canonical(goals, rules, init_tiles) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The one spelling of each task, so that equal tasks have equal encodings.
 
@@ -445,7 +438,6 @@ def _identities(goal_words, rule_words, init_tiles) -> tuple[np.ndarray, np.ndar
     hidden = _content(goal_words[:, None], 0) + _content(rule_words, 1)
     return mix(hidden + _content(packed.view(">u8").astype(np.uint64), 1 << 16)), mix(hidden)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #182e700d
 def identities(goals, rules, init_tiles, chunk: int = 1 << 16) -> tuple[np.ndarray, np.ndarray]:
     """Ruleset ids and goal ids of tasks, each `(n,)` uint64: equal exactly when canonical tasks are equal (but for chances of 2⁻⁶⁴).
 
@@ -491,7 +483,6 @@ def _stacked(rules: list, n: int, width: int) -> np.ndarray:
     words = np.sort(np.stack(keyed, axis=1), axis=1)
     return np.where(words == np.uint64(_MASK), np.uint64(0), words & np.uint64(2**56 - 1))
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #9bb5bc1f
 def _chunk(recipe: Recipe, start: int, stop: int) -> tuple[Rulesets, np.ndarray]:
     "Candidates number `start` to `stop` and which of them are sound."
     index = np.arange(start, stop, dtype=np.uint64)
@@ -532,7 +523,7 @@ def _new_ones(ids: np.ndarray, sound: np.ndarray, known: np.ndarray) -> np.ndarr
     return new
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #dfe666e5
-_NO_PLAN = "no plan: "
+_VERDICTS = {0: "kept", 1: "unsound", 2: "repeated"} | {r + 2: f"no plan: {r.name.lower()}" for r in Reason if r}
 
 def _verdicts(recipe: Recipe, made: Rulesets, sound: np.ndarray, known: np.ndarray, pool) -> np.ndarray:
     "What becomes of each candidate: 0 kept, 1 unsound, 2 a repetition, above that 2 + the `Reason` why it has no plan; uint8."
@@ -542,12 +533,6 @@ def _verdicts(recipe: Recipe, made: Rulesets, sound: np.ndarray, known: np.ndarr
         found = reasons(*(part[new] for part in made[:3]), pool)
         verdict[new] = np.where(found == 0, 0, found + 2)
     return verdict
-
-def _count_verdicts(tally: Counter, verdict: np.ndarray) -> None:
-    "Add verdicts to a tally, in words."
-    names = {0: "kept", 1: "unsound", 2: "repeated"} | {r + 2: _NO_PLAN + r.name.lower() for r in Reason if r}
-    tally["candidates"] += len(verdict)
-    tally.update({names[int(v)]: int(c) for v, c in zip(*np.unique(verdict, return_counts=True))})
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #9ea02f17
 class _Progress:
@@ -567,7 +552,8 @@ class _Progress:
         for whole, part in zip(self.parts, made):
             whole[self.have:stop] = part[rows]
         known, tally = np.union1d(self.known, made.ruleset_ids[rows]), self.tally.copy()
-        _count_verdicts(tally, verdict[:used])
+        tally["candidates"] += int(used)
+        tally.update({_VERDICTS[int(v)]: int(c) for v, c in zip(*np.unique(verdict[:used], return_counts=True))})
         self.known, self.tally, self.have, self.start = known, tally, stop, self.start + int(used)  # at once: an interrupt finds all or nothing
 
     def write(self, path: Path) -> None:
@@ -611,11 +597,11 @@ def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, pro
                       resume=None, tally: Counter | None = None) -> Rulesets:
     """The first `n` distinct tasks of a recipe.
 
-    The result depends on the recipe alone. `workers` threads (default: as many as cores, 8 at most) only change the time it takes; `progress`
-    shows a bar with this `label`. Shapes are those of `max_rules` and `max_init_tiles`.
+    The result depends on the recipe alone; its shapes are those of `max_rules` and `max_init_tiles`. `workers` threads (as many as cores, 8 at most, unless
+    given) share the work; `progress` shows a bar with this `label`.
 
-    `resume` is the path of a checkpoint: it is written every few seconds and when the run is interrupted, continued from if it exists, and removed at
-    the end. `tally` (a `collections.Counter`) is told how many candidates were tried, kept and thrown away, and why.
+    `resume` is the path of a checkpoint: written every few seconds and when the run is interrupted, continued from if it exists, and removed at the end.
+    `tally` (a `collections.Counter`) is told how many candidates were tried, kept and thrown away, and why.
     Raises `ValueError` when the recipe has no `n` distinct tasks and for a checkpoint of something else.
     """
     checked_int("n", n, 1, 2**31 - 1)

@@ -11,27 +11,19 @@ import hashlib
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 class HubError(OSError):
     "A file could not be had from the hub."
 
 # %% ../../nbs/benchmarks/05_hub.ipynb #2af40a1c
-class _Spec(NamedTuple):
-    "A file on the hub."
-    owner: str
-    repo: str
-    file: str
-    revision: str = "main"
-
-def _parsed(spec: str) -> _Spec:
-    "The parts of `hub:OWNER/REPO/FILE@REVISION`. Raises `TypeError` or `ValueError`."
+def _parsed(spec: str) -> tuple[str, str, str]:
+    "Repository, file and revision of `hub:OWNER/REPO/FILE@REVISION`. Raises `TypeError` or `ValueError`."
     if not isinstance(spec, str):
         raise TypeError(f"The name of a file on the hub is text, hub:OWNER/REPO/FILE; this is {type(spec).__name__}.")
-    found = re.fullmatch(r"hub:([\w.-]+)/([\w.-]+)/([^@\\]+?)(?:@([\w./-]+))?", spec, re.ASCII)
+    found = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)/([^@\\]+?)(?:@([\w./-]+))?", spec, re.ASCII)
     if not found or any(part in ("", ".", "..") for text in found.groups() if text for part in text.split("/")) or not spec.isprintable():
         raise ValueError(f"{spec!r} does not name a file on the hub: write hub:OWNER/REPO/FILE, or hub:OWNER/REPO/FILE@REVISION.")
-    return _Spec(*(part for part in found.groups() if part))
+    return found[1], found[2], found[3] or "main"
 
 # %% ../../nbs/benchmarks/05_hub.ipynb #536a5f6b
 _REMEDIES = (  # from the special to the general; names, because versions of the library differ in what they have
@@ -79,19 +71,18 @@ def _bars(shown: bool):
 def fetch(spec: str, sha256: str | None = None, *, progress: bool = True, cache=None) -> Path:
     """The file `hub:OWNER/REPO/FILE[@REVISION]`, of a dataset on the Hugging Face hub, as a path on this machine.
 
-    It is downloaded once, into the cache of `huggingface_hub` (or the folder `cache`), and again when it changed on the hub. With `sha256` (64 hexadecimal
-    digits), a file in the cache with that sum is taken without asking the hub, and a file that arrives with another sum is thrown away. Without a network, the
-    file in the cache is used. Raises `ValueError` or `TypeError` for an impossible `spec` or `sha256`, `ImportError` without huggingface_hub, and `HubError` (an
-    `OSError`) for what the hub does not have or give, and for another sum.
+    It is downloaded once, into the cache of `huggingface_hub` (or the folder `cache`), and again when it changed on the hub; without a network the cached file is
+    used. With `sha256` (64 hexadecimal digits) a cached file with that sum is taken without asking the hub, and one that arrives with another sum is thrown away.
+    Raises `ValueError` or `TypeError` for an impossible `spec` or `sha256`, `ImportError` without huggingface_hub, else `HubError` (an `OSError`).
     """
-    owner, repo, file, revision = _parsed(spec)
+    repo, file, revision = _parsed(spec)
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256 := str(sha256).lower()):
         raise ValueError(f"sha256 is {sha256!r}; 64 hexadecimal digits are needed (sha256sum FILE prints them).")
     try:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
     except ImportError:
         raise ImportError("Files on the hub need the package huggingface_hub: pip install huggingface_hub.") from None
-    place = {"repo_id": f"{owner}/{repo}", "filename": file, "repo_type": "dataset", "revision": revision, "cache_dir": cache and Path(cache).expanduser()}
+    place = {"repo_id": repo, "filename": file, "repo_type": "dataset", "revision": revision, "cache_dir": cache and Path(cache).expanduser()}
     with _explained(spec), _bars(progress):
         kept = try_to_load_from_cache(**place)
         if sha256 and isinstance(kept, str) and _sha256(kept) == sha256:

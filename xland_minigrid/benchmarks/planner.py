@@ -368,12 +368,11 @@ def _pursue(e: _Subgoals, tree: Tree) -> None:
         {"near": _go_near, "pair": _join}.get(use.kind, _at_place)(e, use)
 
 # %% ../../nbs/benchmarks/11_planner.ipynb #0f26bf17
-def _fetches(e: _Subgoals) -> None:
-    "Pick up what is wanted."
-    if e.spot.pocket == NOTHING:
-        for code in e.wanted:
-            for cell in e.where(code):
-                e.tries(e.facing(e.bit(cell)), (PICK_UP,), e.filled, keep=4 if e.rich else 2, slack=3)
+def _fetch_all(e: _Subgoals, codes, keep: int, slack: int) -> None:
+    "Pick up some things."
+    for code in codes if e.spot.pocket == NOTHING else ():
+        for cell in e.where(code):
+            e.tries(e.facing(e.bit(cell)), (PICK_UP,), e.filled, keep=keep, slack=slack)
 
 def _bars(world: SmallWorld, c: bytearray, cell: int) -> bool:
     "Whether an obstacle on a cell would separate its neighbours, or stand before a door."
@@ -476,27 +475,24 @@ def _remove(e: _Subgoals, cell: int) -> set:
 # %% ../../nbs/benchmarks/11_planner.ipynb #1c01122c
 def _next_spots(planner: _Planner, spot: _Spot, rich: bool) -> list[_Spot]:
     "Where the subgoals of one situation lead."
-    e = _Subgoals(planner, spot, rich)
+    e, keep = _Subgoals(planner, spot, rich), 4 if rich else 2
     for tree in spot.agenda.uses:
         _pursue(e, tree)
     useful = any(after.done or e.progressed(after) for after in e.found)
     if spot.pocket >> 4 == Tiles.KEY and (doors := cells_in(spot.cells, set_table({Tiles.DOOR_LOCKED << 4 | spot.pocket & 15}))):
         e.tries(e.facing(doors), (TOGGLE,), lambda after: True, keep=1)
-    _fetches(e)
+    _fetch_all(e, e.wanted, keep, slack=3)
     if spot.pocket == NOTHING and rich:
-        for code in set(spot.agenda.needed) - set(e.wanted):
-            if CAN_PICK[code]:
-                e.wanted[code] = True
-                for cell in e.where(code):
-                    e.tries(e.facing(e.bit(cell)), (PICK_UP,), e.filled, keep=1)
+        more = [code for code in set(spot.agenda.needed) - set(e.wanted) if CAN_PICK[code]]
+        e.wanted |= dict.fromkeys(more, True)
+        _fetch_all(e, more, keep=1, slack=4)
     if e.blocked or e.away:
         before = set(e.wanted)
         _clear_way(e)
-        e.wanted = dict.fromkeys(set(e.wanted) - before)
-        _fetches(e)
+        _fetch_all(e, set(e.wanted) - before, keep, slack=3)
     if spot.pocket != NOTHING and (rich or not useful or e.must_drop):
         known = len(e.found)
-        _put_aside(e, 4 if rich else 2)
+        _put_aside(e, keep)
         for after in e.found[known:][:2] if e.must_drop else ():
             then = _Subgoals(planner, after, rich)
             for cell in list(e.in_the_way)[:3]:
@@ -558,28 +554,30 @@ def start_of(state) -> Start:
         raise ValueError(f"solve_from takes one start, not cells of shape {cells.shape}: choose one of a batch, or use solve_tasks.")
     return Start(cells, tuple(int(x) for x in np.asarray(agent.position)), int(agent.direction), pack_pair(np.asarray(agent.pocket)))
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #35add416
 EFFORTS = ((4, False), (12, True), (60, True))  # width of the beam, whether subgoals that are seldom useful are tried as well
 
-def _solve(ruleset: RuleSet, start: Start, budget: int, efforts):
-    "Actions or None, what became of it, and a sentence."
+def _unsolved(failure: Failure, detail: str) -> Solution:
+    return Solution(np.zeros(0, np.int8), False, failure, detail)
+
+def _solve(ruleset: RuleSet, start: Start, budget: int, efforts) -> Solution:
+    "See `solve_from`."
     world = SmallWorld(ruleset, *start.cells.shape)
     c, pos = world.load(start.cells), world.cell(*start.position)
     if world.goal is None:
-        return None, Failure.NO_PLAN, "The empty goal is never met."
+        return _unsolved(Failure.NO_PLAN, "The empty goal is never met.")
     planner = _Planner(world, c)
     agenda = planner.agenda(c, start.pocket)
     if agenda is None:
-        return None, Failure.NO_PLAN, "Something that the goal needs is neither there nor can it be made."
+        return _unsolved(Failure.NO_PLAN, "Something that the goal needs is neither there nor can it be made.")
     root = planner.judged(_Spot(c, pos, start.direction, start.pocket, agenda))
     for width, rich in efforts:
         if (best := _beam(planner, root, width, rich, budget)) is not None:
-            return best.history(), Failure.SOLVED, f"Found in {planner.expanded} situations."
+            return Solution(np.array(best.history(), np.int8), True, Failure.SOLVED, f"Found in {planner.expanded} situations.")
         if (proof := why_impossible(world, c, pos, start.pocket)) is not None:
-            return None, Failure.IMPOSSIBLE_START, proof
+            return _unsolved(Failure.IMPOSSIBLE_START, proof)
         if planner.expanded >= budget:
-            return None, Failure.BUDGET, f"No solution among {planner.expanded} situations; raise budget to look further."
-    return None, Failure.BLOCKED, f"None of the subgoals leads to the goal ({planner.expanded} situations looked into)."
+            return _unsolved(Failure.BUDGET, f"No solution among {planner.expanded} situations; raise budget to look further.")
+    return _unsolved(Failure.BLOCKED, f"None of the subgoals leads to the goal ({planner.expanded} situations looked into).")
 
 # %% ../../nbs/benchmarks/11_planner.ipynb #fcbc462a
 def solve_from(ruleset: RuleSet, state, params=None, *, budget: int = 4000, efforts=EFFORTS) -> Solution:
@@ -599,12 +597,12 @@ def solve_from(ruleset: RuleSet, state, params=None, *, budget: int = 4000, effo
         raise TypeError(f"ruleset is {type(ruleset).__name__}: give a RuleSet, from make_ruleset or benchmark.get_ruleset(0).")
     if np.ndim(ruleset.goal) != 1:
         raise ValueError("The ruleset is a batch: give one task, benchmark.get_ruleset(number), or use solve_tasks.")
-    ruleset, none = ruleset.reduce(), np.zeros(0, np.int8)
+    ruleset = ruleset.reduce()
     start = state if isinstance(state, Start) else start_of(state)
     if ruleset.extended is not None or int(np.asarray(ruleset.goal)[0]) >= NUM_GOALS or (np.asarray(ruleset.rules)[:, 0] >= NUM_RULES).any():
-        return Solution(none, False, Failure.UNSUPPORTED, "The task uses registered kinds, a composed goal or several products, which the planner does not know.")
-    found, failure, detail = _solve(ruleset, start, budget, efforts)
-    done = int(getattr(getattr(state, "state", state), "step_num", 0))
-    if found is not None and params is not None and params.max_steps is not None and len(found) > params.max_steps - done:
-        return Solution(none, False, Failure.TOO_LONG, f"The way found takes {len(found)} steps, and {params.max_steps - done} are left.")
-    return Solution(none if found is None else np.array(found, np.int8), found is not None, failure, detail)
+        return _unsolved(Failure.UNSUPPORTED, "The task uses registered kinds, a composed goal or several products, which the planner does not know.")
+    found = _solve(ruleset, start, budget, efforts)
+    left = np.inf if params is None or params.max_steps is None else params.max_steps - int(getattr(getattr(state, "state", state), "step_num", 0))
+    if len(found.actions) > left:
+        return _unsolved(Failure.TOO_LONG, f"The way found takes {len(found.actions)} steps, and {left} are left.")
+    return found

@@ -8,7 +8,7 @@ __all__ = ['PROBES', 'named_tile', 'Starts', 'draw_starts', 'ProbeParams', 'Prob
 
 # %% ../../nbs/benchmarks/15_probes.ipynb #7e0c33f6
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from html import escape
 
@@ -17,14 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .benchmark import Benchmark
-from ..core.compose import AllOf, AnyOf, ExtendedTask, InOrder, Not, begin, several
-from xland_minigrid.core.goals import (
-    AgentHoldGoal, AgentNearGoal, AgentNearUpGoal, AgentOnPositionGoal, TileNearGoal, TileNearLeftGoal, TileOnPositionGoal,
-)
+from ..core.compose import ExtendedTask, begin
 from ..core.layouts import PROCEDURAL, layout, stack_layouts
-from xland_minigrid.core.rules import (
-    AgentHoldRule, AgentNearLeftRule, AgentNearRule, TileNearDownRule, TileNearLeftRule, TileNearRightRule, TileNearRule, TileNearUpRule,
-)
+from ..core.parse import parse_goal, parse_rule
 from ..core.ruleset import RuleSet, make_ruleset, stack_rulesets
 from ..core.struct import PyTreeNode, field_names
 from ..core.tiles import COLOR_NAMES, FLOOR, PICKABLE, TILE_NAMES, WALL, Tiles, pack, unpack
@@ -39,10 +34,6 @@ def named_tile(words: str) -> tuple[int, int]:
     if color not in COLOR_NAMES[3:] or tile not in TILE_NAMES[3:]:
         raise ValueError(f"{words!r} is no tile: write a colour ({', '.join(COLOR_NAMES[3:])}) and then one of {', '.join(TILE_NAMES[3:])}.")
     return TILE_NAMES.index(tile), COLOR_NAMES.index(color)
-
-def _made(kind, *words):
-    "A rule or goal of a kind, its tiles in English."
-    return kind(*[np.array(named_tile(w), np.uint8) for w in words])
 
 # %% ../../nbs/benchmarks/15_probes.ipynb #fe2ed735
 class Starts(PyTreeNode):
@@ -189,351 +180,310 @@ def _probe_html(probe: Probe) -> str:
     return f'<div style="display:flex;gap:16px;flex-wrap:wrap">{probe.reset(jax.random.key(0))._repr_html_()}<div style="max-width:46em">{text}</div></div>'
 
 # %% ../../nbs/benchmarks/15_probes.ipynb #9140bae1
+_LEGEND = {"r": "red ball", "b": "blue square", "s": "white star", "k": "yellow key", "Y": "yellow door locked"}
+
 def _objects_in(start: Starts) -> list[tuple[int, int]]:
     "What lies in a start and is neither wall, door nor lava, from top left."
     pairs = unpack(start.cells[0].ravel())
     return [(int(t), int(c)) for t, c in pairs if t in (*PICKABLE, Tiles.GOAL)]
 
-def _probe(name: str, category: str, task: str, probes: str, goal, rules=(), *, plan="", objects=(), drawing=None, legend=None, env_id="XLand-MiniGrid-R1-9x9", **overrides) -> Probe:
-    "A probe from its parts: `plan` one digit an action, `objects` in English for random starts, or a drawing (or several) with its legend."
-    start = None if drawing is None else draw_starts(drawing, legend)
-    ruleset = make_ruleset(goal, rules, [named_tile(w) for w in objects] if start is None else _objects_in(start))
-    return Probe(name, category, task, probes, ruleset, env_id, overrides, start, np.array([int(a) for a in plan], np.int32))
+def _walled(text: str) -> str:
+    "A picture with its outer wall."
+    rows = [f"#{row}#" for row in text.split()]
+    return "\n".join(["#" * len(rows[0]), *rows, "#" * len(rows[0])])
+
+def _probe(name: str, task: str, probes: str, goal: str, *rules: str, plan: str, objects=(), drawings=(), legend=None,
+           env_id="XLand-MiniGrid-R1-9x9", **overrides) -> Probe:
+    "A probe from its parts: `plan` one digit an action, `objects` for random starts, or drawings whose letters `_LEGEND` and `legend` explain."
+    start = draw_starts([_walled(text) for text in drawings], _LEGEND | (legend or {})) if drawings else None
+    ruleset = make_ruleset(parse_goal(goal), [parse_rule(rule) for rule in rules], _objects_in(start) if drawings else [named_tile(w) for w in objects])
+    return Probe(name, "", task, probes, ruleset, env_id, overrides, start, np.array([int(a) for a in plan], np.int32))
 
 # %% ../../nbs/benchmarks/15_probes.ipynb #631e3739
 _BASICS = (
-    _probe("first-step", "basics", "Step up to the red ball.",
+    _probe("first-step", "Step up to the red ball.",
            "The control: one step ahead wins. An agent that fails here does not act at all, or is wired up wrongly.",
-           _made(AgentNearGoal, "red ball"), plan="0", legend={"r": "red ball"}, drawing="""
-        #########
-        #.......#
-        #.......#
-        #.......#
-        #..>.r..#
-        #.......#
-        #.......#
-        #.......#
-        #########"""),
-    _probe("fetch", "basics", "Pick up the blue star.",
+           "stand next to a red ball", plan="0", drawings=["""
+.......
+.......
+.......
+..>.r..
+.......
+.......
+......."""]),
+    _probe("fetch", "Pick up the blue star.",
            "Searching and picking up, with nothing in the way. An agent that fails here cannot be blamed for anything harder.",
-           _made(AgentHoldGoal, "blue star"), plan="10000013", objects=["blue star"]),
+           "hold a blue star", plan="10000013", objects=["blue star"]),
 )
 
 # %% ../../nbs/benchmarks/15_probes.ipynb #151e73bc
 _BALLS = [f"{color} ball" for color in ("red", "green", "blue", "purple", "yellow", "orange")]
 
 _TELLING_APART = (
-    _probe("same-shape", "telling apart", "Pick up the red ball among six balls.",
+    _probe("same-shape", "Pick up the red ball among six balls.",
            "Colour decides. An agent that goes by shape lifts a wrong ball five times out of six, in every trial anew.",
-           _made(AgentHoldGoal, "red ball"), plan="10000013", objects=_BALLS),
-    _probe("same-shape-swapped", "telling apart", "The same six balls: pick up the green one.",
+           "hold a red ball", plan="10000013", objects=_BALLS),
+    _probe("same-shape-swapped", "The same six balls: pick up the green one.",
            "The twin of same-shape, with the same balls and another answer. An agent that learnt an answer instead of learning to find out fails one of the two.",
-           _made(AgentHoldGoal, "green ball"), plan="00001000003", objects=_BALLS),
-    _probe("same-colour", "telling apart", "Pick up the red pyramid among six red things.",
+           "hold a green ball", plan="00001000003", objects=_BALLS),
+    _probe("same-colour", "Pick up the red pyramid among six red things.",
            "Shape decides. An agent that goes by colour lifts a wrong red thing five times out of six.",
-           _made(AgentHoldGoal, "red pyramid"), plan="00100023", objects=[f"red {shape}" for shape in ("ball", "square", "pyramid", "key", "hex", "star")]),
+           "hold a red pyramid", plan="00100023", objects=[f"red {shape}" for shape in ("ball", "square", "pyramid", "key", "hex", "star")]),
 )
 
 # %% ../../nbs/benchmarks/15_probes.ipynb #11b2a83d
 _FORK = """
-        #########
-        #########
-        #######.#
-        #{}#####.#
-        #>......#
-        #{}#####.#
-        #######.#
-        #########
-        #########"""
-_HEX = "white hex"
+#######
+######.
+{}#####.
+>......
+{}#####.
+######.
+#######"""
 
 _REMEMBERING = (
-    _probe("cue-and-fork", "remembering", "Turn at the fork to the side where the hex lay.",
+    _probe("cue-and-fork", "Turn at the fork to the side where the hex lay.",
            "A cue seen at the start, needed seven steps later, with time for one try. An agent without memory is right half of the time.",
-           AnyOf(AllOf(TileOnPositionGoal(named_tile(_HEX), (3, 1)), AgentOnPositionGoal((2, 7))),
-                 AllOf(TileOnPositionGoal(named_tile(_HEX), (5, 1)), AgentOnPositionGoal((6, 7)))),
-           plan="000000200", drawing=[_FORK.format("h", "."), _FORK.format(".", "h")], legend={"h": _HEX}, see_through_walls=False, max_steps=12),
-    _probe("which-pair", "remembering", "Find the two things that together make a star, and pick it up.",
+           "(have a white hex at row 3, column 1 and at the same time stand at row 2, column 7) or (have a white hex at row 5, column 1 and at the same time stand at row 6, column 7)",
+           plan="000000200", drawings=[_FORK.format("h", "."), _FORK.format(".", "h")], legend={"h": "white hex"}, see_through_walls=False, max_steps=12),
+    _probe("which-pair", "Find the two things that together make a star, and pick it up.",
            "One of ten pairs makes the star; things lie elsewhere in every trial. An agent that does not remember what worked tries pairs anew each time.",
-           _made(AgentHoldGoal, "white star"), [_made(TileNearRule, "blue square", "yellow hex", "white star")],
+           "hold a white star", "a blue square and a yellow hex next to each other become a white star",
            plan="001000231010004023", objects=["red ball", "green pyramid", "blue square", "yellow hex", "purple key"]),
-    _probe("where-it-was", "remembering", "Find the star behind one of six doors.",
+    _probe("where-it-was", "Find the star behind one of six doors.",
            "One of six rooms holds the star, the same in every trial. An agent that does not remember the place opens door after door again.",
-           _made(AgentHoldGoal, "purple star"), plan="10000105003", env_id="XLand-MiniGrid-R1-13x13", see_through_walls=False,
-           legend={"s": "purple star", **{c: f"{w} door closed" for c, w in zip("abcdef", ("red", "green", "blue", "purple", "yellow", "orange"))}}, drawing="""
-        #############
-        #...#...#...#
-        #...#...#...#
-        #...#...#...#
-        ##a###b###c##
-        #...........#
-        #.....^.....#
-        #...........#
-        ##d###e###f##
-        #...#...#...#
-        #...#...#.s.#
-        #...#...#...#
-        #############"""),
+           "hold a purple star", plan="10000105003", env_id="XLand-MiniGrid-R1-13x13", see_through_walls=False,
+           legend={"s": "purple star", **{c: f"{w} door closed" for c, w in zip("abcdef", ("red", "green", "blue", "purple", "yellow", "orange"))}}, drawings=["""
+...#...#...
+...#...#...
+...#...#...
+#a###b###c#
+...........
+.....^.....
+...........
+#d###e###f#
+...#...#...
+...#...#.s.
+...#...#..."""]),
 )
 
 # %% ../../nbs/benchmarks/15_probes.ipynb #2fd33606
 _SEQUENCES = (
-    _probe("chain-of-three", "sequencing", "Lift the pyramid, walk up to it, put it beside the ball; pick up the star.",
+    _probe("chain-of-three", "Lift the pyramid, walk up to it, put it beside the ball; pick up the star.",
            "Three rules, each fed by the one before: lift, walk up to, put together. An agent that acts by chance, or stops at half-made things, never gets there.",
-           _made(AgentHoldGoal, "white star"),
-           [_made(AgentHoldRule, "blue pyramid", "purple pyramid"), _made(AgentNearRule, "purple pyramid", "yellow hex"),
-            _made(TileNearRule, "yellow hex", "red ball", "white star")], plan="100000132020040403", objects=["blue pyramid", "red ball"]),
-    _probe("key-twice", "sequencing", "Unlock the door, make the star of key and square, bring it to the hex.",
+           "hold a white star", "a blue pyramid in your hands becomes a purple pyramid", "a purple pyramid next to you becomes a yellow hex",
+           "a yellow hex and a red ball next to each other become a white star", plan="100000132020040403", objects=["blue pyramid", "red ball"]),
+    _probe("key-twice", "Unlock the door, make the star of key and square, bring it to the hex.",
            "The key opens the door and is then used up in the star. An agent that makes the star first, because all is at hand, stands before a locked door for good.",
-           _made(TileNearGoal, "white star", "purple hex"), [_made(TileNearRule, "yellow key", "blue square", "white star")],
-           plan="1031101051140131000014", legend={"k": "yellow key", "s": "blue square", "h": "purple hex", "Y": "yellow door locked"}, drawing="""
-        #########
-        #...#...#
-        #...#...#
-        #.s.#...#
-        #.>.Y...#
-        #...#...#
-        #.k.#.h.#
-        #...#...#
-        #########"""),
-    _probe("in-order", "sequencing", "Visit the red, then the green, then the blue ball.",
+           "put a white star and a purple hex next to each other", "a yellow key and a blue square next to each other become a white star",
+           plan="1031101051140131000014", legend={"h": "purple hex"}, drawings=["""
+...#...
+...#...
+.b.#...
+.>.Y...
+...#...
+.k.#.h.
+...#..."""]),
+    _probe("in-order", "Visit the red, then the green, then the blue ball.",
            "Red, then green, then blue; blue is nearest. An agent that visits what is near first has to come back.",
-           InOrder(*[_made(AgentNearGoal, f"{color} ball") for color in ("red", "green", "blue")]),
-           plan="0310100010014", legend={"r": "red ball", "g": "green ball", "b": "blue ball"}, drawing="""
-        #########
-        #.......#
-        #.r...g.#
-        #.......#
-        #...v...#
-        #.......#
-        #...b...#
-        #.......#
-        #########"""),
+           "first stand next to a red ball, then stand next to a green ball, then stand next to a blue ball",
+           plan="0310100010014", legend={"g": "green ball", "b": "blue ball"}, drawings=["""
+.......
+.r...g.
+.......
+...v...
+.......
+...b...
+......."""]),
 )
 
 # %% ../../nbs/benchmarks/15_probes.ipynb #6a8585d1
 _DEAD_ENDS = (
-    _probe("keep-your-distance", "dead ends", "Put the ball beside the pyramid without walking up to the pyramid.",
+    _probe("keep-your-distance", "Put the ball beside the pyramid without walking up to the pyramid.",
            "The pyramid vanishes when one walks up to it, so the ball has to be put down from two cells away. An agent that comes close has lost the trial.",
-           _made(TileNearGoal, "green pyramid", "red ball"), [_made(AgentNearRule, "green pyramid", "floor")],
-           plan="2023100014", legend={"p": "green pyramid", "r": "red ball"}, drawing="""
-        #########
-        #.......#
-        #.......#
-        #....p..#
-        #.......#
-        #.......#
-        #.r.....#
-        #..>....#
-        #########"""),
-    _probe("carry-the-other", "dead ends", "Bring the square to the ball; never lift the ball.",
+           "put a green pyramid and a red ball next to each other", "a green pyramid next to you disappears", plan="2023100014", legend={"p": "green pyramid"}, drawings=["""
+.......
+.......
+....p..
+.......
+.......
+.r.....
+..>...."""]),
+    _probe("carry-the-other", "Bring the square to the ball; never lift the ball.",
            "The ball vanishes when lifted: bring the square to it. An agent that lifts what comes first loses about every second trial.",
-           _made(TileNearGoal, "red ball", "blue square"), [_made(AgentHoldRule, "red ball", "floor")], plan="0000100000310004", objects=["red ball", "blue square"]),
-    _probe("wrong-neighbour", "dead ends", "Put the ball beside the patch, away from the pyramids.",
+           "put a red ball and a blue square next to each other", "a red ball in your hands disappears", plan="0000100000310004", objects=["red ball", "blue square"]),
+    _probe("wrong-neighbour", "Put the ball beside the patch, away from the pyramids.",
            "Beside a pyramid the ball vanishes, and three sides of the patch lie beside a pyramid. An agent that takes the nearest side has lost the trial.",
-           _made(TileNearGoal, "red ball", "blue goal"), [_made(TileNearRule, "red ball", "green pyramid", "floor")],
-           plan="300004", legend={"p": "green pyramid", "r": "red ball", "b": "blue goal"}, drawing="""
-        #########
-        #.......#
-        #.......#
-        #...p...#
-        #>r..b..#
-        #...p...#
-        #.......#
-        #.......#
-        #########"""),
+           "put a red ball and a blue goal next to each other", "a red ball and a green pyramid next to each other disappear",
+           plan="300004", legend={"p": "green pyramid", "b": "blue goal"}, drawings=["""
+.......
+.......
+...p...
+>r..b..
+...p...
+.......
+......."""]),
 )
 
 # %% ../../nbs/benchmarks/15_probes.ipynb #58c4bb0e
 _DOORS = (
-    _probe("right-key", "doors", "Unlock the blue door and fetch the star.",
+    _probe("right-key", "Unlock the blue door and fetch the star.",
            "Three keys, one lock; the nearest keys are the wrong ones, and empty hands are needed in the end. An agent that takes any key goes back and forth.",
-           _made(AgentHoldGoal, "white star"), plan="20002320002050001423", legend={"a": "red key", "b": "yellow key", "k": "blue key", "B": "blue door locked", "s": "white star"}, drawing="""
-        #########
-        #k..#...#
-        #...#...#
-        #..a#...#
-        #.>.B..s#
-        #..b#...#
-        #...#...#
-        #...#...#
-        #########"""),
-    _probe("blocked-door", "doors", "Clear the door, unlock it, fetch the star.",
+           "hold a white star", plan="20002320002050001423", legend={"a": "red key", "b": "yellow key", "k": "blue key", "B": "blue door locked"}, drawings=["""
+k..#...
+...#...
+..a#...
+.>.B..s
+..b#...
+...#...
+...#..."""]),
+    _probe("blocked-door", "Clear the door, unlock it, fetch the star.",
            "A ball blocks the door: out of the way with it first, then the key, then empty hands. An agent that plans one thing at a time carries the key back and forth.",
-           _made(AgentHoldGoal, "white star"), plan="002003110413100150001423", legend={"o": "orange ball", "k": "yellow key", "Y": "yellow door locked", "s": "white star"}, drawing="""
-        #########
-        #...#...#
-        #...#...#
-        #...#...#
-        #..oY..s#
-        #...#...#
-        #.k.#...#
-        #>..#...#
-        #########"""),
-    _probe("one-way-bridge", "doors", "Take the yellow key across the bridge, which burns; fetch the star.",
+           "hold a white star", plan="002003110413100150001423", legend={"o": "orange ball"}, drawings=["""
+...#...
+...#...
+...#...
+..oY..s
+...#...
+.k.#...
+>..#..."""]),
+    _probe("one-way-bridge", "Take the yellow key across the bridge, which burns; fetch the star.",
            "The bridge burns behind whoever crosses it: take the right key along. Another key lies in the way. An agent that first looks what is over there finds the star locked away for good.",
-           _made(AgentHoldGoal, "white star"), [_made(AgentNearLeftRule, "orange goal", "red lava")],
-           plan="31141000232000200025000114203", legend={"k": "yellow key", "b": "blue key", "p": "orange goal", "Y": "yellow door locked", "s": "white star"}, drawing="""
-        #########
-        #k..#..s#
-        #...#.###
-        #...#Y###
-        #.>bp...#
-        #...#####
-        #...#####
-        #...#####
-        #########"""),
+           "hold a white star", "an orange goal to the left of you becomes a red lava", plan="31141000232000200025000114203", legend={"b": "blue key", "p": "orange goal"}, drawings=["""
+k..#..s
+...#.##
+...#Y##
+.>bp...
+...####
+...####
+...####"""]),
 )
 
 # %% ../../nbs/benchmarks/15_probes.ipynb #bbda9d6c
-_RUIN = "grey hex"
-
 _SIDES = (
-    _probe("on-the-left", "sides", "Have the square directly left of the ball.",
+    _probe("on-the-left", "Have the square directly left of the ball.",
            "Nothing fits to the left of the ball where it lies, so the ball has to move. An agent that takes beside for left puts the square down in vain.",
-           _made(TileNearLeftGoal, "red ball", "blue square"), plan="0031010000014", legend={"r": "red ball", "b": "blue square"}, drawing="""
-        #########
-        #.......#
-        #.......#
-        #.......#
-        #r..<.b.#
-        #.......#
-        #.......#
-        #.......#
-        #########"""),
-    _probe("from-below", "sides", "Stand directly below the ball.",
+           "have a blue square directly to the left of a red ball", plan="0031010000014", drawings=["""
+.......
+.......
+.......
+r..<.b.
+.......
+.......
+......."""]),
+    _probe("from-below", "Stand directly below the ball.",
            "Stand below the ball; beside or above does not count. An agent that walks up to it by the shortest way is right one time in four.",
-           _made(AgentNearUpGoal, "red ball"), plan="1000010020", objects=["red ball"]),
-    _probe("wrong-side-spoils", "sides", "Put the square directly right of the ball; pick up the star.",
+           "stand so that a red ball is directly above you", plan="1000010020", objects=["red ball"]),
+    _probe("wrong-side-spoils", "Put the square directly right of the ball; pick up the star.",
            "Right of the ball the square makes the star; on the other three sides it makes rubbish. An agent that puts it down where it arrives has lost the trial.",
-           _made(AgentHoldGoal, "white star"),
-           [_made(TileNearRightRule, "red ball", "blue square", "white star"),
-            *[_made(kind, "red ball", "blue square", _RUIN) for kind in (TileNearUpRule, TileNearDownRule, TileNearLeftRule)]],
-           plan="003110014013", legend={"r": "red ball", "b": "blue square"}, drawing="""
-        #########
-        #.......#
-        #.......#
-        #..b....#
-        #.>..r..#
-        #.......#
-        #.......#
-        #.......#
-        #########"""),
-    _probe("hold-and-leave", "sides", "Hold the ball, away from the blue patches.",
+           "hold a white star", "a blue square directly to the right of a red ball: together they become a white star",
+           *[f"a blue square directly {side} a red ball: together they become a grey hex" for side in ("above", "below", "to the left of")], plan="003110014013", drawings=["""
+.......
+.......
+..b....
+.>..r..
+.......
+.......
+......."""]),
+    _probe("hold-and-leave", "Hold the ball, away from the blue patches.",
            "Holding is not enough: not beside a blue patch, and every place to lift the ball from is beside one. An agent that is used to being paid for lifting lets go again.",
-           AllOf(_made(AgentHoldGoal, "red ball"), Not(_made(AgentNearGoal, "blue goal"))), plan="0020030", legend={"r": "red ball", "b": "blue goal"}, drawing="""
-        #########
-        #.......#
-        #..b....#
-        #...r...#
-        #....b..#
-        #.......#
-        #.>.....#
-        #.......#
-        #########"""),
+           "hold a red ball and at the same time do not stand next to a blue goal", plan="0020030", legend={"b": "blue goal"}, drawings=["""
+.......
+..b....
+...r...
+....b..
+.......
+.>.....
+......."""]),
 )
 
 # %% ../../nbs/benchmarks/15_probes.ipynb #0f3e6f8e
 _HANDS = (
-    _probe("full-hands", "hands", "Get past the box and fetch the star.",
+    _probe("full-hands", "Get past the box and fetch the star.",
            "The only way forward is to lift the box, and then the hands are full. An agent that never undoes what it did stands before the star with the box in its hands.",
-           _made(AgentHoldGoal, "white star"), plan="03000114113", legend={"b": "grey square", "s": "white star"}, drawing="""
-        #########
-        #########
-        #########
-        #########
-        #>.b..s.#
-        #########
-        #########
-        #########
-        #########"""),
-    _probe("to-the-patch", "hands", "Bring the ball to the yellow patch.",
+           "hold a white star", plan="03000114113", legend={"b": "grey square"}, drawings=["""
+#######
+#######
+#######
+>.b..s.
+#######
+#######
+#######"""]),
+    _probe("to-the-patch", "Bring the ball to the yellow patch.",
            "A patch cannot be lifted, so the ball has to come to it. An agent that tries to lift the patch, or brings the square, gets nowhere.",
-           _made(TileNearGoal, "red ball", "yellow goal"), plan="10000013110004", objects=["red ball", "yellow goal", "green square"]),
-    _probe("swap", "hands", "Let the two balls change places.",
+           "put a red ball and a yellow goal next to each other", plan="10000013110004", objects=["red ball", "yellow goal", "green square"]),
+    _probe("swap", "Let the two balls change places.",
            "Two balls change places, with one pocket. An agent that puts things only where they belong has no place for the first.",
-           AllOf(TileOnPositionGoal(named_tile("red ball"), (4, 6)), TileOnPositionGoal(named_tile("blue ball"), (4, 2))),
-           plan="10314100311004131004", legend={"r": "red ball", "b": "blue ball"}, drawing="""
-        #########
-        #.......#
-        #.......#
-        #.......#
-        #.r.^.b.#
-        #.......#
-        #.......#
-        #.......#
-        #########"""),
+           "have a red ball at row 4, column 6 and at the same time have a blue ball at row 4, column 2", plan="10314100311004131004", legend={"b": "blue ball"}, drawings=["""
+.......
+.......
+.......
+.r.^.b.
+.......
+.......
+......."""]),
 )
 
 # %% ../../nbs/benchmarks/15_probes.ipynb #420efd32
 _WAYS = (
-    _probe("lava-on-the-way", "ways", "Fetch the star without stepping on lava.",
+    _probe("lava-on-the-way", "Fetch the star without stepping on lava.",
            "Straight ahead lies lava, the way round is more than twice as long. An agent that heads for the star burns.",
-           _made(AgentHoldGoal, "yellow star"), plan="020001000001003", legend={"s": "yellow star"}, drawing="""
-        #########
-        #.......#
-        #..~~~..#
-        #..~~~..#
-        #>.~~~.s#
-        #..~~~..#
-        #..~~~..#
-        #..~~~..#
-        #########"""),
-    _probe("maze", "ways", "Find the star in the maze.",
+           "hold a yellow star", plan="020001000001003", legend={"s": "yellow star"}, drawings=["""
+.......
+..~~~..
+..~~~..
+>.~~~.s
+..~~~..
+..~~~..
+..~~~.."""]),
+    _probe("maze", "Find the star in the maze.",
            "A maze, another one in every trial. An agent that wanders without system comes back to the same dead ends.",
-           _made(AgentHoldGoal, "green star"), plan="000200200100200100100200002000000203", objects=["green star"], env_id="XLand-MiniGrid-Maze-13x13"),
-    _probe("through-rooms", "ways", "Bring ball and square together, through doors.",
+           "hold a green star", plan="000200200100200100100200002000000203", objects=["green star"], env_id="XLand-MiniGrid-Maze-13x13"),
+    _probe("through-rooms", "Bring ball and square together, through doors.",
            "Four rooms, shut doors, two things to bring together: search, remember, carry. An agent that forgets what it saw walks twice.",
-           _made(TileNearGoal, "red ball", "blue square"), plan="010002500200305000025000004", objects=["red ball", "blue square"], env_id="XLand-MiniGrid-R4-13x13", see_through_walls=False),
+           "put a red ball and a blue square next to each other", plan="010002500200305000025000004", objects=["red ball", "blue square"], env_id="XLand-MiniGrid-R4-13x13", see_through_walls=False),
 )
 
 # %% ../../nbs/benchmarks/15_probes.ipynb #8c2768f2
 _MAKING = (
-    _probe("two-ways", "making", "Make the star in time: of ball and square, not of the hex.",
+    _probe("two-ways", "Make the star in time: of ball and square, not of the hex.",
            "Two rules or one: the long way lies ahead, the short one behind one's back, and time suffices for the short one. An agent that takes the first way it finds is too late.",
-           _made(AgentHoldGoal, "white star"),
-           [_made(TileNearRule, "red ball", "blue square", "white star"), _made(AgentHoldRule, "green hex", "yellow hex"),
-            _made(TileNearRule, "yellow hex", "purple pyramid", "white star")],
-           plan="11001311403", legend={"h": "green hex", "p": "purple pyramid", "r": "red ball", "b": "blue square"}, max_steps=14, drawing="""
-        #########
-        #h.....p#
-        #.......#
-        #.......#
-        #.......#
-        #...^...#
-        #.......#
-        #..r..b.#
-        #########"""),
-    _probe("breach", "making", "Use up the hex to breach the brown wall; fetch the star.",
+           "hold a white star", "a red ball and a blue square next to each other become a white star", "a green hex in your hands becomes a yellow hex",
+           "a yellow hex and a purple pyramid next to each other become a white star", plan="11001311403", legend={"h": "green hex", "p": "purple pyramid"}, max_steps=14, drawings=["""
+h.....p
+.......
+.......
+.......
+...^...
+.......
+..r..b."""]),
+    _probe("breach", "Use up the hex to breach the brown wall; fetch the star.",
            "Beside the brown wall the hex vanishes and the wall with it. An agent that takes walls for eternal never leaves the room.",
-           _made(AgentHoldGoal, "white star"), [_made(TileNearRule, "brown wall", "blue hex", "floor")],
-           plan="0230001400003", legend={"h": "blue hex", "w": "brown wall", "s": "white star", "r": "red ball"}, drawing="""
-        #########
-        #...#...#
-        #.r.#...#
-        #...#...#
-        #...w..s#
-        #...#...#
-        #.h.#...#
-        #>..#...#
-        #########"""),
-    _probe("two-from-one", "making", "Lift the hex for a ball and a key; bring the ball to the square.",
+           "hold a white star", "a brown wall and a blue hex next to each other disappear", plan="0230001400003", legend={"h": "blue hex", "w": "brown wall"}, drawings=["""
+...#...
+.r.#...
+...#...
+...w..s
+...#...
+.h.#...
+>..#..."""]),
+    _probe("two-from-one", "Lift the hex for a ball and a key; bring the ball to the square.",
            "Lifting the hex leaves a ball in the hands and a key on the floor, and both are needed. An agent that sees only what it holds stands before a locked door.",
-           _made(TileNearGoal, "red ball", "blue square"), [several(_made(AgentHoldRule, "green hex", "red ball"), named_tile("yellow key"))],
-           plan="03142300105000423200024", legend={"h": "green hex", "b": "blue square", "Y": "yellow door locked"}, drawing="""
-        #########
-        #...#...#
-        #...#...#
-        #...#.b.#
-        #...Y...#
-        #.h.#...#
-        #...#...#
-        #.^.#...#
-        #########"""),
+           "put a red ball and a blue square next to each other", "a green hex in your hands becomes a red ball, and a yellow key appears beside you",
+           plan="03142300105000423200024", legend={"h": "green hex"}, drawings=["""
+...#...
+...#...
+...#.b.
+...Y...
+.h.#...
+...#...
+.^.#..."""]),
 )
 
 # %% ../../nbs/benchmarks/15_probes.ipynb #20c93356
-PROBES: tuple[Probe, ...] = (*_BASICS, *_TELLING_APART, *_REMEMBERING, *_SEQUENCES, *_DEAD_ENDS, *_DOORS, *_SIDES, *_HANDS, *_WAYS, *_MAKING)
+_CATEGORIES = {"basics": _BASICS, "telling apart": _TELLING_APART, "remembering": _REMEMBERING, "sequencing": _SEQUENCES, "dead ends": _DEAD_ENDS, "doors": _DOORS,
+               "sides": _SIDES, "hands": _HANDS, "ways": _WAYS, "making": _MAKING}
+PROBES: tuple[Probe, ...] = tuple(replace(one, category=category) for category, probes in _CATEGORIES.items() for one in probes)
 
 # %% ../../nbs/benchmarks/15_probes.ipynb #25c8b138
 def probe(name: str) -> Probe:

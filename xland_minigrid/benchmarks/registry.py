@@ -46,13 +46,12 @@ def _read(path) -> tuple[Benchmark, dict]:
     except ValueError as error:
         raise BenchmarkFileError(str(error)) from None
 
-# %% ../../nbs/benchmarks/17_registry.ipynb #9f3f4755
 def load_benchmark_from_path(path, *, device=None, as_numpy: bool = False, pad_rules: int | None = None, pad_tiles: int | None = None) -> Benchmark:
     """The benchmark in a file that `Benchmark.save` or `export` wrote, or xminigrid; every byte is checked.
 
     It goes to `device` (JAX's default unless named: `"cpu"`, `"gpu:1"`, or an object of JAX's), or stays in the memory of the host with `as_numpy`. There, and on a
-    CPU, the arrays are the mapped file itself: read-only, shared with other programs, not to be overwritten in place (`save` replaces it). `pad_rules` and
-    `pad_tiles` are those of `Benchmark.pad_to`. Raises `FileNotFoundError`, or `BenchmarkFileError` (a `ValueError`) for a damaged, newer or foreign file.
+    CPU, the arrays are the mapped file itself, read-only. `pad_rules` and `pad_tiles` are those of `Benchmark.pad_to`. Raises `FileNotFoundError`, or
+    `BenchmarkFileError` (a `ValueError`) for a damaged, newer or foreign file.
     """
     find_device(device)
     return _delivered(_read(path)[0], device, as_numpy, pad_rules, pad_tiles)
@@ -94,7 +93,6 @@ def benchmark_file(name: str) -> Path:
         raise ValueError(f"There is no benchmark {name!r}; there are {', '.join(registered_benchmarks())} (load_benchmark_from_path reads a file).")
     return data_folder() / f"{name}-v{GENERATOR_VERSION}.safetensors"
 
-# %% ../../nbs/benchmarks/17_registry.ipynb #7ce19b1f
 def _kept(name: str, quietly: bool = False) -> Benchmark | None:
     "A named benchmark from its file; None, with a warning when there is a reason for one (unless `quietly`), if it must be made."
     path, entry = benchmark_file(name), _REGISTERED[name]
@@ -164,9 +162,8 @@ def load_benchmark(name: str, *, device=None, as_numpy: bool = False, pad_rules:
                    workers: int | None = None, progress: bool = True, sha256: str | None = None) -> Benchmark:
     """A named benchmark (paper, Tables 4 and 5), made at the first use and kept; see `registered_benchmarks` and `data_folder`.
 
-    `"hub:OWNER/REPO/FILE"` is a file on the Hugging Face hub instead, checked against `sha256` if given (see `hub.fetch`). Files are checked on every load; that of a named
-    benchmark is made again, with a warning, if it is damaged. The tasks go to `device` (JAX's default unless named; `"cpu"` spares the memory of an accelerator), or stay NumPy
-    arrays with `as_numpy`; see `load_benchmark_from_path`, which also has `pad_rules` and `pad_tiles`. `workers` threads make it, under a bar if `progress`.
+    `"hub:OWNER/REPO/FILE"` is a file on the Hugging Face hub instead, checked against `sha256` if given (see `hub.fetch`). A damaged file of a named benchmark is made
+    again, with a warning. `device`, `as_numpy`, `pad_rules` and `pad_tiles` are those of `load_benchmark_from_path`. `workers` threads make it, under a bar if `progress`.
     Raises `ValueError` for an unknown name or device, and what `hub.fetch` raises.
     """
     find_device(device)
@@ -211,12 +208,11 @@ def _from_file(path: Path) -> tuple[Benchmark, dict]:
     benchmark, manifest = _read(path)
     return benchmark, {"path": str(path), "manifest": manifest}
 
-# %% ../../nbs/benchmarks/17_registry.ipynb #db664e76
 def benchmark_info(benchmark) -> dict:
     """What is in a benchmark: takes a `Benchmark`, a name or a path, returns a dict of plain values (ready for JSON).
 
     Sizes, digest, histograms of rules, objects, kinds of goals and kinds of rules, the number of distinct goals, goal ids and ruleset ids, and, where
-    they are known, path, manifest, recipe and generator version. The digest is computed again; raises `BenchmarkFileError` where the manifest says another one, and what loading raises.
+    they are known, path, manifest, recipe and generator version. Raises `BenchmarkFileError` where the manifest contradicts the arrays, and what loading raises.
     """
     benchmark, source = find_benchmark(benchmark)
     found, manifest = _contents(benchmark), source.get("manifest", {})

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .generate import identities, mix
-from .solve import checked_arrays
+from .solve import checked_arrays, too_large
 from ..core.goals import goal_kinds
 from ..core.helpers import checked_int, in_threads
 from ..core.rules import rule_kinds
@@ -112,9 +112,8 @@ def _check_known(goals, rules, init_tiles) -> None:
             if kind == 255 and book is goal_kinds:
                 raise ValueError("A composed goal stands here, whose parts are not in these arrays: leave such tasks out first, with benchmark.take(numbers).")
             book[kind]
-    for name, part in (("rules", rules[..., 1:]), ("init_tiles", init_tiles)):
-        if part.size and part.max() > 15:
-            raise ValueError(f"{name} holds {part.max()}; tiles and colours go up to 15 (encodings are those of the paper's Tables 1 to 3).")
+    if name := too_large(rules, init_tiles):
+        raise ValueError(f"{name} holds a number above 15; tiles and colours go up to 15 (encodings are those of the paper's Tables 1 to 3).")
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #0b674f7f
 class SplitLeakError(RuntimeError):
@@ -139,7 +138,6 @@ def check_apart(train_ids, test_ids) -> tuple[int, int]:
         raise SplitLeakError(f"{shared:,} goal_ids are on both sides of the split: please report this with the call that made it.")
     return len(train_ids), len(test_ids)
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #7324bbb7
 _LEFT_OUT, _TRAIN, _TEST = range(3)
 
 def _split(side, goal_ids, description: str, may_be_empty=()) -> Split:
@@ -219,13 +217,10 @@ def _number(by: str, value) -> int:
         raise ValueError(number)
     return int(number)
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #0d14a18e
-def _is_one_object(values) -> bool:
-    return isinstance(values, (list, tuple, np.ndarray)) and len(values) == 2 and all(isinstance(v, (str, int, np.integer)) for v in values)
-
 def _read_values(by: str, name: str, values) -> np.ndarray:
     "A bool table `(256,)` of the values in an option. Raises `ValueError` for those that do not exist."
-    if by == "object" and _is_one_object(values) or not isinstance(values, (list, tuple, set, frozenset, range, np.ndarray)):
+    several = isinstance(values, (list, tuple, set, frozenset, range, np.ndarray))
+    if not several or by == "object" and len(values) == 2 and all(isinstance(v, (str, int, np.integer)) for v in values):
         values = (values,)
     table, known, what = np.zeros(256, bool), _known(by), _ONE.get(by, by)
     for value in values:
@@ -300,7 +295,6 @@ def _by_values(by: str, arrays, goal_ids, train=None, test=None, distractors: st
         side[part] = _side(*values, *tables, _DISTRACTORS[distractors])
     return _split(side, goal_ids, _about(by, tables, given, distractors))
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #0a5efe4a
 def _checked_depth(depth, n: int) -> np.ndarray:
     "Somebody's own depths as uint8, larger ones and negative ones as `NEVER`."
     depth = np.asarray(depth)
@@ -334,11 +328,11 @@ def split_rows(goals, rules, init_tiles, by: str = "random", *, goal_ids=None, *
     * `"goal_kind"` (`train=(1, 3, 4)`, `test=the rest`): the paper's Figure 8. Identifiers or classes.
     * `"depth"` (`train`, `test`): levels of rules under the goal; `depth=` takes your own numbers `(n,)` instead of those of `task_trees`.
     * `"rule_kind"`, `"colour"`, `"shape"`, `"object"` (`train`, `test`, `distractors="leave out"`): held-out values are never mentioned in training and needed in each test
-      task; `distractors` says where tasks go that mention but do not need one (`"leave out"`, `"train"`, `"test"`).
+      task; tasks that mention but do not need one go to `distractors` (`"leave out"`, `"train"`, `"test"`).
 
-    Give `train` or `test`; the other gets the rest, and with both, tasks with other values are left out. Where tasks on both sides differ in placed objects only, those of the
-    test side are left out. `goal_ids` `(n,)` spares their computation. Raises `ValueError` for an unknown split, a share outside 0 to 1, values that do not
-    exist, kinds that are not registered, and a side that comes out empty (unless the share is 0 or 1); `TypeError` for an option that the split does not have.
+    Give `train` or `test`; the other gets the rest, and with both, tasks with other values are left out, as are test tasks whose goal_id is trained on. `goal_ids` `(n,)`
+    spares their computation. Raises `ValueError` for an unknown split, a share outside 0 to 1, unknown values or kinds, and a side that comes out empty (unless the share
+    is 0 or 1); `TypeError` for an option that the split does not have.
     """
     by = {"color": "colour"}.get(by, by) if isinstance(by, str) else by
     if by not in SPLITS:

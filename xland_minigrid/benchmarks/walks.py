@@ -21,7 +21,6 @@ def door_table(pocket: int) -> bytes:
     unlocks = {Tiles.DOOR_LOCKED << 4 | pocket & 15} if pocket >> 4 == Tiles.KEY else set()
     return set_table(codes_of({Tiles.DOOR_CLOSED}) | unlocks)
 
-# %% ../../nbs/benchmarks/09_walks.ipynb #9238b2ec
 def _levels(board: Board, pos: int, facing: int, floor: int, doors: int):
     "Four sets of cells for each number of actions: where the agent can be, looking in each direction, and not sooner."
     s, start = board.stride, board.bit(pos)

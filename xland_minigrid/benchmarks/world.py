@@ -174,7 +174,6 @@ def apply_rules(c: bytearray, rules, pos: int, front: int) -> bool:
             c[front] = CLEARED
     return fired
 
-# %% ../../nbs/benchmarks/08_world.ipynb #9b046e8f
 def goal_reached(world: SmallWorld, c: bytearray, pos: int, front: int, pocket: int, action: int) -> bool:
     "Whether the goal is met after `action`."
     goal = world.goal
@@ -246,7 +245,6 @@ class Agenda(NamedTuple):
     needed: tuple  # packed objects that exist and are used
     work: int
 
-# %% ../../nbs/benchmarks/08_world.ipynb #9830a642
 def _derive(world: SmallWorld, code: int, stock: dict, above: tuple) -> Tree | None:
     "The smallest tree for an object from `stock` (code → how many), which it uses up; None if there is none."
     if stock.get(code, 0) > 0:

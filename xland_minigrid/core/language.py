@@ -79,7 +79,6 @@ def kind_name(registry: Registry, cls: type) -> str:
     namesakes = [c for c in registry.classes.values() if c.__name__.lower() == cls.__name__.lower()]
     return cls.__name__ if len(namesakes) == 1 else f"{cls.__name__} {cls.ID}"
 
-# %% ../../nbs/core/09_language.ipynb #3046ed1f
 def _own_words(item, part: bool = False) -> str:
     "What a registered rule or goal says of itself, on one line."
     if hasattr(item, "describe"):
@@ -119,6 +118,16 @@ def _describe_registered(item, part: bool = False) -> str:
     return _own_words(item, part) + (f" ({kind_name(registry, type(item))})" if said else "")
 
 # %% ../../nbs/core/09_language.ipynb #e60b986c
+_GOALS = ("nothing (this goal is never reached)", "hold {a}", "stand on {a}", "stand next to {a}", "put {a} and {b} next to each other", "stand at row {a[0]}, column {a[1]}",
+          "have {a} at row {b[0]}, column {b[1]}", *(f"have {{b}} directly {side} {{a}}" for side in _SIDES), *(f"stand so that {{a}} is directly {side} you" for side in _SIDES))
+_RULES = ("nothing happens (placeholder)", "{a} in your hands {becomes}", "{a} next to you {becomes}", "{a} and {b} next to each other {become}",
+          *(f"{{b}} directly {side} {{a}}: together they {{become}}" for side in _SIDES), *(f"{{a}} directly {side} you {{becomes}}" for side in _SIDES))
+
+class _Pair(list):
+    "A (tile, colour) or a (row, column); as text a thing with its article."
+    def __str__(self):
+        return _thing(self)
+
 def describe_goal(goal, part: bool = False) -> str:
     """A goal as an English clause, for example `'hold a red ball'`.
 
@@ -128,22 +137,9 @@ def describe_goal(goal, part: bool = False) -> str:
     if isinstance(goal, Composed):
         return _describe_composed(goal)
     g = plain_encoding(goal, 5) if isinstance(goal, BaseGoal) else [int(x) for x in np.asarray(goal)]
-    kind, a, b = g[0], g[1:3], g[3:5]
-    if not 0 <= kind < NUM_GOALS:
-        return _describe_registered(goal_kinds[kind].decode(np.array(g, np.uint8)), part)
-    if kind == 0:
-        return "nothing (this goal is never reached)"
-    if kind in (1, 2, 3):
-        return f"{('hold', 'stand on', 'stand next to')[kind - 1]} {_thing(a)}"
-    if kind == 5:
-        return f"stand at row {a[0]}, column {a[1]}"
-    if kind == 6:
-        return f"have {_thing(a)} at row {b[0]}, column {b[1]}"
-    if kind == 4:
-        return f"put {_thing(a)} and {_thing(b)} next to each other"
-    if kind <= 10:
-        return f"have {_thing(b)} directly {_SIDES[kind - 7]} {_thing(a)}"
-    return f"stand so that {_thing(a)} is directly {_SIDES[kind - 11]} you"
+    if not 0 <= g[0] < NUM_GOALS:
+        return _describe_registered(goal_kinds[g[0]].decode(np.array(g, np.uint8)), part)
+    return _GOALS[g[0]].format(a=_Pair(g[1:3]), b=_Pair(g[3:5]))
 
 # %% ../../nbs/core/09_language.ipynb #8759b325
 _JOINTS = re.compile(r"\b(?:or|then|first|not|same time|all of|any of)\b")
@@ -178,22 +174,11 @@ def describe_rule(encoding, more=()) -> str:
     if others:
         return f"{describe_rule(encoding)}, and {_listed(others, 'and')} appear{'s' * (len(others) == 1)} beside you"
     r = [int(x) for x in np.asarray(encoding)]
-    kind, a, b, c = r[0], r[1:3], r[3:5], r[5:7]
-    if not 0 <= kind < NUM_RULES:
-        return _describe_registered(rule_kinds[kind].decode(np.array(r, np.uint8)))
-    if kind == 0:
-        return "nothing happens (placeholder)"
-    product = c if 3 <= kind <= 7 else b
-    becomes, together = _becomes(product), _becomes(product, "")
-    if kind == 1:
-        return f"{_thing(a)} in your hands {becomes}"
-    if kind == 2:
-        return f"{_thing(a)} next to you {becomes}"
-    if kind >= 8:
-        return f"{_thing(a)} directly {_SIDES[kind - 8]} you {becomes}"
-    if kind == 3:
-        return f"{_thing(a)} and {_thing(b)} next to each other {together}"
-    return f"{_thing(b)} directly {_SIDES[kind - 4]} {_thing(a)}: together they {together}"
+    if not 0 <= r[0] < NUM_RULES:
+        return _describe_registered(rule_kinds[r[0]].decode(np.array(r, np.uint8)))
+    a, b, c = (_Pair(r[i:i + 2]) for i in (1, 3, 5))
+    product = c if rule_kinds.two[r[0]] else b
+    return _RULES[r[0]].format(a=a, b=b, becomes=_becomes(product), become=_becomes(product, "")) if r[0] else _RULES[0]
 
 # %% ../../nbs/core/09_language.ipynb #46928f7b
 def _sentence(clause: str) -> str:
@@ -257,7 +242,6 @@ def _story(told: _Told) -> str:
     clauses = [_sentence(clause.replace(". ", "; ")) for clause in told.clauses] or ["Nothing ever changes by itself."]
     return " ".join([f"You are in {room}.", *clauses, f"Your goal: {describe_goal(told.goal)}."])
 
-# %% ../../nbs/core/09_language.ipynb #27c4320a
 def asked_after(goal_or_rule) -> str:
     "After which actions a rule or goal (an object, a class or an encoding) is asked, for example `'moving or putting down'`; composed goals, and their parts, after `'each step'`."
     item = goal_or_rule

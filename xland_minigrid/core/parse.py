@@ -9,8 +9,8 @@ __all__ = ['ParseError', 'loose_noun', 'parse_goal', 'parse_rule', 'parse_rulese
 import difflib
 import re
 from functools import lru_cache
+from itertools import accumulate
 
-import jax.numpy as jnp
 import numpy as np
 
 from .compose import MAX_PARTS, AllOf, AnyOf, Composed, InOrder, MultiProduct, Not, extend_task, plain_encoding, several
@@ -21,51 +21,48 @@ from .ruleset import COMPOSED, RuleSet
 from .struct import field_names
 from .tiles import COLOR_NAMES, TILE_NAMES, Colors, Tiles
 
-# %% ../../nbs/core/11_parse.ipynb #3cdd9783
 class ParseError(ValueError):
     "A text that is no goal, rule or task; the message is one sentence with the words that were not understood and the nearest that would be."
 
-def _is_text(text, what: str) -> str:
-    if not isinstance(text, str):
-        raise TypeError(f"{what} is read from a str, not from {type(text).__name__}.")
-    return text
-
 def _shown(text: str, most: int = 70) -> str:
-    "Words as an error shows them: in quotes, on one line, and not more than fit on one."
+    "Words as an error shows them: quoted, on one line, shortened."
     text = " ".join(text.split())
     return repr(text if len(text) <= most else text[:most - 2] + " …")
 
 # %% ../../nbs/core/11_parse.ipynb #9daa645a
+_SYNONYMS = {"directly": "", "becomes": "become", "turn into": "become", "turns into": "become", "disappears": "disappear", "vanish": "disappear", "vanishes": "disappear",
+             "beside": "next to", "near": "next to", "adjacent to": "next to", "pick up": "hold", "carry": "hold", "place": "put", "gray": "grey", "violet": "purple",
+             "circle": "ball", "box": "square", "triangle": "pyramid", "hexagon": "hex", "hexes": "hex"}
+_SYNONYM = re.compile(rf"\b({'|'.join(_SYNONYMS)})(s?)\b")
 _THINGS = {thing_name(t, c): (t, c) for t in range(len(TILE_NAMES)) for c in range(len(COLOR_NAMES))}
-_COLOR, _TILE = "|".join(COLOR_NAMES), "|".join(TILE_NAMES[Tiles.FLOOR:])
-_THING = rf"(?:(?:{_COLOR}) (?:{_TILE})|(?:end of map|unseen|nothing)(?: coloured (?:{_COLOR}))?)"  # as `describe_*` names it
+_PAIR = re.compile(rf"(?<!stand) next to ((?:{'|'.join(COLOR_NAMES)}) (?:{'|'.join(TILE_NAMES[Tiles.FLOOR:])}))")
 _FLOOR = (Tiles.FLOOR, Colors.BLACK)
 
-# %% ../../nbs/core/11_parse.ipynb #d1e65f5b
-_OTHER_TILES = {"circle": "ball", "sphere": "ball", "disc": "ball", "box": "square", "block": "square", "cube": "square", "triangle": "pyramid", "hexagon": "hex", "patch": "goal"}
-_OTHER_COLORS = {"gray": "grey", "violet": "purple", "lilac": "purple"}
-_LOOSE_COLORS = {name: i for i, name in enumerate(COLOR_NAMES) if i >= Colors.RED} | {o: COLOR_NAMES.index(c) for o, c in _OTHER_COLORS.items()}
-_LOOSE_TILES = {name: i for i, name in enumerate(TILE_NAMES) if i >= Tiles.FLOOR} | {o: TILE_NAMES.index(t) for o, t in _OTHER_TILES.items()}
-_LOOSE_TILES |= {f"{how} door": TILE_NAMES.index(f"door {how}") for how in ("locked", "closed", "open")} | {"goal tile": Tiles.GOAL, "goal patch": Tiles.GOAL}
+def _plain(text, what: str = "This") -> str:
+    "A text in the one spelling. Raises `TypeError` for anything else."
+    if not isinstance(text, str):
+        raise TypeError(f"{what} is read from a str, not from {type(text).__name__}.")
+    words = plain_words(_SYNONYM.sub(lambda m: _SYNONYMS[m[1]] + m[2], text.lower()))
+    return _PAIR.sub(r" and \1 next to each other", words)
 
-def _singular(word: str) -> str:
-    for end, single in (("xes", "x"), ("s", "")):
-        if word.endswith(end) and word[:-len(end)] + single in _LOOSE_TILES:
-            return word[:-len(end)] + single
-    return word
+# %% ../../nbs/core/11_parse.ipynb #d1e65f5b
+_COLORS = {name: i for i, name in enumerate(COLOR_NAMES) if i >= Colors.RED}
+_TILES = {name: i for i, name in enumerate(TILE_NAMES) if i >= Tiles.FLOOR}
+_TILE_OF = {frozenset(name.split()): i for name, i in _TILES.items()}
+_FILLERS = {"a", "an", "the", "one", "some", "any"}
 
 def loose_noun(words: str) -> tuple[int, list[int], list[str]]:
-    """What some words can mean where a thing need not be named in full: the tile (0 if none is named), the colours, and the words left over.
+    """What some words name, in any order: the tile (0 if none), the colours, and the words left over.
 
-    Plurals, other names ("circle", "gray") and articles are understood: "the gray balls" is `(BALL, [GREY], [])`, "keys" is `(KEY, [], [])`.
+    Plurals, synonyms and articles are understood: "the gray balls" is `(BALL, [GREY], [])`, "keys" is `(KEY, [], [])`.
     """
-    names = [_singular(w) for w in words.replace("-", " ").split() if w not in ("a", "an", "the", "one", "some", "any", "of", "that", "this")]
-    shape = [w for w in names if w not in _LOOSE_COLORS]
-    tile = _LOOSE_TILES.get(" ".join(shape)) or _LOOSE_TILES.get(" ".join(sorted(shape, key=lambda w: w == "door")))  # "door locked" as well
-    return tile or 0, [_LOOSE_COLORS[w] for w in names if w in _LOOSE_COLORS], [] if tile else shape
+    names = [w.removesuffix("s") if w.removesuffix("s") in _TILES else w for w in _plain(words).split() if w not in _FILLERS]
+    shape = [w for w in names if w not in _COLORS]
+    tile = _TILE_OF.get(frozenset(shape), 0)
+    return tile, [_COLORS[w] for w in names if w in _COLORS], [] if tile else shape
 
 def _thing_of(words: str) -> tuple[int, int]:
-    "The (tile, colour) that some words name; raises `ParseError` with the word that is the trouble."
+    "The (tile, colour) that some words name. Raises `ParseError` with the word that is the trouble."
     if words in _THINGS:
         return _THINGS[words]
     tile, colors, unknown = loose_noun(words)
@@ -74,323 +71,167 @@ def _thing_of(words: str) -> tuple[int, int]:
     raise ParseError(_thing_trouble(words, tile, colors, unknown))
 
 # %% ../../nbs/core/11_parse.ipynb #c4bef455
-_COLOR_LIST, _TILE_LIST = ", ".join(COLOR_NAMES[Colors.RED:]), ", ".join(TILE_NAMES[t] for t in (5, 6, 7, 9, 13, 14, 8))
-
 def _near(word: str, known) -> str:
     close = difflib.get_close_matches(word, list(known), 1, 0.7)
     return f"did you mean {close[0]!r}?" if close else ""
 
-def _thing_trouble(words, tile, colors, unknown) -> str:
+def _thing_trouble(words: str, tile: int, colors: list, unknown: list) -> str:
     "Why some words name no thing."
-    said = _shown(words)
+    said, a_color = _shown(words), f"the colours are {', '.join(_COLORS)}."
+    a_shape = f"the shapes are {', '.join(TILE_NAMES[t] for t in (5, 6, 7, 9, 13, 14, 8))}."
     if not (tile or colors or unknown):
         return "There is a thing missing: name it by colour and shape, for example 'a red ball'."
     if len(colors) > 1:
         return f"{said} has {len(colors)} colours: a thing has one, for example 'a {COLOR_NAMES[colors[0]]} ball'."
-    if tile:
-        return f"{said} has no colour: the colours are {_COLOR_LIST}."
     if not unknown:
-        return f"{said} has no shape: the shapes are {_TILE_LIST}."
+        return f"{said} has no colour: {a_color}" if tile else f"{said} has no shape: {a_shape}"
     *before, last = unknown
-    if last in _LOOSE_TILES:   # so the trouble is before the shape
+    if last in _TILES:  # the trouble is before the shape
         odd = " ".join(before)
-        return f"{_shown(odd)} in {said} is no colour: {_near(odd, _LOOSE_COLORS) or f'the colours are {_COLOR_LIST}.'}"
+        return f"{_shown(odd)} in {said} is no colour: {_near(odd, _COLORS) or a_color}"
     odd = " ".join(unknown) if colors else last
-    return f"{_shown(odd)} in {said} is no shape: {_near(odd, _LOOSE_TILES) or f'the shapes are {_TILE_LIST}.'}"
+    return f"{_shown(odd)} in {said} is no shape: {_near(odd, _TILES) or a_shape}"
 
 # %% ../../nbs/core/11_parse.ipynb #2a2aae3f
-_SIDES = ("above", "to the right of", "below", "to the left of")
-_SIDE, _ANY = "|".join(_SIDES), "(.+?)"
-_PLACE = r"(?:at )?\(?(?:row )?(\d+),? (?:and )?(?:column )?(\d+)\)?"
+def _told(thing) -> set[str]:
+    "All that a rule or goal may say of itself, in the one spelling."
+    return {_plain(t) for t in ([describe_goal(thing), describe_goal(thing, part=True)] if isinstance(thing, BaseGoal) else [describe_rule(thing)])}
+
+@lru_cache(maxsize=1024)
+def _forms(cls: type, classes: tuple) -> list[re.Pattern]:
+    "Patterns for what a class says. (`classes` are an argument because a class adds its name where another says the same.)"
+    forms = []
+    for thing in (placeholder(cls), placeholder(cls, _FLOOR)):
+        for form in map(re.escape, sorted(_told(thing))):
+            for shown, blank, what in _blanks(thing):
+                form = form.replace(re.escape(shown), f"(?P<{blank}>{what})", 1).replace(re.escape(shown), what)
+            forms.append(re.compile(form + r"(?: \(asked after (?P<when>[^()]*)\))?"))
+    return forms
+
+def _blanks(thing):
+    "The blanks of a placeholder: the text that stands there, the name of the blank, a pattern of what may stand there."
+    for name in field_names(thing):
+        value = tuple(int(v) for v in getattr(thing, name))
+        if name == "position":
+            yield from ((str(v), f"position_{axis}", r"\d+") for axis, v in zip("rc", value))
+        elif value != _FLOOR:
+            yield thing_name(*value), name, ".+?"
+
+# %% ../../nbs/core/11_parse.ipynb #0d0dbc8f
+def _values(cls: type, m: re.Match) -> list[tuple]:
+    "The fields of a class from a filled form; a product without a blank disappears. Raises `ParseError`."
+    said, values = m.groupdict(), []
+    for name in field_names(cls):
+        if name == "position" and "position_r" in said and "position_c" in said:
+            values.append(_position(said["position_r"], said["position_c"]))
+        elif name in said or name.startswith("prod_"):
+            values.append(_thing_of(said[name]) if name in said else _FLOOR)
+        else:
+            raise _incomplete(cls, m)
+    return values
+
+def _incomplete(cls: type, m: re.Match) -> ParseError:
+    name = kind_name(goal_kinds if issubclass(cls, BaseGoal) else rule_kinds, cls)
+    return ParseError(f"{_shown(m[0])} are words of {name}, whose describe() does not name all of its tiles in full, so that they cannot be read back.")
 
 def _position(row: str, col: str) -> tuple[int, int]:
     if max(len(row), len(col)) > 3 or max(int(row), int(col)) > 255:
         raise ParseError(f"Row {row[:9]}, column {col[:9]} is off every map: rows and columns are 0 to 255.")
     return int(row), int(col)
 
-def _agreed(result, kind, when: str | None):
-    "The result, unless the text says that it is asked after other actions than it is."
-    if when and plain_words(asked_after(kind)) != when:
-        raise ParseError(f"'asked after {when}' is not so: {kind.__name__} is asked after {asked_after(kind)}.")
-    return result
+# %% ../../nbs/core/11_parse.ipynb #475da4dc
+_LONGEST = 400  # letters; no single goal or rule is longer, and matching would take its time
 
-def _try(patterns, words: str) -> list | None:
-    "What the first pattern makes of the words whose things can be read; the first trouble with a thing is raised if none can, None is returned if no pattern fits."
-    trouble = None
-    for pattern, make in patterns:
-        if m := pattern.fullmatch(words):
+def _read(words: str, registry):
+    "The rule or goal of a registry that says these words, or None. Raises `ParseError` where a form fits but not what stands in its blanks."
+    trouble, classes = None, tuple(registry.classes.values()) if len(words) <= _LONGEST else ()
+    for cls in classes:
+        for m in filter(None, (form.fullmatch(words) for form in _forms(cls, classes))):
             try:
-                return make(*m.groups())
+                values = _values(cls, m)
+                thing = cls(*[np.array(v, np.uint8) for v in values])
+                if cls.ID >= registry.built_in and not any(again and _values(cls, again) == values for again in map(m.re.fullmatch, _told(thing))):
+                    raise _incomplete(cls, m)
+                if m["when"] and m["when"] != plain_words(asked_after(cls)):
+                    raise ParseError(f"'asked after {m['when']}' is not so: {cls.__name__} is asked after {asked_after(cls)}.")
+                return thing
             except ParseError as error:
                 trouble = trouble or error
     if trouble:
         raise trouble
     return None
-
-def _code(kind: int, *things: str) -> list:
-    "An encoding from a kind and the words for its tiles."
-    pairs = [v for words in things for v in _thing_of(words)]
-    return [kind, *pairs, *[0] * (4 - len(pairs))]
-
-# %% ../../nbs/core/11_parse.ipynb #dab4514b
-def _beside(first: str, side: str, second: str) -> list:
-    "One thing on a side of the agent (`you`), or of another thing."
-    return _code(11 + _SIDES.index(side), first) if second == "you" else _code(7 + _SIDES.index(side), second, first)
-
-_GOALS = [(re.compile(pattern), make) for pattern, make in (
-    (r"nothing(?: \(this goal is never reached\))?", lambda: [0] * 5),
-    (rf"stand {_PLACE}", lambda row, col: [5, *_position(row, col), 0, 0]),
-    (rf"stand so that {_ANY} ({_SIDE}) you", lambda x, side: _beside(x, side, "you")),
-    (rf"(hold|stand on|stand next to) {_ANY}", lambda verb, x: _code(("hold", "stand on", "stand next to").index(verb) + 1, x)),
-    (rf"(?:have|put) {_ANY} {_PLACE}", lambda x, row, col: [6, *_thing_of(x), *_position(row, col)]),
-    (rf"(?:have |put )?{_ANY} and {_ANY} next to each other", lambda a, b: _code(4, a, b)),
-    (rf"put {_ANY} next to {_ANY}", lambda a, b: _code(4, a, b)),
-    (rf"stand ({_SIDE}) {_ANY}", lambda side, x: _beside(x, _SIDES[(_SIDES.index(side) + 2) % 4], "you")),
-    (rf"(?:have |put )?{_ANY} ({_SIDE}) {_ANY}", _beside),
-)]
-
-# %% ../../nbs/core/11_parse.ipynb #0d0dbc8f
-_SCENES = [(re.compile(pattern), make) for pattern, make in (
-    (rf"(?:you )?hold {_ANY}|(?:hold )?{_ANY} in your hands", lambda x, y: _code(1, x or y)),
-    (rf"(?:you )?stand next to {_ANY}|{_ANY} next to you", lambda x, y: _code(2, x or y)),
-    (rf"{_ANY} ({_SIDE}) you", lambda x, side: _code(8 + _SIDES.index(side), x)),
-    (rf"(?:put )?{_ANY} (?:and|\+) {_ANY}(?: next to each other)?", lambda a, b: _code(3, a, b)),
-    (rf"(?:put )?{_ANY} next to {_ANY}", lambda a, b: _code(3, a, b)),
-    (rf"(?:put )?{_ANY} ({_SIDE}) {_ANY}", lambda b, side, a: _code(4 + _SIDES.index(side), a, b)),
-)]
-_RULE = re.compile(r"(?:(?:if|when|whenever) )?(?P<scene>.+?),?(?: both)?(?: together)?(?: they| it)? (?P<end>disappears?|becomes? (?P<product>.+))")
-
-def _scene(words: str) -> list | None:
-    "The encoding of a built-in rule, or None."
-    if (m := _RULE.fullmatch(words)) is None or (found := _try(_SCENES, m["scene"])) is None:
-        return None
-    product = _thing_of(m["product"]) if m["product"] else _FLOOR
-    return [*found[:5 if found[0] in range(3, 8) else 3], *product, *[0] * (0 if found[0] in range(3, 8) else 2)]
 
 # %% ../../nbs/core/11_parse.ipynb #56ffaaab
-_SYNONYMS = [(re.compile(rf"(?<![\w-])(?:{a})(?![\w-])"), b) for a, b in (
-    (r"(?:directly|please)", ""), (r"(?:you (?:have to|must|should|need to)|try to) ", ""),
-    (r"(?:^|(?<=if )|(?<=you ))(?:picking up|picks? up|carry|grab|take|get|hold up|are holding)", "hold"), (r"(?:place|bring|lay)", "put"),
-    (r"(?:^be|^go|^walk|^step|^move|you are|walking|standing)(?= (?:on|onto|next|beside|near|at|to|adjacent|\(|row))", "stand"), (r"stand onto", "stand on"), (r"stand to(?= (?:row|\())", "stand at"),
-    (r"side by side|adjacent(?! to)|(?:adjacent to|close to|near) each other|(?<=stand )together", "next to each other"), (r"(?:beside|adjacent to|close to|near to|near)", "next to"),
-    (r"in (?:your |the )?(?:hands?|pocket)", "in your hands"), (r"(?:over|on top of)", "above"), (r"(?:under|underneath|beneath)", "below"),
-    (r"(?:to|on) your (right|left)", r"to the \1 of you"), (r"(?:(?:to|on) )?(?:the )?(right|left)(?: side)? of", r"to the \1 of"),
-    (r"(?:-?->|=>|→) (?:nothing|black floor)", "disappears"), (r"-?->|=>|→|(?:turns?|changes?|transforms?|(?:is|are) turned) into|give|gives|makes?|will become", "becomes"),
-    (r"vanish(?:es)?|(?:is|are) (?:destroyed|removed|gone)", "disappears"),
-    (r"(?:is|are|lies?)(?! never)", ""),
-)]
-
-def _plainer(words: str) -> str:
-    "Plain words with the synonyms replaced."
-    for pattern, instead in _SYNONYMS:
-        words = pattern.sub(instead, words)
-    return " ".join(plain_words(words).split())
-
-def _built_in(patterns, kinds):
-    "A reader of built-in goals or rules, in their own words or with synonyms."
-    def read(words: str) -> list | None:
-        bare, _, when = words.removesuffix(")").partition(" (asked after ") if " (asked after " in words else (words, "", None)
-        found = patterns(_plainer(bare))
-        return found and _agreed(found, kinds[found[0]], when)
-    return read
-
-_read_goal = _built_in(lambda words: _try(_GOALS, words), goal_kinds)
-_read_rule = _built_in(_scene, rule_kinds)
-
-# %% ../../nbs/core/11_parse.ipynb #721f385e
-_ASKED = r"(?: \(asked after (?P<when>[^()]*)\))?"
-
-@lru_cache(maxsize=1024)
-def _forms(cls: type, classes: tuple) -> list[re.Pattern]:
-    "Patterns with blanks for what a registered class says: of a product or without, as a goal or as a part of one. (`classes`: names are told only where another says the same.)"
-    said, forms = [], []
-    for thing in (placeholder(cls), placeholder(cls, _FLOOR)):
-        said += [(thing, words) for words in ([describe_goal(thing), describe_goal(thing, part=True)] if isinstance(thing, BaseGoal) else [describe_rule(thing)])]
-    for thing, words in said:
-        form = re.escape(plain_words(words))
-        for shown, name, what in _blanks(thing):
-            form = form.replace(shown, f"(?P<{name}>{what})", 1).replace(shown, what)
-        forms.append(re.compile(form + _ASKED))
-    return forms
-
-def _blanks(thing):
-    "How the fields of a stand-in look in a pattern: text, name of the blank, pattern of what may stand there."
-    for name in field_names(thing):
-        value = tuple(int(v) for v in getattr(thing, name))
-        if name == "position":
-            yield from ((str(v), f"position_{axis}", r"\d+") for axis, v in zip("rc", value))
-        elif value != _FLOOR:
-            yield re.escape(thing_name(*value)), name, _THING
-
-# %% ../../nbs/core/11_parse.ipynb #20b11d62
-def _fill(cls: type, m: re.Match):
-    "The rule or goal that a filled form means, as an object; fields without a blank are those of a product that disappears. None when one is missing."
-    said, values = m.groupdict(), []
-    for name in field_names(cls):
-        if name == "position" and said.get("position_r") and said.get("position_c"):
-            values.append(_position(said["position_r"], said["position_c"]))
-        elif said.get(name):
-            values.append(_THINGS[said[name]])
-        elif name.startswith("prod_"):
-            values.append(_FLOOR)
-        else:
-            return None
-    return cls(*[np.array(v, np.uint8) for v in values])
-
-def _registered(words: str, book, tell) -> object | None:
-    "The registered rule or goal whose own words these are, or None. Raises `ParseError` for a class whose words leave out something that it needs."
-    trouble, classes = None, tuple(book.classes.values())
-    for cls in classes[book.built_in:]:
-        for m in filter(None, (form.fullmatch(words) for form in _forms(cls, classes))):
-            thing, says = _fill(cls, m), words if m["when"] is None else words[:m.start("when") - len(" (asked after ")]
-            try:
-                if thing is not None and says in {plain_words(t) for t in tell(thing)}:
-                    return _agreed(thing, cls, m["when"])
-                raise ParseError(f"{_shown(words)} are words of {kind_name(book, cls)}, whose describe() does not name all of its tiles in full, so that they cannot be read back.")
-            except ParseError as error:
-                trouble = trouble or error
-    if trouble:
-        raise trouble
-    return None
-
-# %% ../../nbs/core/11_parse.ipynb #eb970277
-def _registered_goal(words: str):
-    return _registered(words, goal_kinds, lambda g: (describe_goal(g), describe_goal(g, part=True))) if len(goal_kinds.classes) > NUM_GOALS else None
-
-def _registered_rule(words: str):
-    return _registered(words, rule_kinds, lambda r: (describe_rule(r),)) if len(rule_kinds.classes) > NUM_RULES else None
-
-def _first(words: str, *readers):
-    "What the first of some readers makes of the words, None if they all know nothing of them; a reader's trouble is raised only if no other can read them."
-    trouble = None
-    for read in readers:
-        try:
-            if (found := read(words)) is not None:
-                return found
-        except ParseError as error:
-            trouble = trouble or error
-    if trouble:
-        raise trouble
-    return None
-
-# %% ../../nbs/core/11_parse.ipynb #c48106ee
-_EXAMPLES = {"goal": [describe_goal([k, *((2, 3, 0, 0) if k == 5 else (5, 3, 2, 3) if k == 6 else (5, 3, 9, 5))]) for k in range(1, NUM_GOALS)],
-             "rule": [describe_rule([k, 5, 3, *((9, 5, 14, 13) if rule_kinds.two[k] else (14, 13, 0, 0))]) for k in range(1, NUM_RULES)]}
-
-_LONGEST = 400  # letters; no single goal or rule is longer, and looser patterns would take their time
-
 def _not_understood(words: str, what: str) -> ParseError:
+    kinds, describe = (goal_kinds, describe_goal) if what == "goal" else (rule_kinds, describe_rule)
+    known = [describe(placeholder(cls)) for i, cls in kinds.classes.items() if 0 < i < kinds.built_in]
     if not words:
-        return ParseError(f"There is no {what}: write one, for example {_EXAMPLES[what][0]!r}.")
-    plain = re.sub(_THING, "red ball", words[:_LONGEST])
-    nearest = max(_EXAMPLES[what], key=lambda e: difflib.SequenceMatcher(None, plain, re.sub(_THING, "red ball", plain_words(e))).ratio())
+        return ParseError(f"There is no {what}: write one, for example {known[0]!r}.")
+    nearest = max(known, key=lambda sentence: difflib.SequenceMatcher(None, words[:_LONGEST], _plain(sentence)).ratio())
     return ParseError(f"I cannot read the {what} {_shown(words)}; the nearest I know is {nearest!r}.")
 
 # %% ../../nbs/core/11_parse.ipynb #b736a420
-_JOINTS = {"first": (InOrder, re.compile(r",? and then |,? then |, after that |,? and after that |,? afterwards ")),
-           "all": (AllOf, re.compile(r",? and at the same time |,? at the same time as |,? while at the same time |,? and also |,? while ")),
-           "any": (AnyOf, re.compile(r",? or else |,? or "))}
+_JOINT = re.compile(r",? (?:and )?(then|or|at the same time) ")
+_JOINED = {"then": InOrder, "or": AnyOf, "at the same time": AllOf}
+_ONE = re.compile(r"(all|any) of (\(.*\))")
 
-def _cuts(words: str, joint: re.Pattern) -> list[str]:
-    "The words cut at a joint, outside all brackets."
-    pieces, depth, start = [], 0, 0
-    depths = [depth := depth + (c == "(") - (c == ")") for c in words]
-    for m in joint.finditer(words):
-        if depths[m.start()] == 0 and depths[m.end() - 1] in (0, 1):
-            pieces.append(words[start:m.start()])
-            start = m.end()
-    return [*pieces, words[start:]]
+def _depths(words: str) -> list[int]:
+    "How many brackets are open after each letter."
+    return list(accumulate((c == "(") - (c == ")") for c in words))
 
 def _is_wrapped(words: str) -> bool:
     "Whether one pair of brackets encloses all the words."
-    if not (words.startswith("(") and words.endswith(")")):
-        return False
-    depth = 0
-    for i, c in enumerate(words):
-        depth += (c == "(") - (c == ")")
-        if depth == 0:
-            return i == len(words) - 1
-    return False
+    return words.startswith("(") and 0 not in _depths(words)[:-1]
 
-# %% ../../nbs/core/11_parse.ipynb #4e99ae08
 def _goal(words: str):
-    "A goal in plain words, as an encoding (a list) or an object."
-    if (found := _first(words, _registered_goal)) is not None:
-        return found
-    if words.endswith("(asked after each step)"):
-        return _goal(words[:-len(" (asked after each step)")])
+    "A goal from words in the one spelling."
+    trouble = None
+    try:
+        if (found := _read(words, goal_kinds)) is not None:
+            return found
+    except ParseError as error:
+        trouble = error
+    words = words.removesuffix(" (asked after each step)")
     if words.count("(") != words.count(")"):
         raise ParseError(f"The brackets in {_shown(words)} do not match: every '(' needs a ')'.")
     if _is_wrapped(words):
         return _goal(words[1:-1].strip())
-    return _joined_goal(words) or _single_goal(words)
+    if (joined := _joined_goal(words)) is None:
+        raise trouble or _not_understood(words, "goal")
+    return joined
 
-def _as_object(goal):
-    return goal if isinstance(goal, (BaseGoal, Composed)) else goal_kinds[goal[0]].decode(np.array(goal, np.uint8))
-
-def _compose(cls: type, pieces) -> Composed:
-    "A composed goal from the words of its parts; what cannot be composed is an error of the text."
-    return _combined(cls, [_as_object(_goal(piece.strip())) for piece in pieces])
+# %% ../../nbs/core/11_parse.ipynb #4e99ae08
+def _joined_goal(words: str) -> Composed | None:
+    "A goal made of others, or None if there is no joint outside brackets. Raises `ParseError` where brackets are needed."
+    if (m := _ONE.fullmatch(words)) and _is_wrapped(m[2]):
+        return _combined(AllOf if m[1] == "all" else AnyOf, [m[2]])
+    first, body = words.startswith("first "), words.removeprefix("first ")
+    depths = _depths(body)
+    joints = [m for m in _JOINT.finditer(body) if depths[m.start()] == 0]
+    names = {m[1] for m in joints} or {"then"}
+    if len(names) > 1:
+        raise ParseError(f"{_shown(words)} joins goals in more than one way: say with brackets what belongs together, for example 'first (A or B), then C'.")
+    if first and names != {"then"}:
+        raise ParseError(f"{_shown(words)} begins with 'first' but has no 'then': write 'first A, then B', with brackets around what is itself joined.")
+    if joints or first:
+        edges = [0, *(edge for m in joints for edge in m.span()), len(body)]
+        return _combined(_JOINED[names.pop()], [body[a:b] for a, b in zip(edges[::2], edges[1::2])])
+    return _combined(Not, [words.removeprefix("do not ")]) if words.startswith("do not ") else None
 
 def _combined(cls: type, parts) -> Composed:
+    "A composed goal of parts, in words or read already. What cannot be composed is an error of the text."
+    parts = [_goal(part.strip()) if isinstance(part, str) else part for part in parts]
     try:
         return cls(*parts)
     except ValueError as error:
         raise ParseError(str(error)) from None
 
-# %% ../../nbs/core/11_parse.ipynb #6bfc9221
-_NOT = re.compile(r"(?:do not|don't|never|not|avoid to|it is not so that) ")
-_ONE = re.compile(r"(all|any) of (\(.*\))")
-
-def _joined_goal(words: str) -> Composed | None:
-    "A goal made of others, or None if there is no joint outside brackets. Raises `ParseError` where brackets are needed."
-    if (m := _ONE.fullmatch(words)) and _is_wrapped(m[2]):
-        return _compose(_JOINTS[m[1]][0], [m[2]])
-    first = words.startswith("first ")
-    body = re.sub(r"^(?:first,? |both |either )", "", words)
-    cut = {name: pieces for name, (_, joint) in _JOINTS.items() if len(pieces := _cuts(body, joint)) > 1}
-    if len(cut) > 1:
-        raise ParseError(f"{_shown(words)} joins goals in more than one way: say with brackets what belongs together, for example 'first (A or B), then C'.")
-    if cut or first:
-        name, pieces = next(iter(cut.items()), ("first", [body]))
-        if first and name != "first":
-            raise ParseError(f"{_shown(words)} begins with 'first' but has no 'then': write 'first A, then B', with brackets around what is itself joined.")
-        return _compose(_JOINTS[name][0], pieces)
-    m = _NOT.match(words)
-    return _compose(Not, [words[m.end():]]) if m else None
-
-# %% ../../nbs/core/11_parse.ipynb #a8b49aec
-def _single_goal(words: str):
-    "A goal that is not joined; two that are joined by a bare 'and' if it cannot be one."
-    if len(words) > _LONGEST:
-        raise _not_understood(words, "goal")
-    trouble = None
-    try:
-        if (found := _read_goal(words)) is not None:
-            return found
-    except ParseError as error:
-        trouble = error
-    halves = _cuts(words, re.compile(r",? and "))
-    if len(halves) > 1:
-        try:
-            return _compose(AllOf, halves)
-        except ParseError:
-            pass
-    raise trouble or _not_understood(words, "goal")
-
-# %% ../../nbs/core/11_parse.ipynb #81e4a5fd
 def parse_goal(text: str):
-    """A goal from English: what `describe_goal` says, or near it.
+    """The goal that `describe_goal` describes with this text: one of Table 2, a registered one, or a composed one (`AllOf`, `AnyOf`, `Not`, `InOrder`).
 
-    Returns a goal of Table 2, a registered one, or a composed one (`AllOf`, `AnyOf`, `Not`, `InOrder`); its `encode()` or `table()` is that of the goal described. Whether it makes
-    sense in a task is not asked: "hold a red wall" is read.
-    Raises `ParseError` (a `ValueError`) for words it cannot read, `TypeError` for what is no text.
+    Whether it makes sense in a task is not asked: "hold a red wall" is read. Raises `ParseError` (a `ValueError`) for words it cannot read, `TypeError` for what is no text.
     """
-    words = re.sub(r"^(?:your |the )?goal(?: is)?(?: to)? (?=\S)", "", plain_words(_is_text(text, "A goal")))
-    return _as_object(_whole_goal(words))
-
-# %% ../../nbs/core/11_parse.ipynb #4183c0a1
-def _whole_goal(words: str):
+    words = re.sub(r"^(?:your )?goal (?:is )?(?:to )?(?=\S)", "", _plain(text, "A goal"))
     if len(words) > 20 * _LONGEST:
         raise ParseError(f"{_shown(words)} goes on for {len(words):,} letters: a goal has at most {MAX_PARTS} parts, and {20 * _LONGEST:,} letters are room for them.")
     try:
@@ -399,150 +240,78 @@ def _whole_goal(words: str):
         raise ParseError(f"{_shown(words)} is nested too deeply: a goal has at most {MAX_PARTS} parts.") from None
 
 # %% ../../nbs/core/11_parse.ipynb #0da98576
-_MORE = re.compile(r"(.*), and (.+?) appears?(?: beside you| next to you)?(?P<when> \(asked after [^()]*\))?")
+_MORE = re.compile(r"(.*), and (.+?) appears? next to you(?P<when> \(asked after [^()]*\))?")
 
-def _rule(words: str):
-    "A rule in plain words: an encoding (a list) or an object, and the further products."
-    if len(words) > _LONGEST:
-        raise _not_understood(words, "rule")
-    if (found := _first(words, _registered_rule)) is not None:
-        return found, []
-    if m := _MORE.fullmatch(words):
-        things = re.split(r",? and |, ", m[2])
-        if len(things) > 2:
-            raise ParseError(f"{len(things)} further products in {_shown(words)}: a rule makes up to three things, so name one or two beside its own.")
-        return _rule(m[1] + (m["when"] or ""))[0], [_thing_of(t) for t in things]
-    if (found := _read_rule(words)) is None:
-        raise _not_understood(words, "rule")
-    return found, []
-
-# %% ../../nbs/core/11_parse.ipynb #afcc66a5
-def _without_number(text: str) -> str:
-    return plain_words(re.sub(r"^\s*(?:[-*•]|\(?\d+[.):])\s+", "", text))
-
-# %% ../../nbs/core/11_parse.ipynb #68dea859
 def parse_rule(text: str) -> BaseRule | MultiProduct:
-    """A rule from English: what `describe_rule` says, or near it.
+    """The rule that `describe_rule` describes with this text: one of Table 3 or a registered one, with several products if the text says so.
 
-    Returns a rule of Table 3 or a registered one, with several products if the text says so; its `encode()` is that of the rule described.
     Raises `ParseError` (a `ValueError`) for words it cannot read, `TypeError` for what is no text.
     """
-    found, more = _rule(_without_number(_is_text(text, "A rule")))
-    rule = found if isinstance(found, BaseRule) else rule_kinds[found[0]].decode(np.array(found, np.uint8))
-    return several(rule, *more) if more else rule
+    words = _plain(text, "A rule")
+    more = _MORE.fullmatch(words[:2 * _LONGEST])
+    try:
+        if (found := _read(words, rule_kinds)) is not None:
+            return found
+    except ParseError:
+        if not more:
+            raise
+    if not more:
+        raise _not_understood(words, "rule")
+    things = re.split(r",? and |, ", more[2])
+    if len(things) > 2:
+        raise ParseError(f"{len(things)} further products in {_shown(words)}: a rule makes up to three things, so name one or two beside its own.")
+    return several(parse_rule(more[1] + (more["when"] or "")), *map(_thing_of, things))
 
-# %% ../../nbs/core/11_parse.ipynb #833135f8
-_FULL = re.compile(r"Your goal: (?P<goal>.*)\.\n(?:In this world:(?P<rules>(?:\n  \d+\. .*\.)*)|In this world nothing ever changes by itself\.)\nAt the start there are: (?P<objects>.*)\.")
-_STORY = re.compile(r"You are in (?:an empty room|a room with (?P<objects>.*?))\. (?:Nothing ever changes by itself\.|(?P<rules>.*)) Your goal: (?P<goal>.*)\.")
-_SHORT = re.compile(r"Goal: (?P<goal>.*)(?P<rules>(?:\n\d+\. .*)*)\nObjects: (?P<objects>.*)")
+# %% ../../nbs/core/11_parse.ipynb #68dea859
+_HEADING = re.compile(r"""(?:^|(?<=[.:\n]))\s*(?:(?P<goal>(?:your\s+)?goal:)|(?P<rules>in\s+this\s+world:|rules:|(?=\d+\.\s))
+    |(?P<objects>at\s+the\s+start\s+there\s+(?:are|is):?|objects:|you\s+are\s+in\s+a\s+room\s+with)
+    |(?P<none>(?:in\s+this\s+world\s+)?nothing\s+ever\s+changes\s+by\s+itself\.?|you\s+are\s+in\s+an\s+empty\s+room\.?))""", re.IGNORECASE | re.VERBOSE)
 
 def _sections(text: str) -> tuple[str, list[str], str]:
-    "Goal, rules and objects of a text that `describe_ruleset` made, or of one with headings."
-    text = text.strip()
-    for level in (_FULL, _SHORT, _STORY):
-        if m := level.fullmatch(text):
-            rules = re.split(r"\. " if level is _STORY else r"\n *\d+\. ", m["rules"] or "")
-            return m["goal"], [r for r in rules if r.strip()], m["objects"] or ""
-    return _loose_sections(text)
-
-def _heading(name: str, words: str) -> str:
-    "A pattern for a heading; where it has a space, the text may have a line break."
-    return f"(?P<{name}>{words.replace(' ', chr(92) + 's+')})"
-
-_HEADINGS = re.compile(r"(?:^|(?<=[.;!\n]))\s*(?:[*#_]+\s*)?(?:" + "|".join((
-    _heading("objects", r"(?:at the start,? )?there (?:are|is|lies?)(?: at the start)?|at the start(?: you (?:see|find|have))?|you are in (?:a|the) room with"
-                        r"|(?:initial |start(?:ing)? |init )?(?:objects?|tiles?)(?=\s?:)"),
-    _heading("none", r"(?:in this world,? )?nothing (?:ever )?changes(?: by itself)?|no rules"), _heading("empty", r"you are in an empty room"),
-    _heading("rules", r"in this world|(?:the )?(?:rules?|laws?|what happens)(?: (?:are|of this world))?(?=\s?:|\n)"),
-    _heading("goal", r"(?:your |the )?(?:goal|task|aim|mission)(?: is(?: to)?|:| :| to)|you (?:have to|must|should|need to)"),
-)) + r")(?:\s?[*_]+)?\s*[:,-]?\s*(?:[*_]+\s*)?", re.IGNORECASE)
-
-# %% ../../nbs/core/11_parse.ipynb #5acc9e74
-def _loose_sections(text: str) -> tuple[str, list[str], str]:
-    "As `_sections`, by headings in any order; without any, the first sentence is the goal."
-    marks = [m for m in _HEADINGS.finditer(text)]
-    found = {"goal": "", "rules": "", "objects": ""}
-    if not marks or marks[0].start() > 0:
-        lead = text[:marks[0].start()] if marks else text
-        found["rules" if any(m["goal"] for m in marks) else "goal"] += lead
-    for m, end in zip(marks, [m.start() for m in marks[1:]] + [len(text)]):
-        found[m.lastgroup if m.lastgroup in found else "rules"] += ("" if m.lastgroup in ("none", "empty") else "\n") + text[m.end():end].strip(" ." if m.lastgroup in ("none", "empty") else " ")
+    "Goal, rules and objects of a text."
+    marks = list(_HEADING.finditer(text))
+    found = {"goal": text[:marks[0].start()] if marks else text, "rules": "", "objects": ""}
+    for m, end in zip(marks, [*(m.start() for m in marks[1:]), len(text)]):
+        piece = text[m.end():end]
+        if m["objects"]:
+            piece, *rules = re.split(r"\.\s", piece, maxsplit=1)  # a story goes on with its rules
+            found["rules"] += "".join(rules)
+        found["rules" if m["none"] else m.lastgroup] += piece
     if not plain_words(found["goal"]):
         raise ParseError(f"There is no goal in {_shown(text)}: begin with 'Your goal: ...', for example 'Your goal: hold a red ball.'")
-    goal, *numbered = re.split(r"\n\s*(?=\(?\d+[.):]\s|[-*•]\s)", found["goal"].strip(), maxsplit=1)
-    if numbered:
-        found["goal"], found["rules"] = goal, "\n".join([*numbered, found["rules"]])
-    if not found["rules"].strip() and len(sentences := _sentences(found["goal"])) > 1:
-        found["goal"], found["rules"] = sentences[0], "\n".join(sentences[1:])
-    if found["objects"] and len(parts := _sentences(found["objects"])) > 1:   # rules may follow the objects in a running text
-        found["objects"], found["rules"] = parts[0], found["rules"] + "\n" + "\n".join(f"{p}." for p in parts[1:])
-    return found["goal"], _clauses(found["rules"]), found["objects"]
+    is_numbered = re.match(r"\s*\d+\.\s", found["rules"])
+    rules = re.split(r"(?:^|(?<=[.\n]))\s*\d+\.\s" if is_numbered else r"\.\s", found["rules"])
+    return found["goal"], [rule for rule in rules if plain_words(rule)], found["objects"]
 
-# %% ../../nbs/core/11_parse.ipynb #74423d2a
-def _sentences(text: str) -> list[str]:
-    return [s for s in re.split(r"(?<=[.;!])\s+", text.strip()) if plain_words(s)]
-
-_NUMBERED = re.compile(r"(?:^|\s)\(?\d+[.):]\s+")
-_BULLET = re.compile(r"(?:^|\n)\s*[-*•]\s+")
-
-def _clauses(text: str) -> list[str]:
-    "The rules of a section: by number, by bullet, by sentence, or by line, whichever the writer used."
-    for mark in (_NUMBERED, _BULLET):
-        if mark.search(text):
-            return [c for c in mark.split(text) if plain_words(c)]
-    if re.search(r"[.;]\s*\S", text):
-        return _sentences(text)
-    return [c for c in text.split("\n") if plain_words(c)]
-
-# %% ../../nbs/core/11_parse.ipynb #0c7e4fd9
-_NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
-_NO_OBJECTS = ("", "no objects", "none", "nothing at all")
-
-def _objects(text: str) -> list:
-    "The (tile, colour) pairs of a list of things; `two red balls` are two."
-    words = plain_words(text)
-    if words in _NO_OBJECTS:
-        return []
-    pairs = []
-    for item in re.split(r",? and |, ?| \+ |\n", words.strip(" ,")):
-        m = re.fullmatch(r"(\d+|two|three|four|five|six) (?:x )?(.*)", item)
-        if m and len(m[1]) > 3 and m[1] not in _NUMBERS:
-            raise ParseError(f"{_shown(item)} are more objects than fit on a grid: at most 999 of a kind are read.")
-        count, name = (int(_NUMBERS.get(m[1], m[1])), m[2]) if m else (1, item)
-        pairs += [_thing_of(name.strip())] * count
-    return pairs
-
-# %% ../../nbs/core/11_parse.ipynb #de26202a
 def parse_ruleset(text: str) -> RuleSet:
-    """A task from English: what `describe_ruleset` says (any level but `"goal"` is complete), or near it.
+    """The task that `describe_ruleset` describes with this text, at any level but `"goal"`.
 
     Rules and objects keep the order of the text, and there is no padding but the one empty row of a task without rules or objects. The ruleset is plain where Tables 2 and 3
-    suffice and extended otherwise, with the registered classes as they are declared now. Without objects or rules in the text the task has none.
+    suffice and extended otherwise, with the registered classes as they are declared now.
     Raises `ParseError` (a `ValueError`) with the words that it cannot read, `TypeError` for what is no text.
     """
-    goal, clauses, objects = _sections(_is_text(text, "A task"))
-    return _build(_whole_goal(plain_words(goal)), [_read_clause(c) for c in clauses], _objects(objects))
-
-def _read_clause(text: str):
-    if "registered anew" in text:
+    _plain(text, "A task")
+    goal, rules, objects = _sections(text)
+    if any("registered anew" in rule for rule in rules):
         raise ParseError("This task keeps to what a class said before it was registered anew, which its words do not tell: make the task again.")
-    return _rule(_without_number(text))
+    words = _plain(objects)
+    things = [] if words in ("", "no objects", "none") else re.split(r",? and |, ", words)
+    return _build(parse_goal(goal), [parse_rule(rule) for rule in rules], [_thing_of(thing) for thing in things])
 
-def _row(thing, length: int) -> list:
-    return thing if isinstance(thing, list) else plain_encoding(thing, length)
-
-# %% ../../nbs/core/11_parse.ipynb #77ee6966
+# %% ../../nbs/core/11_parse.ipynb #833135f8
 def _build(goal, rules: list, objects: list) -> RuleSet:
-    "A ruleset from what was read: a goal, (rule, further products) pairs, (tile, colour) pairs."
-    code = [COMPOSED, 0, 0, 0, 0] if isinstance(goal, Composed) else _row(goal, 5)
-    rows = np.array([_row(rule, 7) for rule, _ in rules] or [[0] * 7], np.uint8)
+    "A ruleset of a goal, rules and (tile, colour) pairs."
+    composed = isinstance(goal, Composed)
+    code = [COMPOSED, 0, 0, 0, 0] if composed else plain_encoding(goal, 5)
+    pairs = [(rule.rule, rule.more) if isinstance(rule, MultiProduct) else (rule, ()) for rule in rules]
+    rows = np.array([plain_encoding(rule, 7) for rule, _ in pairs] or [[0] * 7], np.uint8)
     made = RuleSet(goal=np.array(code, np.uint8), rules=rows, init_tiles=np.array(objects or [(0, 0)], np.uint8))
     further = np.zeros((len(rows), 2, 2), np.uint8)
-    for i, (_, more) in enumerate(rules):
+    for i, (_, more) in enumerate(pairs):
         further[i, :len(more)] = np.array(more, np.uint8).reshape(-1, 2)
-    if isinstance(goal, Composed) or further.any() or code[0] >= NUM_GOALS or (rows[:, 0] >= NUM_RULES).any():
-        task = extend_task(np.zeros(5, np.uint8) if isinstance(goal, Composed) else made.goal, rows, further)
-        made = made.replace(extended=task.replace(goals=goal.table()) if isinstance(goal, Composed) else task)
+    if composed or further.any() or code[0] >= NUM_GOALS or (rows[:, 0] >= NUM_RULES).any():
+        task = extend_task(np.zeros(5, np.uint8) if composed else made.goal, rows, further)
+        made = made.replace(extended=task.replace(goals=goal.table()) if composed else task)
     return made
 
 # %% ../../nbs/core/11_parse.ipynb #6cc90897
@@ -555,10 +324,13 @@ def _from_dict(data, book, what: str):
         return _combined(combined[data["kind"]], [_from_dict(part, book, what) for part in _list(data, "parts")])
     kinds = {kind_name(book, cls): cls for cls in book.classes.values()}
     if (cls := kinds.get(data["kind"])) is None:
-        raise ParseError(f"There is no {what} {data['kind']!r}: {_near(str(data['kind']), kinds) or 'register it first.'}")
+        raise ParseError(f"There is no {what} {data['kind']!r}: {_near(data['kind'], kinds) or 'register it first.'}")
     if missing := [f for f in field_names(cls) if f not in data]:
         raise ParseError(f"{data['kind']} needs {missing[0]!r}: its fields are {', '.join(field_names(cls))}.")
-    return cls(*[np.array(_value(name, data[name]), np.uint8) for name in field_names(cls)])
+    thing = cls(*[np.array(_value(name, data[name]), np.uint8) for name in field_names(cls)])
+    if len(more := [_value("more", t) for t in _list(data, "more")]) > 2:
+        raise ParseError(f"A {data['kind']} has more than two further products: a rule makes up to three things.")
+    return several(thing, *more) if more else thing
 
 def _list(data: dict, key: str) -> list:
     value = data.get(key, [])
@@ -568,17 +340,14 @@ def _list(data: dict, key: str) -> list:
 
 def _value(name: str, value) -> tuple:
     if name != "position":
-        return _thing_of(plain_words(_is_text(value, name)))
+        return _thing_of(_plain(value, name))
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise ParseError(f"position is {value!r}: a row and a column are needed, for example [2, 3].")
     return _position(*map(str, value)) if all(isinstance(v, int) and v >= 0 for v in value) else _position("256", "256")
 
-# %% ../../nbs/core/11_parse.ipynb #1cc76332
 def ruleset_from_dict(data: dict) -> RuleSet:
     "A task from what `ruleset_to_dict` makes. Raises `ParseError` (a `ValueError`) with the part that is wrong, `TypeError` where a name is no text."
     if not isinstance(data, dict) or not {"goal", "rules", "objects"} <= set(data):
         raise ParseError("A task as a dictionary has the keys goal, rules and objects: make one with ruleset_to_dict.")
-    rules = [(_from_dict(rule, rule_kinds, "rule"), [_value("more", t) for t in _list(rule, "more")]) for rule in _list(data, "rules")]
-    if wrong := [rule for rule, more in rules if len(more) > 2]:
-        raise ParseError(f"A {type(wrong[0]).__name__} has more than two further products: a rule makes up to three things.")
+    rules = [_from_dict(rule, rule_kinds, "rule") for rule in _list(data, "rules")]
     return _build(_from_dict(data["goal"], goal_kinds, "goal"), rules, [_value("object", thing) for thing in _list(data, "objects")])
