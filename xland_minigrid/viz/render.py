@@ -209,8 +209,8 @@ def to_png(image) -> bytes:
     return buffer.getvalue()
 
 def data_uri(image) -> str:
-    "A `(H, W, 3)` uint8 array as a `data:` URI for HTML and SVG."
-    return "data:image/png;base64," + base64.b64encode(to_png(image)).decode()
+    "A `(H, W, 3)` uint8 array, or the bytes of a PNG, as a `data:` URI for HTML and SVG."
+    return "data:image/png;base64," + base64.b64encode(image if isinstance(image, bytes) else to_png(image)).decode()
 
 # %% ../../nbs/viz/01_render.ipynb #afb3880b
 class Picture:
