@@ -23,8 +23,8 @@ from ...core.ruleset import RuleSet
 from ...core.tiles import Colors, Tiles
 from ...envs.registration import make
 from ...envs.wrappers import GymAutoResetWrapper
-from .base import button, html, ipywidgets, picture, row, still_page
-from .training import COLORS, INK, Background, axes_of, legend, png_html, png_of, short_number, table_html
+from .base import ipywidgets, picture, picture_html, row, still_page, table_html
+from .training import COLORS, INK, Background, axes_of, legend, png_of, progress_html, short_number
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #f30af01d
 def lab_task(rules: int) -> RuleSet:
@@ -114,7 +114,7 @@ def series_of(rows) -> dict[str, list[dict]]:
 def draw_scaling(rows, width: float = 5.2, height: float = 3.3):
     "Steps per second over the number of worlds; returns a matplotlib `Figure`."
     from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
-    figure, axes = axes_of("Steps a second", "worlds side by side", "steps/s", width, height)
+    figure, axes = axes_of("Steps a second", "worlds side by side", "steps/s", width=width, height=height)
     axes.set_xscale("log", base=4)
     axes.set_yscale("log")
     for color, (name, some) in zip(COLORS * 9, series_of(rows).items()):
@@ -145,7 +145,7 @@ class _Measuring(Background):
         for n in self.choices or [0]:
             checked_numbers(n, 9, 1, 128, repeats)
         super().__init__()
-        self.repeats, self.state = repeats, "idle"
+        self.repeats, self._share = repeats, 0.0
 
     def measure(self, num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128) -> dict | None:
         "Measure and wait; returns what `throughput` does, None if stopped. Raises what `start` raises."
@@ -157,38 +157,31 @@ class _Measuring(Background):
         checked_numbers(num_envs, size, rules, steps)
         if not _MEASURING.acquire(blocking=False):
             raise RuntimeError("Something is being measured already: wait until it is done, or stop it.")
-        self._stop.clear()
-        self.state, self.result, self.error = "measuring", None, None
-        self._say(f"{num_envs:,} worlds of {size} × {size}: compiling …")
-        self._spawn(self._work, "xland-scaling", num_envs, size, rules, steps)
+        self.state, self.words, self._share = "measuring", f"{num_envs:,} worlds of {size} × {size}: compiling …", 0.0
+        self._spawn("xland-scaling", self._work, num_envs, size, rules, steps)
 
     def stop(self) -> None:
         "End a measurement after this repetition, without a result."
-        if self.state == "measuring":
-            self.state = "stopping"
-            self._stop.set()
-            self._say("Stopping …")
-
-    def _work(self, num_envs: int, size: int, rules: int, steps: int) -> None:
-        "Measure, keep the row, draw."
-        def on_repeat(k):
-            if not self._stop.is_set():
-                done = "warming up" if k == 0 else f"repetition {k} of {self.repeats}"
-                self._say(f"{num_envs:,} worlds of {size} × {size}: {done}", share=k / (self.repeats + 1))
-            return self._stop.is_set()
-
-        words = "Stopped: this measurement was dropped."
-        try:
-            self.result = throughput(num_envs, size, rules, steps, self.repeats, on_repeat=on_repeat)
-        except BaseException as error:                           # wait() raises it
-            self.error, words = error, f"Not measured ({type(error).__name__}): {str(error).partition(chr(10))[0]}"
         with self._lock:
-            self._rows += [self.result] if self.result else []
-            self.state = "idle"
-            _MEASURING.release()
-        self._paint()
-        self._say(_sentence(self.result) if self.result else words)
-        self.keep()
+            if self.state == "measuring":
+                self.state, self.words = "stopping", "Stopping …"
+                self._stop.set()
+        self._update()
+
+    def _work(self, num_envs: int, size: int, rules: int, steps: int) -> dict | None:
+        def on_repeat(k):
+            with self._lock:
+                if not self._stop.is_set():
+                    self.words = f"{num_envs:,} worlds of {size} × {size}: {f'repetition {k} of {self.repeats}' if k else 'warming up'}"
+                    self._share = k / (self.repeats + 1)
+            return self._stop.is_set()
+        return throughput(num_envs, size, rules, steps, self.repeats, on_repeat=on_repeat)
+
+    def _ended(self) -> None:
+        self._rows += [self.result] if self.result else []
+        stopped = f"Not measured ({type(self.error).__name__}): {str(self.error).partition(chr(10))[0]}" if self.error else "Stopped: this measurement was dropped."
+        self.state, self.words = "idle", _sentence(self.result) if self.result else stopped
+        _MEASURING.release()
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #334c333b
 def _sentence(r: dict) -> str:
@@ -211,14 +204,19 @@ def _slider(words: str, options, value):
     return w.SelectionSlider(options=[(f"{x:,}", x) for x in options], value=value, description=words, continuous_update=False, style={"description_width": "46px"},
                              layout=w.Layout(width="256px", max_width="100%", margin="0"))
 
+def _said(self) -> str:
+    "Words and progress."
+    words = self.words or "Choose, and measure. One point takes a few seconds, most of them for compiling."
+    return f'<div role="status" class="xmg-w-number">{escape(words)}{progress_html(self._share) if self.state != "idle" else ""}</div>'
+
 class ScalingLab(_Measuring):
     """Measure the steps per second of worlds side by side; displays itself at the end of a cell.
 
     Args:
         num_envs: numbers of worlds to choose from. repeats: repetitions of a measurement.
-    Attributes: `rows`, all measurements as `throughput` returns them; `state`, `'idle'`, `'measuring'` or `'stopping'`; `error` of the last measurement.
+    Attributes: `rows`, all measurements as `throughput` returns them; `state`, `'idle'`, `'measuring'` or `'stopping'`; `words`, the last message; `error` of the last measurement.
     """
-    _name = "scaling"
+    _name, _html = "scaling", {"said": _said, "rows": lambda self: _table(self.rows)}
 
     def __repr__(self) -> str:
         best = f", best {short_number(max(r['steps_per_second'] for r in self.rows))} steps/s" if self.rows else ""
@@ -226,7 +224,7 @@ class ScalingLab(_Measuring):
 
     def still(self) -> str:
         "Figure and table of all measurements as HTML without scripts."
-        image = png_html(png_of(draw_scaling(self.rows)), "steps a second over the number of worlds: what is in the table, drawn", 520) if self.rows else ""
+        image = picture_html(png_of(draw_scaling(self.rows)), "steps a second over the number of worlds: what is in the table, drawn", 520) if self.rows else ""
         words = f"{jax.devices()[0].device_kind}, {jax.device_count()} device{'s' * (jax.device_count() > 1)}"
         return still_page(f'<b>Scaling</b> <span class="xmg-w-soft">{escape(words)}</span><div>{image}</div>{_table(self.rows)}', self._name, "Scaling laboratory",
                           "A still of the laboratory: run this cell to measure.")
@@ -235,25 +233,22 @@ class ScalingLab(_Measuring):
         "The live parts."
         self._sliders = {"num_envs": _slider("worlds", self.choices, self.choices[len(self.choices) // 2]), "size": _slider("side", SIZES, 9),
                          "rules": _slider("rules", (0, 1, 3, 6, 9, 12, 18, 24), 1), "steps": _slider("steps", STEPS, 128)}
-        self._measure_button = button("Measure", "measure", lambda: self.start(**{name: s.value for name, s in self._sliders.items()}), main=True,
-                                      tooltip="Measure in the background, and add a point", say=self._say)
-        self._stop_button = button("Stop", "stop", self.stop, tooltip="End after the present repetition", say=self._say)
-        self._said, self._rows_part, self._image, self._parts = html("", "said"), html("", "rows"), picture(b"", "figure", 520), True
+        buttons = (self._button("measure", "Measure", lambda: self.start(**{name: s.value for name, s in self._sliders.items()}), "Measure in the background, and add a point", main=True),
+                   self._button("stop", "Stop", self.stop, "End after the present repetition"))
+        self._images = picture(b"", "figure", 520)
         self._paint()
-        self._say(self.words or "Choose, and measure. One point takes a few seconds, most of them for compiling.")
-        return [row(*self._sliders.values(), name="sliders"), row(self._measure_button, self._stop_button, tight=True), self._said, self._image, self._rows_part]
+        return [row(*self._sliders.values(), name="sliders"), row(*buttons, tight=True), self._parts["said"], self._images, self._parts["rows"]]
 
     def _paint(self) -> None:
-        if self._parts:
-            self._image.value, self._rows_part.value = png_of(draw_scaling(self.rows)), _table(self.rows)
+        if self._images is not None:
+            self._images.value = png_of(draw_scaling(self.rows))
 
-    def _say(self, words: str, share: float = 0) -> None:
-        "Show words, progress and the buttons of the present state."
-        self.words, busy = words, self.state != "idle"
-        if self._parts:
-            bar = (f'<div style="height:5px;border-radius:3px;background:rgba(128,128,128,.25);max-width:520px;margin-top:3px">'
-                   f'<div style="height:5px;border-radius:3px;background:#2563eb;width:{100 * share:.0f}%"></div></div>') * busy
-            self._said.value = f'<div role="status" class="xmg-w-number">{escape(words)}{bar}</div>'
-            self._measure_button.disabled, self._stop_button.disabled = busy, self.state != "measuring"
-            self._measure_button.description = "Measuring …" if busy else "Measure"
-            self._stop_button.description = "Stopping …" if self.state == "stopping" else "Stop"
+    def _update(self):
+        if self._widget is None:
+            return self
+        with self._lock:
+            measure, stop = self.buttons.values()
+            measure.disabled, stop.disabled = self.state != "idle", self.state != "measuring"
+            measure.description = "Measure" if self.state == "idle" else "Measuring …"
+            stop.description = "Stopping …" if self.state == "stopping" else "Stop"
+            return super()._update()
