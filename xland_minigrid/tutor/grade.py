@@ -117,7 +117,6 @@ def exercises_in(cells) -> list[str]:
         raise NotGraded("No exercise was found: neither a heading `### Exercise N.M` nor a call `check.NAME(...)`.")
     return sorted(numbers, key=lambda number: [int(part) for part in number.split(".")])
 
-# %% ../../nbs/tutor/12_grade.ipynb #6bd4ed92
 def find_exercise(number: str):
     "The `Exercise` with this number. Raises `NotGraded` if none has it."
     from xland_minigrid.tutor.exercise import EXERCISES, MODULES
@@ -131,7 +130,6 @@ def find_exercise(number: str):
 _MIME = "application/vnd.xland-minigrid.grade+json"
 
 def _question(number: str, token: str) -> str:
-    "The cell that asks about one exercise."
     return (f"import sys as _sys\nfor _name in [*_sys.modules]:\n    if _name.startswith('xland_minigrid.tutor'):\n        del _sys.modules[_name]\n"
             f"from xland_minigrid.tutor.grade import _judge\n_judge({number!r}, {token!r})")
 
@@ -242,7 +240,6 @@ def grade_notebook(path, *, name: str | None = None, exercises=None, timeout: fl
         return Grades([Grade(name, "", "", False, str(error) if isinstance(error, NotGraded) else f"The notebook could not be run: {error}", 0)])
     return Grades(Grade(name, one.number, one.title, found[one.number]["ok"], found[one.number]["message"], one.minutes) for one in known)
 
-# %% ../../nbs/tutor/12_grade.ipynb #42e744f0
 def find_notebooks(paths) -> dict[str, Path]:
     "Name -> file of the notebooks in `paths` (files, or folders at any depth). Raises `ValueError` for a missing path or a folder without notebooks."
     found = {}
@@ -287,7 +284,6 @@ def grade_parser(commands) -> None:
     parser.add_argument("--full", action="store_true", help="train as long as the tutorials say, instead of a few steps (XLAND_FAST)")
     parser.set_defaults(run_command=run_grade)
 
-# %% ../../nbs/tutor/12_grade.ipynb #be665ba8
 def run_grade(args) -> int:
     "What the command does; returns the exit status."
     if args.out is not None:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['KEYS', 'WORDS', 'HELP', 'WON', 'LOST', 'LATE', 'LEFT', 'read_line', 'compiled', 'view_of', 'Trial', 'Moment',
-           'Session', 'film_of', 'task_in_words', 'figure_task', 'world_of', 'play_lines', 'raw_terminal', 'read_key',
-           'play_keys', 'control', 'is_terminal', 'play_from']
+           'Session', 'task_in_words', 'figure_task', 'world_of', 'play_lines', 'raw_terminal', 'read_key', 'play_keys',
+           'control', 'is_terminal', 'play_from']
 
 # %% ../../nbs/viz/06_control.ipynb #3e3d52fc
 import contextlib
@@ -45,7 +45,6 @@ HELP = """up, w       move forward           p, e     pick up         r   a new 
 right, d    turn clockwise         x, s     put down        h   show or hide goal and rules
 left, a     turn counter-clockwise t, space toggle a door   ?   this help       q   quit"""
 
-# %% ../../nbs/viz/06_control.ipynb #35c00242
 def read_line(line: str) -> list:
     """The commands in a line of words (`forward`), action numbers (`0`) or joined keys (`wwdp`); `#` begins a comment.
 
@@ -109,6 +108,14 @@ class Moment(NamedTuple):
     visible: np.ndarray
 
 # %% ../../nbs/viz/06_control.ipynb #01558f0a
+def _film(self, tile_size: int = 16, fps: float = 4) -> Player:
+    "Everything played so far, as a `Player` with a mark for each trial. tile_size: pixels per cell. fps: frames per second."
+    starts = {t: str(m.trial) if t else f"trial {m.trial}" for t, m in enumerate(self.moments) if m.done == "start"}
+    frames = [render(m.cells, m.agent, tile_size=tile_size, visible=m.visible) for m in self.moments]
+    return play(frames, [f"trial {m.trial}, step {m.step}: {m.done}" for m in self.moments], markers=starts if len(starts) > 1 else {},
+                fps=fps, tile_size=tile_size, title=self.name)
+
+# %% ../../nbs/viz/06_control.ipynb #8ef3a659
 class Session:
     """A world played by hand: `do(command)` changes it, `frame()` shows it as `rich` markup.
 
@@ -124,6 +131,7 @@ class Session:
         self.begin_trial()
 
     rewards = property(lambda self: [t.reward for t in self.trials if t.how != LEFT], doc="Rewards of the trials played to their end.")
+    film = _film
 
     def begin_trial(self) -> None:
         "Begin a new trial of the same task; an unfinished one counts as given up."
@@ -167,14 +175,6 @@ class Session:
         return "\n".join([*lines, *(["", HELP] if self.show_help else [])])
 
 # %% ../../nbs/viz/06_control.ipynb #5b4157c4
-def film_of(session: Session, tile_size: int = 16, fps: float = 4) -> Player:
-    "All moments of a session as a `Player`, with a mark where each trial begins."
-    moments = session.moments
-    starts = {t: str(m.trial) if t else f"trial {m.trial}" for t, m in enumerate(moments) if m.done == "start"}
-    frames = [render(m.cells, m.agent, tile_size=tile_size, visible=m.visible) for m in moments]
-    return play(frames, [f"trial {m.trial}, step {m.step}: {m.done}" for m in moments], markers=starts if len(starts) > 1 else {},
-                fps=fps, tile_size=tile_size, title=session.name)
-
 def task_in_words(params, state) -> str:
     "Goal and rules in English."
     if hasattr(params, "ruleset"):
@@ -347,7 +347,7 @@ def control(name: str, *, benchmark: str | None = None, ruleset: int | None = No
         play_from(session, file_in or sys.stdin, file_out or sys.stdout)
     finally:
         if save is not None:
-            film = film_of(session, fps=6)
+            film = session.film(fps=6)
             film.save(save) if save.endswith(".html") else film.gif(save)
     return session
 

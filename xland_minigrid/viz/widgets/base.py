@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STYLE', 'VIEW', 'ipywidgets', 'picture_html', 'table_html', 'banner', 'folded', 'words_html', 'still_page', 'Shown',
-           'html', 'style_sheet', 'row', 'column', 'grid', 'button', 'spoken', 'picture', 'framed', 'key_pad']
+           'html', 'row', 'column', 'grid', 'button', 'spoken', 'picture', 'framed', 'key_pad']
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #53c3eb94
 import functools
@@ -83,7 +83,6 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence]) -> str:
     line = lambda cells, tag: "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>"
     return f'<table class="xmg-w-table"><thead>{line(header, "th")}</thead><tbody>{"".join(line(row, "td") for row in rows)}</tbody></table>'
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #08cf8933
 def banner(words: str, tone: str = "") -> str:
     "A message as HTML. tone: `'good'`, `'bad'` or empty."
     return f'<div role="status" class="xmg-w-banner xmg-w-{tone}">{escape(words)}</div>'
@@ -118,7 +117,9 @@ class Shown:
         if self._widget is None:
             ipywidgets()
             self.buttons, self._parts = {}, {name: html("", name) for name in {**self._html, self._voice: None}}
-            self._widget = column(style_sheet(), *self._build(), name=self._name)
+            style = html(f"<style>{STYLE}</style>", "style")
+            style.layout.display = "none"
+            self._widget = column(style, *self._build(), name=self._name)
             self._widget.add_class("xmg-w")
             self._update()
         return self._widget
@@ -139,7 +140,6 @@ class Shown:
         return self.buttons[name]
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
-        "Live widget, HTML and text for IPython."
         bundle = {"text/plain": repr(self)}
         try:
             bundle[VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
@@ -162,11 +162,6 @@ def html(text: str = "", name: str = "text"):
     "An HTML part; change its `value`."
     return _named(ipywidgets().HTML(text), name)
 
-def style_sheet():
-    "The style of all widgets, as a part without size."
-    w = ipywidgets()
-    return _named(w.HTML(f"<style>{STYLE}</style>", layout=w.Layout(display="none")), "style")
-
 # %% ../../../nbs/viz/widgets/01_base.ipynb #12a34fed
 def row(*children, name: str = "", tight: bool = False, middle: bool = False):
     "Children side by side, wrapped if there is no room. tight: with small gaps. middle: centred vertically, else aligned at the top."
@@ -181,7 +176,6 @@ def column(*children, name: str = "", width: int | None = None, least: int | Non
     wide |= {} if least is None else {"flex": f"1 1 {least}px", "min_width": "0"}
     return _named(w.VBox(children, layout=w.Layout(overflow="visible", **wide)), f"column {name}")
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #913d2838
 def grid(*children, columns: int = 3, name: str = "", width: int = 330):
     "Children in `columns` of equal width, together at most `width` pixels."
     w = ipywidgets()

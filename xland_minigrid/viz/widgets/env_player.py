@@ -15,8 +15,7 @@ import numpy as np
 from ...core.actions import ACTION_NAMES, NUM_ACTIONS
 from ...core.helpers import checked_int
 from ...core.tiles import Tiles, tile_name
-from ..control import KEYS, LATE, LEFT, LOST, WON, Session, film_of, read_line, task_in_words, world_of
-from ..player import Player
+from ..control import KEYS, LATE, LEFT, LOST, WON, Session, read_line, task_in_words, world_of
 from ..render import describe_grid, draw_tile, render, render_observation, to_png
 from ..tree import draw_ruleset
 from .base import Shown, banner, column, folded, grid, html, key_pad, picture, picture_html, row, still_page, table_html, words_html
@@ -53,18 +52,15 @@ def _view_pixels(self) -> np.ndarray:
 def _alt(self) -> str:
     return describe_grid(self.moments[-1].cells, self.moments[-1].agent)
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #26f7b3bd
 def _facts_html(self) -> str:
-    "Trial, step, reward of the last step."
     parts = [("trial", str(self.trial)), ("step", f"{int(self.timestep.state.step_num)} of {self.params.max_steps}"), ("reward", f"{float(self.timestep.reward):.2f}")]
     told = "".join(f'<span style="white-space:nowrap"><span class="xmg-w-soft">{name}</span> <b>{value}</b></span> ' for name, value in parts)
-    return f'<div class="xmg-w-number" style="display:flex;flex-wrap:wrap;gap:2px 16px">{told}</div>'
+    return f'<div class="xmg-w-number xmg-w-row" style="gap:2px 16px">{told}</div>'
 
 def _pocket_html(self) -> str:
-    "What the agent carries."
     tile, color = (int(v) for v in np.asarray(self.timestep.state.agent.pocket))
     load = f"{picture_html(draw_tile(tile, color, 28), '')}<b>{tile_name(tile, color)}</b>" if tile > Tiles.FLOOR else '<b>nothing</b>'
-    return f'<div style="display:flex;gap:8px;align-items:center;min-height:28px"><span class="xmg-w-soft">carries</span>{load}</div>'
+    return f'<div class="xmg-w-row" style="align-items:center;min-height:28px"><span class="xmg-w-soft">carries</span>{load}</div>'
 
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #e4b35b1b
 def _message_html(self) -> str:
@@ -97,13 +93,10 @@ def _build(self) -> list:
     right = column(html('<div class="xmg-w-head">What the agent sees</div>'), self._parts["view"], self._parts["pocket"], self._parts["trials"])
     return [row(left, right, column(self._parts["task"], least=260)), self._parts["words"]]
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #ba40c606
 def _still(self) -> str:
-    "Picture, counters and trials as HTML."
     pixels = _world_pixels(self)
-    left = (f'<div style="width:{pixels.shape[1]}px;max-width:100%;display:grid;gap:6px;grid-template-columns:minmax(0,1fr)">{_facts_html(self)}{picture_html(pixels, _alt(self))}'
-            f'{_message_html(self)}</div>')
-    right = (f'<div style="display:grid;gap:6px"><div class="xmg-w-head">What the agent sees</div>{picture_html(_view_pixels(self), "the view of the agent")}{_pocket_html(self)}{trials_html(self.trials)}</div>')
+    left = f'<div class="xmg-w-column" style="width:{pixels.shape[1]}px;max-width:100%">{_facts_html(self)}{picture_html(pixels, _alt(self))}{_message_html(self)}</div>'
+    right = f'<div class="xmg-w-column"><div class="xmg-w-head">What the agent sees</div>{picture_html(_view_pixels(self), "the view of the agent")}{_pocket_html(self)}{trials_html(self.trials)}</div>'
     body = f'<div class="xmg-w-head">{escape(self.name)}</div><div class="xmg-w-row" style="margin-bottom:8px">{left}{right}</div>{_task_html(self)}'
     return still_page(body, "player", f"{self.name}, played by hand", "A still: run this cell to play.")
 
@@ -162,10 +155,6 @@ class EnvPlayer(Session, Shown):
         if self._widget is not None:
             self._parts["world"].value, self._parts["view"].value = to_png(_world_pixels(self)), to_png(_view_pixels(self))
         return super()._update()
-
-    def film(self, tile_size: int = 16, fps: float = 4) -> Player:
-        "Everything played so far, as a `Player` with a mark for each trial. tile_size: pixels per cell. fps: frames per second."
-        return film_of(self, tile_size, fps)
 
     def __repr__(self) -> str:
         won = sum(t.how == WON for t in self.trials)

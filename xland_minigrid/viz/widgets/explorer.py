@@ -53,7 +53,6 @@ def _term(text: str) -> Term:
     objects = (packed >> 4 == tile if tile else packed > 0) & (packed & 15 == colors[0] if colors else packed > 0)
     return Term(place, objects)
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #ea54628a
 def read_search(text: str) -> list[Term]:
     "The terms of a search, separated by commas or `and`. Raises `ValueError` for an unknown word."
     if not isinstance(text, str):
@@ -133,7 +132,6 @@ def _within(values, limits) -> np.ndarray:
     return (values >= limits[0]) & (values <= limits[1])
 
 def _quick(facts: Facts, goal_kind, num_rules, text: str) -> np.ndarray:
-    "The rows that pass the filters without proofs."
     fits = np.ones(len(facts.goals), bool)
     if goal_kind is not None:
         fits &= np.isin(facts.goals[:, 0], _kinds(goal_kind))
@@ -176,9 +174,7 @@ class Example(NamedTuple):
     detail: str
     film: Player | None
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #2fd826d2
 def _film(env, params, timestep, actions, title: str) -> Player:
-    "The oracle's steps as a `Player`."
     step, moments = _compiled(env)[1], [timestep]
     for action in actions:
         moments.append(step(params, moments[-1], int(action)))
@@ -187,7 +183,6 @@ def _film(env, params, timestep, actions, title: str) -> Player:
     cells = [m.state.cells for m in moments]
     return play_rollout((cells, [m.state.agent for m in moments]), captions, view_size=params.view_size, tile_size=16 if len(cells[0]) <= 13 else 12, fps=4, title=title)
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #a45c0f14
 def example_of(row: int, ruleset, env, params, seed: int = 0) -> Example:
     "A task with its plan, and the oracle's solution from the start of `seed`."
     params, plan = params.replace(ruleset=ruleset), plan_of(ruleset)
@@ -242,7 +237,6 @@ class _Selection:
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #5db47f98
 def _count_html(self) -> str:
-    "The number of tasks that fit, and the criteria."
     result, n = self._result, len(self.benchmark)
     words = f"<b>{len(result.rows):,}</b> of {n:,} tasks fit"
     if result.looked_at < result.quick:
@@ -258,14 +252,13 @@ def _facts_html(self) -> str:
     parts = [kind_names().get(int(facts.goals[row, 0]), "goal"), _plural(facts.num_rules[row], "rule"),
              *([f"depth {facts.depth[row]}", _plural(facts.dead_ends[row], "dead end"), f"about {facts.steps[row]:.0f} steps"] if solved else ["no plan"])]
     tags = " ".join(f'<span class="xmg-w-tag">{escape(part)}</span>' for part in parts)
-    return f'<div style="display:flex;flex-wrap:wrap;gap:4px 6px;align-items:center"><b>Task {row:,}</b> {tags}</div>'
+    return f'<div class="xmg-w-row xmg-w-tight" style="align-items:center"><b>Task {row:,}</b> {tags}</div>'
 
 def _plural(count, what: str) -> str:
     return f"{int(count)} {what}{'s' * (int(count) != 1)}"
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #391b840a
 def _task_html(self) -> str:
-    "The properties of the task, and its English."
     if self.example is None:
         return banner("No task fits: change a filter, or take one away.")
     ruleset = self.example.ruleset
@@ -275,13 +268,11 @@ def _tree_html(self) -> str:
     "The task tree, which scrolls where it is wider than the page."
     return "" if self.example is None else f'<div class="xmg-w-head">Task tree</div><div class="xmg-w-scroll">{draw_ruleset(self.example.ruleset)._repr_html_()}</div>'
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #67b49585
 def _why_no_plan(self) -> str:
     reason = Reason(int(self.facts.reason[self.row])).name.lower().replace("_", " ")
     return f"There is no plan ({reason}): no start of this task can be solved." if reason != "unknown kind" else "The plan of a task with registered kinds is not known."
 
 def _plan_html(self) -> str:
-    "Plan and par."
     if self.example is None:
         return ""
     plan, par = self.example.plan, self.example.par
@@ -305,7 +296,6 @@ def _options(self) -> dict:
             "depth": _DEPTHS, "difficulty": _DIFFICULTIES}
 
 def _field(words: str, control, name: str, least: int | None = None):
-    "A control below its label."
     control.add_class(f"xmg-w-{name}")
     field = column(html(f'<span class="xmg-w-soft xmg-w-small">{escape(words)}</span>'), control, name="field", least=least)
     field.layout.max_width = "100%" if least is None else "230px"
@@ -328,7 +318,6 @@ def _build_filters(self) -> list:
             row(self._parts["count"], more, self._button("clear", "clear", self.filter, "take all filters away"), tight=True, middle=True)]
 
 def _chosen(self, limit) -> None:
-    "Filter by the values of the controls."
     chosen = {name: control.value for name, control in self.controls.items() if control.value not in (_ANY, "")}
     spoken(lambda: self.filter(**{**self._unsaid, **chosen, "limit": limit}), self._say)
 
@@ -346,7 +335,6 @@ _STEPS = (  # name, words, what it does, tooltip
     ("random", "random", lambda self: self.show(int(np.random.default_rng().choice(self.found))) if len(self.found) else None, "any task of those that fit"),
     ("another-start", "another start", lambda self: self.row is None or self.show(self.row, self._start + 1), "the same task in another example world"))
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #481fcbdb
 def _build(self) -> list:
     w, filters = ipywidgets(), _build_filters(self)
     previous, following, random, another = (self._button(name, words, functools.partial(act, self), tooltip) for name, words, act, tooltip in _STEPS)
@@ -359,7 +347,7 @@ def _build(self) -> list:
     solved = row(column(self._parts["plan"], row(another), least=260), column(self._parts["film"], width=290))
     return [*filters, row(left, column(self._parts["task"], solved, self._parts["tree"], least=324))]
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #4a0369cb
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #481fcbdb
 def _listed(self) -> list:
     "The page of the list with the row shown: pairs of words and rows."
     at = int(np.searchsorted(self.found, self.row or 0)) // _PAGE * _PAGE
@@ -375,7 +363,6 @@ def _as_chosen(self, name: str):
         value = kinds[0] if len(kinds := _kinds(value)) == 1 else None
     return value if isinstance(value, (int, str, tuple)) and value in [v for _, v in self.controls[name].options] else _ANY
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #d5c14596
 def _set_controls(self) -> None:
     "Set the controls to the present filter; criteria that they cannot express stay in force."
     for name, control in self.controls.items():

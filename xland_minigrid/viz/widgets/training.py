@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['INK', 'COLORS', 'STATES', 'axes_of', 'png_of', 'legend', 'Panel', 'points_of', 'smoothed', 'short_number', 'span_of',
-           'draw_panel', 'draw_adaptation', 'Background', 'progress_html', 'duration', 'sentence_of',
-           'TrainingDashboard']
+           'draw_panel', 'draw_adaptation', 'Kept', 'Background', 'progress_html', 'sentence_of', 'TrainingDashboard']
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #d24a6929
 import atexit
@@ -19,8 +18,10 @@ from numbers import Real
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
+from tqdm import tqdm
 
 from ...core.helpers import checked_int
+from ..plots import empty_figure
 from .base import Shown, picture, picture_html, row, still_page, table_html
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #93af06ad
@@ -28,18 +29,15 @@ INK, COLORS = "#7d8594", ("#d97706", "#3b82f6", "#10a37f", "#c026d3")
 _DRAWING = threading.RLock()  # one figure at a time in this process
 
 def axes_of(title: str, x: str, y: str, share: bool = False, width: float = 2.75, height: float = 2.1):
-    "A figure for one thread, its size in inches, and its axes, in colours for light and dark pages. share: the vertical axis runs from 0 to 100 %."
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    "A figure, its size in inches, and its axes, in colours for light and dark pages. share: the vertical axis runs from 0 to 100 %."
     from matplotlib.ticker import PercentFormatter
-    figure = Figure((width, height), layout="constrained", facecolor="none")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(facecolor="none")
+    figure, (axes,) = empty_figure(1, width, height)
+    for ground in (figure, axes):
+        ground.set_facecolor("none")
     axes.set_title(title, color=INK, fontsize=10, fontweight="bold", loc="left")
     axes.set_xlabel(x, color=INK, fontsize=9)
     axes.set_ylabel(y, color=INK, fontsize=9)
     axes.tick_params(which="both", colors=INK, labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
     axes.grid(color=INK, alpha=.22, linewidth=.6)
     if share:
@@ -138,13 +136,28 @@ def _end_all() -> None:
 
 getattr(threading, "_register_atexit", atexit.register)(_end_all)
 
+# %% ../../../nbs/viz/widgets/05_training.ipynb #5f0c1e7a
+class Kept(Shown):
+    "Base of the widgets whose saved output is sent again by `keep()`."
+    _display_id = None
+
+    def _ipython_display_(self, **again) -> None:
+        from IPython.display import display
+        self._display_id = self._display_id or uuid.uuid4().hex
+        display(self._repr_mimebundle_(), raw=True, display_id=self._display_id, **again)
+
+    def keep(self) -> None:
+        "Update the saved output of this widget, if it was shown."
+        if self._display_id is not None:
+            self._ipython_display_(update=True)
+
 # %% ../../../nbs/viz/widgets/05_training.ipynb #a95d154b
-class Background(Shown):
+class Background(Kept):
     """Base of the widgets whose work runs in a thread, while another thread keeps the display up to date.
 
     Subclasses have a `state`, `stop()`, `_paint()`, which draws the figures, and `_ended()`, which sets the state when `result` or `error` is there.
     """
-    _display_id, _thread, _follower, _images, _voice, result, error, words, state = None, None, None, None, "said", None, None, "", "idle"
+    _thread, _follower, _images, _voice, result, error, words, state = None, None, None, "said", None, None, "", "idle"
 
     def __init__(self, rows: Sequence[Mapping] = ()):
         self._lock, self._stop, self._news, self._rows = threading.RLock(), threading.Event(), threading.Event(), [dict(r) for r in rows]
@@ -171,10 +184,10 @@ class Background(Shown):
         self.result = self.error = None
         self._thread = threading.Thread(target=run, name=name, daemon=True)
         self._follower = threading.Thread(target=_follow, args=(self, self._thread), name=f"{name}-display", daemon=True)
+        self._update()
         self._thread.start()
         _AT_WORK.add(self)
         self._follower.start()
-        self._update()
 
     def wait(self, timeout: float | None = None):
         """Wait for the end of the work; return its result or raise its error.
@@ -198,42 +211,27 @@ class Background(Shown):
             raise self.error
         return self.result
 
-    def _ipython_display_(self, **again) -> None:
-        from IPython.display import display
-        self._display_id = self._display_id or uuid.uuid4().hex
-        display(self._repr_mimebundle_(), raw=True, display_id=self._display_id, **again)
-
-    def keep(self) -> None:
-        "Update the saved output of this widget, if it was shown."
-        if self._display_id is not None:
-            self._ipython_display_(update=True)
-
 # %% ../../../nbs/viz/widgets/05_training.ipynb #35d68339
 def _follow(board, thread: threading.Thread) -> None:
     "Keep the display up to date until the thread has ended; figures take at most a fifth of the time."
     next_figures = 0.0
+    thread.join(.5)
     while thread.is_alive():
-        thread.join(.5)
         board._update()
         if board._news.is_set() and (begun := time.monotonic()) >= next_figures:
             board._news.clear()
             board._paint()
             next_figures = begun + 5 * (time.monotonic() - begun)
+        thread.join(.5)
     board._paint()
     board._update()
     board.keep()
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #0fccda4c
 def progress_html(share: float, color: str = "#2563eb") -> str:
     "A bar, filled from 0 to 1."
     return (f'<div role="progressbar" aria-label="progress" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{100 * share:.0f}" '
             f'style="height:7px;border-radius:4px;background:rgba(128,128,128,.25);margin:7px 0 5px;overflow:hidden;max-width:960px">'
             f'<div style="height:7px;width:{100 * share:.2f}%;background:{color}"></div></div>')
-
-def duration(seconds: float) -> str:
-    "Seconds in words: `8 s`, `2 min 05 s`, `1 h 10 min`."
-    s = int(round(seconds))
-    return f"{s} s" if s < 60 else f"{s // 60} min {s % 60:02d} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60:02d} min"
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #5c683eed
 STATES = {"idle": "not started", "running": "training", "stopping": "stopping …", "stopped": "stopped", "done": "done", "failed": "failed"}
@@ -336,12 +334,11 @@ def sentence_of(error: BaseException) -> str:
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #2f01e8f2
 def _facts(board) -> list[str]:
-    "Progress in words."
     facts, pace, at_work = [f"{board.steps:,} of {board.total_steps:,} steps"], board.speed(), board.state in ("running", "stopping")
     if at_work and len(board._clock) < 2:
-        facts.append(f"preparing the first round, which is when programs are compiled: {duration(time.monotonic() - board._clock[0][0])}")
+        facts.append(f"preparing the first round, which is when programs are compiled: {tqdm.format_interval(time.monotonic() - board._clock[0][0])}")
     if pace:
-        facts += [f"{pace:,.0f} steps/s"] + [f"{duration(max(0, board.total_steps - board.steps) / pace)} left"] * at_work
+        facts += [f"{pace:,.0f} steps/s"] + [f"{tqdm.format_interval(max(0, board.total_steps - board.steps) / pace)} left"] * at_work
     return facts
 
 def _lines(board, rows) -> list[tuple[str, str, bool]]:
@@ -367,7 +364,7 @@ def _head(board) -> str:
     numbers = "".join(f'<span>{name} <b>{last[0][key]:{".0%" if share else ".2f"}}</b></span>' for key, name, share in _lines(board, last))
     wrong = f'<div class="xmg-w-bad" role="alert">{escape(board.words)}</div>' if board.words else ""
     return (f'<div class="xmg-w-number" style="padding-top:3px"><b>{escape(board.title)}</b> &nbsp;{tag}<div class="xmg-w-soft">{escape(" · ".join(_facts(board)))}</div>'
-            f'<div style="display:flex;flex-wrap:wrap;gap:0 16px">{numbers}</div>{wrong}</div>')
+            f'<div class="xmg-w-row" style="gap:0 16px">{numbers}</div>{wrong}</div>')
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #4273be2b
 class TrainingDashboard(_Training):
@@ -396,7 +393,6 @@ class TrainingDashboard(_Training):
         return still_page(f'{_head(self)}<div class="xmg-w-row">{images}</div>{_table(self)}', self._name, self.title, "A still of the board: run this cell to train.")
 
     def _build(self) -> list:
-        "The live parts."
         self._images = row(name="panels")
         buttons = (self._button("start", "Start", self.start, "Train, in the background", main=True), self._button("stop", "Stop", self.stop, "End after the present round, with a checkpoint"),
                    self._button("resume", "Resume", self.resume, "Go on from the last checkpoint"))
