@@ -109,7 +109,7 @@ def test_the_player_does_what_the_environment_does(env):
         if bool(timestep.last()):
             break
     assert (np.asarray(player.timestep.state.cells) == np.asarray(timestep.state.cells)).all()
-    assert len(player.film()) == len(player._session.moments)
+    assert len(player.film()) == len(player.moments)
 
 
 @pytest.mark.slow
@@ -147,8 +147,7 @@ def test_lava_loses():
     cells = np.asarray(player.timestep.state.cells)
     (row, col), = np.argwhere(cells >> 4 == Tiles.LAVA)[:1]
     agent = player.timestep.state.agent.replace(position=np.array([row, col - 1], np.int32), direction=np.int32(1))
-    session = player._session
-    session.timestep = session.timestep.replace(state=session.timestep.state.replace(agent=jax.tree.map(lambda new, old: jax.numpy.asarray(new, old.dtype), agent, session.timestep.state.agent)))
+    player.timestep = player.timestep.replace(state=player.timestep.state.replace(agent=jax.tree.map(lambda new, old: jax.numpy.asarray(new, old.dtype), agent, player.timestep.state.agent)))
     player.step("forward")
     assert player.trials == [Trial(1, "lost", 1, 0.0)] and "lost" in player.message
 
@@ -177,7 +176,7 @@ def test_keys_play(tasks):
     pad, = pads(player.widget)
     pad.pressed = [1, "d"]
     pad.pressed = [2, "d"]
-    assert [m.done for m in player._session.moments] == ["start", "turn clockwise", "turn clockwise"] and pad.answered == 2
+    assert [m.done for m in player.moments] == ["start", "turn clockwise", "turn clockwise"] and pad.answered == 2
     pad.pressed = [3, "r"]
     assert player.trial == 2
 
@@ -228,7 +227,7 @@ def test_what_is_no_action():
             player.step(action)
     with pytest.raises(ValueError):
         player.play("forward quit")
-    assert len(player._session.moments) == 1 and int(player.timestep.state.step_num) == 0
+    assert len(player.moments) == 1 and int(player.timestep.state.step_num) == 0
 
 
 # ---------------------------------------------------------------- the explorer

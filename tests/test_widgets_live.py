@@ -173,20 +173,20 @@ def test_stop_is_heard_at_once_and_resume_goes_on():
     board.start()
     run.go.release()
     until(lambda: len(board.rows) == 1)
-    board._stop_button.click()
-    assert board.state == "stopping" and board._stop_button.disabled and board._stop_button.description == "Stopping …", "before the round has ended"
-    assert 'data-state="stopping"' in board._head.value
+    board.buttons["stop"].click()
+    assert board.state == "stopping" and board.buttons["stop"].disabled and board.buttons["stop"].description == "Stopping …", "before the round has ended"
+    assert 'data-state="stopping"' in board._parts["board"].value
     board.stop()
     for call in (board.start, board.resume):
         with pytest.raises(RuntimeError, match="still finishing"):
             call()
     run.go.release()
-    assert board.wait(120) == 2 and board.state == "stopped" and not board._resume_button.disabled and board._start_button.disabled
+    assert board.wait(120) == 2 and board.state == "stopped" and not board.buttons["resume"].disabled and board.buttons["start"].disabled
     board.stop()
     with pytest.raises(RuntimeError, match="resume it"):
         board.start()
     run.go.release(10)
-    board._resume_button.click()
+    board.buttons["resume"].click()
     assert board.wait(120) == 6 and board.state == "done" and run.calls == [False, True]
     assert [r["steps"] for r in board.rows] == [100, 200, 300, 400, 500, 600]
     for call in (board.start, board.resume):
@@ -221,9 +221,9 @@ def test_calls_out_of_turn():
 def test_two_clicks_start_one_training():
     board = TrainingDashboard(run := Pretended(free=False), 600, PANELS)
     board.widget
-    board._start_button.click()
-    board._start_button.click()
-    assert "running already" in board._said.value
+    board.buttons["start"].click()
+    board.buttons["start"].click()
+    assert "running already" in board._parts["said"].value
     run.go.release(10)
     board.wait(120)
     assert run.calls == [False]
@@ -236,7 +236,7 @@ def test_an_error_is_said_and_raised_and_one_can_go_on():
     for _ in range(2):
         with pytest.raises(FloatingPointError, match="diverged"):
             board.wait(120)
-    assert board.state == "failed" and "Learning diverged" in board._head.value and "Learning diverged" in board.still()
+    assert board.state == "failed" and "Learning diverged" in board._parts["board"].value and "Learning diverged" in board.still()
     run.saved = 1                                            # the checkpoint is older than the last row
     board.resume()
     assert board.wait(120) == 6 and [r["steps"] for r in board.rows] == [100, 200, 300, 400, 500, 600] and board.error is None
@@ -292,7 +292,7 @@ def test_words_cannot_break_the_page():
     nasty = "</div><script>alert(1)</script>"
     board = TrainingDashboard(Pretended(), 600, [Panel(nasty, {"return": nasty})], title=nasty)
     board.run_until_done()
-    assert "<script" not in board.still() and board.widget and "<script" not in board._head.value
+    assert "<script" not in board.still() and board.widget and "<script" not in board._parts["board"].value
 
 
 def test_boards_that_cannot_be():
@@ -459,9 +459,9 @@ def test_its_button_measures_in_a_thread(pretend):
     lab = ScalingLab(num_envs=(1, 4))
     lab.widget
     lab._sliders["num_envs"].value, lab._sliders["rules"].value = 4, 9
-    lab._measure_button.click()
+    lab.buttons["measure"].click()
     lab.wait(120)
-    assert [(r["num_envs"], r["rules"]) for r in lab.rows] == [(4, 9)] and not lab._measure_button.disabled and lab._stop_button.disabled and "4 worlds" in lab._said.value
+    assert [(r["num_envs"], r["rules"]) for r in lab.rows] == [(4, 9)] and not lab.buttons["measure"].disabled and lab.buttons["stop"].disabled and "4 worlds" in lab._parts["said"].value
 
 
 def test_one_measurement_at_a_time_and_stop(monkeypatch):
@@ -477,11 +477,11 @@ def test_one_measurement_at_a_time_and_stop(monkeypatch):
     for call in (lab.start, lab.measure, ScalingLab().measure):
         with pytest.raises(RuntimeError, match="already"):
             call()
-    lab._stop_button.click()
-    assert lab._stop_button.description == "Stopping …" and lab._stop_button.disabled and lab.state == "stopping"
+    lab.buttons["stop"].click()
+    assert lab.buttons["stop"].description == "Stopping …" and lab.buttons["stop"].disabled and lab.state == "stopping"
     held.set()
     lab.wait(120)
-    assert lab.rows == [] and lab.state == "idle" and lab.words.startswith("Stopped") and not lab._measure_button.disabled
+    assert lab.rows == [] and lab.state == "idle" and lab.words.startswith("Stopped") and not lab.buttons["measure"].disabled
     lab.stop()
 
 

@@ -34,7 +34,6 @@ def _task(answer, name: str) -> RuleSet:
     refuse(_objects(answer) == [] or len(_objects(answer)) > 8 or len(_rules(answer)) > 8, f"There are {len(_objects(answer))} objects and {len(_rules(answer))} rules in it: one to eight objects and at most eight rules are enough here.")
     return pad_ruleset(answer.replace(rules=_rows(_rules(answer), 7), init_tiles=_rows(_objects(answer), 2)) if answer.extended is None else answer, 8, 8)
 
-# %% ../../nbs/tutor/03_anatomy.ipynb #55b71127
 def _objects(ruleset) -> list[tuple]:
     "What lies in the room at the start: (tile, colour) pairs."
     return [tuple(t) for t in np.asarray(ruleset.init_tiles).tolist() if t[0] > Tiles.EMPTY]
@@ -45,10 +44,6 @@ def _rules(ruleset) -> list[tuple]:
 
 def _rows(rows, width: int) -> np.ndarray:
     return np.array(rows, np.uint8).reshape(-1, width)
-
-def _named(objects) -> str:
-    "Objects in words."
-    return ", ".join(tile_name(*t) for t in objects) or "nothing"
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #772d5a50
 @functools.cache
@@ -85,23 +80,19 @@ _SCENES = (
     ("to the right of it", {(3, 4): BALL, (3, 5): KEY}, (3, 4, 0, 3)),  # step forward, take what lies ahead
 )
 
-@exercise("1.1", "The forge", answer="forge", level=1, minutes=10)
+@exercise("1.1", "The forge", level=1, minutes=10)
 def forge(answer) -> str:
     "A blue ball and a green key, next to each other, become a red star; the goal is to hold it."
     task = _task(answer, "forge")
-    refuse(sorted(_objects(answer)) != sorted([BALL, KEY]), f"At the start there should lie a blue ball and a green key, but there lies: {_named(_objects(answer))}.")
+    refuse(sorted(_objects(answer)) != sorted([BALL, KEY]), f"At the start there should lie a blue ball and a green key, but there lies: {', '.join(tile_name(*t) for t in _objects(answer)) or 'nothing'}.")
     for where, objects, actions in _SCENES:
-        _forged(task, where, objects, actions)
+        steps = act_out(task, objects, (3, 3), 1, actions)
+        key_at = next(place for place, tile in objects.items() if tile == KEY)
+        made = tuple(np.asarray(steps[1].state.grid[key_at]).tolist())
+        refuse(any(bool(t.last()) for t in steps[:-1]), "The goal was reached before the agent held the star: look at the goal.")
+        refuse(made != STAR, f"The ball was put down with the key {where}, and in the key's place there is now: {tile_name(*made)}. Look at the rule.")
+        refuse(float(steps[-1].discount) != 0, "The agent picked the star up and the goal was not reached: look at the goal.")
     return "Right: the forge works."
-
-# %% ../../nbs/tutor/03_anatomy.ipynb #d19820c4
-def _forged(ruleset, where: str, objects: dict, actions) -> None:
-    steps = act_out(ruleset, objects, (3, 3), 1, actions)
-    key_at = next(place for place, tile in objects.items() if tile == KEY)
-    made = tuple(np.asarray(steps[1].state.grid[key_at]).tolist())
-    refuse(any(bool(t.last()) for t in steps[:-1]), "The goal was reached before the agent held the star: look at the goal.")
-    refuse(made != STAR, f"The ball was put down with the key {where}, and in the key's place there is now: {tile_name(*made)}. Look at the rule.")
-    refuse(float(steps[-1].discount) != 0, "The agent picked the star up and the goal was not reached: look at the goal.")
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #9c7267c5
 REASONS = {
@@ -119,26 +110,25 @@ def _plan(ruleset, name: str):
         raise WrongAnswer(f"`{name}` cannot be solved: {REASONS.get(reason, reason)}.")
     return plan
 
-# %% ../../nbs/tutor/03_anatomy.ipynb #0ac6e365
-def _solved(ruleset, name: str, starts: int = 3, side: int = 7) -> list[int]:
-    "The steps that the oracle takes from some starts, each replayed in the environment."
+def _solved(ruleset, name: str) -> list[int]:
+    "The steps that the oracle takes from three starts, each replayed in the environment."
     from xland_minigrid.benchmarks.planner import solve_from
-    _, params, reset, step = _world(side, side)
+    _, params, reset, step = _world(7, 7)
     lengths = []
-    for seed in range(starts):
+    for seed in range(3):
         timestep = reset(ruleset, jax.random.key(seed))
         solution = solve_from(ruleset, timestep, params)
         for action in solution.actions.tolist():
             timestep = step(ruleset, timestep, action)
-        refuse(not solution.solved or float(timestep.discount) != 0, f"In a room of {side} x {side} cells `{name}` was not solved from start {seed}: {solution.detail or 'the goal was not reached.'}")
+        refuse(not solution.solved or float(timestep.discount) != 0, f"In a room of 7 x 7 cells `{name}` was not solved from start {seed}: {solution.detail or 'the goal was not reached.'}")
         lengths.append(len(solution.actions))
     return lengths
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #c02355b7
 @functools.cache
-def _crowd(side: int, worlds: int, steps: int):
-    "Compiled: many worlds of one task in which agents act at random; an agent that is done does nothing more."
-    env, params, _, _ = _world(side, side)
+def _crowd():
+    "Compiled: 512 worlds of one task in which agents act at random for 150 steps; an agent that is done does nothing more."
+    env, params, _, _ = _world(6, 6)
 
     def stroll(task, key):
         params_of = params.replace(ruleset=task)
@@ -146,18 +136,18 @@ def _crowd(side: int, worlds: int, steps: int):
         def step(timestep, action):
             after = env.step(params_of, timestep, action)
             return jax.tree.map(lambda old, new: jnp.where(timestep.last(), old, new), timestep, after), None
-        return jax.lax.scan(step, env.reset(params_of, first), jax.random.randint(draw, (steps,), 0, 5))[0]
-    return jax.jit(lambda task, key: jax.vmap(stroll, (None, 0))(task, jax.random.split(key, worlds)))
+        return jax.lax.scan(step, env.reset(params_of, first), jax.random.randint(draw, (150,), 0, 5))[0]
+    return jax.jit(lambda task: jax.vmap(stroll, (None, 0))(task, jax.random.split(jax.random.key(0), 512)))
 
-def _left_over(ruleset, side: int = 6, worlds: int = 512, steps: int = 150) -> dict[tuple, int]:
+def _left_over(ruleset) -> dict[tuple, int]:
     "What objects there are at the end where the goal was not reached: sorted packed objects to the number of worlds."
-    end = _crowd(side, worlds, steps)(ruleset, jax.random.key(0))
-    cells = np.concatenate([np.asarray(end.state.cells).reshape(worlds, -1), pack_pairs(np.asarray(end.state.agent.pocket))[:, None]], axis=1)
-    open = np.asarray(end.discount) != 0
-    return dict(Counter(tuple(sorted(c for c in row if c >> 4 > Tiles.WALL)) for row in cells[open].tolist()))
+    end = _crowd()(ruleset)
+    cells = np.concatenate([np.asarray(end.state.cells).reshape(512, -1), pack_pairs(np.asarray(end.state.agent.pocket))[:, None]], axis=1)
+    lost = np.asarray(end.discount) != 0
+    return dict(Counter(tuple(sorted(c for c in row if c >> 4 > Tiles.WALL)) for row in cells[lost].tolist()))
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #9e426d5a
-@exercise("1.2", "A trap", answer="trap", level=2, minutes=15)
+@exercise("1.2", "A trap", level=2, minutes=15)
 def trap(answer) -> str:
     "A task that can be solved, and in which one wrong move makes that impossible."
     from xland_minigrid.benchmarks.solve import prove
@@ -184,8 +174,7 @@ def _changes(before, after) -> int:
     before, after = Counter(before), Counter(after)
     return max((before - after).total(), (after - before).total())
 
-# %% ../../nbs/tutor/03_anatomy.ipynb #040be0f2
-@exercise("1.3", "A repair", answer="repaired", level=2, minutes=15)
+@exercise("1.3", "A repair", level=2, minutes=15)
 def repaired(answer) -> str:
     "The broken task with one change, so that it can be solved."
     from xland_minigrid.core.parse import parse_ruleset
@@ -198,7 +187,7 @@ def repaired(answer) -> str:
     return f"Right: with one change it can be solved, in {', '.join(map(str, _solved(task, 'repaired')))} steps from three starts."
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #17002144
-@exercise("1.4", "A tree of two steps", answer="tree", level=3, minutes=20)
+@exercise("1.4", "A tree of two steps", level=3, minutes=20)
 def tree(answer) -> str:
     "A task whose plan is a chain of two rules, from at most three objects, with no rule that is not needed."
     from xland_minigrid.benchmarks.solve import plan_of

@@ -21,7 +21,7 @@ def _tasks(preset: str, n: int, **options):
     return generate_benchmark(preset, n=n, solvable=False, **options)
 
 # %% ../../nbs/tutor/05_benchmarks.ipynb #b25d4927
-@exercise("3.1", "A filter", answer="wanted", level=1, minutes=10)
+@exercise("3.1", "A filter", level=1, minutes=10)
 def wanted(answer) -> str:
     "`wanted(goal, rules)`: the goal is to hold something, and there are at least two rules."
     tasks = _tasks("medium", 500)
@@ -38,7 +38,7 @@ def _number(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "s")
 
 # %% ../../nbs/tutor/05_benchmarks.ipynb #bc798f9b
-@exercise("3.2", "No goal twice", answer="by_goal", level=2, minutes=15)
+@exercise("3.2", "No goal twice", level=2, minutes=15)
 def by_goal(answer) -> str:
     "`by_goal(benchmark)`: rows to train on and rows to test on that share no goal."
     tasks = _tasks("small", 2000, goal_kinds=(1, 3))
@@ -63,7 +63,7 @@ def _two_sides(found, n: int) -> list[np.ndarray]:
     return sides
 
 # %% ../../nbs/tutor/05_benchmarks.ipynb #0aa94e90
-@exercise("3.3", "Easy ones first", answer="easiest", level=2, minutes=15)
+@exercise("3.3", "Easy ones first", level=2, minutes=15)
 def easiest(answer) -> str:
     "`easiest(benchmark, k)`: the rows of the k easiest tasks, easiest first."
     tasks, steps, dead = _planned()
@@ -83,7 +83,6 @@ def _planned():
     return tasks.take(np.flatnonzero(keep)), plans.num_steps[keep].astype(int), plans.dead_ends[keep].astype(int)
 
 def _check_order(found, steps, dead) -> None:
-    "Raise `WrongAnswer` unless `found` are the first rows by steps, dead ends and number."
     right = np.lexsort((dead, steps))[:len(found)]
     if (steps[found] != steps[right]).any():
         i = np.flatnonzero(steps[found] != steps[right])[0]
@@ -94,7 +93,7 @@ def _check_order(found, steps, dead) -> None:
     refuse((found != right).any(), "Among equals the order of the benchmark is lost: use a stable sort (np.lexsort is one).")
 
 # %% ../../nbs/tutor/05_benchmarks.ipynb #0c0a429d
-@exercise("3.4", "A mixed diet", answer="diet", level=3, minutes=20)
+@exercise("3.4", "A mixed diet", level=3, minutes=20)
 def diet(answer) -> str:
     "`diet(key, easy, hard, n, share)`: n tasks, each from `easy` with probability `share`."
     easy, hard = (_tasks("small", 1000, goal_kinds=(kind,), num_distractor_rules=distractors).pad_to(4, 10) for kind, distractors in ((1, 0), (3, 2)))
@@ -120,12 +119,10 @@ def _bytes(batch, i: int) -> bytes:
     return b"".join(part[i].tobytes() for part in (batch.goal, batch.rules, batch.init_tiles))
 
 def _rows_of(benchmark) -> dict[bytes, int]:
-    "The row of each task, by its bytes."
     whole = benchmark.to_numpy()
     return {goal.tobytes() + rule.tobytes() + tiles.tobytes(): i for i, (goal, rule, tiles) in enumerate(zip(whole.goals, whole.rules, whole.init_tiles))}
 
 def _check_batch(batch, like) -> None:
-    "Raise `WrongAnswer` unless this is a batch of 4,000 tasks with the shapes of the benchmark `like`."
     from xland_minigrid import RuleSet
     refuse(not isinstance(batch, RuleSet), f"It returns a {type(batch).__name__}; a batch of tasks is one RuleSet whose arrays have {4000:,} rows.")
     for name, expected in (("goal", like.goals), ("rules", like.rules), ("init_tiles", like.init_tiles)):

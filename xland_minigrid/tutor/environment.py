@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.observation import look
+from ..core.walls import DIRECTION_NAMES
 from ..envs.environment import reward_table
 from ..envs.registration import make
 from .exercise import WrongAnswer, exercise, function, refuse
@@ -27,7 +28,7 @@ def _under_jit(call, name: str):
         raise WrongAnswer(f"`{name}` cannot be compiled: under jit an array has no value yet, so `if`, `while`, `int(...)` and NumPy cannot be used on it. Use jnp.where, and jnp instead of np.") from None
 
 # %% ../../nbs/tutor/04_environment.ipynb #de1d0da5
-@exercise("2.1", "Back from the reward", answer="steps_taken", level=1, minutes=10)
+@exercise("2.1", "Back from the reward", level=1, minutes=10)
 def steps_taken(answer) -> str:
     "A function of a reward and the time limit that returns the number of steps; None where there was no reward."
     function(answer, "steps_taken", "reward", "max_steps")
@@ -47,13 +48,13 @@ def _numbered(view_size: int):
     cells = jnp.arange(225, dtype=jnp.uint8).reshape(15, 15)
     return jax.jit(lambda position, direction: look(cells, position, direction, view_size)[:-1].reshape(view_size, view_size))
 
-@exercise("2.2", "From the view to the map", answer="on_the_map", level=2, minutes=20)
+@exercise("2.2", "From the view to the map", level=2, minutes=20)
 def on_the_map(answer) -> str:
     "A function from a cell of the view, and where the agent is, to row and column on the map."
     function(answer, "on_the_map", "row", "col", "position", "direction", "view_size")
     tried = 0
     for view_size in (3, 5, 7):
-        for direction, name in enumerate(("up", "right", "down", "left")):
+        for direction, name in enumerate(DIRECTION_NAMES):
             position = (7, 6 + direction // 2)
             seen = np.asarray(_numbered(view_size)(jnp.array(position), direction))
             for (row, col), number in np.ndenumerate(seen):
@@ -61,9 +62,7 @@ def on_the_map(answer) -> str:
                 tried += 1
     return f"Right for all {tried} cells."
 
-# %% ../../nbs/tutor/04_environment.ipynb #49ee819c
 def _same_place(found, place, cell, agent: str, view_size: int) -> None:
-    "Refuse a place that is another one."
     try:
         row, col = (int(v) for v in found)
     except (TypeError, ValueError):
@@ -98,7 +97,7 @@ def _true_return(actions, gamma: float) -> float:
     return total
 
 # %% ../../nbs/tutor/04_environment.ipynb #a492f5be
-@exercise("2.3", "The return of a trial", answer="trial_return", level=2, minutes=20)
+@exercise("2.3", "The return of a trial", level=2, minutes=20)
 def trial_return(answer) -> str:
     "A function that plays actions under jit and returns the discounted sum of the rewards up to the end of the trial."
     function(answer, "trial_return", "env", "params", "key", "actions", "gamma")
@@ -131,7 +130,7 @@ def arrivals(policy) -> np.ndarray:
     return arrived
 
 # %% ../../nbs/tutor/04_environment.ipynb #bd748701
-@exercise("2.4", "A policy", answer="policy", level=3, minutes=30)
+@exercise("2.4", "A policy", level=3, minutes=30)
 def policy(answer) -> str:
     "A function from an observation (7, 7, 2) to an action 0 to 5 that reaches the goal in an empty room."
     function(answer, "policy", "observation")
@@ -144,6 +143,6 @@ def policy(answer) -> str:
     if there.mean() < NEEDED:
         lost = int(np.argmax(~there))
         where = tuple(np.asarray(start.state.agent.position[lost]).tolist())
-        facing = ("up", "right", "down", "left")[int(start.state.agent.direction[lost])]
+        facing = DIRECTION_NAMES[int(start.state.agent.direction[lost])]
         raise WrongAnswer(f"{there.mean():.0%} of 256 agents reached the goal within {STEPS} steps; {NEEDED:.0%} are needed. One that did not began at {where} facing {facing}.")
     return f"Right: {there.mean():.0%} arrived, in {steps[there].mean():.1f} steps on average."

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.ruleset import RuleSet, pad_ruleset
 from ..envs.environment import StepType, TimeStep
-from .exercise import WrongAnswer, exercise, function, refuse
+from .exercise import WrongAnswer, compare, exercise, function, refuse
 
 AGENT = "r1-9x9-trivial"
 
@@ -34,8 +34,7 @@ def record(*trials: tuple[int, float]) -> list:
 
 RECORDS = {1: ((7, .87),), 2: ((50, 0), (12, .78), (50, 0), (9, .84)), 4: ((50, 0), (50, 0), (50, 0), (50, .1), (3, .95)), None: ((50, 0), (50, 0))}
 
-# %% ../../nbs/tutor/02_five_minutes.ipynb #7e4ecee6
-@exercise("0.1", "The first success", answer="first_success", level=1, minutes=10)
+@exercise("0.1", "The first success", level=1, minutes=10)
 def first_success(answer) -> str:
     "A function of moments that returns the number of the first trial in which the goal was reached; None if it never was."
     function(answer, "first_success", "moments")
@@ -49,7 +48,7 @@ def first_success(answer) -> str:
 # %% ../../nbs/tutor/02_five_minutes.ipynb #0f5eef52
 BELIEFS = {"one of sixteen, all alike": np.full(16, 1 / 16), "one of two": np.array([.5, .5] + [0] * 14), "certain": np.eye(16)[5], "rather sure": np.array([.85, .1, .05] + [0] * 13)}
 
-@exercise("0.2", "How sure is it?", answer="entropy", level=1, minutes=10)
+@exercise("0.2", "How sure is it?", level=1, minutes=10)
 def entropy(answer) -> str:
     "A function of probabilities (16,) that returns their entropy in nats."
     function(answer, "entropy", "p")
@@ -58,18 +57,10 @@ def entropy(answer) -> str:
             found = answer(p.copy())
         right = -sum(float(x) * math.log(x) for x in p if x > 0)
         refuse(np.ndim(found) or found is None, f"It returned {'nothing' if found is None else f'something of the shape {np.shape(found)}'}: return one number.")
-        if not np.isclose(float(found), right, atol=1e-3):
-            raise WrongAnswer(f"For the belief '{name}' the entropy is {right:.3f} nats; your function says {float(found):.3f}.{_why(float(found), right)}")
+        said = f"For the belief '{name}' the entropy is {right:.3f} nats; your function says {float(found):.3f}."
+        mistakes = {" Not a number: leave out what has the probability 0.": np.nan, " That is in bits: use the natural logarithm.": right / math.log(2), " The sign is wrong.": -right}
+        compare(float(found), right, said, {said + hint: value for hint, value in mistakes.items()}, atol=1e-3)
     return "Right: 0 for who is certain, and ln n where n answers are alike."
-
-# %% ../../nbs/tutor/02_five_minutes.ipynb #9a8ef26e
-def _why(found: float, right: float) -> str:
-    "A guess at what went wrong."
-    if found != found:
-        return " Not a number: leave out what has the probability 0."
-    if np.isclose(found, right / math.log(2), atol=1e-3):
-        return " That is in bits: use the natural logarithm."
-    return " The sign is wrong." if np.isclose(found, -right, atol=1e-3) else ""
 
 # %% ../../nbs/tutor/02_five_minutes.ipynb #7d6c30ca
 STARTS, TRIALS, AT_FIRST, AT_LAST = 64, 10, .6, .8
@@ -88,7 +79,7 @@ def attempts(ruleset: RuleSet) -> np.ndarray:
     return evaluate(_agent(), many, num_tasks=STARTS, num_trials=TRIALS).success.mean(0)
 
 # %% ../../nbs/tutor/02_five_minutes.ipynb #b8a29f9e
-@exercise("0.3", "A riddle", answer="riddle", level=2, minutes=15)
+@exercise("0.3", "A riddle", level=2, minutes=15)
 def riddle(answer) -> str:
     "A task that the agent seldom solves at first, and nearly always in the end."
     if not isinstance(answer, RuleSet) or np.ndim(answer.goal) != 1 or answer.extended is not None:

@@ -84,27 +84,20 @@ def read_notebook(path) -> list[tuple[str, str]]:
         raise NotGraded(f"The file cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
         raise NotGraded("This is no notebook: the file holds no JSON. Download it as .ipynb.") from None
-    cells = _cells(nb)
+    if not isinstance(nb, dict) or not isinstance(nb.get("cells"), list):
+        raise NotGraded("This is no notebook of Jupyter's format 4: the file has no list of cells. Open it in JupyterLab and save it again.")
+    language = nb
+    for key in ("metadata", "kernelspec", "language"):
+        language = language.get(key) if isinstance(language, dict) else None
+    if language not in (None, "python"):
+        raise NotGraded(f"The notebook is written in {language}, not in Python.")
+    cells = [(cell.get("cell_type", "raw"), _source(cell.get("source", ""))) for cell in nb["cells"] if isinstance(cell, dict)]
     if not any(kind == "code" and source.strip() for kind, source in cells):
         raise NotGraded("The notebook is empty: it has no cell of code.")
     return cells
 
-# %% ../../nbs/tutor/12_grade.ipynb #43c8ae06
-def _cells(nb) -> list[tuple[str, str]]:
-    if not isinstance(nb, dict) or not isinstance(nb.get("cells"), list):
-        raise NotGraded("This is no notebook of Jupyter's format 4: the file has no list of cells. Open it in JupyterLab and save it again.")
-    about = nb
-    for key in ("metadata", "kernelspec"):
-        about = about[key] if isinstance(about.get(key), dict) else {}
-    language = about.get("language", "python")
-    if language != "python":
-        raise NotGraded(f"The notebook is written in {language}, not in Python.")
-    found = []
-    for cell in nb["cells"]:
-        source = cell.get("source", "") if isinstance(cell, dict) else ""
-        source = "".join(map(str, source)) if isinstance(source, list) else str(source)
-        found.append((cell.get("cell_type", "raw") if isinstance(cell, dict) else "raw", source))
-    return found
+def _source(source) -> str:
+    return "".join(map(str, source)) if isinstance(source, list) else str(source)
 
 # %% ../../nbs/tutor/12_grade.ipynb #36f71740
 _HEADING = re.compile(r"^#{1,6}\s+Exercise\s+(\d+\.\d+)\b", re.MULTILINE)
@@ -122,27 +115,21 @@ def exercises_in(cells) -> list[str]:
         numbers = [number for number, one in EXERCISES.items() if one.check.__module__ in modules and one.__name__ in called]
     if not numbers:
         raise NotGraded("No exercise was found: neither a heading `### Exercise N.M` nor a call `check.NAME(...)`.")
-    return sorted(numbers, key=_order)
+    return sorted(numbers, key=lambda number: [int(part) for part in number.split(".")])
 
-def _order(number: str) -> list[int]:
-    return [int(part) for part in number.split(".")]
-
-# %% ../../nbs/tutor/12_grade.ipynb #6bd4ed92
 def find_exercise(number: str):
     "The `Exercise` with this number. Raises `NotGraded` if none has it."
     from xland_minigrid.tutor.exercise import EXERCISES, MODULES
-    at = int(number.partition(".")[0]) if re.fullmatch(r"\d+\.\d+", number) else len(MODULES)
-    if at < len(MODULES) and number not in EXERCISES:
-        importlib.import_module(f"xland_minigrid.tutor.{MODULES[at]}")
-    if number not in EXERCISES:
-        raise NotGraded(f"There is no exercise {number} in this version of the package.")
-    return EXERCISES[number]
+    try:
+        importlib.import_module(f"xland_minigrid.tutor.{MODULES[int(number.partition('.')[0])]}")
+        return EXERCISES[number]
+    except (ValueError, LookupError):
+        raise NotGraded(f"There is no exercise {number} in this version of the package.") from None
 
 # %% ../../nbs/tutor/12_grade.ipynb #312e8a9b
 _MIME = "application/vnd.xland-minigrid.grade+json"
 
 def _question(number: str, token: str) -> str:
-    "The cell that asks about one exercise."
     return (f"import sys as _sys\nfor _name in [*_sys.modules]:\n    if _name.startswith('xland_minigrid.tutor'):\n        del _sys.modules[_name]\n"
             f"from xland_minigrid.tutor.grade import _judge\n_judge({number!r}, {token!r})")
 
@@ -171,11 +158,8 @@ def _client(nb):
     from nbclient import NotebookClient
     km = AsyncKernelManager()
     km._kernel_spec = KernelSpec(argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], display_name="grade", language="python")
-    quiet = logging.getLogger("xland_minigrid.tutor.grade")
-    quiet.addHandler(logging.NullHandler())
-    quiet.propagate = False
     client = NotebookClient(nb, km=km, allow_errors=True, interrupt_on_timeout=True, store_widget_state=False, record_timing=False, startup_timeout=600, iopub_timeout=10)
-    client.owns_km, client.log = True, quiet
+    client.owns_km, client.log = True, logging.Logger("grade", logging.CRITICAL + 1)
     return client
 
 # %% ../../nbs/tutor/12_grade.ipynb #d8474785
@@ -252,13 +236,10 @@ def grade_notebook(path, *, name: str | None = None, exercises=None, timeout: fl
         run = _Run(cells, timeout, total, full)
         with ThreadPoolExecutor(1) as thread:
             found = thread.submit(asyncio.run, run.everything([one.number for one in known])).result()
-    except NotGraded as error:
-        return Grades([Grade(name, "", "", False, str(error), 0)])
-    except (RuntimeError, OSError) as error:  # the kernel did not start, or its folder could not be made
-        return Grades([Grade(name, "", "", False, f"The notebook could not be run: {error}", 0)])
+    except (RuntimeError, OSError, NotGraded) as error:  # without NotGraded: the kernel did not start, or its folder could not be made
+        return Grades([Grade(name, "", "", False, str(error) if isinstance(error, NotGraded) else f"The notebook could not be run: {error}", 0)])
     return Grades(Grade(name, one.number, one.title, found[one.number]["ok"], found[one.number]["message"], one.minutes) for one in known)
 
-# %% ../../nbs/tutor/12_grade.ipynb #42e744f0
 def find_notebooks(paths) -> dict[str, Path]:
     "Name -> file of the notebooks in `paths` (files, or folders at any depth). Raises `ValueError` for a missing path or a folder without notebooks."
     found = {}
@@ -272,7 +253,7 @@ def find_notebooks(paths) -> dict[str, Path]:
     return found
 
 # %% ../../nbs/tutor/12_grade.ipynb #0cfadcc1
-def grade(paths, *, exercises=None, timeout: float = 120, total: float = 1800, full: bool = False, jobs: int = 1, progress=None) -> Grades:
+def grade(paths, *, jobs: int = 1, progress=None, timeout: float = 120, total: float = 1800, **how) -> Grades:
     """Grade notebooks: one row for each exercise of each notebook.
 
     paths: files or folders, one or several. jobs: notebooks at once. progress: called with the `Grades` of each finished notebook. For the rest see `grade_notebook`.
@@ -281,12 +262,9 @@ def grade(paths, *, exercises=None, timeout: float = 120, total: float = 1800, f
     import nbclient  # noqa: F401  said here, once, rather than once for each notebook
     if timeout <= 0 or total <= 0 or jobs < 1:
         raise ValueError("timeout, total and jobs have to be positive.")
-    found, rows = find_notebooks(paths), Grades()
-
-    def one(item):
-        return grade_notebook(item[1], name=item[0], exercises=exercises, timeout=timeout, total=total, full=full)
+    rows = Grades()
     with ThreadPoolExecutor(jobs) as pool:
-        for grades in pool.map(one, found.items()):
+        for grades in pool.map(lambda item: grade_notebook(item[1], name=item[0], timeout=timeout, total=total, **how), find_notebooks(paths).items()):
             rows += grades
             if progress is not None:
                 progress(grades)
@@ -306,7 +284,6 @@ def grade_parser(commands) -> None:
     parser.add_argument("--full", action="store_true", help="train as long as the tutorials say, instead of a few steps (XLAND_FAST)")
     parser.set_defaults(run_command=run_grade)
 
-# %% ../../nbs/tutor/12_grade.ipynb #be665ba8
 def run_grade(args) -> int:
     "What the command does; returns the exit status."
     if args.out is not None:

@@ -8,7 +8,7 @@ __all__ = ['returns', 'normalised', 'gae', 'clipped_loss']
 # %% ../../nbs/tutor/07_ppo.ipynb #eba2eff0
 import numpy as np
 
-from .exercise import WrongAnswer, exercise, numbers, refuse
+from .exercise import WrongAnswer, compare, exercise, numbers, refuse
 
 # %% ../../nbs/tutor/07_ppo.ipynb #d17d30ea
 def _array(found, shape: tuple, name: str, asked: str = "one number for each step") -> np.ndarray:
@@ -28,12 +28,12 @@ _RETURNS = (  # what it shows, rewards, done, gamma, right
     ("an episode of a single step stands alone", [1, 1, 1], [1, 1, 0], 0.9, [1, 1, 1]),
     ("with gamma = 1 returns are plain sums", [1, 1, 1, 1], [0, 0, 0, 0], 1.0, [4, 3, 2, 1]))
 
-@exercise("5.1", "Discounted returns", answer="returns", level=1, minutes=10)
+@exercise("5.1", "Discounted returns", level=1, minutes=10)
 def returns(answer) -> str:
     "`answer(reward, done, gamma)` gives the discounted sum of rewards from each step to the end of its episode."
     for why, reward, done, gamma, right in _RETURNS:
         found = _array(answer(np.array(reward, np.float64), np.array(done, bool), gamma), (len(reward),), "returns")
-        refuse(not np.allclose(found, right, atol=1e-6), f"For rewards {reward}, done {done} and gamma {gamma} you get {_row(found)}, not {_row(right)}: {why}.")
+        compare(found, right, f"For rewards {reward}, done {done} and gamma {gamma} you get {_row(found)}, not {_row(right)}: {why}.")
     return "Right: rewards go back in time, and stop where an episode begins."
 
 # %% ../../nbs/tutor/07_ppo.ipynb #3017c44d
@@ -70,7 +70,7 @@ _GAE = (  # what it shows, done, last value, gamma, lambda
     ("later TD errors of another episode do not count", [0, 1, 0, 1], 0.8, 0.9, 0.95),
     ("with lambda = 1 it is the return minus the value", [0, 0, 1, 0], 0.8, 0.9, 1.0))
 
-@exercise("5.3", "Generalised advantages", answer="gae", level=2, minutes=15)
+@exercise("5.3", "Generalised advantages", level=2, minutes=15)
 def gae(answer) -> str:
     "`answer(reward, done, value, last_value, gamma, lam)` gives the generalised advantage of each step."
     reward, value = np.array([0.0, 1.0, 0.5, 0.0]), np.array([0.5, 0.2, 0.4, 0.3])
@@ -78,16 +78,14 @@ def gae(answer) -> str:
         done = np.array(done, bool)
         right = _gae(reward, done, value, last, gamma, lam)
         found = _array(answer(reward.copy(), done.astype(np.float64), value.copy(), last, gamma, lam), (4,), "gae")
-        if not np.allclose(found, right, atol=1e-6):
-            raise WrongAnswer(f"For done {done.astype(int).tolist()}, last_value {last}, gamma {gamma} and lam {lam} (rewards {reward.tolist()}, values {value.tolist()}) you get {_row(found)}, "
-                              f"not {_row(right)}: {why}.")
+        compare(found, right, f"For done {done.astype(int).tolist()}, last_value {last}, gamma {gamma} and lam {lam} (rewards {reward.tolist()}, values {value.tolist()}) you get {_row(found)}, not {_row(right)}: {why}.")
     return "Right: nothing crosses the end of an episode, neither value nor TD error."
 
 # %% ../../nbs/tutor/07_ppo.ipynb #18f61ef4
 _RATIOS = np.array([1.0, 1.1, 1.5, 0.5, 1.5, 0.5, 0.9, 1.19, 0.81])
 _SIGNS = np.array([1.0, -2.0, 1.0, 1.0, -1.0, -1.0, 0.5, 3.0, -1.0])
 
-@exercise("5.4", "The clipped loss", answer="clipped_loss", level=2, minutes=10)
+@exercise("5.4", "The clipped loss", level=2, minutes=10)
 def clipped_loss(answer) -> str:
     "`answer(new_log_prob, old_log_prob, advantage, eps)` is PPO's clipped loss, a scalar with the right gradient."
     import jax

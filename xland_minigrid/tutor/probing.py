@@ -10,16 +10,15 @@ import functools
 
 import numpy as np
 
-from .exercise import WrongAnswer, exercise, numbers, pair, refuse
+from .exercise import WrongAnswer, compare, exercise, numbers, pair, refuse
 
 # %% ../../nbs/tutor/09_probing.ipynb #4d6f1609
 @functools.lru_cache(maxsize=1)
 def _benchmarks():
-    "Two benchmarks of which the second shares goals with the first."
     from xland_minigrid.benchmarks import generate_benchmark
     return generate_benchmark("trivial", n=300, seed=1, goal_kinds=(1, 3)).split(0.7)
 
-@exercise("7.1", "Held out, really", answer="held_out", level=1, minutes=10)
+@exercise("7.1", "Held out, really", level=1, minutes=10)
 def held_out(answer) -> str:
     "`answer(train, test)` are the rows of `test` whose goal_id is nowhere in `train`."
     train, test = _benchmarks()
@@ -37,7 +36,7 @@ def held_out(answer) -> str:
     return f"Right: {leaks.mean():.0%} of these test tasks would have leaked."
 
 # %% ../../nbs/tutor/09_probing.ipynb #32221c87
-@exercise("7.2", "Normalised", answer="normalised_score", level=2, minutes=10)
+@exercise("7.2", "Normalised", level=2, minutes=10)
 def normalised_score(answer) -> str:
     "`answer(returns (tasks, trials), par (tasks,), max_steps)` is the mean over tasks with a par of the mean return over the oracle's."
     returns = np.array([[0.0, 0.41, 0.82], [0.0, 0.0, 0.0], [0.5, 0.6, 0.7], [0.0, 0.275, 0.55]])
@@ -52,15 +51,12 @@ def normalised_score(answer) -> str:
         "That divides sums: take the score of each task first, then the mean; else tasks with a high par hardly count.": returns[[0, 2, 3]].mean() / np.nanmean(best),
         "That divides the returns by par: the oracle's *return* for that many steps is asked for.": np.nanmean((returns / par[:, None]).mean(1)),
         "That is the oracle's return minus yours, the regret.": np.nanmean(best[:, None] - returns)}
-    if not np.isclose(found, right, atol=1e-6):
-        near = [why for why, value in mistakes.items() if np.isclose(found, value, atol=1e-6, equal_nan=True)]
-        raise WrongAnswer(near[0] if near else f"You get {found:.4f}, not {right:.4f}: is the oracle's return 1 - 0.9 * par / max_steps?")
-    other = float(answer(np.full((2, 1), 0.5), np.array([50.0, 50.0]), 100))
-    refuse(not np.isclose(other, 0.5 / 0.55, atol=1e-6), "With max_steps = 100 it goes wrong: do not put 50 into it.")
+    compare(found, right, f"You get {found:.4f}, not {right:.4f}: is the oracle's return 1 - 0.9 * par / max_steps?", mistakes)
+    compare(float(answer(np.full((2, 1), 0.5), np.array([50.0, 50.0]), 100)), 0.5 / 0.55, "With max_steps = 100 it goes wrong: do not put 50 into it.")
     return "Right: compared with what was possible, where that is known."
 
 # %% ../../nbs/tutor/09_probing.ipynb #7ba86104
-@exercise("7.3", "Principal components", answer="pca", level=2, minutes=15)
+@exercise("7.3", "Principal components", level=2, minutes=15)
 def pca(answer) -> str:
     "`answer(states (rows, units), n)` gives coordinates `(rows, n)` and the share of variance of each, `(n,)`."
     random = np.random.default_rng(0)
@@ -92,7 +88,7 @@ def _why_share(share, s, n: int) -> str:
     return f"The shares are {np.round(share, 3).tolist()}, not {np.round((s ** 2 / (s ** 2).sum())[:n], 3).tolist()}: the squares of the singular values over the sum of all of them."
 
 # %% ../../nbs/tutor/09_probing.ipynb #e302a39f
-@exercise("7.4", "Accuracy and chance", answer="versus_chance", level=2, minutes=15)
+@exercise("7.4", "Accuracy and chance", level=2, minutes=15)
 def versus_chance(answer) -> str:
     "`answer(said, truth)` gives the accuracy, and that of a blind guesser with the same habits."
     cases = (
@@ -103,11 +99,10 @@ def versus_chance(answer) -> str:
     for why, said, truth, accuracy, chance in cases:
         found = pair(answer(np.array(said), np.array(truth)), "versus_chance", "the accuracy and the chance level")
         found = [float(numbers(x, (), "versus_chance", "two numbers")) for x in found]
-        if not np.isclose(found[0], accuracy, atol=1e-6):
-            raise WrongAnswer(f"For {why} (said {said}, truth {truth}) the accuracy is {accuracy}, not {found[0]:.4f}.")
-        if not np.isclose(found[1], chance, atol=1e-6):
-            commonest, uniform = max(truth.count(label) for label in truth) / 4, 1 / len(set(truth))
-            hint = "that is the share of the commonest label; the guesser says each label as often as `said` does." if np.isclose(found[1], commonest) else \
-                "that would be right if all labels were equally common." if np.isclose(found[1], uniform) else "for each label, how often it is said times how often it is true; add up."
-            raise WrongAnswer(f"For {why} (said {said}, truth {truth}) the chance level is {chance}, not {found[1]:.4f}: {hint}")
+        case, (said_right, blind) = f"For {why} (said {said}, truth {truth})", found
+        compare(said_right, accuracy, f"{case} the accuracy is {accuracy}, not {said_right:.4f}.")
+        level = f"{case} the chance level is {chance}, not {blind:.4f}: "
+        compare(blind, chance, level + "for each label, how often it is said times how often it is true; add up.", {
+            level + "that is the share of the commonest label; the guesser says each label as often as `said` does.": max(truth.count(label) for label in truth) / 4,
+            level + "that would be right if all labels were equally common.": 1 / len(set(truth))})
     return "Right: an accuracy means something only beside its chance."

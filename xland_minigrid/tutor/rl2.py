@@ -8,12 +8,12 @@ __all__ = ['wipe', 'nats', 'per_trial', 'p20']
 # %% ../../nbs/tutor/08_rl2.ipynb #cf01fe70
 import numpy as np
 
-from .exercise import WrongAnswer, exercise, numbers, refuse
+from .exercise import WrongAnswer, compare, exercise, numbers, refuse
 
 # %% ../../nbs/tutor/08_rl2.ipynb #5c1669e0
 _DONE = np.array([0, 0, 1, 0, 1, 1, 0, 0, 1, 0, 1, 0], bool)  # six trials of 3, 2, 1, 3, 2 steps and one that goes on
 
-@exercise("6.1", "When to forget", answer="wipe", level=1, minutes=10)
+@exercise("6.1", "When to forget", level=1, minutes=10)
 def wipe(answer) -> str:
     "`answer(done, trials)` is true before the first step of each task of `trials` trials."
     for trials, right in ((2, [0, 5, 9]), (1, [0, 3, 5, 6, 9, 11]), (3, [0, 6]), (7, [0])):
@@ -36,19 +36,19 @@ def _why_wiped(at: list, right: list, trials: int) -> str:
     return f"a task begins after every {trials} trials, counted from the first."
 
 # %% ../../nbs/tutor/08_rl2.ipynb #6d505378
-@exercise("6.2", "What is still open", answer="nats", level=1, minutes=5)
+@exercise("6.2", "What is still open", level=1, minutes=5)
 def nats(answer) -> str:
     "`answer(belief (..., K))` is the entropy over the last axis in nats."
     quarter, half, sure = np.full(4, 0.25), np.array([0.5, 0.5, 0.0, 0.0]), np.array([0.0, 1.0, 0.0, 0.0])
     with np.errstate(all="ignore"):
         found = float(numbers(answer(quarter), (), "nats", "one number for one belief"))
-        refuse(np.isclose(found, 2.0), "For four equal probabilities you get 2: those are bits. Take the natural logarithm.")
-        refuse(np.isclose(found, -np.log(4)), "For four equal probabilities you get a negative number: doubt is counted from 0 upwards.")
-        refuse(not np.isclose(found, np.log(4), atol=1e-5), f"For four equal probabilities you get {found:.3f}, not ln 4 = 1.386.")
+        compare(found, np.log(4), f"For four equal probabilities you get {found:.3f}, not ln 4 = 1.386.", {
+            "For four equal probabilities you get 2: those are bits. Take the natural logarithm.": 2.0,
+            "For four equal probabilities you get a negative number: doubt is counted from 0 upwards.": -np.log(4)}, atol=1e-5)
         batch = np.stack([quarter, half, sure])[:, None].repeat(2, axis=1)
         found = numbers(answer(batch), (3, 2), "nats", "one number for each belief: sum over the last axis only")
     refuse(np.isnan(found).any(), "Where a probability is 0 you get nan: what is impossible adds nothing.")
-    refuse(not np.allclose(found, np.log([4, 2, 1])[:, None], atol=1e-4), f"For four, two and one possibilities you get {found[:, 0].round(3).tolist()}, not ln 4, ln 2 and ln 1, that is [1.386, 0.693, 0.0].")
+    compare(found, np.log([4, 2, 1])[:, None], f"For four, two and one possibilities you get {found[:, 0].round(3).tolist()}, not ln 4, ln 2 and ln 1, that is [1.386, 0.693, 0.0].", atol=1e-4)
     return "Right: four possibilities are 1.39 nats, two 0.69, certainty 0."
 
 # %% ../../nbs/tutor/08_rl2.ipynb #97a02eaa
@@ -61,7 +61,7 @@ def _games():
             done[end, task], reward[end, task] = True, gain
     return reward, done
 
-@exercise("6.3", "Success per trial", answer="per_trial", level=2, minutes=15)
+@exercise("6.3", "Success per trial", level=2, minutes=15)
 def per_trial(answer) -> str:
     "`answer(reward, done, trials)` is the share of tasks that solved each trial, of those that finished it."
     reward, done = _games()
@@ -80,7 +80,7 @@ def _why_share(k: int, have: float) -> str:
     return "Which trial does a step belong to? The one whose number is the count of trials that ended before it."
 
 # %% ../../nbs/tutor/08_rl2.ipynb #8e2a062c
-@exercise("6.4", "The 20th percentile", answer="p20", level=1, minutes=10)
+@exercise("6.4", "The 20th percentile", level=1, minutes=10)
 def p20(answer) -> str:
     "`answer(returns (tasks, trials))` is the 0.2-quantile over tasks of their mean return."
     returns = np.random.default_rng(3).beta(2, 2, (50, 8)) * np.linspace(0.1, 1, 50)[:, None] * np.linspace(0.3, 1, 8)
@@ -92,7 +92,5 @@ def p20(answer) -> str:
         "That is the 80th percentile: a fifth of the tasks is to lie *below*.": np.quantile(returns.mean(1), 0.8),
         "First the percentile of each task and then the mean is another number: it asks about bad trials, not about hard tasks.": np.quantile(returns, 0.2, axis=1).mean(),
         "That is 0.2 %: `np.quantile` wants 0.2, `np.percentile` wants 20.": np.percentile(returns.mean(1), 0.2)}
-    if not np.isclose(found, right, atol=1e-9):
-        near = [why for why, value in mistakes.items() if np.isclose(found, value, atol=1e-9)]
-        raise WrongAnswer(near[0] if near else f"For returns of 50 tasks in 8 trials you get {found:.4f}, not {right:.4f}: the quantile 0.2 (np.quantile, with its interpolation) over the tasks' means.")
+    compare(found, right, f"For returns of 50 tasks in 8 trials you get {found:.4f}, not {right:.4f}: the quantile 0.2 (np.quantile, with its interpolation) over the tasks' means.", mistakes, atol=1e-9)
     return "Right: a fifth of the tasks lies below."

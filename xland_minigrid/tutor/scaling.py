@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.tiles import EMPTY, FLOOR, PICKABLE, Colors, Tiles
+from ..core.tiles import EMPTY, FLOOR, PICKABLE, Colors, Tiles, tile_name
 from .exercise import WrongAnswer, exercise, refuse
 
 # %% ../../nbs/tutor/06_scaling.ipynb #11b2f85d
@@ -28,7 +28,7 @@ def _three_by_four():
     states = [[reset(jax.tree.map(lambda x: x[i], tasks), key) for key in keys] for i in range(3)]
     return env, params, tasks, keys, *(np.array([[getattr(s, name) for s in row] for row in states]) for name in ("cells", "goal_encoding"))
 
-@exercise("4.1", "Every task with every key", answer="crowd", level=1, minutes=10)
+@exercise("4.1", "Every task with every key", level=1, minutes=10)
 def crowd(answer) -> str:
     "`crowd(env, params, tasks, keys)`: the time steps of all pairs, arrays `(T, K, ...)`."
     from xland_minigrid import TimeStep
@@ -44,9 +44,8 @@ def crowd(answer) -> str:
     refuse(not np.array_equal(found.state.cells, cells), "A world is not that of its key: place [i, j] is what `env.reset` makes of task i with key j.")
     return "Right: twelve worlds, each with its own task and key."
 
-def _kind(shapes) -> str:
-    "The type of what a recorded program returns, in words."
-    return "an array" if isinstance(shapes, jax.ShapeDtypeStruct) else f"a {type(shapes).__name__}"
+def _kind(found) -> str:
+    return "an array" if isinstance(found, jax.ShapeDtypeStruct) else f"a list of {len(found)}" if isinstance(found, (list, tuple)) else f"a {type(found).__name__}"
 
 # %% ../../nbs/tutor/06_scaling.ipynb #c363b4ec
 @functools.cache
@@ -59,13 +58,13 @@ def _unequal():
     sizes = ((1, 2), (3, 1), (2, 5), (1, 1), (2, 3))
     return [make_ruleset(AgentHoldGoal(things[-1]), [AgentHoldRule(a, b) for a, b in zip(things[:r], things[1:])], things[:t]) for r, t in sizes]
 
-@exercise("4.2", "One program for all", answer="same_room", level=2, minutes=15)
+@exercise("4.2", "One program for all", level=2, minutes=15)
 def same_room(answer) -> str:
     "`same_room(tasks)`: the same tasks, all of one shape, no larger than needed."
     from xland_minigrid import RuleSet
     tasks, traced = _unequal(), []
     found = answer(list(tasks))
-    refuse(not isinstance(found, (list, tuple)) or len(found) != len(tasks) or not all(isinstance(task, RuleSet) for task in found), f"For {len(tasks)} tasks a list of {len(tasks)} rulesets is wanted; it returns {_what(found)}.")
+    refuse(not isinstance(found, (list, tuple)) or len(found) != len(tasks) or not all(isinstance(task, RuleSet) for task in found), f"For {len(tasks)} tasks a list of {len(tasks)} rulesets is wanted; it returns {_kind(found)}.")
     for i, (old, new) in enumerate(zip(tasks, found)):
         if new.rules.shape[0] < old.rules.shape[0] or new.init_tiles.shape[0] < old.init_tiles.shape[0]:
             raise WrongAnswer(f"Task {i} has lost something: it had {old.rules.shape[0]} rules and {old.init_tiles.shape[0]} objects, and has room for {new.rules.shape[0]} and {new.init_tiles.shape[0]}.")
@@ -78,9 +77,6 @@ def same_room(answer) -> str:
         raise WrongAnswer(f"There is room for {found[0].rules.shape[0]} rules and {found[0].init_tiles.shape[0]} objects; 3 and 5 are enough for all of these tasks.")
     return "Right: one program for five tasks."
 
-def _what(found) -> str:
-    return f"a list of {len(found)}" if isinstance(found, (list, tuple)) else f"a {type(found).__name__}"
-
 def _padded(old, new) -> bool:
     "Whether `new` is the task `old` with rows of zeros added."
     pairs = ((old.rules, new.rules), (old.init_tiles, new.init_tiles))
@@ -88,7 +84,6 @@ def _padded(old, new) -> bool:
 
 # %% ../../nbs/tutor/06_scaling.ipynb #5930f122
 class _Counted:
-    "An environment that counts how often its step is traced."
 
     def __init__(self, env, step):
         self._env, self._step, self.traced = env, step, 0
@@ -112,7 +107,7 @@ def _walk():
         total += float(timestep.reward)
     return env, step, params, start, actions, timestep, total
 
-@exercise("4.3", "From loop to scan", answer="play", level=2, minutes=15)
+@exercise("4.3", "From loop to scan", level=2, minutes=15)
 def play(answer) -> str:
     "`play(env, params, timestep, actions)`: the last time step and the sum of the rewards, with `scan`."
     from xland_minigrid import TimeStep
@@ -158,7 +153,7 @@ def _primitives(jaxpr) -> set[str]:
     return names
 
 # %% ../../nbs/tutor/06_scaling.ipynb #f110686a
-@exercise("4.4", "Hands without branches", answer="hands", level=3, minutes=25)
+@exercise("4.4", "Hands without branches", level=3, minutes=25)
 def hands(answer) -> str:
     "`hands(cell, pocket, action)`: the cell ahead and the pocket afterwards, packed bytes, without a branch."
     cases = _situations()
@@ -174,7 +169,6 @@ def hands(answer) -> str:
     return f"Right in all {len(cases)} cases, without a branch."
 
 def _thing(byte: int) -> str:
-    from xland_minigrid.core.tiles import tile_name
     named = {int(FLOOR): "floor", int(EMPTY): "nothing"}
     return named.get(int(byte)) or (f"a {tile_name(int(byte) >> 4, int(byte) & 15)}" if 0 <= byte < 240 and int(byte) & 15 < 14 else f"the number {byte}")
 

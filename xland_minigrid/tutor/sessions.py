@@ -12,16 +12,15 @@ import numpy as np
 
 from ..pool.episodes import Env
 from ..pool.pool import EnvPool, run_here
-from .exercise import WrongAnswer, exercise, numbers, refuse
+from .exercise import WrongAnswer, compare, exercise, numbers, refuse
 
 def _coroutine(function, name: str):
-    "Refuse what is no `async def`."
     refuse(not inspect.iscoroutinefunction(function), f"`{name}` is no coroutine function: it has to begin with `async def {name}(`.")
 
 # %% ../../nbs/tutor/10_sessions.ipynb #dc9f74af
 _LAKES = (1, 2, 5, 8, 13)
 
-@exercise("8.1", "A guide over the ice", answer="guide", level=1, minutes=10)
+@exercise("8.1", "A guide over the ice", level=1, minutes=10)
 def guide(answer) -> str:
     "A rollout function that crosses any lake."
     _coroutine(answer, "guide")
@@ -33,7 +32,6 @@ def guide(answer) -> str:
     return f"Right: {len(_LAKES)} lakes crossed."
 
 def _how(rollout) -> str:
-    "How an episode ended that should have ended at the goal."
     if rollout.error:
         return f"without a reward: {rollout.error}"
     status = rollout.info.get("status")
@@ -43,12 +41,12 @@ def _how(rollout) -> str:
 # %% ../../nbs/tutor/10_sessions.ipynb #627bcc3c
 _REWARDS = (([1.0, 0.0], [0.5, -0.5]), ([1.0, 1.0, 1.0], [0, 0, 0]), ([1.0, None, 0.0, 0.0], [2 / 3, 0, -1 / 3, -1 / 3]), ([None, None], [0, 0]), ([None, 0.25], [0, 0]))
 
-@exercise("8.2", "Advantages by hand", answer="advantages", level=1, minutes=10)
+@exercise("8.2", "Advantages by hand", level=1, minutes=10)
 def advantages(answer) -> str:
     "A function from the rewards of a group, None for what could not be scored, to their advantages."
     for rewards, right in _REWARDS:
         found = numbers(answer(list(rewards)), (len(rewards),), "advantages", "one advantage for each reward")
-        refuse(not np.allclose(found, right, atol=1e-6), f"For the rewards {rewards} it returned {found.round(3).tolist()}, not {np.round(right, 3).tolist()}: what is None neither counts nor gets anything.")
+        compare(found, right, f"For the rewards {rewards} it returned {found.round(3).tolist()}, not {np.round(right, 3).tolist()}: what is None neither counts nor gets anything.")
     return "Right, failures and all."
 
 # %% ../../nbs/tutor/10_sessions.ipynb #b967a4aa
@@ -70,7 +68,7 @@ _TASKS = ({"good": 0.5}, {"good": 1.0, "thin": ["1", "2"]}, {"good": 1.0, "thin"
 _MEANS = [0.5, 1.0, None, 0.25]
 
 # %% ../../nbs/tutor/10_sessions.ipynb #0ebf05c8
-@exercise("8.3", "Means over thin ice", answer="mean_rewards", level=2, minutes=15)
+@exercise("8.3", "Means over thin ice", level=2, minutes=15)
 def mean_rewards(answer) -> str:
     "A coroutine function from a pool, a rollout function and tasks to the mean reward of each task."
     _coroutine(answer, "mean_rewards")
@@ -86,7 +84,6 @@ def mean_rewards(answer) -> str:
     return "Right: no failure was taken for a zero."
 
 def _judge_means(found):
-    "Raise `WrongAnswer` unless these are the means."
     refuse(not isinstance(found, (list, tuple)) or len(found) != len(_TASKS), f"It returned {found!r}: a list with one entry for each of the {len(_TASKS)} tasks is wanted.")
     for i, (mean, right) in enumerate(zip(found, _MEANS)):
         refuse(mean is not None and not isinstance(mean, (int, float, np.number)), f"For task {i} it returned a {type(mean).__name__}: a number is wanted, or None.")

@@ -13,14 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.tiles import FLOOR, WALL, Colors, Tiles, pack, tile_name
+from ..core.walls import DIRECTION_NAMES, DIRECTIONS
 from .anatomy import act_out
 from .exercise import WrongAnswer, exercise, refuse
 
 KEY, BALL, STAR = (Tiles.KEY, Colors.YELLOW), (Tiles.BALL, Colors.RED), (Tiles.STAR, Colors.PURPLE)  # those of the tutorial
 
 # %% ../../nbs/tutor/11_yours.ipynb #cd36fbe9
-_DIRECTIONS = ("up", "right", "down", "left")
-_MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
 _play = functools.partial(act_out, height=7, width=9)
 
 # %% ../../nbs/tutor/11_yours.ipynb #2a0434c4
@@ -39,26 +38,24 @@ def in_passing(answer) -> str:
     except TypeError:
         raise WrongAnswer("The rule should take two things, one that is there and one that it becomes: derive from OneTileRule.") from None
     for facing in range(4):
-        for side, name in enumerate(("ahead", "right", "behind", "left")):
-            _check_passing(task, facing, (facing + side) % 4, name)
+        for side, where in enumerate(("ahead of it", "to its right", "behind it", "to its left")):
+            _check_passing(task, facing, side, where)
     return "Right: left and right, whichever way the agent looks, and only after a step."
 
 _TRIALS = (((0,), "a step forward"), ((1, 2), "turning there and back"), ((5,), "toggling"))
 
-def _check_passing(task, facing: int, side: int, name: str) -> None:
-    "Raise `WrongAnswer` unless the rule does what it should with a ball on one side of the agent, after a step and after other actions."
+def _check_passing(task, facing: int, side: int, where: str) -> None:
     middle = np.array([3, 4])
-    spot = tuple(int(x) for x in middle + _MOVES[side])
+    spot = tuple(int(x) for x in middle + DIRECTIONS[(facing + side) % 4])
     for actions, what in _TRIALS:
-        begin = middle - _MOVES[facing] if actions == (0,) else middle
-        changes = actions == (0,) and name in ("left", "right")
+        begin = middle - DIRECTIONS[facing] if actions == (0,) else middle
+        changes = actions == (0,) and side in (1, 3)
         thing = int(_play(task, {spot: BALL}, begin, facing, actions)[-1].state.cells[spot])
         if (thing == pack(*STAR)) != changes:
-            raise WrongAnswer(f"The agent looks {_DIRECTIONS[facing]} on the map, and after {what} a ball lies {_where(name)}: it should "
+            raise WrongAnswer(f"The agent looks {DIRECTION_NAMES[facing]} on the map, and after {what} a ball lies {where}: it should "
                               f"{'become a star' if changes else 'stay a ball'}, and here it is a {tile_name(thing >> 4, thing & 15)}.")
 
-def _where(name: str) -> str:
-    return {"ahead": "ahead of it", "behind": "behind it"}.get(name, f"to its {name}")
+
 
 # %% ../../nbs/tutor/11_yours.ipynb #f11f8301
 _SCRIPTS = (  # what happens, things, actions, and after which action the goal is reached
@@ -68,7 +65,7 @@ _SCRIPTS = (  # what happens, things, actions, and after which action the goal i
     ("The agent picks up the key and walks about, far from the ball", {(2, 3): KEY, (2, 7): BALL}, (3, 0, 1, 4, 2), None),
 )
 
-@exercise("9.2", "First and then", answer="first_and_then", level=2, minutes=15)
+@exercise("9.2", "First and then", level=2, minutes=15)
 def first_and_then(answer) -> str:
     "A composed goal: have held the key, later be next to the ball without it."
     from xland_minigrid.core.compose import Composed, compose
@@ -90,7 +87,7 @@ def _is_wall(n: int) -> np.ndarray:
     row, col = np.indices((n, n))
     return (row % (n - 1) == 0) | (col % (n - 1) == 0) | ((row % 2 == 0) & (col % 2 == 0))
 
-@exercise("9.3", "A hall of pillars", answer="hall", level=2, minutes=20)
+@exercise("9.3", "A hall of pillars", level=2, minutes=20)
 def hall(answer) -> str:
     "`hall(n)`: a layout with pillars where row and column are even."
     from xland_minigrid.core.layouts import Layout, check_layout
@@ -145,7 +142,6 @@ def fetch(answer) -> str:
     return "Right: three hundred rooms, all different, and only the star counts."
 
 def _check_rooms(cells, position) -> None:
-    "Raise `WrongAnswer` unless cells `(n, 8, 7)` are rooms with a star, a ball, and an agent on the floor."
     wall = np.ones((8, 7), bool)
     wall[1:-1, 1:-1] = False
     refuse(cells.shape[1:] != (8, 7), f"With height=8 and width=7 the grid is {cells.shape[1]} by {cells.shape[2]}.")
@@ -158,7 +154,6 @@ def _check_rooms(cells, position) -> None:
     refuse((under != FLOOR).any(), f"In {np.mean(under != FLOOR):.0%} of 300 starts the agent does not stand on floor.")
 
 def _check_chance(state, keys) -> None:
-    "Raise `WrongAnswer` unless everything is drawn anew, each thing for itself."
     agents = np.asarray(state.agent.position) @ np.array([7, 1])
     places = {"star": np.asarray(state.cells).reshape(300, -1) == pack(*STAR), "ball": np.asarray(state.cells).reshape(300, -1) == pack(*BALL)}
     places = {"agent": agents, **{name: where.argmax(1) for name, where in places.items()}}
@@ -169,11 +164,10 @@ def _check_chance(state, keys) -> None:
     refuse((np.asarray(jax.random.key_data(state.key)) == np.asarray(jax.random.key_data(keys))).all(-1).any(), "The state carries the very key that the reset was given: split it, and put in a part that nothing else uses, or the next trial repeats this one.")
 
 def _check_goal(env, params, start) -> None:
-    "Raise `WrongAnswer` unless picking up the star wins, and nothing else does."
     step = jax.jit(env.step)
     for thing, name in ((BALL, "ball"), (STAR, "star")):
         row, col = np.argwhere(np.asarray(start.state.cells) == pack(*thing))[0]
-        facing, spot = next((d, (row - dr, col - dc)) for d, (dr, dc) in enumerate(_MOVES) if start.state.cells[row - dr, col - dc] == FLOOR)
+        facing, spot = next((d, (row - dr, col - dc)) for d, (dr, dc) in enumerate(DIRECTIONS) if start.state.cells[row - dr, col - dc] == FLOOR)
         agent = start.state.agent.replace(position=jnp.array(spot, jnp.int32), direction=jnp.int32((facing + 3) % 4))
         turned = step(params, start.replace(state=start.state.replace(agent=agent)), jnp.int32(1))
         held = step(params, turned, jnp.int32(3))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['KEYS', 'WORDS', 'HELP', 'WON', 'LOST', 'LATE', 'LEFT', 'read_line', 'compiled', 'view_of', 'Trial', 'Moment',
-           'Session', 'film_of', 'task_in_words', 'figure_task', 'play_lines', 'raw_terminal', 'read_key', 'play_keys',
-           'control', 'save_film', 'is_terminal', 'play_from']
+           'Session', 'task_in_words', 'figure_task', 'world_of', 'play_lines', 'raw_terminal', 'read_key', 'play_keys',
+           'control', 'is_terminal', 'play_from']
 
 # %% ../../nbs/viz/06_control.ipynb #3e3d52fc
 import contextlib
@@ -28,7 +28,9 @@ from ..core.language import describe_goal, describe_rule, describe_ruleset
 from ..core.observation import hide, look
 from ..core.ruleset import RuleSet
 from ..core.tiles import Colors, Tiles, tile_name, unpack
+from ..envs.environment import EnvParams, Environment
 from ..envs.registration import make
+from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
 from .player import Player, play
 from .render import describe_grid, render, render_text, view_to_world
 
@@ -43,7 +45,6 @@ HELP = """up, w       move forward           p, e     pick up         r   a new 
 right, d    turn clockwise         x, s     put down        h   show or hide goal and rules
 left, a     turn counter-clockwise t, space toggle a door   ?   this help       q   quit"""
 
-# %% ../../nbs/viz/06_control.ipynb #35c00242
 def read_line(line: str) -> list:
     """The commands in a line of words (`forward`), action numbers (`0`) or joined keys (`wwdp`); `#` begins a comment.
 
@@ -107,6 +108,14 @@ class Moment(NamedTuple):
     visible: np.ndarray
 
 # %% ../../nbs/viz/06_control.ipynb #01558f0a
+def _film(self, tile_size: int = 16, fps: float = 4) -> Player:
+    "Everything played so far, as a `Player` with a mark for each trial. tile_size: pixels per cell. fps: frames per second."
+    starts = {t: str(m.trial) if t else f"trial {m.trial}" for t, m in enumerate(self.moments) if m.done == "start"}
+    frames = [render(m.cells, m.agent, tile_size=tile_size, visible=m.visible) for m in self.moments]
+    return play(frames, [f"trial {m.trial}, step {m.step}: {m.done}" for m in self.moments], markers=starts if len(starts) > 1 else {},
+                fps=fps, tile_size=tile_size, title=self.name)
+
+# %% ../../nbs/viz/06_control.ipynb #8ef3a659
 class Session:
     """A world played by hand: `do(command)` changes it, `frame()` shows it as `rich` markup.
 
@@ -122,6 +131,7 @@ class Session:
         self.begin_trial()
 
     rewards = property(lambda self: [t.reward for t in self.trials if t.how != LEFT], doc="Rewards of the trials played to their end.")
+    film = _film
 
     def begin_trial(self) -> None:
         "Begin a new trial of the same task; an unfinished one counts as given up."
@@ -165,14 +175,6 @@ class Session:
         return "\n".join([*lines, *(["", HELP] if self.show_help else [])])
 
 # %% ../../nbs/viz/06_control.ipynb #5b4157c4
-def film_of(session: Session, tile_size: int = 16, fps: float = 4) -> Player:
-    "All moments of a session as a `Player`, with a mark where each trial begins."
-    moments = session.moments
-    starts = {t: str(m.trial) if t else f"trial {m.trial}" for t, m in enumerate(moments) if m.done == "start"}
-    frames = [render(m.cells, m.agent, tile_size=tile_size, visible=m.visible) for m in moments]
-    return play(frames, [f"trial {m.trial}, step {m.step}: {m.done}" for m in moments], markers=starts if len(starts) > 1 else {},
-                fps=fps, tile_size=tile_size, title=session.name)
-
 def task_in_words(params, state) -> str:
     "Goal and rules in English."
     if hasattr(params, "ruleset"):
@@ -187,6 +189,43 @@ def figure_task() -> RuleSet:
     red, green, yellow = ((Tiles.BALL, color) for color in (Colors.RED, Colors.GREEN, Colors.YELLOW))
     return RuleSet(goal=np.array([4, *red, *green], np.uint8), rules=np.array([[3, *pyramid, *square, *red], [3, *square, *yellow, *star]], np.uint8),
                    init_tiles=np.array([pyramid, square, green, yellow], np.uint8))
+
+# %% ../../nbs/viz/06_control.ipynb #c610c2b7
+def _environment(env, params):
+    "Name, environment and parameters of an argument `env`. Raises `TypeError` or `ValueError`."
+    if params is not None and not isinstance(params, EnvParams):
+        raise TypeError(f"params is {type(params).__name__}: give the second of env, params = make(...).")
+    if isinstance(env, str):
+        made, usual = make(env)
+        return env, made, usual if params is None else params
+    if not isinstance(env, Environment):
+        raise TypeError(f"env is {type(env).__name__}: give the name of an environment, or one that make(...) returned.")
+    inner = env
+    while hasattr(inner, "_env"):
+        if isinstance(inner, (GymAutoResetWrapper, DmEnvAutoResetWrapper)):
+            raise ValueError(f"{type(inner).__name__} resets by itself, which hides how a trial ends: give the environment without it.")
+        inner = inner._env
+    return type(inner).__name__, env, env.default_params() if params is None else params
+
+# %% ../../nbs/viz/06_control.ipynb #ce56132b
+def world_of(env, params=None, ruleset=None) -> tuple[str, Environment, EnvParams]:
+    """Name, environment and parameters of a world with one task.
+
+    env: a name or an `Environment`. params: by default those of the environment. ruleset: an XLand environment without a task gets `figure_task`.
+    Raises `TypeError` or `ValueError` for an auto-resetting environment, a batch of tasks, or a ruleset that the environment cannot have.
+    """
+    name, env, params = _environment(env, params)
+    if not hasattr(params, "ruleset"):
+        if ruleset is not None:
+            raise ValueError(f"{name} has no rulesets: leave out the ruleset, or choose an XLand environment.")
+        return name, env, params
+    if ruleset is None:
+        ruleset = params.ruleset if np.asarray(params.ruleset.goal).any() else figure_task()
+    if not isinstance(ruleset, RuleSet):
+        raise TypeError(f"ruleset is {type(ruleset).__name__}: give a RuleSet, from make_ruleset or benchmark.get_ruleset(0).")
+    if np.ndim(ruleset.goal) != 1:
+        raise ValueError(f"These are {len(ruleset.goal)} tasks: play one at a time, benchmark.get_ruleset(0) say.")
+    return name, env, params.replace(ruleset=ruleset)
 
 # %% ../../nbs/viz/06_control.ipynb #09e161cd
 def _grid_text(session: Session) -> str:
@@ -277,16 +316,12 @@ def play_keys(session: Session, file_in: int, out) -> None:
                 session.message = f"{key!r} does nothing: press ? for help"
 
 # %% ../../nbs/viz/06_control.ipynb #6223f03b
-def _task(params, name: str, benchmark: str | None, number: int | None) -> RuleSet | None:
-    "The ruleset asked for; `figure_task` unless given; None for an environment without rulesets."
-    if not hasattr(params, "ruleset"):
-        if benchmark is not None or number is not None:
-            raise ValueError(f"{name} has no rulesets: leave out --benchmark and --ruleset, or choose an XLand environment.")
-        return None
+def _task(benchmark: str | None, number: int | None) -> RuleSet | None:
+    "A ruleset of a benchmark; None if none was asked for."
     if benchmark is None:
         if number is not None:
             raise ValueError("A ruleset has a number within a benchmark: add --benchmark NAME.")
-        return figure_task()
+        return None
     tasks, _ = find_benchmark(benchmark)
     if not 0 <= (number or 0) < len(tasks):
         raise ValueError(f"There is no ruleset {number}: {benchmark} has 0 to {len(tasks) - 1}.")
@@ -305,19 +340,16 @@ def control(name: str, *, benchmark: str | None = None, ruleset: int | None = No
         raise ValueError(f"A rollout is saved as .html or .gif; {save!r} is neither.")
     settings = {"view_size": view_size, "see_through_walls": see_through_walls}
     env, params = make(name, **{k: v for k, v in settings.items() if v is not None})
-    task = _task(params, name, benchmark, ruleset)
-    session = Session(env, params if task is None else params.replace(ruleset=task), seed, view, name)
+    if not hasattr(params, "ruleset") and (benchmark, ruleset) != (None, None):
+        raise ValueError(f"{name} has no rulesets: leave out --benchmark and --ruleset, or choose an XLand environment.")
+    session = Session(*world_of(env, params, _task(benchmark, ruleset))[1:], seed, view, name)
     try:
         play_from(session, file_in or sys.stdin, file_out or sys.stdout)
     finally:
         if save is not None:
-            save_film(session, save)
+            film = session.film(fps=6)
+            film.save(save) if save.endswith(".html") else film.gif(save)
     return session
-
-def save_film(session: Session, path: str) -> None:
-    "Keep what was played as a page (`.html`) or an animation (`.gif`)."
-    film = film_of(session, fps=6)
-    film.save(path) if path.endswith(".html") else film.gif(path)
 
 # %% ../../nbs/viz/06_control.ipynb #d17f23e9
 def is_terminal(*streams) -> bool:

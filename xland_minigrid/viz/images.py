@@ -33,7 +33,6 @@ def _cell_picture(byte: int, size: int) -> np.ndarray:
     return np.where(dark[..., None], np.uint8([90, 0, 90]), np.uint8([255, 0, 255]))
 
 def _draw_table(size: int) -> np.ndarray:
-    "Draw the two layers of `tile_table`."
     plain = np.stack([_cell_picture(byte, size) for byte in range(256)])
     with_agent = plain.copy()
     for picture in with_agent:
@@ -47,12 +46,10 @@ def _cache_file(size: int) -> Path | None:
     version = hashlib.sha256(inspect.getsource(sys.modules[render.__module__]).encode()).hexdigest()[:12] if folder else ""
     return Path(folder).expanduser() / f"tiles-{size}-{version}.npz" if folder else None
 
-def _reload_wanted() -> bool:
-    return os.environ.get("XLAND_MINIGRID_RELOAD_CACHE", "").strip().lower() not in ("", "0", "false", "no")
-
-# %% ../../nbs/viz/05_images.ipynb #c8fc1947
 def _read_table(path: Path, size: int) -> np.ndarray | None:
-    "The table of a cache file; None if it is missing or damaged, which its checksums tell."
+    "The table of a cache file; None if it is missing, or damaged, which its checksums tell, or to be drawn again."
+    if os.environ.get("XLAND_MINIGRID_RELOAD_CACHE", "").strip().lower() not in ("", "0", "false", "no"):
+        return None
     try:
         with np.load(path, allow_pickle=False) as file:
             table = file["table"]
@@ -60,12 +57,7 @@ def _read_table(path: Path, size: int) -> np.ndarray | None:
         return None
     return table if table.dtype == np.uint8 and table.shape == (2, 256, size, size, 3) else None
 
-def _write_table(path: Path, table: np.ndarray) -> None:
-    "Write a table atomically."
-    with appearing(path) as part, open(part, "wb") as file:
-        np.savez(file, table=table)
-
-# %% ../../nbs/viz/05_images.ipynb #29043fc6
+# %% ../../nbs/viz/05_images.ipynb #c8fc1947
 def tile_table(tile_size: int = 32) -> np.ndarray:
     """All packed cells as pictures, read-only uint8 `(2, 256, tile_size, tile_size, 3)`: plain, and under the agent looking up.
 
@@ -77,11 +69,12 @@ def tile_table(tile_size: int = 32) -> np.ndarray:
 @functools.lru_cache(maxsize=8)
 def _table(size: int) -> np.ndarray:
     path = _cache_file(size)
-    table = None if path is None or _reload_wanted() else _read_table(path, size)
+    table = None if path is None else _read_table(path, size)
     if table is None:
         table = _draw_table(size)
         if path is not None:
-            _write_table(path, table)
+            with appearing(path) as part, open(part, "wb") as file:
+                np.savez(file, table=table)
     table.flags.writeable = False
     return table
 

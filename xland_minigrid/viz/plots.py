@@ -55,7 +55,6 @@ _LONG = {"return": "mean return", "return_p20": "20th percentile of return", "re
          "return_sum": "return, sum over trials", "return_sum_p20": "20th percentile of the sum", "success": "trials solved", "zero_return": "tasks without any return",
          "steps": "steps per trial", "trial_steps": "steps per trial", "normalised": "return over the oracle's", "regret": "regret"}
 
-# %% ../../nbs/viz/03_plots.ipynb #7a31b4a8
 def adaptation_curve(agents: Mapping[str, Mapping], *, what: Sequence[str] = ("success", "steps"), title: str = "Adaptation on tasks never trained on"):
     """Draw agents over trial 1, 2, … of the same task; returns a matplotlib `Figure`.
 
@@ -128,7 +127,7 @@ def _column(rows: Sequence[Mapping], key: str) -> np.ndarray:
     return np.stack([np.pad(v, (0, width - len(v)), constant_values=np.nan) for v in filled])
 
 # %% ../../nbs/viz/03_plots.ipynb #46b8f7c4
-def _panel(axis, curves: Mapping[str, Sequence[Mapping]], key: str, x: str, title: str = ""):
+def _panel(axis, curves: Mapping[str, Sequence[Mapping]], key: str, x: str, title: str):
     "All curves of one quantity over training: lines with their bands, and a thin line for each seed."
     for i, (name, rows) in enumerate(curves.items()):
         rows = sorted((row for row in rows if row.get(key) is not None), key=lambda row: row[x])
@@ -143,11 +142,17 @@ def _panel(axis, curves: Mapping[str, Sequence[Mapping]], key: str, x: str, titl
     _short_numbers(axis)
     axis.set_title(title, fontsize="medium")
 
-def _needed(curves: Mapping[str, Sequence[Mapping]], keys: Sequence[str], x: str):
-    "Raise `ValueError` unless some row has each quantity together with `x`."
-    rows = [row for found in curves.values() for row in found]
-    if lost := [key for key in keys if not any(row.get(key) is not None and row.get(x) is not None for row in rows)]:
-        raise ValueError(f"No row has {' or '.join(lost)} together with {x}: the rows hold {sorted(set().union(*rows)) if rows else 'nothing'}.")
+def _panels(panels, x: str, title: str):
+    "A figure with a panel for each (title, curves, quantity). Raises `ValueError` unless some row has each quantity together with `x`."
+    for _, curves, key in panels or [("", {}, "a benchmark")]:
+        rows = [row for found in curves.values() for row in found]
+        if not any(row.get(key) is not None and row.get(x) is not None for row in rows):
+            raise ValueError(f"No row has {key} together with {x}: the rows hold {sorted(set().union(*rows)) if rows else 'nothing'}.")
+    figure, axes = empty_figure(len(panels))
+    for axis, (name, curves, key) in zip(axes, panels):
+        _panel(axis, curves, key, x, name)
+    figure.suptitle(title)
+    return figure
 
 # %% ../../nbs/viz/03_plots.ipynb #344f5980
 def learning_curves(curves: Mapping[str, Sequence[Mapping]], what: Sequence[str] = ("return", "return_p20"), *, x: str = "steps", title: str = "Learning"):
@@ -156,12 +161,7 @@ def learning_curves(curves: Mapping[str, Sequence[Mapping]], what: Sequence[str]
     curves: name to rows with `x` and the quantities; `return_lo` and `return_hi` draw a band, `return_seeds`, one number per seed, thin lines.
     Raises `ValueError` for a quantity that no row has.
     """
-    _needed(curves, what, x)
-    figure, axes = empty_figure(len(what))
-    for axis, key in zip(axes, what):
-        _panel(axis, curves, key, x)
-    figure.suptitle(title)
-    return figure
+    return _panels([("", curves, key) for key in what], x, title)
 
 # %% ../../nbs/viz/03_plots.ipynb #f1d2ebc0
 def generalization_curves(benchmarks: Mapping[str, Mapping[str, Sequence[Mapping]]], what: str = "return", *, x: str = "steps",
@@ -171,17 +171,10 @@ def generalization_curves(benchmarks: Mapping[str, Mapping[str, Sequence[Mapping
     benchmarks: name to curves as for `learning_curves`, such as `{"goals trained on": rows, "goals held out": rows}`.
     Raises `ValueError` without benchmarks, or for a quantity that no row has.
     """
-    if not benchmarks:
-        raise ValueError("There is no benchmark to draw: give at least one, with its curves.")
-    for curves in benchmarks.values():
-        _needed(curves, (what,), x)
-    figure, axes = empty_figure(len(benchmarks))
-    for axis, (name, curves) in zip(axes, benchmarks.items()):
-        _panel(axis, curves, what, x, name)
-    top, bottom = max(a.get_ylim()[1] for a in axes), min(a.get_ylim()[0] for a in axes)
-    for axis in axes:
-        axis.set_ylim(bottom, top)
-    figure.suptitle(title)
+    figure = _panels([(name, curves, what) for name, curves in benchmarks.items()], x, title)
+    bottoms, tops = zip(*(axis.get_ylim() for axis in figure.axes))
+    for axis in figure.axes:
+        axis.set_ylim(min(bottoms), max(tops))
     return figure
 
 # %% ../../nbs/viz/03_plots.ipynb #88b85f0b

@@ -20,6 +20,7 @@ from PIL import Image, ImageDraw
 
 from ..core.helpers import checked_int
 from ..core.tiles import COLOR_NAMES, NUM_COLORS, NUM_TILES, TILE_NAMES, Colors, Tiles, pack_pairs, tile_name
+from ..core.walls import DIRECTION_NAMES, DIRECTIONS
 
 # %% ../../nbs/viz/01_render.ipynb #bff14fb1
 RGB = {
@@ -48,12 +49,16 @@ def _contour(paint) -> tuple:
 
 # %% ../../nbs/viz/01_render.ipynb #d94ae263
 class _Pen:
-    "Draws shapes of the unit square on an RGBA canvas of `size` pixels."
+    "Draws shapes of the unit square on an RGBA canvas, which `sprite` reduces to `size` pixels with smooth edges."
 
     def __init__(self, size: int, line: float = .03):
-        self.size, self.line = size, max(1, round(size * line))
-        self.image = Image.new("RGBA", (size, size))
+        self.pixels, self.size = size, size * max(4, -(-128 // size))
+        self.line = max(1, round(self.size * line))
+        self.image = Image.new("RGBA", (self.size, self.size))
         self.draw = ImageDraw.Draw(self.image)
+
+    def sprite(self):
+        return self.image.resize((self.pixels, self.pixels), Image.Resampling.BOX)
 
     def poly(self, *points, fill, line=None):
         self.draw.polygon([(x * self.size, y * self.size) for x, y in points], fill, line, self.line)
@@ -155,24 +160,15 @@ _SPRITES = {getattr(Tiles, f.__name__[1:].upper()): f for f in (
     _end_of_map, _unseen, _empty, _floor, _wall, _ball, _square, _pyramid, _goal, _key,
     _door_locked, _door_closed, _door_open, _hex, _star, _lava)}
 
-def _shrink(image, size: int):
-    "A square canvas reduced to `size` pixels, with smooth edges."
-    return image.resize((size, size), Image.Resampling.BOX)
-
-def _grain(size: int) -> int:
-    "Canvas pixels per pixel of a sprite, for a canvas at least 128 wide."
-    return max(4, -(-128 // size))
-
-# %% ../../nbs/viz/01_render.ipynb #41491dc3
 @functools.lru_cache(maxsize=4096)
 def _sprite(tile: int, color: int, size: int):
     "A tile as RGBA, transparent around objects."
     if tile not in _SPRITES or color not in RGB:
         raise ValueError(f"({tile}, {color}) is no tile: tiles are 0 to {NUM_TILES - 1}, colours 0 to {NUM_COLORS - 1}.")
     checked_int("tile_size", size, 4)
-    pen = _Pen(size * _grain(size), .045 if _is_dark(RGB[color]) else .03)
+    pen = _Pen(size, .045 if _is_dark(RGB[color]) else .03)
     _SPRITES[tile](pen, RGB[color], _contour(RGB[color]))
-    return _shrink(pen.image, size)
+    return pen.sprite()
 
 # %% ../../nbs/viz/01_render.ipynb #b44c1964
 @functools.lru_cache(maxsize=4096)
@@ -201,7 +197,6 @@ def _to_pillow(image):
     picture.putpalette(np.stack([used >> 16, used >> 8 & 255, used & 255], axis=1).astype(np.uint8).tobytes())
     return picture
 
-# %% ../../nbs/viz/01_render.ipynb #cea697e6
 def to_png(image) -> bytes:
     "A `(H, W, 3)` uint8 array as the bytes of a PNG file."
     buffer = io.BytesIO()
@@ -209,8 +204,8 @@ def to_png(image) -> bytes:
     return buffer.getvalue()
 
 def data_uri(image) -> str:
-    "A `(H, W, 3)` uint8 array as a `data:` URI for HTML and SVG."
-    return "data:image/png;base64," + base64.b64encode(to_png(image)).decode()
+    "A `(H, W, 3)` uint8 array, or the bytes of a PNG, as a `data:` URI for HTML and SVG."
+    return "data:image/png;base64," + base64.b64encode(image if isinstance(image, bytes) else to_png(image)).decode()
 
 # %% ../../nbs/viz/01_render.ipynb #afb3880b
 class Picture:
@@ -250,16 +245,14 @@ def show(*images, gap: int = 8, background=(255, 255, 255)) -> Picture:
 @functools.lru_cache(maxsize=1024)
 def agent_sprite(direction: int, carried, size: int):
     "The agent as RGBA; `carried` is a (tile, colour) pair or None."
-    big = size * _grain(size)
-    pen = _Pen(big)
+    pen = _Pen(size)
     pen.poly((.5, .08), (.86, .9), (.14, .9), fill=RGB[Colors.RED], line=RGB[Colors.WHITE])
-    picture = pen.image.rotate(-90 * direction)
+    pen.image = pen.image.rotate(-90 * direction)
     if carried is not None:
         back = np.array([(.5, .66), (.34, .5), (.5, .34), (.66, .5)])[direction]
-        ImageDraw.Draw(picture).ellipse([*((back - .23) * big), *((back + .23) * big)], RGB[Colors.BLACK])
-        load = _sprite(*carried, round(big * .44))
-        picture.alpha_composite(load, tuple(int(v) for v in (back - .22) * big))
-    return _shrink(picture, size)
+        ImageDraw.Draw(pen.image).ellipse([*((back - .23) * pen.size), *((back + .23) * pen.size)], RGB[Colors.BLACK])
+        pen.image.alpha_composite(_sprite(*carried, round(pen.size * .44)), tuple(int(v) for v in (back - .22) * pen.size))
+    return pen.sprite()
 
 # %% ../../nbs/viz/01_render.ipynb #3d9b2435
 def _read_agent(agent):
@@ -280,15 +273,13 @@ def view_to_world(mask, agent, shape) -> np.ndarray:
     row, col, direction, _ = _read_agent(agent)
     up, right = np.nonzero(np.asarray(mask))
     up, right = mask.shape[0] - 1 - up, right - mask.shape[1] // 2
-    steps = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
-    ahead, aside = steps[direction], steps[(direction + 1) % 4]
+    ahead, aside = DIRECTIONS[direction], DIRECTIONS[(direction + 1) % 4]
     cells = np.array([row, col]) + up[:, None] * ahead + right[:, None] * aside
     cells = cells[((cells >= 0) & (cells < shape)).all(axis=1)]
     world = np.zeros(shape, bool)
     world[tuple(cells.T)] = True
     return world
 
-# %% ../../nbs/viz/01_render.ipynb #02cbde29
 def field_of_view(shape, agent, view_size: int) -> np.ndarray:
     "The cells inside the agent's view, `(H, W)` bool; walls do not block it."
     return view_to_world(np.ones((view_size, view_size), bool), agent, shape)
@@ -427,7 +418,7 @@ def describe_grid(grid, agent=None) -> str:
     if agent is not None:
         row, col, direction, carried = _read_agent(agent)
         load = tile_name(*carried) if carried else "nothing"
-        parts.append(f"agent ({row}, {col}) facing {('up', 'right', 'down', 'left')[direction]} carrying {load}")
+        parts.append(f"agent ({row}, {col}) facing {DIRECTION_NAMES[direction]} carrying {load}")
     return "; ".join([*parts, *things])
 
 # %% ../../nbs/viz/01_render.ipynb #788cb9e0

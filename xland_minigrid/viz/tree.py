@@ -45,38 +45,28 @@ def _goal_objects(goal) -> list[TaskObject]:
     return [(a[0], a[1]), (a[2], a[3])] if goal_kinds.two[i] else [(a[0], a[1])]
 
 # %% ../../nbs/viz/04_tree.ipynb #2b37c549
-_BESIDE = ("above", "right of", "below", "left of")
-_STAND = ("stand below", "stand left of", "stand above", "stand right of")
+_WORDS = {"AgentHoldRule": "pick up", "AgentHoldGoal": "hold", "AgentOnTileGoal": "stand on", "AgentOnPositionGoal": "go to ({0}, {1})", "TileOnPositionGoal": "put at ({2}, {3})", "EmptyGoal": "nothing"}
+for _kind in ("Rule", "Goal"):
+    _WORDS |= {f"AgentNear{_kind}": "stand next to", f"TileNear{_kind}": "put next to each other"}
+    for _side, _beside, _stand in (("Up", "above", "below"), ("Right", "right of", "left of"), ("Down", "below", "above"), ("Left", "left of", "right of")):
+        _WORDS |= {f"TileNear{_side}{_kind}": f"put {{b}} {_beside} {{a}}", f"AgentNear{_side}{_kind}": f"stand {_stand}"}
 
-def _together(kind: int, a: TaskObject, b: TaskObject) -> str:
-    "Words for two objects side by side; `kind` 0 is any side, 1 to 4 are up, right, down, left."
-    return "put next to each other" if kind == 0 else f"put {tile_name(*b)} {_BESIDE[kind - 1]} {tile_name(*a)}"
+def _words(registry, encoding, objects) -> str:
+    "The condition of a rule or a goal: `'pick up'`, `'put blue star above red ball'`, and `'open with key'` for a registered class `OpenWithKey`."
+    i, *numbers = (int(v) for v in encoding)
+    name = registry.classes[i].__name__ if i in registry.classes else f"{registry.what} {i}"
+    words = _WORDS.get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
+    return words.format(*numbers, **dict(zip("ab", (tile_name(*t) for t in objects))))
 
 def _rule_words(rule) -> str:
-    "The trigger of a rule: `'pick up'`, `'put blue star above red ball'`."
-    i, things = int(rule[0]), _rule_parts(rule)[0]
-    if 3 <= i <= 7:
-        return _together(i - 3, *things)
-    return {1: "pick up", 2: "stand next to"}.get(i) or (_STAND[i - 8] if 8 <= i <= 11 else _class_words(rule_kinds, i))
+    return _words(rule_kinds, rule, _rule_parts(rule)[0])
 
-def _class_words(registry, identifier: int) -> str:
-    "The name of a registered class in words: `'open with key'` for `OpenWithKey`."
-    name = registry.classes[identifier].__name__ if identifier in registry.classes else f"{registry.what} {identifier}"
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
-
-# %% ../../nbs/viz/04_tree.ipynb #72eca791
 def _goal_words(goal) -> str:
-    "The condition of a goal: `'hold'`, `'go to (2, 3)'`; a clause of at most 90 characters for a composed goal."
-    if isinstance(goal, Composed):
-        words = describe_goal(goal)
-        return words if len(words) <= 90 else words[:words.rfind(" ", 0, 88)] + " …"
-    i, *a = (int(v) for v in goal)
-    if i == 4 or 7 <= i <= 10:
-        return _together(0 if i == 4 else i - 6, *_goal_objects(goal))
-    if 11 <= i <= 14:
-        return _STAND[i - 11]
-    words = {0: "nothing", 1: "hold", 2: "stand on", 3: "stand next to", 5: f"go to ({a[0]}, {a[1]})", 6: f"put at ({a[2]}, {a[3]})"}
-    return words.get(i) or _class_words(goal_kinds, i)
+    "The condition of a goal; a clause of at most 90 characters for a composed goal."
+    if not isinstance(goal, Composed):
+        return _words(goal_kinds, goal, _goal_objects(goal))
+    words = describe_goal(goal)
+    return words if len(words) <= 90 else words[:words.rfind(" ", 0, 88)] + " …"
 
 # %% ../../nbs/viz/04_tree.ipynb #19d5b5d3
 class Node(NamedTuple):
@@ -98,7 +88,6 @@ class TaskTree(NamedTuple):
 
 # %% ../../nbs/viz/04_tree.ipynb #48715bc0
 def _products(rule, more) -> list[TaskObject]:
-    "All products of a rule."
     return [_rule_parts(rule)[1], *((int(t), int(c)) for t, c in more if t)]
 
 def _grow(object_: TaskObject, rules: np.ndarray, more: np.ndarray, initial: set, used: set) -> Node:
@@ -112,7 +101,6 @@ def _grow(object_: TaskObject, rules: np.ndarray, more: np.ndarray, initial: set
     return Node(object_, object_ in initial, below, bool(makers) and not fresh)
 
 def _things(node: Node) -> set:
-    "All objects of a tree."
     return {node.object_}.union(*(_things(n) for _, inputs in node.makers for n in inputs))
 
 # %% ../../nbs/viz/04_tree.ipynb #6d595e44
@@ -147,7 +135,6 @@ def _text(x, y, words, fill=_INK, anchor="middle", weight="normal") -> str:
     return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="11" font-weight="{weight}" '
             f'fill="{fill}">{escape(words)}</text>')
 
-# %% ../../nbs/viz/04_tree.ipynb #f808ac00
 def _pill(x, y, words, fill="#ffffff", line=_EDGE, ink=_INK) -> str:
     "A rounded box with words; its top is at `y`, its middle at `x`."
     w = _width(words) + 18
@@ -178,7 +165,6 @@ def _besides(x, y, things) -> str:
     "Further products of a rule as \"+ picture\", to the right of `x`, next to a box at `y`."
     return "".join(_text(x + 10 + 36 * i, y + 16, "+", _MUTED) + _sprite(x + 27 + 36 * i, y + 2, object_, s=20) for i, object_ in enumerate(things))
 
-# %% ../../nbs/viz/04_tree.ipynb #e0eb5ec8
 _AT_START, _NOWHERE = f'stroke="{_START}" stroke-width="3"', f'stroke="{_TRAP}" stroke-width="2" stroke-dasharray="4 3"'
 
 def _label(node: Node) -> str:
@@ -186,13 +172,11 @@ def _label(node: Node) -> str:
     return _name(node.object_) + (" (see above)" if node.again else "" if node.makers or node.initial else " (nowhere)")
 
 def _object(x, y, node: Node) -> str:
-    "An object with its frame and its name."
     frame = _AT_START if node.initial else "" if node.makers or node.again else _NOWHERE
     return _sprite(x, y, node.object_, frame) + _text(x, y + _SPRITE + 15, _label(node))
 
 # %% ../../nbs/viz/04_tree.ipynb #fa1a7056
 def _span(node: Node, tree: TaskTree) -> float:
-    "The width of a subtree in pixels."
     below = sum(_maker_span(i, inputs, tree) for i, inputs in node.makers)
     return max(_width(_label(node)) + 20, below)
 
@@ -205,7 +189,6 @@ def _depth(nodes) -> int:
     "Levels of rules below these nodes."
     return max((1 + _depth(inputs) for n in nodes for _, inputs in n.makers), default=0)
 
-# %% ../../nbs/viz/04_tree.ipynb #db78a678
 def _plant(nodes, left, y, width, tree: TaskTree, out: list) -> list:
     "Add subtrees side by side to `out`, centred in `width` pixels from `left`; returns the middle of each root."
     spans = [_span(n, tree) for n in nodes]
@@ -235,23 +218,19 @@ def _plant_makers(node, x, left, y, span, tree: TaskTree, out: list):
         left += width
 
 # %% ../../nbs/viz/04_tree.ipynb #8c5b9a66
-def _trap_note(inputs, needed: set) -> str:
-    "The warning for a distractor rule that uses up a needed object, else empty."
-    lost = [tile_name(*t) for t in dict.fromkeys(inputs) if t in needed]
-    return "dead end: uses up " + " and ".join(lost) if lost else ""
-
 def _distractor_rule(tree: TaskTree, i: int, y, needed: set) -> tuple[str, float]:
     "Distractor rule `i` as one line of SVG, and the x at which it ends."
     rule, x, out = tree.rules[i], 36., []
-    (inputs, product), words, note = _rule_parts(rule), _rule_words(rule), _trap_note(_used_up(rule), needed)
+    (inputs, product), words = _rule_parts(rule), _rule_words(rule)
+    lost = [tile_name(*t) for t in dict.fromkeys(_used_up(rule)) if t in needed]
     for object_ in inputs:
         out.append(_sprite(x, y, object_, _AT_START if object_ in tree.initial else ""))
         x += _SPRITE + 10
     middle = x - _SPRITE / 2 + _width(words) / 2 + 13
     x, made = middle + _width(words) / 2 + 24, _products(rule, tree.more[i])[1:]
     out += [_pill(middle, y + 6, words), _text(x, y + 22, "→"), _sprite(x + 30, y, product), _besides(x + 48, y + 6, made)]
-    line, x = _name(product) + (f" · {note}" if note else ""), x + 36 * len(made)
-    return "".join(out) + _text(x + 56, y + 22, line, _TRAP if note else _MUTED, "start"), x + 66 + _width(line)
+    line, x = _name(product) + (f" · dead end: uses up {' and '.join(lost)}" if lost else ""), x + 36 * len(made)
+    return "".join(out) + _text(x + 56, y + 22, line, _TRAP if lost else _MUTED, "start"), x + 66 + _width(line)
 
 # %% ../../nbs/viz/04_tree.ipynb #c2561685
 def _distractors(tree: TaskTree, y: float) -> tuple[str, float, float]:
@@ -295,7 +274,6 @@ class Drawing:
 
 # %% ../../nbs/viz/04_tree.ipynb #9573fab3
 def _card(parts: list, width: float, height: float, alt: str) -> Drawing:
-    "SVG elements on a card."
     return Drawing(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'role="img" aria-label="{escape(alt)}" font-family="system-ui, -apple-system, Segoe UI, DejaVu Sans, sans-serif">'

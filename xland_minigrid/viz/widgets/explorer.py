@@ -27,11 +27,10 @@ from ...core.helpers import checked_int
 from ...core.language import describe_goal
 from ...core.parse import loose_noun
 from ...core.tiles import pack_pairs
-from ..control import compiled as _compiled
+from ..control import compiled as _compiled, world_of
 from ..player import Player, play_rollout
 from ..tree import draw_ruleset
-from .base import Shown, button, column, framed, html, ipywidgets, key_pad, row, spoken, still_page, words_html
-from .env_player import world_of
+from .base import Shown, banner, column, framed, html, ipywidgets, key_pad, row, spoken, still_page, words_html
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #bd67e3f0
 PLACES = {"goal": "goal", "goals": "goal", "rule": "needs", "rules": "needs", "needs": "needs", "makes": "makes", "product": "makes", "start": "start", "objects": "start"}
@@ -54,7 +53,6 @@ def _term(text: str) -> Term:
     objects = (packed >> 4 == tile if tile else packed > 0) & (packed & 15 == colors[0] if colors else packed > 0)
     return Term(place, objects)
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #ea54628a
 def read_search(text: str) -> list[Term]:
     "The terms of a search, separated by commas or `and`. Raises `ValueError` for an unknown word."
     if not isinstance(text, str):
@@ -134,7 +132,6 @@ def _within(values, limits) -> np.ndarray:
     return (values >= limits[0]) & (values <= limits[1])
 
 def _quick(facts: Facts, goal_kind, num_rules, text: str) -> np.ndarray:
-    "The rows that pass the filters without proofs."
     fits = np.ones(len(facts.goals), bool)
     if goal_kind is not None:
         fits &= np.isin(facts.goals[:, 0], _kinds(goal_kind))
@@ -145,29 +142,27 @@ def _quick(facts: Facts, goal_kind, num_rules, text: str) -> np.ndarray:
     return np.flatnonzero(fits)
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #3c0d98b9
-def _ranges(difficulty, **others) -> dict:
-    "The limits of the filters with proofs, by name. Raises `ValueError`."
-    if isinstance(difficulty, str):
-        if difficulty not in DIFFICULTY:
-            raise ValueError(f"difficulty is {difficulty!r}: choose {', '.join(DIFFICULTY)}, or give the lowest and the highest number of steps.")
-        difficulty = DIFFICULTY[difficulty]
-    return {name: _limits(name, value) for name, value in {**others, "steps": difficulty}.items() if value is not None}
-
-def find(facts: Facts, *, goal_kind=None, num_rules=None, depth=None, num_steps=None, dead_ends=None, difficulty=None, solvable=None, text: str = "", limit=None) -> Found:
+def find(facts: Facts, *, goal_kind=None, num_rules=None, difficulty=None, solvable=None, text: str = "", limit=None, **proved) -> Found:
     "The rows that fit; see `RulesetExplorer.filter`."
+    if unknown := proved.keys() - {"depth", "num_steps", "dead_ends"}:
+        raise TypeError(f"There is no filter {unknown.pop()!r}: choose goal_kind, num_rules, depth, num_steps, dead_ends, difficulty, solvable, text or limit.")
     if solvable not in (None, True, False):
         raise ValueError(f"solvable is {solvable!r}: give True, False or None.")
     if limit is not None:
         checked_int("limit", limit, 1)
-    ranges = _ranges(difficulty, depth=depth, num_steps=num_steps, dead_ends=dead_ends)
-    quick = rows = _quick(facts, goal_kind, num_rules, text)
-    if ranges or solvable is not None:
-        rows = quick[:limit]
-        facts.prove(rows)
-        proved = facts.reason[rows] == Reason.PROVED
-        fits = [proved & _within(getattr(facts, name)[rows], limits) for name, limits in ranges.items()] + [proved == solvable] * (solvable is not None)
-        return Found(rows[np.all(fits, axis=0)], len(rows), len(quick))
-    return Found(rows, len(rows), len(rows))
+    if isinstance(difficulty, str):
+        if difficulty not in DIFFICULTY:
+            raise ValueError(f"difficulty is {difficulty!r}: choose {', '.join(DIFFICULTY)}, or give the lowest and the highest number of steps.")
+        difficulty = DIFFICULTY[difficulty]
+    ranges = {name: _limits(name, value) for name, value in {**proved, "steps": difficulty}.items() if value is not None}
+    quick = _quick(facts, goal_kind, num_rules, text)
+    if not ranges and solvable is None:
+        return Found(quick, len(quick), len(quick))
+    rows = quick[:limit]
+    facts.prove(rows)
+    proofs = facts.reason[rows] == Reason.PROVED
+    fits = [proofs & _within(getattr(facts, name)[rows], limits) for name, limits in ranges.items()] + [proofs == solvable] * (solvable is not None)
+    return Found(rows[np.all(fits, axis=0)], len(rows), len(quick))
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #7919fec5
 class Example(NamedTuple):
@@ -179,9 +174,7 @@ class Example(NamedTuple):
     detail: str
     film: Player | None
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #2fd826d2
 def _film(env, params, timestep, actions, title: str) -> Player:
-    "The oracle's steps as a `Player`."
     step, moments = _compiled(env)[1], [timestep]
     for action in actions:
         moments.append(step(params, moments[-1], int(action)))
@@ -190,19 +183,16 @@ def _film(env, params, timestep, actions, title: str) -> Player:
     cells = [m.state.cells for m in moments]
     return play_rollout((cells, [m.state.agent for m in moments]), captions, view_size=params.view_size, tile_size=16 if len(cells[0]) <= 13 else 12, fps=4, title=title)
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #a45c0f14
 def example_of(row: int, ruleset, env, params, seed: int = 0) -> Example:
     "A task with its plan, and the oracle's solution from the start of `seed`."
-    params = params.replace(ruleset=ruleset)
-    plan = plan_of(ruleset)
+    params, plan = params.replace(ruleset=ruleset), plan_of(ruleset)
     try:
         timestep = _compiled(env)[0](params, jax.random.key(seed))
     except ValueError as error:                              # for example, too many objects for this room
         return Example(row, ruleset, plan, None, f"There is no start: {error}", None)
     solution = solve_from(ruleset, timestep, params)
-    if not solution.solved:
-        return Example(row, ruleset, plan, None, solution.detail, None)
-    return Example(row, ruleset, plan, len(solution.actions), solution.detail, _film(env, params, timestep, solution.actions.tolist(), f"Task {row:,}, solved"))
+    par, film = (len(solution.actions), _film(env, params, timestep, solution.actions.tolist(), f"Task {row:,}, solved")) if solution.solved else (None, None)
+    return Example(row, ruleset, plan, par, solution.detail, film)
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #f0ff9e72
 class _Selection:
@@ -247,7 +237,6 @@ class _Selection:
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #5db47f98
 def _count_html(self) -> str:
-    "The number of tasks that fit, and the criteria."
     result, n = self._result, len(self.benchmark)
     words = f"<b>{len(result.rows):,}</b> of {n:,} tasks fit"
     if result.looked_at < result.quick:
@@ -263,16 +252,15 @@ def _facts_html(self) -> str:
     parts = [kind_names().get(int(facts.goals[row, 0]), "goal"), _plural(facts.num_rules[row], "rule"),
              *([f"depth {facts.depth[row]}", _plural(facts.dead_ends[row], "dead end"), f"about {facts.steps[row]:.0f} steps"] if solved else ["no plan"])]
     tags = " ".join(f'<span class="xmg-w-tag">{escape(part)}</span>' for part in parts)
-    return f'<div style="display:flex;flex-wrap:wrap;gap:4px 6px;align-items:center"><b>Task {row:,}</b> {tags}</div>'
+    return f'<div class="xmg-w-row xmg-w-tight" style="align-items:center"><b>Task {row:,}</b> {tags}</div>'
 
 def _plural(count, what: str) -> str:
     return f"{int(count)} {what}{'s' * (int(count) != 1)}"
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #391b840a
 def _task_html(self) -> str:
-    "The properties of the task, and its English."
     if self.example is None:
-        return '<div class="xmg-w-banner">No task fits: change a filter, or take one away.</div>'
+        return banner("No task fits: change a filter, or take one away.")
     ruleset = self.example.ruleset
     return f'{_facts_html(self)}<div style="margin:6px 0">{words_html(ruleset.describe())}</div>'
 
@@ -280,13 +268,11 @@ def _tree_html(self) -> str:
     "The task tree, which scrolls where it is wider than the page."
     return "" if self.example is None else f'<div class="xmg-w-head">Task tree</div><div class="xmg-w-scroll">{draw_ruleset(self.example.ruleset)._repr_html_()}</div>'
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #67b49585
 def _why_no_plan(self) -> str:
     reason = Reason(int(self.facts.reason[self.row])).name.lower().replace("_", " ")
     return f"There is no plan ({reason}): no start of this task can be solved." if reason != "unknown kind" else "The plan of a task with registered kinds is not known."
 
 def _plan_html(self) -> str:
-    "Plan and par."
     if self.example is None:
         return ""
     plan, par = self.example.plan, self.example.par
@@ -310,31 +296,28 @@ def _options(self) -> dict:
             "depth": _DEPTHS, "difficulty": _DIFFICULTIES}
 
 def _field(words: str, control, name: str, least: int | None = None):
-    "A control below its label."
     control.add_class(f"xmg-w-{name}")
     field = column(html(f'<span class="xmg-w-soft xmg-w-small">{escape(words)}</span>'), control, name="field", least=least)
     field.layout.max_width = "100%" if least is None else "230px"
     return field
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #9a8b85c6
-_LABELS = {"goal_kind": "kind of goal", "num_rules": "rules", "depth": "depth of the tree", "difficulty": "difficulty"}
+_LABELS = {"goal_kind": "kind of goal", "num_rules": "rules", "depth": "depth of the tree", "difficulty": "difficulty", "text": "words, separated by commas"}
 _LOOK = 50_000  # tasks that the live widget proves at once, in about two seconds
 _PAGE = 50      # tasks in its list
 
 def _build_filters(self) -> list:
-    w, options = ipywidgets(), _options(self)
+    w = ipywidgets()
     whole = w.Layout(width="100%")
-    self.controls = {name: w.Dropdown(options=options[name], value=_ANY, layout=whole) for name in _LABELS}
+    self.controls = {name: w.Dropdown(options=options, value=_ANY, layout=whole) for name, options in _options(self).items()}
     self.controls["text"] = w.Text(placeholder="red ball, goal: key", continuous_update=False, layout=whole)
-    fields = [_field(_LABELS.get(name, "words, separated by commas"), control, name.replace("_", "-") if name in _LABELS else "search", 140) for name, control in self.controls.items()]
     for control in self.controls.values():
         control.observe(lambda _: self._quiet or _chosen(self, _LOOK), "value")
-    self.buttons |= {"clear": button("clear", "clear", self.filter, tooltip="take all filters away", say=self._say),
-                     "more": button("look at all of them", "more", lambda: _chosen(self, None), tooltip="prove all tasks that passed the other filters", say=self._say)}
-    return [row(*fields, tight=True), row(self._parts["count"], self.buttons["more"], self.buttons["clear"], tight=True, middle=True)]
+    more = self._button("more", "look at all of them", lambda: _chosen(self, None), "prove all tasks that passed the other filters")
+    return [row(*(_field(_LABELS[name], control, name.replace("_", "-"), 140) for name, control in self.controls.items()), tight=True),
+            row(self._parts["count"], more, self._button("clear", "clear", self.filter, "take all filters away"), tight=True, middle=True)]
 
 def _chosen(self, limit) -> None:
-    "Filter by the values of the controls."
     chosen = {name: control.value for name, control in self.controls.items() if control.value not in (_ANY, "")}
     spoken(lambda: self.filter(**{**self._unsaid, **chosen, "limit": limit}), self._say)
 
@@ -352,26 +335,19 @@ _STEPS = (  # name, words, what it does, tooltip
     ("random", "random", lambda self: self.show(int(np.random.default_rng().choice(self.found))) if len(self.found) else None, "any task of those that fit"),
     ("another-start", "another start", lambda self: self.row is None or self.show(self.row, self._start + 1), "the same task in another example world"))
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #481fcbdb
 def _build(self) -> list:
-    w, self._quiet, self.buttons = ipywidgets(), True, {}
-    self._parts = {name: html("", name) for name in ("count", "task", "tree", "plan", "film")}
-    self.buttons |= {name: button(words, name, lambda act=act: act(self), tooltip=tooltip, say=self._say) for name, words, act, tooltip in _STEPS}
-    filters = _build_filters(self)
+    w, filters = ipywidgets(), _build_filters(self)
+    previous, following, random, another = (self._button(name, words, functools.partial(act, self), tooltip) for name, words, act, tooltip in _STEPS)
     self.list = w.Select(options=[("", None)], value=None, rows=8, layout=w.Layout(width="324px", max_width="100%"))
     self.list.observe(lambda change: self._quiet or change["new"] is None or self.show(change["new"]), "value")
     self.number = w.BoundedIntText(value=self.row or 0, min=0, max=len(self.benchmark) - 1, layout=w.Layout(width="110px"))
     self.number.observe(lambda change: self._quiet or self.show(change["new"]), "value")
-    steps = row(*(self.buttons[name] for name in ("previous", "next", "random")), tight=True)
     keys = key_pad(["left", "right"], lambda key: _move(self, 1 if key == "right" else -1), "Click here, then use the keys: ← → for the previous and the next task.", self._say)
-    left = column(_field("tasks that fit", self.list, "list"), steps, _field("or the number of a task", self.number, "number"), keys, width=324)
-    solved = row(column(self._parts["plan"], row(self.buttons["another-start"]), least=260), column(self._parts["film"], width=290))
-    right = column(self._parts["task"], solved, self._parts["tree"], least=324)
-    _refresh(self)
-    self._quiet = False
-    return [*filters, row(left, right)]
+    left = column(_field("tasks that fit", self.list, "list"), row(previous, following, random, tight=True), _field("or the number of a task", self.number, "number"), keys, width=324)
+    solved = row(column(self._parts["plan"], row(another), least=260), column(self._parts["film"], width=290))
+    return [*filters, row(left, column(self._parts["task"], solved, self._parts["tree"], least=324))]
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #4a0369cb
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #481fcbdb
 def _listed(self) -> list:
     "The page of the list with the row shown: pairs of words and rows."
     at = int(np.searchsorted(self.found, self.row or 0)) // _PAGE * _PAGE
@@ -387,7 +363,6 @@ def _as_chosen(self, name: str):
         value = kinds[0] if len(kinds := _kinds(value)) == 1 else None
     return value if isinstance(value, (int, str, tuple)) and value in [v for _, v in self.controls[name].options] else _ANY
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #d5c14596
 def _set_controls(self) -> None:
     "Set the controls to the present filter; criteria that they cannot express stay in force."
     for name, control in self.controls.items():
@@ -399,18 +374,10 @@ def _set_controls(self) -> None:
     self.list.value = self.row if self.row in [v for _, v in listed] else None
     if self.row is not None:
         self.number.value = self.row
+    for name, shown in (("another-start", self.row is not None), ("more", self._result.looked_at < self._result.quick)):
+        self.buttons[name].layout.display = "" if shown else "none"
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #a83900de
-def _refresh(self) -> None:
-    for name, make_html in (("count", _count_html), ("task", _task_html), ("tree", _tree_html), ("plan", _plan_html)):
-        self._parts[name].value = make_html(self)
-    film = _film_html(self)
-    self._parts["film"].value = framed(film, f"the plan of task {self.row} carried out", 380) if film else ""
-    self.buttons["another-start"].layout.display = "" if self.row is not None else "none"
-    self.buttons["more"].layout.display = "" if self._result.looked_at < self._result.quick else "none"
-    _set_controls(self)
-
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #aae07099
 class RulesetExplorer(_Selection, Shown):
     """Browse and filter a benchmark.
 
@@ -421,20 +388,18 @@ class RulesetExplorer(_Selection, Shown):
         example: the task shown, with `ruleset`, `plan`, `par` and `film`.
     Raises `ValueError` for an empty benchmark or a world without rulesets, and the errors of loading a benchmark.
     """
-    _name, _build = "explorer", _build
+    _name, _voice, _quiet, _build = "explorer", "count", False, _build
+    _html = {"count": _count_html, "task": _task_html, "tree": _tree_html, "plan": _plan_html,
+             "film": lambda self: framed(film, f"the plan of task {self.row} carried out", 380) if (film := _film_html(self)) else ""}
 
     def _update(self):
-        "Bring the live widget up to date, if there is one."
         if self._widget is not None:
             self._quiet = True
             try:
-                _refresh(self)
+                _set_controls(self)
             finally:
                 self._quiet = False
-        return self
-
-    def _say(self, words: str) -> None:
-        self._parts["count"].value = f'<div role="status" class="xmg-w-banner xmg-w-bad">{escape(words)}</div>'
+        return super()._update()
 
     def still(self) -> str:
         "The task shown, and the number that fit, as HTML."

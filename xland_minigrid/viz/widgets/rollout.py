@@ -34,7 +34,6 @@ def trials_of(moments: Sequence) -> list[dict]:
     return rows
 
 def _outcome(row: dict) -> str:
-    "The outcome of a trial in a few words."
     if row["success"] is None:
         return f"{row['trial']} · not over"
     return f"{row['trial']} ✓ {row['steps']} steps, {row['reward']:.2f}" if row["success"] else f"{row['trial']} ✗ {row['steps']} steps"
@@ -94,12 +93,10 @@ ACTS = ("forward", "turn right", "turn left", "pick up", "put down", "toggle")
 def _action_bars(moments: Sequence) -> Bars | None:
     "Bars of the action probabilities; None if no moment has them."
     given = [getattr(m, "probabilities", None) for m in moments]
-    size = next((len(p) for p in given if p is not None), 0)
-    if not size:
+    if all(p is None for p in given):
         return None
     taken = [-1 if getattr(m, "action", None) is None else int(m.action) for m in moments]
-    names = [ACTS[k] if k < len(ACTS) else f"action {k}" for k in range(size)]
-    return Bars(names, np.stack([np.full(size, np.nan) if p is None else np.asarray(p, float) for p in given]), truth=taken, top=None, title="what to do? (✓ drawn)")
+    return Bars(ACTS, np.stack([np.full(len(ACTS), np.nan) if p is None else np.asarray(p, float) for p in given]), truth=taken, top=None, title="what to do? (✓ drawn)")
 
 def _value_curve(moments: Sequence) -> Curve | None:
     "The values, with dots at rewards; None if no moment has a value."
@@ -112,7 +109,7 @@ def _caption(moment) -> str:
     "Trial, step, and action or outcome."
     t, action = moment.timestep, getattr(moment, "action", None)
     ended = "" if not t.last() else f": goal reached, reward {float(t.reward):.2f}" if float(t.reward) > 0 else ": trial over, no reward"
-    return f"trial {moment.trial}, step {int(t.state.step_num)}" + (ended or (f": {ACTS[action]}" if action is not None and action < len(ACTS) else ""))
+    return f"trial {moment.trial}, step {int(t.state.step_num)}" + (ended or ("" if action is None else f": {ACTS[action]}"))
 
 def _checked_moments(moments) -> list:
     "Moments as a list. Raises `TypeError` or `ValueError`."
@@ -126,9 +123,7 @@ def _checked_moments(moments) -> list:
         raise TypeError(f"A moment has a timestep, a belief and a trial, and a {type(wrong[0]).__name__} has not: give what baselines.evaluation.watch returns.")
     return moments
 
-# %% ../../../nbs/viz/widgets/04_rollout.ipynb #9ff29882
 def _player_of(moments, trials, panels, title: str, **look) -> Player:
-    "The player of some moments."
     states = [m.timestep.state for m in moments]
     seen = moments[0].timestep.observation
     img = np.asarray(seen["img"] if isinstance(seen, dict) else seen)
@@ -137,7 +132,7 @@ def _player_of(moments, trials, panels, title: str, **look) -> Player:
     return play_rollout((np.stack([np.asarray(s.cells) for s in states]), [s.agent for s in states]), [_caption(m) for m in moments], panels or None, view_size=view_size,
                         markers=marks, chips={row["frame"]: _outcome(row) for row in trials}, title=title, **look)
 
-# %% ../../../nbs/viz/widgets/04_rollout.ipynb #a7a8e68d
+# %% ../../../nbs/viz/widgets/04_rollout.ipynb #9ff29882
 class RolloutViewer:
     """An agent's trials to scrub through, without a kernel: also in a saved notebook and on a page.
 
@@ -182,7 +177,6 @@ class RolloutViewer:
         return still_page(f'<b>{escape(self.title)}</b><div>{picture_html(page, _caption(self.moments[k]))}</div><div>{ends}</div>', "rollout", self.title, "One moment of a rollout.")
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
-        "The player as HTML, and a line of text."
         head = f'<div style="font:600 13px/1.45 system-ui,sans-serif;margin:0 0 6px">{escape(self.title)}</div>'
         return {"text/plain": repr(self), "text/html": head + self.player._repr_html_()}
 

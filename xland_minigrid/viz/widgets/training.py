@@ -4,12 +4,10 @@
 
 # %% auto #0
 __all__ = ['INK', 'COLORS', 'STATES', 'axes_of', 'png_of', 'legend', 'Panel', 'points_of', 'smoothed', 'short_number', 'span_of',
-           'draw_panel', 'draw_adaptation', 'Background', 'png_html', 'table_html', 'duration', 'sentence_of',
-           'TrainingDashboard']
+           'draw_panel', 'draw_adaptation', 'Kept', 'Background', 'progress_html', 'sentence_of', 'TrainingDashboard']
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #d24a6929
 import atexit
-import base64
 import io
 import threading
 import time
@@ -20,28 +18,31 @@ from numbers import Real
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
+from tqdm import tqdm
 
 from ...core.helpers import checked_int
-from .base import Shown, button, html, picture, row, still_page
+from ..plots import empty_figure
+from .base import Shown, picture, picture_html, row, still_page, table_html
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #93af06ad
 INK, COLORS = "#7d8594", ("#d97706", "#3b82f6", "#10a37f", "#c026d3")
 _DRAWING = threading.RLock()  # one figure at a time in this process
 
-def axes_of(title: str, x: str, y: str, width: float = 2.75, height: float = 2.1):
-    "A figure for one thread, its size in inches, and its axes, in colours for light and dark pages."
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    figure = Figure((width, height), layout="constrained", facecolor="none")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(facecolor="none")
+def axes_of(title: str, x: str, y: str, share: bool = False, width: float = 2.75, height: float = 2.1):
+    "A figure, its size in inches, and its axes, in colours for light and dark pages. share: the vertical axis runs from 0 to 100 %."
+    from matplotlib.ticker import PercentFormatter
+    figure, (axes,) = empty_figure(1, width, height)
+    for ground in (figure, axes):
+        ground.set_facecolor("none")
     axes.set_title(title, color=INK, fontsize=10, fontweight="bold", loc="left")
     axes.set_xlabel(x, color=INK, fontsize=9)
     axes.set_ylabel(y, color=INK, fontsize=9)
     axes.tick_params(which="both", colors=INK, labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
     axes.grid(color=INK, alpha=.22, linewidth=.6)
+    if share:
+        axes.set_ylim(-.03, 1.03)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
     return figure, axes
 
 def png_of(figure, dpi: int = 160) -> bytes:
@@ -91,16 +92,10 @@ def span_of(steps: int, total: int) -> float:
     return span
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #818d021c
-def _percent(axes):
-    "A vertical axis from 0 to 100 %."
-    from matplotlib.ticker import PercentFormatter
-    axes.set_ylim(-.03, 1.03)
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
-
 def draw_panel(panel: Panel, rows: Sequence[Mapping], total: int):
     "The lines of a panel over environment steps, smoothed where there are many; returns a matplotlib `Figure`."
     from matplotlib.ticker import EngFormatter
-    figure, axes = axes_of(panel.title, "environment steps", panel.unit)
+    figure, axes = axes_of(panel.title, "environment steps", panel.unit, panel.share)
     for color, (key, words) in zip(COLORS, panel.lines.items()):
         x, y = points_of(rows, key).T
         many = len(x) > 60
@@ -112,8 +107,6 @@ def draw_panel(panel: Panel, rows: Sequence[Mapping], total: int):
         axes.set(ylim=(0, 1), yticklabels=[])
     axes.set_xlim(0, span_of(rows[-1]["steps"] if rows else 0, total))
     axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
-    if panel.share:
-        _percent(axes)
     legend(axes)
     return figure
 
@@ -121,14 +114,13 @@ def draw_panel(panel: Panel, rows: Sequence[Mapping], total: int):
 def draw_adaptation(curves: Sequence[tuple[int, Any]]):
     "The first and the latest success per trial; `curves` are (steps, `(N,)` shares). Returns a matplotlib `Figure`."
     from matplotlib.ticker import MaxNLocator
-    figure, axes = axes_of("Adaptation", "trial of the same task", "trials solved")
+    figure, axes = axes_of("Adaptation", "trial of the same task", "trials solved", share=True)
     for k in dict.fromkeys((0, len(curves) - 1)) if curves else ():
         steps, values = curves[k]
         now = k == len(curves) - 1
         axes.plot(np.arange(1, len(values) + 1), values, color=COLORS[1] if now else INK, linewidth=1.8 if now else 1.2, marker="o", markersize=3.5,
                   linestyle="-" if now else "--", label=f"after {short_number(steps)} steps")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _percent(axes)
     legend(axes)
     return figure
 
@@ -144,16 +136,31 @@ def _end_all() -> None:
 
 getattr(threading, "_register_atexit", atexit.register)(_end_all)
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #a95d154b
-class Background(Shown):
-    """Base of the widgets whose work runs in a thread.
+# %% ../../../nbs/viz/widgets/05_training.ipynb #5f0c1e7a
+class Kept(Shown):
+    "Base of the widgets whose saved output is sent again by `keep()`."
+    _display_id = None
 
-    Subclasses have a `state` and `stop()`, and their work sets `result` or `error`.
+    def _ipython_display_(self, **again) -> None:
+        from IPython.display import display
+        self._display_id = self._display_id or uuid.uuid4().hex
+        display(self._repr_mimebundle_(), raw=True, display_id=self._display_id, **again)
+
+    def keep(self) -> None:
+        "Update the saved output of this widget, if it was shown."
+        if self._display_id is not None:
+            self._ipython_display_(update=True)
+
+# %% ../../../nbs/viz/widgets/05_training.ipynb #a95d154b
+class Background(Kept):
+    """Base of the widgets whose work runs in a thread, while another thread keeps the display up to date.
+
+    Subclasses have a `state`, `stop()`, `_paint()`, which draws the figures, and `_ended()`, which sets the state when `result` or `error` is there.
     """
-    _display_id, _thread, _follower, _parts, result, error, words = None, None, None, False, None, None, ""
+    _thread, _follower, _images, _voice, result, error, words, state = None, None, None, "said", None, None, "", "idle"
 
     def __init__(self, rows: Sequence[Mapping] = ()):
-        self._lock, self._stop, self._rows = threading.RLock(), threading.Event(), [dict(r) for r in rows]
+        self._lock, self._stop, self._news, self._rows = threading.RLock(), threading.Event(), threading.Event(), [dict(r) for r in rows]
 
     @property
     def rows(self) -> list[dict]:
@@ -161,11 +168,26 @@ class Background(Shown):
         with self._lock:
             return list(self._rows)
 
-    def _spawn(self, work: Callable, name: str, *given) -> None:
-        "Begin the work. When the process ends, the work is asked to stop and has a minute to do so."
-        self._thread = threading.Thread(target=work, args=given, name=name, daemon=True)
+    def _spawn(self, name: str, work: Callable, *given) -> None:
+        "Run `work(*given)`. When the process ends, the work is asked to stop and has a minute to do so."
+        def run():
+            result = error = None
+            try:
+                result = work(*given)
+            except BaseException as caught:                      # wait() raises it
+                error = caught
+            with self._lock:
+                self.result, self.error = result, error
+                self._ended()
+
+        self._stop.clear()
+        self.result = self.error = None
+        self._thread = threading.Thread(target=run, name=name, daemon=True)
+        self._follower = threading.Thread(target=_follow, args=(self, self._thread), name=f"{name}-display", daemon=True)
+        self._update()
         self._thread.start()
         _AT_WORK.add(self)
+        self._follower.start()
 
     def wait(self, timeout: float | None = None):
         """Wait for the end of the work; return its result or raise its error.
@@ -184,36 +206,32 @@ class Background(Shown):
                 if self.state == "stopping":
                     raise
                 self.stop()
-        if self._follower is not None:
-            self._follower.join()
+        self._follower.join()
         if self.error is not None:
             raise self.error
         return self.result
 
-    def _ipython_display_(self, **again) -> None:
-        from IPython.display import display
-        self._display_id = self._display_id or uuid.uuid4().hex
-        display(self._repr_mimebundle_(), raw=True, display_id=self._display_id, **again)
-
-    def keep(self) -> None:
-        "Update the saved output of this widget, if it was shown."
-        if self._display_id is not None:
-            self._ipython_display_(update=True)
-
 # %% ../../../nbs/viz/widgets/05_training.ipynb #35d68339
-def png_html(png: bytes, alt: str, width: int) -> str:
-    "A PNG as HTML, `width` pixels wide."
-    return f'<img alt="{escape(alt)}" width="{width}" style="max-width:100%" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+def _follow(board, thread: threading.Thread) -> None:
+    "Keep the display up to date until the thread has ended; figures take at most a fifth of the time."
+    next_figures = 0.0
+    thread.join(.5)
+    while thread.is_alive():
+        board._update()
+        if board._news.is_set() and (begun := time.monotonic()) >= next_figures:
+            board._news.clear()
+            board._paint()
+            next_figures = begun + 5 * (time.monotonic() - begun)
+        thread.join(.5)
+    board._paint()
+    board._update()
+    board.keep()
 
-def table_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    "A small table."
-    line = lambda cells, tag: "<tr>" + "".join(f"<{tag}>{escape(str(c))}</{tag}>" for c in cells) + "</tr>"
-    return f'<table class="xmg-w-table"><thead>{line(header, "th")}</thead><tbody>{"".join(line(r, "td") for r in rows)}</tbody></table>'
-
-def duration(seconds: float) -> str:
-    "Seconds in words: `8 s`, `2 min 05 s`, `1 h 10 min`."
-    s = int(round(seconds))
-    return f"{s} s" if s < 60 else f"{s // 60} min {s % 60:02d} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60:02d} min"
+def progress_html(share: float, color: str = "#2563eb") -> str:
+    "A bar, filled from 0 to 1."
+    return (f'<div role="progressbar" aria-label="progress" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{100 * share:.0f}" '
+            f'style="height:7px;border-radius:4px;background:rgba(128,128,128,.25);margin:7px 0 5px;overflow:hidden;max-width:960px">'
+            f'<div style="height:7px;width:{100 * share:.2f}%;background:{color}"></div></div>')
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #5c683eed
 STATES = {"idle": "not started", "running": "training", "stopping": "stopping …", "stopped": "stopped", "done": "done", "failed": "failed"}
@@ -226,7 +244,7 @@ class _Log(Background):
             raise TypeError(f"run is {run!r}: give a function run(report, should_stop, resume) that trains.")
         super().__init__(rows)
         self.title, self.total_steps, self.panels, self.state = title, checked_int("total_steps", total_steps, 1), [Panel(*p) for p in panels], "stopped" if rows else "idle"
-        self._run, self._news, self._curves, self._clock = run, threading.Event(), [], []
+        self._run, self._curves, self._clock = run, [], []
 
     @property
     def curves(self) -> list[tuple[int, list[float]]]:
@@ -292,7 +310,7 @@ class _Training(_Log):
             if self.state == "running":
                 self.state = "stopping"
                 self._stop.set()
-        self._show()
+        self._update()
 
     def _begin(self, go_on: bool) -> None:
         with self._lock:
@@ -300,23 +318,12 @@ class _Training(_Log):
                 raise RuntimeError(_REFUSED[self.state])
             if not go_on:
                 self._rows, self._curves = [], []
-            self._stop.clear()
-            self._clock, self.error, self.result, self.words, self.state = [(time.monotonic(), self.steps)], None, None, "", "running"
-            self._spawn(self._work, "xland-training", go_on)
-            self._follower = threading.Thread(target=_follow, args=(self, self._thread), name="xland-training-board", daemon=True)
-            self._follower.start()
-        self._show()
+            self._clock, self.words, self.state = [(time.monotonic(), self.steps)], "", "running"
+            self._spawn("xland-training", self._run, self._report, self._stop.is_set, go_on)
 
-    def _work(self, go_on: bool) -> None:
-        "The training itself, in its thread."
-        result = error = None
-        try:
-            result = self._run(self._report, self._stop.is_set, go_on)
-        except BaseException as caught:                          # wait() raises it
-            error = caught
-        with self._lock:
-            self.result, self.error, self.words = result, error, sentence_of(error) if error else ""
-            self.state = "failed" if error else "stopped" if self._stop.is_set() and self.steps < self.total_steps else "done"
+    def _ended(self) -> None:
+        self.words = sentence_of(self.error) if self.error else ""
+        self.state = "failed" if self.error else "stopped" if self._stop.is_set() and self.steps < self.total_steps else "done"
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #d93da775
 def sentence_of(error: BaseException) -> str:
@@ -325,33 +332,18 @@ def sentence_of(error: BaseException) -> str:
     whole = words.endswith((".", "!", "?")) and isinstance(error, (ValueError, RuntimeError, OSError, ArithmeticError))
     return words if whole else f"Training ended with {type(error).__name__}{': ' + words if words else '.'}"
 
-def _follow(board, thread: threading.Thread) -> None:
-    "Keep the board up to date until the thread has ended; figures take at most a fifth of the time."
-    next_figures = 0.0
-    while thread.is_alive():
-        thread.join(.5)
-        board._show()
-        if board._news.is_set() and (begun := time.monotonic()) >= next_figures:
-            board._news.clear()
-            board._paint()
-            next_figures = begun + 5 * (time.monotonic() - begun)
-    board._paint()
-    board._show()
-    board.keep()
-
 # %% ../../../nbs/viz/widgets/05_training.ipynb #2f01e8f2
 def _facts(board) -> list[str]:
-    "Progress in words."
     facts, pace, at_work = [f"{board.steps:,} of {board.total_steps:,} steps"], board.speed(), board.state in ("running", "stopping")
     if at_work and len(board._clock) < 2:
-        facts.append(f"preparing the first round, which is when programs are compiled: {duration(time.monotonic() - board._clock[0][0])}")
+        facts.append(f"preparing the first round, which is when programs are compiled: {tqdm.format_interval(time.monotonic() - board._clock[0][0])}")
     if pace:
-        facts += [f"{pace:,.0f} steps/s"] + [f"{duration(max(0, board.total_steps - board.steps) / pace)} left"] * at_work
+        facts += [f"{pace:,.0f} steps/s"] + [f"{tqdm.format_interval(max(0, board.total_steps - board.steps) / pace)} left"] * at_work
     return facts
 
 def _lines(board, rows) -> list[tuple[str, str, bool]]:
-    "Key, name and `share` of each line that the rows have numbers for."
-    return [(key, f"{panel.title.lower()} {words}".strip(), panel.share) for panel in board.panels for key, words in panel.lines.items() if len(points_of(rows, key))]
+    "Key, name as HTML, and `share` of each line that the rows have numbers for."
+    return [(key, escape(f"{panel.title.lower()} {words}".strip()), panel.share) for panel in board.panels for key, words in panel.lines.items() if len(points_of(rows, key))]
 
 def _table(board, most: int = 8) -> str:
     "At most `most` rows, evenly spaced, as HTML."
@@ -367,15 +359,12 @@ _TONE = {"running": "#2563eb", "stopping": "#b45309", "stopped": "#b45309", "don
 
 def _head(board) -> str:
     "Title, state, progress and the latest numbers as HTML."
-    share, last = 100 * min(1, board.steps / board.total_steps), board.rows[-1:]
-    tag = f'<span class="xmg-w-tag" data-state="{board.state}" style="background:{_TONE[board.state]};color:#fff">{STATES[board.state]}</span>'
-    bar = (f'<div role="progressbar" aria-label="progress" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{share:.0f}" '
-           f'style="height:7px;border-radius:4px;background:rgba(128,128,128,.25);margin:7px 0 5px;overflow:hidden;max-width:960px">'
-           f'<div style="height:7px;width:{share:.2f}%;background:{_TONE[board.state]}"></div></div>')
-    numbers = "".join(f'<span>{escape(name)} <b>{last[0][key]:{".0%" if share else ".2f"}}</b></span>' for key, name, share in _lines(board, last))
+    last, color = board.rows[-1:], _TONE[board.state]
+    tag = f'<span class="xmg-w-tag" data-state="{board.state}" style="background:{color};color:#fff">{STATES[board.state]}</span>{progress_html(min(1, board.steps / board.total_steps), color)}'
+    numbers = "".join(f'<span>{name} <b>{last[0][key]:{".0%" if share else ".2f"}}</b></span>' for key, name, share in _lines(board, last))
     wrong = f'<div class="xmg-w-bad" role="alert">{escape(board.words)}</div>' if board.words else ""
-    return (f'<div class="xmg-w-number" style="padding-top:3px"><b>{escape(board.title)}</b> &nbsp;{tag}{bar}<div class="xmg-w-soft">{escape(" · ".join(_facts(board)))}</div>'
-            f'<div style="display:flex;flex-wrap:wrap;gap:0 16px">{numbers}</div>{wrong}</div>')
+    return (f'<div class="xmg-w-number" style="padding-top:3px"><b>{escape(board.title)}</b> &nbsp;{tag}<div class="xmg-w-soft">{escape(" · ".join(_facts(board)))}</div>'
+            f'<div class="xmg-w-row" style="gap:0 16px">{numbers}</div>{wrong}</div>')
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #4273be2b
 class TrainingDashboard(_Training):
@@ -388,7 +377,7 @@ class TrainingDashboard(_Training):
         rows: reports of an earlier part; the board then begins as `stopped`.
     Attributes: `rows`, all reports; `curves`, all adaptation curves as (steps, values); `state`, one of `STATES`; `result`; `error`.
     """
-    _name = "training"
+    _name, _html = "training", {"board": _head, "said": lambda self: ""}
 
     def _pictures(self) -> dict[str, bytes]:
         "The panels that have data, as PNG by title; all of them before the first row."
@@ -400,36 +389,29 @@ class TrainingDashboard(_Training):
 
     def still(self) -> str:
         "Progress, figures and a table as HTML without scripts."
-        images = "".join(png_html(png, f"{title}: what is in the table, drawn", 264) for title, png in (self._pictures() if self.steps else {}).items())
+        images = "".join(picture_html(png, f"{title}: what is in the table, drawn", 264) for title, png in (self._pictures() if self.steps else {}).items())
         return still_page(f'{_head(self)}<div class="xmg-w-row">{images}</div>{_table(self)}', self._name, self.title, "A still of the board: run this cell to train.")
 
     def _build(self) -> list:
-        "The live parts."
-        self._head, self._said, self._images, self._parts = html(_head(self), "board"), html("", "said"), row(name="panels"), True
-        say = lambda words: setattr(self._said, "value", f'<div class="xmg-w-bad" role="alert">{escape(words)}</div>')
-        self._start_button = button("Start", "start", self.start, main=True, tooltip="Train, in the background", say=say)
-        self._stop_button = button("Stop", "stop", self.stop, tooltip="End after the present round, with a checkpoint", say=say)
-        self._resume_button = button("Resume", "resume", self.resume, tooltip="Go on from the last checkpoint", say=say)
+        self._images = row(name="panels")
+        buttons = (self._button("start", "Start", self.start, "Train, in the background", main=True), self._button("stop", "Stop", self.stop, "End after the present round, with a checkpoint"),
+                   self._button("resume", "Resume", self.resume, "Go on from the last checkpoint"))
         self._paint()
-        self._show()
-        return [self._head, row(self._start_button, self._stop_button, self._resume_button, tight=True), self._said, self._images]
+        return [self._parts["board"], row(*buttons, tight=True), self._parts["said"], self._images]
 
-    def _show(self) -> None:
-        "Head and buttons of the present state."
-        if not self._parts:
-            return
+    def _update(self):
+        if self._widget is None:
+            return self
         with self._lock:
-            state, busy = self.state, self.state in ("running", "stopping")
-            self._start_button.disabled = state not in ("idle", "failed")
-            self._stop_button.disabled, self._stop_button.description = state != "running", "Stopping …" if state == "stopping" else "Stop"
-            self._resume_button.disabled = busy or state == "done" or state == "idle" and not self._rows
-            if busy and self._said.value:
-                self._said.value = ""
-            self._head.value = _head(self)
+            start, stop, resume = self.buttons.values()
+            start.disabled = self.state not in ("idle", "failed")
+            stop.disabled, stop.description = self.state != "running", "Stopping …" if self.state == "stopping" else "Stop"
+            resume.disabled = self.state in ("running", "stopping", "done") or self.state == "idle" and not self._rows
+            return super()._update()
 
     def _paint(self) -> None:
         "Draw the panels. The lock spans drawing and showing, so the latest rows are shown last."
-        if not self._parts:
+        if self._images is None:
             return
         with _DRAWING:
             pictures = self._pictures()
