@@ -828,7 +828,7 @@ HELLO = {"op": "hello", "version": 1, "session": "s", "resume": "secret", "n": 0
 
 def test_client_of_a_lying_server():
     "Whatever a server answers, a client gets a step of the episode or a `PoolError`, and soon. A wrong reply is never a reward."
-    rng, seen = random.Random(4), collections.Counter()
+    rng, seen, wrong, said = random.Random(4), collections.Counter(), {}, []
     odd = [*ODD, float("nan"), float("inf"), "AAECAwQ=", 0, 1]
 
     def right(asked):
@@ -847,6 +847,10 @@ def test_client_of_a_lying_server():
             yield json.dumps({"id": rng.choice([None, asked["id"]]), "ok": False, "n": 0, "error": rng.choice([*odd, {"code": rng.choice(odd), "message": rng.choice(odd), "detail": rng.choice(odd), "retryable": rng.choice(odd)}])})
         yield json.dumps(whole)
 
+    def kept(asked):
+        said[:] = list(answers(asked))
+        return said
+
     async def main(url, turns):
         turn = 0
         while turn < turns:
@@ -856,13 +860,18 @@ def test_client_of_a_lying_server():
                     turn += 1
                     try:
                         step = await session.reset(0)
-                        assert step.n == 0 and step.done in (True, False) and step.observation.shape == (5,) and (step.reward is None or math.isfinite(step.reward)), step
+                        assert step.n == 0 and type(step.done) is bool and step.observation.shape == (5,) and isinstance(step.info, dict)
+                        assert step.reward is None or type(step.reward) in (int, float) and math.isfinite(step.reward)
                         seen["a step"] += 1
                     except PoolError as error:
                         seen[type(error).__name__] += 1
+                    except Exception as error:
+                        wrong[type(error).__name__] = f"{error} after {said[0][:200]!r}"
+                        break
 
-    with Liar(lambda: json.dumps(HELLO), answers) as liar:
+    with Liar(lambda: json.dumps(HELLO), kept) as liar:
         asyncio.run(main(liar.url, SCALE // 10))
+    assert not wrong, "\n".join(f"{kind}: {what}" for kind, what in wrong.items())
     Siege.report.append(("A server that lies", f"{SCALE // 10:,} replies that are wrong: mutated, with fields missing or of another type", told(seen), "", "", ""))
 
 
@@ -882,12 +891,12 @@ def test_client_of_a_server_with_a_wrong_greeting():
             except PoolError as error:
                 seen[type(error).__name__] += 1
             except Exception as error:
-                wrong[greeting[:300]] = repr(error)
+                wrong[repr(error)] = greeting[:300]
             finally:
                 await pool.close()
     with Liar(None, lambda asked: ()) as liar:
         asyncio.run(main(liar))
-    assert not wrong, wrong
+    assert not wrong, "\n".join(f"{what}: {greeting}" for what, greeting in wrong.items())
     Siege.report.append(("A server with a wrong greeting", f"{len(greetings)} kinds", told(seen), "", "", ""))
 
 
