@@ -12,22 +12,20 @@ import math
 import os
 import random
 import resource
-import signal
+import select
 import socket
 import subprocess
 import sys
-import threading
 import time
-from pathlib import Path
 
 import pytest
-from attacks import (BINARY, CLOSE, ENV, LENGTH, LONG, MANY, MB, PAUSE, PING, PONG, SCALE, TEXT, TOKEN, Bystander, Episodes, Siege, Target, Wire, frame, handshake, request, stopped, write_report)
+from attacks import (BINARY, CLOSE, LENGTH, LONG, MANY, MB, PAUSE, PING, PONG, SCALE, TOKEN, Bystander, Episodes, Siege, Target, Wire, frame, handshake, request, stopped, write_report)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_faults import HANG, HOUR, FaultProxy, Loop, sockets, until
 
 from xland_minigrid.pool import EnvPool
-from xland_minigrid.pool.errors import BadRequest, ConnectFailed, PoolError, SessionLost
+from xland_minigrid.pool.errors import BadRequest, PoolError, SessionLost
 from xland_minigrid.pool.sessions import MAX_ID, Reply, read_reply, read_request
 
 pytestmark = [pytest.mark.slow, pytest.mark.newest]
@@ -347,7 +345,7 @@ def test_fragments_without_end(server):
         wire.ask(1, "reset", 3)
         wire.send(frame("{", fin=False))
         part = frame("", 0, fin=False) * 1000
-        for _ in range(MANY * 2):
+        for _ in range(MANY // 2):
             if not wire.send(part):
                 break
         wire.send(frame("}", 0))
@@ -357,7 +355,7 @@ def test_fragments_without_end(server):
         with Wire(server, resume=wire) as again:
             again.free()
 
-    with siege(server, "A message in parts without end", f"a text in {MANY * 2000:,} empty parts") as attack:
+    with siege(server, "A message in parts without end", f"a text in {MANY * 500:,} empty parts") as attack:
         attack.rounds(once)
         attack.got = told(seen)
 
@@ -384,7 +382,9 @@ def test_slow_writers(server):
         assert all(reply == said[0] and reply["ok"] and reply["n"] == 1 for reply in said)
         for wire in wires:
             wire.free()
-        assert all(wire.fate() is None for wire in stuck)     # open_timeout, ten seconds
+        for wire in stuck:
+            assert not LONG or wire.fate() is None           # after ten seconds
+            wire.close()
         attack.got = "its reply, when the request is whole; a handshake that takes longer than ten seconds is cut"
 
 
@@ -521,19 +521,20 @@ def test_pending_number_again_and_again(server, gate):
             wire.send(data * 1000)
         attack.meanwhile()
         gate()
-        first, replies = wire.reply(), 1
+        assert until(lambda: select.select([wire.sock], [], [], 0)[0] or server.memory - before > 64 * MB)
         grown = server.memory - before                       # they are written in one turn of the server's loop
+        assert grown < 64 * MB, f"{repeats:,} repeats of one number make the server {grown / MB:.0f} MB larger"
+        first, replies = wire.reply(), 1
         wire.send(request(3, "state"))
         while (reply := wire.reply())["id"] == 2:
             replies += 1
-            assert replies <= 100, f"the reply comes again and again; the server is {grown / MB:.0f} MB larger"
-        assert first["id"] == 2 and grown < 64 * MB, f"{repeats:,} repeats: {replies} replies, {grown / MB:.0f} MB more"
-        assert reply["n"] == (1 if first["ok"] else 0), first      # after a minute the server gives up on an environment
+            assert replies <= 100, "the reply comes again and again"
+        assert first["id"] == 2 and reply["n"] == (1 if first["ok"] else 0), first      # after a minute the server gives up on an environment
         got.append(replies)
         wire.free()
 
     with siege(server, "The number of a request under way, again and again", f"{repeats:,} times, its reply a megabyte") as attack:
-        attack.rounds(once, most=6, each=MB)
+        attack.rounds(once, each=MB) if LONG else once()
         attack.got = f"its reply, {max(got)} times at most; the step was done once"
 
 
@@ -688,7 +689,7 @@ def test_server_stopped(wide, patience):
 
 def test_clocks_jump(server, brisk, watched, monkeypatch):
     "The wall clock jumps, on two servers and here: pings, grace, idleness and deadlines do not look at it."
-    jumps, real, seen = [86400.0, -86400.0, 3.2e9, -1.6e9, 0.0], time.time, 0
+    jumps, real = [3.2e9, -1.6e9, *[86400.0, -86400.0] * LONG, 0.0], time.time
     with siege(server, "The wall clock jumps", f"on the servers and on the clients by {', '.join(f'{jump:g}' for jump in jumps)} s; one server has a grace of an hour, one of a second") as attack:
         away = Wire(server)
         away.ask(1, "reset", 0)
@@ -701,8 +702,8 @@ def test_clocks_jump(server, brisk, watched, monkeypatch):
             with Wire(brisk) as wire:
                 wire.ask(1, "reset", 0)
             brisk.settled(live, files)                        # forgotten after a second, whatever the clock says
-            watched.advance(100)
-            attack.meanwhile(100)
+            watched.advance()
+            attack.meanwhile()
             away = Wire(server, resume=away)                  # and here remembered for an hour
             assert away.status == 101 and away.ask(number + 1, "step", 1)["n"] == number
             away.close()
