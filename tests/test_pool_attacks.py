@@ -565,6 +565,33 @@ def test_pending_number_on_many_connections(server, gate):
         attack.got = "its reply, once, on the last connection"
 
 
+def test_taken_over_connection_that_asks_on(server, gate):
+    "Who lost a session to another connection cannot take its reply away any more."
+    def once():
+        server.forget("gate")
+        old = Wire(server, "/session?env=patient")
+        old.ask(1, "reset")
+        data = request(2, "step", "wait 10")
+        old.send(data)
+        new = Wire(server, resume=old)
+        new.send(data)
+        old.send(data * 3)                                   # it was told 4001, and does not care
+        attack.meanwhile()
+        gate()
+        new.send(request(3, "state"))
+        reply = new.reply()
+        while reply["id"] == 3 and reply["last"] == 2 and reply["n"] == 0:       # not done yet: ask on
+            new.send(request(3, "state"))
+            reply = new.reply()
+        assert reply["id"] == 2 and reply["n"] == 1, f"the reply went to the other connection; this one is told {reply}"
+        new.free()
+        old.close()
+
+    with siege(server, "A connection that was taken over and asks on", "it sends the number of the request under way three times after another connection sent it") as attack:
+        attack.rounds(once)
+        attack.got = "the connection that has the session: its reply"
+
+
 # ---------------------------------------------------------------- SIGSTOP
 
 
