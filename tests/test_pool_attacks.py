@@ -762,7 +762,7 @@ def mutated(rng, text: str) -> str | bytes:
 
 
 def fuzz(check, wholes: list[str], fields: list[str], scale: int = SCALE) -> int:
-    "Hypothesis makes frames, each is mutated a hundred times. Returns how many were checked."
+    "Odd values in every field; then Hypothesis makes frames, each is mutated a hundred times. Returns how many of these were checked."
     count = 0
     shaped = st.builds(lambda whole, name, value: json.dumps({**json.loads(whole), name: value}), st.sampled_from(wholes), st.sampled_from(fields), JSON)
 
@@ -774,6 +774,8 @@ def fuzz(check, wholes: list[str], fields: list[str], scale: int = SCALE) -> int
         for _ in range(100):
             check(mutated(rng, text))
             count += 1
+    for whole, name, value in itertools.product(wholes, fields, [*ODD, math.nan, math.inf]):
+        check(json.dumps({**json.loads(whole), name: value}))
     run()
     return count
 
@@ -856,27 +858,30 @@ HELLO = {"op": "hello", "version": 1, "session": "s", "resume": "secret", "n": 0
 
 def test_client_of_a_lying_server():
     "Whatever a server answers, a client gets a step of the episode or a `PoolError`, and soon. A wrong reply is never a reward."
-    rng, seen, wrong, said = random.Random(4), collections.Counter(), {}, []
+    rng, seen, wrong, said, others = random.Random(4), collections.Counter(), {}, [], [False]
     odd = [*ODD, float("nan"), float("inf"), "AAECAwQ=", 0, 1]
 
     def right(asked):
         return {"id": asked["id"], "ok": True, "n": 0, "obs": "AAECAwQ=", "reward": None, "done": False}
 
     def answers(asked):
-        whole = right(asked)
+        whole = {**right(asked), "obs": "BAMCAQA="}
         kind = rng.randrange(4)
         if kind == 0:
             yield mutated(rng, json.dumps(whole))
         elif kind == 1:
             yield json.dumps({k: v for k, v in whole.items() if k != rng.choice(list(whole))})
         elif kind == 2:
-            yield json.dumps({**whole, rng.choice(list(whole)): rng.choice(odd)})
+            name = rng.choice(list(whole))
+            yield json.dumps({**whole, name: rng.choice([value for value in odd if name != "id" or value != asked["id"]])})
         else:
             yield json.dumps({"id": rng.choice([None, asked["id"]]), "ok": False, "n": 0, "error": rng.choice([*odd, {"code": rng.choice(odd), "message": rng.choice(odd), "detail": rng.choice(odd), "retryable": rng.choice(odd)}])})
-        yield json.dumps(whole)
+        yield json.dumps(right(asked))
 
     def kept(asked):
         said[:] = list(answers(asked))
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+            others[:] = [json.loads(said[0])["id"] != asked["id"]]
         return said
 
     async def main(url, turns):
@@ -890,6 +895,7 @@ def test_client_of_a_lying_server():
                         step = await session.reset(0)
                         assert step.n == 0 and type(step.done) is bool and step.observation.shape == (5,) and isinstance(step.info, dict)
                         assert step.reward is None or type(step.reward) in (int, float) and math.isfinite(step.reward)
+                        assert not others[0] or step.observation[0] == 0, "the reply to another request was taken for this one's"
                         seen["a step"] += 1
                     except PoolError as error:
                         seen[type(error).__name__] += 1
