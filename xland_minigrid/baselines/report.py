@@ -69,7 +69,7 @@ def _alike(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
         raise ValueError("There are no runs to average over: give at least one.")
     first = evaluations[0]
     for other in evaluations[1:]:
-        if not np.array_equal(other.task_ids, first.task_ids) or other.returns.shape != first.returns.shape:
+        if not first.is_like(other):
             raise ValueError("These runs were evaluated on different tasks or trials: use the same benchmark, seed, num_tasks and num_trials for all.")
         if (other.reference is None) != (first.reference is None):
             raise ValueError("Some of these runs have a reference and some have none: evaluate all with the same oracle.")

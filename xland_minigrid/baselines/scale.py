@@ -34,17 +34,14 @@ def make_mesh(devices: int | None = None, platform: str | None = None) -> Mesh:
     return Mesh(np.array(there[:devices]), (AXIS,))
 
 # %% ../../nbs/baselines/08_scale.ipynb #3d6c87a4
-def replicate(tree, mesh: Mesh):
-    "A pytree of arrays, copied to every device of a mesh. Several processes must all pass the same values."
-    everywhere = NamedSharding(mesh, PartitionSpec())
+def replicate(tree, mesh: Mesh, axis: str | None = None):
+    "A pytree of arrays, copied to every device of a mesh, or with an `axis` divided along their first one. Several processes must all pass the same values."
+    sharding = NamedSharding(mesh, PartitionSpec(axis) if axis else PartitionSpec())
 
     def place(x):
         if jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(place(jax.random.key_data(x)), impl=jax.random.key_impl(x))
-        if jax.process_count() == 1:
-            return jax.device_put(x, everywhere)
-        whole = np.asarray(x)
-        return jax.make_array_from_callback(whole.shape, everywhere, lambda index: whole[index])
+        return jax.device_put(x, sharding) if jax.process_count() == 1 else jax.make_array_from_callback(np.shape(x), sharding, np.asarray(x).__getitem__)
     return jax.tree.map(place, tree)
 
 # %% ../../nbs/baselines/08_scale.ipynb #b1a8d47c
