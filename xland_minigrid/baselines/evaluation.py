@@ -29,7 +29,7 @@ from .rl2 import Agent, TrainConfig, begin, make_world
 from .scale import AXIS, replicate
 from ..benchmarks import Benchmark
 from ..benchmarks.demonstrations import play_expert, trial_starts, without_reset
-from ..benchmarks.difficulty import Difficulty, difficulty, strata, take
+from ..benchmarks.difficulty import difficulty, strata, take
 from ..benchmarks.files import appearing
 from ..core.goals import goal_kinds
 from ..core.helpers import progress_bar
@@ -323,17 +323,11 @@ def goal_names(goals) -> np.ndarray:
     kinds, at = np.unique(np.asarray(goals)[:, 0], return_inverse=True)
     return np.array([getattr(goal_kinds.classes.get(k), "__name__", f"kind {k}") for k in kinds.tolist()])[at]
 
-def labels_of(benchmark: Benchmark, task_ids, known: Difficulty | None = None) -> dict[str, np.ndarray]:
-    """Labels of some tasks: `goal kind`, `depth` and `rules to trigger` (NaN without a plan).
-
-    known: the `Difficulty` of the whole benchmark, which adds `oracle steps`. Raises `ValueError` when it is of another benchmark.
-    """
-    if known is not None and len(known) != len(benchmark):
-        raise ValueError(f"This difficulty is of {len(known):,} tasks and the benchmark has {len(benchmark):,}: pass the one of this benchmark.")
+def labels_of(benchmark: Benchmark, task_ids) -> dict[str, np.ndarray]:
+    "Labels of some tasks: `goal kind`, `depth` and `rules to trigger` (NaN without a plan)."
     task_ids = np.asarray(task_ids)
-    found, at = (difficulty(take(benchmark, task_ids)), slice(None)) if known is None else (known, task_ids)
-    labels = {"goal kind": goal_names(np.asarray(benchmark.goals)[task_ids]), "depth": found.values("depth")[at], "rules to trigger": found.values("num_steps")[at]}
-    return labels | ({"oracle steps": known.reference[at].astype(np.float64)} if known is not None and not np.isnan(known.reference).all() else {})
+    found = difficulty(take(benchmark, task_ids))
+    return {"goal kind": goal_names(np.asarray(benchmark.goals)[task_ids]), "depth": found.values("depth"), "rules to trigger": found.values("num_steps")}
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #d3f829d2
 def grouped(evaluation: Evaluation, by: str, bins: int = 8) -> dict[str, Evaluation]:
