@@ -16,7 +16,7 @@ from scipy import stats
 from xland_minigrid.baselines import curriculum as cu
 from xland_minigrid.baselines.checkpoint import from_arrays, to_arrays
 from xland_minigrid.baselines.curriculum import (
-    KINDS, SCORES, Curriculum, CurriculumConfig, Outcome, Uniform, combined, empty_buffer, make_curriculum, probabilities, published,
+    KINDS, SCORES, Curriculum, CurriculumConfig, Outcome, Uniform, combined, empty_buffer, make_curriculum, probabilities,
     reference_returns, shared_ranks, uniform_tasks)
 from xland_minigrid.benchmarks import generate_benchmark
 from xland_minigrid.benchmarks.oracle import estimated_steps
@@ -390,7 +390,7 @@ def test_when_candidates_are_wanted(name, period):
 
 
 def test_sizes():
-    plr = make_curriculum(published("plr"))
+    plr = make_curriculum(CurriculumConfig("plr", buffer=40_000))
     assert sum(x.nbytes for x in jax.tree.leaves(plr.start(3_000_000))) < 1e6
     regret = make_curriculum(CurriculumConfig("regret", buffer=40_000), par=np.full(3_000_000, 50.0), max_steps=507)
     assert sum(x.nbytes for x in jax.tree.leaves(regret.start(3_000_000))) < 2e7
@@ -503,8 +503,6 @@ def test_settings_are_complete_and_survive_json():
         assert CurriculumConfig(**dataclasses.asdict(config)) == config
         assert kind == "uniform" or all(getattr(config, f.name) is not None for f in dataclasses.fields(config))
         assert dataclasses.replace(CurriculumConfig(), kind=kind) == config
-    assert (published("plr").buffer, published("plr").replay, published("plr").score) == (40_000, .95, "maxmc")
-    assert (published("sfl").candidates, published("sfl").buffer, published("sfl", replay=.5).replay) == (40_000, 8192, .5)
 
 
 @pytest.mark.parametrize("settings,word", [
@@ -528,7 +526,6 @@ def test_wrong_settings(settings, word):
     (lambda: make_curriculum(CurriculumConfig("regret"), range(4), par=PAR, max_steps=9), ValueError, "this very benchmark"),
     (lambda: made("regret").start(N + 1), ValueError, "this very benchmark"),
     (lambda: cu.PLR(CONFIGS["regret"]).start(3), ValueError, "this very benchmark"),
-    (lambda: published("regret"), ValueError, "plr, sfl"),
     (lambda: made("maxmc").start(0), ValueError, "from 1"),
     (lambda: made("maxmc").start(2**31 - 1), ValueError, "from 1"),
     (lambda: made("maxmc").start(3.0), ValueError, "integer"),

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SCORES', 'KINDS', 'Outcome', 'Curriculum', 'uniform_tasks', 'Buffer', 'empty_buffer', 'combined', 'learnt',
-           'shared_ranks', 'probabilities', 'drawn_tasks', 'CurriculumConfig', 'published', 'PLR', 'buffer_stats',
-           'SFL', 'Uniform', 'reference_returns', 'make_curriculum']
+           'shared_ranks', 'probabilities', 'drawn_tasks', 'CurriculumConfig', 'PLR', 'buffer_stats', 'SFL', 'Uniform',
+           'reference_returns', 'make_curriculum']
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #3041bd71
 import dataclasses
@@ -183,7 +183,6 @@ def _part(x) -> jax.Array:
     "Weights as shares of 1; zeros if there is none."
     return x / jnp.maximum(x.sum(), 1e-30)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #b9ee5f5b
 def probabilities(state: Buffer, how: str, temperature: float, staleness: float) -> jax.Array:
     "With what probability each slot is chosen when the buffer is drawn from, float32 `(K,)`; all 0 for an empty buffer."
     full = state.task >= 0
@@ -236,20 +235,14 @@ class CurriculumConfig:
         for name, value in _USUAL.get(self.kind, {}).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        _check_ranges(self)
-        if self.kind != "uniform":
-            _check_together(self)
+        _check_config(self)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #6fe475b7
-def _check_ranges(config: CurriculumConfig):
-    "Raise `ValueError` for a value that makes no sense by itself."
+def _check_config(config: CurriculumConfig):
+    "See `CurriculumConfig`."
     check_fields(config, "curriculum.", **dict.fromkeys(("staleness", "replay", "fill"), "[0, 1]"), temperature="(0, inf)")
     for name, least in dict(buffer=1, candidates=0, period=0, trials=0).items():
         if getattr(config, name) is not None:
             checked_int(f"curriculum.{name}", getattr(config, name), least)
-
-def _check_together(config: CurriculumConfig):
-    "Raise `ValueError` for values that do not go together."
     c, own, least = config, {"sfl": "learnability", "regret": "regret"}.get(config.kind), 2 if config.score == "learnability" else 1
     for wrong, says in [
             (own and c.score != own, f"curriculum.score {c.score!r} does not go with kind {c.kind!r}: leave it out, it is {own!r}."),
@@ -258,21 +251,8 @@ def _check_together(config: CurriculumConfig):
             (c.kind == "sfl" and not c.candidates, "SFL finds its tasks by trying candidates out: set curriculum.candidates and period above 0."),
             (c.kind == "sfl" and c.candidates < c.buffer, f"SFL keeps the best {c.buffer} of {c.candidates} candidates: raise curriculum.candidates or lower curriculum.buffer."),
             (c.candidates and c.trials < least, f"curriculum.trials is {c.trials}: candidates need at least {least}; p(1-p) is 0 after a single trial.")]:
-        if wrong:
+        if wrong and c.kind != "uniform":
             raise ValueError(says)
-
-# %% ../../nbs/baselines/06_curriculum.ipynb #1284f103
-def published(kind: str, **changes) -> CurriculumConfig:
-    """Settings of public runs on `high-3m` (Rutherford et al. 2024, github.com/amacrutherford/sampling-for-learnability); `changes` replace fields.
-
-    "plr": there a whole batch of 8,192 agents replayed or did not; here each agent decides. "sfl": the best candidates of every round, drawn by all agents.
-    Raises `ValueError` for another kind.
-    """
-    settings = {"plr": dict(buffer=40_000, temperature=1.0, staleness=0.3, replay=0.95, fill=1.0),
-                "sfl": dict(buffer=8192, candidates=40_000, period=1, trials=10, replay=1.0)}
-    if kind not in settings:
-        raise ValueError(f"There is no public run with {kind!r}: choose one of {', '.join(settings)}.")
-    return CurriculumConfig(kind, **{**settings[kind], **changes})
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #bc3d456d
 @dataclass(frozen=True)
@@ -299,7 +279,7 @@ class PLR:
         return state, drawn_tasks(state, keys, self.config.replay)
 
     def record(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
-        return self.learn(state.replace(round=state.round + 1), tasks, outcome)
+        return self.refresh(state.replace(round=state.round + 1), tasks, outcome)
 
     def wants(self, round):
         return round % self.period == 0 if self.period else False
@@ -308,10 +288,6 @@ class PLR:
         return uniform_tasks(state.num_tasks, keys)
 
     def refresh(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
-        return self.learn(state, tasks, outcome)
-
-    def learn(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
-        "The buffer after `tasks (B,)` were played, its shares worked out again."
         return self.shared(learnt(state, tasks, outcome, SCORES[self.config.score]))
 
     def shared(self, state: Buffer) -> Buffer:
@@ -343,7 +319,7 @@ class SFL(PLR):
 
     def refresh(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
         fresh = empty_buffer(len(state.task), len(state.task)).replace(num_tasks=state.num_tasks, round=state.round)
-        return self.learn(fresh, tasks, outcome)
+        return super().refresh(fresh, tasks, outcome)
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #18e23d83
 @dataclass(frozen=True)
@@ -357,7 +333,7 @@ class Uniform(PLR):
     def draw(self, state: Buffer, keys):
         return state, uniform_tasks(state.num_tasks, keys)
 
-    def learn(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
+    def refresh(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
         _checked_outcome(tasks, outcome)
         return state
 

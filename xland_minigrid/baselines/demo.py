@@ -100,7 +100,6 @@ def unlucky_seed(agent: Agent, ruleset, num_trials: int, tries: int = 20):
             break
     return moments
 
-# %% ../../nbs/baselines/15_demo.ipynb #f2f2d033
 def animation(agent: Agent, ruleset, num_trials: int = 5):
     "A player of the agent on one task, with its belief over the objects in the room."
     from xland_minigrid.viz.player import play_rollout
@@ -137,7 +136,6 @@ def _make_way(config: TrainConfig) -> bool:
 def _same_config(path: Path, config: TrainConfig) -> bool:
     return path.exists() and from_dict(json.loads(path.read_text())) == config
 
-# %% ../../nbs/baselines/15_demo.ipynb #8701431d
 def run_demo(out="runs/demo", seed: int = 1, steps: int | None = None, fast: bool = False, progress: bool = True) -> dict:
     """Make tasks, train, test on held-out objects, write and return the results (`results.json`).
 

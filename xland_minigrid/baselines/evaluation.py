@@ -48,9 +48,6 @@ class Knowing(NamedTuple):
     memory: Any
     told: Any
 
-
-
-# %% ../../nbs/baselines/12_evaluation.ipynb #226ac552
 @dataclass(frozen=True)
 class NetworkPolicy:
     """The policy of a trained network: actions are drawn from its distribution, or with `greedy` the likeliest is taken.
@@ -160,7 +157,6 @@ def _gathered(x) -> np.ndarray:
         return np.asarray(process_allgather(x, tiled=True))
     return np.asarray(x)
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #3a57ba5d
 def _player(policy, env, num_trials: int, mesh: Mesh | None, parameters, params):
     "`play(rulesets, keys)` gives the tally and the finished trials as NumPy arrays."
     if mesh is None:
@@ -329,7 +325,6 @@ def labels_of(benchmark: Benchmark, task_ids) -> dict[str, np.ndarray]:
     found = difficulty(take(benchmark, task_ids))
     return {"goal kind": goal_names(np.asarray(benchmark.goals)[task_ids]), "depth": found.values("depth"), "rules to trigger": found.values("num_steps")}
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #d3f829d2
 def grouped(evaluation: Evaluation, by: str, bins: int = 8) -> dict[str, Evaluation]:
     """Split an evaluation by a label: a group's name to the evaluation of its tasks, smallest value first.
 
@@ -430,7 +425,6 @@ def _oracle_reference(env, params, benchmark, chosen, keys, num_trials: int, com
                for known in (np.concatenate(returns), np.concatenate(steps))]
     return *widened, (np.arange(num_trials) < compared) & ~np.isnan(widened[0])
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #f6d83869
 @functools.lru_cache(maxsize=8)
 def _world_of(config: TrainConfig):
     "The world of a configuration, made once, because programs are compiled for an environment object."

@@ -152,7 +152,6 @@ def _row(name: str, label: str, group: str, runs: list[Evaluation]) -> dict:
         row |= {key: value.mean, f"{key}_lo": value.low, f"{key}_hi": value.high} | ({f"{key}_std": value.std} if len(runs) > 1 else {})
     return row
 
-# %% ../../nbs/baselines/13_report.ipynb #6c6a9d22
 _SHOWN = {"return": "return", "return_median": "median", "return_p20": "p20", "return_p80": "p80", "return_iqm": "IQM", "return_sum": "sum over trials", "success": "success",
           "steps": "steps", "zero_return": "zero return", "normalised": "of oracle", "normalised_p20": "of oracle, p20", "regret": "regret", "spl": "SPL"}
 

@@ -188,7 +188,6 @@ def begin(env, params, rulesets, keys):
     timestep = jax.vmap(env.reset, (axes, 0))(batch, keys)
     return timestep, lambda timestep, action: jax.vmap(env.step, (axes, 0, 0))(batch, timestep, action)
 
-# %% ../../nbs/baselines/10_rl2.ipynb #4776701f
 def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]:
     "The tasks to train on and those held out, which share no pair of goal and rules; None and None for a single task."
     if not config.benchmark:
@@ -199,7 +198,6 @@ def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]
     tasks = load_benchmark(config.benchmark) if named else load_benchmark_from_path(config.benchmark)
     return tasks.split(1 - config.held_out, by="random")  # whole groups of one goal_id, drawn by a fixed seed
 
-# %% ../../nbs/baselines/10_rl2.ipynb #c37711af
 @dataclass(frozen=True)
 class Agent:
     "A network's structure and parameters, its configuration, and the environment steps it was trained for."
@@ -233,7 +231,6 @@ class RunState(PyTreeNode):
     round: jax.Array  # int32
     curriculum: Any = None
 
-# %% ../../nbs/baselines/10_rl2.ipynb #5a7ddef2
 def start_run(config: TrainConfig, num_tasks: int = 0, curriculum=None) -> RunState:
     "The state in which training begins, on `num_tasks` tasks if there is a curriculum to choose among them."
     parameters = new_agent(config).parameters
@@ -354,7 +351,6 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
 
     return refresh
 
-# %% ../../nbs/baselines/10_rl2.ipynb #4004dd84
 def _averaged(metrics: dict) -> dict:
     "Metrics of a round's updates `(U,)` as scalars; those per trial are weighted by the number of trials."
     trials = metrics["trials"].sum()
@@ -486,7 +482,6 @@ def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round)
             saved = now
     return state, done
 
-# %% ../../nbs/baselines/10_rl2.ipynb #0b673158
 def _check_finite(metrics: dict, steps: int):
     "Raise `FloatingPointError` before a diverged run overwrites good checkpoints."
     if not all(np.isfinite(x) for x in metrics.values()):

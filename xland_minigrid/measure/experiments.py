@@ -55,7 +55,6 @@ def finish(config: TrainConfig, tasks: Benchmark | None, tests: Mapping[str, Ben
     found = {name: _tested(training.agent, name, benchmark, protocol, mesh, progress) for name, benchmark in tests.items()}
     return Run(training.agent, found, read_evaluations(config.out), training.metrics[-1]["seconds"] if training.metrics else float("nan"))
 
-# %% ../../nbs/measure/08_experiments.ipynb #c1faed12
 def _tested(agent: Agent, name: str, benchmark, protocol: Protocol, mesh, progress: bool) -> Evaluation:
     "The final evaluation on a set of tasks, from its file if that is of the same agent, tasks and protocol."
     path = Path(agent.config.out).expanduser() / f"final-{name.replace(' ', '-')}.npz"
@@ -215,7 +214,6 @@ def _size(runs: Sequence[Run]) -> str:
     seconds = [run.seconds for run in runs]
     return f"{numbers:,} parameters, {np.median(seconds):,.0f} s of training (median of {len(runs)})"
 
-# %% ../../nbs/measure/08_experiments.ipynb #1a1edd44
 CORES = ("gru", "mingru", "ssm", "transformer")
 
 def core_configs(config: TrainConfig, cores: Sequence[str] = CORES, belief: Sequence[bool] = (True, False)) -> dict[str, TrainConfig]:
