@@ -17,7 +17,7 @@ from xland_minigrid.baselines import curriculum as cu
 from xland_minigrid.baselines.checkpoint import from_arrays, to_arrays
 from xland_minigrid.baselines.curriculum import (
     KINDS, SCORES, Curriculum, CurriculumConfig, Outcome, Uniform, combined, empty_buffer, make_curriculum, probabilities,
-    reference_returns, shared_ranks, uniform_tasks)
+    reference_returns, uniform_tasks)
 from xland_minigrid.benchmarks import generate_benchmark
 from xland_minigrid.benchmarks.oracle import estimated_steps
 from xland_minigrid.envs.registration import make
@@ -176,10 +176,10 @@ def test_the_order_of_the_agents_does_not_matter(batch, order):
 @given(st.lists(st.sampled_from([-np.inf, 0.0, 0.25, 0.5, 1.0]), min_size=7, max_size=7))
 @settings(max_examples=40)
 def test_ranks_are_those_of_scipy(score):
-    np.testing.assert_array_equal(RANKS(jnp.array(score, jnp.float32)), stats.rankdata(-np.array(score)))
+    np.testing.assert_array_equal(RANKS(-jnp.array(score, jnp.float32)), stats.rankdata(-np.array(score)))
 
 
-RANKS, PROBABILITIES = jax.jit(shared_ranks), jax.jit(probabilities, static_argnums=1)
+RANKS, PROBABILITIES = jax.jit(cu.rankdata), jax.jit(probabilities, static_argnums=1)
 
 
 def test_outcomes_of_one_task_are_put_together():

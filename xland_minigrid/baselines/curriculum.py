@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SCORES', 'KINDS', 'Outcome', 'Curriculum', 'uniform_tasks', 'Buffer', 'empty_buffer', 'combined', 'learnt',
-           'shared_ranks', 'probabilities', 'drawn_tasks', 'CurriculumConfig', 'PLR', 'buffer_stats', 'SFL', 'Uniform',
+           'probabilities', 'drawn_tasks', 'CurriculumConfig', 'PLR', 'buffer_stats', 'SFL', 'Uniform',
            'reference_returns', 'make_curriculum']
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #3041bd71
@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.stats import rankdata
 
 from .options import check_fields
 from ..benchmarks.oracle import estimated_steps
@@ -157,20 +158,13 @@ def learnt(state: Buffer, tasks, outcome: Outcome, rule) -> Buffer:
     score = rule(outcome, state.reference_of(task))
     return _inserted(state, task, jnp.where(here | (task == _NOBODY), -jnp.inf, score), outcome.best)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #9e303788
-def shared_ranks(score) -> jax.Array:
-    "Ranks from 1 for the highest score, float32 `(K,)`; equal scores share the mean of their ranks."
-    ordered = jnp.sort(-score)
-    first, last = (jnp.searchsorted(ordered, -score, side=side) for side in ("left", "right"))
-    return (first + last + 1).astype(jnp.float32) / 2
-
 # %% ../../nbs/baselines/06_curriculum.ipynb #6ca1866e
 _UNIT = 2**30  # shares are counted in parts of this
 
 def _weights(score, full, how: str, temperature: float) -> jax.Array:
     "What each slot's score is worth, float32 `(K,)`, the highest 1; 0 for empty slots."
     if how == "rank":
-        rank = shared_ranks(score)
+        rank = rankdata(-score)
         weight = (rank.min() / rank) ** (1 / temperature)
     elif how == "score":
         value = jnp.where(full, jnp.maximum(score, 0), 0)

@@ -32,7 +32,7 @@ from ..benchmarks.demonstrations import play_expert, trial_starts, without_reset
 from ..benchmarks.difficulty import difficulty, strata, take
 from ..benchmarks.files import appearing
 from ..core.goals import goal_kinds
-from ..core.helpers import progress_bar
+from ..core.helpers import checked_int, progress_bar
 from ..core.ruleset import RuleSet
 from ..envs.sampling import RulesetSamplingWrapper
 from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
@@ -406,10 +406,8 @@ def _begins_again(env) -> bool:
 def _compared(oracle, num_trials: int) -> int:
     "How many first trials the oracle plays. Raises `ValueError` for a number below 0."
     if isinstance(oracle, (bool, np.bool_)):
-        return num_trials if oracle else 0
-    if not isinstance(oracle, (int, np.integer)) or oracle < 0:
-        raise ValueError(f"oracle is {oracle!r}: give True, False, or how many first trials of each task the oracle plays.")
-    return min(int(oracle), num_trials)
+        return num_trials * bool(oracle)
+    return min(checked_int("oracle", oracle, 0), num_trials)
 
 def _oracle_reference(env, params, benchmark, chosen, keys, num_trials: int, compared: int, expert, progress: bool, block: int = 256):
     "Returns and steps `(tasks, N)` of the oracle, averaged for trials after the first `compared`, and which are from the same start."
@@ -434,8 +432,6 @@ def _unpacked(policy, world, greedy: bool, show_goal: float | None):
     "Policy, parameters and world, from an `Agent` or from a policy."
     if show_goal is not None and not (isinstance(policy, Agent) and policy.config.network.goal_conditioned_core):
         raise ValueError("This policy is told nothing of its task: leave out show_goal, or train an agent with network.goal_conditioned_core.")
-    if show_goal is not None and not 0 <= show_goal <= 1:
-        raise ValueError(f"show_goal is {show_goal}: give True, False, or a share of the tasks from 0 to 1.")
     if isinstance(policy, Agent):
         policy, agent = NetworkPolicy(policy.structure, greedy, None if show_goal is None else float(show_goal)), policy
         return policy, agent.parameters, world or _world_of(replace(agent.config, seed=0, out=""))

@@ -8,6 +8,7 @@ __all__ = ['TRIALS', 'OverSeeds', 'student_interval', 'interquartile_mean', 'ove
 
 # %% ../../nbs/baselines/13_report.ipynb #d7aa1512
 import csv
+import importlib.util
 import io
 import json
 import time
@@ -53,9 +54,8 @@ def _over_runs(name: str, values):
 # %% ../../nbs/baselines/13_report.ipynb #b00d96e5
 def interquartile_mean(values) -> float:
     "The mean of the middle half of all numbers: a quarter is cut off at each end."
-    values = np.asarray(values, np.float64).ravel()
-    cut = len(values) // 4
-    return float(np.partition(values, (cut, len(values) - 1 - cut))[cut:len(values) - cut].mean())
+    from scipy.stats import trim_mean
+    return float(trim_mean(values, 0.25, axis=None))
 
 def _iqm_interval(scores, resamples: int = 400, level: float = 0.95, seed: int = 0) -> tuple[float, float, float]:
     "The interquartile mean of `scores (S, tasks)` and its interval over runs and tasks."
@@ -294,9 +294,7 @@ def _page(title: str, rows: Sequence[Mapping], record: Mapping) -> str:
 # %% ../../nbs/baselines/13_report.ipynb #ecd928f4
 def _figures(rows: Sequence[Mapping], record: Mapping, by: Sequence[str], out: Path) -> dict[str, Path]:
     "Draw what there is to draw; nothing where matplotlib is not installed."
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("matplotlib") is None:
         return {}
     from xland_minigrid.viz.plots import adaptation_curve, generalization_curves, group_bars, learning_curves
     drawn = {"adaptation.png": adaptation_curve(record["per_trial"], what=("success", "return", "steps"), title=record["title"])}

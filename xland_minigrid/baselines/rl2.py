@@ -11,6 +11,7 @@ __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'finding_out', 'preset', 'single
 # %% ../../nbs/baselines/10_rl2.ipynb #d8ed63e3
 import dataclasses
 import functools
+import importlib.util
 import json
 import time
 from dataclasses import dataclass, field
@@ -462,7 +463,8 @@ def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round)
             state = refresh(state, benchmark)
         state, metrics = next_round(state, benchmark)
         metrics = {name: float(x) for name, x in metrics.items()}
-        _check_finite(metrics, done)
+        if not all(map(np.isfinite, metrics.values())):  # before a diverged run replaces good checkpoints
+            raise FloatingPointError(f"Learning diverged after {done:,} steps: lower ppo.lr or ppo.max_grad_norm, and resume from the last checkpoint.")
         done = (number + 1) * config.steps_per_round
         now = time.monotonic()
         row = {"steps": done, "seconds": round(before + now - begun, 2), **{name: round(x, 6) for name, x in metrics.items()}}
@@ -482,16 +484,9 @@ def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round)
             saved = now
     return state, done
 
-def _check_finite(metrics: dict, steps: int):
-    "Raise `FloatingPointError` before a diverged run overwrites good checkpoints."
-    if not all(np.isfinite(x) for x in metrics.values()):
-        raise FloatingPointError(f"Learning diverged after {steps:,} steps: lower ppo.lr or ppo.max_grad_norm, and resume from the last checkpoint.")
-
 def _draw(rows: list, path: Path):
     "The figure of a run, where matplotlib is installed."
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("matplotlib") is None:
         return
     from xland_minigrid.viz.plots import training_curve
     training_curve(rows, ["return", "success_first", "success_last", "belief_nats"]).savefig(path, dpi=120)
