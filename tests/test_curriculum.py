@@ -479,9 +479,9 @@ def test_par_of_a_benchmark():
     broken = tasks.replace(rules=rules, init_tiles=tiles)
     par = estimated_steps(broken, *make("XLand-MiniGrid-R1-9x9")[::-1])
     assert par.dtype == np.float32 and np.isnan(par[0]) and np.isfinite(par[1:]).all()
-    regret = make_curriculum(CurriculumConfig("regret"), broken, env_id="XLand-MiniGrid-R1-9x9")
+    regret = make_curriculum(CurriculumConfig("regret"), broken, world=make("XLand-MiniGrid-R1-9x9"))
     np.testing.assert_array_equal(regret.reference, reference_returns(par, 3 * 81))
-    np.testing.assert_array_equal(make_curriculum(CurriculumConfig("regret"), broken, env_id="XLand-MiniGrid-R1-9x9", max_steps=60).reference, reference_returns(par, 60))
+    np.testing.assert_array_equal(make_curriculum(CurriculumConfig("regret"), broken, world=make("XLand-MiniGrid-R1-9x9", max_steps=60)).reference, reference_returns(par, 60))
     assert np.isnan(regret.start(40).reference[0])
     with pytest.raises(ValueError, match="par has shape"):
         make_curriculum(CurriculumConfig("regret"), broken.take(np.zeros(0, int)), par=np.zeros(0), max_steps=9)

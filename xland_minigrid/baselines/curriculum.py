@@ -21,7 +21,6 @@ from .options import check_fields
 from ..benchmarks.oracle import estimated_steps
 from ..core.helpers import checked_int
 from ..core.struct import PyTreeNode
-from ..envs.registration import make
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #221e4924
 class Outcome(PyTreeNode):
@@ -347,20 +346,18 @@ def reference_returns(par, max_steps) -> np.ndarray:
     return np.where(par > max_steps, 0, 1 - 0.9 * np.minimum(par, max_steps) / max_steps).astype(np.float32)
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #3edd8a98
-def make_curriculum(config: CurriculumConfig, benchmark=None, par=None, max_steps: int | None = None, *, env_id: str | None = None, **options) -> Curriculum:
+def make_curriculum(config: CurriculumConfig, benchmark=None, par=None, max_steps: int | None = None, *, world=None) -> Curriculum:
     """The curriculum that a configuration describes.
 
-    Only "regret" needs more: `max_steps` and `par`, the reference steps of every task; or a `benchmark` and `env_id` for `oracle.estimated_steps` (`options` are those of
-    `make`). Raises `ValueError` for what is missing or does not fit.
+    Only "regret" needs more: `max_steps` and `par`, the reference steps of every task; or a `benchmark` and its `world`, `(env, params)`, for `oracle.estimated_steps`.
+    Raises `ValueError` for what is missing or does not fit.
     """
     if config.kind != "regret":
         return {"uniform": Uniform, "plr": PLR, "sfl": SFL}[config.kind](config)
-    if env_id is not None:
-        env, params = make(env_id, **{name: value for name, value in {**options, "max_steps": max_steps}.items() if value is not None})
-        max_steps = params.max_steps
-    if par is None and (benchmark is None or env_id is None):
-        raise ValueError("Regret is measured against par: give par, the reference steps of every task, or a benchmark and env_id to estimate them with.")
-    par = estimated_steps(benchmark, params, env) if par is None else par
+    if par is None and (benchmark is None or world is None):
+        raise ValueError("Regret is measured against par: give par, the reference steps of every task, or a benchmark and its world to estimate them with.")
+    max_steps = max_steps if world is None else world[1].max_steps
+    par = estimated_steps(benchmark, *world[::-1]) if par is None else par
     if benchmark is not None and np.shape(par) != (len(benchmark),):
         raise ValueError(f"par has shape {np.shape(par)} and the benchmark {len(benchmark):,} tasks: give par for this very benchmark.")
     return PLR(config, reference_returns(par, max_steps))

@@ -444,7 +444,7 @@ class _Run:
             check_tellable(benchmark.get_rulesets(np.arange(len(benchmark))) if getattr(benchmark, "extended", None) is not None else benchmark.get_ruleset(0))
         self.curriculum = None
         if benchmark is not None and config.curriculum.kind != "uniform":  # which needs no memory
-            self.curriculum = make_curriculum(config.curriculum, benchmark, par, make_world(config)[1].max_steps, **({} if par is not None else {"env_id": config.env_id, "height": config.size, "width": config.size}))
+            self.curriculum = make_curriculum(config.curriculum, benchmark, par, world=make_world(config))
         self.structure = abstract_agent(config).structure
 
     def agent(self, state: RunState, steps: int) -> Agent:
