@@ -45,6 +45,7 @@ def figure_4(statistics: Mapping[str, Mapping], title: str = "How many rules a t
 
     Takes `{name: what benchmark_statistics returned}`. Raises `ValueError` when there is nothing to draw.
     """
+    from matplotlib.ticker import MaxNLocator
     if not statistics or not all(found.get("rules_per_task") for found in statistics.values()):
         raise ValueError("There is nothing to draw: give {name: benchmark_statistics(benchmark)} for at least one benchmark.")
     figure, (axis,) = empty_figure(1, 6.4, 3.6)
@@ -52,7 +53,7 @@ def figure_4(statistics: Mapping[str, Mapping], title: str = "How many rules a t
         axis.plot(*_shares(found["rules_per_task"]), color=PALETTE[i % len(PALETTE)], marker=MARKERS[i % len(MARKERS)], markersize=5, linewidth=1.8,
                   label=f"{name} (mean {mean_of(found['rules_per_task']):.1f})")
     axis.set(xlabel="rules per task (tree and distractors)", ylabel="share of tasks", title=title, ylim=(0, None))
-    axis.locator_params(axis="x", integer=True), _percent(axis.yaxis)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True)), _percent(axis.yaxis)
     axis.legend(frameon=False)
     _make_room(axis)
     return figure
@@ -64,7 +65,9 @@ def _make_room(axis) -> None:
     for line in whole if top else ():
         axis.set_ylim(0, 1.2 * top)
         x = float(line.get_xdata()[line.get_ydata().argmax()])
-        axis.annotate(f"100%: {line.get_label().split(' (')[0]}", (x, 1.1 * top), (8, -3), textcoords="offset points", fontsize=9, color=line.get_color())
+        axis.vlines(x, 0, 1.1 * top, color=line.get_color(), linewidth=1.8)
+        axis.plot(x, 1.1 * top, color=line.get_color(), marker="^", markersize=8)
+        axis.annotate(f"100%: {line.get_label().split(' (')[0]}", (x, 1.1 * top), (8, -3), textcoords="offset points", fontsize=9)
 
 # %% ../../nbs/measure/12_statistics.ipynb #fbe2520e
 _PANELS = {
