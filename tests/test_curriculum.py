@@ -16,8 +16,8 @@ from scipy import stats
 from xland_minigrid.baselines import curriculum as cu
 from xland_minigrid.baselines.checkpoint import from_arrays, to_arrays
 from xland_minigrid.baselines.curriculum import (
-    KINDS, SCORES, Curriculum, CurriculumConfig, Outcome, Uniform, combined, empty_buffer, make_curriculum, probabilities, published,
-    reference_returns, shared_ranks, uniform_tasks)
+    KINDS, SCORES, Curriculum, CurriculumConfig, Outcome, Uniform, combined, empty_buffer, make_curriculum, probabilities,
+    reference_returns, uniform_tasks)
 from xland_minigrid.benchmarks import generate_benchmark
 from xland_minigrid.benchmarks.oracle import estimated_steps
 from xland_minigrid.envs.registration import make
@@ -176,10 +176,10 @@ def test_the_order_of_the_agents_does_not_matter(batch, order):
 @given(st.lists(st.sampled_from([-np.inf, 0.0, 0.25, 0.5, 1.0]), min_size=7, max_size=7))
 @settings(max_examples=40)
 def test_ranks_are_those_of_scipy(score):
-    np.testing.assert_array_equal(RANKS(jnp.array(score, jnp.float32)), stats.rankdata(-np.array(score)))
+    np.testing.assert_array_equal(RANKS(-jnp.array(score, jnp.float32)), stats.rankdata(-np.array(score)))
 
 
-RANKS, PROBABILITIES = jax.jit(shared_ranks), jax.jit(probabilities, static_argnums=1)
+RANKS, PROBABILITIES = jax.jit(cu.rankdata), jax.jit(probabilities, static_argnums=1)
 
 
 def test_outcomes_of_one_task_are_put_together():
@@ -390,7 +390,7 @@ def test_when_candidates_are_wanted(name, period):
 
 
 def test_sizes():
-    plr = make_curriculum(published("plr"))
+    plr = make_curriculum(CurriculumConfig("plr", buffer=40_000))
     assert sum(x.nbytes for x in jax.tree.leaves(plr.start(3_000_000))) < 1e6
     regret = make_curriculum(CurriculumConfig("regret", buffer=40_000), par=np.full(3_000_000, 50.0), max_steps=507)
     assert sum(x.nbytes for x in jax.tree.leaves(regret.start(3_000_000))) < 2e7
@@ -479,9 +479,9 @@ def test_par_of_a_benchmark():
     broken = tasks.replace(rules=rules, init_tiles=tiles)
     par = estimated_steps(broken, *make("XLand-MiniGrid-R1-9x9")[::-1])
     assert par.dtype == np.float32 and np.isnan(par[0]) and np.isfinite(par[1:]).all()
-    regret = make_curriculum(CurriculumConfig("regret"), broken, env_id="XLand-MiniGrid-R1-9x9")
+    regret = make_curriculum(CurriculumConfig("regret"), broken, world=make("XLand-MiniGrid-R1-9x9"))
     np.testing.assert_array_equal(regret.reference, reference_returns(par, 3 * 81))
-    np.testing.assert_array_equal(make_curriculum(CurriculumConfig("regret"), broken, env_id="XLand-MiniGrid-R1-9x9", max_steps=60).reference, reference_returns(par, 60))
+    np.testing.assert_array_equal(make_curriculum(CurriculumConfig("regret"), broken, world=make("XLand-MiniGrid-R1-9x9", max_steps=60)).reference, reference_returns(par, 60))
     assert np.isnan(regret.start(40).reference[0])
     with pytest.raises(ValueError, match="par has shape"):
         make_curriculum(CurriculumConfig("regret"), broken.take(np.zeros(0, int)), par=np.zeros(0), max_steps=9)
@@ -503,8 +503,6 @@ def test_settings_are_complete_and_survive_json():
         assert CurriculumConfig(**dataclasses.asdict(config)) == config
         assert kind == "uniform" or all(getattr(config, f.name) is not None for f in dataclasses.fields(config))
         assert dataclasses.replace(CurriculumConfig(), kind=kind) == config
-    assert (published("plr").buffer, published("plr").replay, published("plr").score) == (40_000, .95, "maxmc")
-    assert (published("sfl").candidates, published("sfl").buffer, published("sfl", replay=.5).replay) == (40_000, 8192, .5)
 
 
 @pytest.mark.parametrize("settings,word", [
@@ -528,7 +526,6 @@ def test_wrong_settings(settings, word):
     (lambda: make_curriculum(CurriculumConfig("regret"), range(4), par=PAR, max_steps=9), ValueError, "this very benchmark"),
     (lambda: made("regret").start(N + 1), ValueError, "this very benchmark"),
     (lambda: cu.PLR(CONFIGS["regret"]).start(3), ValueError, "this very benchmark"),
-    (lambda: published("regret"), ValueError, "plr, sfl"),
     (lambda: made("maxmc").start(0), ValueError, "from 1"),
     (lambda: made("maxmc").start(2**31 - 1), ValueError, "from 1"),
     (lambda: made("maxmc").start(3.0), ValueError, "integer"),

@@ -51,7 +51,6 @@ def _free(out: Path, force: bool) -> None:
     if out.expanduser().exists() and not force:
         raise ValueError(f"{out} exists: give another name, or --force to replace it.")
 
-# %% ../nbs/90_cli.ipynb #66545986
 def _generate(args) -> None:
     from xland_minigrid.benchmarks.files import write_file
     from xland_minigrid.benchmarks.generate import Recipe, generate_rulesets, recipe_of
@@ -94,7 +93,6 @@ def _list() -> None:
         print(f"{name:12} {state}")
     print(f"kept in {data_folder()}")
 
-# %% ../nbs/90_cli.ipynb #b76898ca
 def _convert(source: str, out: Path, force: bool = False, packed: bool | None = None) -> None:
     """Write a benchmark in another shape
 
@@ -223,7 +221,6 @@ def _tasks_for(args, config):
         return demo.hold_tasks(demo.OBJECTS[demo.held_out_objects()], demo.demo_plan().test_tasks, seed=args.seed + 1)
     return rl2.load_tasks(config)[1]
 
-# %% ../nbs/90_cli.ipynb #f57d92a7
 def _evaluate(args) -> None:
     from xland_minigrid.baselines.evaluation import RandomPolicy, evaluate, goal_names, table
     from xland_minigrid.baselines.agents import load_agent
@@ -289,7 +286,6 @@ _COMMANDS = {
     "train": ("train an RL² agent; all settings: xland-minigrid train --help", _train_parser),
     "grpo": ("a small transformer learns FrozenLake by GRPO; all settings: xland-minigrid grpo --help", None),
     "experiment": ("several agents, several seeds, the same tasks", "xland_minigrid.measure.experiments:experiment_parser"),
-    "profile": ("where the time of a training update goes", None),
     "serve": ("many environments at once, over WebSockets", "xland_minigrid.pool.server:serve_parser"),
     "grade": ("which exercises of students' notebooks are solved", "xland_minigrid.tutor.grade:grade_parser"),
     "evaluate": ("trial by trial, on tasks that an agent never met", _evaluate_parser),

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import signal
@@ -49,10 +50,8 @@ def to_arrays(tree) -> dict[str, np.ndarray]:
 
 def _forms(tree) -> dict[str, jax.ShapeDtypeStruct]:
     "Shapes and dtypes of what `to_arrays` gives, also of arrays that were donated."
-    def form(x):
-        x = jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
-        return jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
-    return {jax.tree_util.keystr(path): form(x) for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    forms = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
+    return {jax.tree_util.keystr(path): jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x for path, x in jax.tree_util.tree_flatten_with_path(forms)[0]}
 
 def from_arrays(arrays: dict, like) -> Any:
     "The tree that `to_arrays` took apart; `like` is a tree of the same structure, shapes and dtypes."
@@ -90,7 +89,7 @@ def read_checkpoint(path: Path, values: bool = True) -> tuple[dict, dict]:
     try:
         with safe_open(path, framework="numpy") as file:
             record = json.loads(file.metadata()["record"])
-            if not isinstance(record, dict) or not {"about", "versions", "arrays"} <= record.keys():
+            if not {"about", "versions", "arrays"} <= record.keys():
                 raise ValueError
             arrays = {name: file.get_tensor(name).view(jnp.dtype(dtype)) for name, (_, dtype, _) in record["arrays"].items()} if values else {}
     except Exception as error:
@@ -141,10 +140,8 @@ class CheckpointFolder:
 
     def set_aside(self, step: int) -> Path:
         "Take a checkpoint out of the numbered ones without deleting it; returns where it is now."
-        number = 0
-        while (aside := self.folder / f"{step}.damaged{number or ''}").exists():
-            number += 1
-        return self.path(step).rename(aside)
+        names = (self.folder / f"{step}.damaged{number or ''}" for number in itertools.count())
+        return self.path(step).rename(next(name for name in names if not name.exists()))
 
     def load(self, like, step: int | None = None) -> tuple[Any, dict]:
         """A checkpoint (the latest unless a step is named) as a tree like `like`, and its record.
@@ -289,11 +286,8 @@ def _hand_on(data: bytes) -> bytes:
     from jax.experimental.multihost_utils import broadcast_one_to_all
     first = jax.process_index() == 0
     pieces, last = (int(x) for x in broadcast_one_to_all(np.array(divmod(len(data), _PIECE), np.int32)))
-    found = []
-    for i, size in enumerate([_PIECE] * pieces + [last] * (last > 0)):
-        piece = np.frombuffer(data, np.uint8, size, i * _PIECE) if first else np.zeros(size, np.uint8)
-        found.append(np.asarray(broadcast_one_to_all(piece)).tobytes())
-    return b"".join(found)
+    piece = lambda i, size: np.frombuffer(data, np.uint8, size, i * _PIECE) if first else np.zeros(size, np.uint8)
+    return b"".join(np.asarray(broadcast_one_to_all(piece(i, size))).tobytes() for i, size in enumerate([_PIECE] * pieces + [last] * (last > 0)))
 
 def first_says(call: Callable) -> Any:
     """The result of `call()` in the first process of `jax.distributed`, for all processes, which call this together. It must be what JSON can hold.
@@ -308,13 +302,13 @@ def first_says(call: Callable) -> Any:
             raise CheckpointError(answer["error"])
         return answer["result"]
     try:
-        result = call()
-        answer = json.dumps({"result": result})
+        answer = {"result": call()}
+        data = json.dumps(answer)
     except BaseException as error:
         _hand_on(json.dumps({"error": str(error) or type(error).__name__}).encode())
         raise
-    _hand_on(answer.encode())
-    return result
+    _hand_on(data.encode())
+    return answer["result"]
 
 def load_together(checkpoints: CheckpointFolder, like, step: int | None = None) -> tuple[Any, dict]:
     "`checkpoints.load` for all processes of `jax.distributed` at once: the first one reads, all get the tree and the record."

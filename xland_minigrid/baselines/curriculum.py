@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SCORES', 'KINDS', 'Outcome', 'Curriculum', 'uniform_tasks', 'Buffer', 'empty_buffer', 'combined', 'learnt',
-           'shared_ranks', 'probabilities', 'drawn_tasks', 'CurriculumConfig', 'published', 'PLR', 'buffer_stats',
-           'SFL', 'Uniform', 'reference_returns', 'make_curriculum']
+           'probabilities', 'drawn_tasks', 'CurriculumConfig', 'PLR', 'buffer_stats', 'SFL', 'Uniform',
+           'reference_returns', 'make_curriculum']
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #3041bd71
 import dataclasses
@@ -15,12 +15,12 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.stats import rankdata
 
 from .options import check_fields
 from ..benchmarks.oracle import estimated_steps
 from ..core.helpers import checked_int
 from ..core.struct import PyTreeNode
-from ..envs.registration import make
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #221e4924
 class Outcome(PyTreeNode):
@@ -157,20 +157,13 @@ def learnt(state: Buffer, tasks, outcome: Outcome, rule) -> Buffer:
     score = rule(outcome, state.reference_of(task))
     return _inserted(state, task, jnp.where(here | (task == _NOBODY), -jnp.inf, score), outcome.best)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #9e303788
-def shared_ranks(score) -> jax.Array:
-    "Ranks from 1 for the highest score, float32 `(K,)`; equal scores share the mean of their ranks."
-    ordered = jnp.sort(-score)
-    first, last = (jnp.searchsorted(ordered, -score, side=side) for side in ("left", "right"))
-    return (first + last + 1).astype(jnp.float32) / 2
-
 # %% ../../nbs/baselines/06_curriculum.ipynb #6ca1866e
 _UNIT = 2**30  # shares are counted in parts of this
 
 def _weights(score, full, how: str, temperature: float) -> jax.Array:
     "What each slot's score is worth, float32 `(K,)`, the highest 1; 0 for empty slots."
     if how == "rank":
-        rank = shared_ranks(score)
+        rank = rankdata(-score)
         weight = (rank.min() / rank) ** (1 / temperature)
     elif how == "score":
         value = jnp.where(full, jnp.maximum(score, 0), 0)
@@ -183,7 +176,6 @@ def _part(x) -> jax.Array:
     "Weights as shares of 1; zeros if there is none."
     return x / jnp.maximum(x.sum(), 1e-30)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #b9ee5f5b
 def probabilities(state: Buffer, how: str, temperature: float, staleness: float) -> jax.Array:
     "With what probability each slot is chosen when the buffer is drawn from, float32 `(K,)`; all 0 for an empty buffer."
     full = state.task >= 0
@@ -236,20 +228,14 @@ class CurriculumConfig:
         for name, value in _USUAL.get(self.kind, {}).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        _check_ranges(self)
-        if self.kind != "uniform":
-            _check_together(self)
+        _check_config(self)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #6fe475b7
-def _check_ranges(config: CurriculumConfig):
-    "Raise `ValueError` for a value that makes no sense by itself."
+def _check_config(config: CurriculumConfig):
+    "See `CurriculumConfig`."
     check_fields(config, "curriculum.", **dict.fromkeys(("staleness", "replay", "fill"), "[0, 1]"), temperature="(0, inf)")
     for name, least in dict(buffer=1, candidates=0, period=0, trials=0).items():
         if getattr(config, name) is not None:
             checked_int(f"curriculum.{name}", getattr(config, name), least)
-
-def _check_together(config: CurriculumConfig):
-    "Raise `ValueError` for values that do not go together."
     c, own, least = config, {"sfl": "learnability", "regret": "regret"}.get(config.kind), 2 if config.score == "learnability" else 1
     for wrong, says in [
             (own and c.score != own, f"curriculum.score {c.score!r} does not go with kind {c.kind!r}: leave it out, it is {own!r}."),
@@ -258,21 +244,8 @@ def _check_together(config: CurriculumConfig):
             (c.kind == "sfl" and not c.candidates, "SFL finds its tasks by trying candidates out: set curriculum.candidates and period above 0."),
             (c.kind == "sfl" and c.candidates < c.buffer, f"SFL keeps the best {c.buffer} of {c.candidates} candidates: raise curriculum.candidates or lower curriculum.buffer."),
             (c.candidates and c.trials < least, f"curriculum.trials is {c.trials}: candidates need at least {least}; p(1-p) is 0 after a single trial.")]:
-        if wrong:
+        if wrong and c.kind != "uniform":
             raise ValueError(says)
-
-# %% ../../nbs/baselines/06_curriculum.ipynb #1284f103
-def published(kind: str, **changes) -> CurriculumConfig:
-    """Settings of public runs on `high-3m` (Rutherford et al. 2024, github.com/amacrutherford/sampling-for-learnability); `changes` replace fields.
-
-    "plr": there a whole batch of 8,192 agents replayed or did not; here each agent decides. "sfl": the best candidates of every round, drawn by all agents.
-    Raises `ValueError` for another kind.
-    """
-    settings = {"plr": dict(buffer=40_000, temperature=1.0, staleness=0.3, replay=0.95, fill=1.0),
-                "sfl": dict(buffer=8192, candidates=40_000, period=1, trials=10, replay=1.0)}
-    if kind not in settings:
-        raise ValueError(f"There is no public run with {kind!r}: choose one of {', '.join(settings)}.")
-    return CurriculumConfig(kind, **{**settings[kind], **changes})
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #bc3d456d
 @dataclass(frozen=True)
@@ -299,7 +272,7 @@ class PLR:
         return state, drawn_tasks(state, keys, self.config.replay)
 
     def record(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
-        return self.learn(state.replace(round=state.round + 1), tasks, outcome)
+        return self.refresh(state.replace(round=state.round + 1), tasks, outcome)
 
     def wants(self, round):
         return round % self.period == 0 if self.period else False
@@ -308,10 +281,6 @@ class PLR:
         return uniform_tasks(state.num_tasks, keys)
 
     def refresh(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
-        return self.learn(state, tasks, outcome)
-
-    def learn(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
-        "The buffer after `tasks (B,)` were played, its shares worked out again."
         return self.shared(learnt(state, tasks, outcome, SCORES[self.config.score]))
 
     def shared(self, state: Buffer) -> Buffer:
@@ -343,7 +312,7 @@ class SFL(PLR):
 
     def refresh(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
         fresh = empty_buffer(len(state.task), len(state.task)).replace(num_tasks=state.num_tasks, round=state.round)
-        return self.learn(fresh, tasks, outcome)
+        return super().refresh(fresh, tasks, outcome)
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #18e23d83
 @dataclass(frozen=True)
@@ -357,7 +326,7 @@ class Uniform(PLR):
     def draw(self, state: Buffer, keys):
         return state, uniform_tasks(state.num_tasks, keys)
 
-    def learn(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
+    def refresh(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
         _checked_outcome(tasks, outcome)
         return state
 
@@ -377,20 +346,18 @@ def reference_returns(par, max_steps) -> np.ndarray:
     return np.where(par > max_steps, 0, 1 - 0.9 * np.minimum(par, max_steps) / max_steps).astype(np.float32)
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #3edd8a98
-def make_curriculum(config: CurriculumConfig, benchmark=None, par=None, max_steps: int | None = None, *, env_id: str | None = None, **options) -> Curriculum:
+def make_curriculum(config: CurriculumConfig, benchmark=None, par=None, max_steps: int | None = None, *, world=None) -> Curriculum:
     """The curriculum that a configuration describes.
 
-    Only "regret" needs more: `max_steps` and `par`, the reference steps of every task; or a `benchmark` and `env_id` for `oracle.estimated_steps` (`options` are those of
-    `make`). Raises `ValueError` for what is missing or does not fit.
+    Only "regret" needs more: `max_steps` and `par`, the reference steps of every task; or a `benchmark` and its `world`, `(env, params)`, for `oracle.estimated_steps`.
+    Raises `ValueError` for what is missing or does not fit.
     """
     if config.kind != "regret":
         return {"uniform": Uniform, "plr": PLR, "sfl": SFL}[config.kind](config)
-    if env_id is not None:
-        env, params = make(env_id, **{name: value for name, value in {**options, "max_steps": max_steps}.items() if value is not None})
-        max_steps = params.max_steps
-    if par is None and (benchmark is None or env_id is None):
-        raise ValueError("Regret is measured against par: give par, the reference steps of every task, or a benchmark and env_id to estimate them with.")
-    par = estimated_steps(benchmark, params, env) if par is None else par
+    if par is None and (benchmark is None or world is None):
+        raise ValueError("Regret is measured against par: give par, the reference steps of every task, or a benchmark and its world to estimate them with.")
+    max_steps = max_steps if world is None else world[1].max_steps
+    par = estimated_steps(benchmark, *world[::-1]) if par is None else par
     if benchmark is not None and np.shape(par) != (len(benchmark),):
         raise ValueError(f"par has shape {np.shape(par)} and the benchmark {len(benchmark):,} tasks: give par for this very benchmark.")
     return PLR(config, reference_returns(par, max_steps))

@@ -36,15 +36,12 @@ def held_out_objects() -> np.ndarray:
     return (color - shape) % (len(OBJECT_COLORS) // 2) == 0
 
 # %% ../../nbs/baselines/15_demo.ipynb #5032b476
-def hold_tasks(objects, n: int, seed: int = 0, objects_per_task: int = 4) -> Benchmark:
-    """`n` tasks "hold one of these": different objects drawn from `objects (K, 2)`, the first of which is the hidden goal.
-
-    Raises `ValueError` when there are too few objects.
-    """
-    if len(objects) < objects_per_task:
-        raise ValueError(f"{objects_per_task} different objects a task cannot be drawn from {len(objects)}: give more, or ask for fewer a task.")
+def hold_tasks(objects, n: int, seed: int = 0) -> Benchmark:
+    "`n` tasks \"hold one of these\": four different objects drawn from `objects (K, 2)`, the first of which is the hidden goal. Raises `ValueError` for fewer than four objects."
+    if len(objects) < 4:
+        raise ValueError(f"4 different objects a task cannot be drawn from {len(objects)}: give more.")
     random = np.random.default_rng(seed)
-    tiles = np.asarray(objects, np.uint8)[random.random((n, len(objects))).argsort(1)[:, :objects_per_task]]
+    tiles = np.asarray(objects, np.uint8)[random.random((n, len(objects))).argsort(1)[:, :4]]
     goals = np.zeros((n, 5), np.uint8)
     goals[:, 0], goals[:, 1:3] = AgentHoldGoal.ID, tiles[:, 0]
     return Benchmark.from_arrays(goals, np.zeros((n, 1, 7), np.uint8), tiles)
@@ -89,8 +86,7 @@ def sentence(agent: Evaluation, random: Evaluation) -> str:
 # %% ../../nbs/baselines/15_demo.ipynb #a92b739a
 def unlucky_task(evaluation: Evaluation) -> int:
     "The number of the first task in an evaluation that was not solved in trial 1; the very first when all were."
-    failed = np.flatnonzero(evaluation.success[:, 0] == 0)
-    return int(evaluation.task_ids[failed[0] if len(failed) else 0])
+    return int(evaluation.task_ids[np.argmax(evaluation.success[:, 0] == 0)])
 
 def unlucky_seed(agent: Agent, ruleset, num_trials: int, tries: int = 20):
     "Moments of a run that fails in trial 1; the last one tried when none does."
@@ -100,7 +96,6 @@ def unlucky_seed(agent: Agent, ruleset, num_trials: int, tries: int = 20):
             break
     return moments
 
-# %% ../../nbs/baselines/15_demo.ipynb #f2f2d033
 def animation(agent: Agent, ruleset, num_trials: int = 5):
     "A player of the agent on one task, with its belief over the objects in the room."
     from xland_minigrid.viz.player import play_rollout
@@ -125,8 +120,9 @@ _WRITTEN = ("adaptation.png", "one_task.html", "one_task.gif", "results.json", "
 
 def _make_way(config: TrainConfig) -> bool:
     "Remove what an earlier, finished demonstration left in `out`; True when an unfinished one is there to be resumed."
-    out, steps = Path(config.out), Checkpoints(Path(config.out) / "checkpoints").steps()
-    if steps and steps[-1] < config.rounds * config.steps_per_round and _same_config(out / "config.json", config):
+    out = Path(config.out)
+    steps, saved = Checkpoints(out / "checkpoints").steps(), out / "config.json"
+    if steps and steps[-1] < config.rounds * config.steps_per_round and saved.exists() and from_dict(json.loads(saved.read_text())) == config:
         return True
     for name in _WRITTEN:
         (out / name).unlink(missing_ok=True)
@@ -134,10 +130,7 @@ def _make_way(config: TrainConfig) -> bool:
         shutil.rmtree(out / "checkpoints")
     return False
 
-def _same_config(path: Path, config: TrainConfig) -> bool:
-    return path.exists() and from_dict(json.loads(path.read_text())) == config
 
-# %% ../../nbs/baselines/15_demo.ipynb #8701431d
 def run_demo(out="runs/demo", seed: int = 1, steps: int | None = None, fast: bool = False, progress: bool = True) -> dict:
     """Make tasks, train, test on held-out objects, write and return the results (`results.json`).
 

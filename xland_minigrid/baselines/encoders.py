@@ -247,7 +247,6 @@ class TaskHint(PyTreeNode):
     goal: jax.Array
     goal_shown: jax.Array
 
-# %% ../../nbs/baselines/02_encoders.ipynb #f49ff4b1
 def tell(keys, rulesets: RuleSet, show_goal: float = 1.0) -> TaskHint:
     """Show the goal to a share of the agents; works under `jit`.
 

@@ -91,7 +91,8 @@ def dashboard(config: TrainConfig, benchmark: Benchmark | None = None, *, held_o
 
     def run(report, should_stop, resume):
         if tasks[0] is None and config.benchmark:
-            tasks[0], tasks[1] = _loaded(config, held_out)
+            ours, others = load_tasks(config)
+            tasks[:] = ours, held_out if held_out is not None else others if len(others) else ours
         shown = tasks[1] if tasks[1] is not None else tasks[0]
         glance = Glance(report, should_stop, shown if num_tasks else None, num_tasks, num_trials, every)
         return train(config, tasks[0], resume=resume, progress=False, on_round=glance, par=par)
@@ -100,11 +101,6 @@ def dashboard(config: TrainConfig, benchmark: Benchmark | None = None, *, held_o
     board.config, board.folder = config, folder
     _BOARDS.add(board)
     return board
-
-def _loaded(config: TrainConfig, held_out):
-    "The tasks that the configuration names, and those to look at."
-    ours, others = load_tasks(config)
-    return ours, held_out if held_out is not None else others if len(others) else ours
 
 def _rows_of(folder: Path) -> list[dict]:
     "The rows of a run that can be resumed, up to its last checkpoint."

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..benchmarks.files import appearing
+
 # %% ../../nbs/baselines/09_metrics.ipynb #c5d74224
 class MetricsError(OSError):
     "Metrics that cannot be written, or a file of them that is damaged."
@@ -83,28 +85,23 @@ class JsonLines:
 
     def __init__(self, path: Path, rows: list):
         self.path = path
-        self._do(self._begin, rows)
-
-    def _begin(self, rows):
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_name(self.path.name + ".new")
-        try:
+        with self._explained(), appearing(path) as new:
             new.write_bytes(b"".join(map(_line, rows)))
-            os.replace(new, self.path)
-        finally:
-            new.unlink(missing_ok=True)
-        self.file = open(self.path, "ab", buffering=0)
+        with self._explained():
+            self.file = open(path, "ab", buffering=0)
 
     def write(self, row):
-        self._do(_append, self.file, _line(row))
+        with self._explained():
+            _append(self.file, _line(row))
 
     def close(self, failed=False):
         self.file.close()
 
-    def _do(self, action, *args):
-        "Carry out an action on the file, and say in one sentence why it cannot be done."
+    @contextlib.contextmanager
+    def _explained(self):
+        "Say in one sentence why the file cannot be written."
         try:
-            action(*args)
+            yield
         except OSError as error:
             raise MetricsError(f"Metrics cannot be written to {self.path} ({error.strerror}): free some space there or choose another folder, "
                                "then go on.") from error

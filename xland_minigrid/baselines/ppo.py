@@ -48,7 +48,6 @@ class PPOConfig:
                      **dict.fromkeys(("num_minibatches", "update_epochs", "accumulate"), "[1, inf)"), warmup="[0, 1)",
                      **dict.fromkeys(("ent_coef", "vf_coef", "belief_coef"), "[0, inf)"))
 
-# %% ../../nbs/baselines/05_ppo.ipynb #4874aeeb
 def make_optimizer(config: PPOConfig, updates: int) -> optax.GradientTransformation:
     "Adam with clipped gradients; `updates` (of the whole training) say over how many steps the learning rate falls."
     steps = max(1, updates * config.num_minibatches * config.update_epochs)
@@ -89,7 +88,6 @@ class Transition(PyTreeNode):
     success: jax.Array  # it ended because the goal was reached, bool
     goal: jax.Array  # the hidden goal, uint8 (..., 5): for the belief's loss alone
 
-# %% ../../nbs/baselines/05_ppo.ipynb #d2d0d79b
 def policy_step(network: ActorCritic, inputs: Inputs, memory, told=None):
     "The network's `Outputs` for a single step: `Inputs (B,)`; the time axis is added and taken away."
     out = network(jax.tree.map(lambda x: x[None], inputs), memory, told)

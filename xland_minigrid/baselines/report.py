@@ -8,6 +8,7 @@ __all__ = ['TRIALS', 'OverSeeds', 'student_interval', 'interquartile_mean', 'ove
 
 # %% ../../nbs/baselines/13_report.ipynb #d7aa1512
 import csv
+import importlib.util
 import io
 import json
 import time
@@ -23,7 +24,6 @@ from .evaluation import Evaluation, evaluate, labels_of, mean_known
 from .metrics import JsonLines, plain, read_rows
 from .rl2 import Agent, TrainConfig
 from ..benchmarks import Benchmark
-from ..benchmarks.difficulty import Difficulty
 from ..benchmarks.files import appearing
 
 # %% ../../nbs/baselines/13_report.ipynb #bd83d416
@@ -41,20 +41,21 @@ def student_interval(values, level: float = 0.95):
     values = np.asarray(values, np.float64)
     if not len(values):
         raise ValueError("There are no runs to average over: give at least one.")
-    mean = values.mean(0)
-    if len(values) == 1:
-        return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
-    half = stdtrit(len(values) - 1, (1 + level) / 2) * values.std(0, ddof=1) / np.sqrt(len(values))
+    mean, half = values.mean(0), np.nan
+    if len(values) > 1:
+        half = stdtrit(len(values) - 1, (1 + level) / 2) * values.std(0, ddof=1) / np.sqrt(len(values))
     return mean, mean - half, mean + half
 
-# %% ../../nbs/baselines/13_report.ipynb #b00d96e5
-_BETWEEN_0_AND_1 = ("success", "zero_return", "spl")
+def _over_runs(name: str, values):
+    "`student_interval` of a quantity in several runs; limits of shares stay between 0 and 1."
+    mean, *limits = student_interval(values)
+    return mean, *(np.clip(limits, 0, 1) if name.startswith(("success", "zero_return", "spl")) else limits)
 
+# %% ../../nbs/baselines/13_report.ipynb #b00d96e5
 def interquartile_mean(values) -> float:
     "The mean of the middle half of all numbers: a quarter is cut off at each end."
-    values = np.asarray(values, np.float64).ravel()
-    cut = len(values) // 4
-    return float(np.partition(values, (cut, len(values) - 1 - cut))[cut:len(values) - cut].mean())
+    from scipy.stats import trim_mean
+    return float(trim_mean(values, 0.25, axis=None))
 
 def _iqm_interval(scores, resamples: int = 400, level: float = 0.95, seed: int = 0) -> tuple[float, float, float]:
     "The interquartile mean of `scores (S, tasks)` and its interval over runs and tasks."
@@ -69,7 +70,7 @@ def _alike(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
         raise ValueError("There are no runs to average over: give at least one.")
     first = evaluations[0]
     for other in evaluations[1:]:
-        if not np.array_equal(other.task_ids, first.task_ids) or other.returns.shape != first.returns.shape:
+        if not first.is_like(other):
             raise ValueError("These runs were evaluated on different tasks or trials: use the same benchmark, seed, num_tasks and num_trials for all.")
         if (other.reference is None) != (first.reference is None):
             raise ValueError("Some of these runs have a reference and some have none: evaluate all with the same oracle.")
@@ -82,26 +83,22 @@ def over_seeds(evaluations: Sequence[Evaluation]) -> dict[str, OverSeeds]:
     A single run keeps its interval over tasks; its standard deviation is NaN. Raises `ValueError` for no runs or different tasks.
     """
     evaluations = _alike(evaluations)
-    summaries, found = [e.summary() for e in evaluations], {}
-    for name in summaries[0]:
-        seeds = np.array([said[name][0] for said in summaries])
-        mean, low, high = student_interval(seeds) if len(seeds) > 1 else summaries[0][name]
-        if name in _BETWEEN_0_AND_1:
-            low, high = np.clip([low, high], 0, 1)
-        found[name] = OverSeeds(float(mean), float(low), float(high), float(seeds.std(ddof=1)) if len(seeds) > 1 else float("nan"), tuple(seeds.tolist()))
-    scores = np.stack([e.per_task()["return"] for e in evaluations])
-    each = tuple(interquartile_mean(row) for row in scores)
-    return found | {"return_iqm": OverSeeds(*_iqm_interval(scores), float(np.std(each, ddof=1)) if len(each) > 1 else float("nan"), each)}
+    summaries, scores = [e.summary() for e in evaluations], np.stack([e.per_task()["return"] for e in evaluations])
+    found = {name: _summed([said[name][0] for said in summaries], said if len(summaries) == 1 else None, name) for name, said in summaries[0].items()}
+    return found | {"return_iqm": _summed([interquartile_mean(row) for row in scores], _iqm_interval(scores))}
+
+def _summed(seeds: list[float], interval=None, name: str = "") -> OverSeeds:
+    "The runs' numbers with an interval over runs, unless there is another."
+    std = float(np.std(seeds, ddof=1)) if len(seeds) > 1 else float("nan")
+    return OverSeeds(*map(float, interval or _over_runs(name, seeds)), std, tuple(map(float, seeds)))
 
 def per_trial_over_seeds(evaluations: Sequence[Evaluation]) -> dict[str, np.ndarray]:
     "`Evaluation.per_trial` over training runs, with Student's interval over runs: arrays `(N,)`. A single run keeps its interval over tasks."
     evaluations = _alike(evaluations)
     if len(evaluations) == 1:
         return evaluations[0].per_trial()
-    found = {}
-    for name in evaluations[0].scores():
-        found[name], found[f"{name}_lo"], found[f"{name}_hi"] = student_interval([mean_known(e.scores()[name], 0) for e in evaluations])
-    return found
+    over = lambda name: zip(("", "_lo", "_hi"), _over_runs(name, [mean_known(e.scores()[name], 0) for e in evaluations]))
+    return {f"{name}{end}": x for name in evaluations[0].scores() for end, x in over(name)}
 
 # %% ../../nbs/baselines/13_report.ipynb #6371ff76
 TRIALS = 25  # the paper's number
@@ -121,13 +118,11 @@ class Protocol:
         if min(self.num_trials, self.batch, 1 if self.num_tasks is None else self.num_tasks) < 1:
             raise ValueError("A protocol needs at least one task, one trial and a batch of one: check num_tasks, num_trials and batch.")
 
-    def play(self, policy, benchmark: Benchmark | None, *, difficulty: Difficulty | None = None, **options) -> Evaluation:
+    def play(self, policy, benchmark: Benchmark | None, **options) -> Evaluation:
         "Evaluate by this protocol, with labels for its groups; `options` are those of `evaluate` (`world`, `mesh`, `show_goal`, ...)."
         settings = {name: value for name, value in asdict(self).items() if name != "by"}
-        if benchmark is None:
-            settings["oracle"] = False
-        found = evaluate(policy, benchmark, **settings, **options)
-        extra = {} if benchmark is None or not set(self.by) - set(found.labels) else labels_of(benchmark, found.task_ids, difficulty)
+        found = evaluate(policy, benchmark, **settings | ({"oracle": False} if benchmark is None else {}), **options)
+        extra = labels_of(benchmark, found.task_ids) if benchmark is not None and set(self.by) - set(found.labels) else {}
         return replace(found, labels={**extra, **found.labels})
 
 # %% ../../nbs/baselines/13_report.ipynb #96bfedd4
@@ -157,7 +152,6 @@ def _row(name: str, label: str, group: str, runs: list[Evaluation]) -> dict:
         row |= {key: value.mean, f"{key}_lo": value.low, f"{key}_hi": value.high} | ({f"{key}_std": value.std} if len(runs) > 1 else {})
     return row
 
-# %% ../../nbs/baselines/13_report.ipynb #6c6a9d22
 _SHOWN = {"return": "return", "return_median": "median", "return_p20": "p20", "return_p80": "p80", "return_iqm": "IQM", "return_sum": "sum over trials", "success": "success",
           "steps": "steps", "zero_return": "zero return", "normalised": "of oracle", "normalised_p20": "of oracle, p20", "regret": "regret", "spl": "SPL"}
 
@@ -251,9 +245,7 @@ def _joined(steps: int, rows: Sequence[Mapping], keys) -> dict:
     found = {"steps": steps}
     for key in keys:
         values = np.array([np.nan if row.get(key) is None else row[key] for row in rows], np.float64)
-        mean, low, high = map(float, student_interval(values))
-        if key.split("_")[0] in _BETWEEN_0_AND_1 or key in _BETWEEN_0_AND_1:
-            low, high = np.clip([low, high], 0, 1).tolist()
+        mean, low, high = map(float, _over_runs(key, values))
         found |= {key: mean, f"{key}_lo": low, f"{key}_hi": high, f"{key}_seeds": values.tolist()}
     return found
 
@@ -302,9 +294,7 @@ def _page(title: str, rows: Sequence[Mapping], record: Mapping) -> str:
 # %% ../../nbs/baselines/13_report.ipynb #ecd928f4
 def _figures(rows: Sequence[Mapping], record: Mapping, by: Sequence[str], out: Path) -> dict[str, Path]:
     "Draw what there is to draw; nothing where matplotlib is not installed."
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("matplotlib") is None:
         return {}
     from xland_minigrid.viz.plots import adaptation_curve, generalization_curves, group_bars, learning_curves
     drawn = {"adaptation.png": adaptation_curve(record["per_trial"], what=("success", "return", "steps"), title=record["title"])}

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'finding_out', 'preset', 'single_task', 'to_dict', 'from_dict', 'make_world',
            'begin', 'load_tasks', 'Agent', 'new_agent', 'abstract_agent', 'RunState', 'start_run', 'enter',
-           'growing_worlds', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of', 'try_out', 'EndTraining',
+           'growing_worlds', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of', 'EndTraining', 'differences',
            'Training', 'train', 'load_run']
 
 # %% ../../nbs/baselines/10_rl2.ipynb #d8ed63e3
 import dataclasses
 import functools
+import importlib.util
 import json
 import time
 from dataclasses import dataclass, field
@@ -25,11 +26,11 @@ from flax.nnx import GraphDef
 
 from .checkpoint import CheckpointError, CheckpointFolder, Checkpoints, Interrupts, first_says, load_together
 from .curriculum import CurriculumConfig, Outcome, make_curriculum, uniform_tasks
-from .encoders import check_tellable, first_inputs, next_inputs, tell
+from .encoders import check_tellable, first_inputs, tell
 from .metrics import open_loggers
 from .networks import ActorCritic, NetworkConfig
 from .options import check_fields
-from .ppo import PPOConfig, Record, RolloutState, draw_actions, make_optimizer, policy_step, update
+from .ppo import PPOConfig, Record, RolloutState, collect, make_optimizer, record_of, update
 from .scale import any_process, everyone, is_first, make_mesh, replicate, share, spread
 from ..benchmarks import Benchmark, digest, load_benchmark, load_benchmark_from_path, registered_benchmarks
 from ..core.helpers import progress_bar
@@ -87,12 +88,10 @@ def _check_config(config: TrainConfig) -> None:
         raise ValueError(f"steps_per_task ({config.steps_per_task}) must be a multiple of steps_per_update ({config.steps_per_update}).")
     if config.num_envs % config.ppo.num_minibatches:
         raise ValueError(f"num_envs ({config.num_envs}) must be a multiple of ppo.num_minibatches ({config.ppo.num_minibatches}).")
-    if config.total_steps < config.num_envs * config.steps_per_task:
-        raise ValueError(f"total_steps is {config.total_steps:,}, but one round of tasks takes num_envs * steps_per_task = "
-                         f"{config.num_envs * config.steps_per_task:,}: raise the one or lower the others.")
-    if config.num_envs // config.ppo.num_minibatches % config.ppo.accumulate:
-        raise ValueError(f"A minibatch of {config.num_envs // config.ppo.num_minibatches} agents cannot be cut into ppo.accumulate = {config.ppo.accumulate} equal parts: "
-                         "choose a divisor.")
+    if not config.rounds:
+        raise ValueError(f"total_steps is {config.total_steps:,}, but one round of tasks takes num_envs * steps_per_task = {config.steps_per_round:,}: raise the one or lower the others.")
+    if (agents := config.num_envs // config.ppo.num_minibatches) % config.ppo.accumulate:
+        raise ValueError(f"A minibatch of {agents} agents cannot be cut into ppo.accumulate = {config.ppo.accumulate} equal parts: choose a divisor.")
     if config.show_goal and not config.network.goal_conditioned_core:
         raise ValueError(f"show_goal is {config.show_goal}, but this network cannot read a goal: set network.goal_conditioned_core as well.")
     if any(size < 4 for size in config.rooms):
@@ -152,9 +151,9 @@ def single_task(config: TrainConfig) -> TrainConfig:
     "`config` for an environment that is one task: short sequences, separate episodes; on a laptop also a small network."
     ppo = dataclasses.replace(config.ppo, across_trials=False, belief_coef=0.0, gamma=0.99, ent_coef=0.02, num_minibatches=8)
     network = dataclasses.replace(config.network, event=0, attention=False, neighbors=False, goal_conditioned_core=0)
-    small = {"num_envs": 128, "total_steps": 2_000_000, "view_size": 7} if config.num_envs <= 256 else {}
-    if small:
-        network = dataclasses.replace(network, encoder_width=64, memory=64, head=64)
+    small = {}
+    if config.num_envs <= 256:
+        small, network = {"num_envs": 128, "total_steps": 2_000_000, "view_size": 7}, dataclasses.replace(network, encoder_width=64, memory=64, head=64)
     return dataclasses.replace(config, benchmark="", held_out=0.0, max_steps=None, steps_per_task=256, steps_per_update=32, ppo=ppo, network=network, **small)
 
 # %% ../../nbs/baselines/10_rl2.ipynb #f0018fae
@@ -162,13 +161,10 @@ def to_dict(config: TrainConfig) -> dict:
     "The configuration as nested dictionaries that JSON can hold."
     return dataclasses.asdict(config)
 
-_DROPPED = {"show_rules", "told"}  # fields of older checkpoints and of the agent in the box, where they are off
-
 def from_dict(values: dict) -> TrainConfig:
     "The inverse of `to_dict`. Raises `TypeError` for a field that does not exist."
     parts, tuples = {"ppo": PPOConfig, "network": NetworkConfig, "curriculum": CurriculumConfig}, ("loggers", "rooms")
-    kept = lambda fields: {name: x for name, x in fields.items() if name not in _DROPPED or x}
-    values = kept(values) | {name: made(**kept(values[name])) for name, made in parts.items() if name in values}
+    values = values | {name: made(**values[name]) for name, made in parts.items() if name in values}
     return TrainConfig(**values | {name: tuple(values[name]) for name in tuples if values.get(name) is not None})
 
 
@@ -193,7 +189,6 @@ def begin(env, params, rulesets, keys):
     timestep = jax.vmap(env.reset, (axes, 0))(batch, keys)
     return timestep, lambda timestep, action: jax.vmap(env.step, (axes, 0, 0))(batch, timestep, action)
 
-# %% ../../nbs/baselines/10_rl2.ipynb #4776701f
 def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]:
     "The tasks to train on and those held out, which share no pair of goal and rules; None and None for a single task."
     if not config.benchmark:
@@ -204,7 +199,6 @@ def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]
     tasks = load_benchmark(config.benchmark) if named else load_benchmark_from_path(config.benchmark)
     return tasks.split(1 - config.held_out, by="random")  # whole groups of one goal_id, drawn by a fixed seed
 
-# %% ../../nbs/baselines/10_rl2.ipynb #c37711af
 @dataclass(frozen=True)
 class Agent:
     "A network's structure and parameters, its configuration, and the environment steps it was trained for."
@@ -238,7 +232,6 @@ class RunState(PyTreeNode):
     round: jax.Array  # int32
     curriculum: Any = None
 
-# %% ../../nbs/baselines/10_rl2.ipynb #5a7ddef2
 def start_run(config: TrainConfig, num_tasks: int = 0, curriculum=None) -> RunState:
     "The state in which training begins, on `num_tasks` tasks if there is a curriculum to choose among them."
     parameters = new_agent(config).parameters
@@ -349,34 +342,22 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
         tasks = curriculum.propose(state.curriculum, jax.vmap(jax.random.fold_in, (None, 0))(draw, number))
         network = nnx.merge(structure, state.parameters)
         rollout, step = enter(config, env, params, network, jax.vmap(benchmark.get_ruleset)(tasks), number, begin_key)
-        outcome = outcome_of(jax.tree.map(lambda x: x[None], try_out(network, step, rollout, curriculum.trials * params.max_steps)))
+
+        def some_steps(rollout, _):
+            rollout, batch = collect(network, step, rollout, params.max_steps)
+            return rollout, record_of(batch, jnp.zeros_like(batch.reward))
+
+        outcome = outcome_of(jax.lax.scan(some_steps, rollout, length=curriculum.trials)[1])
         return state.replace(key=key, curriculum=curriculum.refresh(state.curriculum, *everyone(axis, (tasks, outcome))))
 
     return refresh
 
-def try_out(network: ActorCritic, step: Callable, rollout: RolloutState, num_steps: int) -> Record:
-    "Let the agents act for `num_steps`; the record of each, `(B,)`."
-    def act(carry, _):
-        timestep, inputs, memory, key, record = carry
-        key, draw = jax.random.split(key)
-        out = policy_step(network, inputs, memory, rollout.told)
-        action = draw_actions(draw, rollout.number, out.logits)
-        after = step(timestep, action)
-        solved = (after.discount == 0) & (after.reward > 0)
-        record = Record(record.trials + after.last(), record.solved + solved, record.reward + after.reward, jnp.maximum(record.best, after.reward), record.positive_value_loss)
-        return (after, next_inputs(inputs, action, after), out.memory, key, record), None
-
-    nothing = jnp.zeros(len(rollout.number), jnp.float32)
-    return jax.lax.scan(act, (rollout.timestep, rollout.inputs, rollout.memory, rollout.key, Record(*[nothing] * 5)), length=num_steps)[0][-1]
-
-# %% ../../nbs/baselines/10_rl2.ipynb #4004dd84
 def _averaged(metrics: dict) -> dict:
     "Metrics of a round's updates `(U,)` as scalars; those per trial are weighted by the number of trials."
     trials = metrics["trials"].sum()
     weight = metrics["trials"] / jnp.maximum(trials, 1)
-    per_trial = {name: (metrics[name] * weight).sum() for name in ("return", "success", "trial_steps") if name in metrics}
-    edges = {"success_first": metrics["success"][0], "success_last": metrics["success"][-1]}
-    return {**{name: x.mean() for name, x in metrics.items()}, **per_trial, **edges, "trials": trials}
+    found = {name: (x * weight).sum() if name in ("return", "success", "trial_steps") else x.mean() for name, x in metrics.items()}
+    return found | {"success_first": metrics["success"][0], "success_last": metrics["success"][-1], "trials": trials}
 
 # %% ../../nbs/baselines/10_rl2.ipynb #39aeb9eb
 class EndTraining(KeyboardInterrupt):
@@ -385,23 +366,22 @@ class EndTraining(KeyboardInterrupt):
 # %% ../../nbs/baselines/10_rl2.ipynb #8bf410d9
 _MAY_DIFFER = {"out", "checkpoint_minutes", "keep", "total_steps", "devices", "device", "loggers"}
 
-def _differences(a: dict, b: dict, prefix: str = "") -> list[str]:
-    "Names of the fields in which two nested dictionaries differ."
+def differences(a: dict, b: dict, prefix: str = "") -> list[str]:
+    "The dotted names of the fields in which two nested dictionaries differ."
     found = []
     for name in sorted(a.keys() | b.keys()):
         x, y = a.get(name), b.get(name)
         if isinstance(x, dict) and isinstance(y, dict):
-            found += _differences(x, y, f"{prefix}{name}.")
-        elif x != y and prefix + name not in _MAY_DIFFER:
+            found += differences(x, y, f"{prefix}{name}.")
+        elif x != y:
             found.append(prefix + name)
     return found
 
 def _resumed(checkpoints: Checkpoints, config: TrainConfig, tasks: str, fresh: RunState) -> RunState:
     "The state of the latest checkpoint, if it belongs to this configuration and these tasks."
     about = first_says(lambda: checkpoints.record()["about"])
-    if other := _differences(to_dict(from_dict(about["config"])), to_dict(config)):
-        raise CheckpointError(f"The run in {checkpoints.folder.parent} was made with another {', '.join(other)}: resume with the same configuration, "
-                              "or choose another out.")
+    if other := [name for name in differences(to_dict(from_dict(about["config"])), to_dict(config)) if name not in _MAY_DIFFER]:
+        raise CheckpointError(f"The run in {checkpoints.folder.parent} was made with another {', '.join(other)}: resume with the same configuration, or choose another out.")
     if about["tasks"] != tasks:
         raise CheckpointError(f"The run in {checkpoints.folder.parent} was trained on other tasks: resume with the same benchmark, or choose another out.")
     return load_together(checkpoints, fresh)[0]
@@ -429,11 +409,11 @@ def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bo
     `CheckpointError` when there is nothing to resume or it belongs to another configuration, `FileExistsError` when `out` holds a run, `ValueError` when the devices do
     not fit, `FloatingPointError` when learning diverges.
     """
-    mesh = mesh_of(config)
-    run = _Run(config, benchmark if benchmark is not None or not config.benchmark else load_tasks(config)[0], par)
-    out, checkpoints = Path(config.out).expanduser(), Checkpoints(Path(config.out).expanduser() / "checkpoints", config.keep)
     if resume not in (False, True, "auto"):
         raise ValueError(f"resume is {resume!r}; choose True, False or 'auto'.")
+    mesh, out = mesh_of(config), Path(config.out).expanduser()
+    run = _Run(config, benchmark if benchmark is not None or not config.benchmark else load_tasks(config)[0], par)
+    checkpoints = Checkpoints(out / "checkpoints", config.keep)
     begun = bool(first_says(checkpoints.steps))
     if begun and not resume:
         raise FileExistsError(f"{out} holds a run already: resume it, choose another out, or delete it.")
@@ -462,10 +442,9 @@ class _Run:
         self.tasks = "a single task" if benchmark is None else digest(benchmark)
         if config.show_goal:
             check_tellable(benchmark.get_rulesets(np.arange(len(benchmark))) if getattr(benchmark, "extended", None) is not None else benchmark.get_ruleset(0))
-        self.max_steps = make_world(config)[1].max_steps
-        uniform = benchmark is None or config.curriculum.kind == "uniform"  # needs no memory
-        self.curriculum = None if uniform else make_curriculum(
-            config.curriculum, benchmark, par, self.max_steps, **({} if par is not None else {"env_id": config.env_id, "height": config.size, "width": config.size}))
+        self.curriculum = None
+        if benchmark is not None and config.curriculum.kind != "uniform":  # which needs no memory
+            self.curriculum = make_curriculum(config.curriculum, benchmark, par, world=make_world(config))
         self.structure = abstract_agent(config).structure
 
     def agent(self, state: RunState, steps: int) -> Agent:
@@ -484,7 +463,8 @@ def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round)
             state = refresh(state, benchmark)
         state, metrics = next_round(state, benchmark)
         metrics = {name: float(x) for name, x in metrics.items()}
-        _check_finite(metrics, done)
+        if not all(map(np.isfinite, metrics.values())):  # before a diverged run replaces good checkpoints
+            raise FloatingPointError(f"Learning diverged after {done:,} steps: lower ppo.lr or ppo.max_grad_norm, and resume from the last checkpoint.")
         done = (number + 1) * config.steps_per_round
         now = time.monotonic()
         row = {"steps": done, "seconds": round(before + now - begun, 2), **{name: round(x, 6) for name, x in metrics.items()}}
@@ -504,17 +484,9 @@ def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round)
             saved = now
     return state, done
 
-# %% ../../nbs/baselines/10_rl2.ipynb #0b673158
-def _check_finite(metrics: dict, steps: int):
-    "Raise `FloatingPointError` before a diverged run overwrites good checkpoints."
-    if not all(np.isfinite(x) for x in metrics.values()):
-        raise FloatingPointError(f"Learning diverged after {steps:,} steps: lower ppo.lr or ppo.max_grad_norm, and resume from the last checkpoint.")
-
 def _draw(rows: list, path: Path):
     "The figure of a run, where matplotlib is installed."
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("matplotlib") is None:
         return
     from xland_minigrid.viz.plots import training_curve
     training_curve(rows, ["return", "success_first", "success_last", "belief_nats"]).savefig(path, dpi=120)

@@ -20,17 +20,14 @@ from .checkpoint import Checkpoints, Interrupts
 from ..core.helpers import checked_int
 
 # %% ../../nbs/baselines/11_supervise.ipynb #c2cba054
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
 def _commands(command: list[str], processes: int, resume: bool) -> list[list[str]]:
     "The commands of all processes: the given one, whether to resume, and where to meet."
     command = [word for word in command if word != "--resume"] + ["--resume"] * resume
     if processes == 1:
         return [command]
-    meet = f"127.0.0.1:{_free_port()}"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meet = f"127.0.0.1:{free.getsockname()[1]}"
     return [[*command, "--coordinator", meet, "--processes", str(processes), "--process", str(i)] for i in range(processes)]
 
 # %% ../../nbs/baselines/11_supervise.ipynb #c0444e66

@@ -13,6 +13,7 @@ __all__ = ['CARDS', 'ENVIRONMENT', 'STEPS', 'WORLDS', 'TASKS', 'PLAYED', 'PROGRA
 import collections
 import dataclasses
 import functools
+import importlib
 import json
 import math
 import os
@@ -57,9 +58,9 @@ def gpu_config(kind: str) -> str:
     "A card as XLA's compiler wants it described (`GpuTargetConfig`, as text)."
     (major, minor), cores, fpus, threads, shared, chosen, cache, clock, name = _GPUS[kind]
     card = CARDS[kind]
-    device = dict(threads_per_block_limit=1024, threads_per_warp=32, shared_memory_per_block=49152, shared_memory_per_core=shared, threads_per_core_limit=threads, core_count=cores, fpus_per_core=fpus,
-                  block_dim_limit_x=2**31 - 1, block_dim_limit_y=65535, block_dim_limit_z=65535, memory_bandwidth=int(card.bandwidth), l2_cache_size=cache, clock_rate_ghz=clock,
-                  device_memory_size=int(card.memory), shared_memory_per_block_optin=chosen, registers_per_core_limit=65536, registers_per_block_limit=65536)
+    device = dict(threads_per_block_limit=1024, threads_per_warp=32, threads_per_core_limit=threads, core_count=cores, fpus_per_core=fpus, clock_rate_ghz=clock,
+                  shared_memory_per_block=49152, shared_memory_per_core=shared, shared_memory_per_block_optin=chosen, registers_per_core_limit=65536, registers_per_block_limit=65536,
+                  block_dim_limit_x=2**31 - 1, block_dim_limit_y=65535, block_dim_limit_z=65535, memory_bandwidth=int(card.bandwidth), l2_cache_size=cache, device_memory_size=int(card.memory))
     fields = "\n".join(f"  {field}: {value}" for field, value in device.items())
     return (f'gpu_device_info {{\n{fields}\n  cuda_compute_capability {{ major: {major} minor: {minor} }}\n}}\nruntime_version {{ major: 12 minor: 9 patch: 0 }}\n'
             f'platform_name: "CUDA"\ndnn_version_info {{ major: 9 minor: 7 }}\ndevice_description_str: "{name}"\n')
@@ -158,11 +159,11 @@ class Loop(NamedTuple):
     body: "Cost"
 
 class Cost(NamedTuple):
-    "What one run of a computation launches, moves and multiplies, without its loops: `flops` of matrix products, `halves` of them with operands of 16 bits; names of `collectives`."
+    "What one run of a computation launches, moves and multiplies, without its loops."
     kernels: int
     bytes: int
-    flops: float
-    halves: float
+    flops: float  # of matrix products
+    halves: float  # of those with operands of 16 bits
     collectives: list[str]
     loops: list[Loop]
 
@@ -177,8 +178,7 @@ def products(found: dict, computation: dict, instruction: Instruction) -> tuple[
             flops = 2 * math.sqrt(m_k * k_n * m_n)
             return flops, flops * all(re.match(r"(bf16|f16|f8)", type) is not None for type in operands)
     inner = found.get(instruction.calls(), {}) if instruction.op in ("fusion", "call", "custom-call") else {}
-    parts = [products(found, inner, each) for each in inner.values()]
-    return sum(part[0] for part in parts), sum(part[1] for part in parts)
+    return tuple(map(sum, zip((0, 0), *(products(found, inner, each) for each in inner.values()))))
 
 def trips_of(found: dict, loop: Instruction) -> int | None:
     "How often a loop runs, where the compiler says so or its condition compares a counter with a constant and does nothing else; else None."
@@ -217,31 +217,25 @@ def mesh_of(card: Card) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(topology.devices[:card.devices]), (AXIS,))
 
 class Program(NamedTuple):
-    "A function, its arguments as shapes, the `worlds` side by side on all devices, the environment steps of a run, and what makes real arguments, for a device at hand."
+    "Something to compile."
     function: Callable
-    arguments: tuple
-    worlds: int
-    steps: int = 1
-    begin: Callable[[], tuple] | None = None
+    arguments: tuple  # shapes
+    worlds: int  # side by side on all devices
+    steps: int = 1  # environment steps of a run
+    begin: Callable[[], tuple] | None = None  # makes real arguments, for a device at hand
 
 @dataclasses.dataclass
 class Figures:
-    """What is read from one compiled program.
-
-    Attributes:
-        seconds: to trace, lower and compile. temporary, arguments: bytes of memory on one device. cost: of one run.
-        own_bytes: what a TPU's compiler says that the program moves, with each loop's body counted once; 0 for GPUs, whose compiler does not say.
-        worlds, steps: those of the `Program`.
-    """
+    "What is read from one compiled program."
     card: str
     program: str
-    seconds: float
-    temporary: float
-    arguments: float
-    cost: Cost
-    own_bytes: float
-    worlds: int
-    steps: int
+    seconds: float  # to trace, lower and compile
+    temporary: float  # bytes of memory on one device
+    arguments: float  # likewise
+    cost: Cost  # of one run
+    own_bytes: float  # what a TPU's compiler says that the program moves, with each loop's body counted once; 0 for GPUs, whose compiler does not say
+    worlds: int  # of the `Program`
+    steps: int  # likewise
 
     @property
     def each(self) -> int:
@@ -292,7 +286,6 @@ def with_tasks(params, tasks: str, worlds: int):
 
 def world_of(env_id: str, tasks: str = "none", worlds: int = WORLDS, package: str = "xland_minigrid", images: bool = False, **changes):
     "An environment with auto-reset, its parameters, their axes, and the shapes of random keys; `package` may be xminigrid."
-    import importlib
     env, params = importlib.import_module(package).make(env_id, **changes)
     env = importlib.import_module(f"{package}.wrappers").GymAutoResetWrapper(env)
     if images:
@@ -303,6 +296,7 @@ def world_of(env_id: str, tasks: str = "none", worlds: int = WORLDS, package: st
 def rollout(*args, worlds: int = WORLDS, steps: int = STEPS, **more) -> Program:
     "A rollout in the world that `world_of` makes."
     env, params, axes, keys = world_of(*args, worlds=worlds, **more)
+    reset = jax.vmap(env.reset, (axes, 0))
 
     def play(params, timesteps, actions):
         def step(timesteps, action):
@@ -316,9 +310,9 @@ def rollout(*args, worlds: int = WORLDS, steps: int = STEPS, **more) -> Program:
             from xland_minigrid.benchmarks.benchmark import generate_benchmark
             tasks = generate_benchmark(args[1], n=min(worlds, 1024), progress=False)
             real = params.replace(ruleset=jax.vmap(tasks.get_ruleset)(np.arange(worlds) % len(tasks)))
-        return real, jax.jit(jax.vmap(env.reset, (axes, 0)))(real, jax.random.split(seed, worlds)), jax.random.randint(seed, (steps, worlds), 0, 6)
+        return real, jax.jit(reset)(real, jax.random.split(seed, worlds)), jax.random.randint(seed, (steps, worlds), 0, 6)
 
-    begun = jax.eval_shape(jax.vmap(env.reset, (axes, 0)), params, keys)
+    begun = jax.eval_shape(reset, params, keys)
     return Program(play, (params, begun, jax.ShapeDtypeStruct((steps, worlds), jnp.int32)), worlds, worlds * steps, begin)
 
 def reset_of(*args, **more) -> Program:

@@ -70,11 +70,15 @@ class Compared(NamedTuple):
         both = self.optimal.solved & (self.steps > 0)
         return self.steps[both] / self.optimal.steps[both]
 
+    @property
+    def proofs(self) -> np.ndarray:
+        "Pairs that the planner proves impossible, bool."
+        return np.isin(self.failure, (Failure.NO_PLAN, Failure.IMPOSSIBLE_START))
+
     def contradictions(self) -> np.ndarray:
         "Numbers of pairs on which the two cannot both be right: a way shorter than the shortest, or one where there is none, or a false proof."
-        shorter = self.optimal.solved & (self.steps >= 0) & (self.steps < self.optimal.steps)
-        proofs = np.isin(self.failure, (Failure.NO_PLAN, Failure.IMPOSSIBLE_START))
-        return np.flatnonzero(shorter | (self.optimal.exhausted & (self.steps >= 0)) | (self.optimal.solved & proofs))
+        best, found = self.optimal, self.steps >= 0
+        return np.flatnonzero(best.solved & (found & (self.steps < best.steps) | self.proofs) | best.exhausted & found)
 
 def compare(tasks: RuleSet, states: State, env, params, *, max_states: int = 300_000, progress: bool = False) -> Compared:
     "Planner and exact search on pairs of task and start, batches of the same length."
@@ -136,7 +140,7 @@ def _comparison(name: str, parts: list[Compared]) -> list:
     "A line of this table, for several comparisons together."
     join = lambda part: np.concatenate([part(c) for c in parts])
     solved, exhausted, best, states = (join(lambda c: getattr(c.optimal, field)) for field in ("solved", "exhausted", "steps", "states"))
-    steps, ratio, proofs = join(lambda c: c.steps), join(lambda c: c.ratio), join(lambda c: np.isin(c.failure, (Failure.NO_PLAN, Failure.IMPOSSIBLE_START)))
+    steps, ratio, proofs = (join(lambda c: getattr(c, name)) for name in ("steps", "ratio", "proofs"))
     return [name, len(best), len(ratio), f"{best[solved].mean():.1f}", f"{steps[steps > 0].mean():.1f}", f"**{ratio.mean():.3f}**",
             f"{np.quantile(ratio, .5):.2f} / {np.quantile(ratio, .95):.2f} / {ratio.max():.2f}", f"{(ratio == 1).mean():.0%}", (solved & (steps < 0)).sum(),
             f"{exhausted.sum()} ({(exhausted & proofs).sum()})", len(best) - solved.sum() - exhausted.sum(), sum(len(c.contradictions()) for c in parts), f"{states.mean():,.0f}"]
@@ -144,13 +148,12 @@ def _comparison(name: str, parts: list[Compared]) -> list:
 # %% ../../nbs/measure/11_exact.ipynb #8f8602c5
 def judgement_table(rows: list[tuple[str, Judged]]) -> str:
     "Markdown table of the prover and exact search, a line for each name and what belongs to it."
-    lines = []
-    for name, j in rows:
-        a, word = j.answers, "solvable" if (j.reasons == Reason.PROVED).all() else "not solvable"
-        lines.append((name, word, len(j.reasons), len(a), a.solved.sum(), (a.solved & j.lucky.ravel()).sum(), a.exhausted.sum(), len(a) - (a.solved | a.exhausted).sum(),
-                      j.per_task(a.exhausted).all(axis=1).sum(), j.per_task(a.solved).all(axis=1).sum(), len(j.surprises())))
-    return markdown_table(("candidates", "word of the prover", "tasks", "starts", "solved", "of them by luck", "impossible", "given up",
-                           "tasks impossible from every start", "tasks solved from every start", "surprises"), lines)
+    head = ("candidates", "word of the prover", "tasks", "starts", "solved", "of them by luck", "impossible", "given up",
+            "tasks impossible from every start", "tasks solved from every start", "surprises")
+    return markdown_table(head, [
+        (name, "solvable" if (j.reasons == Reason.PROVED).all() else "not solvable", len(j.reasons), len(a := j.answers), a.solved.sum(), (a.solved & j.lucky.ravel()).sum(),
+         a.exhausted.sum(), len(a) - (a.solved | a.exhausted).sum(), j.per_task(a.exhausted).all(axis=1).sum(), j.per_task(a.solved).all(axis=1).sum(), len(j.surprises()))
+        for name, j in rows])
 
 def _examples(judged: Judged, which, most: int = 3) -> list[str]:
     "Some tasks in English, with the least number of steps from each of their starts."

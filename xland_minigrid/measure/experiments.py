@@ -55,7 +55,6 @@ def finish(config: TrainConfig, tasks: Benchmark | None, tests: Mapping[str, Ben
     found = {name: _tested(training.agent, name, benchmark, protocol, mesh, progress) for name, benchmark in tests.items()}
     return Run(training.agent, found, read_evaluations(config.out), training.metrics[-1]["seconds"] if training.metrics else float("nan"))
 
-# %% ../../nbs/measure/08_experiments.ipynb #c1faed12
 def _tested(agent: Agent, name: str, benchmark, protocol: Protocol, mesh, progress: bool) -> Evaluation:
     "The final evaluation on a set of tasks, from its file if that is of the same agent, tasks and protocol."
     path = Path(agent.config.out).expanduser() / f"final-{name.replace(' ', '-')}.npz"
@@ -91,17 +90,12 @@ def _claimed(out, what: dict) -> Path:
             deliver(json.dumps(what, indent=1) + "\n", path)
         return out
     try:
-        before, now = (_flat(tree) for tree in (json.loads(path.read_text()), what))
+        before = json.loads(path.read_text())
     except ValueError:
         raise ValueError(f"{path} is damaged: delete it if the runs next to it are of this experiment, or choose another out.") from None
-    if other := [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]:
+    if other := rl2.differences(before, what):
         raise ValueError(f"{out} holds an experiment with another {', '.join(other)}: choose another out, or repeat it as it was.")
     return out
-
-def _flat(tree: dict, prefix: str = "") -> dict:
-    "Nested dictionaries as one, with dotted names."
-    parts = [_flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value} for name, value in tree.items()]
-    return {name: value for part in parts for name, value in part.items()}
 
 def _without_place(config: TrainConfig) -> dict:
     "What of a configuration makes a difference to the experiment: neither its folder nor its seed."
@@ -109,8 +103,9 @@ def _without_place(config: TrainConfig) -> dict:
 
 def _seeds(seeds) -> tuple[int, ...]:
     "Seeds from a number of them or a list. Raises `ValueError` for none, or the same twice."
-    found = tuple(range(seeds)) if isinstance(seeds, (int, np.integer)) and not isinstance(seeds, bool) else tuple(seeds) if isinstance(seeds, Sequence) else ()
-    if not found or len(set(found)) < len(found) or not all(isinstance(seed, (int, np.integer)) and seed >= 0 for seed in found):
+    whole = lambda x: isinstance(x, (int, np.integer)) and not isinstance(x, bool) and x >= 0
+    found = tuple(range(seeds)) if whole(seeds) else tuple(seeds) if isinstance(seeds, Sequence) else ()
+    if not found or len(set(found)) < len(found) or not all(map(whole, found)):
         raise ValueError(f"seeds is {seeds!r}: give how many, or a list of different whole numbers.")
     return found
 
@@ -159,15 +154,20 @@ def generalization_sides(tasks: Benchmark, train_kinds: Sequence[int] = (1, 3, 4
     return Sides(kept, {TRAINED: kept, NEW_TASKS: new, NEW_KINDS: other})
 
 # %% ../../nbs/measure/08_experiments.ipynb #507f607f
-def _reported(found: dict[str, list[Evaluation]], runs, out, facts: dict, **options) -> dict[str, Any]:
-    "Write the report; returns the runs, the files written, and for each name in `found` what `over_seeds` says."
-    return {"runs": runs, "files": report(found, out, about=facts, **options), "found": {name: over_seeds(evaluations) for name, evaluations in found.items()}}
+def _reported(found: Mapping[str, tuple[list[Run], str]], runs, out, protocol: Protocol, facts: dict, title: str, generalization: str = "") -> dict[str, Any]:
+    """Write the report on `found`, a name to runs and the set of tasks that they were tested on.
+
+    Returns `runs`, the `files` written, and as `found` for each name what `over_seeds` says.
+    """
+    evaluations = {name: [run.evaluations[side] for run in each] for name, (each, side) in found.items()}
+    curves = {name: curve_over_seeds([run.curve for run in each], side) for name, (each, side) in found.items()}
+    files = report(evaluations, out, about=facts, protocol=protocol, learning=curves, title=title, generalization={generalization: curves} if generalization else None)
+    return {"runs": runs, "files": files, "found": {name: over_seeds(each) for name, each in evaluations.items()}}
 
 def _facts(config: TrainConfig, runs: Sequence[Run]) -> dict:
-    "What belongs next to the results of some runs."
+    "The entries next to the results of some runs."
     agents = [run.agent for run in runs]
-    return {"environment": config.env_id, "environment steps of each run": f"{agents[0].steps:,}",
-            "seeds": ", ".join(str(agent.config.seed) for agent in agents)}
+    return {"environment": config.env_id, "environment steps of each run": f"{agents[0].steps:,}", "seeds": ", ".join(str(agent.config.seed) for agent in agents)}
 
 def run_generalization(config: TrainConfig, seeds=3, out="runs/generalization", *, train_kinds: Sequence[int] = (1, 3, 4), protocol: Protocol = Protocol(),
                        about: Mapping | None = None, progress: bool = True, **options) -> dict[str, Any]:
@@ -176,16 +176,14 @@ def run_generalization(config: TrainConfig, seeds=3, out="runs/generalization", 
     Args:
         config: how to train; its `seed` and `out` are replaced, and its share `held_out` of the trained kinds is kept back. seeds: how many, or their numbers.
         out: the folder for runs, tables and figures; an interrupted experiment there is taken up again.
-        options: `curve_tasks` and `every_steps`, see `finish`. about: what else goes into the record.
+        options: `curve_tasks` and `every_steps`, see `finish`. about: further entries of the record.
     Returns the runs, the files written, and for each set of tasks what `over_seeds` says.
     """
     sides = generalization_sides(all_tasks(config), train_kinds, config.held_out or 0.1)
     runs = run_all({"agent": config}, seeds, out, sides, protocol, kind="generalization", progress=progress, **options)["agent"]
-    curves = {name: curve_over_seeds([run.curve for run in runs], name) for name in sides.tests}
     benchmark, sizes = Path(config.benchmark).stem, {f"tasks, {name}": f"{len(side):,}" for name, side in sides.tests.items()}
     facts = {"kinds of goals trained on": ", ".join(map(str, train_kinds)), **sizes, **_facts(config, runs), **(about or {})}
-    return _reported({name: [run.evaluations[name] for run in runs] for name in sides.tests}, runs, out, facts, protocol=protocol, learning=curves,
-                     generalization={benchmark: curves}, title=f"Generalization to new kinds of goals, {benchmark}")
+    return _reported({name: (runs, name) for name in sides.tests}, runs, out, protocol, facts, f"Generalization to new kinds of goals, {benchmark}", benchmark)
 
 # %% ../../nbs/measure/08_experiments.ipynb #45bae5be
 def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, tasks: tuple[Benchmark, Benchmark] | None = None, protocol: Protocol = Protocol(),
@@ -207,10 +205,8 @@ def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, 
     if unseen is not None and not len(unseen):
         raise ValueError("No task is held out to test on: set held_out above 0.")
     runs = run_all(configs, seeds, out, Sides(trained, {"held out": unseen}), protocol, progress=progress, **options)
-    found = {name: [run.evaluations["held out"] for run in each] for name, each in runs.items()}
-    curves = {name: curve_over_seeds([run.curve for run in each], "held out") for name, each in runs.items()}
-    facts = {**_facts(first, next(iter(runs.values()))), **{f"{name}": _size(each) for name, each in runs.items()}, **(about or {})}
-    return _reported(found, runs, out, facts, protocol=protocol, learning=curves, title=title)
+    facts = {**_facts(first, next(iter(runs.values()))), **{name: _size(each) for name, each in runs.items()}, **(about or {})}
+    return _reported({name: (each, "held out") for name, each in runs.items()}, runs, out, protocol, facts, title)
 
 def _size(runs: Sequence[Run]) -> str:
     "How large an agent is, and how long it took."
@@ -218,7 +214,6 @@ def _size(runs: Sequence[Run]) -> str:
     seconds = [run.seconds for run in runs]
     return f"{numbers:,} parameters, {np.median(seconds):,.0f} s of training (median of {len(runs)})"
 
-# %% ../../nbs/measure/08_experiments.ipynb #1a1edd44
 CORES = ("gru", "mingru", "ssm", "transformer")
 
 def core_configs(config: TrainConfig, cores: Sequence[str] = CORES, belief: Sequence[bool] = (True, False)) -> dict[str, TrainConfig]:

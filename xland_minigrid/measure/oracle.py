@@ -36,7 +36,6 @@ def measure(preset: str, environment: str, pairs: int, seed: int = 2, progress: 
     attempts = solve_tasks(benchmark, np.arange(pairs), env, params, seed=seed, progress=progress)
     return Row(preset, environment, attempts, estimated_steps(benchmark, params, env))
 
-# %% ../../nbs/measure/10_oracle.ipynb #1ce2c7b6
 def oracle_table(rows: list[Row]) -> str:
     "The rows as a Markdown table."
     return markdown_table(["preset", "environment", "pairs", "proved impossible", "solved of the others", "blocked", "cut off", "too long", "steps: mean, median, longest",

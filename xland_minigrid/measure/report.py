@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from ..baselines.options import add_options, chosen, with_options
+from ..benchmarks.files import appearing
 
 # %% ../../nbs/measure/01_report.ipynb #54eb3766
 def circumstances() -> str:
@@ -93,10 +94,8 @@ def deliver(text: str, path=None) -> None:
     "Write a text to a file, which appears whole or not at all and whose folder is made if need be; or print it when there is no path."
     if path is None:
         return print(text)
-    path, part = Path(path), Path(f"{path}.part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    with appearing(Path(path)) as part:
+        part.write_text(text, encoding="utf-8")
 
 # %% ../../nbs/measure/01_report.ipynb #2ae353b5
 def run(program: Callable[..., Page | Iterable[Page]], words: Sequence[str] | None = None, command: str | None = None) -> None:

@@ -29,7 +29,7 @@ from ..viz.plots import MARKERS, PALETTE, empty_figure
 
 # %% ../../nbs/measure/03_scaling.ipynb #17928ea4
 class Job(NamedTuple):
-    "Something to measure: a case of simulation with its engines, or a configuration of training; `x` is its place on the figure's horizontal axis."
+    "A case of simulation with its engines, or a configuration of training; `x` is its place on the horizontal axis."
     x: float
     case: Case | TrainConfig
     engines: tuple[str, ...] = ("xland_minigrid",)
@@ -85,16 +85,13 @@ def device_counts() -> tuple[int, ...]:
     "1, 2, 4, … up to the number of devices."
     return tuple(2**i for i in range(jax.device_count().bit_length()))
 
-# %% ../../nbs/measure/03_scaling.ipynb #ab44cc50
 def paper_environments(count: int | None = None) -> tuple[str, ...]:
-    """Ids of the environments of the paper's package, all of them or `count` evenly chosen ones.
-
-    The paper counts 38; xminigrid 0.9.3 registers 44, and these are taken. Layouts and environments that only exist here stay out.
-    """
+    "Ids of the 44 environments of xminigrid 0.9.3, or of `count` evenly chosen ones."
     ids = [name for name in registered_environments() if not any(ours in name for ours in ("-Maze-", "-Rooms-", "LavaGap"))]
-    if count is not None and not 1 <= count <= len(ids):
+    count = len(ids) if count is None else count
+    if not 1 <= count <= len(ids):
         raise ValueError(f"environments is {count}: choose from 1 to {len(ids)}.")
-    return tuple(ids if count is None else (ids[i] for i in np.linspace(0, len(ids) - 1, count).round().astype(int)))
+    return tuple(ids[i] for i in np.linspace(0, len(ids) - 1, count).round().astype(int))
 
 # %% ../../nbs/measure/03_scaling.ipynb #3eb4044b
 def peers() -> tuple[str, ...]:
@@ -113,7 +110,6 @@ def training_config(num_envs: int, sizes: Sizes, devices: int = 1, dtype: str = 
     return dataclasses.replace(paper, env_id=R1, benchmark="trivial-1m", num_envs=num_envs, steps_per_task=sizes.sequence, steps_per_update=sizes.sequence,
                                devices=devices, total_steps=1000 * num_envs * sizes.sequence, network=network, ppo=ppo)
 
-# %% ../../nbs/measure/03_scaling.ipynb #e97eac68
 def grid_jobs(s: Sizes, num_envs, engines=("xland_minigrid",), devices=(1,)) -> list[Job]:
     "Grid sizes; `num_envs` worlds on each device."
     return [Job(grid, Case(R1, "trivial", None, n * d, s.num_steps, size=grid, devices=d), engines) for d in devices for n in num_envs for grid in s.grids]
@@ -154,16 +150,16 @@ FIGURES: dict[str, Figure] = {
 
 def chosen_figures(names) -> list[str]:
     "Names of figures, or `all`, as a list without repetitions. Raises `ValueError` for a figure that does not exist."
-    chosen = list(FIGURES) if list(names) == ["all"] else list(dict.fromkeys(names))
+    chosen = dict.fromkeys(FIGURES if list(names) == ["all"] else names)
     if unknown := [name for name in chosen if name not in FIGURES]:
         raise ValueError(f"There is no figure {unknown[0]!r}: choose from {', '.join(FIGURES)}, or all.")
-    return chosen
+    return list(chosen)
 
 # %% ../../nbs/measure/03_scaling.ipynb #79980d2f
 def measured(case: Case | TrainConfig, engines: Sequence[str], repeats: int) -> list[tuple[float, float, float]]:
     "Steps per second of each engine: median, slowest, fastest. Training is timed after a first round that compiles and warms up."
     if isinstance(case, Case):
-        return [(r.steps_per_second, r.rate(float(r.seconds.max())), r.rate(float(r.seconds.min()))) for r in measure(case, engines, repeats, compile_turns=1)]
+        return [tuple(r.rate(float(found(r.seconds))) for found in (np.median, np.max, np.min)) for r in measure(case, engines, repeats, compile_turns=1)]
     mesh = mesh_of(case)
     one_round, state, tasks = make_round(case), replicate(start_run(case), mesh), replicate(generate_benchmark("trivial", n=1024), mesh)
 
@@ -174,9 +170,6 @@ def measured(case: Case | TrainConfig, engines: Sequence[str], repeats: int) -> 
     rates = case.steps_per_round / in_turns({"training": once}, repeats)["training"]
     return [(float(np.median(rates)), float(rates.min()), float(rates.max()))]
 
-
-
-# %% ../../nbs/measure/03_scaling.ipynb #dca6eaaa
 def measure_figure(name: str, sizes: Sizes, out="scaling", progress: bool = True) -> list[Point]:
     """Measure what a figure of the paper shows; see `sizes_for`.
 
@@ -208,7 +201,6 @@ def note(points: list[Point], repeats: int) -> str:
     return (f"{device}; {processor}. Median, slowest and fastest of {repeats}." + (f" Mean over {len(kinds)} environments." if len(kinds) > 1 else "")
             + (f" The devices are parts of one processor (forced host devices): they share {processor.split(', ')[-1]}." if forced else ""))
 
-# %% ../../nbs/measure/03_scaling.ipynb #7353e3e4
 def draw_figure(name: str, points: list[Point], below: str = "", path=None):
     "Draw the points of a figure, with a note below; with a `path`, save it there as PNG. Returns the matplotlib `Figure`."
     from matplotlib.ticker import EngFormatter
@@ -216,7 +208,7 @@ def draw_figure(name: str, points: list[Point], below: str = "", path=None):
     figure, (axis,) = empty_figure(1, 5.4, 3.8)
     for i, (line, rows) in enumerate(lines_of(name, points).items()):
         x, y, low, high = map(np.array, zip(*rows))
-        bars, look = [y - np.minimum(low, y), np.maximum(high, y) - y], {"color": PALETTE[i % len(PALETTE)], "label": line, "capsize": 3}
+        bars, look = np.maximum([y - low, high - y], 0), {"color": PALETTE[i % len(PALETTE)], "label": line, "capsize": 3}
         if about.axis:
             axis.errorbar(x, y, bars, marker=MARKERS[i % len(MARKERS)], markersize=5, linewidth=2, **look)
         else:

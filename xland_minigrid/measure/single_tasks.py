@@ -35,7 +35,6 @@ def time_to_solve(config: TrainConfig, success: float = 0.95, tests: int = 512, 
     return {"environment": config.env_id, "solved": last["success"] >= success, "seconds": round(seconds, 1), "steps": training.agent.steps,
             "tested": float(found.success.mean()), "steps in the test": float(found.steps.mean())}
 
-# %% ../../nbs/measure/09_single_tasks.ipynb #aa6a7013
 def report(envs: tuple[str, ...] = ("MiniGrid-Empty-8x8", "MiniGrid-DoorKey-5x5"), success: float = 0.95, seeds: tuple[int, ...] = (0, 1, 2)) -> Iterator[Page]:
     """Measure how long recurrent PPO takes to solve single tasks.
 

@@ -7,6 +7,7 @@ __all__ = ['PAPER_TABLE_5', 'mean_of', 'figure_4', 'plot_statistics', 'sizes_tab
            'generated_names', 'benchmark_sizes', 'report']
 
 # %% ../../nbs/measure/12_statistics.ipynb #395916ce
+import contextlib
 import os
 import sys
 import tempfile
@@ -28,14 +29,10 @@ def _percent(axis) -> None:
     from matplotlib.ticker import PercentFormatter
     axis.set_major_formatter(PercentFormatter(1, decimals=None))
 
-def _whole(axis) -> None:
-    from matplotlib.ticker import MaxNLocator
-    axis.set_major_locator(MaxNLocator(integer=True))
-
 def mean_of(histogram: Mapping) -> float:
     "The mean of the numbers in a histogram `{value: count}`; what is no number is left out."
-    pairs = [(k, v) for k, v in histogram.items() if not isinstance(k, str)]
-    return sum(k * v for k, v in pairs) / max(1, sum(v for _, v in pairs))
+    numbers = {k: v for k, v in histogram.items() if not isinstance(k, str)}
+    return sum(k * v for k, v in numbers.items()) / max(1, sum(numbers.values()))
 
 def _shares(histogram: Mapping) -> tuple[list, np.ndarray]:
     "Values and their shares; numbers in order and without gaps, what is no number last."
@@ -43,12 +40,12 @@ def _shares(histogram: Mapping) -> tuple[list, np.ndarray]:
     labels = [*(range(min(numbers), max(numbers) + 1) if numbers else ()), *(k for k in histogram if isinstance(k, str))]
     return labels, np.array([histogram.get(k, 0) for k in labels], float) / max(1, sum(histogram.values()))
 
-# %% ../../nbs/measure/12_statistics.ipynb #01299a92
 def figure_4(statistics: Mapping[str, Mapping], title: str = "How many rules a task has"):
     """The paper's Figure 4: the distribution of the number of rules, one line for each benchmark. Returns a matplotlib `Figure`.
 
     Takes `{name: what benchmark_statistics returned}`. Raises `ValueError` when there is nothing to draw.
     """
+    from matplotlib.ticker import MaxNLocator
     if not statistics or not all(found.get("rules_per_task") for found in statistics.values()):
         raise ValueError("There is nothing to draw: give {name: benchmark_statistics(benchmark)} for at least one benchmark.")
     figure, (axis,) = empty_figure(1, 6.4, 3.6)
@@ -56,22 +53,21 @@ def figure_4(statistics: Mapping[str, Mapping], title: str = "How many rules a t
         axis.plot(*_shares(found["rules_per_task"]), color=PALETTE[i % len(PALETTE)], marker=MARKERS[i % len(MARKERS)], markersize=5, linewidth=1.8,
                   label=f"{name} (mean {mean_of(found['rules_per_task']):.1f})")
     axis.set(xlabel="rules per task (tree and distractors)", ylabel="share of tasks", title=title, ylim=(0, None))
-    _percent(axis.yaxis), _whole(axis.xaxis)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True)), _percent(axis.yaxis)
     axis.legend(frameon=False)
     _make_room(axis)
     return figure
 
 def _make_room(axis) -> None:
     "Where all tasks of some benchmarks have one number of rules, cut their peaks off and say so, so that the others can be read."
-    peaks = [line.get_ydata().max() for line in axis.lines]
-    others = [peak for peak in peaks if peak < 1]
-    if others and len(others) < len(peaks):
-        axis.set_ylim(0, 1.2 * max(others))
-        for line in [line for line, peak in zip(axis.lines, peaks) if peak == 1]:
-            x = float(line.get_xdata()[line.get_ydata().argmax()])
-            axis.vlines(x, 0, 1.1 * max(others), color=line.get_color(), linewidth=1.8)
-            axis.plot(x, 1.1 * max(others), color=line.get_color(), marker="^", markersize=8)
-            axis.annotate(f"100%: {line.get_label().split(' (')[0]}", (x, 1.1 * max(others)), (8, -3), textcoords="offset points", fontsize=9)
+    whole = [line for line in axis.lines if line.get_ydata().max() == 1]
+    top = max((peak for line in axis.lines if (peak := line.get_ydata().max()) < 1), default=0)
+    for line in whole if top else ():
+        axis.set_ylim(0, 1.2 * top)
+        x = float(line.get_xdata()[line.get_ydata().argmax()])
+        axis.vlines(x, 0, 1.1 * top, color=line.get_color(), linewidth=1.8)
+        axis.plot(x, 1.1 * top, color=line.get_color(), marker="^", markersize=8)
+        axis.annotate(f"100%: {line.get_label().split(' (')[0]}", (x, 1.1 * top), (8, -3), textcoords="offset points", fontsize=9)
 
 # %% ../../nbs/measure/12_statistics.ipynb #fbe2520e
 _PANELS = {
@@ -81,9 +77,9 @@ _PANELS = {
 }
 
 def plot_statistics(statistics: Mapping, title: str = ""):
-    """What a benchmark is made of, one panel for each histogram. Takes what `benchmark_statistics` returned; returns a matplotlib `Figure`.
+    """What a benchmark is made of, one panel for each histogram that `benchmark_statistics` returned: a matplotlib `Figure`.
 
-    The panel of dead ends is there if the statistics were made with plans. Raises `ValueError` when there is nothing to draw.
+    Raises `ValueError` when there is nothing to draw.
     """
     panels = [name for name in _PANELS if statistics.get(name)]
     if not panels:
@@ -115,10 +111,6 @@ def _panel(axis, name: str, histogram: Mapping) -> None:
 PAPER_TABLE_5 = {"trivial-1m": (38.0, 5.7), "small-1m": (69.0, 13.7), "medium-1m": (112.0, 17.7),  # MB in memory, MB compressed
                  "medium-3m": (336.0, 53.1), "high-1m": (193.0, 31.6), "high-3m": (579.0, 94.8)}
 
-def _table(head: list[str], rows: list[list]) -> str:
-    "A table with numbers to the right."
-    return markdown_table(head, rows, "---:")
-
 def _mean_and_most(histogram: Mapping) -> str:
     numbers = [k for k in histogram if not isinstance(k, str)]
     return f"{mean_of(histogram):.2f} ({max(numbers)})" if numbers else ""
@@ -128,15 +120,14 @@ def _share_table(what: str, statistics: Mapping, key: str) -> str:
     values = list(dict.fromkeys(k for found in statistics.values() for k in found.get(key, {})))
     values.sort(key=lambda k: (isinstance(k, str) and key == "depth", k if not isinstance(k, str) else 0))
     cell = lambda found, k: f"{100 * found[key][k] / sum(found[key].values()):.2f}" if k in found.get(key, {}) else ""
-    return _table([what, *statistics], [[k, *(cell(found, k) for found in statistics.values())] for k in values])
+    return markdown_table([what, *statistics], [[k, *(cell(found, k) for found in statistics.values())] for k in values], "---:")
 
-# %% ../../nbs/measure/12_statistics.ipynb #3248fdc5
 def _found_table(statistics: Mapping) -> str:
     "One row for each benchmark: how many tasks, how many different ones, and what they are made of."
     head = ["benchmark", "tasks", "repeated by ruleset_id", "not canonical", "distinct goal_ids", "distinct goals", "depth", "rules", "of them distractors", "objects", "of them taken by nothing"]
     columns = ("depth", "rules_per_task", "distractor_rules", "objects", "distractor_objects")
-    return _table(head, [[name, *(f"{found[k]:,}" for k in ("num_rulesets", "duplicates", "not_canonical", "distinct_goal_ids", "distinct_goals")),
-                          *(_mean_and_most(found[k]) for k in columns)] for name, found in statistics.items()])
+    return markdown_table(head, [[name, *(f"{found[k]:,}" for k in ("num_rulesets", "duplicates", "not_canonical", "distinct_goal_ids", "distinct_goals")),
+                          *(_mean_and_most(found[k]) for k in columns)] for name, found in statistics.items()], "---:")
 
 def sizes_table(sizes: Mapping[str, Mapping]) -> str:
     "Sizes and loading times next to the paper's Table 5. Takes `{name: benchmark_sizes(name)}`."
@@ -146,10 +137,9 @@ def sizes_table(sizes: Mapping[str, Mapping]) -> str:
         numbers = ((memory, 1), (found["memory"], 1), (found["cache"], 1), (compressed, 1), (found["packed"], 2),
                    (compressed and found["packed"] / compressed, 2), (found["load_cold"], 3), (found["load_warm"], 3), (found["unpack"], 2))
         rows.append([Path(name).name, f"{found['tasks']:,}", *("" if number is None else f"{number:,.{digits}f}" for number, digits in numbers)])
-    return _table(["benchmark", "tasks", "paper, in memory", "memory, MB", "cache file, MB", "paper, compressed", "packed file, MB", "packed / paper",
-                   "load cold, s", "load warm, s", "unpack, s"], rows)
+    return markdown_table(["benchmark", "tasks", "paper, in memory", "memory, MB", "cache file, MB", "paper, compressed", "packed file, MB", "packed / paper",
+                   "load cold, s", "load warm, s", "unpack, s"], rows, "---:")
 
-# %% ../../nbs/measure/12_statistics.ipynb #aa82b17d
 def statistics_page(statistics: Mapping[str, Mapping], sizes: Mapping | None = None) -> Page:
     "What was found in benchmarks. Takes `{name: benchmark_statistics(benchmark)}` and, if they were measured, `{name: benchmark_sizes(benchmark)}`."
     shares = lambda what, key: ("Percent of rules." if key == "rule_kinds" else "Percent of tasks.", _share_table(what, statistics, key))
@@ -184,15 +174,13 @@ def save_figures(statistics: Mapping[str, Mapping], folder) -> list[Path]:
         paths += _save(plot_statistics(found, f"{name}, {found['num_rulesets']:,} tasks"), folder / f"statistics_{name.replace('-', '_')}")
     return paths
 
-# %% ../../nbs/measure/12_statistics.ipynb #6a3032b9
 def generated_names() -> list[str]:
     "The named benchmarks that are made by a recipe and kept in a file; hand-made ones are looked at one by one."
-    def is_kept(name):
-        try:
-            return bool(benchmark_file(name))
-        except ValueError:
-            return False
-    return [name for name in registered_benchmarks() if is_kept(name)]
+    kept = []
+    for name in registered_benchmarks():
+        with contextlib.suppress(ValueError):  # benchmark_file refuses hand-made ones
+            kept += [name] * bool(benchmark_file(name))
+    return kept
 
 def _chosen(names, everything: bool) -> list[str]:
     known = generated_names()
@@ -202,14 +190,12 @@ def _chosen(names, everything: bool) -> list[str]:
         raise ValueError(f"There is no benchmark {unknown[0]} made by a recipe: choose from {', '.join(known)}.")
     return known if everything else list(names)
 
-
-
 # %% ../../nbs/measure/12_statistics.ipynb #2be6099a
 def benchmark_sizes(source) -> dict:
     """Sizes and loading times of a benchmark (a name, a path or a `Benchmark`) in both shapes of the format, measured in a temporary folder.
 
-    In memory, cache file and packed file in MB (10⁶ bytes); seconds to load the cache file after the operating system forgot it (`load_cold`; None where it cannot be told to) and
-    right after that (`load_warm`), and to unpack the packed file (`unpack`), each with every check.
+    `memory`, `cache` (file) and `packed` (file) in MB (10⁶ bytes). Seconds with every check: to load the cache file after the operating system forgot it (`load_cold`;
+    None where it cannot) and right after that (`load_warm`), and to `unpack`.
     """
     benchmark, _ = find_benchmark(source)
     with tempfile.TemporaryDirectory() as place:

@@ -38,28 +38,15 @@ from .report import Page, in_turns, markdown_table, page, ratio_of, script, seco
 # %% ../../nbs/measure/02_throughput.ipynb #03929152
 @dataclass(frozen=True)
 class Case:
-    """What to measure.
-
-    Attributes:
-        env: id of the environment.
-        tasks: preset of the benchmark that the rulesets come from; None for environments without rulesets.
-        rules: only rulesets with exactly this many rules; None takes them as they come.
-        num_envs, num_steps: size of the batch and length of one timed rollout.
-        size: another height and width than those of `env`.
-        devices: over how many devices the worlds are spread; for engines with our interface.
-        images: observations as images, 7x7 cells of 32x32 pixels.
-    `tasks="near"` is a source of its own: the same task for all, with `rules` copies of one rule about neighbours, as in the paper's Figure 5c.
-
-    Raises `ValueError` when the worlds cannot be dealt out evenly to the devices, or there are fewer devices.
-    """
-    env: str
-    tasks: str | None = "trivial"
-    rules: int | None = None
-    num_envs: int = 1024
-    num_steps: int = 128
-    size: int | None = None
-    devices: int = 1
-    images: bool = False
+    "What to measure. Raises `ValueError` when the worlds cannot be dealt out evenly to the devices, or there are fewer devices."
+    env: str  # id of the environment
+    tasks: str | None = "trivial"  # preset of the rulesets, None without; "near": the same task for all, with `rules` copies of one rule about neighbours (the paper's Figure 5c)
+    rules: int | None = None  # only rulesets with exactly this many rules
+    num_envs: int = 1024  # worlds side by side
+    num_steps: int = 128  # of one timed rollout
+    size: int | None = None  # another height and width than those of `env`
+    devices: int = 1  # that share the worlds, for engines with our interface
+    images: bool = False  # observations as images, 7x7 cells of 32x32 pixels
 
     def __post_init__(self):
         if self.devices > 1 and self.devices > jax.device_count():
@@ -73,14 +60,12 @@ class Case:
         sizes = {} if self.size is None else {"height": self.size, "width": self.size, "max_steps": 3 * self.size**2}
         return {**sizes, **({"view_size": 7} if self.images else {})}
 
-# %% ../../nbs/measure/02_throughput.ipynb #5ec0003c
 def near_task(rules: int) -> RuleSet:
     "One goal, three balls, and `rules` times the same rule: a red ball next to a blue one becomes a green one."
     red, blue, green = (np.array([Tiles.BALL, color], np.uint8) for color in (Colors.RED, Colors.BLUE, Colors.GREEN))
     rule = np.asarray(TileNearRule(tile_a=red, tile_b=blue, prod_tile=green).encode())
     return RuleSet(goal=np.asarray(AgentHoldGoal(green).encode()), rules=np.tile(rule, (rules, 1)), init_tiles=np.stack([red, blue, blue]))
 
-# %% ../../nbs/measure/02_throughput.ipynb #a369b720
 def sample_tasks(case: Case, seed: int = 0) -> RuleSet | None:
     "`num_envs` different rulesets as one batch, trimmed to the rules and objects that they really use."
     if case.tasks is None:
@@ -91,12 +76,11 @@ def sample_tasks(case: Case, seed: int = 0) -> RuleSet | None:
     made = generate_benchmark(case.tasks, n=many, seed=seed)
     goals, rules, tiles = (np.asarray(x) for x in (made.goals, made.rules, made.init_tiles))
     count = (rules[..., 0] != 0).sum(-1)
-    chosen = np.flatnonzero(count == case.rules if case.rules is not None else count >= 0)[: case.num_envs]
+    chosen = np.flatnonzero((count == case.rules) | (case.rules is None))[: case.num_envs]
     if len(chosen) < case.num_envs:
         raise ValueError(f"Only {len(chosen)} of {many} {case.tasks} rulesets have {case.rules} rules: choose another number of rules.")
-    rules, tiles = rules[chosen], tiles[chosen]
-    used = lambda x: max(1, int((x[..., 0] != 0).sum(-1).max()))
-    return RuleSet(goal=goals[chosen], rules=rules[:, : used(rules)], init_tiles=tiles[:, : used(tiles)])
+    trimmed = lambda x: x[:, : max(1, int((x[..., 0] != 0).sum(-1).max()))]
+    return RuleSet(goal=goals[chosen], rules=trimmed(rules[chosen]), init_tiles=trimmed(tiles[chosen]))
 
 # %% ../../nbs/measure/02_throughput.ipynb #ed4898d0
 class Engine(NamedTuple):
@@ -116,7 +100,6 @@ def rollout(step, read, num_steps: int, num_envs: int, num_actions: int = 6) -> 
         return carry, jax.tree.map(jnp.sum, sums)
     return run
 
-# %% ../../nbs/measure/02_throughput.ipynb #55742aa4
 def engine_of(env, params, case: Case, tasks=None) -> Engine:
     "The engine of packages with our interface: this one and xminigrid. `tasks` is a batch of rulesets of that package; every leaf of `params` is then batched."
     if tasks is not None:
@@ -151,7 +134,6 @@ def spread(engine: Engine, batched: bool, devices: int) -> Engine:
     start = over(lambda params, key: engine.start(params, own(key)), (given, everywhere), mine)
     return Engine(jax.device_put(engine.params, NamedSharding(mesh, given)), start, over(run, (given, mine, everywhere), (mine, everywhere)))
 
-# %% ../../nbs/measure/02_throughput.ipynb #773f60f1
 def world_of(package: str, case: Case):
     "An environment with auto-reset and, if asked for, image observations, and its parameters. Raises `ImportError` where the package is missing."
     part = lambda name: importlib.import_module(f"{package}{name}")
@@ -205,21 +187,16 @@ class Stepper:
         self.ends.append(over)
         return over
 
-# %% ../../nbs/measure/02_throughput.ipynb #6a378b51
 @dataclass(frozen=True)
 class Row:
-    """One engine in one case.
-
-    Attributes: `seconds` of each turn `(repeats,)`; `ratio`, its seconds over those of the first engine (median of pairs); `compile_s`, seconds to
-    trace and compile the rollout, and `compile_ratio`, those of the first engine over it; `ends`, the share of steps that ended a trial.
-    """
+    "One engine in one case."
     case: Case
     engine: str
-    seconds: np.ndarray
-    ratio: float
-    compile_s: float
-    compile_ratio: float
-    ends: float
+    seconds: np.ndarray  # of each turn, (repeats,)
+    ratio: float  # its seconds over those of the first engine, median of pairs
+    compile_s: float  # seconds to trace and compile the rollout
+    compile_ratio: float  # those of the first engine over it
+    ends: float  # share of steps that ended a trial
 
     def rate(self, seconds: float) -> float:
         "Steps per second of a turn that took so long."
@@ -254,7 +231,6 @@ def no_compilation_cache():
     finally:
         jax.config.update("jax_enable_compilation_cache", before)
 
-# %% ../../nbs/measure/02_throughput.ipynb #9d0b1489
 def measure(case: Case, engines=("xland_minigrid",), repeats: int = 7, compile_turns: int = 3) -> list[Row]:
     """Time the engines in turn on one case; ratios are those of the first engine to the others.
 
@@ -299,18 +275,14 @@ NAVIX_SUITE = tuple(Case(f"MiniGrid-{name}", None) for name in (
 # %% ../../nbs/measure/02_throughput.ipynb #a50ecd13
 def eager_page(name: str, steps: int) -> Page:
     "How long single calls take outside of `jit`: the first, and the median of the others."
-    def times(make, wrap=lambda env: env):
-        env, params = make(name)
-        env, keys, timestep = wrap(env), list(jax.random.split(jax.random.key(0), steps)), None
-        resets, moves = [], []
-        for number, key in enumerate(keys):
-            resets.append(seconds_of(lambda: env.reset(params, key)))
-            timestep = env.reset(params, key) if timestep is None else timestep
-            moves.append(seconds_of(lambda: env.step(params, timestep, number % 6)))
-            timestep = env.step(params, timestep, number % 6)
+    def times(env, params):
+        keys, moved = list(jax.random.split(jax.random.key(0), steps)), []
+        resets = [seconds_of(lambda: moved.append(env.reset(params, key)) or moved[-1]) for key in keys]
+        moves = [seconds_of(lambda: moved.append(env.step(params, moved[-1], number % 6)) or moved[-1]) for number in range(steps)]
         return [f"{1e3 * seconds:.1f}" for taken in (resets, moves) for seconds in (taken[0], np.median(taken[1:]))]
 
-    rows = [("this package", *times(make)), ("with auto-reset", *times(make, GymAutoResetWrapper)), ("compat", *times(compat.make))]
+    env, params = make(name)
+    rows = [("this package", *times(env, params)), ("with auto-reset", *times(GymAutoResetWrapper(env), params)), ("compat", *times(*compat.make(name)))]
     return page("Outside of jit", f"One {name}, {steps} resets and steps, each called by itself; milliseconds.",
                 markdown_table(["environment", "first reset", "later resets, median", "first step", "later steps, median"], rows, align="---:"))
 
