@@ -286,6 +286,7 @@ _COMMANDS = {
     "train": ("train an RL² agent; all settings: xland-minigrid train --help", _train_parser),
     "grpo": ("a small transformer learns FrozenLake by GRPO; all settings: xland-minigrid grpo --help", None),
     "experiment": ("several agents, several seeds, the same tasks", "xland_minigrid.measure.experiments:experiment_parser"),
+    "profile": ("where the time of a training update goes", None),
     "serve": ("many environments at once, over WebSockets", "xland_minigrid.pool.server:serve_parser"),
     "grade": ("which exercises of students' notebooks are solved", "xland_minigrid.tutor.grade:grade_parser"),
     "evaluate": ("trial by trial, on tasks that an agent never met", _evaluate_parser),
