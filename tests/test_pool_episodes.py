@@ -1,12 +1,17 @@
 """Text environments and their scheduler: every way out closes, no failure is a reward, wrong input is refused in one sentence."""
 import asyncio
 import contextlib
+import contextvars
 import functools
+import itertools
 import json
 import math
 import random
+import subprocess
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,6 +23,7 @@ from worlds import refusals
 from xland_minigrid.pool.episodes import (Choice, Env, GymScheduler, LiveLimit, MultiTurnScheduler, RolloutRequest, Trajectory, append_line, blocking, envs,
                                           find_env, make_env, read_rows, register_env, request_from_row)
 from xland_minigrid.pool.errors import DeadlineExceeded, EnvFault
+from xland_minigrid.pool.pool import EnvPool
 
 
 class Counts(Env):
@@ -691,6 +697,63 @@ def test_blocking_passes_everything_on():
     for odd in (talk, 5):
         with pytest.raises(TypeError):
             blocking(odd)
+
+
+def test_six_hung_calls_do_not_stall_a_seventh():
+    wake = threading.Event()
+    async def main():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(6))  # what two cores have
+        stuck = [asyncio.ensure_future(blocking(wake.wait)()) for _ in range(6)]
+        await turns_of_the_loop()
+        try:
+            async with asyncio.timeout(HANG):
+                return await blocking(lambda: "seventh")()
+        finally:
+            wake.set()
+            await asyncio.gather(*stuck)
+    assert asyncio.run(main()) == "seventh"
+
+
+def test_six_hung_environments_do_not_stall_a_seventh_nor_the_end_of_the_pool():
+    made, wake = itertools.count(), threading.Event()
+    class Hangs(Counts):
+        def __init__(self, env_config):
+            super().__init__(env_config)
+            self.number = next(made)
+        @blocking
+        def step(self, action):
+            if self.number < 6:
+                wake.wait()
+            return "x", 1.0, True, {}
+    async def main():
+        async def rollout(episode):
+            await episode.step("go")
+        async with asyncio.timeout(HANG), EnvPool.local(Hangs, slots=7) as pool:
+            group = await pool.run_group(rollout, size=1, over_provision=6)
+        assert not wake.is_set() and group.rewards == [1.0]
+    try:
+        asyncio.run(main())
+    finally:
+        wake.set()
+    assert Hangs.closed == Hangs.opened == 7
+
+
+def test_a_hung_call_does_not_keep_the_program_from_ending():
+    program = "import asyncio, threading; from xland_minigrid.pool.episodes import blocking\nasync def main():\n    asyncio.ensure_future(blocking(threading.Event().wait)())\n    await asyncio.sleep(0)\nasyncio.run(main())"
+    assert subprocess.run([sys.executable, "-c", program], timeout=HANG, capture_output=True).returncode == 0
+
+
+def test_blocking_passes_on_what_no_future_can_hold():
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(asyncio.wait_for(blocking(lambda: next(iter(())))(), HANG))
+
+
+def test_blocking_sees_the_context_of_the_caller():
+    who = contextvars.ContextVar("who")
+    async def main():
+        who.set("me")
+        return await blocking(who.get)()
+    assert asyncio.run(main()) == "me"
 
 
 # ---- registry -----------------------------------------------------------------------------------

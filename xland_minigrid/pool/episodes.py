@@ -12,6 +12,8 @@ __all__ = ['Messages', 'envs', 'check_messages', 'copy_messages', 'RolloutReques
 import abc
 import asyncio
 import collections
+import concurrent.futures
+import contextvars
 import dataclasses
 import functools
 import html
@@ -113,13 +115,26 @@ class Env(abc.ABC):
 
 # %% ../../nbs/pool/03_episodes.ipynb #eacf32b1
 def blocking(fn):
-    "A coroutine function that runs the plain function `fn` on a thread, so that the event loop stays free. Also a decorator."
+    "A coroutine function that runs the plain function `fn` on a thread of its own, so that the event loop stays free. Also a decorator."
     if not callable(fn) or asyncio.iscoroutinefunction(fn):
-        raise TypeError(f"{fn!r} is no plain function: what is a coroutine already needs no thread.")
+        raise TypeError(f"{fn!r} is not a plain function: a coroutine function needs no thread.")
+
     @functools.wraps(fn)
     async def on_thread(*args, **kwargs):
-        return await asyncio.to_thread(fn, *args, **kwargs)
+        answer, call = concurrent.futures.Future(), functools.partial(contextvars.copy_context().run, fn, *args, **kwargs)
+        threading.Thread(target=_answer, args=(answer, call), name=f"xland-blocking-{getattr(fn, '__name__', 'call')}", daemon=True).start()
+        return await asyncio.wrap_future(answer)
     return on_thread
+
+def _answer(answer: concurrent.futures.Future, call) -> None:
+    "On the thread: call, and set the result or the exception of `answer`."
+    if answer.set_running_or_notify_cancel():
+        try:
+            answer.set_result(call())
+        except StopIteration:  # no asyncio future can hold one: the caller would wait for ever
+            answer.set_exception(RuntimeError("The blocking function raised StopIteration: give next() a default, or catch it."))
+        except BaseException as error:
+            answer.set_exception(error)
 
 # %% ../../nbs/pool/03_episodes.ipynb #ec8b80ff
 _BUILT_IN = {"frozen_lake": "xland_minigrid.pool.frozen_lake", "sudoku": "xland_minigrid.pool.sudoku",
