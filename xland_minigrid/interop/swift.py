@@ -260,9 +260,8 @@ class Trajectory:
     def _repr_html_(self):
         return f"<b>{html.escape(repr(self))}</b>{html.escape(self.close_error or '')}{self.episode._repr_html_()}"
 
-# %% ../../nbs/interop/09_swift.ipynb #1be29e97
 def _plain(x):
-    "`x` as plain data: arrays and sets as lists, NaN and infinities as None, anything else that is not JSON as text."
+    "`x` as JSON holds it: arrays and sets as lists, NaN and infinities as None, other objects as text."
     def known(value):
         return value.tolist() if hasattr(value, "tolist") else list(value) if isinstance(value, (set, frozenset)) else str(value)
     try:

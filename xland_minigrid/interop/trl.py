@@ -218,20 +218,19 @@ def _conversation(player, tokens, answers: Answers) -> Callable:
 class RolloutFunc(_Player):
     """`GRPOTrainer(..., rollout_func=make_rollout_func(pool), reward_funcs=pool_reward)`, and a context manager.
 
-    `groups` and `batches` (sizes) are those of the last call. A failure of machinery is an episode without a reward; a task that no environment takes is a mistake in the data, and is raised.
+    `groups` and `batches` (sizes) are those of the last call. A failure of machinery leaves an episode without a reward; a task that no environment takes is raised.
 
     Args:
-        pool: an `EnvPool` or its `.sync`; a new one is opened here, and closed by `close` or at the end of a `with`. It needs `num_generations` sessions; best is one for each completion of a batch.
+        pool: an `EnvPool` or its `.sync` with at least `num_generations` sessions, at best one for each completion of a batch. A new one is opened here, and closed by `close` or the end of a `with`.
         generate: `generate(contexts, trainer)` gives `(completion_ids, logprobs or None)` for each context, a list of token numbers.
         task_of: `task_of(prompt)` gives the task of a prompt. None: the curriculum of the pool if it has one, else `task_in_prompt`.
-        observe, act: an observation as text, and the model's text as an action; needed if environments do not speak text. `act` decides what an unreadable answer means.
+        observe, act: an observation as text, and the model's text as an action; for environments that do not speak text.
         max_turns: answers of the model at most. The pool's `max_total_tokens` limits the tokens.
         tokens: an object like `ChatTokens`; None makes one from the trainer's tokenizer.
         deadline, over_provision: see `EnvPool.run_group`.
     Raises `TypeError`, `ValueError` or a `PoolError`.
     """
-    def __init__(self, pool, generate: Callable | None = None, *, task_of: Callable | None = None, observe: Callable | None = None, act: Callable | None = None,
-                 max_turns: int = 20, tokens=None, deadline: float | None = None, over_provision: int = 0):
+    def __init__(self, pool, generate: Callable | None = None, *, task_of=None, observe=None, act=None, max_turns: int = 20, tokens=None, deadline: float | None = None, over_provision: int = 0):
         self.max_turns = checked_int("max_turns", max_turns, 1)
         self.generate = generate or generate_with_model
         if not callable(self.generate):
@@ -323,32 +322,29 @@ def task_in_row(row: dict):
 
 # %% ../../nbs/interop/08_trl.ipynb #a89a82ec
 class EnvironmentFactory(_Player):
-    """`GRPOTrainer(..., environment_factory=factory)`, inside `with environment_factory(pool) as factory:`.
-
-    Call it for an environment; the end of the `with` gives all of them back.
+    """`GRPOTrainer(..., environment_factory=factory)`, inside `with environment_factory(pool) as factory:`, whose end gives all environments back.
 
     Args:
         pool: an `EnvPool` or its `.sync`, with a session for each completion of a batch. A new one is opened here and closed at the end.
-        task_of: `task_of(row)` gives the task of a row of the dataset.
-        observe, act: as in `RolloutFunc`.
-        tool_name, description: what the model reads about the tool.
+        task_of: `task_of(row)` gives the task of a dataset row. observe, act: as in `RolloutFunc`. tool_name, description: what the model reads about the tool.
     Raises `TypeError`, `ValueError` or a `PoolError`.
     """
-    def __init__(self, pool, *, task_of: Callable = task_in_row, observe: Callable | None = None, act: Callable | None = None, tool_name: str = "act",
-                 description: str = "Do something in the environment."):
+    def __init__(self, pool, *, task_of: Callable = task_in_row, observe=None, act=None, tool_name: str = "act", description: str = "Do something in the environment."):
         self._made, self._seats, self._closed, self._lock, self._mine = [], [], False, threading.Lock(), False
         self.environment = _with_tool(self, tool_name, description)
         super().__init__(pool, task_of, observe, act)
 
     def __call__(self) -> PoolEnvironment:
+        self._need_open()
+        return self.environment()
+
+    def _need_open(self):
         if self._closed:
             raise PoolClosed("The factory is closed: make another one.")
-        return self.environment()
 
     def _seat(self):
         with self._lock:
-            if self._closed:
-                raise PoolClosed("The factory is closed: make another one.")
+            self._need_open()
             try:
                 taken = self.pool._take(1)
             except PoolExhausted:
