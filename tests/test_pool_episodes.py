@@ -111,6 +111,17 @@ def test_the_request_of_the_caller_stays_as_it_was():
     assert request.messages == [{"role": "user", "content": "<placeholder>"}] and t.request.uuid == request.uuid
 
 
+def test_reset_gets_the_whole_row():
+    seen = []
+    class Reads(Counts):
+        async def reset(self, config):
+            seen.append((config.messages, config.data_dict, config.uuid))
+            return await super().reset(config)
+    request = request_from_row({**row(seed=1), "answer": "42"})
+    play(request, env=Reads)
+    assert seen == [(request.messages, {"answer": "42", "env_config": {"seed": 1}}, request.uuid)]
+
+
 def test_the_first_turn_sees_the_environment_and_not_the_placeholder():
     seen = []
     async def look(messages, request):
