@@ -304,7 +304,7 @@ def test_a_close_that_fails_or_hangs_is_bounded_and_noted():
     played = scheduler(close_timeout=0.2)
     asyncio.run(played.run(request(turns=1, bad_close=True), None))
     asyncio.run(played.run(request(turns=1, hang=3600), None))
-    assert len(played.close_errors) == 2 and "stuck" in played.close_errors[0] and "Timeout" in played.close_errors[1] and not played._envs
+    assert len(played.close_errors) == 2 and "stuck" in played.close_errors[0] and "did not close within" in played.close_errors[1] and not played._envs
 
 
 def test_inside_the_trainer_hooks_run_one_by_one(swift):
@@ -380,5 +380,5 @@ def test_one_thread_for_all_environments():
 @pytest.mark.slow
 @pytest.mark.skipif(REAL, reason="this is it")
 def test_in_an_environment_of_its_own():
-    python = peers.python_of("swift", ["torch==2.13.0+cpu", "ms-swift>=4.6,<5"], ["torch", "ms-swift>=4.6,<5"], modules=("swift", "torch", "swift.rollout.multi_turn", "jax", "pytest"), gigabytes=6)
+    python = peers.python_of("swift", ["torch==2.13.0+cpu", "ms-swift>=4.6,<5"], ["torch", "ms-swift>=4.6,<5"], modules=("swift", "torch", "swift.rollout.multi_turn", "jax", "pytest"), gigabytes=6, seconds=1800)
     print(peers.run_there(python, HERE, "not own"))

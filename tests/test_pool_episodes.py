@@ -1,12 +1,17 @@
 """Text environments and their scheduler: every way out closes, no failure is a reward, wrong input is refused in one sentence."""
 import asyncio
 import contextlib
+import contextvars
 import functools
+import itertools
 import json
 import math
 import random
+import subprocess
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,9 +20,10 @@ from hypothesis import strategies as st
 from pool_faults import HANG, HOUR, Clock, soon, turns_of_the_loop
 from worlds import refusals
 
-from xland_minigrid.pool.episodes import (Choice, Env, GymScheduler, LiveLimit, MultiTurnScheduler, RolloutRequest, Trajectory, append_line, blocking, envs,
-                                          find_env, make_env, read_rows, register_env, request_from_row)
+from xland_minigrid.interop.swift import Choice, GymScheduler, LiveLimit, Trajectory
+from xland_minigrid.pool.episodes import Env, RolloutRequest, blocking, envs, find_env, make_env, read_rows, register_env, request_from_row
 from xland_minigrid.pool.errors import DeadlineExceeded, EnvFault
+from xland_minigrid.pool.pool import EnvPool
 
 
 class Counts(Env):
@@ -95,7 +101,7 @@ def test_a_conversation_in_order():
     infos = t.rollout_infos
     assert infos["total_reward"] == t.reward == 1.5 and infos["step_rewards"] == [0.5] * 3 and infos["num_turns"] == 3 and infos["gym_done"] is True
     assert infos["n"] == 3 and infos["trajectory_info"][0] == {"seed": 7}
-    assert t.stopped == "done" and t.observation == "seen 3" and t.error is None is t.close_error
+    assert t.stopped == "done" and t.episode.observation == "seen 3" and t.error is None is t.close_error
     assert (Counts.opened, Counts.closed, scheduler.limit.live, scheduler.live, left) == (1, 1, 0, {}, set())
 
 
@@ -103,6 +109,17 @@ def test_the_request_of_the_caller_stays_as_it_was():
     request = request_from_row(row(seed=1))
     _, t, _ = play(request)
     assert request.messages == [{"role": "user", "content": "<placeholder>"}] and t.request.uuid == request.uuid
+
+
+def test_reset_gets_the_whole_row():
+    seen = []
+    class Reads(Counts):
+        async def reset(self, config):
+            seen.append((config.messages, config.data_dict, config.uuid))
+            return await super().reset(config)
+    request = request_from_row({**row(seed=1), "answer": "42"})
+    play(request, env=Reads)
+    assert seen == [(request.messages, {"answer": "42", "env_config": {"seed": 1}}, request.uuid)]
 
 
 def test_the_first_turn_sees_the_environment_and_not_the_placeholder():
@@ -126,13 +143,13 @@ def test_the_rows_own_system_message_stands_where_the_environment_has_none(syste
 
 def test_max_turns_and_length():
     _, t, _ = play(row(turns=99), max_turns=2)
-    assert t.stopped == "max_turns" and t.reward == 1.0 and not t.gym_done and t.rollout_infos["num_turns"] == 2
+    assert t.stopped == "max_turns" and t.reward == 1.0 and not t.rollout_infos["gym_done"] and t.rollout_infos["num_turns"] == 2
     async def cut(messages, request):
         return Choice("I go", [1, 2], [-0.1, -0.2], "length")
     _, t, _ = play(row(turns=99), cut)
-    assert t.stopped == "finished" and t.num_turns == 1 and t.turns[0].choice.token_ids == [1, 2]
+    assert t.stopped == "finished" and len(t.turns) == 1 and t.turns[0].choice.token_ids == [1, 2]
     _, t, _ = play(row(turns=30), max_turns=None)
-    assert t.num_turns == 30 and Counts.closed == 3
+    assert len(t.turns) == 30 and Counts.closed == 3
 
 
 def test_order_of_a_batch_is_that_of_the_requests_whatever_finishes_first():
@@ -165,23 +182,8 @@ def test_hooks_may_be_plain_or_coroutines_and_come_in_order():
         async def step(self, request, choice, turn):
             calls.append("step")
             return super().step(request, choice, turn)
-        def on_trajectory_end(self, request, trajectory):
-            calls.append("end")
-            return super().on_trajectory_end(request, trajectory)
     _, t, _ = play(row(turns=2), scheduler=Spy)
-    assert calls == ["start", "turn 1", "check", "step", "turn 2", "end"] and t.reward == 1.0
-
-
-def test_a_hook_that_forgets_to_close_leaks_nothing():
-    class Forgets(GymScheduler):
-        async def on_trajectory_end(self, request, trajectory):
-            pass
-    class Fails(GymScheduler):
-        async def on_trajectory_end(self, request, trajectory):
-            raise ValueError("oh")
-    play(row(), scheduler=Forgets)
-    scheduler, t, _ = play(row(), scheduler=Fails)
-    assert Counts.closed == 2 and Counts.live == 0 and t.reward == 1.5 and "ValueError: oh" in t.close_error and scheduler.close_errors == [t.close_error]
+    assert calls == ["start", "turn 1", "check", "step", "turn 2"] and t.reward == 1.0
 
 
 def test_compression_shortens_the_prompt_and_not_the_log():
@@ -249,7 +251,7 @@ def test_rewards_before_the_failure_are_kept_as_facts_only():
                 raise ConnectionError
             return await super().step(action)
     _, t, _ = play(row(turns=9), env=Late)
-    assert t.step_rewards == [0.5, 0.5] and t.reward is None
+    assert t.episode.step_rewards == [0.5, 0.5] and t.reward is None
 
 
 def test_a_reward_that_is_no_finite_number_is_a_failure():
@@ -314,8 +316,9 @@ def test_cancel_policy_ends_the_others_and_raises():
         async def slow(messages, request):
             await asyncio.sleep(0.001 if request.env_config.get("break_in") else 3600)
             return "x"
-        with pytest.raises(ConnectionError, match="on purpose"):
+        with pytest.raises(EnvFault, match="on purpose") as caught:
             await scheduler.run([row(), row(break_in="step"), row()], slow)
+        assert isinstance(caught.value.__cause__, ConnectionError)
         return scheduler, asyncio.all_tasks()
     scheduler, tasks = asyncio.run(main())
     assert Counts.live == 0 and Counts.closed == 3 and scheduler.limit.live == 0 and len(tasks) == 1
@@ -368,7 +371,7 @@ def test_nothing_goes_on_after_the_deadline(monkeypatch):
         Counts.hear = True
         return await playing
     t = asyncio.run(main())
-    assert t.num_turns == 1 and t.stopped == "deadline" and t.close_error is None and Counts.live == 0
+    assert len(t.turns) == 1 and t.stopped == "deadline" and t.close_error is None and Counts.live == 0
 
 
 # ---- cancellation -------------------------------------------------------------------------------
@@ -547,9 +550,8 @@ def test_a_place_is_not_given_to_a_dead_loop():
 
 
 def test_odd_limits():
-    cases = (0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError), ("4", TypeError)
     for make in (LiveLimit, lambda most: GymScheduler(Counts, max_live=most)):
-        assert refusals({repr(most): (functools.partial(make, most), error, "") for most, error in cases}) == {}
+        assert refusals({repr(most): (functools.partial(make, most), ValueError, f"max_live is {most!r}") for most in (0, -1, 1.5, True, "4", None)}) == {}
 
 
 # ---- rewards ------------------------------------------------------------------------------------
@@ -558,11 +560,14 @@ def test_blended_rewards():
     async def politeness(trajectory):
         return 2.0
     def length(trajectory):
-        return trajectory.num_turns
+        return len(trajectory.turns)
     _, t, _ = play(row(), reward_funcs=[politeness, length], reward_weights=[0.1, 0.01, 1.0])
     assert t.rewards == {"politeness": 2.0, "length": 3.0, "gym": 1.5} and math.isclose(t.reward, 0.2 + 0.03 + 1.5)
     _, t, _ = play(row(), reward_funcs=[length, length])
     assert len(t.rewards) == 3 and t.reward == 7.5
+    length.__name__ = "gym"  # takes no other's place
+    _, t, _ = play(row(), reward_funcs=[length], reward_weights=[0.0, 1.0])
+    assert len(t.rewards) == 2 and t.reward == 1.5
 
 
 def test_the_last_weight_belongs_to_the_environment():
@@ -590,8 +595,8 @@ def test_odd_arguments():
     cases = (
         ({"reward_weights": [1, 2]}, ValueError), ({"reward_funcs": [len], "reward_weights": [1]}, ValueError), ({"reward_weights": [math.nan]}, ValueError),
         ({"reward_funcs": ["format"]}, TypeError), ({"max_turns": 0}, ValueError), ({"max_turns": True}, ValueError), ({"max_turns": 2.0}, ValueError),
-        ({"close_timeout": 0}, ValueError), ({"close_timeout": math.inf}, ValueError), ({"close_timeout": "1"}, TypeError), ({"close_timeout": None}, TypeError),
-        ({"deadline": -1}, ValueError), ({"deadline": math.nan}, ValueError), ({"on_error": "ignore"}, ValueError), ({"maxturns": 3}, TypeError))
+        ({"close_timeout": 0}, ValueError), ({"close_timeout": math.inf}, ValueError), ({"close_timeout": "1"}, ValueError), ({"close_timeout": None}, ValueError),
+        ({"timeout": 0}, ValueError), ({"deadline": -1}, ValueError), ({"deadline": math.nan}, ValueError), ({"on_error": "ignore"}, ValueError), ({"maxturns": 3}, TypeError))
     assert refusals({repr(kwargs): (functools.partial(GymScheduler, Counts, **kwargs), error, "") for kwargs, error in cases}) == {}
 
 
@@ -639,6 +644,8 @@ def test_a_request_is_played_once_at_a_time():
         assert (await first).reward == 1.5
         assert (await scheduler.run(request, talk)).reward == 1.5
     asyncio.run(main())
+    unseeded = RolloutRequest([], {"env_config": {"seed": None}}).copies(3)  # as a data set fills in what a row lacks
+    assert len({c.env_config["seed"] for c in unseeded}) == 1 and unseeded[0].env_config["seed"] is not None
     copies = request.copies(4)
     assert len({c.uuid for c in copies} | {request.uuid}) == 5 and all(c.messages == request.messages and c.messages is not request.messages for c in copies)
 
@@ -650,14 +657,19 @@ def test_no_environment_and_no_start_hook():
         async def on_trajectory_start(self, requests):
             pass
     _, t, _ = play(row(), scheduler=Lost)
-    assert t.reward is None and "super()" in t.error
+    assert t.reward == 1.5 and t.messages[0]["content"] == "<placeholder>"  # the model's first prompt is the row's
 
 
-def test_a_scheduler_without_environment():
-    class Once(MultiTurnScheduler):
-        async def on_turn_end(self, request, choice, turn):
+def test_a_scheduler_whose_hooks_reward_and_whose_environment_says_nothing():
+    class Silent(Counts):
+        async def reset(self, config):
+            return "", {}, ""
+    class Once(GymScheduler):
+        def on_trajectory_start(self, requests):
+            pass
+        def on_turn_end(self, request, choice, turn):
             return {"done": True, "rollout_infos": {"total_reward": float(len(choice.text))}}
-    t = asyncio.run(Once().run({"messages": [{"role": "user", "content": "hi"}]}, talk))
+    t = asyncio.run(Once(Silent).run({"messages": [{"role": "user", "content": "hi"}]}, talk))
     assert t.reward == 8.0 and t.messages[0]["content"] == "hi"
 
 
@@ -691,6 +703,64 @@ def test_blocking_passes_everything_on():
     for odd in (talk, 5):
         with pytest.raises(TypeError):
             blocking(odd)
+
+
+def test_six_hung_calls_do_not_stall_a_seventh():
+    wake = threading.Event()
+    async def main():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(6))  # what two cores have
+        stuck = [asyncio.ensure_future(blocking(wake.wait)()) for _ in range(6)]
+        await turns_of_the_loop()
+        try:
+            async with asyncio.timeout(HANG):
+                return await blocking(lambda: "seventh")()
+        finally:
+            wake.set()
+            await asyncio.gather(*stuck)
+    assert asyncio.run(main()) == "seventh"
+
+
+def test_six_hung_environments_do_not_stall_a_seventh_nor_the_end_of_the_pool():
+    made, wake = itertools.count(), threading.Event()
+    class Hangs(Counts):
+        def __init__(self, env_config):
+            super().__init__(env_config)
+            self.number = next(made)
+        @blocking
+        def step(self, action):
+            if self.number < 6:
+                wake.wait()
+            return "x", 1.0, True, {}
+    async def main():
+        async def rollout(episode):
+            await episode.step("go")
+        async with asyncio.timeout(HANG), EnvPool.local(Hangs, slots=7) as pool:
+            group = await pool.run_group(rollout, size=1, over_provision=6)
+        assert not wake.is_set() and group.rewards == [1.0]
+    try:
+        asyncio.run(main())
+    finally:
+        wake.set()
+    assert Hangs.closed == Hangs.opened == 7
+
+
+@pytest.mark.slow
+def test_a_hung_call_does_not_keep_the_program_from_ending():
+    program = "import asyncio, threading; from xland_minigrid.pool.episodes import blocking\nasync def main():\n    asyncio.ensure_future(blocking(threading.Event().wait)())\n    await asyncio.sleep(0)\nasyncio.run(main())"
+    assert subprocess.run([sys.executable, "-c", program], timeout=HANG, capture_output=True).returncode == 0
+
+
+def test_blocking_passes_on_what_no_future_can_hold():
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(asyncio.wait_for(blocking(lambda: next(iter(())))(), HANG))
+
+
+def test_blocking_sees_the_context_of_the_caller():
+    who = contextvars.ContextVar("who")
+    async def main():
+        who.set("me")
+        return await blocking(who.get)()
+    assert asyncio.run(main()) == "me"
 
 
 # ---- registry -----------------------------------------------------------------------------------
@@ -825,34 +895,6 @@ def test_odd_infos_lose_no_line(tmp_path):
     (line,) = path.read_bytes().splitlines()
     infos = json.loads(line)["rollout_infos"]
     assert infos["1"] == [0, 1, 2] and infos["nan"] is None is infos["inf"] and infos["big"] == 10**30
-
-
-def test_lines_are_whole_whoever_writes(tmp_path):
-    path = tmp_path / "c.jsonl"
-    def write(who):
-        for i in range(30):
-            append_line(path, {"who": who, "i": i, "text": "x" * 20_000})
-    threads = [threading.Thread(target=write, args=(who,)) for who in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(found) == 120 and all([f["i"] for f in found if f["who"] == who] == list(range(30)) for who in range(4))
-
-
-def test_a_torn_line_spoils_no_other(tmp_path):
-    path = tmp_path / "c.jsonl"
-    path.write_text('{"a": 1}\n{"torn": ')
-    append_line(path, {"b": 2})
-    assert path.read_text() == '{"a": 1}\n{"torn": \n{"b": 2}\n'
-
-
-def test_a_full_disk_leaves_the_file_as_it_was():
-    with open("/dev/full", "ab") as probe:
-        assert probe
-    with pytest.raises(OSError):
-        append_line("/dev/full", {"a": 1})
 
 
 # ---- how it looks -------------------------------------------------------------------------------

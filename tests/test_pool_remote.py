@@ -12,10 +12,11 @@ from worlds import refusals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xland_minigrid.pool.episodes import GymScheduler, envs, make_env
+from xland_minigrid.interop.swift import GymScheduler, OpenEnvScheduler
+from xland_minigrid.pool.episodes import envs, make_env
 from xland_minigrid.pool.errors import (BadRequest, ConnectFailed, DeadlineExceeded, EnvFault, PoolClosed, PoolError, PoolExhausted, ResetRequired, SessionBusy,
                                         SessionLost, Unauthorized, WrongThread)
-from xland_minigrid.pool.remote import OpenEnvClient, OpenEnvScheduler, OpenEnvWrapper, observation_to_text, socket_address, text_to_action
+from xland_minigrid.pool.remote import OpenEnvClient, OpenEnvWrapper, observation_to_text, socket_address, text_to_action
 
 serve = pytest.importorskip("websockets.asyncio.server").serve
 ConnectionClosed = pytest.importorskip("websockets.exceptions").ConnectionClosed
@@ -609,7 +610,7 @@ def test_rows_and_their_keys():
             t = await OpenEnvScheduler().run(row(fake.url, seed=5, reset_kwargs={"level": 2}, system_message="Play well."), act)
             assert fake.requests[0]["data"] == {"seed": 5, "level": 2} and fake.requests[1] == {"type": "step", "data": {"move": 1}}
             assert [m["content"] for m in t.messages] == ["Play well.", '{"n": 0}', '{"move": 1}', '{"n": 1}', '{"move": 1}']
-            assert t.reward == 2.0 and t.rollout_infos["gym_done"] and t.observation == '{"n": 2}'
+            assert t.reward == 2.0 and t.rollout_infos["gym_done"] and t.episode.observation == '{"n": 2}'
             base = await OpenEnvScheduler(fake.url).run({"messages": [{"role": "system", "content": "mine"}]}, act)
             assert base.reward == 2.0 and base.messages[0]["content"] == "mine"
             mixed = await GymScheduler("openenv").run(row(fake.url), act)
@@ -670,7 +671,7 @@ def test_what_a_model_gets_wrong_can_be_told():
     async def main():
         async with Fake(on_step(2, frame("error", message="move: a number, please", code="VALIDATION_ERROR"))) as fake:
             t = await OpenEnvScheduler().run(row(fake.url, on_invalid="tell"), act)
-            assert t.step_rewards == [1.0, 0.0, 1.0] and "move: a number, please" in t.messages[4]["content"] and t.step_infos[2] == {"status": "invalid_action"}
+            assert t.episode.step_rewards == [1.0, 0.0, 1.0] and "move: a number, please" in t.messages[4]["content"] and t.rollout_infos["trajectory_info"][2] == {"status": "invalid_action"}
     run(main())
 
 
@@ -702,7 +703,7 @@ def test_but_not_for_ever(monkeypatch):
             assert t.reward is None and t.error.startswith("PoolExhausted") and fake.connections == 1
         clock = Clock(monkeypatch)
         async with Fake(capacity=0, ping_interval=None) as fake:
-            playing = asyncio.create_task(OpenEnvScheduler().run(row(fake.url, wait=HOUR, close_timeout=2 * HOUR, request_timeout=2 * HOUR, connect_timeout=2 * HOUR), act))
+            playing = asyncio.create_task(OpenEnvScheduler(timeout=2 * HOUR).run(row(fake.url, wait=HOUR, close_timeout=2 * HOUR, request_timeout=2 * HOUR, connect_timeout=2 * HOUR), act))
             assert await soon(lambda: fake.connections >= 4 or playing.done()) and not playing.done()
             clock.jump(HOUR)
             t = await playing
@@ -805,7 +806,7 @@ def test_the_same_game_near_and_far():
                 await OpenEnvClient(server.url + "?env=frozen_lake").connect()
         near = await GymScheduler("frozen_lake", max_turns=5).run(rows(), wanders)
         talk = lambda t: [m for m in t.messages if m["role"] != "system"]
-        assert [(talk(t), t.step_rewards, t.stopped) for t in far] == [(talk(t), t.step_rewards, t.stopped) for t in near]
+        assert [(talk(t), t.episode.step_rewards, t.stopped) for t in far] == [(talk(t), t.episode.step_rewards, t.stopped) for t in near]
         assert all(t.error is None for t in far)
     asyncio.run(main())
 

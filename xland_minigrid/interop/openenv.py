@@ -16,7 +16,7 @@ from ..pool.errors import BadRequest, SessionBusy, SessionLost
 
 # %% ../../nbs/interop/07_openenv.ipynb #ae519f95
 def action_fields(action) -> dict:
-    "An action in the fields of the wire: a number, a text, or a dictionary as it is. Raises `BadRequest`."
+    "The fields that are sent for an action: a number, a text, or a dictionary of fields. Raises `BadRequest`."
     if isinstance(action, (str, dict)):
         return {"text": action} if isinstance(action, str) else action
     if hasattr(action, "model_dump"):
@@ -27,7 +27,7 @@ def action_fields(action) -> dict:
         raise BadRequest(f"The action is a {type(action).__name__}: give a number, a text, or a dictionary of fields.") from None
 
 def as_arrays(observation: dict) -> dict:
-    "An observation of the wire with its lists as arrays: int32 where they hold integers, else float32."
+    "A received observation with its lists as arrays: int32 for integers, else float32."
     def array(rows):
         found = np.asarray(rows)
         return found.astype(np.int32 if found.dtype.kind in "iub" else np.float32)
@@ -36,7 +36,7 @@ def as_arrays(observation: dict) -> dict:
 # %% ../../nbs/interop/07_openenv.ipynb #7945f331
 @functools.cache
 def openenv_client_class() -> type:
-    "`XLandOpenEnvClient`, made when OpenEnv is needed. Raises `ImportError` with the pip command where it is not installed."
+    "`XLandOpenEnvClient`. Raises `ImportError` with the pip command if OpenEnv is not installed."
     stock = need("openenv.core", "openenv").GenericEnvClient
 
     class XLandOpenEnvClient(stock):

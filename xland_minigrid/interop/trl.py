@@ -8,22 +8,23 @@ __all__ = ['make_rollout_func', 'environment_factory', 'ChatTokens', 'Answers', 
 
 # %% ../../nbs/interop/08_trl.ipynb #08d91555
 import asyncio
+import itertools
 import json
 import threading
 from typing import Callable
 
 from ..core.helpers import checked_int
 from ..pool.errors import BadRequest, PoolClosed, PoolError, PoolExhausted, ResetRequired
-from ..pool.group import RolloutGroup
+from ..pool.group import RolloutGroup, Sequence
 from ..pool.pool import EnvPool, opened
 
 # %% ../../nbs/interop/08_trl.ipynb #93de5802
 _MARK = "\u2021mark\u2021"
 
 class ChatTokens:
-    """Tokens of a conversation, appended turn by turn. `tokenizer` is one of transformers' (or a processor that has one); without a chat template, texts are separated by line ends.
+    """Tokens of a conversation, appended turn by turn; a class of yours with these three functions can take its place.
 
-    Another class with these three functions can take its place.
+    tokenizer: one of transformers', or a processor that has one. Without a chat template, line ends separate the texts.
     """
     def __init__(self, tokenizer):
         self.tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
@@ -54,19 +55,18 @@ class ChatTokens:
 
 # %% ../../nbs/interop/08_trl.ipynb #e799e36c
 class Answers:
-    """`await answers(ids)`: a completion and its log-probabilities, for many askers in one call of `generate(list of ids)`.
+    """`await answers(ids)`: a completion and its log-probabilities, for many conversations in one call of `generate(list of ids)`.
 
-    running: how many may ask at once; `leave` says that one has ended. max_wait: seconds after which those that wait are answered without the others. sizes: of the batches so far.
+    running: conversations that may ask; `leave` says that one has ended. at_once: the largest batch. max_wait: seconds until those that wait are answered without the others. sizes: of the batches so far.
     """
     def __init__(self, generate: Callable, running: int, at_once: int, max_wait: float = 0.05):
         self.generate, self.running, self.at_once, self.max_wait = generate, running, at_once, max_wait
         self._waiting, self._timer, self.sizes = [], None, []
 
     async def __call__(self, ids: list[int]):
-        mine = asyncio.get_running_loop().create_future()
-        self._waiting.append((ids, mine))
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.max_wait, self._answer)
+        loop = asyncio.get_running_loop()
+        self._waiting.append((ids, mine := loop.create_future()))
+        self._timer = self._timer or loop.call_later(self.max_wait, self._answer)
         self._check()
         return await mine
 
@@ -79,8 +79,7 @@ class Answers:
             self._answer()
 
     def _answer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         todo, self._waiting, self._timer = [entry for entry in self._waiting if not entry[1].done()], [], None
         if not todo:
             return
@@ -89,13 +88,14 @@ class Answers:
             found = list(self.generate([ids for ids, _ in todo]))
             if len(found) != len(todo):
                 raise ValueError(f"generate gave {len(found)} answers to {len(todo)} contexts: give one pair (completion_ids, logprobs) for each.")
-            for (_, future), (completion, logprobs) in zip(todo, found):
-                future.set_result((list(completion), None if logprobs is None else list(logprobs)))
+            found = [(list(completion), None if logprobs is None else list(logprobs)) for completion, logprobs in found]
         except Exception as error:
-            failure = RuntimeError("generate ended with StopIteration: it has no more answers.") if isinstance(error, StopIteration) else error   # which no future may hold
-            for _, future in todo:
-                if not future.done():
-                    future.set_exception(failure)
+            failure = RuntimeError("generate ended with StopIteration: it has no more answers.") if isinstance(error, StopIteration) else error  # which no future may hold
+            for _, mine in todo:
+                mine.set_exception(failure)
+        else:
+            for (_, mine), answer in zip(todo, found):
+                mine.set_result(answer)
 
 # %% ../../nbs/interop/08_trl.ipynb #ce26ad5c
 def generate_with_model(contexts: list[list[int]], trainer) -> list[tuple[list[int], list[float]]]:
@@ -138,59 +138,51 @@ def task_in_prompt(prompt):
             raise ValueError
         return task
     except (TypeError, ValueError):
-        raise ValueError(f"The prompt {str(text)[:60]!r} is no task: write the task as JSON, such as '{{\"seed\": 3}}', or give task_of=.") from None
+        raise ValueError(f"The prompt {str(text)[:60]!r} is not a task: write the task as JSON, such as '{{\"seed\": 3}}', or give task_of=.") from None
 
 def _runs(prompts: list, most: int | None) -> list[tuple]:
-    "Neighbouring prompts that are equal, at most `most` of them, and how many."
+    "Runs of equal prompts: each prompt and how many there are, at most `most`."
     runs = []
-    for prompt in prompts:
-        if runs and runs[-1][0] == prompt and (most is None or runs[-1][1] < most):
-            runs[-1][1] += 1
-        else:
-            runs.append([prompt, 1])
-    return [tuple(run) for run in runs]
+    for prompt, equal in itertools.groupby(prompts):
+        count = len(list(equal))
+        runs += [(prompt, min(most or count, count - start)) for start in range(0, count, most or count)]
+    return runs
 
 # %% ../../nbs/interop/08_trl.ipynb #428c4882
 def trl_fields(groups: list[RolloutGroup], end: int) -> dict:
-    """The episodes of some groups as what TRL's rollout functions return, with one entry for each.
+    """The episodes of some groups as TRL's rollout functions return them, with one entry for each.
 
-    `prompt_ids`, `completion_ids`, `logprobs` (None if some have none), `env_mask` (1: the model's token); and for reward functions `env_reward` (None: cannot be scored),
+    `prompt_ids`, `completion_ids`, `logprobs` (None if some have none), `env_mask` (1: the model's token); and for reward functions `env_reward` (None: unknown),
     `env_error` (why, else None) and `env_turns`. end: the token that stands where there are none.
     """
-    found = {name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask")}
-    for group in groups:
-        rows = group.to_trl()
-        rows["logprobs"] = rows["logprobs"] or [None] * len(group)
-        for name, column in found.items():
-            column += rows[name]
     rollouts = [rollout for group in groups for rollout in group]
-    for i, rollout in enumerate(rollouts):
-        if not found["completion_ids"][i]:
-            found["prompt_ids"][i], found["completion_ids"][i] = found["prompt_ids"][i] or [end], [end]
-            found["logprobs"][i], found["env_mask"][i] = [0.0], [0]
-        elif not rollout.valid:
-            found["env_mask"][i] = [0] * len(found["completion_ids"][i])
-    if None in found["logprobs"]:
-        found["logprobs"] = None
-    return {**found, "env_reward": [r.reward for r in rollouts], "env_error": [r.error for r in rollouts], "env_turns": [r.num_turns for r in rollouts]}
+    rows = []
+    for rollout in rollouts:
+        tokens = rollout.sequence() if rollout.valid or rollout.tokens.turns else Sequence([], [], [], [])
+        if not tokens.completion_ids:
+            tokens = Sequence(tokens.prompt_ids or [end], [end], [0.0], [0])
+        rows.append(tokens if rollout.valid else tokens._replace(mask=[0] * len(tokens.mask)))
+    logprobs = [row.logprobs for row in rows]
+    return {"prompt_ids": [row.prompt_ids for row in rows], "completion_ids": [row.completion_ids for row in rows], "logprobs": None if None in logprobs else logprobs, "env_mask": [row.mask for row in rows],
+            "env_reward": [r.reward for r in rollouts], "env_error": [r.error for r in rollouts], "env_turns": [r.num_turns for r in rollouts]}
 
 def pool_reward(completions, env_reward, **_) -> list:
-    "The reward function for `make_rollout_func`: the environments' rewards, None for episodes that cannot be scored."
+    "The reward function for `make_rollout_func`: the environments' rewards, None where unknown."
     return list(env_reward)
 
 # %% ../../nbs/interop/08_trl.ipynb #0d5dbce4
 class _Player:
-    "A player on a pool, and a context manager: opens and closes a new pool; an open one stays the caller's. Raises `ValueError` for grids without words."
+    "A player on a pool, and a context manager. Opens a new pool and closes it; an open pool stays the caller's. Raises `ValueError` for arrays without `observe` and `act`."
 
-    def __init__(self, pool, task_of, observe, act, generate=None):
-        for name, given in {"task_of": task_of, "observe": observe, "act": act, "generate": generate}.items():
+    def __init__(self, pool, task_of, observe, act):
+        for name, given in {"task_of": task_of, "observe": observe, "act": act}.items():
             if given is not None and not callable(given):
                 raise TypeError(f"{name} is a {type(given).__name__}: give a function.")
         self.pool, self._mine = opened(pool)
         if any(session.kind != "text" for session in self.pool.sessions) and (observe is None or act is None):
             self.close()
-            raise ValueError("These environments show arrays and want numbers: give observe=, an observation as text, and act=, a text as an action.")
-        self.task_of, self.observe, self.act, self.generate = task_of, observe or str, act or str, generate
+            raise ValueError("These environments show arrays and take numbers: give observe=, an observation as text, and act=, a text as an action.")
+        self.task_of, self.observe, self.act = task_of, observe or str, act or str
 
     def close(self) -> None:
         "Close the pool if it was opened here; harmless when repeated."
@@ -204,41 +196,46 @@ class _Player:
         self.close()
 
 # %% ../../nbs/interop/08_trl.ipynb #86077c76
-async def _converse(player, episode, tokens, answers) -> None:
+def _conversation(player, tokens, answers: Answers) -> Callable:
     "One conversation, until the environment, the tokens or the turns end it."
-    talk = episode.messages
-    talk[-1]["content"] = player.observe(episode.observation)
-    ids = tokens.first(talk)
-    while not episode.done and episode.num_turns < player.max_turns:
-        completion, logprobs = await answers(ids)
-        if not episode.add_tokens(ids, completion, logprobs):
-            return
-        said = tokens.text(completion)
-        await episode.step(player.act(said), text=said)
-        ids = ids + completion + tokens.reply(player.observe(episode.observation), completion)
+    async def rollout(episode):
+        try:
+            talk = episode.messages
+            talk[-1]["content"] = player.observe(episode.observation)
+            ids = tokens.first(talk)
+            while not episode.done and episode.num_turns < player.max_turns:
+                completion, logprobs = await answers(ids)
+                if not episode.add_tokens(ids, completion, logprobs):
+                    return
+                said = tokens.text(completion)
+                await episode.step(player.act(said), text=said)
+                ids = ids + completion + tokens.reply(player.observe(episode.observation), completion)
+        finally:
+            answers.leave()
+    return rollout
 
-# %% ../../nbs/interop/08_trl.ipynb #76106b94
+# %% ../../nbs/interop/08_trl.ipynb #c041feb5
 class RolloutFunc(_Player):
     """`GRPOTrainer(..., rollout_func=make_rollout_func(pool), reward_funcs=pool_reward)`, and a context manager.
 
-    `groups` and `batches` (sizes) are those of the last call. Failures of machinery are episodes without a reward.
-    A task that no environment takes is a mistake in the data, and is raised.
+    `groups` and `batches` (sizes) are those of the last call. A failure of machinery leaves an episode without a reward; a task that no environment takes is raised.
 
     Args:
-        pool: an `EnvPool` or its `.sync`. A new one is opened here, and closed by `close` or at the end of a `with`. It needs `num_generations` sessions, and is better with
-            one for each completion of a batch.
+        pool: an `EnvPool` or its `.sync` with at least `num_generations` sessions, at best one for each completion of a batch. A new one is opened here, and closed by `close` or the end of a `with`.
         generate: `generate(contexts, trainer)` gives `(completion_ids, logprobs or None)` for each context, a list of token numbers.
         task_of: `task_of(prompt)` gives the task of a prompt. None: the curriculum of the pool if it has one, else `task_in_prompt`.
-        observe, act: an observation as text, and the model's text as an action; needed where environments do not speak text. What an unreadable answer means is for `act` to say.
-        max_turns: answers of the model at most. The number of tokens is limited by the pool's `max_total_tokens`.
+        observe, act: an observation as text, and the model's text as an action; for environments that do not speak text.
+        max_turns: answers of the model at most. The pool's `max_total_tokens` limits the tokens.
         tokens: an object like `ChatTokens`; None makes one from the trainer's tokenizer.
         deadline, over_provision: see `EnvPool.run_group`.
     Raises `TypeError`, `ValueError` or a `PoolError`.
     """
-    def __init__(self, pool, generate: Callable | None = None, *, task_of: Callable | None = None, observe: Callable | None = None, act: Callable | None = None,
-                 max_turns: int = 20, tokens=None, deadline: float | None = None, over_provision: int = 0):
+    def __init__(self, pool, generate: Callable | None = None, *, task_of=None, observe=None, act=None, max_turns: int = 20, tokens=None, deadline: float | None = None, over_provision: int = 0):
         self.max_turns = checked_int("max_turns", max_turns, 1)
-        super().__init__(pool, task_of, observe, act, generate or generate_with_model)
+        self.generate = generate or generate_with_model
+        if not callable(self.generate):
+            raise TypeError(f"generate is a {type(generate).__name__}: give a function.")
+        super().__init__(pool, task_of, observe, act)
         self.tokens, self.options, self.groups, self.batches = tokens, {"deadline": deadline, "over_provision": over_provision}, [], []
 
     def __call__(self, prompts: list, trainer) -> dict:
@@ -247,34 +244,23 @@ class RolloutFunc(_Player):
         own = self.pool.curriculum if training else None
         tasks = [own.next_task() if own is not None and self.task_of is None else (self.task_of or task_in_prompt)(prompt) for prompt, _ in runs]
         answers = Answers(lambda contexts: self.generate(contexts, trainer), len(prompts), self.pool.size)
-        self.groups = self._played(tasks, [count for _, count in runs], tokens, answers)
-        self.batches = answers.sizes
+        self.groups, self.batches = [None] * len(runs), answers.sizes
+        for size in {count for _, count in runs}:
+            which = [i for i, (_, count) in enumerate(runs) if count == size]
+            for i, group in zip(which, self.pool.sync.run_groups(_conversation(self, tokens, answers), [tasks[i] for i in which], size, **self.options)):
+                self.groups[i] = group
         for task, group in zip(tasks, self.groups):
             if all(rollout.num_turns == 0 and str(rollout.error).startswith("BadRequest: ") for rollout in group):
-                raise BadRequest(f"The task {str(task)[:100]} cannot be begun. {group[0].error.partition(': ')[2]}")
+                raise BadRequest(f"The task {str(task)[:100]} cannot be started. {group[0].error.partition(': ')[2]}")
             if own is not None:
                 self.pool.sync.record_group_result(task, group)
         return trl_fields(self.groups, getattr(tokens.tokenizer, "eos_token_id", 0) or 0)
-
-    def _played(self, tasks, counts, tokens, answers) -> list[RolloutGroup]:
-        "A group for each task, those of the same size at once."
-        async def rollout(episode):
-            try:
-                await _converse(self, episode, tokens, answers)
-            finally:
-                answers.leave()
-        groups = [None] * len(tasks)
-        for size in sorted(set(counts)):
-            which = [i for i, count in enumerate(counts) if count == size]
-            for i, group in zip(which, self.pool.sync.run_groups(rollout, [tasks[i] for i in which], size, **self.options)):
-                groups[i] = group
-        return groups
 
 make_rollout_func = RolloutFunc
 
 # %% ../../nbs/interop/08_trl.ipynb #46c50dd9
 class PoolEnvironment:
-    "One episode for TRL; see `environment_factory`. The tool is added by a subclass."
+    "One episode for TRL; see `environment_factory`. A subclass adds the tool."
     _factory = None
 
     def __init__(self):
@@ -282,13 +268,13 @@ class PoolEnvironment:
         self._factory._made.append(self)
 
     def reset(self, **row):
-        "Begin the episode of a dataset row; returns what the model reads. A mistake in the row is raised; a failing environment leaves the episode without a reward."
+        "Start the episode of a dataset row; returns what the model reads. Raises for a mistake in the row; an environment that fails leaves the episode without a reward."
         factory = self._factory
         task = factory.task_of(row)
         self._session = self._session or factory._seat()
         self._over, self._total, self._error = False, 0.0, None
         try:
-            first = factory._fresh(self._session, task)
+            first = factory.pool.sync.reset(self._session, task)  # a session that was lost gets another environment
         except (BadRequest, PoolExhausted, PoolClosed):
             raise
         except PoolError as error:
@@ -301,7 +287,7 @@ class PoolEnvironment:
         return None if self._error is not None or self._session is None else self._total
 
     async def _act(self, action: str) -> str:
-        "What the tool does, and what the model reads then."
+        "Take the step of the tool; returns what the model reads."
         if self._session is None or self._over:
             return "The episode is over."
         try:
@@ -320,7 +306,7 @@ class PoolEnvironment:
 def _with_tool(factory, name: str, description: str) -> type:
     "A class of environments of this factory with one tool."
     if not name.isidentifier() or name.startswith("_") or hasattr(PoolEnvironment, name):
-        raise ValueError(f"tool_name is {name!r}: give a name such as 'act', which environments do not have yet.")
+        raise ValueError(f"tool_name is {name!r}: give another name, such as 'act'.")
 
     async def tool(self, action: str) -> str:
         return await self._act(action)
@@ -336,46 +322,35 @@ def task_in_row(row: dict):
 
 # %% ../../nbs/interop/08_trl.ipynb #a89a82ec
 class EnvironmentFactory(_Player):
-    """`GRPOTrainer(..., environment_factory=factory)`, inside `with environment_factory(pool) as factory:`.
-
-    Call it for an environment; the end of the `with` gives all of them back.
+    """`GRPOTrainer(..., environment_factory=factory)`, inside `with environment_factory(pool) as factory:`, whose end gives all environments back.
 
     Args:
         pool: an `EnvPool` or its `.sync`, with a session for each completion of a batch. A new one is opened here and closed at the end.
-        task_of: `task_of(row)` gives the task of a row of the dataset.
-        observe, act: as in `RolloutFunc`.
-        tool_name, description: what the model reads about the tool.
+        task_of: `task_of(row)` gives the task of a dataset row. observe, act: as in `RolloutFunc`. tool_name, description: what the model reads about the tool.
     Raises `TypeError`, `ValueError` or a `PoolError`.
     """
-    def __init__(self, pool, *, task_of: Callable = task_in_row, observe: Callable | None = None, act: Callable | None = None, tool_name: str = "act",
-                 description: str = "Do something in the environment."):
+    def __init__(self, pool, *, task_of: Callable = task_in_row, observe=None, act=None, tool_name: str = "act", description: str = "Do something in the environment."):
         self._made, self._seats, self._closed, self._lock, self._mine = [], [], False, threading.Lock(), False
         self.environment = _with_tool(self, tool_name, description)
         super().__init__(pool, task_of, observe, act)
 
     def __call__(self) -> PoolEnvironment:
+        self._need_open()
+        return self.environment()
+
+    def _need_open(self):
         if self._closed:
             raise PoolClosed("The factory is closed: make another one.")
-        return self.environment()
 
     def _seat(self):
         with self._lock:
-            if self._closed:
-                raise PoolClosed("The factory is closed: make another one.")
+            self._need_open()
             try:
                 taken = self.pool._take(1)
             except PoolExhausted:
                 raise PoolExhausted(f"{len(self._seats)} environments are in use and the pool has no other: make it with at least as many slots as a batch has completions.") from None
             self._seats += taken
             return taken[0]
-
-    def _fresh(self, session, task):
-        "Begin an episode; a session that was lost gets another environment."
-        session._claim("reset")
-        try:
-            return self.pool._io.wait(self.pool._fresh(session, task))
-        finally:
-            session._busy.release()
 
     def close(self) -> None:
         "Give back all environments, and close the pool if it was opened here; harmless when repeated."

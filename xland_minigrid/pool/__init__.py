@@ -4,8 +4,8 @@ The parts are imported from their modules (`xland_minigrid.pool.server` and so o
 """
 _LATER = {
     "EnvPool": "pool", "SyncPool": "pool", "Batch": "pool", "Session": "client", "Step": "client", "EnvServer": "server", "ServerConfig": "server", "start_server": "server",
-    "Rollout": "group", "RolloutGroup": "group", "Env": "episodes", "GymScheduler": "episodes", "register_env": "episodes", "make_env": "episodes", "envs": "episodes", "RolloutRequest": "episodes",
-    "Choice": "episodes", "Trajectory": "episodes", "read_rows": "episodes", "blocking": "episodes", "OpenEnvScheduler": "remote", "OpenEnvWrapper": "remote", "watch": "status",
+    "Rollout": "group", "RolloutGroup": "group", "Env": "episodes", "register_env": "episodes", "make_env": "episodes", "envs": "episodes", "RolloutRequest": "episodes",
+    "read_rows": "episodes", "blocking": "episodes", "OpenEnvWrapper": "remote", "watch": "status",
     "Curriculum": "curriculum", "SomeSolve": "curriculum", "TierCurriculum": "curriculum", "Tier": "curriculum", "Schedule": "curriculum",
     "pad": "group", "read_jsonl": "group", "TokenBudget": "group",
     **dict.fromkeys(("PoolError", "PoolExhausted", "SessionLost", "ResetRequired", "SessionBusy", "PoolClosed", "BadRequest", "DeadlineExceeded", "EnvFault", "Unauthorized", "ConnectFailed",
