@@ -307,6 +307,34 @@ def test_a_second_cancel_leaves_no_task(several, monkeypatch):
     asyncio.run(main())
 
 
+def test_batches_after_a_stubborn_coroutine_lost_its_session():
+    "The pool has another session in its place, which gets an environment when it is reset."
+    async def main():
+        async with EnvPool.local(ENV, 2) as pool:
+            pool.patience, stepped, let_go = 0.05, asyncio.Event(), asyncio.Event()
+
+            async def stubborn(episode):
+                await episode.step(LEFT)
+                stepped.set()
+                while not let_go.is_set():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await let_go.wait()
+            try:
+                group = asyncio.ensure_future(pool.run_group(stubborn, 0))
+                await stepped.wait()
+                group.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await group
+                pool.async_reset()
+                assert (await pool.recv()).n.tolist() == [0, 0]
+                pool.send([LEFT, LEFT])
+                assert (await pool.recv()).n.tolist() == [1, 1] and pool.stats()["replaced"] >= 1
+            finally:
+                let_go.set()
+                await turns_of_the_loop()
+    asyncio.run(main())
+
+
 def test_settings_of_the_plain_pool_are_those_of_the_pool():
     with EnvPool.local(ENV, 2).sync as pool:
         pool.curriculum = curriculum = object()

@@ -186,7 +186,7 @@ class _Taken:
     def wake(self) -> None:
         "Let everyone who waits for sessions look again."
         for woken in self._waiting[:]:
-            with contextlib.suppress(InvalidStateError):         # gave up waiting
+            with contextlib.suppress(InvalidStateError):  # gave up waiting
                 woken.set_result(None)
 
 # %% ../../nbs/pool/13_pool.ipynb #45e33b55
@@ -206,7 +206,7 @@ class Roster(_Taken):
             idle = [s for s in pool.sessions if s not in self.taken]
             free = [s for s in idle if not s._busy.locked()]
             room = {urls[0]: count} if len(urls) == 1 else dict(room or {})
-            for session, home in self.homes.items():             # promised to groups that are about to begin
+            for session, home in self.homes.items():  # promised to groups that are about to begin
                 if session.lost and len(urls) > 1:
                     room[home] = room.get(home, 0) - 1
             found = candidates(free, room, urls)
@@ -225,24 +225,20 @@ class Roster(_Taken):
         "As `pick`; waits for groups that are being stopped, and with `wait` for all that are running."
         while True:
             woken = Future()
-            self._waiting.append(woken)                          # before looking, so that nothing is missed
+            self._waiting.append(woken)  # before looking, so that nothing is missed
             try:
-                return await self._pick(count)
+                try:
+                    return self.pick(count)
+                except PoolExhausted as full:
+                    if not full.detail["lost"] or len(self.pool.servers.urls) == 1:
+                        raise
+                return self.pick(count, await self.pool._io.call(self.pool.servers.room()))
             except (PoolExhausted, SessionBusy, ConnectFailed):
                 if not (self.stopping or wait and self.taken):
                     raise
                 await asyncio.wrap_future(woken)
             finally:
                 self._waiting.remove(woken)
-
-    async def _pick(self, count: int) -> list:
-        "As `pick`; asks several servers for room when sessions were lost."
-        try:
-            return self.pick(count)
-        except PoolExhausted as full:
-            if not full.detail["lost"] or len(self.pool.servers.urls) == 1:
-                raise
-        return self.pick(count, await self.pool._io.call(self.pool.servers.room()))
 
     @contextlib.asynccontextmanager
     async def group(self, count: int, wait: bool = False):
@@ -298,7 +294,7 @@ def _batch_of(rows: list, errors: dict) -> Batch:
 # %% ../../nbs/pool/13_pool.ipynb #e9b3b4ad
 class _Requests:
     "What `send` and `async_reset` ask for; see `Batcher`."
-    immediate = False                                            # whether recv has nothing to wait for
+    immediate = False  # whether recv has nothing to wait for
 
     def __init__(self, pool):
         self.pool, self.sent, self._answers, self._lock, self._waiting = weakref.proxy(pool), set(), deque(), threading.Lock(), None
@@ -318,7 +314,7 @@ class _Requests:
     def _tasks(self, sessions: list, tasks: list) -> list:
         return tasks
 
-    def _actions(self, numbers: list, sessions: list, actions) -> list:
+    def _actions(self, numbers: list, sessions: list, actions):
         "Checked actions."
         for number, session in zip(numbers, sessions):
             if not session.running:
@@ -328,7 +324,7 @@ class _Requests:
         array, most = np.asarray(actions), sessions[0].spec["num_actions"]
         if array.shape != (len(numbers),) or array.dtype.kind not in "iu" or not ((0 <= array) & (array < most)).all():
             raise BadRequest(f"Actions are integers from 0 to {most - 1}, one for each environment.")
-        return array.tolist()
+        return array
 
     def _start(self, op: str, numbers: list, sessions: list, values: list) -> None:
         async def ask(number, session, value):
@@ -378,7 +374,7 @@ class Batcher(_Requests):
     def _tell(self) -> None:
         need, arrived = self._waiting or (0, None)
         if arrived is not None and len(self._answers) >= need and not arrived.done():
-            with contextlib.suppress(InvalidStateError):         # gave up waiting
+            with contextlib.suppress(InvalidStateError):  # gave up waiting
                 arrived.set_result(None)
 
     def close(self) -> None:
@@ -399,6 +395,7 @@ class SlotBatcher(Batcher):
     immediate = True
 
     def _tasks(self, sessions: list, tasks: list) -> list:
+        "Checked tasks; sessions that were lost get another environment."
         tasks = [self.pool._slots.task(task) for task in tasks]
         if lost := [session for session in sessions if session.lost]:
             async def heal():
@@ -489,7 +486,7 @@ class _Ending:
         "The episodes that count, in their order. Raises the first error if it ends the group, or if every episode failed by a mistake of the caller."
         errors = [task.exception() if task.done() and not task.cancelled() else None for task in self.tasks]
         for i, error in enumerate(errors):
-            if i not in self.rollouts:                           # it never began
+            if i not in self.rollouts:  # it never began
                 self.rollouts[i] = Rollout(self.sessions[i], self.task, i, Step("", None, False, 0, {}))
             self.rollouts[i].fail(self.why if error is None else f"{type(error).__name__}: {error}")
         if self.error is not None and (self.on_error == "cancel" or all(map(_is_mistake, errors))):
@@ -506,7 +503,7 @@ class Play(_Ending):
         self.tasks = [asyncio.ensure_future(self._episode(i, session)) for i, session in enumerate(self.sessions)]
         try:
             self.why = await self._enough()
-        finally:                                                 # what ends from now on ends too late, whatever it returns; nothing is awaited before that is settled
+        finally:  # what ends from now on ends too late, whatever it returns; nothing is awaited before that is settled
             running = [i for i, task in enumerate(self.tasks) if not task.done()]
             for i in running:
                 if i in self.rollouts:
@@ -561,7 +558,7 @@ def _abandoned(io: IOThread, host: Host | None, sessions: list) -> None:
         with contextlib.suppress(Exception):
             io.stop(2.0)
 
-    if threading.current_thread() is io.thread:                  # collected over there: that thread cannot wait for itself
+    if threading.current_thread() is io.thread:  # collected over there: that thread cannot wait for itself
         threading.Thread(target=end, name="xland-pool-closing").start()
     else:
         end()
@@ -569,7 +566,7 @@ def _abandoned(io: IOThread, host: Host | None, sessions: list) -> None:
 # %% ../../nbs/pool/13_pool.ipynb #1a5d6516
 class _Sessions:
     "The sessions of a pool, from `start` to `close`; see `EnvPool`."
-    patience = 5.0                                               # seconds that a cancelled coroutine has to end
+    patience = 5.0  # seconds that a cancelled coroutine has to end
 
     def __init__(self, servers: Servers, size: int, *, group_size: int | None = None, host: Host | None = None, wait: float = 0.0, curriculum=None, completions=None,
                  max_total_tokens: int | None = None, timeout: float = 120.0, close_timeout: float = 10.0):
@@ -685,7 +682,7 @@ class _Episodes(_Lifetime):
     async def _heal(self, session: Session) -> None:
         "On the I/O thread: a session that was lost gets another environment. Raises a `PoolError`."
         if session.lost and not session.closed:
-            self._counts["replaced"] += session.id is not None   # a successor was counted when it was made
+            self._counts["replaced"] += session.id is not None  # a successor was counted when it was made
             await self.servers.heal(session, self.roster.homes.get(session))
 
     async def _fresh(self, session: Session, task) -> Step:
@@ -710,7 +707,7 @@ class _Episodes(_Lifetime):
         text = self.sessions[0].kind == "text" and "seed" not in getattr(self._backend, "config", {})
         return {**(task or {}), "seed": number} if row or text and (task is None or isinstance(task, dict) and "seed" not in task) else task
 
-    async def _group(self, rollout_fn, task, wait: bool, size: int | None, deadline: float | None, on_error: str, over_provision: int) -> RolloutGroup:
+    async def _group(self, rollout_fn, task, wait: bool, size: int | None, deadline: float | None = None, on_error: str = "mask", over_provision: int = 0) -> RolloutGroup:
         "`run_group`; `wait`: until other groups give their sessions back."
         self._need_open()
         if not callable(rollout_fn):
@@ -752,19 +749,16 @@ class _Groups(_Episodes):
         """
         return await self._group(rollout_fn, task, False, size, deadline, on_error, over_provision)
 
-    async def run_groups(self, rollout_fn, tasks, group_size: int | None = None, *, deadline: float | None = None, on_error: str = "mask", over_provision: int = 0) -> list[RolloutGroup]:
-        """`run_group` for each of several tasks, as many at once as the pool has room for. Returns their groups in the order of the tasks.
-
-        tasks: a list, or a number of tasks that the curriculum chooses.
-        """
+    async def run_groups(self, rollout_fn, tasks, group_size: int | None = None, **options) -> list[RolloutGroup]:
+        "`run_group` for each of several tasks (or a number of tasks that the curriculum chooses), as many at once as the pool has room for. Returns their groups in the order of the tasks."
         self._need_open()
         if isinstance(tasks, int):
             if self.curriculum is None:
                 raise ValueError("A number of tasks needs a curriculum that chooses them: give the tasks, or the pool a curriculum=.")
             tasks = self.curriculum.next_tasks(tasks)
         try:
-            async with asyncio.TaskGroup() as groups:            # waits for all of them even if it is cancelled twice
-                running = [groups.create_task(self._group(rollout_fn, task, True, group_size, deadline, on_error, over_provision)) for task in tasks]
+            async with asyncio.TaskGroup() as groups:  # waits for all of them even if it is cancelled twice
+                running = [groups.create_task(self._group(rollout_fn, task, True, group_size, **options)) for task in tasks]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return [group.result() for group in running]
@@ -821,7 +815,7 @@ class _Turns(_Groups):
         if len(actions) != len(self._current):
             raise BadRequest(f"{len(actions)} actions came for a group of {len(self._current)}: give one each, None for those that rest.")
         moving = [(session, action) for (session, _), action in zip(self._current, actions) if action is not None]
-        steps = iter(await self._all("step", *(map(list, zip(*moving)) if moving else ([], []))))
+        steps = iter(await self._all("step", [session for session, _ in moving], [action for _, action in moving]))
         found = [None if action is None else next(steps) for action in actions]
         if on_error == "raise" and (errors := [step for step in found if isinstance(step, BaseException)]):
             raise errors[0]
