@@ -242,8 +242,8 @@ def test_an_open_pool_stays_open():
             f([prompt({"seed": 1})] * 2, trainer(2))
         with environment_factory(pool) as factory:
             factory().reset(seed=1)
-            assert len(pool._taken) == 1
-        assert not pool._taken and pool.reset_group({"seed": 3})
+            assert len(pool.roster.taken) == 1
+        assert not pool.roster.taken and pool.reset_group({"seed": 3})
 
 
 # -- environments as tools

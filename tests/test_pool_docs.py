@@ -179,22 +179,27 @@ def test_the_dockerfile(monkeypatch, tmp_path):
 
 def test_the_kubernetes_manifest(monkeypatch, tmp_path):
     yaml = pytest.importorskip("yaml")
-    deployment, service = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
-    assert (deployment["kind"], service["kind"]) == ("Deployment", "Service")
-    pod = deployment["spec"]["template"]["spec"]
+    text = (DEPLOY / "kubernetes.yaml").read_text()
+    servers, service = list(yaml.safe_load_all(text))
+    assert (servers["kind"], service["kind"]) == ("StatefulSet", "Service")
+    pod = servers["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     environment = {item["name"]: item.get("value", "secret") for item in container["env"]}
     config = configured(environment, container.get("args", []), monkeypatch, tmp_path)
     assert known(environment) and config.host == "0.0.0.0" and config.token == "secret"
     (port,) = container["ports"]
     assert port["containerPort"] == config.port == service["spec"]["ports"][0]["port"]
-    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == servers["spec"]["selector"]["matchLabels"] == servers["spec"]["template"]["metadata"]["labels"]
     probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")}
     assert {name: probe["path"] for name, probe in probes.items()} == {"startup": "/healthz", "readiness": "/readyz", "liveness": "/healthz"}
     assert all(probe["port"] == port["name"] for probe in probes.values())
     pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod["terminationGracePeriodSeconds"] >= pause + config.drain + 10
-    assert deployment["spec"]["replicas"] == 1                 # more behind one Service would lose sessions that come back
+    assert service["spec"]["clusterIP"] == "None" and servers["spec"]["serviceName"] == service["metadata"]["name"]      # one address for all would lose sessions that come back
+    urls = eval(re.search(r"urls = (\[.*\])", text)[1])
+    assert urls == [f"ws://{servers['metadata']['name']}-{i}.{service['metadata']['name']}:{port['containerPort']}" for i in range(servers["spec"]["replicas"])]
+    size, group_size = (int(re.search(rf"{name}=(\d+)", text)[1]) for name in (" size", "group_size"))
+    assert size <= config.slots * len(urls) and size % group_size == 0
     assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 10001
     assert "--uid 10001" in (DEPLOY / "Dockerfile").read_text()
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}

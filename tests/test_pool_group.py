@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pool_faults import turns_of_the_loop
 
-from xland_minigrid.pool import group as module
+from xland_minigrid.core import helpers
+from xland_minigrid.core.helpers import append_lines, read_jsonl
 from xland_minigrid.pool.errors import DeadlineExceeded, EnvFault, PoolError, ResetRequired, SessionBusy, SessionLost
 from xland_minigrid.pool.group import (
-    PrefixMismatch, Rollout, RolloutGroup, TokenBudget, TokenTrack, append_lines, group_advantages, group_result, pad, read_jsonl)
+    PrefixMismatch, Rollout, RolloutGroup, TokenBudget, TokenTrack, group_advantages, group_result, pad)
 
 
 class Step(NamedTuple):
@@ -298,6 +300,87 @@ def test_wrong_arguments_of_a_rollout():
     assert not rollout.done  # nothing was done, so nothing is lost
 
 
+class EpisodeStates(RuleBasedStateMachine):
+    "The states of the chapter (running, over, full, scored, failed), walked through at random and compared with the code."
+
+    @initialize(most=st.none() | st.integers(3, 9), on_budget=st.sampled_from(["score", "mask"]))
+    def reset(self, most, on_budget):
+        self.session = ScriptedSession(*[0.0] * 50)
+        self.session.script.append(0.0)
+        self.episode = Rollout(self.session, 7, 0, self.session.first(), most, on_budget)
+        self.state, self.rewards, self.early, self.most, self.mask, self.tokens, self.reward = "running", [], False, most, on_budget == "mask", 0, 0.0
+
+    def attempt(self, action):
+        try:
+            return action()
+        except (Exception, asyncio.CancelledError) as error:
+            return error
+
+    @rule(reward=st.sampled_from([0.0, 0.5, -1.0]), last=st.booleans())
+    def step(self, reward, last):
+        self.session.script = [*self.rewards, reward] + [0.0] * (not last)
+        found = self.attempt(lambda: asyncio.run(self.episode.step("on")))
+        if self.state == "running":
+            assert isinstance(found, Step) and found.reward == reward
+            self.rewards.append(reward)
+            self.state = "over" if last else "running"
+        else:
+            assert isinstance(found, TokenBudget if self.episode.tokens.full else ResetRequired)
+
+    @rule(failure=st.sampled_from([SessionLost("gone"), EnvFault("broke"), asyncio.CancelledError(), float("nan")]))
+    def failing_step(self, failure):
+        self.session.script = [*self.rewards, failure, 0.0]
+        asked = self.session.n
+        found = self.attempt(lambda: asyncio.run(self.episode.step("on")))
+        if self.state == "running":
+            assert isinstance(found, EnvFault if isinstance(failure, float) else type(failure))
+            self.state = "failed"
+        else:
+            assert isinstance(found, (TokenBudget, ResetRequired)) and self.session.n == asked
+
+    @rule(count=st.integers(1, 3))
+    def turn(self, count):
+        ids = list(self.episode.tokens.ids) or [0]
+        fits = self.attempt(lambda: self.episode.add_tokens(ids, [1] * count))
+        if self.state == "running":
+            room = count if self.most is None else self.most - len(ids)
+            assert fits is (count <= room)
+            if not fits:
+                self.state = "failed" if self.mask else "full"
+        else:
+            assert isinstance(fits, TokenBudget if self.state == "full" else ResetRequired)
+
+    @rule(value=st.none() | st.sampled_from([1.0, 0, np.float32(0.25), "much", float("inf"), [1]]))
+    def function_returns(self, value):
+        found = self.attempt(lambda: self.episode.finish(value))
+        if self.state in ("scored", "failed"):
+            assert found is None
+        elif isinstance(value, (str, list)) or value == float("inf"):
+            assert isinstance(found, (TypeError, ValueError))
+            self.state = "failed"
+        else:
+            self.early, self.reward = self.state != "over", sum(self.rewards) if value is None else float(value)
+            self.state = "scored"
+
+    @rule()
+    def deadline(self):
+        self.episode.fail("deadline")
+        self.state = self.state if self.state == "scored" else "failed"
+
+    @invariant()
+    def the_code_agrees(self):
+        e, state = self.episode, self.state
+        assert e.done == (state != "running") and e.settled == (state in ("scored", "failed")) and e.valid == (state != "failed")
+        assert (e.error is None) == (state != "failed") and e.num_turns == len(self.rewards) and e.step_rewards == self.rewards
+        assert e.reward == {"failed": None, "scored": self.reward}.get(state, sum(self.rewards))
+        if state == "scored":
+            assert e.truncated == self.early
+
+
+TestEpisodeStates = EpisodeStates.TestCase
+TestEpisodeStates.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+
+
 # Tokens
 
 def test_turns_make_one_sequence():
@@ -521,7 +604,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
         if len(calls) > 1:
             raise OSError(28, "No space left on device")
         return write(file, data[:5])
-    monkeypatch.setattr(module.os, "write", fails)
+    monkeypatch.setattr(helpers.os, "write", fails)
     with pytest.raises(OSError, match="space"):
         append_lines(path, ['{"n": 1, "long": "line"}'])
     monkeypatch.undo()
@@ -534,7 +617,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
 
 def test_short_writes_are_continued(tmp_path, monkeypatch):
     write = os.write
-    monkeypatch.setattr(module.os, "write", lambda file, data: write(file, data[:3]))
+    monkeypatch.setattr(helpers.os, "write", lambda file, data: write(file, data[:3]))
     assert read_jsonl(append_lines(tmp_path / "log.jsonl", ['{"n": 10000}', '{"n": 2}'])) == [{"n": 10000}, {"n": 2}]
 
 
@@ -553,7 +636,7 @@ def _check(path, writers, n):
 
 def test_threads_share_a_file(tmp_path, monkeypatch):
     write = os.write
-    monkeypatch.setattr(module.os, "write", lambda file, data: (write(file, data[:997]), time.sleep(0))[0])  # in pieces, so that without a lock they mix
+    monkeypatch.setattr(helpers.os, "write", lambda file, data: (write(file, data[:997]), time.sleep(0))[0])  # in pieces, so that without a lock they mix
     threads = [threading.Thread(target=_writer, args=(tmp_path / "log.jsonl", who, 30)) for who in range(8)]
     for thread in threads:
         thread.start()

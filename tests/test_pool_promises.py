@@ -875,7 +875,7 @@ def test_p5_group_gives_its_sessions_back():
                 assert (await pool.run_group(two_steps, attempt)).rewards == [0.0] * 8
             with pytest.raises(KeyError):
                 await pool.run_group(wrong, 0)
-            assert not pool._taken and (await pool.run_group(two_steps, 1)).rewards == [0.0] * 8
+            assert not pool.roster.taken and (await pool.run_group(two_steps, 1)).rewards == [0.0] * 8
     asyncio.run(main())
 
 
@@ -1035,7 +1035,7 @@ def test_p5_kernel_interrupted(kernel, cell):
         kernel.manager.interrupt_kernel()
         assert kernel.wait(message)["status"] == "error"
         kernel.run("""
-            assert not pool._taken, pool._taken
+            assert not pool.roster.taken, pool.roster.taken
             async def two(episode):
                 await episode.step(LEFT); await episode.step(LEFT)
             group = await pool.run_group(two, 1)
@@ -1094,7 +1094,7 @@ def test_p7_nothing_is_left(server, kind, counting):
         assert not thread.is_alive() and loop.is_closed() and not asyncio.all_tasks(loop)
         assert await asyncio.to_thread(until, lambda: sockets() <= before[0]), "a socket is left"
         assert not {t for t in threading.enumerate() if t.name.startswith("xland")} - before[1]
-        assert not pool._taken and all(s.closed for s in pool.sessions)
+        assert not pool.roster.taken and all(s.closed for s in pool.sessions)
         await pool.close()                                   # harmless when repeated
         pool.sync.close()
     asyncio.run(main())
@@ -1419,7 +1419,7 @@ def test_p9_misuse_of_send_and_recv(server, where):
             with pytest.raises(SessionBusy):                 # one thing at a time, whichever door it comes through
                 pool.send([LEFT] * 8)
             assert (await task).n == 1
-            if pool._sent:                                   # what of it was sent must not have been done by half
+            if pool._batcher.sent:                                   # what of it was sent must not have been done by half
                 batch = await pool.recv()
                 assert batch is None, f"a send that was refused was done in {len(batch.env_id)} environments"
             pool.send([LEFT] * 8)
@@ -1433,7 +1433,7 @@ def test_p9_misuse_of_send_and_recv(server, where):
             with pytest.raises(PoolError):                   # these belong to the group
                 pool.send([LEFT] * 8)
             with contextlib.suppress(PoolError):
-                if pool._sent:
+                if pool._batcher.sent:
                     await pool.recv()
             assert (await group).rewards == [0.0] * 8
     asyncio.run(main())
@@ -1491,7 +1491,7 @@ def test_p9_misuse_of_groups(server):
             for options in ({"size": 1.5}, {"size": "2"}, {"deadline": "soon"}):
                 with pytest.raises((TypeError, ValueError)):
                     await pool.run_group(two_steps, 0, **options)
-            assert not pool._taken, "a refused group keeps its sessions"
+            assert not pool.roster.taken, "a refused group keeps its sessions"
             with pytest.raises(ResetRequired):
                 await pool.run_group_step([LEFT] * 8)
             for size in (0, -1, 1.5, "2"):
@@ -1766,7 +1766,7 @@ def test_p11_deadline(monkeypatch):
                 await never()
             group = await pool.run_group(rollout, 0, size=5, deadline=HANG)
             assert ended[3:] == ["not yet"] and group.rewards == [1.0] * 3 + [None] * 2 and all("deadline" in group.errors[i] for i in (3, 4))
-            assert not pool._taken and (await pool.run_group(two_steps, 0)).rewards == [0.0] * 8
+            assert not pool.roster.taken and (await pool.run_group(two_steps, 0)).rewards == [0.0] * 8
     asyncio.run(main())
 
 
@@ -1819,7 +1819,7 @@ def test_p11_over_provision_takes_the_first():
                 await (turns_of_the_loop() if episode.index in (5, 7) else never())
                 return float(episode.index)
             assert sorted((await pool.run_group(failing, 0, size=2, over_provision=6)).rewards) == [5.0, 7.0]
-            assert not pool._taken and (await pool.run_group(two_steps, 0)).rewards == [0.0] * 8
+            assert not pool.roster.taken and (await pool.run_group(two_steps, 0)).rewards == [0.0] * 8
     asyncio.run(main())
 
 

@@ -305,14 +305,14 @@ def test_a_session_that_somebody_else_uses(server):
         with pytest.raises(SessionBusy):
             venv.step([1, 1, 1])
         p.sessions[2]._busy.release()
-        assert not p._sent                                        # the two that were sent have been taken in
+        assert not p._batcher.sent                                        # the two that were sent have been taken in
         with pytest.raises(ResetNeeded):
             venv.step([1, 1, 1])
         venv.reset(seed=0)
         venv.step([1, 1, 1])
         venv.step_async([1, 1, 1])
         venv.close()
-        assert not p._sent and p.reset_group(3)                   # in order for its next user
+        assert not p._batcher.sent and p.reset_group(3)                   # in order for its next user
 
 
 @pytest.mark.slow
@@ -335,7 +335,7 @@ def test_any_order_of_calls(order, mode):
         else:
             getattr(venv, call)(*arguments)
             pending = name if half == "async" else None
-    assert venv._pending == pending and bool(venv.pool._sent) == bool(pending)
+    assert venv._pending == pending and bool(venv.pool._batcher.sent) == bool(pending)
 
 
 _SHARED = {}

@@ -30,15 +30,6 @@ def spaces_of(session: Session):
     leaves = {leaf.name: bounds_of(leaf.name or "img", leaf) for leaf in session._layout.leaves}
     return space_of(leaves[""] if "" in leaves else leaves), Discrete(session.spec["num_actions"])
 
-# %% ../../nbs/interop/10_pool_vector.ipynb #cb8f2c42
-def _refusal(pool: EnvPool) -> str | None:
-    "Why the environments of a pool cannot be shown as they are."
-    if any(session.spec.get("autoreset") for session in pool.sessions):
-        return "This pool begins trials by itself, so that nobody sees how one ended: make it without autoreset=True and choose an autoreset_mode here."
-    if len({str((session._layout, session.spec.get("num_actions"))) for session in pool.sessions}) > 1:
-        return "The servers of this pool have different environments: give env=, or connect to servers of one kind."
-    return None
-
 # %% ../../nbs/interop/10_pool_vector.ipynb #72b8c364
 def task_list(task, num_envs: int) -> list[dict]:
     "One task for each environment, without seeds. Raises `TypeError` or `ValueError`."
@@ -57,8 +48,8 @@ class _Requests(VectorBase):
         self.pool, self._mine = opened(pool)
         self._pending, self._held, self._owed, self._stale = None, None, False, True
         try:
-            if why := _refusal(self.pool):
-                raise ValueError(why)
+            if self.pool.sessions[0].spec.get("autoreset"):
+                raise ValueError("This pool begins trials by itself and hides how the last one ended: make it without autoreset=True and choose an autoreset_mode here.")
             self.num_envs, self._seed, self.metadata = self.pool.size, seed, {"autoreset_mode": self.mode}
             self.make_spaces(*spaces_of(self.pool.sessions[0]))
             self._tasks = task_list(task, self.num_envs)
@@ -68,19 +59,23 @@ class _Requests(VectorBase):
         self._rows = {leaf.name: np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.pool.sessions[0]._layout.leaves}
         self._ended, self._begun, self._streams = np.zeros(self.num_envs, bool), {}, [None] * self.num_envs
 
-    def _fail(self) -> None:
+    @contextlib.contextmanager
+    def _careful(self):
         "After any failure but a late answer, nothing is awaited and a reset is needed."
-        self._stale, self._pending, self._held, self._owed = True, None, None, False
+        try:
+            yield
+        except DeadlineExceeded:
+            raise
+        except BaseException:
+            self._drain()
+            self._stale, self._pending, self._held, self._owed = True, None, None, False
+            raise
 
     def _ask(self, ask, ids, values) -> None:
         "Send requests to some environments."
         if len(ids):
-            try:
+            with self._careful():
                 ask(values, np.asarray(ids))
-            except BaseException:
-                self._drain()
-                self._fail()
-                raise
 
     def _begin(self, ids, seeds) -> None:
         "Ask for new trials in some environments."
@@ -89,24 +84,19 @@ class _Requests(VectorBase):
 
     def _answers(self, end: float | None) -> Batch:
         "The answers, by `end` on the monotonic clock. Raises `DeadlineExceeded`, or the first failure."
-        try:
+        with self._careful():
             batch = self.pool.sync.recv(timeout=None if end is None else max(0.0, end - time.monotonic()))
             for number, error in sorted(batch.errors.items()):
                 error.detail["env_id"] = number
                 raise error
-        except DeadlineExceeded:
-            raise
-        except BaseException:
-            self._fail()
-            raise
         for name, rows in (batch.observation if isinstance(batch.observation, dict) else {"": batch.observation}).items():
             self._rows[name][batch.env_id] = rows
         return batch
 
     def _drain(self) -> None:
-        "Take what is still on its way, and forget it."
-        with contextlib.suppress(PoolError):
-            while True:    # until nothing is awaited, which is a PoolError
+        "Take the answers that are still on their way, and forget them."
+        with contextlib.suppress(PoolError):                      # which says that nothing is awaited any more
+            while True:
                 self.pool.sync.recv()
 
 # %% ../../nbs/interop/10_pool_vector.ipynb #7fc9b40e

@@ -346,7 +346,7 @@ class EnvironmentFactory(_Player):
         with self._lock:
             self._need_open()
             try:
-                taken = self.pool._take(1)
+                taken = self.pool.roster.pick(1)
             except PoolExhausted:
                 raise PoolExhausted(f"{len(self._seats)} environments are in use and the pool has no other: make it with at least as many slots as a batch has completions.") from None
             self._seats += taken
@@ -360,7 +360,7 @@ class EnvironmentFactory(_Player):
         for environment in self._made:
             environment._session, environment._over = None, True
         self._made.clear()
-        self.pool._give_back(seats)
+        self.pool.roster.give_back(seats)
         super().close()
 
 environment_factory = EnvironmentFactory
