@@ -20,6 +20,7 @@ import http
 import ipaddress
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -32,7 +33,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from .errors import WEBSOCKETS_LOG, BadRequest, ConnectFailed, EnvFault, PoolError, SessionLost, log_event
+from .errors import LOG, WEBSOCKETS_LOG, BadRequest, ConnectFailed, EnvFault, PoolError, SessionLost, log_event
 from .playground import POLICY, page
 from .sessions import Background, Host, Reply, Seat, SlotBackend, TextBackend, read_request, write_reply
 from .slots import Slots
@@ -107,22 +108,17 @@ def make_host(config: ServerConfig) -> Host:
 # %% ../../nbs/pool/09_server.ipynb #24491db6
 def metrics_text(stats: dict) -> str:
     "The numbers of `Host.stats` in the text format of Prometheus."
-    lines = ["# TYPE xland_pool_live gauge", f"xland_pool_live {stats['live']}", "# TYPE xland_pool_attached gauge", f"xland_pool_attached {stats['attached']}",
-             "# TYPE xland_pool_draining gauge", f"xland_pool_draining {int(stats['draining'])}"]
-    for what in ("capacity", "used"):
-        lines += [f"# TYPE xland_pool_{what} gauge", *(f'xland_pool_{what}{{env="{name}"}} {value}' for name, value in stats[what].items())]
-    counters = {k: v for k, v in stats.items() if k not in ("live", "attached", "draining", "capacity", "used", "batches")}
-    lines += ["# TYPE xland_pool_events_total counter", *(f'xland_pool_events_total{{kind="{name}"}} {value}' for name, value in counters.items())]
-    at, total, count = 0, 0, 0
+    labelled = {"capacity": "env", "used": "env", "events_total": "kind"}
+    one_by_one = {name: stats[name] for name in ("live", "attached", "draining", "capacity", "used")}
+    one_by_one["events_total"] = {name: value for name, value in stats.items() if name not in one_by_one and name != "batches"}
+    lines, batches = [], stats["batches"]
+    for name, value in one_by_one.items():
+        lines.append(f"# TYPE xland_pool_{name} {'counter' if name == 'events_total' else 'gauge'}")
+        lines += [f'xland_pool_{name}{{{labelled[name]}="{label}"}} {x}' for label, x in value.items()] if name in labelled else [f"xland_pool_{name} {int(value)}"]
     lines.append("# TYPE xland_pool_batch_size histogram")
-    sizes = sorted(stats["batches"].items())
-    for bound in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
-        while at < len(sizes) and sizes[at][0] <= bound:
-            count, total, at = count + sizes[at][1], total + sizes[at][0] * sizes[at][1], at + 1
-        lines.append(f'xland_pool_batch_size_bucket{{le="{bound}"}} {count}')
-    for size, often in sizes[at:]:
-        count, total = count + often, total + size * often
-    lines += [f'xland_pool_batch_size_bucket{{le="+Inf"}} {count}', f"xland_pool_batch_size_sum {total}", f"xland_pool_batch_size_count {count}"]
+    for bound in (*(2**i for i in range(11)), math.inf):
+        lines.append(f'xland_pool_batch_size_bucket{{le="{"+Inf" if bound == math.inf else bound}"}} {sum(often for size, often in batches.items() if size <= bound)}')
+    lines += [f"xland_pool_batch_size_sum {sum(size * often for size, often in batches.items())}", f"xland_pool_batch_size_count {sum(batches.values())}"]
     return "\n".join(lines) + "\n"
 
 def slots_of(host: Host) -> list[Slots]:
@@ -240,7 +236,7 @@ def write_now(ws, reply: Reply) -> None:
         ws.protocol.send_text(write_reply(reply).encode())
         ws.send_data()
     except Exception as error:                               # closed meanwhile, in one of many ways
-        logging.getLogger(WEBSOCKETS_LOG.name).debug("reply not sent: %s", type(error).__name__)
+        LOG.debug("reply not sent: %s", type(error).__name__)
 
 async def talk(host: Host, ws, seat: Seat, max_size: int) -> None:
     "The protocol of `pool.sessions`."
