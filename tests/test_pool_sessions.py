@@ -643,7 +643,7 @@ class SlotMachine(RuleBasedStateMachine):
 SLOTS = functools.cache(lambda: Slots(EMPTY, 3))              # compiled once for all sequences
 
 
-@pytest.mark.parametrize("examples", [40, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [40, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("machine", [SessionMachine, SlotMachine])
 def test_the_state_machine_of(machine, examples):
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)))
