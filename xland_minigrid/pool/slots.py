@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['DONE', 'TERMINATED', 'Leaf', 'Layout', 'packed', 'layout_of', 'Task', 'plain_ruleset', 'Store', 'programs', 'Lease',
-           'Leases', 'Slots', 'checked_count']
+           'Leases', 'checked_count', 'SpaceCheck', 'TaskReader', 'Worlds', 'Slots']
 
 # %% ../../nbs/pool/02_slots.ipynb #b1861b10
+import base64
 import functools
 import operator
 import threading
@@ -20,7 +21,7 @@ from ..core.ruleset import RuleSet, empty_ruleset
 from ..envs.environment import Environment
 from ..envs.registration import make
 from ..envs.wrappers import GymAutoResetWrapper
-from .errors import BadRequest, EnvFault, PoolExhausted
+from .errors import BadRequest, EnvFault, PoolExhausted, env_fault
 
 # %% ../../nbs/pool/02_slots.ipynb #978c5a1f
 class Leaf(NamedTuple):
@@ -42,7 +43,7 @@ class Layout(NamedTuple):
         return sum(leaf.nbytes for leaf in self.leaves)
 
     def unpack(self, data) -> Any:
-        "The observation, or a batch of them, in rows of bytes: uint8 `(..., nbytes)`, or a bytes object for one. The arrays look into `data`."
+        "The observation, or a batch of them, from rows of bytes: uint8 `(..., nbytes)`, or a bytes object for one. The arrays are views of `data`."
         data = np.frombuffer(data, np.uint8) if isinstance(data, (bytes, bytearray, memoryview)) else data
         if data.shape[-1] != self.nbytes:
             raise ValueError(f"An observation of {data.shape[-1]} bytes came where {self.nbytes} are expected: client and server disagree about the environment.")
@@ -58,11 +59,11 @@ class Layout(NamedTuple):
 
     @staticmethod
     def from_json(said) -> "Layout":
-        "Raises `ValueError` for what is no layout."
+        "The layout that `to_json` wrote. Raises `ValueError` for anything else."
         try:
             return Layout(tuple(Leaf(str(name), tuple(map(operator.index, shape)), np.dtype(str(dtype)).str) for name, shape, dtype in said))
         except (TypeError, ValueError):
-            raise ValueError("This is no layout of an observation: a list of [name, shape, dtype] is expected.") from None
+            raise ValueError("The layout of an observation must be a list of [name, shape, dtype].") from None
 
 # %% ../../nbs/pool/02_slots.ipynb #cdd27d5b
 DONE, TERMINATED = 1, 2
@@ -76,7 +77,7 @@ def _named(observation) -> list[tuple[str, Any]]:
     return sorted(observation.items()) if isinstance(observation, dict) else [("", observation)]
 
 def packed(timestep) -> jax.Array:
-    "What leaves the device of one time step: observation, reward (float32), flags; uint8 `(layout.nbytes + 5,)`."
+    "One time step as bytes: observation, reward (float32), flags; uint8 `(layout.nbytes + 5,)`."
     over = timestep.last()
     flags = over * np.uint8(DONE) + (over & (timestep.discount == 0)) * np.uint8(TERMINATED)
     return jnp.concatenate([*(_bytes_of(leaf) for _, leaf in _named(timestep.observation)), _bytes_of(timestep.reward), flags.astype(jnp.uint8)[None]])
@@ -89,7 +90,7 @@ def layout_of(observation) -> Layout:
 
 # %% ../../nbs/pool/02_slots.ipynb #0edc002d
 class Task(NamedTuple):
-    "What a reset is about: `seed`, 0 to 2³² − 1; `ruleset`, padded, or None where the environment has none; `ruleset_id` in the benchmark, or None."
+    "The task of a reset: `seed`, 0 to 2³² − 1; `ruleset`, padded, None for environments without; `ruleset_id` in the benchmark, or None."
     seed: int
     ruleset: RuleSet | None = None
     ruleset_id: int | None = None
@@ -117,11 +118,11 @@ def plain_ruleset(given) -> RuleSet:
             raise ValueError("its numbers are 0 to 255")
         return RuleSet(*(a.astype(np.uint8) for a in arrays)).validate()
     except (KeyError, ValueError, TypeError, OverflowError) as error:
-        raise BadRequest(f"The ruleset makes no sense ({str(error)[:200] or type(error).__name__}): see core.ruleset for the encoding.") from None
+        raise BadRequest(f"The ruleset is invalid ({str(error)[:200] or type(error).__name__}): see core.ruleset for the encoding.") from None
 
 # %% ../../nbs/pool/02_slots.ipynb #3f9be2b5
 class Store(NamedTuple):
-    "All worlds, every array with a leading axis `(n,)`: `timestep`, and `rulesets`, None where there are none."
+    "All worlds, every array with a leading axis `(n,)`: `timestep`, and `rulesets`, None for environments without."
     timestep: Any
     rulesets: Any
 
@@ -133,8 +134,8 @@ def _choose(mask, new, old):
 
 @functools.lru_cache(maxsize=64)
 def programs(env: Environment, has_rulesets: bool):
-    """`step(params, store, actions (n,), mask (n,))` and `begin(params, store, slots (b,), seeds (b,), rulesets (b, ...))`, compiled; each returns the store and what
-    leaves the device. Slots beyond the end are padding. Results of the first are `(n, bytes)`, of the second `(b, bytes)`."""
+    """`step(params, store, actions (n,), mask (n,))` and `begin(params, store, slots (b,), seeds (b,), rulesets (b, ...))`, compiled; each returns the store and
+    rows of bytes. Slots beyond the end are padding. Results of the first are `(n, bytes)`, of the second `(b, bytes)`."""
     def one_step(params, timestep, ruleset, action):
         following = env.step(_params_with(params, ruleset), timestep, action)
         return following.replace(final_observation=None), packed(following)
@@ -166,12 +167,12 @@ def _zeros(shape_of):
 
 # %% ../../nbs/pool/02_slots.ipynb #6cd9d7fc
 class Lease(NamedTuple):
-    "The right to use a slot, as long as its generation lasts."
+    "The right to use a slot while its generation lasts."
     slot: int
     generation: int
 
 class Leases:
-    "Which of `n` slots are taken. Safe to use from many threads."
+    "Which of `n` slots are held. Thread-safe."
 
     def __init__(self, n: int):
         self._lock, self._free, self._generation = threading.Lock(), list(range(n))[::-1], [0] * n
@@ -194,7 +195,7 @@ class Leases:
             return Lease(slot, self._generation[slot])
 
     def release(self, lease: Lease) -> bool:
-        "Give a slot back. Returns whether this changed anything: the second time, and for leases of a former tenant, it does not."
+        "Give a slot back. Returns whether this changed anything: False the second time, and for leases of a former tenant."
         with self._lock:
             if not self.valid(lease):
                 return False
@@ -206,166 +207,9 @@ class Leases:
     def valid(self, lease: Lease) -> bool:
         return lease.slot in self._held and self._generation[lease.slot] == lease.generation
 
-# %% ../../nbs/pool/02_slots.ipynb #9a8594c4
-_CHUNK = 64  # resets are done in groups of at most so many, so that few of them cost little
-
-class Slots:
-    """`n` environments of one kind.
-
-    Args:
-        env: a registered id, or the pair `(env, params)` that `xland_minigrid.make` returns, wrappers and all.
-        n: how many.
-        benchmark: a `Benchmark` or the name of one: tasks can then be called by number, and a task without ruleset draws one by its seed.
-        rules, objects: room in each slot for rules and objects; by default that of the benchmark, or 24 and 24.
-        autoreset: begin the next trial in the very step that ends one (`GymAutoResetWrapper`); the world of the next trial follows from the last.
-        params: parameters of the environment, such as `view_size`.
-    Raises `ValueError` or `TypeError` with one sentence for what does not go together.
-    """
-    def __init__(self, env, n: int, *, benchmark=None, rules: int | None = None, objects: int | None = None, autoreset: bool = False, **params):
-        self.n = checked_count(n)
-        self.name = env if isinstance(env, str) else type(getattr(env[0], "unwrapped", env[0])).__name__ if isinstance(env, (tuple, list)) else str(env)
-        self.env, self.params = _environment(env, params)
-        if autoreset:
-            self.env = _auto(self.env)
-        self.autoreset, self.benchmark = autoreset, _benchmark(benchmark)
-        self.leases, self.epoch, self.ticks, self._lock = Leases(self.n), 0, 0, threading.RLock()
-        self._room(rules, objects)
-        self._step, self._begin, blank = programs(self.env, self.empty is not None)
-        self.params = jax.tree.map(jnp.asarray, self.params)
-        self._shapes = jax.eval_shape(blank, self.params, np.zeros(self.n, np.uint32), self._many([None] * self.n))
-        self.layout = layout_of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self._shapes.timestep.observation))
-        self.num_actions = int(self.env.num_actions(self.params))
-        self._rebuild()
-        self.warm_up()
-
-    def _room(self, rules, objects) -> None:
-        "The empty task, padded as every task will be; None where the environment has no tasks."
-        self.empty = None
-        if not hasattr(self.params, "ruleset"):
-            if self.benchmark is not None or rules is not None or objects is not None:
-                raise TypeError(f"{type(self.params).__name__} has no ruleset: leave out benchmark, rules and objects, or use an XLand-MiniGrid environment.")
-            return
-        tasks = self.benchmark
-        if tasks is not None and getattr(tasks, "extended", None) is not None:
-            raise TypeError("Slots hold tasks of Tables 2 and 3: this benchmark has registered, composed or many-product tasks.")
-        room = (24, 24) if tasks is None else (tasks.rules.shape[-2], tasks.init_tiles.shape[-2])
-        self.room = (max(rules or 0, room[0]) if tasks is not None else rules or room[0], max(objects or 0, room[1]) if tasks is not None else objects or room[1])
-        self._tasks = None if tasks is None else tuple(np.asarray(x) for x in (tasks.goals, tasks.rules, tasks.init_tiles))  # on the host: a row of a device's array costs a call
-        self.default = self.pad(self.params.ruleset)
-        self.empty = self.pad(empty_ruleset())
-        self.params = self.params.replace(ruleset=self.default)
-
-    def pad(self, ruleset) -> RuleSet:
-        "A ruleset with the room that these slots have, as NumPy arrays. Raises `BadRequest` when it does not fit."
-        plain = _trimmed(plain_ruleset(ruleset))
-        if plain.rules.shape[0] > self.room[0] or plain.init_tiles.shape[0] > self.room[1]:
-            raise BadRequest(f"A task with {plain.rules.shape[0]} rules and {plain.init_tiles.shape[0]} objects does not fit into slots for {self.room[0]} and {self.room[1]}: "
-                             "make the pool with larger rules= and objects=.")
-        return jax.tree.map(np.asarray, _padded(plain, *self.room))
-
-    def _many(self, rulesets):
-        "A batch of padded rulesets, the empty one for None; None where the environment has none."
-        if self.empty is None:
-            return None
-        return RuleSet(*(np.stack(x) for x in zip(*((r.goal, r.rules, r.init_tiles) for r in (r or self.empty for r in rulesets)))))
-
-    def _rebuild(self) -> None:
-        self._store = jax.tree.map(_zeros, self._shapes)
-
-    def warm_up(self) -> None:
-        "Compile both programs."
-        self.reset([], [])
-        self.step(np.zeros(0, np.int32), np.zeros(0, np.int32))
-        self.ticks = 0
-
-    def task(self, given=None) -> Task:
-        """What a caller means by a task: None, a seed, or a dictionary with `seed` and `ruleset` or `ruleset_id`. Raises `BadRequest`.
-
-        Without a ruleset the seed draws one from the benchmark; without a benchmark it is the ruleset of the parameters.
-        """
-        given = {} if given is None else given if isinstance(given, dict) else {"seed": given}
-        if unknown := set(given) - {"seed", "ruleset", "ruleset_id"}:
-            raise BadRequest(f"A task has seed, ruleset and ruleset_id, not {', '.join(sorted(map(str, unknown)))[:100]}.")
-        seed = _natural(given.get("seed", 0), "seed", 2**32)
-        ruleset, number = given.get("ruleset"), given.get("ruleset_id")
-        if self.empty is None:
-            if ruleset is not None or number is not None:
-                raise BadRequest(f"{self.name} has no rulesets: give a seed only.")
-            return Task(seed)
-        if ruleset is not None:
-            if number is not None:
-                raise BadRequest("Give a ruleset or a ruleset_id, not both.")
-            return Task(seed, self._fits(self.pad(ruleset)))
-        if number is None and self.benchmark is None:
-            return Task(seed, self.default)
-        if self.benchmark is None:
-            raise BadRequest("A ruleset_id needs a benchmark: start the pool with benchmark=, or give the ruleset.")
-        count = self.benchmark.num_rulesets()
-        number = int(np.random.default_rng(seed).integers(count)) if number is None else _natural(number, "ruleset_id", count)
-        return Task(seed, _padded(RuleSet(*(x[number] for x in self._tasks)), *self.room), number)
-
-    def _fits(self, ruleset: RuleSet) -> RuleSet:
-        "The ruleset, if the grid has room for its objects. Raises `BadRequest`."
-        try:
-            jax.eval_shape(lambda key: self.env.reset(self.params.replace(ruleset=ruleset), key), jax.random.key(0))
-        except ValueError as error:
-            raise BadRequest(str(error)) from None
-        return ruleset
-
-    def check_action(self, action) -> int:
-        "The action as an int. Raises `BadRequest`."
-        return _natural(action, "action", self.num_actions)
-
-    def reset(self, slots, tasks) -> np.ndarray:
-        "Begin trials in some slots, `tasks` as `task` returns them. Returns rows of bytes, uint8 `(len(slots), layout.nbytes + 5)`. Raises `EnvFault`."
-        rows, size = [], min(_CHUNK, self.n)
-        with self._lock:
-            for at in range(0, max(len(slots), 1), size):
-                some, these = list(slots[at : at + size]), list(tasks[at : at + size])
-                pad = size - len(some)
-                numbers = np.array(some + [self.n] * pad, np.int32)
-                seeds = np.array([t.seed for t in these] + [0] * pad, np.uint32)
-                rulesets = self._many([t.ruleset for t in these] + [None] * pad)
-                rows.append(self._run(self._begin, numbers, seeds, rulesets)[: len(some)])
-        return np.concatenate(rows)
-
-    def step(self, slots, actions) -> np.ndarray:
-        "Do actions in some different slots, both `(b,)`. Returns rows of bytes for **all** slots, uint8 `(n, layout.nbytes + 5)`; only those asked for mean anything. Raises `EnvFault`."
-        doing, mask = np.zeros(self.n, np.int32), np.zeros(self.n, bool)
-        doing[slots], mask[slots] = actions, True
-        with self._lock:
-            return self._run(self._step, doing, mask)
-
-    def _run(self, program, *arguments) -> np.ndarray:
-        "One tick. If it fails, all slots are made anew, since their memory may be gone."
-        try:
-            self._store, out = program(self.params, self._store, *arguments)
-            self.ticks += 1
-            return np.asarray(out)
-        except Exception as error:
-            self.epoch += 1
-            self._rebuild()
-            raise EnvFault(f"The environments failed ({type(error).__name__}) and were made anew: reset and start again.") from error
-
-    def picture(self, slot: int) -> dict:
-        "One world drawn, for people: `png` in base64, the task in words, and what the agent holds."
-        import base64
-        from xland_minigrid.core.tiles import Tiles, tile_name
-        from xland_minigrid.viz.render import to_png
-        with self._lock:
-            timestep = jax.tree.map(lambda x: x[slot], self._store.timestep)
-            ruleset = jax.tree.map(lambda x: np.asarray(x[slot]), self._store.rulesets)
-        params = _params_with(self.params, ruleset).replace(render_mode="rgb_array")
-        tile, color = np.asarray(timestep.state.agent.pocket).tolist()
-        return {"pocket": None if tile <= Tiles.EMPTY else tile_name(tile, color), "png": base64.b64encode(to_png(self.env.render(params, timestep))).decode(), "task": ruleset.describe("full") if ruleset is not None else "Reach the green goal."}
-
-    def unpack(self, rows) -> tuple[Any, np.ndarray, np.ndarray]:
-        "Observations, rewards float32 `(b,)` and flags uint8 `(b,)` of rows of bytes `(b, layout.nbytes + 5)`."
-        split = self.layout.nbytes
-        return self.layout.unpack(rows[..., :split]), np.ascontiguousarray(rows[..., split : split + 4]).view("<f4")[..., 0], rows[..., -1]
-
-# %% ../../nbs/pool/02_slots.ipynb #3a5b5572
+# %% ../../nbs/pool/02_slots.ipynb #77709b9e
 def checked_count(n) -> int:
+    "A number of environments as an int. Raises `ValueError`."
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not 1 <= n <= 1 << 20:
         raise ValueError(f"slots is {n!r}: give a number of environments, from 1 to {1 << 20:,}.")
     return int(n)
@@ -380,7 +224,7 @@ def _environment(env, given: dict):
 
 @functools.lru_cache(maxsize=64)
 def _auto(env: Environment) -> Environment:
-    "The environment that resets itself; one object for each environment, so that programs are shared."
+    "The environment that resets itself; one object per environment, so that programs are shared."
     return GymAutoResetWrapper(env)
 
 def _benchmark(given):
@@ -399,6 +243,174 @@ def _trimmed(ruleset: RuleSet) -> RuleSet:
     return ruleset.replace(rules=trim(ruleset.rules), init_tiles=trim(ruleset.init_tiles))
 
 def _padded(ruleset: RuleSet, rules: int, objects: int) -> RuleSet:
-    "As `pad_ruleset`, with NumPy: this is done for every reset."
+    "As `pad_ruleset`, with NumPy: every reset does this."
     room = lambda rows, length: rows if len(rows) == length else np.concatenate([rows, np.zeros((length - len(rows), rows.shape[1]), np.uint8)])
     return RuleSet(ruleset.goal, room(ruleset.rules, rules), room(ruleset.init_tiles, objects))
+
+# %% ../../nbs/pool/02_slots.ipynb #9a8594c4
+class SpaceCheck:
+    "Raises `BadRequest` for rulesets with more objects than the grid has room for."
+
+    def __init__(self, env: Environment, params):
+        self.env, self.params, self.refusals = env, params, {}
+
+    def __call__(self, ruleset: RuleSet) -> RuleSet:
+        count = int(ruleset.init_tiles.any(-1).sum())
+        if count not in self.refusals:
+            self.refusals[count] = None
+            try:
+                jax.eval_shape(lambda key: self.env.reset(self.params.replace(ruleset=ruleset), key), jax.random.key(0))
+            except ValueError as error:
+                self.refusals[count] = str(error)
+        if self.refusals[count]:
+            raise BadRequest(self.refusals[count])
+        return ruleset
+
+# %% ../../nbs/pool/02_slots.ipynb #c7391b54
+class TaskReader:
+    "Tasks as callers write them, checked and padded to one shape. `empty` is the empty ruleset of that shape, None for environments without rulesets."
+
+    def __init__(self, name: str, env: Environment, params, benchmark, rules: int | None, objects: int | None):
+        self.name, self.params, self.benchmark, self.empty, self.check_space = name, params, benchmark, None, SpaceCheck(env, params)
+        if not hasattr(params, "ruleset"):
+            if benchmark is not None or rules is not None or objects is not None:
+                raise TypeError(f"{type(params).__name__} has no ruleset: leave out benchmark, rules and objects, or use an XLand-MiniGrid environment.")
+            return
+        least, room = (0, 0), (rules or 24, objects or 24)
+        if benchmark is not None:
+            if getattr(benchmark, "extended", None) is not None:
+                raise TypeError("Slots hold tasks of Tables 2 and 3: this benchmark has registered, composed or many-product tasks.")
+            least, room = (benchmark.rules.shape[-2], benchmark.init_tiles.shape[-2]), (rules or 0, objects or 0)
+            self._tasks = [np.asarray(x) for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles)]  # on the host: reading a row of a device's array is a call
+        self.room = tuple(map(max, least, room))
+        self.default, self.empty = self.pad(params.ruleset), self.pad(empty_ruleset())
+        self.params = params.replace(ruleset=self.default)
+
+    def pad(self, ruleset) -> RuleSet:
+        "A ruleset in the shape of these slots, as NumPy arrays. Raises `BadRequest` when it does not fit."
+        plain = _trimmed(plain_ruleset(ruleset))
+        if plain.rules.shape[0] > self.room[0] or plain.init_tiles.shape[0] > self.room[1]:
+            raise BadRequest(f"A task with {plain.rules.shape[0]} rules and {plain.init_tiles.shape[0]} objects does not fit into slots for {self.room[0]} and {self.room[1]}: "
+                             "make the pool with larger rules= and objects=.")
+        return jax.tree.map(np.asarray, _padded(plain, *self.room))
+
+    def stack(self, rulesets) -> RuleSet | None:
+        "A batch of padded rulesets, the empty one for None; None for environments without."
+        if self.empty is not None:
+            return RuleSet(*(np.stack(x) for x in zip(*((r.goal, r.rules, r.init_tiles) for r in (r or self.empty for r in rulesets)))))
+
+    def read(self, given=None) -> Task:
+        """The task that a caller means: None, a seed, or a dictionary with `seed` and `ruleset` or `ruleset_id`. Raises `BadRequest`.
+
+        Without a ruleset the seed draws one from the benchmark; without a benchmark it is the ruleset of the parameters.
+        """
+        given = {} if given is None else given if isinstance(given, dict) else {"seed": given}
+        if unknown := set(given) - {"seed", "ruleset", "ruleset_id"}:
+            raise BadRequest(f"A task has seed, ruleset and ruleset_id, not {', '.join(sorted(map(str, unknown)))[:100]}.")
+        seed, ruleset, number = _natural(given.get("seed", 0), "seed", 2**32), given.get("ruleset"), given.get("ruleset_id")
+        if self.empty is None:
+            if ruleset is not None or number is not None:
+                raise BadRequest(f"{self.name} has no rulesets: give a seed only.")
+            return Task(seed)
+        if ruleset is not None and number is not None:
+            raise BadRequest("Give a ruleset or a ruleset_id, not both.")
+        return Task(seed, self.check_space(self.pad(ruleset))) if ruleset is not None else self._numbered(seed, number)
+
+    def _numbered(self, seed: int, number) -> Task:
+        if self.benchmark is None:
+            if number is not None:
+                raise BadRequest("A ruleset_id needs a benchmark: start the pool with benchmark=, or give the ruleset.")
+            return Task(seed, self.default)
+        count = self.benchmark.num_rulesets()
+        number = int(np.random.default_rng(seed).integers(count)) if number is None else _natural(number, "ruleset_id", count)
+        return Task(seed, _padded(RuleSet(*(x[number] for x in self._tasks)), *self.room), number)
+
+# %% ../../nbs/pool/02_slots.ipynb #3a5b5572
+_CHUNK = 64  # at most so many resets in one call, so that few of them cost little
+
+class Worlds:
+    "The state of `n` environments and the two programs that change it. `epoch` counts the ticks that failed, `ticks` the others; `healthy` says whether the last one worked."
+
+    def __init__(self, env: Environment, params, n: int, tasks: TaskReader):
+        self.n, self.env, self.params, self._tasks = n, env, jax.tree.map(jnp.asarray, params), tasks
+        self.epoch, self.ticks, self.healthy, self.lock, self._store = 0, 0, True, threading.RLock(), None
+        self._step, self._begin, blank = programs(env, tasks.empty is not None)
+        self._shapes = jax.eval_shape(blank, self.params, np.zeros(n, np.uint32), tasks.stack([None] * n))
+        self.layout = layout_of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self._shapes.timestep.observation))
+
+    def reset(self, slots, tasks) -> np.ndarray:
+        "Begin trials in some slots, `tasks` as `TaskReader.read` returns them. Returns rows of bytes, uint8 `(len(slots), layout.nbytes + 5)`. Raises `EnvFault`."
+        rows, size = [], min(_CHUNK, self.n)
+        with self.lock:
+            for at in range(0, max(len(slots), 1), size):
+                some, these = list(slots[at : at + size]), list(tasks[at : at + size])
+                pad = size - len(some)
+                numbers, seeds = np.array(some + [self.n] * pad, np.int32), np.array([t.seed for t in these] + [0] * pad, np.uint32)
+                rows.append(self._run(self._begin, numbers, seeds, self._tasks.stack([t.ruleset for t in these] + [None] * pad))[: len(some)])
+        return np.concatenate(rows)
+
+    def step(self, slots, actions) -> np.ndarray:
+        "Advance some slots, all different, by actions, both `(b,)`. Returns rows of bytes of **all** slots, uint8 `(n, layout.nbytes + 5)`; only those asked for mean anything. Raises `EnvFault`."
+        doing, mask = np.zeros(self.n, np.int32), np.zeros(self.n, bool)
+        doing[slots], mask[slots] = actions, True
+        with self.lock:
+            return self._run(self._step, doing, mask)
+
+    def _run(self, program, *arguments) -> np.ndarray:
+        "One tick. If it fails, all worlds are void, since their memory may be gone."
+        try:
+            store, self._store = self._store, None           # donated: whatever happens, it is not used again
+            self._store, out = program(self.params, jax.tree.map(_zeros, self._shapes) if store is None else store, *arguments)
+            out = np.asarray(out)
+        except BaseException as error:
+            self.epoch, self.healthy, self._store = self.epoch + 1, False, None
+            if not isinstance(error, Exception):
+                raise
+            raise env_fault(error, "The environments failed", " and all episodes are void")
+        self.ticks, self.healthy = self.ticks + 1, True
+        return out
+
+    def unpack(self, rows) -> tuple[Any, np.ndarray, np.ndarray]:
+        "Observations, rewards float32 `(b,)` and flags uint8 `(b,)` from rows of bytes `(b, layout.nbytes + 5)`."
+        split = self.layout.nbytes
+        return self.layout.unpack(rows[..., :split]), np.ascontiguousarray(rows[..., split : split + 4]).view("<f4")[..., 0], rows[..., -1]
+
+# %% ../../nbs/pool/02_slots.ipynb #254aa7aa
+class Slots(Worlds):
+    """`n` environments of one kind, with leases and tasks.
+
+    Args:
+        env: a registered id, or the pair `(env, params)` that `xland_minigrid.make` returns, wrappers and all.
+        n: number of environments.
+        benchmark: a `Benchmark` or the name of one: tasks can then be named by number, and a task without ruleset draws one by its seed.
+        rules, objects: size of the tables in each slot; by default that of the benchmark, or 24 and 24.
+        autoreset: begin the next trial in the very step that ends one (`GymAutoResetWrapper`); the world of the next trial follows from the last.
+        params: parameters of the environment, such as `view_size`.
+    Raises `ValueError` or `TypeError` for arguments that do not go together.
+    """
+    def __init__(self, env, n: int, *, benchmark=None, rules: int | None = None, objects: int | None = None, autoreset: bool = False, **params):
+        n, self.autoreset, self.benchmark = checked_count(n), autoreset, _benchmark(benchmark)
+        self.name = env if isinstance(env, str) else type(getattr(env[0], "unwrapped", env[0])).__name__ if isinstance(env, (tuple, list)) else str(env)
+        env, params = _environment(env, params)
+        env = _auto(env) if autoreset else env
+        tasks = TaskReader(self.name, env, params, self.benchmark, rules, objects)
+        super().__init__(env, tasks.params, n, tasks)
+        self.leases, self.task, self.pad, self.num_actions = Leases(n), tasks.read, tasks.pad, int(env.num_actions(tasks.params))
+        self.reset([], [])                                   # compiles both programs
+        self.step([], [])
+
+    def check_action(self, action) -> int:
+        "The action as an int. Raises `BadRequest`."
+        return _natural(action, "action", self.num_actions)
+
+    def picture(self, slot: int) -> dict:
+        "One world for people: `png` in base64, the `task` in words, and `pocket`, the object that the agent holds."
+        from xland_minigrid.core.tiles import Tiles, tile_name
+        from xland_minigrid.viz.render import to_png
+        with self.lock:
+            timestep, ruleset = jax.tree.map(lambda x: x[slot], self._store)
+        ruleset = jax.tree.map(np.asarray, ruleset)
+        tile, color = np.asarray(timestep.state.agent.pocket).tolist()
+        png = to_png(self.env.render(_params_with(self.params, ruleset).replace(render_mode="rgb_array"), timestep))
+        return {"pocket": None if tile <= Tiles.EMPTY else tile_name(tile, color), "png": base64.b64encode(png).decode(),
+                "task": "Reach the green goal." if ruleset is None else ruleset.describe("full")}

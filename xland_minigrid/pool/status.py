@@ -19,7 +19,7 @@ from .server import EnvServer, ServerProcess
 
 # %% ../../nbs/pool/16_status.ipynb #3d578e9d
 def server_stats(stats: dict) -> PoolStats:
-    "What a server says about itself (`ServerProcess.stats()`, `Host.stats()`) as a table: a row for each environment."
+    "The numbers of a server (`ServerProcess.stats()`, `Host.stats()`) as a table with a row for each environment."
     rows = [{"environment": name, "in use": stats["used"].get(name, 0), "places": places, "free": places - stats["used"].get(name, 0)} for name, places in stats["capacity"].items()]
     ticks = {int(size): often for size, often in stats["batches"].items()}
     together = sum(size * often for size, often in ticks.items()) / max(sum(ticks.values()), 1)
@@ -28,7 +28,7 @@ def server_stats(stats: dict) -> PoolStats:
 
 # %% ../../nbs/pool/16_status.ipynb #2f9a4ee1
 def _read(target) -> tuple[PoolStats, bool]:
-    "The numbers of a pool or a server, and whether these are the last ones."
+    "The numbers of a pool or a server, and whether they are final."
     if isinstance(target, EnvPool):
         return target.stats(), target._state == "closed"
     if isinstance(target, EnvServer):
@@ -36,7 +36,7 @@ def _read(target) -> tuple[PoolStats, bool]:
     return server_stats(target.stats()), not target.running
 
 def _watchable(target):
-    "What can be watched. Raises `TypeError`."
+    "The pool or server to watch. Raises `TypeError`."
     target = target.pool if isinstance(target, SyncPool) else target
     if not isinstance(target, (EnvPool, EnvServer, ServerProcess)):
         raise TypeError(f"A {type(target).__name__} cannot be watched: give an EnvPool, an EnvServer, or what start_server returned.")
@@ -44,7 +44,7 @@ def _watchable(target):
 
 # %% ../../nbs/pool/16_status.ipynb #8219c6ae
 class Watch:
-    """A table that follows a pool or a server. Made by `watch`; shows itself at the end of a cell, `stop()` ends it, and so does the end of what it watches.
+    """A table that follows a pool or a server. `watch` makes one; it shows itself at the end of a cell, and ends with `stop()` or with its target.
 
     `html`: the table as it is now. `running`: whether it is still followed. A context manager.
     """
@@ -66,7 +66,7 @@ class Watch:
         return not self._ended.is_set()
 
     def _look(self) -> bool:
-        "Bring the table up to date; whether that was the last time."
+        "Bring the table up to date; returns whether the target has ended."
         target = self._target()
         try:
             self.stats, over = _read(target) if target is not None else (self.stats, True)
@@ -86,7 +86,7 @@ class Watch:
                     self._finish("ended")
 
     def stop(self) -> None:
-        "Look once more, and leave that table as it is. Harmless when repeated."
+        "Update the table a last time and keep it. Harmless when repeated."
         with self._lock:
             if not self._final:
                 self._finish("ended" if self._look() else "stopped")
@@ -94,7 +94,7 @@ class Watch:
             self._thread.join(5)
 
     def _finish(self, how: str) -> None:
-        "Put the last table, as plain HTML, in the place of the widget."
+        "Replace the widget by the last table, as plain HTML."
         with self._lock:
             self._final, self.html = True, _framed(self.stats, how)
             self._ended.set()
@@ -116,7 +116,7 @@ class Watch:
         return self.html
 
     def _bundle(self) -> dict:
-        "The output of a cell, in all the ways that a notebook may want it."
+        "The output of a cell in every format that a notebook may show."
         plain = {"text/plain": repr(self), "text/html": self.html}
         model = getattr(self._widget, "model_id", None) if self.running else None
         return plain if model is None else plain | {"application/vnd.jupyter.widget-view+json": {"version_major": 2, "version_minor": 0, "model_id": model}}
@@ -132,12 +132,12 @@ class Watch:
 _COLOUR = {"live": "#15803d", "stopped": "#6b7280", "ended": "#6b7280"}
 
 def _framed(stats: PoolStats | None, how: str) -> str:
-    "The table with a word about whether it is alive."
+    "The table, with a line that says whether it is live."
     table = "" if stats is None else stats._repr_html_()
     return (f'<div data-watch="{escape(how)}"><div style="font:12px/1.6 system-ui,sans-serif;color:{_COLOUR[how]}">● {escape(how)}</div>{table}</div>')
 
 def _html_widget(html: str) -> Any:
-    "An HTML widget of ipywidgets 7 or 8, or None where there are no widgets."
+    "An HTML widget of ipywidgets 7 or 8, or None without widgets."
     try:
         import ipywidgets
         return ipywidgets.HTML(html)
@@ -145,7 +145,7 @@ def _html_widget(html: str) -> Any:
         return None
 
 def _show(bundle: dict, display_id: str, again: bool = False) -> None:
-    "Display a bundle, or put it in the place of the one with this id. Nothing happens outside of IPython."
+    "Display a bundle, or replace the one with this id. Does nothing outside IPython."
     try:
         from IPython.display import display
         display(bundle, raw=True, display_id=display_id, update=again)
@@ -153,7 +153,7 @@ def _show(bundle: dict, display_id: str, again: bool = False) -> None:
         pass
 
 def watch(pool_or_server, every: float = 0.5) -> Watch:
-    """A table that follows an `EnvPool` (or its `.sync`), an `EnvServer`, or the server that `start_server` returned, looking `every` so many seconds.
+    """A table that follows an `EnvPool` (or its `.sync`), an `EnvServer`, or the server that `start_server` returned, updated `every` so many seconds.
 
     Returns a `Watch`, which shows itself at the end of a cell. Raises `TypeError` or `ValueError`.
     """
