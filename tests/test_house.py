@@ -110,7 +110,7 @@ def test_what_is_forbidden_is_found(tmp_path):
     assert circles(tmp_path) == [f"{PACKAGE}.core.c", f"{PACKAGE}.core.d"]
 
 
-@pytest.mark.parametrize("room", sorted({path.parent.relative_to(ROOT / "nbs").as_posix() for path in (ROOT / "nbs").rglob("[0-9]*.ipynb")} - {"pool"}))
+@pytest.mark.parametrize("room", sorted({path.parent.relative_to(ROOT / "nbs").as_posix() for path in (ROOT / "nbs").rglob("[0-9]*.ipynb")}))
 def test_no_exported_cell_is_a_wall(room):
     long = {}
     for path in sorted((ROOT / "nbs" / room).glob("[0-9]*.ipynb")):

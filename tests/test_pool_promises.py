@@ -2049,45 +2049,6 @@ def test_storm_of_connections(server, taken):
     asyncio.run(main())
 
 
-@pytest.mark.slow
-def test_soak():
-    "40,000 steps over sockets with a cut every 500: none lost, none doubled, and nothing leaked."
-    sessions, total, every = 32, 40_000, 500
-    rounds = total // sessions
-    with start_server(env=ENV, slots=sessions, grace=HOUR) as process, FaultProxy(process.url) as proxy:
-        async def main():
-            rng = random.Random(0)
-            async with EnvPool.connect(proxy.url, sessions, token=process.token) as pool:
-                steps, began, resets = await pool.reset_group(0), 0, 1
-                twin = Twin(0)
-                for turn in range(rounds):
-                    if twin.n == 240:
-                        await pool.reset_group(turn)
-                        twin, resets = Twin(turn), resets + 1
-                    if turn * sessions // every > began:
-                        began += 1
-                        if began % 3 == 0:
-                            proxy.cut(**{rng.choice(["up", "down"]): rng.randrange(400)}, reset=began % 2 == 0)
-                        else:
-                            proxy.abort_some({rng.randrange(sessions) for _ in range(3)}, reset=began % 2 == 0)
-                    action = rng.randrange(3)
-                    steps = await pool.run_group_step([action] * sessions)
-                    twin.step(action)
-                    assert [s.n for s in steps] == [twin.n] * sessions
-                    if turn % 50 == 0:
-                        for step in steps:
-                            twin.agrees(step)
-                for step in steps:
-                    twin.agrees(step)
-                stats = process.stats()
-                assert stats["steps"] == sum(s.steps for s in pool.sessions) == rounds * sessions and stats["resets"] == resets * sessions
-                assert stats["live"] == sessions and stats["opened"] == sessions
-                assert sum(s.resumes for s in pool.sessions) >= total // every and pool.stats()["failures"] == 0
-                proxy.cut()
-        asyncio.run(main())
-        assert until(lambda: process.stats()["live"] == 0)
-
-
 def strange_frames(rng, count):
     "Frames that no client of ours would send; some are almost right."
     good = ['{"id": 1, "op": "step", "value": 0}', '{"id": 2, "op": "reset", "value": {"seed": 1}}', '{"id": 3, "op": "reset", "value": {"ruleset": {"goal": [1, 2, 3, 4, 5], "rules": [[1, 2, 3, 4, 5, 6, 7]], "init_tiles": [[3, 4]]}}}',

@@ -194,6 +194,8 @@ class Connection:
                 ws = await open_websocket(self.address, headers, timeout=None, ping=self.ping)
                 hello = json.loads(await ws.recv())
                 self.session, self.secret, self.max_size, _ = str(hello["session"]), str(hello["resume"]), int(hello.get("max_size", self.max_size)), hello["kind"]
+                if hello["kind"] == "slots":
+                    Layout.from_json(hello["layout"])
         except BaseException as error:                       # cancelled, say: the server sees the socket go, and frees the place
             abort(ws)
             if isinstance(error, ConnectFailed) and error.detail.get("status") == 410:
@@ -264,6 +266,13 @@ class SocketLink(Reconnecting):
         "Another link with the same settings."
         return SocketLink(self.endpoint, self.token, self.env, resume_for=self.resume_for, connect_timeout=self.connect_timeout, ping=self.ping)
 
+    def _read(self, raw) -> Reply:
+        "The reply in a frame. Raises `SessionLost` where there is none: a server that answers nonsense is not asked again."
+        try:
+            return read_reply(raw, self.binary)
+        except ValueError as error:
+            raise SessionLost(f"{error} The episode is lost.") from None
+
     async def request(self, number: int, op: str, value) -> Reply:
         "Send a request until its reply is there. Raises `SessionLost` when that cannot be."
         from websockets.exceptions import ConnectionClosed
@@ -274,7 +283,7 @@ class SocketLink(Reconnecting):
             try:
                 ws = await self._connected(ws, since or time.monotonic())
                 await ws.send(frame)
-                while (reply := read_reply(await ws.recv(), self.binary)).id not in (number, 0):
+                while (reply := self._read(await ws.recv())).id not in (number, 0):
                     continue                                 # a reply to a request that nobody waits for any more
                 self.used = True
                 return reply._replace(id=number)
@@ -364,11 +373,14 @@ class SessionState:
         raise error
 
     def _seen(self, op: str, reply: Reply) -> Step:
-        expected = 0 if op == "reset" else self.n + 1
-        if reply.n != expected:                              # cannot be, and must not be passed over if it is
-            self._fail(SessionLost(f"The server is at step {reply.n} where this session is at step {expected}: the episode is lost."), lost=True)
-        o, self.n = reply.outcome, reply.n
-        observation = self._layout.unpack(o.observation) if isinstance(o.observation, bytes) else o.observation
+        o, expected = reply.outcome, 0 if op == "reset" else self.n + 1
+        if o is None or reply.n != expected:                 # cannot be, and must not be passed over if it is
+            self._fail(SessionLost(f"The server is at step {reply.n} where this session is at step {expected}, or sent no observation: the episode is lost."), lost=True)
+        try:
+            observation = self._layout.unpack(o.observation) if isinstance(o.observation, bytes) else o.observation
+        except ValueError as error:
+            self._fail(SessionLost(str(error)), lost=True)
+        self.n = reply.n
         self.done, self.running = o.done, not o.done or bool(self.spec.get("autoreset"))
         self.steps, self.resets = self.steps + (op == "step"), self.resets + (op == "reset")
         self.last = Step(observation, o.reward, o.done, reply.n, o.info)

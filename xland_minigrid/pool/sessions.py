@@ -502,16 +502,25 @@ def write_reply(reply: Reply) -> str:
     return (f'{{"id":{reply.id},"ok":true,"n":{reply.n},"obs":{seen},"reward":{"null" if o.reward is None else repr(o.reward)},'
             f'"done":{"true" if o.done else "false"}{"," + chr(34) + "info" + chr(34) + ":" + json.dumps(o.info) if o.info else ""}}}')
 
+def _outcome_in(frame: dict, binary: bool) -> Outcome:
+    "The result in a reply. Raises `TypeError` unless every part has its type: nothing but a finite number is a reward."
+    observation, reward, done, info = frame["obs"], frame["reward"], frame["done"], frame.get("info") or {}
+    number = reward is None or type(reward) in (int, float) and math.isfinite(reward)
+    if not (type(observation) is str and number and type(done) is bool and type(info) is dict):
+        raise TypeError
+    return Outcome(binascii.a2b_base64(observation) if binary else observation, reward, done, info)
+
 def read_reply(raw, binary: bool) -> Reply:
     "The reply in a frame of the server; `binary` says that observations are bytes. Raises `ValueError` for anything else."
     try:
         frame = json.loads(raw)
-        number, n = operator.index(frame["id"] or 0), operator.index(frame["n"])
+        number, n = 0 if frame["id"] is None else frame["id"], frame["n"]
+        if type(number) is not int or type(n) is not int:
+            raise TypeError
         if not frame["ok"]:
             return Reply(number, n, error=error_from_dict(frame.get("error")))
         if "obs" not in frame:
             return Reply(number, n, extra={k: v for k, v in frame.items() if k not in ("id", "ok", "n")})
-        observation = binascii.a2b_base64(frame["obs"]) if binary else str(frame["obs"])
-        return Reply(number, n, Outcome(observation, frame["reward"], bool(frame["done"]), frame.get("info") or {}))
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        return Reply(number, n, _outcome_in(frame, binary))
+    except (KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"The server sent a frame that is no reply ({type(error).__name__}).") from None

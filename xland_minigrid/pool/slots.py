@@ -61,7 +61,10 @@ class Layout(NamedTuple):
     def from_json(said) -> "Layout":
         "The layout that `to_json` wrote. Raises `ValueError` for anything else."
         try:
-            return Layout(tuple(Leaf(str(name), tuple(map(operator.index, shape)), np.dtype(str(dtype)).str) for name, shape, dtype in said))
+            leaves = tuple(Leaf(str(name), tuple(map(operator.index, shape)), np.dtype(str(dtype)).str) for name, shape, dtype in said)
+            if not all(np.dtype(leaf.dtype).kind in "biuf" and min(leaf.shape, default=0) >= 0 for leaf in leaves):
+                raise ValueError
+            return Layout(leaves)
         except (TypeError, ValueError):
             raise ValueError("The layout of an observation must be a list of [name, shape, dtype].") from None
 
