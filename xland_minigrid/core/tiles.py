@@ -88,11 +88,13 @@ def unpack(cells):
     "Packed bytes `(...)` as pairs `(..., 2)` of (tile, colour), uint8; the inverse of `pack_pairs`."
     if isinstance(cells, (np.ndarray, np.generic)):
         return np.stack([cells >> 4, cells & 15], axis=-1)
+    import jax
     import jax.numpy as jnp
     from .compact import straight_line
     if straight_line():   # a shift merges with what is done to its result, a concatenation does not
         return cells[..., None] >> np.array([4, 0], np.uint8) & 15
-    return jnp.stack([cells >> 4, cells & 15], axis=-1)
+    pairs = cells.astype(jnp.uint16)   # a CPU writes two bytes at once
+    return jax.lax.bitcast_convert_type(pairs >> 4 | (pairs & 15) << 8, jnp.uint8)
 
 # %% ../../nbs/core/01_tiles.ipynb #7cd10207
 END_OF_MAP = pack(Tiles.END_OF_MAP, Colors.END_OF_MAP)
