@@ -214,7 +214,7 @@ def test_a_page_folds_solutions_and_drops_directives():
 def test_reference_lists_what_is_exported():
     found = apidocs.modules()
     page = apidocs.page("xland_minigrid.tutor.exercise", found["xland_minigrid.tutor.exercise"])
-    for name in ("class} Exercise(check: Callable, number: str", "method} __call__(answer) -> Verdict", "function} rejects(check: Exercise", "data} EXERCISES", "class} WrongAnswer"):
+    for name in ("class} Exercise", "attribute} number\n:type: str", "method} __call__(answer) -> Verdict", "function} rejects(check: Exercise", "data} EXERCISES", "class} WrongAnswer"):
         assert name in page, name
     assert len(found) > 90 and apidocs.plain("a_b `c_d` <x> $y$") == r"a\_b `c_d` \<x\> \$y\$"
 

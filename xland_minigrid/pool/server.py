@@ -277,6 +277,7 @@ async def read_by_client(ws) -> bool:
             return True
     return False
 
+# %% ../../nbs/pool/09_server.ipynb #03049f4c
 def inspect_session(host: Host, seat: Seat, number: int, op: str) -> Reply:
     "Answer a request that leaves the environment as it is. The host does not remember these: to ask twice does no harm."
     seat.active, seat.heard = time.monotonic(), True

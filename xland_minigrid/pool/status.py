@@ -101,18 +101,18 @@ class Follower:
             for display_id in self._shown:
                 _show(self._bundle(), display_id, again=True)
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.stop()
-
 # %% ../../nbs/pool/16_status.ipynb #489ef207
 class Watch(Follower):
     """A table that follows a pool or a server. `watch` makes one; it shows itself at the end of a cell, and ends with `stop()` or with its target.
 
     `html`: the table as it is now. `running`: whether it is still followed. A context manager.
     """
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop()
+
     def __repr__(self) -> str:
         return f"Watch({'running' if self.running else 'ended'}, every {self.every:g} s)"
 
