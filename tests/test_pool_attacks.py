@@ -516,10 +516,11 @@ def test_pending_number_again_and_again(server, gate):
         wire = Wire(server, "/session?env=patient")
         wire.ask(1, "reset")
         data = request(2, "step", f"wait {MB - 1}")
-        before = server.memory
+        before, replayed = server.memory, server.stats().get("replayed", 0)
         for _ in range(repeats // 1000):
             wire.send(data * 1000)
         attack.meanwhile()
+        assert until(lambda: server.stats().get("replayed", 0) - replayed >= repeats - 1)      # all were read while the first was under way
         gate()
         assert until(lambda: select.select([wire.sock], [], [], 0)[0] or server.memory - before > 64 * MB)
         grown = server.memory - before                       # they are written in one turn of the server's loop
@@ -957,11 +958,12 @@ def test_soak(wide):
                     for n in range(1, LENGTH + 1):
                         if done >= total or not running:
                             break
-                        steps = await pool.run_group_step([int(episodes.actions[row, n - 1]) if row in running else None for row in range(sessions)])
-                        done += len(running)
-                        for row in sorted(running):
-                            episodes.check(row, n, steps[row])
-                            running -= {row} if steps[row].done else set()
+                        rows = sorted(running)
+                        steps = await asyncio.gather(*(pool.sessions[row].step(int(episodes.actions[row, n - 1])) for row in rows))
+                        done += len(rows)
+                        for row, step in zip(rows, steps):
+                            episodes.check(row, n, step)
+                            running -= {row} if step.done else set()
                         if done // every > cuts:
                             cuts = done // every
                             if cuts % 3 == 0:

@@ -260,8 +260,7 @@ async def talk(host: Host, ws, seat: Seat, max_size: int) -> None:
             continue
         if op in ("reset", "step"):
             host.submit(seat, number, op, value, deliver)
-            if ws.transport.get_write_buffer_size() > 1 << 16 and not await read_by_client(ws):
-                return await ws.close(1008, "nobody reads the replies")
+            await read_by_client(ws)
             continue
         reply = inspect_session(host, seat, number, op)
         await ws.send(write_reply(reply))
@@ -269,13 +268,10 @@ async def talk(host: Host, ws, seat: Seat, max_size: int) -> None:
             host.release(seat, "close")
             return await ws.close(1000)
 
-async def read_by_client(ws) -> bool:
-    "Wait until the client has read what was sent, or is gone; False after half a minute."
-    for _ in range(600):
+async def read_by_client(ws) -> None:
+    "Wait while much of what was sent is unread: no further request is taken. A client that reads nothing is cut off by its connection."
+    while ws.transport.get_write_buffer_size() > 1 << 16 and not ws.transport.is_closing():
         await asyncio.sleep(0.05)
-        if ws.transport.is_closing() or ws.transport.get_write_buffer_size() < 1 << 14:
-            return True
-    return False
 
 # %% ../../nbs/pool/09_server.ipynb #03049f4c
 def inspect_session(host: Host, seat: Seat, number: int, op: str) -> Reply:
@@ -356,10 +352,11 @@ async def look_after(host: Host, background: Background, every: float) -> None:
             with contextlib.suppress(EnvFault):
                 slots.healthy or slots.step([], [])
 
-UNREAD = 1 << 22  # bytes; a client that goes on sending, pings for example, and leaves so much unread is cut off
+UNREAD = 1 << 22  # bytes that a client may leave unread while it goes on sending
 
 def _counted(connections: set):
-    "The class of connections, which keeps the open ones in a set."
+    """The class of connections. It keeps the open ones in a set, and cuts off a client that does not read: one that sends pings meanwhile, or one that has read nothing for as long as a ping and its answer may take.
+    (The connection's own pings wait behind what is unread.)"""
     from websockets.asyncio.server import ServerConnection
 
     class Counted(ServerConnection):
@@ -370,8 +367,15 @@ def _counted(connections: set):
         def data_received(self, data):
             super().data_received(data)
             if self.transport.get_write_buffer_size() > UNREAD:
-                log_event("unread", bytes=UNREAD)
                 self.transport.abort()
+
+        def pause_writing(self):
+            super().pause_writing()
+            self.impatient = self.loop.call_later(self.ping_interval + self.ping_timeout, self.transport.abort)
+
+        def resume_writing(self):
+            super().resume_writing()
+            self.impatient.cancel()
 
         def connection_lost(self, exc):
             connections.discard(self)

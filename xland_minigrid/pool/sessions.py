@@ -514,9 +514,10 @@ def read_reply(raw, binary: bool) -> Reply:
     "The reply in a frame of the server; `binary` says that observations are bytes. Raises `ValueError` for anything else."
     try:
         frame = json.loads(raw)
-        number, n = 0 if frame["id"] is None else frame["id"], frame["n"]
-        if type(number) is not int or type(n) is not int:
+        number, n = frame["id"], frame["n"]
+        if type(n) is not int or not (type(number) is int and number > 0 or number is None and not frame["ok"]):
             raise TypeError
+        number = number or 0                                 # a refusal of a frame that could not be read has no number
         if not frame["ok"]:
             return Reply(number, n, error=error_from_dict(frame.get("error")))
         if "obs" not in frame:
