@@ -380,5 +380,5 @@ def test_one_thread_for_all_environments():
 @pytest.mark.slow
 @pytest.mark.skipif(REAL, reason="this is it")
 def test_in_an_environment_of_its_own():
-    python = peers.python_of("swift", ["torch==2.13.0+cpu", "ms-swift>=4.6,<5"], ["torch", "ms-swift>=4.6,<5"], modules=("swift", "torch", "swift.rollout.multi_turn", "jax", "pytest"), gigabytes=6, seconds=1800)
+    python = peers.python_of("swift", ["torch==2.13.0+cpu", "ms-swift>=4.6,<5"], ["torch", "ms-swift>=4.6,<5"], modules=("swift", "torch", "swift.rollout.multi_turn", "jax", "pytest"), gigabytes=6)
     print(peers.run_there(python, HERE, "not own"))

@@ -428,5 +428,5 @@ def test_one_step_of_the_real_trainer_with_environments_real(trl, tmp_path, monk
 
 @pytest.mark.slow
 def test_in_an_environment_of_its_own():
-    python = peers.python_of("trl", ["torch==2.13.0+cpu", "trl>=1.16,<2", "jmespath"], ["torch", "trl>=1.16,<2", "jmespath"], modules=("trl", "torch", "transformers", "datasets", "jax", "pytest"), gigabytes=6, seconds=1800)
+    python = peers.python_of("trl", ["torch==2.13.0+cpu", "trl>=1.16,<2", "jmespath"], ["torch", "trl>=1.16,<2", "jmespath"], modules=("trl", "torch", "transformers", "datasets", "jax", "pytest"), gigabytes=6)
     print(peers.run_there(python, HERE, "_real"))
