@@ -29,6 +29,7 @@ _LATER = {
     "demonstrations": ("Demonstrations", "check_demonstrations", "load_demonstrations", "save_demonstrations"),
     "difficulty": ("Difficulty", "stratified"),
     "exact": ("Shortest", "shortest"),
+    "expert": ("TaskPlan", "consult", "expert_action", "plan_steps", "steps_to_go", "task_plan"),
     "hub": ("HubError", "fetch"),
     "oracle": ("estimated_steps", "reference_steps", "replay", "solve_tasks"),
     "planner": ("Failure", "Solution", "solve_from"),

@@ -370,22 +370,22 @@ def _action(scene: _Scene, found: _Search, seeds, arrive, pick: CellSet, enter: 
         [Actions.MOVE_FORWARD, Actions.PICK_UP, Actions.PUT_DOWN, Actions.MOVE_FORWARD, Actions.TURN_CLOCKWISE, Actions.TURN_COUNTERCLOCKWISE], Actions.TOGGLE)
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #2c6ab473
-_WEIGHTS = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0], np.float32)
+_WEIGHTS = np.array([0.80, 4.48, 0.15, 0.138, 0.447, 0.035], np.float32)
 
 def _features(plan: TaskPlan, scene: _Scene, todo: _Todo) -> jax.Array:
-    "What is left after the first target, float32 (5,): steps between the parts of pairs, pairs, other uses, walks between uses, one."
+    "What is left after the first target, float32 (6,): steps between the parts of pairs, pairs, other uses, walks between uses; the first and the last again where there are doors."
     stride, cell = scene.shape[1] + 1, jnp.where(todo.in_hand, scene.here, todo.cell)
-    made_at = lambda cell: jnp.where(plan.pair != 0, cell[:, 1], cell[:, 0])
-    for _ in range(min(len(plan.product) - 1, 4)):
-        cell = jnp.where(cell < 0, made_at(cell)[plan.maker], cell)
+    for _ in range(min(len(plan.product) - 1, 4)):  # what does not exist yet will be made where its makers' inputs are
+        made_at = jnp.where(plan.pair != 0, cell[:, 1], cell[:, 0])
+        cell = jnp.where(cell < 0, made_at[plan.maker], cell)
     apart = jnp.abs(cell // stride - cell[:, ::-1] // stride)[:, 0] + jnp.abs(cell % stride - cell[:, ::-1] % stride)[:, 0]
-    pair, num = todo.need & (plan.pair != 0), todo.need.sum()
-    held = (pair & todo.in_hand.any(1)).sum()
-    size = sum(scene.shape)
-    return jnp.stack([jnp.where(pair & (cell >= 0).all(1) & ~todo.in_hand.any(1), apart, 0).sum(), pair.sum() - held, num - pair.sum(), (num - 1) * size, 1]).astype(jnp.float32)
+    in_hand, pair, count = todo.in_hand.any(1), todo.need & (plan.pair != 0), todo.need.sum()
+    apart = jnp.where(pair & ~in_hand & (cell >= 0).all(1), apart, 0).sum()
+    walks, doors = (count - 1) * sum(scene.shape), scene.all_doors.any()
+    return jnp.stack([apart, (pair & ~in_hand).sum(), count - pair.sum(), walks, apart * doors, walks * doors]).astype(jnp.float32)
 
 def _steps_left(plan: TaskPlan, scene: _Scene, todo: _Todo, first) -> jax.Array:
-    return jnp.float32(first) + jnp.maximum(_features(plan, scene, todo) @ _WEIGHTS[1:], 0)
+    return jnp.float32(first) + 1 + jnp.maximum(_features(plan, scene, todo) @ _WEIGHTS - 1, 0)
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #0e861c31
 def expert_action(state, plan: TaskPlan) -> jax.Array:
