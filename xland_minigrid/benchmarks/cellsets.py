@@ -17,16 +17,20 @@ from ..core.struct import PyTreeNode, field
 # %% ../../nbs/benchmarks/14_cellsets.ipynb #02ac8af6
 _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 
+def _each(operation, *words):
+    "An operation on arrays of words, or on words one by one."
+    return tuple(map(operation, *words)) if isinstance(words[0], tuple) else operation(*words)
+
 class CellSet(PyTreeNode):
-    """A set of cells of one grid; jit-able, and batched by `vmap`.
+    """A set of cells of one grid; works under `jit` and `vmap`.
 
     `a | b`, `a & b` and `a - b` are union, intersection and difference. Directions are those of the agent: 0 up, 1 right, 2 down, 3 left.
     """
-    words: tuple  # uint32 scalars; bit j of word i stands for cell 32 i + j
+    words: jax.Array | tuple  # uint32 `(n,)`, or n scalars, see `split`; bit j of word i stands for cell 32 i + j
     stride: int = field(pytree_node=False)  # how many numbers a row has: the width and one
 
     def _with(self, other, operation) -> "CellSet":
-        return self.replace(words=tuple(map(operation, self.words, other.words)))
+        return self.replace(words=_each(operation, self.words, other.words))
 
     def __or__(self, other):
         return self._with(other, jnp.bitwise_or)
@@ -39,28 +43,44 @@ class CellSet(PyTreeNode):
 
     def when(self, condition) -> "CellSet":
         "The set where `condition` (a bool scalar) holds, else the empty set."
-        return self.replace(words=tuple(jnp.where(condition, w, jnp.uint32(0)) for w in self.words))
+        return self.replace(words=_each(lambda w: jnp.where(condition, w, jnp.uint32(0)), self.words))
 
     def any(self) -> jax.Array:
         "Whether there is a cell in the set, bool."
-        return functools.reduce(jnp.bitwise_or, self.words) != 0
+        return functools.reduce(jnp.bitwise_or, [self.words[i] for i in range(len(self.words))]) != 0
+
+    def split(self) -> "CellSet":
+        "The same set with its words as separate scalars: more to compile, and faster inside of a loop."
+        return self.replace(words=tuple(self.words[i] for i in range(len(self.words))))
+
+    def joined(self) -> "CellSet":
+        "The inverse of `split`."
+        return self.replace(words=jnp.stack(self.words))
 
     def holds(self, cells) -> jax.Array:
         "Which of some cells, given by number, are in the set: bool, like `cells`. Numbers outside of the grid are not."
-        words = jnp.stack(self.words)
         inside = (cells >= 0) & (cells < 32 * len(self.words))
-        return inside & ((words[jnp.where(inside, cells, 0) >> 5] >> (cells & 31).astype(jnp.uint32) & 1) == 1)
+        return inside & ((self.words[jnp.where(inside, cells, 0) >> 5] >> (cells & 31).astype(jnp.uint32) & 1) == 1)
 
 # %% ../../nbs/benchmarks/14_cellsets.ipynb #abcad2d6
-def _moved(words: tuple, by: int) -> tuple:
+def _moved(words, by: int):
     "All bits moved to numbers that are greater by `by`, which may be negative."
     whole, bits = divmod(abs(by), 32)
-    sign = 1 if by > 0 else -1
-    word = lambda i: words[i] if 0 <= i < len(words) else jnp.zeros_like(words[0])
-    first, second = (jnp.left_shift, jnp.right_shift)[::sign]
+    first, second = (jnp.left_shift, jnp.right_shift)[::1 if by > 0 else -1]
+    near = _shifted(words, whole if by > 0 else -whole)
     if not bits:
-        return tuple(word(i - sign * whole) for i in range(len(words)))
-    return tuple(first(word(i - sign * whole), np.uint32(bits)) | second(word(i - sign * (whole + 1)), np.uint32(32 - bits)) for i in range(len(words)))
+        return near
+    far = _shifted(words, whole + 1 if by > 0 else -whole - 1)
+    return _each(lambda a, b: first(a, np.uint32(bits)) | second(b, np.uint32(32 - bits)), near, far)
+
+def _shifted(words, by: int):
+    "Words moved by whole places; zeros come in."
+    if by == 0:
+        return words
+    count = len(words)
+    if isinstance(words, tuple):
+        return tuple(words[i - by] if 0 <= i - by < count else jnp.zeros_like(words[0]) for i in range(count))
+    return jnp.pad(words, (by, 0))[:count] if by > 0 else jnp.pad(words, (0, -by))[-by:]
 
 def steps_of(stride: int) -> tuple[int, int, int, int]:
     "By how much a cell's number changes with a step up, right, down and left."
@@ -92,19 +112,19 @@ def cells_where(mask) -> CellSet:
     count = _num_words(height, width)
     flat = jnp.pad(jnp.pad(mask, ((0, 0), (0, 1))).ravel(), (0, 32 * count - height * (width + 1)))
     words = jnp.where(flat.reshape(count, 32), _BITS, jnp.uint32(0)).sum(-1, dtype=jnp.uint32)
-    return CellSet(words=tuple(words[i] for i in range(count)), stride=width + 1)
+    return CellSet(words=words, stride=width + 1)
 
 def cells_at(shape: tuple[int, int], *parts) -> CellSet:
     "A set of numbered cells: pairs of an integer array and a bool array that says which of them count. `shape` is that of the grid."
     cells = jnp.concatenate([jnp.ravel(cells) for cells, _ in parts])
     chosen = jnp.concatenate([jnp.broadcast_to(which, jnp.shape(cells)).ravel() for cells, which in parts])
     bits = jnp.where(chosen & (cells >= 0), jnp.uint32(1) << (cells & 31).astype(jnp.uint32), jnp.uint32(0))
-    words = [jax.lax.reduce(jnp.where(cells >> 5 == i, bits, jnp.uint32(0)), np.uint32(0), jax.lax.bitwise_or, [0]) for i in range(_num_words(*shape))]
-    return CellSet(words=tuple(words), stride=shape[1] + 1)
+    words = jnp.where(cells[:, None] >> 5 == np.arange(_num_words(*shape)), bits[:, None], jnp.uint32(0))
+    return CellSet(words=jax.lax.reduce(words, np.uint32(0), jax.lax.bitwise_or, [0]), stride=shape[1] + 1)
 
 def as_mask(cells: CellSet, shape: tuple[int, int]) -> jax.Array:
     "The set as a mask `(H, W)` of a grid of this shape: for people and tests."
-    bits = (jnp.stack(cells.words)[:, None] & _BITS != 0).ravel()
+    bits = (cells.words[:, None] & _BITS != 0).ravel()
     return bits[:shape[0] * cells.stride].reshape(shape[0], cells.stride)[:, :-1]
 
 # %% ../../nbs/benchmarks/14_cellsets.ipynb #367e0240
@@ -114,4 +134,5 @@ def spread(start: CellSet, medium: CellSet) -> CellSet:
         cells, _ = carry
         new = cells | (beside(cells) & medium)
         return new, (new - cells).any()
-    return jax.lax.while_loop(lambda carry: carry[1], grow, (start, start.any()))[0]
+    start, medium = start.split(), medium.split()
+    return jax.lax.while_loop(lambda carry: carry[1], grow, (start, start.any()))[0].joined()

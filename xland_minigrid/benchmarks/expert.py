@@ -246,9 +246,9 @@ def _targets(plan: TaskPlan, scene: _Scene, todo: _Todo, around: _Around, hazard
     kind, place = plan.place[0], plan.place[1] * (scene.shape[1] + 1) + plan.place[2]
     place_it, last = ready[-1] & (kind == 6), np.arange(len(ready)) == len(ready) - 1
     cornered = near & ~(stand & around.walk[:, 0]).any(1)  # nobody can stand where the agent should: it has to be moved
-    nowhere = pair & ~possible.any(1)  # the same for pairs
+    nowhere = pair & ~possible.any(1)  # the same for a pair: one of the two, and then the other, goes to where there is room
     liftable = is_one_of(plan.tile[:, 0] >> 4, tile_set(PICKABLE))
-    lift = jnp.stack([hold & liftable | (cornered | last & place_it) & plan.carry[:, 0], jnp.zeros_like(hold)], axis=1) | now | nowhere[:, None] & plan.carry
+    lift = jnp.stack([hold & liftable | (cornered | last & place_it) & plan.carry[:, 0], jnp.zeros_like(hold)], axis=1) | now | (nowhere & plan.carry.all(1))[:, None]
     side_by_side = (valid & (other.cell == todo.cell[..., None])).any(-1) & ~todo.in_hand.any(1, keepdims=True)
     carried_near, fits = near & todo.in_hand[:, 0], _fitting(plan, scene, near & todo.in_hand[:, 0])
     come = at((around.cell[:, 0], stand), (jnp.stack([place, todo.cell[-1, 0]]), jnp.stack([kind == 5, (kind == 2) & lies[-1, 0]]) & ready[-1]))
@@ -303,9 +303,9 @@ def _search(scene: _Scene, seeds, stand: CellSet, enter: CellSet, doors: CellSet
 
     `stand`: where the agent can be; `enter`, `doors`: where it can go in one action and in two. `last_seed`: the last level that still has seeds.
     """
-    looking = [scene.direction == d for d in range(4)]
-    nothing = (scene.agent - scene.agent,) * 4
-    at_agent = lambda sets: (union(*[x.when(look) for x, look in zip(sets, looking)]) & scene.agent).any()
+    looking, (agent, stand, enter, doors) = [scene.direction == d for d in range(4)], [x.split() for x in (scene.agent, stand, enter, doors)]
+    seeds, nothing = [[x.split() for x in sets] for sets in seeds], (agent - agent,) * 4
+    at_agent = lambda sets: (union(*[x.when(look) for x, look in zip(sets, looking)]) & agent).any()
 
     def step(carry):
         level, front, before, _, left, _ = carry
@@ -317,7 +317,7 @@ def _search(scene: _Scene, seeds, stand: CellSet, enter: CellSet, doors: CellSet
         return level + 1, new, front, before, left, going_on & ~at_agent(front)
 
     level, _, front, before, _, _ = jax.lax.while_loop(lambda carry: carry[-1], step, (jnp.int32(-1), nothing, nothing, nothing, (stand,) * 4, jnp.bool_(True)))
-    return _Search(level - 1, at_agent(front), before)
+    return _Search(level - 1, at_agent(front), tuple(x.joined() for x in before))
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #1959cdbb
 class Advice(NamedTuple):

@@ -18,7 +18,7 @@ import numpy as np
 from .expert import consult, expert_action, explore, task_plan
 from .generate import GOAL_KINDS
 from .solve import OF_GOAL
-from ..core.actions import NUM_ACTIONS, AgentState, act, face
+from ..core.actions import NUM_ACTIONS, Actions, AgentState, act, face
 from ..core.goals import compile_goal, goal_reached
 from ..core.rules import cells_around
 from ..core.ruleset import RuleSet
@@ -54,13 +54,15 @@ class Knowledge(PyTreeNode):
     agent: AgentState  # on this map
     objects: jax.Array  # uint8 (K,), packed, in the order in which they were seen; 0 for none
     alive: jax.Array  # bool (C,), the candidate fits everything that has happened
+    skip: jax.Array  # bool (C,), cannot be tested in this trial
     target: jax.Array  # int32, the candidate that is being tested, -1 for none
     shown: tuple | None = None  # the true map and the agent's place on it, for a player that is shown them
 
 def _start(size: int, num_objects: int) -> Knowledge:
     agent = AgentState(position=jnp.full(2, size // 2, jnp.int32), direction=jnp.int32(0), pocket=jnp.asarray(unpack(EMPTY)))
+    count = len(candidates(num_objects).kind)
     return Knowledge(cells=jnp.full((size, size), UNSEEN, jnp.uint8), agent=agent, objects=jnp.zeros(num_objects, jnp.uint8),
-                     alive=jnp.ones(len(candidates(num_objects).kind), bool), target=jnp.int32(-1))
+                     alive=jnp.ones(count, bool), skip=jnp.zeros(count, bool), target=jnp.int32(-1))
 
 def _seen(known: Knowledge, view, direction) -> Knowledge:
     "What is known after a look: `view (V, V)` packed, the agent at the bottom centre."
@@ -119,7 +121,7 @@ def conclude(known: Knowledge, action, success) -> Knowledge:
 _FAR = 1000.0
 
 def test_costs(known: Knowledge) -> jax.Array:
-    "About how many steps each candidate takes to test, float32 `(C,)`; at least 1000 where an object has not been found in this trial, or the goal is out or impossible."
+    "About how many steps each candidate takes to test, float32 `(C,)`; at least 1000 where an object has not been found in this trial, or the goal is out, or impossible here."
     kind, first, second = candidates(len(known.objects))
     place, lies, carried = _located(known)
     place = jnp.where(carried[:, None], known.agent.position, place)
@@ -131,7 +133,7 @@ def test_costs(known: Knowledge) -> jax.Array:
     bring = jnp.minimum(jnp.where(can[first], walk[first], _FAR), jnp.where(can[second], walk[second], _FAR)) + apart + 2 + drop
     pair = jnp.where(in_hand, jnp.where(carried[first], walk[second], walk[first]) + 1, bring)
     one = jnp.where(carried[first], jnp.where(kind == 1, 3.0, 2.0), walk[first] + jnp.where(kind == 1, drop + 1, jnp.where(kind == 3, 0.0, 1.0)))
-    possible = known.alive & found[first] & found[second] & jnp.where(kind == 1, can[first], True)
+    possible = known.alive & ~known.skip & found[first] & found[second] & jnp.where(kind == 1, can[first], True)
     return jnp.where(possible, jnp.where(OF_GOAL.around[kind] != 0, pair, one), _FAR)
 
 # %% ../../nbs/benchmarks/20_reference.ipynb #b2615e80
@@ -148,7 +150,10 @@ def _choose(known: Knowledge, view_size: int) -> tuple[Knowledge, jax.Array]:
     ruleset = RuleSet(goal=goal, rules=jnp.zeros((0, 7), jnp.uint8), init_tiles=jnp.zeros((1, 2), jnp.uint8))
     seen = SimpleNamespace(cells=jnp.where(known.cells == UNSEEN, FLOOR, known.cells), agent=known.agent)
     advice = consult(seen, task_plan(ruleset, jnp.full(1, 255, jnp.uint8)))
-    return known.replace(target=target), jnp.where(target < 0, jnp.where(until_seen < jnp.inf, looks, 1), advice.action)
+    helpless = (target >= 0) & ~jnp.isfinite(advice.steps)  # it lies against a wall, say: not in this trial
+    known = known.replace(target=jnp.where(helpless, -1, target), skip=known.skip.at[target].set(known.skip[target] | helpless))
+    look = (target < 0) | helpless
+    return known, jnp.where(look, jnp.where(until_seen < jnp.inf, looks, Actions.TURN_CLOCKWISE), advice.action)
 
 def _hidden(known: Knowledge) -> jax.Array:
     "Whether an object that some remaining candidate needs has not been found in this trial, or not at all."
