@@ -244,8 +244,9 @@ _PARTS = {"actor": "policy", "critic": "value", "belief": "belief", "core": "mem
 def gradient_norms(gradient) -> dict[str, jax.Array]:
     "The norm of a network's gradient before clipping, whole and by part: policy, value and belief are the heads, memory is the cores, encoder the rest."
     names = {part: [name for name in gradient if _PARTS.get(name, "encoder") == part] for part in (*dict.fromkeys(_PARTS.values()), "encoder")}
-    return {"grad_norm": optax.global_norm(gradient),
-            **{f"grad_norm_{part}": optax.global_norm([gradient[name] for name in own]) for part, own in names.items()}}
+    squares = {name: sum(jnp.sum(x**2) for x in jax.tree.leaves(gradient[name])) for name in gradient}
+    norm = lambda own: jnp.sqrt(sum(squares[name] for name in own))
+    return {"grad_norm": norm(squares), **{f"grad_norm_{part}": norm(own) for part, own in names.items()}}
 
 # %% ../../nbs/baselines/05_ppo.ipynb #b28fb12d
 def loss(network: ActorCritic, config: PPOConfig, memory, told, batch: Transition, advantage, target):

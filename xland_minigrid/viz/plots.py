@@ -43,7 +43,8 @@ def empty_figure(columns: int, width: float = 4.2, height: float = 3.1, rows: in
 def draw_curve(axis, i: int, x, y, low=None, high=None, label: str = ""):
     "Line number `i` of an axis, with a band between `low` and `high`."
     color, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
-    axis.plot(x, y, color=color, marker=marker if len(x) <= 40 else None, markersize=5, linewidth=2, label=label)
+    style = ("-", "--", ":")[i // len(PALETTE) % 3]
+    axis.plot(x, y, style, color=color, marker=marker if len(x) <= 40 else None, markersize=5, linewidth=2, label=label)
     if low is not None and high is not None:
         axis.fill_between(x, low, high, color=color, alpha=.18, linewidth=0)
 
