@@ -33,7 +33,7 @@ class PPOConfig:
     warmup: float = 0.0  # share of the training over which the learning rate rises to lr
     gamma: float = 0.97  # discount per step
     gae_lambda: float = 0.95  # bias against variance in the advantages
-    across_trials: bool = True  # RL²: rewards of later trials count for earlier ones; False for a single task, where each episode stands alone
+    across_trials: bool = True  # RL²: rewards of later trials count for earlier ones; False: each episode stands alone
     clip_eps: float = 0.2  # how far a probability ratio may move
     clip_value: bool = True  # clip the critic's moves as well
     normalise: bool = True  # give the advantages of a minibatch mean 0 and deviation 1
@@ -91,7 +91,7 @@ class Transition(PyTreeNode):
     done: jax.Array  # the trial ended, bool
     success: jax.Array  # it ended because the goal was reached, bool
     goal: jax.Array  # the hidden goal, uint8 (..., 5): for the belief's loss alone
-    cut_off_value: jax.Array | None = None  # the critic's value where a time limit ended the trial, else 0, float32; None across trials
+    cut_off_value: jax.Array | None = None  # where a time limit ended the trial, else 0, float32; or None
 
 def policy_step(network: ActorCritic, inputs: Inputs, memory, told=None):
     "The network's `Outputs` for a single step: `Inputs (B,)`; the time axis is added and taken away."
@@ -121,7 +121,10 @@ class TrialLog(PyTreeNode):
     totals: jax.Array
 
 def start_log(count: int, batch: int) -> TrialLog:
-    "An empty log for the first `count` trials (at least one) of `batch` tasks; trials 1, 2, 3, 5, 10, 20, 50, … and the last are logged one by one."
+    """An empty log for the first `count` trials (at least one) of `batch` tasks.
+
+    Trials 1, 2, 3, 5, 10, 20, 50, … and the last are logged one by one.
+    """
     count, steps = max(1, count), [n * 10**k for k in range(10) for n in (1, 2, 5)]
     at = tuple(sorted({n for n in (3, *steps) if n < count} | {count}))
     return TrialLog(at, jnp.zeros(batch, jnp.int32), jnp.zeros((len(at), batch), bool), jnp.zeros((3, batch)))
@@ -136,15 +139,15 @@ def log_trials(log: TrialLog, batch: Transition) -> TrialLog:
 
 # %% ../../nbs/baselines/05_ppo.ipynb #82ef00aa
 def cut_off_value(network: ActorCritic, step: Callable, rollout: RolloutState, action, after, memory) -> jax.Array:
-    """The critic's value of the states in which a time limit ended a trial (`last()` with discount 1), 0 elsewhere: float32 `(B,)`.
+    """The critic's value of the states in which a time limit ended a trial (`last()` with discount 1): float32 `(B,)`, 0 elsewhere.
 
-    `step(timestep, action, reset=False)` leaves out the auto-reset; `after (B,)` and `memory` follow `action (B,)` in `rollout`.
+    `step(timestep, action, reset=False)` leaves out the auto-reset; `after (B,)` and `memory` follow `action (B,)`.
     """
     cut = after.last() & (after.discount == 1)
 
     def value():
-        seen = next_inputs(rollout.inputs, action, step(rollout.timestep, action, reset=False)).replace(done=jnp.zeros_like(cut))
-        return jnp.where(cut, policy_step(network, seen, memory, rollout.told).value, 0.0)
+        seen = next_inputs(rollout.inputs, action, step(rollout.timestep, action, reset=False))
+        return jnp.where(cut, policy_step(network, seen.replace(done=jnp.zeros_like(cut)), memory, rollout.told).value, 0.0)
     return jax.lax.cond(cut.any(), value, lambda: jnp.zeros(cut.shape))
 
 def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_steps: int,
@@ -166,10 +169,12 @@ def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_ste
         action = draw_actions(draw, number, out.logits)
         after = step(now.timestep, action)
         seen = Transition(
-            inputs=now.inputs, action=action, log_prob=log_prob_of(out.logits, action), value=out.value, reward=after.reward,
-            done=after.last(), success=(after.discount == 0) & (after.reward > 0), goal=now.timestep.state.goal_encoding,
+            inputs=now.inputs, action=action, log_prob=log_prob_of(out.logits, action), value=out.value,
+            reward=after.reward, done=after.last(), success=(after.discount == 0) & (after.reward > 0),
+            goal=now.timestep.state.goal_encoding,
             cut_off_value=None if across_trials else cut_off_value(network, step, now, action, after, out.memory))
-        return now.replace(timestep=after, inputs=next_inputs(now.inputs, action, after), memory=out.memory, key=key), seen
+        inputs = next_inputs(now.inputs, action, after)
+        return now.replace(timestep=after, inputs=inputs, memory=out.memory, key=key), seen
 
     rollout, seen = jax.lax.scan(act, rollout.replace(trials=None), length=num_steps)
     return rollout.replace(trials=None if log is None else log_trials(log, seen)), seen
@@ -221,7 +226,10 @@ def entropy(logits):
 
 # %% ../../nbs/baselines/05_ppo.ipynb #5dcfb7ed
 def approx_kl(log_prob, old_log_prob):
-    "The KL divergence from the old to the new policy in nats, by Schulman's estimator k3 (http://joschu.net/blog/kl-approx.html); arguments `(T, B)`."
+    """The KL divergence from the old to the new policy in nats, by the estimator k3; arguments `(T, B)`.
+
+    Source: Schulman (2020), http://joschu.net/blog/kl-approx.html.
+    """
     log_ratio = log_prob - old_log_prob
     return (jnp.expm1(log_ratio) - log_ratio).mean()
 
@@ -230,7 +238,7 @@ def clip_fraction(log_prob, old_log_prob, clip_eps: float):
     return (jnp.abs(jnp.expm1(log_prob - old_log_prob)) > clip_eps).mean()
 
 def explained_variance(value, target, axis: str | None = None):
-    """The share of the variance of `target (T, B)` that the critic's `value (T, B)` explains, over all devices of an axis.
+    """The share of the variance of `target (T, B)` that the critic's `value (T, B)` explains, over all devices.
 
     1 is perfect, 0 as good as a constant; 0 also where the targets do not vary.
     """
@@ -242,8 +250,12 @@ def explained_variance(value, target, axis: str | None = None):
 _PARTS = {"actor": "policy", "critic": "value", "belief": "belief", "core": "memory", "goal_conditioned_core": "memory"}
 
 def gradient_norms(gradient) -> dict[str, jax.Array]:
-    "The norm of a network's gradient before clipping, whole and by part: policy, value and belief are the heads, memory is the cores, encoder the rest."
-    names = {part: [name for name in gradient if _PARTS.get(name, "encoder") == part] for part in (*dict.fromkeys(_PARTS.values()), "encoder")}
+    """The norm of a network's gradient before clipping, whole and by part.
+
+    Policy, value and belief are the heads, memory is the cores, encoder the rest.
+    """
+    parts = (*dict.fromkeys(_PARTS.values()), "encoder")
+    names = {part: [name for name in gradient if _PARTS.get(name, "encoder") == part] for part in parts}
     squares = {name: sum(jnp.sum(x**2) for x in jax.tree.leaves(gradient[name])) for name in gradient}
     norm = lambda own: jnp.sqrt(sum(squares[name] for name in own))
     return {"grad_norm": norm(squares), **{f"grad_norm_{part}": norm(own) for part, own in names.items()}}
@@ -329,7 +341,7 @@ def run_epochs(structure, config: PPOConfig, optimizer, learned, rollout: Rollou
 def update(structure, config: PPOConfig, optimizer, step: Callable, num_steps: int, learned, rollout: RolloutState, axis: str | None = None):
     """One round of PPO: collect `num_steps` with the present parameters, then improve them.
 
-    Returns `learned`, `rollout`, a dictionary of scalars on the learning (over all devices), and the `Record` of each agent.
+    Returns `learned`, `rollout`, a dictionary of scalars (over all devices), and the `Record` of each agent.
     """
     network, before = nnx.merge(structure, learned[0]), rollout
     rollout, batch = collect(network, step, rollout, num_steps, config.across_trials)
@@ -362,11 +374,13 @@ def task_metrics(log: TrialLog, kind, shown=None, axis: str | None = None) -> di
     """What became of the tasks in a log, each of which counts once.
 
     Args:
-        kind: of each task's goal, integers `(B,)` below 256. shown: the agents that are shown their goal, bool `(B,)` or None: they count only for `success_shown`.
+        kind: of each task's goal, integers `(B,)` below 256.
+        shown: the agents that are shown their goal, bool `(B,)` or None: they count only for `success_shown`.
     Returns:
-        Means over tasks, float32: `success`, `return` and `trial_steps` of a trial that counts; `unfinished`, the share of the tasks in which the last of these had not ended
-        (it counts as not solved); `trials`, how many have ended, the further ones included. By kind of goal, float32 `(256,)`: `tasks`, how many there are, and under
-        `solved`, by the trial's number, how many of them were solved in that trial.
+        Means over tasks, float32: `success`, `return` and `trial_steps` of a trial that counts; `unfinished`, the share of
+        the tasks in which the last of these had not ended (it counts as not solved). `trials`, how many have ended, the
+        further ones included. By kind of goal, float32 `(256,)`: `tasks`, how many there are, and under `solved`, by the
+        trial's number, how many of them were solved in that trial.
     """
     total = lambda x: x if axis is None else jax.lax.psum(x, axis)
     counts = jnp.ones(kind.shape) if shown is None else 1.0 - shown

@@ -50,9 +50,9 @@ class TrainConfig:
     env_id: str = "XLand-MiniGrid-R1-9x9"  # the world, see xland_minigrid.registered_environments()
     size: int | None = None  # another height and width than those of env_id
     view_size: int = 5  # cells that the agent sees, a square of this side
-    max_steps: int | None = 50  # steps until a trial is cut off; short ones make it pay to remember; None takes those of env_id
+    max_steps: int | None = 50  # steps until a trial is cut off; None takes those of env_id
     benchmark: str = "trivial-1m"  # the tasks: a registered name or the path of a file; "" for an environment that is a single task
-    held_out: float = HELD_OUT  # share of the tasks never trained on; with this default, a registered benchmark's named split
+    held_out: float = HELD_OUT  # share of the tasks never trained on; the default is the named split
     rooms: tuple[int, ...] = ()  # sizes of smaller worlds to begin in
     grow: float = 0.5  # share of the training after which all worlds have full size; until then ever fewer are rooms
     show_goal: float = 0.0  # share of the agents that are shown their goal, where network.goal_conditioned_core
@@ -111,8 +111,8 @@ def table_6(**changes) -> TrainConfig:
     ppo = PPOConfig(lr=1e-3, gamma=0.99, gae_lambda=0.95, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5, belief_coef=0.0, max_grad_norm=0.5,
                     num_minibatches=32, update_epochs=1)
     network = NetworkConfig(encoder_kind="conv", embedding=16, encoder_width=256, event=0, memory=1024, head=256, attention=False)
-    config = TrainConfig(env_id="XLand-MiniGrid-R4-13x13", max_steps=None, benchmark="high-1m", total_steps=10_000_000_000, num_envs=16_384,
-                         steps_per_task=12_800, steps_per_update=256, seed=42, ppo=ppo, network=network)
+    config = TrainConfig(env_id="XLand-MiniGrid-R4-13x13", max_steps=None, benchmark="high-1m", total_steps=10_000_000_000,
+                         num_envs=16_384, steps_per_task=12_800, steps_per_update=256, seed=42, ppo=ppo, network=network)
     return dataclasses.replace(config, **changes)
 
 def _accelerated(device: str, num_envs: int, memory: int, dtype: str = "bfloat16", **changes) -> TrainConfig:
@@ -133,8 +133,8 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "laptop": TrainConfig,
     "colab-t4": lambda: _accelerated("gpu", 4096, 256, "float16", total_steps=200_000_000),
     "colab-tpu": lambda: _accelerated("tpu", 8192, 512, total_steps=500_000_000),
-    "gpu": lambda: _accelerated("gpu", 16_384, 1024, env_id="XLand-MiniGrid-R4-13x13", max_steps=None, benchmark="high-3m", steps_per_task=2560,
-                                total_steps=1_000_000_000),
+    "gpu": lambda: _accelerated("gpu", 16_384, 1024, env_id="XLand-MiniGrid-R4-13x13", max_steps=None, benchmark="high-3m",
+                                steps_per_task=2560, total_steps=1_000_000_000),
     "paper": table_6,
     "box": lambda: finding_out(total_steps=15_000_000),
 }
@@ -188,7 +188,8 @@ def make_world(config: TrainConfig):
 def begin(env, params, rulesets, keys):
     """Begin a task per agent, from `rulesets (B,)` (None: the task of `params`) and random `keys (B,)`.
 
-    Returns the first time steps `(B,)`, and `step(timestep, action (B,), reset=True)` for these tasks; `reset=False` leaves out the auto-reset.
+    Returns the first time steps `(B,)`, and `step(timestep, action (B,), reset=True)` for these tasks; `reset=False`
+    leaves out the auto-reset.
     """
     batch = params if rulesets is None else params.replace(ruleset=rulesets)
     axes = None if rulesets is None else jax.tree.map(lambda _: 0, batch)
@@ -278,13 +279,16 @@ def growing_worlds(config: TrainConfig, params, round, keys):
 
 def worlds_of(config: TrainConfig, params, round, keys):
     "The parameters of the worlds in which agents with these `keys (B,)` play in a round; see `growing_worlds`."
-    return params.replace(layout=growing_worlds(config, params, round, jax.vmap(jax.random.fold_in, (0, None))(keys, 1))) if config.rooms else params
+    if not config.rooms:
+        return params
+    return params.replace(layout=growing_worlds(config, params, round, jax.vmap(jax.random.fold_in, (0, None))(keys, 1)))
 
 # %% ../../nbs/baselines/10_rl2.ipynb #b77077a4
 def make_round(config: TrainConfig, curriculum=None, mesh=None) -> Callable:
     """`one_round(state, benchmark)` gives the next `RunState` and metrics, compiled for the devices of a mesh (None: those of the configuration); it donates `state`.
 
-    Without a curriculum all tasks are equally likely. Metrics are averages over the round: scalars on the learning, and `ppo.task_metrics` of its tasks. `metrics_row` makes a row of them.
+    Without a curriculum all tasks are equally likely. Metrics are averages over the round: scalars on the learning, and
+    `ppo.task_metrics` of its tasks. `metrics_row` makes a row of them.
     """
     return _compiled(_round, _without_names(config), curriculum, mesh or mesh_of(config))
 
@@ -329,13 +333,15 @@ def _round(config: TrainConfig, curriculum, mesh) -> Callable:
         world = worlds_of(config, params, state.round, draws)
         rollout, step = enter(config, env, world, nnx.merge(structure, state.parameters), rulesets, number, begin_key)
         rollout = rollout.replace(trials=start_log(config.steps_per_task // params.max_steps, len(number)))
-        kind, shown = rollout.timestep.state.goal_encoding[:, 0], None if rollout.told is None else rollout.told.goal_shown
+        kind = rollout.timestep.state.goal_encoding[:, 0]
+        shown = None if rollout.told is None else rollout.told.goal_shown
 
         def improve_once(carry, _):
             learned, rollout, metrics, record = update(structure, config.ppo, optimizer, step, config.steps_per_update, *carry, axis)
             return (learned, rollout), (metrics, record)
 
-        (learned, rollout), (metrics, records) = jax.lax.scan(improve_once, ((state.parameters, state.optimizer), rollout), length=updates)
+        start = (state.parameters, state.optimizer), rollout
+        (learned, rollout), (metrics, records) = jax.lax.scan(improve_once, start, length=updates)
         metrics = jax.tree.map(jnp.mean, metrics) | task_metrics(rollout.trials, kind, shown, axis)
         if curriculum is not None:
             known = curriculum.record(known, *everyone(axis, (tasks, outcome_of(records, shown))))
@@ -345,7 +351,10 @@ def _round(config: TrainConfig, curriculum, mesh) -> Callable:
     return one_round
 
 def outcome_of(records: Record, shown=None) -> Outcome:
-    "The outcome for each agent, from the records `(U, B)` of a round's updates; unknown for the agents that are shown their goal, bool `(B,)`."
+    """The outcome for each agent, from the records `(U, B)` of a round's updates.
+
+    shown: the agents that are shown their goal, bool `(B,)` or None: their outcome is unknown.
+    """
     trials, solved, reward = (x.sum(0) for x in (records.trials, records.solved, records.reward))
     trials = trials if shown is None else jnp.where(shown, 0, trials)
     per_trial = lambda x: jnp.where(trials > 0, x / jnp.maximum(trials, 1), jnp.nan)
@@ -363,7 +372,8 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
         draws = jax.vmap(jax.random.fold_in, (None, 0))(draw, number)
         tasks, world = curriculum.propose(state.curriculum, draws), worlds_of(config, params, state.round, draws)
         network = nnx.merge(structure, state.parameters)
-        rollout, step = enter(dataclasses.replace(config, show_goal=0.0), env, world, network, jax.vmap(benchmark.get_ruleset)(tasks), number, begin_key)
+        alone, rulesets = dataclasses.replace(config, show_goal=0.0), jax.vmap(benchmark.get_ruleset)(tasks)
+        rollout, step = enter(alone, env, world, network, rulesets, number, begin_key)
 
         def some_steps(rollout, _):
             rollout, batch = collect(network, step, rollout, params.max_steps)
@@ -378,16 +388,20 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
 def metrics_row(metrics: dict) -> dict[str, float]:
     """The metrics of a round as numbers by name.
 
-    `success_trial/3` is the success in trial 3 of all tasks, `success_first` and `success_last` that in the first and last trial that each task has time for,
-    also by kind of goal (`success_last/AgentHoldGoal`) where there are several; kinds without tasks are left out.
+    `success_trial/3` is the success in trial 3 of all tasks, `success_first` and `success_last` that in the first and last
+    trial that each task has time for, also by kind of goal (`success_last/AgentHoldGoal`) where there are several; kinds
+    without tasks are left out.
     """
     tasks, solved = np.asarray(metrics["tasks"]), {number: np.asarray(x) for number, x in metrics["solved"].items()}
-    row = {name: float(x) for name, x in metrics.items() if name not in ("tasks", "solved")} | {"tasks": float(tasks.sum())}
+    row = {name: float(x) for name, x in metrics.items() if name not in ("tasks", "solved")}
     share = lambda x: float(x.sum() / max(tasks.sum(), 1))
     ends = {"success_first": solved[min(solved)], "success_last": solved[max(solved)]}
-    row |= {name: share(x) for name, x in ends.items()} | {f"success_trial/{number}": share(x) for number, x in solved.items()}
-    kinds = {kind: getattr(goal_kinds.classes.get(kind), "__name__", f"kind {kind}") for kind in np.flatnonzero(tasks).tolist()}
-    return row | {f"{name}/{kinds[k]}": float(x[k] / tasks[k]) for name, x in ends.items() for k in kinds if len(kinds) > 1}
+    row |= {"tasks": float(tasks.sum())} | {name: share(x) for name, x in ends.items()}
+    row |= {f"success_trial/{number}": share(x) for number, x in solved.items()}
+    kinds = np.flatnonzero(tasks).tolist()
+    name_of = lambda kind: getattr(goal_kinds.classes.get(kind), "__name__", f"kind {kind}")
+    by_kind = {f"{name}/{name_of(kind)}": float(x[kind] / tasks[kind]) for name, x in ends.items() for kind in kinds}
+    return row | by_kind if len(kinds) > 1 else row
 
 # %% ../../nbs/baselines/10_rl2.ipynb #39aeb9eb
 class EndTraining(KeyboardInterrupt):
@@ -421,8 +435,8 @@ def warn_if_short(config: TrainConfig) -> None:
     "Warn where a task may end before its fifth trial does: such a training cannot show that the agent adapts."
     max_steps = make_world(config)[1].max_steps
     if config.benchmark and config.ppo.across_trials and config.steps_per_task < 5 * max_steps:
-        warnings.warn(f"A trial takes up to {max_steps} steps and a task {config.steps_per_task}, too few to show adaptation: "
-                      f"raise steps_per_task to at least {5 * max_steps}, or lower max_steps.", stacklevel=3)
+        warnings.warn(f"A trial takes up to {max_steps} steps and a task {config.steps_per_task}, "
+                      f"too few to show adaptation: raise steps_per_task to at least {5 * max_steps}, or lower max_steps.", stacklevel=3)
 
 @dataclass(frozen=True)
 class Training:
@@ -524,7 +538,7 @@ def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round)
 
 # %% ../../nbs/baselines/10_rl2.ipynb #8ef0f430
 def _shown(row: dict) -> dict[str, str]:
-    "What the progress bar shows of a row: the return, success in the first and last trial, and the kind of goal that is solved least in the last trial."
+    "What the progress bar shows of a row: return, success in the first and last trial, and the kind of goal solved least."
     shown = {"return": f"{row['return']:.2f}", "success": f"{row['success_first']:.2f} → {row['success_last']:.2f}"}
     kinds = {name.partition("/")[2]: x for name, x in row.items() if name.startswith("success_last/")}
     worst = min(kinds, key=kinds.get, default=None)

@@ -207,10 +207,10 @@ NAMED_SPLITS = {  # benchmark: SHA-256 of its held-out goal_ids, in increasing o
 }
 
 def named_split(name: str, goal_ids) -> Split:
-    """The split of a registered benchmark that every table uses: by random, share 0.9, seed 0, in groups of one `goal_id`.
+    """The split of a registered benchmark that every table uses: random, share 0.9, seed 0, in groups of one `goal_id`.
 
-    goal_ids: those of its tasks, uint64 `(n,)`. Raises `ValueError` for a benchmark without a named split, and for one whose held-out
-    goals are not the committed ones.
+    goal_ids: those of its tasks, uint64 `(n,)`. Raises `ValueError` for a benchmark without a named split, and for one whose
+    held-out goals are not the committed ones.
     """
     if name not in NAMED_SPLITS:
         raise ValueError(f"There is no named split of {name!r}; there are those of {', '.join(NAMED_SPLITS)}.")
@@ -218,8 +218,8 @@ def named_split(name: str, goal_ids) -> Split:
     split = _by_share("random", None, goal_ids, 1 - HELD_OUT)
     found = hashlib.sha256(np.unique(goal_ids[split.test]).astype("<u8").tobytes()).hexdigest()
     if found != NAMED_SPLITS[name]:
-        raise ValueError(f"The goals held out of these tasks are not those of {name} (SHA-256 {found[:8]}…, not {NAMED_SPLITS[name][:8]}…): "
-                         "generate the benchmark again with this version of the package.")
+        raise ValueError(f"The goals held out of these tasks are not those of {name} (SHA-256 {found[:8]}…, not "
+                         f"{NAMED_SPLITS[name][:8]}…): generate the benchmark again with this version of the package.")
     return split._replace(description=f"named {name}, {split.description}")
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #37dcced1

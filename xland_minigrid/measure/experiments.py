@@ -138,7 +138,8 @@ def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protoc
 TRAINED, NEW_TASKS, NEW_KINDS = "goals trained on", "new tasks, same kinds", "goals held out"
 
 def generalization_sides(trained: Benchmark, unseen: Benchmark, train_kinds: Sequence[int] = (1, 3, 4)) -> Sides:
-    """The tasks in `trained` of some kinds of goals, to train on; to test on, those, and of the tasks in `unseen` those of the same kinds and those of all other kinds.
+    """The tasks in `trained` of some kinds of goals, to train on; to test on, those, and of the tasks in `unseen` those of
+    the same kinds and those of all other kinds.
 
     `rl2.load_tasks` gives both benchmarks. Raises `ValueError` when a side is empty.
     """
@@ -167,14 +168,16 @@ def run_generalization(config: TrainConfig, seeds=3, out="runs/generalization", 
     """The paper's Figure 8: train on some kinds of goals, test on the rest, over several seeds.
 
     Args:
-        config: how to train; its `seed` and `out` are replaced, and tests are among the tasks that it holds out (see `rl2.load_tasks`). seeds: how many, or their numbers.
+        config: how to train; its `seed` and `out` are replaced, and the tests are among the tasks that it
+            holds out (see `rl2.load_tasks`). seeds: how many, or their numbers.
         out: the folder for runs, tables and figures; an interrupted experiment there is taken up again.
         options: `curve_tasks` and `every_steps`, see `finish`. about: further entries of the record.
     Returns the runs, the files written, and for each set of tasks what `over_seeds` says.
     """
     if not config.benchmark:
         raise ValueError("This experiment needs many tasks: name a benchmark.")
-    sides = generalization_sides(*rl2.load_tasks(dataclasses.replace(config, held_out=config.held_out or HELD_OUT)), train_kinds)
+    held_out = dataclasses.replace(config, held_out=config.held_out or HELD_OUT)
+    sides = generalization_sides(*rl2.load_tasks(held_out), train_kinds)
     runs = run_all({"agent": config}, seeds, out, sides, protocol, kind="generalization", progress=progress, **options)["agent"]
     benchmark, sizes = Path(config.benchmark).stem, {f"tasks, {name}": f"{len(side):,}" for name, side in sides.tests.items()}
     facts = {"kinds of goals trained on": ", ".join(map(str, train_kinds)), **sizes, **_facts(config, runs), **(about or {})}

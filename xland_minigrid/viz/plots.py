@@ -99,11 +99,12 @@ def dress_axis(axis, x: str, y: str, share: bool = False):
 def _is_number(value) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
-def training_curve(rows: Sequence[Mapping], what: Sequence[str | tuple[str, ...]] | None = None, *, x: str = "steps", title: str = "Training"):
+def training_curve(rows: Sequence[Mapping], what: Sequence[str | tuple[str, ...]] | None = None, *, x: str = "steps",
+                   title: str = "Training"):
     """Draw metrics over training, one panel each; returns a matplotlib `Figure`.
 
-    rows: dictionaries, as in a file of JSON lines. what: metrics, or tuples of metrics that share a panel; None draws the first four numbers.
-    x: key of the horizontal axis. Raises `ValueError` without rows, or for a metric that no row has.
+    rows: dictionaries, as in a file of JSON lines. what: metrics, or tuples of metrics that share a panel; None draws the
+    first four numbers. x: key of the horizontal axis. Raises `ValueError` without rows, or for a metric that no row has.
     """
     numbers = list(dict.fromkeys(k for row in rows for k, v in row.items() if k != x and _is_number(v)))
     panels = [(keys,) if isinstance(keys, str) else tuple(keys) for keys in what or numbers[:4]]
@@ -118,7 +119,8 @@ def training_curve(rows: Sequence[Mapping], what: Sequence[str | tuple[str, ...]
             points = [(row.get(x, at), row[key]) for at, row in enumerate(rows) if _is_number(row.get(key))]
             draw_curve(axis, i, *np.array(points, float).T, label=name)
         first += 1 if len(keys) == 1 else 0
-        dress_axis(axis, x if any(x in row for row in rows) else "row", stem, share=len(keys) > 1 and stem.startswith("success"))
+        share = len(keys) > 1 and stem.startswith("success")
+        dress_axis(axis, x if any(x in row for row in rows) else "row", stem, share=share)
         if len(keys) > 4:
             axis.legend(frameon=False, fontsize="xx-small", ncols=2)
         _short_numbers(axis)

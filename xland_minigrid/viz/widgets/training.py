@@ -60,7 +60,10 @@ def legend(axes, **where):
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #b695e190
 class Panel(NamedTuple):
-    "One figure: `lines` maps keys of the rows to labels, a key that ends in `/` all keys that begin so; a `share` is drawn from 0 to 100 %."
+    """One figure: `lines` maps keys of the rows to labels, a key that ends in `/` stands for all keys that begin so.
+
+    A `share` is drawn from 0 to 100 %.
+    """
     title: str
     lines: Mapping[str, str]
     share: bool = False
@@ -72,7 +75,7 @@ def points_of(rows: Sequence[Mapping], key: str) -> np.ndarray:
     return np.array(found, float).reshape(-1, 2)
 
 def lines_of(panel: Panel, rows: Sequence[Mapping]) -> dict[str, str]:
-    "The lines of a panel, key to label, that have data in these rows; those that a key ending in `/` stands for are in alphabetical order."
+    "The lines of a panel, key to label, that have data in these rows; those of a key that ends in `/` in alphabetical order."
     found = {}
     for key, words in panel.lines.items():
         here = sorted({k for r in rows for k in r if k.startswith(key)}) if key.endswith("/") else [key]
@@ -108,9 +111,10 @@ def draw_panel(panel: Panel, rows: Sequence[Mapping], total: int):
     lines = lines_of(panel, rows)
     for i, (key, words) in enumerate(lines.items()):
         x, y = points_of(rows, key).T
-        look, many = dict(color=COLORS[i % len(COLORS)], linestyle=("-", "--", ":", "-.")[i // len(COLORS) % 4]), len(x) > 60
-        axes.plot(x, y, **look, linewidth=.8 if many else 1.8, alpha=.3 if many else 1, marker="o" if len(x) < 12 else None, markersize=3.5,
-                  label=None if many or not words else words)
+        look = dict(color=COLORS[i % len(COLORS)], linestyle=("-", "--", ":", "-.")[i // len(COLORS) % 4])
+        many = len(x) > 60
+        axes.plot(x, y, **look, linewidth=.8 if many else 1.8, alpha=.3 if many else 1, marker="o" if len(x) < 12 else None,
+                  markersize=3.5, label=None if many or not words else words)
         if many:
             axes.plot(x, smoothed(y, len(x) // 30), **look, linewidth=1.8, label=words or None)
     if not rows:
@@ -357,7 +361,8 @@ def _facts(board) -> list[str]:
 
 def _lines(board, rows) -> list[tuple[str, str, bool]]:
     "Key, name as HTML, and `share` of each line that the rows have numbers for."
-    return [(key, escape(f"{panel.title.lower()} {words}".strip()), panel.share) for panel in board.panels for key, words in lines_of(panel, rows).items()]
+    return [(key, escape(f"{panel.title.lower()} {words}".strip()), panel.share)
+            for panel in board.panels for key, words in lines_of(panel, rows).items()]
 
 def _table(board, most: int = 8) -> str:
     "At most `most` rows, evenly spaced, as HTML."
