@@ -30,8 +30,9 @@ def test_it_is_tested_on_the_named_split():
     config = load_agent(NAME).config
     tasks, (trained, unseen) = load_benchmark(config.benchmark), load_tasks(config)
     split = named_split(config.benchmark, tasks.goal_ids())
-    assert digest(unseen) == digest(tasks.take(split.test)) and digest(trained) == digest(tasks.take(split.train)) and len(split.left_out) == 0
-    assert agents.read_card(NAME)["evaluation"]["agent"]["tasks"] >= 1024 and set(unseen.goal_ids()).isdisjoint(trained.goal_ids())
+    assert digest(unseen) == digest(tasks.take(split.test)) and digest(trained) == digest(tasks.take(split.train))
+    assert len(split.left_out) == 0 and set(unseen.goal_ids()).isdisjoint(trained.goal_ids())
+    assert agents.read_card(NAME)["evaluation"]["agent"]["tasks"] >= 1024
 
 
 def test_a_damaged_box_is_not_opened(tmp_path):

@@ -27,8 +27,8 @@ from xland_minigrid.baselines.rl2 import TrainConfig, make_world, train
 
 SMALL = NetworkConfig(embedding=4, encoder_width=32, event=8, memory=16, head=32)
 # Every training in this file runs the one program of this configuration on benchmarks of one shape: 300 tasks of four objects.
-TINY = TrainConfig(size=5, max_steps=12, total_steps=20_000, num_envs=32, steps_per_task=60, steps_per_update=20, devices=1, loggers=("jsonl",),
-                   ppo=PPOConfig(num_minibatches=4, schedule="constant", lr=3e-3), network=SMALL)
+TINY = TrainConfig(size=5, max_steps=12, total_steps=20_000, num_envs=32, steps_per_task=60, steps_per_update=20, devices=1,
+                   loggers=("jsonl",), ppo=PPOConfig(num_minibatches=4, schedule="constant", lr=3e-3), network=SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +211,7 @@ def test_every_agent_is_in_every_epoch_once():
 
 @pytest.mark.slow
 def test_it_learns_to_fetch_the_one_object(tasks):
-    "The same object is wanted in every task: an agent that learns at all solves most trials of every task after a short training."
+    "The same object is wanted in every task: an agent that learns at all soon solves most trials of every task."
     one = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), tasks)
     (state, one), one_round, metrics = rl2.replicate((rl2.start_run(TINY), one), rl2.mesh_of(TINY)), rl2.make_round(TINY), []
     for _ in range(60):
