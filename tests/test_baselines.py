@@ -27,8 +27,9 @@ from xland_minigrid.baselines.rl2 import TrainConfig, make_world, train
 
 SMALL = NetworkConfig(embedding=4, encoder_width=32, event=8, memory=16, head=32)
 # Every training in this file runs the one program of this configuration on benchmarks of one shape: 300 tasks of four objects.
-TINY = TrainConfig(size=5, max_steps=12, total_steps=20_000, num_envs=32, steps_per_task=60, steps_per_update=20, devices=1,
-                   loggers=("jsonl",), ppo=PPOConfig(num_minibatches=4, schedule="constant", lr=3e-3), network=SMALL)
+TINY = TrainConfig(size=5, max_steps=12, total_steps=20_000, num_envs=32, steps_per_task=60, steps_per_update=20,
+                   devices=1, loggers=("jsonl",), network=SMALL,
+                   ppo=PPOConfig(num_minibatches=4, schedule="constant", lr=3e-3))
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,8 @@ from xland_minigrid.envs.wrappers import GymAutoResetWrapper
 from xland_minigrid.measure import experiments
 from xland_minigrid.viz.plots import generalization_curves, group_bars, learning_curves
 
-TINY = TrainConfig(size=5, max_steps=12, total_steps=2 * 960, num_envs=16, steps_per_task=60, steps_per_update=60, devices=1,
-                   loggers=("jsonl",), ppo=PPOConfig(num_minibatches=4),
+TINY = TrainConfig(size=5, max_steps=12, total_steps=2 * 960, num_envs=16, steps_per_task=60, steps_per_update=60,
+                   devices=1, loggers=("jsonl",), ppo=PPOConfig(num_minibatches=4),
                    network=NetworkConfig(embedding=4, encoder_width=16, event=4, memory=16, head=16))
 
 
@@ -426,8 +426,8 @@ def test_generalization_from_a_command_and_again(tmp_path, monkeypatch, capsys):
     parser = argparse.ArgumentParser()
     experiments.experiment_parser(parser.add_subparsers())
     words = (f"experiment generalization --benchmark {tmp_path}/mine.safetensors --total-steps 1920 --tasks 16 --trials 2 --curve-tasks 16 --quiet --out {tmp_path}/out --size 5 --max-steps 12 --num-envs 16 "
-             "--steps-per-task 60 --steps-per-update 60 --ppo.num-minibatches 4 --network.embedding 4 --network.encoder-width 16 "
-             "--network.event 4 --network.memory 16 --network.head 16 --devices 1").split()
+             "--steps-per-task 60 --steps-per-update 60 --ppo.num-minibatches 4 --network.embedding 4 "
+             "--network.encoder-width 16 --network.event 4 --network.memory 16 --network.head 16 --devices 1").split()
     do = lambda *more: experiments.run_experiment(parser.parse_args([*words, *more]))
     do("--seeds", "1")
     out = tmp_path / "out"

@@ -31,7 +31,7 @@ def tasks():
 
 
 def played(config, tasks):
-    "`Transition (steps_per_task, B)` of the first round of `make_round`, with a policy that does not change; and who is shown its goal."
+    "The `Transition (steps_per_task, B)` of a first round whose policy does not change, and who is shown the goal."
     env, params = make_world(config)
     agent = rl2.new_agent(config)
 
@@ -52,7 +52,7 @@ def played(config, tasks):
 
 
 def counted(batch, count: int):
-    "Success (B, count) in the first trials of each task; their reward and steps (B,), and trials ended (B,), step by step."
+    "Success (B, count) in the first trials of each task; their reward and steps (B,), and trials ended (B,)."
     steps, agents = batch.done.shape
     success, ended = np.zeros((agents, count)), np.zeros(agents, int)
     reward, length = np.zeros(agents), np.zeros(agents)
@@ -119,8 +119,9 @@ def test_figures_of_an_update():
         done=inputs.done, success=inputs.done, goal=random.integers(0, 15, (t, b, 5)).astype(np.uint8))
     batch, advantage, optimizer = jax.tree.map(jnp.asarray, batch), jnp.asarray(noise()), optax.sgd(1.0)
     rollout = ppo.RolloutState(None, inputs, agent.network().start(b), jax.random.key(0))
-    (after, _), found = jax.jit(lambda p: ppo.run_epochs(
-        agent.structure, config, optimizer, (p, optimizer.init(p)), rollout, batch, advantage, jax.random.key(1)))(agent.parameters)
+    given = rollout, batch, advantage, jax.random.key(1)
+    learn = jax.jit(lambda p: ppo.run_epochs(agent.structure, config, optimizer, (p, optimizer.init(p)), *given))
+    (after, _), found = learn(agent.parameters)
     logits = np.asarray(agent.network()(inputs, rollout.memory).logits, np.float64)
     logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
     log_prob = np.take_along_axis(logits, np.asarray(batch.action)[..., None], -1)[..., 0]
@@ -149,7 +150,7 @@ def test_explained_variance():
 
 @pytest.fixture(scope="module", params=[False, True], ids=["separate episodes", "across trials"])
 def one_update(request):
-    "An update in a room where most episodes run out of time: its config, its record, and its steps played again one by one."
+    "An update in a room where most episodes run out of time: its config, its record, and its steps once more."
     config = rl2.preset("laptop", "MiniGrid-EmptyRandom-5x5", num_envs=32, steps_per_task=30, steps_per_update=30,
                         total_steps=32 * 30, devices=1, max_steps=7, view_size=5)
     settings = dataclasses.replace(config.ppo, across_trials=request.param, num_minibatches=1)
@@ -173,7 +174,7 @@ def one_update(request):
 def test_a_time_limit_is_not_an_end(one_update):
     """The advantages of an update are those of a plain loop.
 
-    After a time limit the critic's value of the last observation stands for what was cut off, unless rewards flow across trials.
+    After a time limit the critic's value of the last observation stands for what was cut off, unless rewards flow on.
     """
     config, agent, record, batch, again, memories, last_value = one_update
     cut = np.asarray(again.last() & (again.discount == 1))
@@ -208,8 +209,10 @@ def test_settings_that_cannot_show_adaptation_warn():
             config = rl2.preset(name)
             rl2.warn_if_short(config)
             assert config.steps_per_task // make_world(config)[1].max_steps >= 5
-        for config in (demo.demo_plan().config, demo.demo_plan(fast=True).config, config_for(CPU), config_for(GPU), config_for(CPU, True),
-                       rl2.preset("laptop", "MiniGrid-DoorKey-5x5"), dataclasses.replace(FIXED, steps_per_task=60, total_steps=60 * 256)):
+        long = dataclasses.replace(FIXED, steps_per_task=60, total_steps=60 * 256)
+        single = rl2.preset("laptop", "MiniGrid-DoorKey-5x5")
+        for config in (demo.demo_plan().config, demo.demo_plan(fast=True).config, single, long,
+                       config_for(CPU), config_for(GPU), config_for(CPU, True)):
             rl2.warn_if_short(config)
     says = r"up to 12 steps and a task 40, .*: raise steps_per_task to at least 60, or lower max_steps\.$"
     with pytest.warns(UserWarning, match=says):

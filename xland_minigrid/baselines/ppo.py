@@ -139,7 +139,7 @@ def log_trials(log: TrialLog, batch: Transition) -> TrialLog:
 
 # %% ../../nbs/baselines/05_ppo.ipynb #82ef00aa
 def cut_off_value(network: ActorCritic, step: Callable, rollout: RolloutState, action, after, memory) -> jax.Array:
-    """The critic's value of the states in which a time limit ended a trial (`last()` with discount 1): float32 `(B,)`, 0 elsewhere.
+    """The critic's value of the state in which a time limit ended a trial (`last()`, discount 1), else 0: float32 `(B,)`.
 
     `step(timestep, action, reset=False)` leaves out the auto-reset; `after (B,)` and `memory` follow `action (B,)`.
     """
@@ -147,7 +147,8 @@ def cut_off_value(network: ActorCritic, step: Callable, rollout: RolloutState, a
 
     def value():
         seen = next_inputs(rollout.inputs, action, step(rollout.timestep, action, reset=False))
-        return jnp.where(cut, policy_step(network, seen.replace(done=jnp.zeros_like(cut)), memory, rollout.told).value, 0.0)
+        seen = seen.replace(done=jnp.zeros_like(cut))
+        return jnp.where(cut, policy_step(network, seen, memory, rollout.told).value, 0.0)
     return jax.lax.cond(cut.any(), value, lambda: jnp.zeros(cut.shape))
 
 def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_steps: int,
@@ -377,10 +378,10 @@ def task_metrics(log: TrialLog, kind, shown=None, axis: str | None = None) -> di
         kind: of each task's goal, integers `(B,)` below 256.
         shown: the agents that are shown their goal, bool `(B,)` or None: they count only for `success_shown`.
     Returns:
-        Means over tasks, float32: `success`, `return` and `trial_steps` of a trial that counts; `unfinished`, the share of
-        the tasks in which the last of these had not ended (it counts as not solved). `trials`, how many have ended, the
-        further ones included. By kind of goal, float32 `(256,)`: `tasks`, how many there are, and under `solved`, by the
-        trial's number, how many of them were solved in that trial.
+        Means over tasks, float32: `success`, `return` and `trial_steps` of a trial that counts; `unfinished`, the share
+        of the tasks in which the last of these had not ended (it counts as not solved). `trials`, how many have ended,
+        the further ones included. By kind of goal, float32 `(256,)`: `tasks`, how many there are, and under `solved`,
+        by the trial's number, how many of them were solved in that trial.
     """
     total = lambda x: x if axis is None else jax.lax.psum(x, axis)
     counts = jnp.ones(kind.shape) if shown is None else 1.0 - shown

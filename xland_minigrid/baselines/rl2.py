@@ -111,8 +111,9 @@ def table_6(**changes) -> TrainConfig:
     ppo = PPOConfig(lr=1e-3, gamma=0.99, gae_lambda=0.95, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5, belief_coef=0.0, max_grad_norm=0.5,
                     num_minibatches=32, update_epochs=1)
     network = NetworkConfig(encoder_kind="conv", embedding=16, encoder_width=256, event=0, memory=1024, head=256, attention=False)
-    config = TrainConfig(env_id="XLand-MiniGrid-R4-13x13", max_steps=None, benchmark="high-1m", total_steps=10_000_000_000,
-                         num_envs=16_384, steps_per_task=12_800, steps_per_update=256, seed=42, ppo=ppo, network=network)
+    config = TrainConfig(env_id="XLand-MiniGrid-R4-13x13", max_steps=None, benchmark="high-1m", seed=42,
+                         total_steps=10_000_000_000, num_envs=16_384, steps_per_task=12_800, steps_per_update=256,
+                         ppo=ppo, network=network)
     return dataclasses.replace(config, **changes)
 
 def _accelerated(device: str, num_envs: int, memory: int, dtype: str = "bfloat16", **changes) -> TrainConfig:
@@ -133,8 +134,8 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "laptop": TrainConfig,
     "colab-t4": lambda: _accelerated("gpu", 4096, 256, "float16", total_steps=200_000_000),
     "colab-tpu": lambda: _accelerated("tpu", 8192, 512, total_steps=500_000_000),
-    "gpu": lambda: _accelerated("gpu", 16_384, 1024, env_id="XLand-MiniGrid-R4-13x13", max_steps=None, benchmark="high-3m",
-                                steps_per_task=2560, total_steps=1_000_000_000),
+    "gpu": lambda: _accelerated("gpu", 16_384, 1024, env_id="XLand-MiniGrid-R4-13x13", max_steps=None,
+                                benchmark="high-3m", steps_per_task=2560, total_steps=1_000_000_000),
     "paper": table_6,
     "box": lambda: finding_out(total_steps=15_000_000),
 }
@@ -281,7 +282,8 @@ def worlds_of(config: TrainConfig, params, round, keys):
     "The parameters of the worlds in which agents with these `keys (B,)` play in a round; see `growing_worlds`."
     if not config.rooms:
         return params
-    return params.replace(layout=growing_worlds(config, params, round, jax.vmap(jax.random.fold_in, (0, None))(keys, 1)))
+    keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
+    return params.replace(layout=growing_worlds(config, params, round, keys))
 
 # %% ../../nbs/baselines/10_rl2.ipynb #b77077a4
 def make_round(config: TrainConfig, curriculum=None, mesh=None) -> Callable:
@@ -388,9 +390,9 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
 def metrics_row(metrics: dict) -> dict[str, float]:
     """The metrics of a round as numbers by name.
 
-    `success_trial/3` is the success in trial 3 of all tasks, `success_first` and `success_last` that in the first and last
-    trial that each task has time for, also by kind of goal (`success_last/AgentHoldGoal`) where there are several; kinds
-    without tasks are left out.
+    `success_trial/3` is the success in trial 3 of all tasks, `success_first` and `success_last` that in the first and
+    last trial that each task has time for, also by kind of goal (`success_last/AgentHoldGoal`) where there are several;
+    kinds without tasks are left out.
     """
     tasks, solved = np.asarray(metrics["tasks"]), {number: np.asarray(x) for number, x in metrics["solved"].items()}
     row = {name: float(x) for name, x in metrics.items() if name not in ("tasks", "solved")}
@@ -436,7 +438,8 @@ def warn_if_short(config: TrainConfig) -> None:
     max_steps = make_world(config)[1].max_steps
     if config.benchmark and config.ppo.across_trials and config.steps_per_task < 5 * max_steps:
         warnings.warn(f"A trial takes up to {max_steps} steps and a task {config.steps_per_task}, "
-                      f"too few to show adaptation: raise steps_per_task to at least {5 * max_steps}, or lower max_steps.", stacklevel=3)
+                      f"too few to show adaptation: raise steps_per_task to at least {5 * max_steps}, "
+                      "or lower max_steps.", stacklevel=3)
 
 @dataclass(frozen=True)
 class Training:
@@ -538,7 +541,7 @@ def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round)
 
 # %% ../../nbs/baselines/10_rl2.ipynb #8ef0f430
 def _shown(row: dict) -> dict[str, str]:
-    "What the progress bar shows of a row: return, success in the first and last trial, and the kind of goal solved least."
+    "What the progress bar shows of a row: return, success in the first and last trial, the kind of goal solved least."
     shown = {"return": f"{row['return']:.2f}", "success": f"{row['success_first']:.2f} → {row['success_last']:.2f}"}
     kinds = {name.partition("/")[2]: x for name, x in row.items() if name.startswith("success_last/")}
     worst = min(kinds, key=kinds.get, default=None)

@@ -209,8 +209,8 @@ NAMED_SPLITS = {  # benchmark: SHA-256 of its held-out goal_ids, in increasing o
 def named_split(name: str, goal_ids) -> Split:
     """The split of a registered benchmark that every table uses: random, share 0.9, seed 0, in groups of one `goal_id`.
 
-    goal_ids: those of its tasks, uint64 `(n,)`. Raises `ValueError` for a benchmark without a named split, and for one whose
-    held-out goals are not the committed ones.
+    goal_ids: those of its tasks, uint64 `(n,)`. Raises `ValueError` for a benchmark without a named split, and for one
+    whose held-out goals are not the committed ones.
     """
     if name not in NAMED_SPLITS:
         raise ValueError(f"There is no named split of {name!r}; there are those of {', '.join(NAMED_SPLITS)}.")

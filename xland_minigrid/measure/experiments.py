@@ -138,8 +138,8 @@ def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protoc
 TRAINED, NEW_TASKS, NEW_KINDS = "goals trained on", "new tasks, same kinds", "goals held out"
 
 def generalization_sides(trained: Benchmark, unseen: Benchmark, train_kinds: Sequence[int] = (1, 3, 4)) -> Sides:
-    """The tasks in `trained` of some kinds of goals, to train on; to test on, those, and of the tasks in `unseen` those of
-    the same kinds and those of all other kinds.
+    """The tasks in `trained` of some kinds of goals, to train on; to test on, those, and of the tasks in `unseen`
+    those of the same kinds and those of all other kinds.
 
     `rl2.load_tasks` gives both benchmarks. Raises `ValueError` when a side is empty.
     """

@@ -103,8 +103,9 @@ def training_curve(rows: Sequence[Mapping], what: Sequence[str | tuple[str, ...]
                    title: str = "Training"):
     """Draw metrics over training, one panel each; returns a matplotlib `Figure`.
 
-    rows: dictionaries, as in a file of JSON lines. what: metrics, or tuples of metrics that share a panel; None draws the
-    first four numbers. x: key of the horizontal axis. Raises `ValueError` without rows, or for a metric that no row has.
+    rows: dictionaries, as in a file of JSON lines. what: metrics, or tuples of metrics that share a panel; None draws
+    the first four numbers. x: key of the horizontal axis. Raises `ValueError` without rows, or for a metric that no row
+    has.
     """
     numbers = list(dict.fromkeys(k for row in rows for k, v in row.items() if k != x and _is_number(v)))
     panels = [(keys,) if isinstance(keys, str) else tuple(keys) for keys in what or numbers[:4]]

@@ -75,7 +75,7 @@ def points_of(rows: Sequence[Mapping], key: str) -> np.ndarray:
     return np.array(found, float).reshape(-1, 2)
 
 def lines_of(panel: Panel, rows: Sequence[Mapping]) -> dict[str, str]:
-    "The lines of a panel, key to label, that have data in these rows; those of a key that ends in `/` in alphabetical order."
+    "The lines of a panel that have data in these rows, key to label; what a key ending in `/` stands for is sorted."
     found = {}
     for key, words in panel.lines.items():
         here = sorted({k for r in rows for k in r if k.startswith(key)}) if key.endswith("/") else [key]
@@ -113,8 +113,8 @@ def draw_panel(panel: Panel, rows: Sequence[Mapping], total: int):
         x, y = points_of(rows, key).T
         look = dict(color=COLORS[i % len(COLORS)], linestyle=("-", "--", ":", "-.")[i // len(COLORS) % 4])
         many = len(x) > 60
-        axes.plot(x, y, **look, linewidth=.8 if many else 1.8, alpha=.3 if many else 1, marker="o" if len(x) < 12 else None,
-                  markersize=3.5, label=None if many or not words else words)
+        axes.plot(x, y, **look, linewidth=.8 if many else 1.8, alpha=.3 if many else 1, markersize=3.5,
+                  marker="o" if len(x) < 12 else None, label=None if many or not words else words)
         if many:
             axes.plot(x, smoothed(y, len(x) // 30), **look, linewidth=1.8, label=words or None)
     if not rows:
