@@ -6,6 +6,9 @@ import pytest
 from xland_minigrid.baselines import agents, load_agent
 from xland_minigrid.baselines.checkpoint import CheckpointError
 from xland_minigrid.baselines.report import Protocol
+from xland_minigrid.baselines.rl2 import load_tasks
+from xland_minigrid.benchmarks import digest, load_benchmark
+from xland_minigrid.benchmarks.splits import named_split
 
 NAME = "r1-9x9-trivial"
 
@@ -20,6 +23,16 @@ def test_it_comes_out_of_the_box():
     curve = card["evaluation"]["agent"]["per_trial"]
     assert len(curve["success"]) == 25 and curve["success_lo"][-1] > curve["success_hi"][0] + 0.1, "it adapts, intervals apart"
     assert max(card["evaluation"]["random"]["per_trial"]["success"]) < curve["success_lo"][0]
+
+
+def test_it_is_tested_on_the_named_split():
+    "The goals on its card, those that its training held out, are those that every table holds out."
+    config = load_agent(NAME).config
+    tasks, (trained, unseen) = load_benchmark(config.benchmark), load_tasks(config)
+    split = named_split(config.benchmark, tasks.goal_ids())
+    assert digest(unseen) == digest(tasks.take(split.test)) and digest(trained) == digest(tasks.take(split.train))
+    assert len(split.left_out) == 0 and set(unseen.goal_ids()).isdisjoint(trained.goal_ids())
+    assert agents.read_card(NAME)["evaluation"]["agent"]["tasks"] >= 1024
 
 
 def test_a_damaged_box_is_not_opened(tmp_path):

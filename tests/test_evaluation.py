@@ -26,7 +26,8 @@ from xland_minigrid.envs.wrappers import GymAutoResetWrapper
 from xland_minigrid.measure import experiments
 from xland_minigrid.viz.plots import generalization_curves, group_bars, learning_curves
 
-TINY = TrainConfig(size=5, max_steps=12, total_steps=2 * 960, num_envs=16, steps_per_task=60, devices=1, loggers=("jsonl",), ppo=PPOConfig(num_minibatches=4),
+TINY = TrainConfig(size=5, max_steps=12, total_steps=2 * 960, num_envs=16, steps_per_task=60, steps_per_update=60,
+                   devices=1, loggers=("jsonl",), ppo=PPOConfig(num_minibatches=4),
                    network=NetworkConfig(embedding=4, encoder_width=16, event=4, memory=16, head=16))
 
 
@@ -402,7 +403,8 @@ def test_experiments_refuse_before_they_train(tasks, tmp_path, monkeypatch):
              (lambda: do({"a": TINY, "b": dataclasses.replace(TINY, view_size=3)}), "view_size"), (lambda: do({"a": TINY}, 0), "different whole numbers"),
              (lambda: do({"a": TINY}, [1, 1]), "different whole numbers"), (lambda: do({"a": TINY}, True), "different whole numbers"),
              (lambda: do({"a": TINY}, tasks=(sides[0], sides[1].take(np.arange(0)))), "held out"), (lambda: experiments.core_configs(TINY, cores=()), "at least one core"),
-             (lambda: experiments.all_tasks(dataclasses.replace(TINY, benchmark="")), "name a benchmark"), (lambda: Protocol(num_trials=0), "at least one task")]
+             (lambda: experiments.run_generalization(dataclasses.replace(TINY, benchmark="")), "name a benchmark"),
+             (lambda: Protocol(num_trials=0), "at least one task")]
     for call, says in wrong:
         with pytest.raises(ValueError, match=says):
             call()
@@ -410,7 +412,7 @@ def test_experiments_refuse_before_they_train(tasks, tmp_path, monkeypatch):
 
 
 def test_sides_of_generalization_leak_nothing():
-    sides = experiments.generalization_sides(generate_benchmark("small", n=600))
+    sides = experiments.generalization_sides(*generate_benchmark("small", n=600).split(0.8, by="random"))
     kinds = {name: set(np.asarray(side.goals)[:, 0].tolist()) for name, side in sides.tests.items()}
     assert kinds[experiments.TRAINED] | kinds[experiments.NEW_TASKS] <= {1, 3, 4} and kinds[experiments.NEW_KINDS].isdisjoint({1, 3, 4})
     ids = [set(side.goal_ids().tolist()) for side in sides.tests.values()]
@@ -424,7 +426,8 @@ def test_generalization_from_a_command_and_again(tmp_path, monkeypatch, capsys):
     parser = argparse.ArgumentParser()
     experiments.experiment_parser(parser.add_subparsers())
     words = (f"experiment generalization --benchmark {tmp_path}/mine.safetensors --total-steps 1920 --tasks 16 --trials 2 --curve-tasks 16 --quiet --out {tmp_path}/out --size 5 --max-steps 12 --num-envs 16 "
-             "--steps-per-task 60 --ppo.num-minibatches 4 --network.embedding 4 --network.encoder-width 16 --network.event 4 --network.memory 16 --network.head 16 --devices 1").split()
+             "--steps-per-task 60 --steps-per-update 60 --ppo.num-minibatches 4 --network.embedding 4 "
+             "--network.encoder-width 16 --network.event 4 --network.memory 16 --network.head 16 --devices 1").split()
     do = lambda *more: experiments.run_experiment(parser.parse_args([*words, *more]))
     do("--seeds", "1")
     out = tmp_path / "out"

@@ -275,7 +275,8 @@ from xland_minigrid.baselines.live import dashboard
 from xland_minigrid.baselines.ppo import PPOConfig
 from xland_minigrid.baselines.rl2 import TrainConfig
 tasks = hold_tasks(OBJECTS[~held_out_objects()], n=1000, seed=0)
-long_config = TrainConfig(env_id="XLand-MiniGrid-R1-9x9", size=5, max_steps=12, steps_per_task=120, total_steps=50_000_000, num_envs=64, ppo=PPOConfig(num_minibatches=4), out=tempfile.mkdtemp())
+long_config = TrainConfig(env_id="XLand-MiniGrid-R1-9x9", size=5, max_steps=12, steps_per_task=120, steps_per_update=60,
+                          total_steps=50_000_000, num_envs=64, ppo=PPOConfig(num_minibatches=4), out=tempfile.mkdtemp())
 """
 BOARD = "long_board = dashboard(long_config, tasks)\nlong_board"
 

@@ -5,9 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xland_minigrid.benchmarks.splits as splitting
+from xland_minigrid.benchmarks import load_benchmark
 from xland_minigrid.benchmarks.generate import PRESETS, generate_rulesets, identities, recipe_of
 from xland_minigrid.benchmarks.splits import (
-    NEVER, SPLITS, SplitLeakError, check_apart, first_groups, goal_objects, rule_objects, split_rows, task_trees)
+    NAMED_SPLITS, NEVER, SPLITS, SplitLeakError, check_apart, first_groups, goal_objects, named_split, rule_objects,
+    seeded, split_rows, task_trees)
 from xland_minigrid.core.actions import Actions
 from xland_minigrid.core.goals import AgentHoldGoal, AgentNearGoal, TileNearGoal, goal_kinds
 from xland_minigrid.core.rules import OneTileRule, TwoTileRule, beside_agent, register_rule, rule_kinds
@@ -369,3 +371,26 @@ def test_a_million_tasks_part():
     for by in SPLITS:
         split = split_rows(*made[:3], by, goal_ids=made.goal_ids, **({"test": 3} if by == "depth" else ARGUMENTS[by]))
         assert len(split.train) + len(split.test) + len(split.left_out) == 1_000_000
+
+
+@pytest.mark.parametrize("name", [
+    "trivial-21k", "trivial-1m",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("small-1m", "medium-1m", "high-1m"))])
+def test_named_splits_are_those_committed(name):
+    "The benchmark made here has the committed hash; a tenth of its tasks is held out, by the order of hashes alone."
+    ids = load_benchmark(name).goal_ids()
+    split, hashes = named_split(name, ids), seeded(np.asarray(ids), 0)
+    assert len(split.test) > 1024 and abs(len(split.test) / len(ids) - 0.1) < 0.001 and len(split.left_out) == 0
+    assert hashes[split.train].max() < hashes[split.test].min()
+    shuffled = np.random.default_rng(0).permutation(len(ids))
+    again = shuffled[named_split(name, ids[shuffled]).test]
+    assert set(again.tolist()) == set(split.test.tolist()), "whatever the order of the tasks"
+
+
+def test_other_tasks_do_not_pass_for_a_benchmark_with_a_named_split():
+    ids = load_benchmark("trivial-21k").goal_ids()
+    without_one = ids[ids != ids[named_split("trivial-21k", ids).test[0]]]
+    for name, wrong, says in [("trivial-1m", ids, "not those of trivial-1m"),
+                              ("trivial-21k", without_one, "not those of"), ("probes-30", ids, "no named split")]:
+        with pytest.raises(ValueError, match=says):
+            named_split(name, wrong)

@@ -202,7 +202,8 @@ def _supervised(args, out: str) -> int:
 def _evaluate_parser(commands) -> None:
     parser = commands.add_parser("evaluate")
     parser.add_argument("run", type=Path, help="folder of a run (runs/rl2) or its checkpoints")
-    parser.add_argument("--benchmark", help="a registered name or a file, instead of the tasks that the run held out")
+    parser.add_argument("--benchmark", help="a registered name (its held-out tasks) or a file (all of its tasks), "
+                        "instead of the tasks that the run held out")
     parser.add_argument("--tasks", type=count, default=1024, help="how many tasks (default 1024)")
     parser.add_argument("--trials", type=int, default=25, help="trials in a row for every task (default 25, as in the paper)")
     parser.add_argument("--seed", type=int, default=0)
@@ -213,10 +214,13 @@ def _evaluate_parser(commands) -> None:
     parser.set_defaults(run_command=_evaluate)
 
 def _tasks_for(args, config):
-    "The tasks to test on."
+    "The tasks to test on: of a benchmark with a named split those that it holds out."
     from xland_minigrid.baselines import demo, rl2
+    from xland_minigrid.benchmarks.splits import HELD_OUT, NAMED_SPLITS
     if args.benchmark is not None:
-        return rl2.load_tasks(dataclasses.replace(config, benchmark=args.benchmark, held_out=0.0))[0]
+        named = args.benchmark in NAMED_SPLITS
+        other = dataclasses.replace(config, benchmark=args.benchmark, held_out=HELD_OUT if named else 0.0)
+        return rl2.load_tasks(other)[named]
     if config.benchmark == demo.demo_plan().config.benchmark:
         return demo.hold_tasks(demo.OBJECTS[demo.held_out_objects()], demo.demo_plan().test_tasks, seed=args.seed + 1)
     return rl2.load_tasks(config)[1]

@@ -73,10 +73,11 @@ def agents_for(device: Device) -> int:
 def config_for(device: Device, fast: bool = False, **changes) -> TrainConfig:
     "A preset with the number of agents and the precision that suit a device. `changes` replace fields; `fast` is for tests and learns nothing."
     if fast:
-        config = preset("laptop", total_steps=64 * 60 * 4, num_envs=64, steps_per_task=60, steps_per_update=30, max_steps=30, benchmark="trivial-21k",
-                        ppo=PPOConfig(num_minibatches=4), network=NetworkConfig(embedding=4, encoder_width=16, event=8, memory=16, head=16))
+        config = preset("laptop", total_steps=64 * 60 * 4, num_envs=64, steps_per_task=60, steps_per_update=30,
+                        max_steps=12, benchmark="trivial-21k", ppo=PPOConfig(num_minibatches=4),
+                        network=NetworkConfig(embedding=4, encoder_width=16, event=8, memory=16, head=16))
     elif device.platform == "cpu":
-        config = preset("laptop", total_steps=2_000_000, benchmark="trivial-21k", size=5, max_steps=25)  # so small that a task has time for many trials
+        config = preset("laptop", total_steps=2_000_000, benchmark="trivial-21k", size=5, max_steps=25)
     else:
         config = preset("colab-tpu" if device.platform == "tpu" else "colab-t4", num_envs=agents_for(device))
         config = dataclasses.replace(config, network=dataclasses.replace(config.network, dtype=device.precision))

@@ -18,7 +18,9 @@ from ..benchmarks import Benchmark
 from ..viz.widgets.training import Panel, TrainingDashboard
 
 # %% ../../nbs/baselines/16_live.ipynb #741120f8
-PANELS = (Panel("Success", {"success_first": "early in a task", "success_last": "late in a task"}, share=True), Panel("Return", {"return": ""}, unit="per trial"),
+PANELS = (Panel("Success", {"success_first": "first trial", "success_last": "last trial"}, share=True),
+          Panel("Success in the last trial", {"success_last/": ""}, share=True),
+          Panel("Return", {"return": ""}, unit="per trial"),
           Panel("Belief", {"belief_nats": ""}, unit="loss in nats"))
 
 # %% ../../nbs/baselines/16_live.ipynb #a943b37c

@@ -4,8 +4,10 @@
 
 # %% auto #0
 __all__ = ['LOSS_SCALE', 'PPOConfig', 'make_optimizer', 'learning_rate', 'RolloutState', 'Transition', 'policy_step',
-           'draw_actions', 'collect', 'advantages', 'normalised', 'pmean_if', 'actor_loss', 'critic_loss', 'entropy',
-           'loss', 'minibatch_indices', 'mean_gradient', 'run_epochs', 'update', 'Record', 'record_of', 'summary']
+           'draw_actions', 'TrialLog', 'start_log', 'log_trials', 'cut_off_value', 'collect', 'advantages',
+           'normalised', 'pmean_if', 'actor_loss', 'critic_loss', 'entropy', 'approx_kl', 'clip_fraction',
+           'explained_variance', 'gradient_norms', 'loss', 'minibatch_indices', 'mean_gradient', 'run_epochs', 'update',
+           'Record', 'record_of', 'task_metrics']
 
 # %% ../../nbs/baselines/05_ppo.ipynb #ea86c3b9
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from .belief import belief_loss, log_prob_of
 from .encoders import Inputs, next_inputs
 from .networks import ActorCritic, to_act
 from .options import check_fields
-from ..core.struct import PyTreeNode
+from ..core.struct import PyTreeNode, field
 
 # %% ../../nbs/baselines/05_ppo.ipynb #ab3a623f
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class PPOConfig:
     warmup: float = 0.0  # share of the training over which the learning rate rises to lr
     gamma: float = 0.97  # discount per step
     gae_lambda: float = 0.95  # bias against variance in the advantages
-    across_trials: bool = True  # RL²: what is earned in later trials counts for earlier ones; False for a single task, where each episode stands alone
+    across_trials: bool = True  # RL²: rewards of later trials count for earlier ones; False: each episode stands alone
     clip_eps: float = 0.2  # how far a probability ratio may move
     clip_value: bool = True  # clip the critic's moves as well
     normalise: bool = True  # give the advantages of a minibatch mean 0 and deviation 1
@@ -69,6 +71,7 @@ class RolloutState(PyTreeNode):
         key: a random key, the same on all devices.
         number: the agents' numbers, int32 `(B,)`, which seed their actions on any device; None counts from 0.
         told: `TaskHint (B,)`, or None.
+        trials: `TrialLog (B,)`, or None to count nothing.
     """
     timestep: Any
     inputs: Inputs
@@ -76,6 +79,7 @@ class RolloutState(PyTreeNode):
     key: jax.Array
     number: jax.Array | None = None
     told: Any = None
+    trials: Any = None
 
 class Transition(PyTreeNode):
     "One step of each agent: what it perceived, did and thought, and what came of it; every field with leading axes `(..., B)`."
@@ -87,6 +91,7 @@ class Transition(PyTreeNode):
     done: jax.Array  # the trial ended, bool
     success: jax.Array  # it ended because the goal was reached, bool
     goal: jax.Array  # the hidden goal, uint8 (..., 5): for the belief's loss alone
+    cut_off_value: jax.Array | None = None  # where a time limit ended the trial, else 0, float32; or None
 
 def policy_step(network: ActorCritic, inputs: Inputs, memory, told=None):
     "The network's `Outputs` for a single step: `Inputs (B,)`; the time axis is added and taken away."
@@ -101,30 +106,79 @@ def draw_actions(key, number, logits) -> jax.Array:
     return below.sum(-1, dtype=jnp.int32)
 
 # %% ../../nbs/baselines/05_ppo.ipynb #202f6049
-def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_steps: int) -> tuple[RolloutState, Transition]:
+class TrialLog(PyTreeNode):
+    """The first trials of each agent's task, counted from 1; a trial that has not ended is not solved.
+
+    Attributes:
+        at: numbers of the trials that are logged one by one; the last of them is how many trials count. Static.
+        ended: trials that have ended, int32 `(B,)`.
+        solved: whether each trial in `at` was solved, bool `(len(at), B)`.
+        totals: trials solved, reward and steps within the trials that count, float32 `(3, B)`.
+    """
+    at: tuple[int, ...] = field(pytree_node=False)
+    ended: jax.Array
+    solved: jax.Array
+    totals: jax.Array
+
+def start_log(count: int, batch: int) -> TrialLog:
+    """An empty log for the first `count` trials (at least one) of `batch` tasks.
+
+    Trials 1, 2, 3, 5, 10, 20, 50, … and the last are logged one by one.
+    """
+    count, steps = max(1, count), [n * 10**k for k in range(10) for n in (1, 2, 5)]
+    at = tuple(sorted({n for n in (3, *steps) if n < count} | {count}))
+    return TrialLog(at, jnp.zeros(batch, jnp.int32), jnp.zeros((len(at), batch), bool), jnp.zeros((3, batch)))
+
+def log_trials(log: TrialLog, batch: Transition) -> TrialLog:
+    "The log after the steps of `batch (T, B)`."
+    trial = log.ended + jnp.cumsum(batch.done, 0) - batch.done + 1
+    counts = trial <= log.at[-1]
+    solved = jnp.stack([((trial == number) & batch.success).any(0) for number in log.at])
+    totals = jnp.stack([batch.success & counts, batch.reward * counts, counts]).sum(1)
+    return log.replace(ended=log.ended + batch.done.sum(0), solved=log.solved | solved, totals=log.totals + totals)
+
+# %% ../../nbs/baselines/05_ppo.ipynb #82ef00aa
+def cut_off_value(network: ActorCritic, step: Callable, rollout: RolloutState, action, after, memory) -> jax.Array:
+    """The critic's value of the state in which a time limit ended a trial (`last()`, discount 1), else 0: float32 `(B,)`.
+
+    `step(timestep, action, reset=False)` leaves out the auto-reset; `after (B,)` and `memory` follow `action (B,)`.
+    """
+    cut = after.last() & (after.discount == 1)
+
+    def value():
+        seen = next_inputs(rollout.inputs, action, step(rollout.timestep, action, reset=False))
+        seen = seen.replace(done=jnp.zeros_like(cut))
+        return jnp.where(cut, policy_step(network, seen, memory, rollout.told).value, 0.0)
+    return jax.lax.cond(cut.any(), value, lambda: jnp.zeros(cut.shape))
+
+def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_steps: int,
+            across_trials: bool = True) -> tuple[RolloutState, Transition]:
     """Let the agents act for `num_steps`.
 
     Args:
         step: `step(timestep, action (B,))` gives the next batch of time steps, with auto-reset.
+        across_trials: False also collects `cut_off_value`, which see.
     Returns:
         Where they stand afterwards, and `Transition` with leading axes `(T, B)`.
     """
     number = jnp.arange(rollout.inputs.action.shape[0]) if rollout.number is None else rollout.number
-    network = to_act(network)
+    network, log = to_act(network), rollout.trials
 
-    def act(carry, _):
-        timestep, inputs, memory, key = carry
-        key, draw = jax.random.split(key)
-        out = policy_step(network, inputs, memory, rollout.told)
+    def act(now, _):
+        key, draw = jax.random.split(now.key)
+        out = policy_step(network, now.inputs, now.memory, now.told)
         action = draw_actions(draw, number, out.logits)
-        after = step(timestep, action)
+        after = step(now.timestep, action)
         seen = Transition(
-            inputs=inputs, action=action, log_prob=log_prob_of(out.logits, action), value=out.value, reward=after.reward,
-            done=after.last(), success=(after.discount == 0) & (after.reward > 0), goal=timestep.state.goal_encoding)
-        return (after, next_inputs(inputs, action, after), out.memory, key), seen
+            inputs=now.inputs, action=action, log_prob=log_prob_of(out.logits, action), value=out.value,
+            reward=after.reward, done=after.last(), success=(after.discount == 0) & (after.reward > 0),
+            goal=now.timestep.state.goal_encoding,
+            cut_off_value=None if across_trials else cut_off_value(network, step, now, action, after, out.memory))
+        inputs = next_inputs(now.inputs, action, after)
+        return now.replace(timestep=after, inputs=inputs, memory=out.memory, key=key), seen
 
-    (timestep, inputs, memory, key), seen = jax.lax.scan(act, (rollout.timestep, rollout.inputs, rollout.memory, rollout.key), length=num_steps)
-    return rollout.replace(timestep=timestep, inputs=inputs, memory=memory, key=key), seen
+    rollout, seen = jax.lax.scan(act, rollout.replace(trials=None), length=num_steps)
+    return rollout.replace(trials=None if log is None else log_trials(log, seen)), seen
 
 # %% ../../nbs/baselines/05_ppo.ipynb #fc6dad9c
 def advantages(reward, value, last_value, gamma: float, gae_lambda: float, done=None) -> jax.Array:
@@ -171,20 +225,59 @@ def entropy(logits):
     "Mean entropy of the action distributions in nats."
     return -(jax.nn.softmax(logits) * jax.nn.log_softmax(logits)).sum(-1).mean()
 
+# %% ../../nbs/baselines/05_ppo.ipynb #5dcfb7ed
+def approx_kl(log_prob, old_log_prob):
+    """The KL divergence from the old to the new policy in nats, by the estimator k3; arguments `(T, B)`.
+
+    Source: Schulman (2020), http://joschu.net/blog/kl-approx.html.
+    """
+    log_ratio = log_prob - old_log_prob
+    return (jnp.expm1(log_ratio) - log_ratio).mean()
+
+def clip_fraction(log_prob, old_log_prob, clip_eps: float):
+    "The share of steps `(T, B)` whose probability ratio is further than `clip_eps` from 1."
+    return (jnp.abs(jnp.expm1(log_prob - old_log_prob)) > clip_eps).mean()
+
+def explained_variance(value, target, axis: str | None = None):
+    """The share of the variance of `target (T, B)` that the critic's `value (T, B)` explains, over all devices.
+
+    1 is perfect, 0 as good as a constant; 0 also where the targets do not vary.
+    """
+    mean = lambda x: pmean_if(axis, x.mean())
+    variance = lambda x: mean((x - mean(x)) ** 2)
+    whole = variance(target)
+    return jnp.where(whole > 1e-8, 1 - variance(target - value) / jnp.maximum(whole, 1e-8), 0.0)
+
+_PARTS = {"actor": "policy", "critic": "value", "belief": "belief", "core": "memory", "goal_conditioned_core": "memory"}
+
+def gradient_norms(gradient) -> dict[str, jax.Array]:
+    """The norm of a network's gradient before clipping, whole and by part.
+
+    Policy, value and belief are the heads, memory is the cores, encoder the rest.
+    """
+    parts = (*dict.fromkeys(_PARTS.values()), "encoder")
+    names = {part: [name for name in gradient if _PARTS.get(name, "encoder") == part] for part in parts}
+    squares = {name: sum(jnp.sum(x**2) for x in jax.tree.leaves(gradient[name])) for name in gradient}
+    norm = lambda own: jnp.sqrt(sum(squares[name] for name in own))
+    return {"grad_norm": norm(squares), **{f"grad_norm_{part}": norm(own) for part, own in names.items()}}
+
 # %% ../../nbs/baselines/05_ppo.ipynb #b28fb12d
 def loss(network: ActorCritic, config: PPOConfig, memory, told, batch: Transition, advantage, target):
-    """The loss of a minibatch of sequences, and its parts.
+    """The loss of a minibatch of sequences, and its parts, next to how far the policy has moved.
 
     `memory` and `told` have the leading axis `(B,)`, `batch`, `advantage` (normalised) and `target` `(T, B)`.
     """
     out = network(batch.inputs, memory, told)
+    log_prob = log_prob_of(out.logits, batch.action)
     parts = {
-        "actor_loss": actor_loss(log_prob_of(out.logits, batch.action), batch.log_prob, advantage, config.clip_eps),
+        "actor_loss": actor_loss(log_prob, batch.log_prob, advantage, config.clip_eps),
         "critic_loss": critic_loss(out.value, batch.value, target, config.clip_eps if config.clip_value else None),
         "entropy": entropy(out.logits),
-        "belief_nats": belief_loss(out.belief, batch.goal)}
+        "belief_nats": belief_loss(out.belief, batch.goal),
+        "approx_kl": approx_kl(log_prob, batch.log_prob),
+        "clip_fraction": clip_fraction(log_prob, batch.log_prob, config.clip_eps)}
     weights = {"actor_loss": 1.0, "critic_loss": config.vf_coef, "entropy": -config.ent_coef, "belief_nats": config.belief_coef}
-    return sum(weights[name] * part for name, part in parts.items()), parts
+    return sum(weight * parts[name] for name, weight in weights.items()), parts
 
 # %% ../../nbs/baselines/05_ppo.ipynb #31d5196b
 def minibatch_indices(key, config: PPOConfig, number) -> jax.Array:
@@ -220,7 +313,7 @@ def run_epochs(structure, config: PPOConfig, optimizer, learned, rollout: Rollou
         rollout: where the agents stood at the first step of `batch (T, B)`. advantage: float32 `(T, B)`.
         axis: the axis of a mesh over whose devices the agents are divided; None for one device.
     Returns:
-        `learned` and the mean of each part of the loss.
+        `learned`, and means over the gradient steps: the parts of the loss and the norms of the gradient.
     """
     number = jnp.arange(batch.action.shape[1]) if rollout.number is None else rollout.number
     scale = LOSS_SCALE if nnx.merge(structure, learned[0]).config.dtype == "float16" else 1.0
@@ -240,7 +333,7 @@ def run_epochs(structure, config: PPOConfig, optimizer, learned, rollout: Rollou
         some = (some[0], normalised(some[1], axis) if config.normalise else some[1], some[2])
         gradient, parts = pmean_if(axis, mean_gradient(grad_fn, parameters, config.accumulate, rows, some))
         change, state = optimizer.update(gradient, state, parameters)
-        return (optax.apply_updates(parameters, change), state), parts
+        return (optax.apply_updates(parameters, change), state), parts | gradient_norms(gradient)
 
     learned, parts = jax.lax.scan(gradient_step, learned, minibatch_indices(key, config, number))
     return learned, jax.tree.map(jnp.mean, parts)
@@ -249,17 +342,20 @@ def run_epochs(structure, config: PPOConfig, optimizer, learned, rollout: Rollou
 def update(structure, config: PPOConfig, optimizer, step: Callable, num_steps: int, learned, rollout: RolloutState, axis: str | None = None):
     """One round of PPO: collect `num_steps` with the present parameters, then improve them.
 
-    Returns `learned`, `rollout`, a dictionary of scalar metrics (over all devices), and the `Record` of each agent.
+    Returns `learned`, `rollout`, a dictionary of scalars (over all devices), and the `Record` of each agent.
     """
     network, before = nnx.merge(structure, learned[0]), rollout
-    rollout, batch = collect(network, step, rollout, num_steps)
+    rollout, batch = collect(network, step, rollout, num_steps, config.across_trials)
     last_value = policy_step(network, rollout.inputs, rollout.memory, rollout.told).value
-    advantage = advantages(batch.reward, batch.value, last_value, config.gamma, config.gae_lambda, None if config.across_trials else batch.done)
+    if config.across_trials:
+        advantage = advantages(batch.reward, batch.value, last_value, config.gamma, config.gae_lambda)
+    else:
+        earned = batch.reward + config.gamma * batch.cut_off_value
+        advantage = advantages(earned, batch.value, last_value, config.gamma, config.gae_lambda, batch.done)
     key, draw = jax.random.split(rollout.key)
     learned, parts = run_epochs(structure, config, optimizer, learned, before, batch, advantage, draw, axis)
-    record = record_of(batch, advantage)
-    shown = None if rollout.told is None else rollout.told.goal_shown
-    return learned, rollout.replace(key=key), {**parts, **summary(record, num_steps, axis, shown)}, record
+    parts["explained_variance"] = explained_variance(batch.value, batch.value + advantage, axis)
+    return learned, rollout.replace(key=key), parts, record_of(batch, advantage)
 
 # %% ../../nbs/baselines/05_ppo.ipynb #e39c2441
 class Record(PyTreeNode):
@@ -275,14 +371,24 @@ def record_of(batch: Transition, advantage) -> Record:
     return Record(batch.done.sum(0, dtype=jnp.float32), batch.success.sum(0, dtype=jnp.float32), batch.reward.sum(0), batch.reward.max(0),
                   jnp.maximum(advantage, 0).mean(0))
 
-def summary(record: Record, num_steps: int, axis: str | None = None, shown=None) -> dict:
-    """Return, success and steps per finished trial, and the number of finished trials, over all agents.
+def task_metrics(log: TrialLog, kind, shown=None, axis: str | None = None) -> dict:
+    """What became of the tasks in a log, each of which counts once.
 
-    shown: the agents that are shown their goal `(B,)`, or None: they count only for `success_shown`.
+    Args:
+        kind: of each task's goal, integers `(B,)` below 256.
+        shown: the agents that are shown their goal, bool `(B,)` or None: they count only for `success_shown`.
+    Returns:
+        Means over tasks, float32: `success`, `return` and `trial_steps` of a trial that counts; `unfinished`, the share
+        of the tasks in which the last of these had not ended (it counts as not solved). `trials`, how many have ended,
+        the further ones included. By kind of goal, float32 `(256,)`: `tasks`, how many there are, and under `solved`,
+        by the trial's number, how many of them were solved in that trial.
     """
-    total = lambda x: x.sum() if axis is None else jax.lax.psum(x.sum(), axis)
-    counts = jnp.ones_like(record.trials) if shown is None else 1.0 - shown
-    trials = total(record.trials * counts)
-    per_trial = lambda x: total(x * counts) / jnp.maximum(trials, 1)
-    found = {"return": per_trial(record.reward), "success": per_trial(record.solved), "trial_steps": per_trial(jnp.full_like(record.trials, num_steps)), "trials": trials}
-    return found if shown is None else found | {"success_shown": total(record.solved * shown) / jnp.maximum(total(record.trials * shown), 1)}
+    total = lambda x: x if axis is None else jax.lax.psum(x, axis)
+    counts = jnp.ones(kind.shape) if shown is None else 1.0 - shown
+    mean = lambda x, counts: total((x * counts).sum(-1)) / jnp.maximum(total(counts.sum()), 1)
+    by_kind = lambda x: total(jax.ops.segment_sum(x * counts, kind.astype(jnp.int32), 256))
+    names = ("success", "return", "trial_steps")
+    found = dict(zip(names, mean(log.totals / log.at[-1], counts)))
+    found |= {"unfinished": mean(log.ended < log.at[-1], counts), "trials": total((log.ended * counts).sum())}
+    found |= {"tasks": by_kind(1.0), "solved": {number: by_kind(solved) for number, solved in zip(log.at, log.solved)}}
+    return found if shown is None else found | {"success_shown": mean(log.totals[0] / log.at[-1], shown * 1.0)}

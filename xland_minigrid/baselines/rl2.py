@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'finding_out', 'preset', 'single_task', 'to_dict', 'from_dict', 'make_world',
            'begin', 'load_tasks', 'Agent', 'new_agent', 'abstract_agent', 'RunState', 'start_run', 'enter',
-           'growing_worlds', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of', 'EndTraining', 'differences',
-           'Training', 'train', 'load_run']
+           'growing_worlds', 'worlds_of', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of', 'metrics_row',
+           'EndTraining', 'differences', 'warn_if_short', 'Training', 'train', 'load_run']
 
 # %% ../../nbs/baselines/10_rl2.ipynb #d8ed63e3
 import dataclasses
@@ -14,6 +14,7 @@ import functools
 import importlib.util
 import json
 import time
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Literal
@@ -30,9 +31,12 @@ from .encoders import check_tellable, first_inputs, tell
 from .metrics import open_loggers
 from .networks import ActorCritic, NetworkConfig
 from .options import check_fields
-from .ppo import PPOConfig, Record, RolloutState, collect, make_optimizer, record_of, update
+from .ppo import PPOConfig, Record, RolloutState, collect, make_optimizer, record_of, start_log, task_metrics, update
 from .scale import any_process, everyone, is_first, make_mesh, replicate, share, spread
 from ..benchmarks import Benchmark, digest, load_benchmark, load_benchmark_from_path, registered_benchmarks
+from ..benchmarks.demonstrations import without_reset
+from ..benchmarks.splits import HELD_OUT, NAMED_SPLITS, named_split
+from ..core.goals import goal_kinds
 from ..core.helpers import progress_bar
 from ..core.layouts import layout, stack_layouts
 from ..core.struct import PyTreeNode
@@ -46,16 +50,16 @@ class TrainConfig:
     env_id: str = "XLand-MiniGrid-R1-9x9"  # the world, see xland_minigrid.registered_environments()
     size: int | None = None  # another height and width than those of env_id
     view_size: int = 5  # cells that the agent sees, a square of this side
-    max_steps: int | None = None  # steps until a trial is cut off; short ones make it pay to remember
+    max_steps: int | None = 50  # steps until a trial is cut off; None takes those of env_id
     benchmark: str = "trivial-1m"  # the tasks: a registered name or the path of a file; "" for an environment that is a single task
-    held_out: float = 0.1  # share of the tasks never trained on, split so that no goal with its rules is on both sides
+    held_out: float = HELD_OUT  # share of the tasks never trained on; the default is the named split
     rooms: tuple[int, ...] = ()  # sizes of smaller worlds to begin in
     grow: float = 0.5  # share of the training after which all worlds have full size; until then ever fewer are rooms
     show_goal: float = 0.0  # share of the agents that are shown their goal, where network.goal_conditioned_core
     total_steps: int = 10_000_000  # environment steps, over all agents
     num_envs: int = 256  # agents that play side by side
-    steps_per_task: int = 240  # steps with one task before new ones are drawn
-    steps_per_update: int = 60  # steps between two rounds of improvement, and how far gradients reach back in time
+    steps_per_task: int = 500  # steps with one task before new ones are drawn
+    steps_per_update: int = 100  # steps between two rounds of improvement, and how far gradients reach back in time
     seed: int = 0
     devices: int | None = None  # how many devices share the agents; None takes all there are
     device: Literal["cpu", "gpu", "tpu"] | None = None  # the kind of device that there has to be; None takes what is there
@@ -107,20 +111,22 @@ def table_6(**changes) -> TrainConfig:
     ppo = PPOConfig(lr=1e-3, gamma=0.99, gae_lambda=0.95, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5, belief_coef=0.0, max_grad_norm=0.5,
                     num_minibatches=32, update_epochs=1)
     network = NetworkConfig(encoder_kind="conv", embedding=16, encoder_width=256, event=0, memory=1024, head=256, attention=False)
-    config = TrainConfig(env_id="XLand-MiniGrid-R4-13x13", benchmark="high-1m", total_steps=10_000_000_000, num_envs=16_384,
-                         steps_per_task=12_800, steps_per_update=256, seed=42, ppo=ppo, network=network)
+    config = TrainConfig(env_id="XLand-MiniGrid-R4-13x13", max_steps=None, benchmark="high-1m", seed=42,
+                         total_steps=10_000_000_000, num_envs=16_384, steps_per_task=12_800, steps_per_update=256,
+                         ppo=ppo, network=network)
     return dataclasses.replace(config, **changes)
 
 def _accelerated(device: str, num_envs: int, memory: int, dtype: str = "bfloat16", **changes) -> TrainConfig:
     "RL² with belief, in half the bits, for one accelerator."
     network = NetworkConfig(embedding=16, encoder_width=256, event=64, memory=memory, head=256, dtype=dtype)
     ppo = PPOConfig(lr=5e-4, gamma=0.99, ent_coef=0.01, num_minibatches=16, update_epochs=1)
-    return TrainConfig(**{"num_envs": num_envs, "steps_per_task": 2560, "steps_per_update": 128, "device": device, "ppo": ppo, "network": network, **changes})
+    rhythm = {"steps_per_task": 1280, "steps_per_update": 128}
+    return TrainConfig(**rhythm | {"num_envs": num_envs, "device": device, "ppo": ppo, "network": network} | changes)
 
 def finding_out(**changes) -> TrainConfig:
     """The recipe of the agent in the box (`14_agents`): finding out and carrying out apart, goals shown to half of the agents, growing rooms, short trials.
     `changes` replace fields."""
-    config = TrainConfig(max_steps=50, steps_per_task=500, steps_per_update=100, rooms=(5, 6, 7), grow=0.6, show_goal=0.5, ppo=PPOConfig(gamma=0.98),
+    config = TrainConfig(rooms=(5, 6, 7), grow=0.6, show_goal=0.5, ppo=PPOConfig(gamma=0.98),
                          network=NetworkConfig(event=24, memory=160, goal_conditioned_core=128, neighbors=True, chrono_horizon=200))
     return dataclasses.replace(config, **changes)
 
@@ -128,7 +134,8 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "laptop": TrainConfig,
     "colab-t4": lambda: _accelerated("gpu", 4096, 256, "float16", total_steps=200_000_000),
     "colab-tpu": lambda: _accelerated("tpu", 8192, 512, total_steps=500_000_000),
-    "gpu": lambda: _accelerated("gpu", 16_384, 1024, env_id="XLand-MiniGrid-R4-13x13", benchmark="high-3m", total_steps=1_000_000_000),
+    "gpu": lambda: _accelerated("gpu", 16_384, 1024, env_id="XLand-MiniGrid-R4-13x13", max_steps=None,
+                                benchmark="high-3m", steps_per_task=2560, total_steps=1_000_000_000),
     "paper": table_6,
     "box": lambda: finding_out(total_steps=15_000_000),
 }
@@ -182,21 +189,31 @@ def make_world(config: TrainConfig):
 def begin(env, params, rulesets, keys):
     """Begin a task per agent, from `rulesets (B,)` (None: the task of `params`) and random `keys (B,)`.
 
-    Returns the first time steps `(B,)`, and `step(timestep, action (B,))` for these tasks.
+    Returns the first time steps `(B,)`, and `step(timestep, action (B,), reset=True)` for these tasks; `reset=False`
+    leaves out the auto-reset.
     """
     batch = params if rulesets is None else params.replace(ruleset=rulesets)
     axes = None if rulesets is None else jax.tree.map(lambda _: 0, batch)
     timestep = jax.vmap(env.reset, (axes, 0))(batch, keys)
-    return timestep, lambda timestep, action: jax.vmap(env.step, (axes, 0, 0))(batch, timestep, action)
+
+    def step(timestep, action, reset: bool = True):
+        return jax.vmap((env if reset else without_reset(env)).step, (axes, 0, 0))(batch, timestep, action)
+    return timestep, step
 
 def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]:
-    "The tasks to train on and those held out, which share no pair of goal and rules; None and None for a single task."
+    """The tasks to train on and those held out, which share no pair of goal and rules; None and None for a single task.
+
+    A registered benchmark is split as `splits.named_split` says, unless `held_out` is another share.
+    """
     if not config.benchmark:
         return None, None
     named = config.benchmark in registered_benchmarks()
     if not named and not Path(config.benchmark).expanduser().exists():
         raise ValueError(f"{config.benchmark!r} is neither a file nor a benchmark; those known are {', '.join(registered_benchmarks())}.")
     tasks = load_benchmark(config.benchmark) if named else load_benchmark_from_path(config.benchmark)
+    if config.benchmark in NAMED_SPLITS and config.held_out == HELD_OUT:
+        split = named_split(config.benchmark, tasks.goal_ids())
+        return tasks.take(split.train), tasks.take(split.test)
     return tasks.split(1 - config.held_out, by="random")  # whole groups of one goal_id, drawn by a fixed seed
 
 @dataclass(frozen=True)
@@ -261,12 +278,19 @@ def growing_worlds(config: TrainConfig, params, round, keys):
     chosen = jax.vmap(one)(keys)
     return jax.tree.map(lambda x: jnp.asarray(x)[chosen], plans)
 
+def worlds_of(config: TrainConfig, params, round, keys):
+    "The parameters of the worlds in which agents with these `keys (B,)` play in a round; see `growing_worlds`."
+    if not config.rooms:
+        return params
+    keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
+    return params.replace(layout=growing_worlds(config, params, round, keys))
+
 # %% ../../nbs/baselines/10_rl2.ipynb #b77077a4
 def make_round(config: TrainConfig, curriculum=None, mesh=None) -> Callable:
     """`one_round(state, benchmark)` gives the next `RunState` and metrics, compiled for the devices of a mesh (None: those of the configuration); it donates `state`.
 
-    Without a curriculum all tasks are equally likely. Metrics are scalars averaged over the round; `success_first` and `success_last` belong to its first and last update,
-    the beginning and the end of the same tasks.
+    Without a curriculum all tasks are equally likely. Metrics are averages over the round: scalars on the learning, and
+    `ppo.task_metrics` of its tasks. `metrics_row` makes a row of them.
     """
     return _compiled(_round, _without_names(config), curriculum, mesh or mesh_of(config))
 
@@ -308,25 +332,33 @@ def _round(config: TrainConfig, curriculum, mesh) -> Callable:
         if benchmark is not None:
             known, tasks = (known, uniform_tasks(len(benchmark), draws)) if curriculum is None else curriculum.draw(known, draws)
             rulesets = jax.vmap(benchmark.get_ruleset)(tasks)
-        world = params.replace(layout=growing_worlds(config, params, state.round, jax.vmap(jax.random.fold_in, (0, None))(draws, 1))) if config.rooms else params
+        world = worlds_of(config, params, state.round, draws)
         rollout, step = enter(config, env, world, nnx.merge(structure, state.parameters), rulesets, number, begin_key)
+        rollout = rollout.replace(trials=start_log(config.steps_per_task // params.max_steps, len(number)))
+        kind = rollout.timestep.state.goal_encoding[:, 0]
+        shown = None if rollout.told is None else rollout.told.goal_shown
 
         def improve_once(carry, _):
             learned, rollout, metrics, record = update(structure, config.ppo, optimizer, step, config.steps_per_update, *carry, axis)
             return (learned, rollout), (metrics, record)
 
-        (learned, _), (metrics, records) = jax.lax.scan(improve_once, ((state.parameters, state.optimizer), rollout), length=updates)
-        metrics = _averaged(metrics)
+        start = (state.parameters, state.optimizer), rollout
+        (learned, rollout), (metrics, records) = jax.lax.scan(improve_once, start, length=updates)
+        metrics = jax.tree.map(jnp.mean, metrics) | task_metrics(rollout.trials, kind, shown, axis)
         if curriculum is not None:
-            known = curriculum.record(known, *everyone(axis, (tasks, outcome_of(records))))
+            known = curriculum.record(known, *everyone(axis, (tasks, outcome_of(records, shown))))
             metrics |= {name: jnp.float32(x) for name, x in curriculum.stats(known).items()}
         return RunState(*learned, key, state.round + 1, known), metrics
 
     return one_round
 
-def outcome_of(records: Record) -> Outcome:
-    "The outcome for each agent, from the records `(U, B)` of a round's updates."
+def outcome_of(records: Record, shown=None) -> Outcome:
+    """The outcome for each agent, from the records `(U, B)` of a round's updates.
+
+    shown: the agents that are shown their goal, bool `(B,)` or None: their outcome is unknown.
+    """
     trials, solved, reward = (x.sum(0) for x in (records.trials, records.solved, records.reward))
+    trials = trials if shown is None else jnp.where(shown, 0, trials)
     per_trial = lambda x: jnp.where(trials > 0, x / jnp.maximum(trials, 1), jnp.nan)
     return Outcome(success=per_trial(solved), returns=per_trial(reward), best=records.best.max(0), trials=trials, value_loss=records.positive_value_loss.mean(0))
 
@@ -339,9 +371,11 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
     def refresh(state: RunState, benchmark: Benchmark):
         number, axis = share(mesh, curriculum.candidates)
         key, draw, begin_key = jax.random.split(state.key, 3)
-        tasks = curriculum.propose(state.curriculum, jax.vmap(jax.random.fold_in, (None, 0))(draw, number))
+        draws = jax.vmap(jax.random.fold_in, (None, 0))(draw, number)
+        tasks, world = curriculum.propose(state.curriculum, draws), worlds_of(config, params, state.round, draws)
         network = nnx.merge(structure, state.parameters)
-        rollout, step = enter(config, env, params, network, jax.vmap(benchmark.get_ruleset)(tasks), number, begin_key)
+        alone, rulesets = dataclasses.replace(config, show_goal=0.0), jax.vmap(benchmark.get_ruleset)(tasks)
+        rollout, step = enter(alone, env, world, network, rulesets, number, begin_key)
 
         def some_steps(rollout, _):
             rollout, batch = collect(network, step, rollout, params.max_steps)
@@ -352,12 +386,24 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
 
     return refresh
 
-def _averaged(metrics: dict) -> dict:
-    "Metrics of a round's updates `(U,)` as scalars; those per trial are weighted by the number of trials."
-    trials = metrics["trials"].sum()
-    weight = metrics["trials"] / jnp.maximum(trials, 1)
-    found = {name: (x * weight).sum() if name in ("return", "success", "trial_steps") else x.mean() for name, x in metrics.items()}
-    return found | {"success_first": metrics["success"][0], "success_last": metrics["success"][-1], "trials": trials}
+# %% ../../nbs/baselines/10_rl2.ipynb #bd4ad795
+def metrics_row(metrics: dict) -> dict[str, float]:
+    """The metrics of a round as numbers by name.
+
+    `success_trial/3` is the success in trial 3 of all tasks, `success_first` and `success_last` that in the first and
+    last trial that each task has time for, also by kind of goal (`success_last/AgentHoldGoal`) where there are several;
+    kinds without tasks are left out.
+    """
+    tasks, solved = np.asarray(metrics["tasks"]), {number: np.asarray(x) for number, x in metrics["solved"].items()}
+    row = {name: float(x) for name, x in metrics.items() if name not in ("tasks", "solved")}
+    share = lambda x: float(x.sum() / max(tasks.sum(), 1))
+    ends = {"success_first": solved[min(solved)], "success_last": solved[max(solved)]}
+    row |= {"tasks": float(tasks.sum())} | {name: share(x) for name, x in ends.items()}
+    row |= {f"success_trial/{number}": share(x) for number, x in solved.items()}
+    kinds = np.flatnonzero(tasks).tolist()
+    name_of = lambda kind: getattr(goal_kinds.classes.get(kind), "__name__", f"kind {kind}")
+    by_kind = {f"{name}/{name_of(kind)}": float(x[kind] / tasks[kind]) for name, x in ends.items() for kind in kinds}
+    return row | by_kind if len(kinds) > 1 else row
 
 # %% ../../nbs/baselines/10_rl2.ipynb #39aeb9eb
 class EndTraining(KeyboardInterrupt):
@@ -387,6 +433,14 @@ def _resumed(checkpoints: Checkpoints, config: TrainConfig, tasks: str, fresh: R
     return load_together(checkpoints, fresh)[0]
 
 # %% ../../nbs/baselines/10_rl2.ipynb #f49b1d1b
+def warn_if_short(config: TrainConfig) -> None:
+    "Warn where a task may end before its fifth trial does: such a training cannot show that the agent adapts."
+    max_steps = make_world(config)[1].max_steps
+    if config.benchmark and config.ppo.across_trials and config.steps_per_task < 5 * max_steps:
+        warnings.warn(f"A trial takes up to {max_steps} steps and a task {config.steps_per_task}, "
+                      f"too few to show adaptation: raise steps_per_task to at least {5 * max_steps}, "
+                      "or lower max_steps.", stacklevel=3)
+
 @dataclass(frozen=True)
 class Training:
     "The result of `train`: the agent, a row of metrics per round, whether it was interrupted, and the checkpoint's path."
@@ -407,8 +461,9 @@ def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bo
         par: steps that each task takes a good player `(n,)`, for the curriculum of true regret; None estimates them.
     Several processes (`scale.initialize`) all call this alike; the first one writes. Ctrl-C ends training after the present round. Either end leaves a checkpoint. Raises
     `CheckpointError` when there is nothing to resume or it belongs to another configuration, `FileExistsError` when `out` holds a run, `ValueError` when the devices do
-    not fit, `FloatingPointError` when learning diverges.
+    not fit, `FloatingPointError` when learning diverges. Warns where tasks are too short to show adaptation.
     """
+    warn_if_short(config)
     if resume not in (False, True, "auto"):
         raise ValueError(f"resume is {resume!r}; choose True, False or 'auto'.")
     mesh, out = mesh_of(config), Path(config.out).expanduser()
@@ -462,14 +517,14 @@ def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round)
         if refresh is not None and run.curriculum.wants(number):
             state = refresh(state, benchmark)
         state, metrics = next_round(state, benchmark)
-        metrics = {name: float(x) for name, x in metrics.items()}
+        metrics = metrics_row(metrics)
         if not all(map(np.isfinite, metrics.values())):  # before a diverged run replaces good checkpoints
             raise FloatingPointError(f"Learning diverged after {done:,} steps: lower ppo.lr or ppo.max_grad_norm, and resume from the last checkpoint.")
         done = (number + 1) * config.steps_per_round
         now = time.monotonic()
         row = {"steps": done, "seconds": round(before + now - begun, 2), **{name: round(x, 6) for name, x in metrics.items()}}
         loggers.log(row)
-        bar.set_postfix({"return": f"{row['return']:.2f}", "success": f"{row['success_first']:.2f} → {row['success_last']:.2f}"}, refresh=False)
+        bar.set_postfix(_shown(row), refresh=False)
         bar.update(config.steps_per_round)
         try:
             if on_round:
@@ -484,12 +539,22 @@ def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round)
             saved = now
     return state, done
 
+# %% ../../nbs/baselines/10_rl2.ipynb #8ef0f430
+def _shown(row: dict) -> dict[str, str]:
+    "What the progress bar shows of a row: return, success in the first and last trial, the kind of goal solved least."
+    shown = {"return": f"{row['return']:.2f}", "success": f"{row['success_first']:.2f} → {row['success_last']:.2f}"}
+    kinds = {name.partition("/")[2]: x for name, x in row.items() if name.startswith("success_last/")}
+    worst = min(kinds, key=kinds.get, default=None)
+    return shown if worst is None else shown | {"lowest": f"{worst} {kinds[worst]:.2f}"}
+
 def _draw(rows: list, path: Path):
     "The figure of a run, where matplotlib is installed."
     if importlib.util.find_spec("matplotlib") is None:
         return
     from xland_minigrid.viz.plots import training_curve
-    training_curve(rows, ["return", "success_first", "success_last", "belief_nats"]).savefig(path, dpi=120)
+    kinds = sorted({name for row in rows for name in row if name.startswith("success_last/")})
+    panels = ["return", ("success_first", "success_last"), *([tuple(kinds)] if kinds else []), "belief_nats"]
+    training_curve(rows, panels).savefig(path, dpi=120)
 
 # %% ../../nbs/baselines/10_rl2.ipynb #015fb1f8
 def load_run(run, step: int | None = None) -> Agent:

@@ -18,7 +18,7 @@ from .report import Page, markdown_table, page, script
 
 # %% ../../nbs/measure/09_single_tasks.ipynb #122af2cb
 def time_to_solve(config: TrainConfig, success: float = 0.95, tests: int = 512, progress: bool = True) -> dict:
-    """Train on a single task until a round's share of solved trials reaches `success`, or `config.total_steps` are over.
+    """Train on a single task until the `success` of a round reaches the one given, or `config.total_steps` are over.
 
     Returns `solved`, `seconds` (with compiling), `steps`, and of `tests` fresh starts the share that the agent solves and its mean steps. `config.out` must be free.
     """
@@ -40,7 +40,7 @@ def report(envs: tuple[str, ...] = ("MiniGrid-Empty-8x8", "MiniGrid-DoorKey-5x5"
 
     Args:
         envs: ids of environments
-        success: share of trials that has to be solved
+        success: share of the trials of a round, as many of each agent as it has time for, that has to be solved
         seeds: of the trainings
     """
     rows = []
@@ -49,8 +49,9 @@ def report(envs: tuple[str, ...] = ("MiniGrid-Empty-8x8", "MiniGrid-DoorKey-5x5"
             x = time_to_solve(preset("laptop", env, seed=seed, out=f"{folder}/run", loggers=("jsonl",)), success, progress=False)
         rows.append((env, seed, x["seconds"], f"{x['steps']:,}", "yes" if x["solved"] else "no", f"{x['tested']:.1%}", f"{x['steps in the test']:.1f}"))
         yield page("Single tasks",
-            f"Recurrent PPO, preset `laptop`, until {success:.0%} of the trials of a round (32,768 steps) are solved. Seconds count everything from the call of `train`: compiling, "
-            "checkpoints, the figure. The test is 512 fresh starts, actions drawn from the policy.",
+            f"Recurrent PPO, preset `laptop`, until {success:.0%} of the first trials in a round (32,768 steps) are "
+            "solved. Seconds count everything from the call of `train`: compiling, checkpoints, the figure. The test "
+            "is 512 fresh starts, actions drawn from the policy.",
             markdown_table(["environment", "seed", "seconds, with compiling", "environment steps", "solved in training", "solved in the test", "steps in the test"], rows))
 
 script(report)

@@ -7,6 +7,8 @@ __all__ = ['PALETTE', 'MARKERS', 'empty_figure', 'draw_curve', 'adaptation_curve
            'learning_curves', 'generalization_curves', 'group_bars']
 
 # %% ../../nbs/viz/03_plots.ipynb #4c362580
+import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -41,7 +43,8 @@ def empty_figure(columns: int, width: float = 4.2, height: float = 3.1, rows: in
 def draw_curve(axis, i: int, x, y, low=None, high=None, label: str = ""):
     "Line number `i` of an axis, with a band between `low` and `high`."
     color, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
-    axis.plot(x, y, color=color, marker=marker if len(x) <= 40 else None, markersize=5, linewidth=2, label=label)
+    style = ("-", "--", ":")[i // len(PALETTE) % 3]
+    axis.plot(x, y, style, color=color, marker=marker if len(x) <= 40 else None, markersize=5, linewidth=2, label=label)
     if low is not None and high is not None:
         axis.fill_between(x, low, high, color=color, alpha=.18, linewidth=0)
 
@@ -96,25 +99,41 @@ def dress_axis(axis, x: str, y: str, share: bool = False):
 def _is_number(value) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
-def training_curve(rows: Sequence[Mapping], what: Sequence[str] | None = None, *, x: str = "steps", title: str = "Training"):
+def training_curve(rows: Sequence[Mapping], what: Sequence[str | tuple[str, ...]] | None = None, *, x: str = "steps",
+                   title: str = "Training"):
     """Draw metrics over training, one panel each; returns a matplotlib `Figure`.
 
-    rows: dictionaries, as in a file of JSON lines. what: metrics; None draws the first four numbers. x: key of the horizontal axis.
-    Raises `ValueError` without rows, or for a metric that no row has.
+    rows: dictionaries, as in a file of JSON lines. what: metrics, or tuples of metrics that share a panel; None draws
+    the first four numbers. x: key of the horizontal axis. Raises `ValueError` without rows, or for a metric that no row
+    has.
     """
     numbers = list(dict.fromkeys(k for row in rows for k, v in row.items() if k != x and _is_number(v)))
-    missing = [k for k in (what or ()) if k not in numbers]
+    panels = [(keys,) if isinstance(keys, str) else tuple(keys) for keys in what or numbers[:4]]
+    missing = [key for keys in panels for key in keys if key not in numbers]
     if not numbers or missing:
         raise ValueError(f"The rows hold no numbers for {', '.join(missing) or 'any metric'}: they have {numbers or 'none'}.")
-    what = list(what or numbers[:4])
-    figure, axes = empty_figure(len(what), 3.4, 2.7)
-    for i, (axis, key) in enumerate(zip(axes, what)):
-        points = [(row.get(x, at), row[key]) for at, row in enumerate(rows) if _is_number(row.get(key))]
-        draw_curve(axis, i, *np.array(points, float).T)
-        dress_axis(axis, x if any(x in row for row in rows) else "row", key.replace("_", " "))
+    figure, axes = empty_figure(len(panels), 3.4, 2.7)
+    first = 0
+    for axis, keys in zip(axes, panels):
+        stem, names = _named_together(keys)
+        for i, (key, name) in enumerate(zip(keys, names), first):
+            points = [(row.get(x, at), row[key]) for at, row in enumerate(rows) if _is_number(row.get(key))]
+            draw_curve(axis, i, *np.array(points, float).T, label=name)
+        first += 1 if len(keys) == 1 else 0
+        share = len(keys) > 1 and stem.startswith("success")
+        dress_axis(axis, x if any(x in row for row in rows) else "row", stem, share=share)
+        if len(keys) > 4:
+            axis.legend(frameon=False, fontsize="xx-small", ncols=2)
         _short_numbers(axis)
     figure.suptitle(title)
     return figure
+
+def _named_together(keys: Sequence[str]) -> tuple[str, list[str]]:
+    "What metrics have in common, for the axis, and the rest of each name, for the legend: nothing for a single metric."
+    if len(keys) == 1:
+        return keys[0].replace("_", " "), [""]
+    stem = re.match(r"(.*[_/])?", os.path.commonprefix(list(keys)))[0]
+    return re.sub("[_/]", " ", stem).strip(), [key[len(stem):].replace("_", " ") for key in keys]
 
 # %% ../../nbs/viz/03_plots.ipynb #f1b1db58
 _SHARES = ("success", "zero_return")
