@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['PERCENTILES', 'Tasks', 'Knowing', 'NetworkPolicy', 'RandomPolicy', 'Tally', 'add', 'play_trials', 'bootstrap_mean',
            'mean_known', 'bootstrap_quantile', 'Scores', 'Evaluation', 'goal_names', 'labels_of', 'grouped', 'evaluate',
-           'table', 'save_evaluation', 'load_evaluation', 'Moment', 'watch', 'belief_over', 'score_probes']
+           'reference_player', 'table', 'save_evaluation', 'load_evaluation', 'Moment', 'watch', 'belief_over',
+           'score_probes']
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #dc536b92
 import functools
@@ -31,6 +32,8 @@ from ..benchmarks import Benchmark
 from ..benchmarks.demonstrations import play_expert, trial_starts, without_reset
 from ..benchmarks.difficulty import difficulty, strata
 from ..benchmarks.files import appearing
+from ..benchmarks.generate import GOAL_KINDS
+from ..benchmarks.reference import ExpertPlayer, ReferencePlayer
 from ..core.goals import goal_kinds
 from ..core.helpers import checked_int, progress_bar
 from ..core.ruleset import RuleSet
@@ -135,6 +138,7 @@ def play_trials(policy, env, num_trials: int, parameters, params, rulesets: Rule
 
     def one_step(carry):
         t, timestep, inputs, memory, trial, tally = carry
+        memory = policy.shown(memory, timestep.state) if hasattr(policy, "shown") else memory
         action, memory = policy.act(parameters, inputs, memory, jax.vmap(jax.random.fold_in, (0, None))(act_keys, t))
         timestep = step(timestep, action)
         return t + 1, timestep, next_inputs(inputs, action, timestep), memory, trial + timestep.last(), add(tally, trial, timestep)
@@ -217,6 +221,8 @@ class Scores:
     reference: np.ndarray | None = None
     reference_steps: np.ndarray | None = None
     paired: np.ndarray | None = None
+    random_returns: np.ndarray | None = None
+    player_returns: np.ndarray | None = None
     labels: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -233,6 +239,18 @@ class Scores:
     def spl(self) -> np.ndarray:
         "Success weighted by path length (Anderson et al., 2018)."
         return self.success * self.compared().reference_steps / np.maximum(self.steps, self.reference_steps)
+
+    def score(self, trials=slice(None)):
+        """How far the agent's return in some trials is on the way from a random policy (0) to the reference player (1): `(value, low, high)`, the interval over tasks.
+
+        It may exceed 1, for the reference player is strong and no optimum. Raises `ValueError` for an evaluation without `anchors`.
+        """
+        if self.random_returns is None:
+            raise ValueError("This evaluation has no anchors: evaluate with anchors=True.")
+        returns = np.stack([x[:, trials].mean(axis=1) for x in (self.returns, self.random_returns, self.player_returns)])
+        counts = np.random.default_rng(0).multinomial(returns.shape[1], np.full(returns.shape[1], 1 / returns.shape[1]), size=2000)
+        share = lambda means: (means[0] - means[1]) / np.where(means[2] > means[1], means[2] - means[1], np.nan)
+        return float(share(returns.mean(axis=1))), *map(float, np.nanquantile(share(returns @ counts.T), [0.025, 0.975]))
 
     def compared(self):
         "This evaluation. Raises `ValueError` when it has no reference."
@@ -254,14 +272,14 @@ class Scores:
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #f49f2e2e
 PERCENTILES = {"p20": 0.2, "median": 0.5, "p80": 0.8}
-_OVERALL = ("return", "return_p20", "success", "normalised", "normalised_p20", "regret", "spl")
-_ARRAYS = ("success", "steps", "returns", "reference", "reference_steps", "paired")
+_OVERALL = ("return", "return_p20", "success", "score", "normalised", "normalised_p20", "regret", "spl")
+_ARRAYS = ("success", "steps", "returns", "reference", "reference_steps", "paired", "random_returns", "player_returns")
 
 class Evaluation(Scores):
     """What an agent did in trials 1 to N of each task: `success`, `steps` and `returns` `(tasks, N)`; `task_ids` are row numbers of the benchmark.
 
     With `evaluate(oracle=...)` also `reference` and `reference_steps`, the oracle's return and steps, NaN where unknown, and `paired`: whether it began in the same place
-    (elsewhere they are the task's average). `labels`: a name to one value per task, `(tasks,)`. What needs a reference raises `ValueError` without one.
+    (elsewhere they are the task's average). With `anchors=True` also `random_returns` and `player_returns`, of a random policy and of the reference player. `labels`: a name to one value per task, `(tasks,)`. What needs a reference raises `ValueError` without one.
     """
 
     def per_task(self) -> dict[str, np.ndarray]:
@@ -270,18 +288,23 @@ class Evaluation(Scores):
 
     def per_trial(self) -> dict[str, np.ndarray]:
         "Means over tasks with their intervals, arrays `(N,)`: `success`, `success_lo`, `success_hi`, and likewise all `scores`."
-        return {f"{name}{end}": x for name, values in self.scores().items() for end, x in zip(("", "_lo", "_hi"), bootstrap_mean(values))}
+        found = {f"{name}{end}": x for name, values in self.scores().items() for end, x in zip(("", "_lo", "_hi"), bootstrap_mean(values))}
+        if self.random_returns is None:
+            return found
+        by_trial = np.array([self.score([k]) for k in range(self.returns.shape[1])]).T
+        return found | dict(zip(("score", "score_lo", "score_hi"), by_trial))
 
     def summary(self) -> dict[str, tuple[float, float, float]]:
         """All quantities as `(value, low, high)`, with bootstrap intervals over tasks.
 
         Per trial: `return` and its percentiles `return_p20`, `_median`, `_p80`; `success`, `steps`. Over all N trials: `return_sum` with percentiles, and `zero_return`, the
-        share of tasks without return. With a reference also `normalised` with percentiles, `regret` and `spl`.
+        share of tasks without return; with anchors `score`. With a reference also `normalised` with percentiles, `regret` and `spl`.
         """
         scores, trials = self.per_task(), self.returns.shape[1]
         returns = _with_percentiles("return", scores["return"])
         sums = {name.replace("return", "return_sum"): tuple(trials * x for x in value) for name, value in returns.items()}
         found = returns | {name: _interval(scores[name]) for name in ("success", "steps")} | {"zero_return": _interval(scores["return"] == 0)} | sums
+        found |= {} if self.random_returns is None else {"score": self.score()}
         if self.reference is None:
             return found
         return found | _with_percentiles("normalised", scores["normalised"]) | {name: _interval(scores[name]) for name in ("regret", "spl")}
@@ -291,10 +314,10 @@ class Evaluation(Scores):
         return {name: value for name, value in self.summary().items() if name in _OVERALL}
 
     def beside(self, other: "Evaluation") -> "Evaluation":
-        "This evaluation with the reference of another one of the same tasks, seed and trials. Raises `ValueError` when they differ."
+        "This evaluation with the reference and the anchors of another one of the same tasks, seed and trials. Raises `ValueError` when they differ."
         if not self.is_like(other):
             raise ValueError("These evaluations are of different tasks or trials: make both with the same benchmark, seed, num_tasks and num_trials.")
-        return replace(self, reference=other.compared().reference, reference_steps=other.reference_steps, paired=other.paired)
+        return replace(self, **{name: getattr(other, name) for name in _ARRAYS[3:]})
 
     def is_like(self, other: "Evaluation") -> bool:
         "Whether both are of the same tasks and as many trials."
@@ -344,7 +367,7 @@ def grouped(evaluation: Evaluation, by: str, bins: int = 8) -> dict[str, Evaluat
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #38af4462
 def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int = 10, num_tasks: int | None = 1024, seed: int = 0, batch: int = 1024,
-             greedy: bool = False, show_goal: float | None = None, oracle: bool | int = False, expert=None,
+             greedy: bool = False, show_goal: float | None = None, anchors: bool = False, oracle: bool | int = False, expert=None,
              labels: Mapping[str, Any] | None = None, mesh: Mesh | None = None, progress: bool = False) -> Evaluation:
     """Let a policy play `num_trials` trials in a row of every task.
 
@@ -354,6 +377,7 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
         world: `(env, params)` with auto-reset; an `Agent` brings its own. batch: tasks side by side on each device.
         greedy: an `Agent` takes its likeliest action instead of drawing one.
         show_goal: share of the tasks in which an agent with `network.goal_conditioned_core` is shown its goal; None for no task.
+        anchors: a random policy and the reference player (see `reference_player`) play the same trials, between which `score` places the agent.
         oracle: True lets the grid oracle play all trials from the same starts; a number only so many first ones, whose average is the reference of later ones.
         expert: plays instead of the oracle, see `demonstrations`. labels: a name to one value for each task of the benchmark `(n,)`.
         mesh: devices in a row, with the axis `agents`, which share the tasks; several processes call this alike. progress: show a bar.
@@ -361,18 +385,21 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
     """
     if min(num_trials, batch, 1 if num_tasks is None else num_tasks) < 1 or benchmark is not None and not len(benchmark):
         raise ValueError("An evaluation needs at least one task, one trial and a batch of one: check num_tasks, num_trials, batch and the benchmark.")
-    if benchmark is None and (oracle or labels or num_tasks is None):
-        raise ValueError("Without a benchmark there is one task: give num_tasks, how many starts of it are played, and neither oracle nor labels.")
+    if benchmark is None and (oracle or anchors or labels or num_tasks is None):
+        raise ValueError("Without a benchmark there is one task: give num_tasks, how many starts of it are played, and neither oracle, anchors nor labels.")
     labels, compared = _checked_labels(labels, benchmark), _compared(oracle, num_trials)
     devices, (policy, parameters, (env, params)) = _checked_mesh(mesh), _unpacked(policy, world, greedy, show_goal)
     if not _begins_again(env):
         raise ValueError("This world does not begin a new trial by itself: wrap it, world=(GymAutoResetWrapper(env), params).")
     chosen = np.arange(num_tasks) if benchmark is None else np.random.default_rng(seed).permutation(len(benchmark))[:num_tasks]
     keys = jax.random.split(jax.random.key(seed), len(chosen))
-    tally = _play_all(_player(policy, env, num_trials, mesh, parameters, params), benchmark, chosen, keys, num_trials, batch, devices, progress)
+    play = lambda policy, parameters=None: _play_all(
+        _player(policy, env, num_trials, mesh, parameters, params), benchmark, chosen, keys, num_trials, batch, devices, progress)
+    tally = play(policy, parameters)
+    between = [play(other).returns for other in (RandomPolicy(env.num_actions(params)), reference_player(benchmark, params))] if anchors else (None, None)
     reference = _oracle_reference(env, params, benchmark, chosen, keys, num_trials, compared, expert, progress) if compared else (None,) * 3
     kinds = {} if benchmark is None else {"goal kind": goal_names(np.asarray(benchmark.goals)[chosen])}
-    return Evaluation(*tally, chosen, *reference, kinds | {name: x[chosen] for name, x in labels.items()})
+    return Evaluation(*tally, chosen, *reference, *between, kinds | {name: x[chosen] for name, x in labels.items()})
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #5b3680d7
 def _play_all(play, benchmark, chosen, keys, num_trials: int, batch: int, devices: int, progress: bool) -> Tally:
@@ -388,6 +415,16 @@ def _play_all(play, benchmark, chosen, keys, num_trials: int, batch: int, device
             parts.append([x[: len(chosen) - first] for x in tally])
             bar.update(len(parts[-1][0]))
     return Tally(*(np.concatenate(column) for column in zip(*parts)))
+
+def reference_player(benchmark: Benchmark, params):
+    """The player to which the score 1 belongs: without rules one that infers the goal (`ReferencePlayer`), else the expert, which is told rules and goal.
+
+    Raises `ValueError` for composed goals and several products, which neither knows.
+    """
+    if benchmark.extended is not None:
+        raise ValueError("There is no reference player for composed goals and several products: evaluate without anchors.")
+    hidden_goal_only = not np.asarray(benchmark.rules)[..., 0].any() and set(np.unique(np.asarray(benchmark.goals)[:, 0])) <= set(GOAL_KINDS)
+    return ReferencePlayer(max(params.height, params.width), benchmark.init_tiles.shape[1]) if hidden_goal_only else ExpertPlayer()
 
 def _checked_labels(labels, benchmark) -> dict[str, np.ndarray]:
     "Labels `(n,)` of all tasks. Raises `ValueError` for another number of them."
@@ -451,10 +488,12 @@ def table(evaluations: Mapping[str, Evaluation]) -> str:
         cells = [f"{c['success'][k]:8.0%} {c['steps'][k]:6.1f} ±{(c['steps_hi'][k] - c['steps_lo'][k]) / 2:4.2f} {c['return'][k]:8.2f}  " + _compared_cell(c, k)
                  for c in curves.values()]
         lines.append(f"{k + 1:4d}   " + "".join(cells))
-    labels = (("mean", "return", "return"), ("p20", "return_p20", "return"), ("mean", "normalised", "of oracle"), ("p20", "normalised_p20", "of oracle"),
+    labels = (("mean", "return", "return"), ("p20", "return_p20", "return"), ("score", "score", "0 random, 1 reference"), ("mean", "normalised", "of oracle"), ("p20", "normalised_p20", "of oracle"),
               ("mean", "regret", "regret"), ("mean", "spl", "SPL"))
-    for label, key, what in labels if any(beside.values()) else labels[:2]:
+    for label, key, what in labels:
         found = {name: e.overall().get(key) for name, e in evaluations.items()}
+        if not any(found.values()):
+            continue
         cells = [f"{what} {x[0]:.2f} [{x[1]:.2f}, {x[2]:.2f}]" if x else "" for x in found.values()]
         lines.append(f"{label:>4}   " + "".join(f"{cell:>{wide + beside[name] - 2}}  " for name, cell in zip(found, cells)))
     return "\n".join(line.rstrip() for line in lines)
