@@ -131,10 +131,11 @@ def test_scores_lie_between_a_random_policy_and_the_reference():
 
 
 def test_who_is_the_reference():
-    assert reference_player(tasks(), params) == ReferencePlayer(9, 5)
-    assert reference_player(generate_benchmark("small", 8, progress=False), params) == ExpertPlayer()
+    assert reference_player(tasks(), env, params) == ReferencePlayer(9, 5)
+    assert reference_player(generate_benchmark("small", 8, progress=False), env, params) == ExpertPlayer()
+    assert reference_player(tasks(), RGBImgObservationWrapper(env), params) == ExpertPlayer()
     with pytest.raises(ValueError, match="without anchors"):
-        reference_player(probes_benchmark(), params)
+        reference_player(probes_benchmark(), env, params)
     with pytest.raises(ValueError, match="at least 1"):
         ReferencePlayer(num_objects=0)
     with pytest.raises(ValueError, match="no plan"):

@@ -317,6 +317,8 @@ class Evaluation(Scores):
         "This evaluation with the reference and the anchors of another one of the same tasks, seed and trials. Raises `ValueError` when they differ."
         if not self.is_like(other):
             raise ValueError("These evaluations are of different tasks or trials: make both with the same benchmark, seed, num_tasks and num_trials.")
+        if other.random_returns is None:
+            other.compared()
         return replace(self, **{name: getattr(other, name) for name in _ARRAYS[3:]})
 
     def is_like(self, other: "Evaluation") -> bool:
@@ -396,7 +398,7 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
     play = lambda policy, parameters=None: _play_all(
         _player(policy, env, num_trials, mesh, parameters, params), benchmark, chosen, keys, num_trials, batch, devices, progress)
     tally = play(policy, parameters)
-    between = [play(other).returns for other in (RandomPolicy(env.num_actions(params)), reference_player(benchmark, params))] if anchors else (None, None)
+    between = [play(other).returns for other in (RandomPolicy(env.num_actions(params)), reference_player(benchmark, env, params))] if anchors else (None, None)
     reference = _oracle_reference(env, params, benchmark, chosen, keys, num_trials, compared, expert, progress) if compared else (None,) * 3
     kinds = {} if benchmark is None else {"goal kind": goal_names(np.asarray(benchmark.goals)[chosen])}
     return Evaluation(*tally, chosen, *reference, *between, kinds | {name: x[chosen] for name, x in labels.items()})
@@ -416,15 +418,17 @@ def _play_all(play, benchmark, chosen, keys, num_trials: int, batch: int, device
             bar.update(len(parts[-1][0]))
     return Tally(*(np.concatenate(column) for column in zip(*parts)))
 
-def reference_player(benchmark: Benchmark, params):
+def reference_player(benchmark: Benchmark, env, params):
     """The player to which the score 1 belongs: without rules one that infers the goal (`ReferencePlayer`), else the expert, which is told rules and goal.
 
-    Raises `ValueError` for composed goals and several products, which neither knows.
+    The expert also plays where agents see pictures, which say less than cells. Raises `ValueError` for composed goals and several products, which neither knows.
     """
     if benchmark.extended is not None:
         raise ValueError("There is no reference player for composed goals and several products: evaluate without anchors.")
     hidden_goal_only = not np.asarray(benchmark.rules)[..., 0].any() and set(np.unique(np.asarray(benchmark.goals)[:, 0])) <= set(GOAL_KINDS)
-    return ReferencePlayer(max(params.height, params.width), benchmark.init_tiles.shape[1]) if hidden_goal_only else ExpertPlayer()
+    shape = env.observation_shape(params)
+    cells = (shape["img"] if isinstance(shape, dict) else shape)[-1] == 2
+    return ReferencePlayer(max(params.height, params.width), benchmark.init_tiles.shape[1]) if hidden_goal_only and cells else ExpertPlayer()
 
 def _checked_labels(labels, benchmark) -> dict[str, np.ndarray]:
     "Labels `(n,)` of all tasks. Raises `ValueError` for another number of them."
