@@ -19,24 +19,24 @@ import numpy as np
 
 # %% ../../nbs/core/00_helpers.ipynb #8acbe91d
 def checked_int(name: str, value, least: int, most: int | None = None, error=ValueError) -> int:
-    "`value` as an int from `least` to `most` (no limit if None). Raises `error` with the `name` for anything else, bools and floats included."
+    "`value` as an int in range (no upper limit if None). Raises `error` for anything else, bools and floats too."
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < least or most is not None and value > most:
         raise error(f"{name} is {value!r}; an integer {f'of at least {least:,}' if most is None else f'from {least:,} to {most:,}'} is needed.")
     return int(value)
 
 # %% ../../nbs/core/00_helpers.ipynb #990784bc
 def num_workers() -> int:
-    "As many threads as there are cores, 8 at most."
+    "One thread per core, at most 8."
     return min(os.cpu_count() or 1, 8)
 
 def in_threads(work, items, workers: int | None = None) -> list:
-    "`work(item)` for all items, in order, by `workers` threads (`num_workers` unless given)."
+    "`work(item)` for all items, in order, in `workers` threads (default `num_workers`)."
     with ThreadPoolExecutor(workers or num_workers()) as pool:
         return list(pool.map(work, items))
 
 # %% ../../nbs/core/00_helpers.ipynb #752aeff0
 def progress_bar(total: int, shown: bool, label: str, unit: str = "tasks", initial: int = 0):
-    "A progress bar (tqdm), or a silent one unless `shown`; a context manager with `update`."
+    "A tqdm bar, silent unless `shown`; a context manager with `update`."
     from tqdm import tqdm
     if shown:
         from tqdm.auto import tqdm
@@ -44,7 +44,9 @@ def progress_bar(total: int, shown: bool, label: str, unit: str = "tasks", initi
 
 # %% ../../nbs/core/00_helpers.ipynb #6fb8bd6e
 def plain(value, depth: int = 16):
-    "Anything as what JSON can hold: NaN and infinities become None, sets are sorted, other objects become their repr. Structures deeper than `depth` are cut off."
+    """Anything as JSON can hold it: NaN and infinity become None, sets are sorted, other objects their repr. Deeper
+    than `depth` is cut off.
+    """
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (int, np.integer)):
@@ -68,10 +70,10 @@ def json_line(value) -> str:
 # %% ../../nbs/core/00_helpers.ipynb #f7142bba
 @contextlib.contextmanager
 def _locked(descriptor: int):
-    "Hold a lock on an open file, where the platform has one."
+    "Lock an open file, where the platform can."
     try:
         import fcntl
-    except ImportError:  # Windows: appending at the end is all there is
+    except ImportError:  # Windows
         yield
         return
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -81,11 +83,13 @@ def _locked(descriptor: int):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 def append_lines(path, lines: Iterable[str]) -> Path:
-    "Append whole lines to a file, which is made if it is missing. Safe when several threads or processes do so at once. Raises `OSError`; nothing is written then."
+    """Append whole lines to a file, made if missing; safe among threads and processes. Raises `OSError`, and then
+    writes nothing.
+    """
     path, lines = Path(path).expanduser(), list(lines)
     if any("\n" in line for line in lines):
         raise ValueError("A line holds a line break: give each line by itself.")
-    data = "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace")  # half a surrogate pair becomes \udXXX, which is valid JSON
+    data = "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace")  # half a surrogate pair becomes \udXXX
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
     try:
@@ -96,7 +100,7 @@ def append_lines(path, lines: Iterable[str]) -> Path:
     return path
 
 def _append(file: int, data: bytes) -> None:
-    "Write at the end of a file, all or nothing; a last line without an end is ended first."
+    "Write at the end of a file, all or nothing; ends an unfinished last line first."
     size = os.lseek(file, 0, os.SEEK_END)
     if size:
         os.lseek(file, size - 1, os.SEEK_SET)
@@ -110,7 +114,7 @@ def _append(file: int, data: bytes) -> None:
 
 # %% ../../nbs/core/00_helpers.ipynb #c43ff652
 def read_jsonl(path) -> list[dict]:
-    "The objects in a file of JSON lines. Torn lines, which a process leaves that dies while it writes, are left out with a warning. Raises `OSError`."
+    "The objects in a file of JSON lines; torn lines are left out with a warning. Raises `OSError`."
     found, torn = [], 0
     for line in filter(bytes.strip, Path(path).expanduser().read_bytes().split(b"\n")):
         try:

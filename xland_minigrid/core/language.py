@@ -23,12 +23,12 @@ from .tiles import COLOR_NAMES, TILE_NAMES, Colors, Tiles, tile_name, unpack
 _SIDES = ("above", "to the right of", "below", "to the left of")
 
 def thing_name(tile: int, color: int) -> str:
-    "As `tile_name`, and no two cells are named alike: `'red ball'`, `'nothing'`, `'nothing coloured red'`. Raises `ValueError` for numbers outside Table 1."
+    "`tile_name`, but unique: `'nothing coloured red'` is not `'nothing'`. Raises `ValueError` outside Table 1."
     name = tile_name(tile, color)
     return f"{name} coloured {COLOR_NAMES[color]}" if tile <= Tiles.EMPTY and color != tile else name
 
 def _thing(pair) -> str:
-    "A tile with its article: `a red ball`, `an orange key`."
+    "A tile with its article."
     name = thing_name(int(pair[0]), int(pair[1]))
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
@@ -36,7 +36,7 @@ def _thing(pair) -> str:
 _ARTICLE = re.compile(rf"\b(?:an?|the) (?=(?:{'|'.join(COLOR_NAMES)}) (?:{'|'.join(TILE_NAMES[Tiles.FLOOR:])})\b|end of map\b|unseen\b|nothing\b)")
 
 def plain_words(text: str) -> str:
-    "A text as words only: lower case, single spaces, no full stops or colons, no articles before things."
+    "A text as words only: lower case, single spaces, no punctuation, no articles before things."
     return _ARTICLE.sub("", " ".join(re.sub(r"[.;:!?\"]", " ", text.lower()).split()))
 
 # %% ../../nbs/core/09_language.ipynb #86d2dc9d
@@ -51,14 +51,13 @@ def _chosen(bits: int, words) -> list:
     return [w for i, w in enumerate(words) if bits >> i & 1]
 
 def _place(looks) -> str:
-    "Where the first tile is."
     if looks.near:
         return "next to you" if looks.near == 15 else f"directly {_listed(_chosen(looks.near, _SIDES))} you"
     return _listed(_chosen(looks.cells, _CELLS)) if looks.cells else "in your hands"
 
 # %% ../../nbs/core/09_language.ipynb #0d34f05b
 def _declared_scene(item) -> str:
-    "What has to be where for a registered rule or goal, from its declaration."
+    "What has to be where for a registered rule or goal."
     looks, (a, *rest) = item.looks, [np.asarray(getattr(item, f)) for f in field_names(item)]
     if looks.at == 1:
         return f"you at row {a[0]}, column {a[1]}"
@@ -75,7 +74,7 @@ def _declared_when(item) -> str:
     return "each step" if len(actions) == 6 else _listed([_AFTER[a] for a in actions])
 
 def kind_name(registry: Registry, cls: type) -> str:
-    "The name of a class of rules or goals, with its identifier if another class is called the same."
+    "The name of a class of rules or goals, with its identifier if it has namesakes."
     namesakes = [c for c in registry.classes.values() if c.__name__.lower() == cls.__name__.lower()]
     return cls.__name__ if len(namesakes) == 1 else f"{cls.__name__} {cls.ID}"
 
@@ -89,18 +88,17 @@ def _own_words(item, part: bool = False) -> str:
     return f"after {_declared_when(item)}, {_declared_scene(item)}{': together they' * (item.looks.pair > 0)} {_becomes(product, s)}"
 
 def _becomes(product, s: str = "s") -> str:
-    "What an input turns into; a product of black floor means that it is gone."
+    "What an input becomes; black floor means that it disappears."
     gone = int(product[0]) == Tiles.FLOOR and int(product[1]) == Colors.BLACK
     return f"disappear{s}" if gone else f"become{s} {_thing(product)}"
 
 # %% ../../nbs/core/09_language.ipynb #2787670f
 def placeholder(cls: type, product=(Tiles.STAR, Colors.PINK)):
-    "A rule or goal of a class about a red ball, a blue key and row 83, column 97: what it says shows where its tiles stand in the sentence."
+    "A rule or goal of a class about a red ball, a blue key, and row 83, column 97."
     tiles = iter([(Tiles.BALL, Colors.RED), (Tiles.KEY, Colors.BLUE)])
     return cls(*[np.array(product if f.startswith("prod_") else (83, 97) if f == "position" else next(tiles), np.uint8) for f in field_names(cls)])
 
 def _placeholder_words(cls: type, part: bool) -> str:
-    "What a class of rules or goals says of its placeholder, as plain words."
     item, goal = placeholder(cls), issubclass(cls, BaseGoal)
     if cls.ID < (NUM_GOALS if goal else NUM_RULES):
         return plain_words(describe_goal(item) if goal else describe_rule(item))
@@ -108,11 +106,11 @@ def _placeholder_words(cls: type, part: bool) -> str:
 
 @lru_cache(maxsize=1024)
 def _is_said_before(cls: type, part: bool, classes: tuple) -> bool:
-    "Whether one of the `classes` has the words of `cls` and goes before it. (They are an argument because the answer depends on what is registered.)"
+    "Whether one of the `classes`, an argument because it changes, has the words of `cls` and goes before it."
     return any(_placeholder_words(cls, part) == _placeholder_words(c, part) for c in classes if 0 < c.ID < cls.ID)
 
 def _describe_registered(item, part: bool = False) -> str:
-    "The words of a registered rule or goal, and its name where they are not its alone."
+    "The words of a registered rule or goal, with its name where another says the same."
     registry = goal_kinds if isinstance(item, BaseGoal) else rule_kinds
     said = _is_said_before(type(item), part, tuple(registry.classes.values()))
     return _own_words(item, part) + (f" ({kind_name(registry, type(item))})" if said else "")
@@ -124,15 +122,15 @@ _RULES = ("nothing happens (placeholder)", "{a} in your hands {becomes}", "{a} n
           *(f"{{b}} directly {side} {{a}}: together they {{become}}" for side in _SIDES), *(f"{{a}} directly {side} you {{becomes}}" for side in _SIDES))
 
 class _Pair(list):
-    "A (tile, colour) or a (row, column); as text a thing with its article."
+    "A (tile, colour) or (row, column); as text a thing with its article."
     def __str__(self):
         return _thing(self)
 
 def describe_goal(goal, part: bool = False) -> str:
-    """A goal as an English clause, for example `'hold a red ball'`.
+    """A goal as an English clause, such as `'hold a red ball'`.
 
-    Takes an encoding `(5,)`, a goal, or a composed goal; `part` says that it is part of one, and so asked after every step. Raises `ValueError` for an
-    unknown identifier.
+    Takes an encoding `(5,)`, a goal or a composed goal; `part`: of a composed one, so asked after every step.
+    Raises `ValueError` for an unknown identifier.
     """
     if isinstance(goal, Composed):
         return _describe_composed(goal)
@@ -145,7 +143,7 @@ def describe_goal(goal, part: bool = False) -> str:
 _JOINTS = re.compile(r"\b(?:or|then|first|not|same time|all of|any of)\b")
 
 def _describe_part(goal) -> str:
-    "A part of a composed goal, in brackets where it could be taken for something else."
+    "A part of a composed goal, in brackets where it would be ambiguous."
     words = describe_goal(goal, part=True)
     in_words_of_its_own = isinstance(goal, BaseGoal) and goal.ID >= NUM_GOALS and _JOINTS.search(words.lower())
     return f"({words})" if isinstance(goal, (AllOf, AnyOf, InOrder)) or in_words_of_its_own else words
@@ -162,9 +160,11 @@ def _describe_composed(goal: Composed) -> str:
 
 # %% ../../nbs/core/09_language.ipynb #cde12b6f
 def describe_rule(encoding, more=()) -> str:
-    """A rule as an English sentence without its full stop. Raises `ValueError` for an unknown identifier.
+    """A rule as an English sentence without its full stop.
 
-    Takes an encoding `(7,)`, a rule, or one with several products. `more` are further products, (tile, colour) pairs; zeros are none.
+    Takes an encoding `(7,)`, a rule, or one with several products; `more`: further (tile, colour) products, zeros for
+    none.
+    Raises `ValueError` for an unknown identifier.
     """
     if isinstance(encoding, MultiProduct):
         encoding, more = encoding.rule, encoding.more
@@ -185,17 +185,17 @@ def _sentence(clause: str) -> str:
     return clause[0].upper() + clause[1:] + "."
 
 def further_products(rules) -> np.ndarray:
-    "What concrete compiled rules `(R, 2)` make beyond their first product, uint8 `(R, 2, 2)`; zeros for none."
+    "Products beyond the first of concrete compiled rules `(R, 2)`, uint8 `(R, 2, 2)`; zeros for none."
     second = np.asarray(rules)[:, 1]
     return unpack(np.stack([second >> 16 & 255, second >> 24], axis=1).astype(np.uint8))
 
 def declared_since(ruleset) -> bool:
-    "Whether a class was registered again after an extended task was made, and its rules now say something else."
+    "Whether classes were registered again since an extended task was made, with other rules."
     now, then = compile_rules(np.asarray(ruleset.rules), declared=rule_kinds.declared), np.asarray(ruleset.extended.rules)
     return bool((now[:, 0] != then[:, 0]).any() or ((now[:, 1] ^ then[:, 1]) & 0xFFFF).any())
 
 def goal_of(ruleset):
-    "The goal of one task: its encoding `(5,)`, or an object where `extended` holds a composed or registered one."
+    "The goal of a task: its encoding `(5,)`, or an object for an extended task."
     extended = getattr(ruleset, "extended", None)
     return ruleset.goal if extended is None else as_goal(extended.goals)
 
@@ -203,7 +203,7 @@ def goal_of(ruleset):
 _REGISTERED_ANEW = "(a class was registered anew after this task was made: the task keeps to what it said before)"
 
 class _Told(NamedTuple):
-    "A task taken apart into what there is to say: the goal, the rules with their further products, the clauses about them, the names of the objects."
+    "A task taken apart: goal, rules with further products, their clauses, names of the objects."
     goal: object
     rules: list
     clauses: list
@@ -212,7 +212,8 @@ class _Told(NamedTuple):
 def _tell(ruleset) -> _Told:
     "Raises `ValueError` for a batch of tasks."
     if np.ndim(ruleset.goal) != 1:
-        raise ValueError(f"This is a batch of tasks (goal {np.shape(ruleset.goal)}): describe one at a time, for example jax.tree.map(lambda x: x[0], rulesets).")
+        raise ValueError(f"This is a batch of tasks (goal {np.shape(ruleset.goal)}): describe one at a time, such as "
+                         "jax.tree.map(lambda x: x[0], rulesets).")
     extended, rows = getattr(ruleset, "extended", None), np.asarray(ruleset.rules).reshape(-1, 7)
     more = np.zeros((len(rows), 2, 2)) if extended is None else further_products(extended.rules)
     rules = [(row, others) for row, others in zip(rows, more) if row[0] != 0]
@@ -243,7 +244,7 @@ def _story(told: _Told) -> str:
     return " ".join([f"You are in {room}.", *clauses, f"Your goal: {describe_goal(told.goal)}."])
 
 def asked_after(goal_or_rule) -> str:
-    "After which actions a rule or goal (an object, a class or an encoding) is asked, for example `'moving or putting down'`; composed goals, and their parts, after `'each step'`."
+    "The actions after which a rule or goal (object, class or encoding) is asked, such as `'moving or putting down'`."
     item = goal_or_rule
     if isinstance(item, Composed):
         return "each step"
@@ -252,7 +253,7 @@ def asked_after(goal_or_rule) -> str:
     return _declared_when(item) if item.when else ""
 
 def _with_when(words: str, item) -> str:
-    "The words, and after which actions it is asked, if they do not say so themselves."
+    "The words, with the actions after which it is asked unless they say so."
     when = asked_after(item)
     says_so = not when or f"(asked after {when})" in words or words.startswith(f"after {when}, ")
     return words if says_so else f"{words} (asked after {when})"
@@ -269,10 +270,13 @@ def describe_ruleset(ruleset, level: str = "full") -> str:
     """A whole task in English.
 
     Args:
-        ruleset: anything with `goal (5,)`, `rules (R, 7)`, `init_tiles (N, 2)` and perhaps `extended` (an `ExtendedTask`).
-        level: `"full"` numbered sentences, goal first; `"short"` the same without articles, for readers who pay by the word; `"precise"` as full, with the actions after which
-            each is asked; `"story"` one paragraph, objects first and the goal last; `"goal"` one line, what an agent that has to find out the rest may know.
-    All but `"goal"` say everything that the task holds (but rows of padding), and `parse.parse_ruleset` reads them back. Raises `ValueError` for another level or a batch of tasks.
+        ruleset: has `goal (5,)`, `rules (R, 7)`, `init_tiles (N, 2)` and perhaps `extended`.
+        level: `"full"`: numbered sentences, goal first; `"short"`: the same without articles; `"precise"`: full, with
+            the
+            actions after which each is asked; `"story"`: one paragraph, goal last; `"goal"`: one line.
+    All but `"goal"` tell the whole task, and `parse.parse_ruleset` reads them back. Raises `ValueError` for another
+    level
+    or a batch of tasks.
     """
     if level not in LEVELS:
         raise ValueError(f"There is no level {level!r}: choose from {', '.join(LEVELS)}.")
@@ -280,7 +284,6 @@ def describe_ruleset(ruleset, level: str = "full") -> str:
 
 # %% ../../nbs/core/09_language.ipynb #fe5ab886
 def _as_dict(item) -> dict:
-    "A goal or a rule by names."
     if isinstance(item, Composed):
         return {"kind": type(item).__name__, "parts": [_as_dict(part) for part in item.parts]}
     registry = goal_kinds if isinstance(item, BaseGoal) else rule_kinds
@@ -288,9 +291,10 @@ def _as_dict(item) -> dict:
     return {"kind": kind_name(registry, type(item)), **{f: v if f == "position" else thing_name(*v) for f, v in values.items()}}
 
 def ruleset_to_dict(ruleset) -> dict:
-    """A task as a dictionary that JSON can hold: `goal`, `rules` and `objects` by the names of classes, fields and tiles.
+    """A task as a dictionary for JSON: `goal`, `rules` and `objects` by names of classes, fields and tiles.
 
-    A rule's further products are its `more`; rows of padding are left out. Raises `ValueError` for a batch of tasks, and for one whose classes were registered anew since.
+    Further products are `more`; padding is left out. Raises `ValueError` for a batch, or if a class was registered
+    anew.
     """
     told, goal = _tell(ruleset), goal_of(ruleset)
     if told.clauses[-1:] == [_REGISTERED_ANEW]:

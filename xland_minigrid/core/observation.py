@@ -20,7 +20,7 @@ from .tiles import END_OF_MAP, LOS_BLOCKING, UNSEEN, is_one_of, pack_pairs, tile
 # %% ../../nbs/core/05_observation.ipynb #36380e17
 @functools.lru_cache(maxsize=None)
 def view_offsets(view_size: int) -> np.ndarray:
-    """Steps (ahead, to the right) to the cells in view, and last to the cell behind the agent; int32 `(2, view_size ** 2 + 1)`.
+    """Steps (ahead, right) to the cells in view, then to the cell behind; int32 `(2, view_size ** 2 + 1)`.
 
     Raises `ValueError` unless `view_size` is odd and at least 3.
     """
@@ -31,13 +31,10 @@ def view_offsets(view_size: int) -> np.ndarray:
 
 # %% ../../nbs/core/05_observation.ipynb #6ee0677d
 def look(cells, position, direction, view_size: int) -> jax.Array:
-    """The cells in view and the one behind the agent.
+    """The cells in view and the one behind: packed uint8 `(view_size ** 2 + 1,)`, farthest row first; END_OF_MAP off
+    the map.
 
-    Args:
-        cells: packed grid, uint8 `(height, width)`.
-        position: int32 `(2,)`; direction: int32 scalar.
-    Returns:
-        Packed uint8 `(view_size ** 2 + 1,)`, row by row from the farthest; END_OF_MAP off the map.
+    cells: packed grid, uint8 `(height, width)`. position: int32 `(2,)`. direction: int32 scalar.
     """
     (height, width), (down, across), (ahead, right) = cells.shape, heading(direction), view_offsets(view_size)
     rows, cols = position[0] + ahead * down + right * across, position[1] + ahead * across - right * down
@@ -46,7 +43,7 @@ def look(cells, position, direction, view_size: int) -> jax.Array:
 
 # %% ../../nbs/core/05_observation.ipynb #2d1d71dd
 def _fill_runs(touched, clear, width: int):
-    "All runs of ones in `clear` that contain a bit of `touched` (a subset of `clear`); words of `width` bits, uint32."
+    "All runs of ones in `clear` with a bit of its subset `touched`; words of `width` bits, uint32."
     upwards, through = clear & (~(clear + touched) | touched), clear
     for i in range((width - 1).bit_length()):
         touched = touched | through & (touched >> np.uint32(1 << i))
@@ -55,18 +52,15 @@ def _fill_runs(touched, clear, width: int):
 
 # %% ../../nbs/core/05_observation.ipynb #20d1cf01
 def _see_row(sight, clear, size: int):
-    "What sight `sight` makes visible in a row with see-through cells `clear`: the sight into the next row, and the visible cells of this one."
+    "The sight into the next row, and the visible cells of this one, from the `sight` into it."
     run = _fill_runs(sight & clear, clear, size)
     wide = (run | run << np.uint32(1) | run >> np.uint32(1)) & np.uint32(2**size - 1)
     return wide, sight | wide
 
 def visible_mask(view) -> jax.Array:
-    """Which cells of a view the agent can see when walls and shut doors block its sight (MiniGrid's rule).
+    """Which cells of a view the agent sees when walls and shut doors block its sight (MiniGrid's rule); bool `(V, V)`.
 
-    Args:
-        view: packed uint8 `(V, V)`, V at most 31, agent at the bottom centre looking up.
-    Returns:
-        bool `(V, V)`.
+    view: packed uint8 `(V, V)`, V at most 31, the agent at the bottom centre looking up.
     """
     size = view.shape[-1]
     if size > 31:
@@ -79,7 +73,7 @@ def visible_mask(view) -> jax.Array:
 
 # %% ../../nbs/core/05_observation.ipynb #618c0afc
 def hide(view) -> jax.Array:
-    "A packed view `(V, V)` with everything the agent cannot see replaced by UNSEEN."
+    "A packed view `(V, V)` with UNSEEN where the agent cannot see."
     return jnp.where(visible_mask(view), view, UNSEEN)
 
 # %% ../../nbs/core/05_observation.ipynb #e9f86f9e
@@ -89,19 +83,19 @@ def _square(height: int, width: int) -> int:
     return height
 
 def transparent_field_of_view(grid, agent, height: int, width: int) -> jax.Array:
-    "What the agent sees when walls hide nothing: uint8 `(height, width, 2)` from a grid `(H, W, 2)`."
+    "The agent's view through walls, uint8 `(height, width, 2)`, of a grid `(H, W, 2)`."
     size = _square(height, width)
     return unpack(look(pack_pairs(grid), agent.position, agent.direction, size)[:-1].reshape(size, size))
 
 def crop_field_of_view(grid, agent, height: int, width: int) -> jax.Array:
-    "The same cells as they lie on the map, not turned to the agent; uint8 `(height, width, 2)`."
+    "The same cells as they lie on the map; uint8 `(height, width, 2)`."
     view = transparent_field_of_view(grid, agent, height, width)
     return jnp.stack([jnp.rot90(view, -k) for k in range(4)])[agent.direction]
 
 def minigrid_field_of_view(grid, agent, height: int, width: int) -> jax.Array:
-    "What the agent sees when walls and shut doors block sight: uint8 `(height, width, 2)`; UNSEEN where hidden."
+    "The agent's view with walls and shut doors blocking sight, uint8 `(height, width, 2)`; UNSEEN where hidden."
     return unpack(hide(pack_pairs(transparent_field_of_view(grid, agent, height, width))))
 
 def generate_viz_mask_minigrid(grid) -> jax.Array:
-    "`visible_mask` for an unpacked view `(V, V, 2)` with the agent at the bottom centre looking up; bool `(V, V)`."
+    "`visible_mask` of an unpacked view `(V, V, 2)`."
     return visible_mask(pack_pairs(grid))

@@ -15,22 +15,22 @@ import jax
 Node = TypeVar("Node", bound="PyTreeNode")
 
 def field(pytree_node: bool = True, **kwargs) -> Any:
-    "A dataclass field. `pytree_node=False` makes it static: part of the compiled program, not of its data."
+    "A dataclass field; `pytree_node=False` makes it static, part of the compiled program."
     return dataclasses.field(metadata={**kwargs.pop("metadata", {}), "pytree_node": pytree_node}, **kwargs)
 
 # %% ../../nbs/core/00_struct.ipynb #4d198c20
 class PyTreeNode:
     """Base of all records: subclasses become frozen dataclasses and JAX pytrees.
 
-    Every annotated attribute is a field. Data fields are leaves (or further nodes) for `jax.tree.map`, `vmap` and `scan`;
-    fields marked `field(pytree_node=False)` are static metadata and must be hashable. A class may write its own `__init__`, which its
-    subclasses inherit, or `__repr__`; the others are generated.
+    Annotated attributes are fields, leaves or nodes for `jax.tree.map`, `vmap` and `scan`; those with
+    `field(pytree_node=False)` are static and must be hashable. A class may write its own `__init__`, which subclasses
+    inherit, or `__repr__`.
     """
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         own = cls.__dict__
-        if "_flax_dataclass" in own:  # a class that also derives from Flax's PyTreeNode, which has done all this
+        if "_flax_dataclass" in own:  # Flax's PyTreeNode has done all this
             return
         cls._writes_init = "__init__" in own or getattr(cls, "_writes_init", False)
         dataclasses.dataclass(frozen=True, repr="__repr__" not in own, init=not cls._writes_init)(cls)
@@ -40,7 +40,7 @@ class PyTreeNode:
         jax.tree_util.register_dataclass(cls, data_fields=data, meta_fields=meta)
 
     def replace(self: Node, **updates) -> Node:
-        "A copy with some fields changed. Raises `TypeError` for a field that does not exist."
+        "A copy with fields changed. Raises `TypeError` for an unknown field."
         return dataclasses.replace(self, **updates)
 
 # %% ../../nbs/core/00_struct.ipynb #131c0a81

@@ -50,7 +50,7 @@ class Colors:
 
 # %% ../../nbs/core/01_tiles.ipynb #5a8d8a26
 def _names(table) -> tuple[str, ...]:
-    "Lower-case names of the identifiers, in order: `_names(Tiles)[5] == 'ball'`."
+    "Lower-case names of the identifiers, in order."
     members = {v: k for k, v in vars(table).items() if k.isupper()}
     return tuple(members[i].lower().replace("_", " ") for i in range(len(members)))
 
@@ -65,27 +65,27 @@ LOS_BLOCKING = (Tiles.WALL, Tiles.DOOR_LOCKED, Tiles.DOOR_CLOSED)
 
 # %% ../../nbs/core/01_tiles.ipynb #f6bb2982
 def tile_set(tiles) -> int:
-    "A set of tile identifiers as the bits of one integer, for `is_one_of`."
+    "Tile identifiers as bits of one integer, for `is_one_of`."
     return sum(1 << int(t) for t in tiles)
 
 def is_one_of(tile, bits: int):
-    "Whether `tile` (any integer array) is in the set `bits`; elementwise, jit-able, bool."
+    "Whether `tile` (integer array) is in the set `bits`; elementwise bool."
     return ((np.uint32(bits) >> tile.astype(np.uint32)) & np.uint32(1)) == 1
 
 # %% ../../nbs/core/01_tiles.ipynb #fa3088ef
 def pack(tile, color):
-    "Tile and colour (ints or integer arrays of one shape) as one byte per cell, `tile << 4 | color`."
+    "Tile and colour (ints or integer arrays) as one byte per cell, `tile << 4 | color`."
     if isinstance(tile, (int, np.integer)) and isinstance(color, (int, np.integer)):
         return np.uint8(int(tile) << 4 | int(color))
     return (tile.astype(np.uint8) << 4) | color.astype(np.uint8)
 
 def pack_pairs(pairs):
-    "Pairs `(..., 2)` of (tile, colour) as packed bytes `(...)`, uint8. NumPy in, NumPy out; JAX in, JAX out."
+    "(tile, colour) pairs `(..., 2)` as packed uint8 `(...)`. NumPy in, NumPy out; JAX in, JAX out."
     return pack(pairs[..., 0], pairs[..., 1])
 
 # %% ../../nbs/core/01_tiles.ipynb #f4edb5d0
 def unpack(cells):
-    "Packed bytes `(...)` as pairs `(..., 2)` of (tile, colour), uint8; the inverse of `pack_pairs`."
+    "Packed bytes `(...)` as (tile, colour) pairs uint8 `(..., 2)`; the inverse of `pack_pairs`."
     if isinstance(cells, (np.ndarray, np.generic)):
         return np.stack([cells >> 4, cells & 15], axis=-1)
     import jax
@@ -105,7 +105,7 @@ WALL = pack(Tiles.WALL, Colors.GREY)
 
 # %% ../../nbs/core/01_tiles.ipynb #0712a1c0
 def tile_name(tile: int, color: int) -> str:
-    "English for one cell, for example `'red ball'`. Raises `ValueError` for numbers outside Table 1."
+    "English for a cell, such as `'red ball'`. Raises `ValueError` outside Table 1."
     if not (0 <= tile < NUM_TILES and 0 <= color < NUM_COLORS):
         raise ValueError(f"({tile}, {color}) is no tile: tiles are 0 to {NUM_TILES - 1}, colours 0 to {NUM_COLORS - 1}.")
     plain = {Tiles.END_OF_MAP: "end of map", Tiles.UNSEEN: "unseen", Tiles.EMPTY: "nothing"}

@@ -32,7 +32,7 @@ def vertical_line(grid, x: int, y: int, length: int, tile) -> jax.Array:
 
 # %% ../../nbs/core/02_walls.ipynb #e925e2e2
 def rectangle(grid, x: int, y: int, h: int, w: int, tile) -> jax.Array:
-    "Draw the outline of a rectangle of height `h` and width `w` with its upper left corner at row `y`, column `x`."
+    "Draw the outline of an `h` by `w` rectangle with its upper left corner at row `y`, column `x`."
     grid = vertical_line(vertical_line(grid, x, y, h, tile), x + w - 1, y, h, tile)
     return horizontal_line(horizontal_line(grid, x, y, w, tile), x, y + h - 1, w, tile)
 
@@ -64,10 +64,10 @@ def nine_rooms(height: int, width: int) -> jax.Array:
 
 # %% ../../nbs/core/02_walls.ipynb #d669cee4
 def heading(direction) -> tuple:
-    "The step ahead as (rows, columns), each -1, 0 or 1, int32; the step to the right is (columns, -rows)."
+    "The step ahead (rows, columns), each -1, 0 or 1, int32; the step to the right is (columns, -rows)."
     direction = jnp.asarray(direction)
     return (direction == 2).astype(jnp.int32) - (direction == 0), (direction == 1).astype(jnp.int32) - (direction == 3)
 
 def inside(shape, rows, cols):
-    "Whether positions lie on a grid of the given shape `(height, width, ...)`; elementwise bool."
+    "Whether positions lie on a grid of this shape; elementwise bool."
     return (rows >= 0) & (rows < shape[0]) & (cols >= 0) & (cols < shape[1])
