@@ -66,22 +66,16 @@ def __getattr__(name: str):
 _EMPTY = np.uint8(tiles.EMPTY)
 
 def cells_in(pairs) -> jnp.ndarray:
-    "(tile, colour) pairs of 0.9.3 `(..., 2)` as packed cells of ours, uint8 `(...)`; (0, 0) becomes EMPTY."
+    "(tile, colour) pairs of 0.9.3 `(..., 2)` as our packed cells, uint8 `(...)`; (0, 0) becomes EMPTY."
     return tiles.pack_pairs(jnp.asarray(pairs)) + _EMPTY
 
 def cells_out(cells) -> jnp.ndarray:
-    "Packed cells of ours as (tile, colour) pairs of 0.9.3, uint8 `(..., 2)`."
+    "Our packed cells as pairs of 0.9.3, uint8 `(..., 2)`."
     return tiles.unpack(jnp.maximum(cells, _EMPTY) - _EMPTY)
 
 # %% ../../nbs/compat/03_identifiers.ipynb #a37a0cf3
 class AgentState(PyTreeNode):
-    """The agent, its pocket in the numbers of 0.9.3.
-
-    Attributes:
-        position: `(row, column)`, int32 `(2,)`.
-        direction: 0 up, 1 right, 2 down, 3 left; int32 scalar.
-        pocket: `(tile, colour)` of what it carries, uint8 `(2,)`; `(0, 0)` when it carries nothing.
-    """
+    "`core.actions.AgentState` with the pocket in the numbers of 0.9.3; `(0, 0)` for nothing."
     position: jnp.ndarray = field(default_factory=lambda: jnp.zeros(2, jnp.int32))
     direction: jnp.ndarray = field(default_factory=lambda: jnp.int32(0))
     pocket: jnp.ndarray = field(default_factory=lambda: jnp.zeros(2, jnp.uint8))
@@ -99,9 +93,9 @@ _IN = {"grid": tiles_from_upstream, "tile": tiles_from_upstream, "agent": agent_
 _OUT = {"tiles": tiles_to_upstream, "agent": agent_out, "": lambda value: value}
 
 def in_upstream_numbers(fn, *results: str):
-    """A function of ours that takes and returns the numbers of 0.9.3.
+    """A function of ours in the numbers of 0.9.3.
 
-    results: what each of its results is: `"tiles"` (grids, views, single tiles), `"agent"`, or `""` for what has no identifiers in it.
+    results: of each result `"tiles"` (grids, views, single tiles), `"agent"`, or `""` for anything without identifiers.
     """
     signature = inspect.signature(fn)
 

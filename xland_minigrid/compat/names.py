@@ -40,7 +40,7 @@ TABLES = {
     "WALKABLE": tiles.WALKABLE, "PICKABLE": tiles.PICKABLE, "FREE_TO_PUT_DOWN": tiles.FREE_TO_PUT_DOWN, "LOS_BLOCKING": tiles.LOS_BLOCKING}
 
 def ruleset_at(kind: type, goals, rules, init_tiles, ruleset_id):
-    "Task number `ruleset_id` of three arrays, as a ruleset of this class; jit-able."
+    "Task `ruleset_id` of three arrays as a ruleset of class `kind`; jit-able."
     row = lambda array: jax.lax.dynamic_index_in_dim(jnp.asarray(array), ruleset_id, keepdims=False)
     return kind(goal=row(goals), rules=row(rules), init_tiles=row(init_tiles))
 
@@ -59,7 +59,7 @@ def __getattr__(name: str):
 _HOMES = ("core.constants", "core.grid", "core.goals", "core.rules", "core.actions", "core.observation", "types", "environment")
 
 def imported_names(module: str):
-    "`__getattr__` for the path of an environment: the names that 0.9.3's module has because it imports them."
+    "`__getattr__` for the path of an environment: names that 0.9.3's module imports."
     root = module.rpartition(".envs.")[0]
 
     def find(name: str):

@@ -38,7 +38,7 @@ RULE_TILE_STR = {Tiles.FLOOR: "floor", Tiles.BALL: "ball", Tiles.SQUARE: "square
 PLAYER_STR = {0: "^", 1: ">", 2: "V", 3: "<"}
 
 def render_text(grid, agent: AgentState | None = None) -> str:
-    "The grid as text with `rich` colour markup, one character a cell; the agent is `^`, `>`, `V` or `<`."
+    "The grid in `rich` markup, one character a cell; the agent is `^`, `>`, `V` or `<`."
     cells = [[(TILE_STR[tile], COLOR_NAMES[color]) for tile, color in row] for row in np.asarray(grid).tolist()]
     if agent is not None:
         row, col = np.asarray(agent.position).tolist()
@@ -46,10 +46,13 @@ def render_text(grid, agent: AgentState | None = None) -> str:
     return "\n".join("".join(f"[bold {color}]{glyph}[/bold {color}]" for glyph, color in row) for row in cells)
 
 # %% ../../nbs/compat/07_pictures.ipynb #a4ab0144
-_GOALS = {1: "AgentHold", 3: "AgentNear", 4: "TileNear", **{7 + i: f"TileNear{d}Goal" for i, d in enumerate(("Up", "Right", "Down", "Left"))},
-          **{11 + i: f"AgentNear{d}Goal" for i, d in enumerate(("Up", "Right", "Down", "Left"))}}
-_RULES = {1: "AgentHold", 2: "AgentNear", 3: "TileNear", **{4 + i: f"TileNear{d}Rule" for i, d in enumerate(("Up", "Right", "Down", "Left"))},
-          **{8 + i: f"AgentNear{d}Rule" for i, d in enumerate(("Up", "Right", "Down", "Left"))}}
+_SIDES = ("Up", "Right", "Down", "Left")
+_GOALS = {1: "AgentHold", 3: "AgentNear", 4: "TileNear",
+          **{7 + i: f"TileNear{side}Goal" for i, side in enumerate(_SIDES)},
+          **{11 + i: f"AgentNear{side}Goal" for i, side in enumerate(_SIDES)}}
+_RULES = {1: "AgentHold", 2: "AgentNear", 3: "TileNear",
+          **{4 + i: f"TileNear{side}Rule" for i, side in enumerate(_SIDES)},
+          **{8 + i: f"AgentNear{side}Rule" for i, side in enumerate(_SIDES)}}
 
 def encode_tile(tile) -> str:
     "A (tile, colour) pair in words: `red ball`."
@@ -59,7 +62,7 @@ def _call(name: str, tiles) -> str:
     return f"{name}({', '.join(map(encode_tile, tiles))})"
 
 def text_encode_goal(goal) -> str:
-    "An encoded goal in words. Raises `RuntimeError` for goals that 0.9.3 cannot print."
+    "An encoded goal in words. Raises `RuntimeError` if 0.9.3 cannot print it."
     if goal[0] not in _GOALS:
         raise RuntimeError(f"Rendering: Unknown goal id: {goal[0]}")
     return _call(_GOALS[goal[0]], [goal[1:3], goal[3:5]][:1 + _GOALS[goal[0]].startswith("Tile")])
@@ -91,12 +94,12 @@ def print_ruleset(ruleset) -> None:
 
 # %% ../../nbs/compat/07_pictures.ipynb #5499cb0d
 def downsample(img: np.ndarray, factor: int) -> np.ndarray:
-    "An image `(H, W, 3)` at 1/factor of its size, each pixel the mean of `factor * factor`. Raises `ValueError` for sides that are no multiple of `factor`."
+    "An image `(H, W, 3)` at 1/factor of its size, by means. Raises `ValueError` unless `factor` divides the sides."
     height, width = img.shape[0] // factor, img.shape[1] // factor
     return img.reshape(height, factor, width, factor, 3).mean(axis=(1, 3))
 
 def fill_coords(img: np.ndarray, fn: Callable[[float, float], bool], color) -> np.ndarray:
-    "Paint the pixels whose centre `(x, y)`, from 0 to 1, lies inside the shape `fn`; changes `img` and returns it."
+    "Paint pixels whose centre `(x, y)`, from 0 to 1, lies inside the shape `fn`; changes and returns `img`."
     height, width = img.shape[:2]
     inside = [[bool(fn((x + .5) / width, (y + .5) / height)) for x in range(width)] for y in range(height)]
     img[np.array(inside)] = color
@@ -119,7 +122,7 @@ def point_in_rect(xmin: float, xmax: float, ymin: float, ymax: float) -> Callabl
     return lambda x, y: xmin <= x <= xmax and ymin <= y <= ymax
 
 def point_in_line(x0: float, y0: float, x1: float, y1: float, r: float) -> Callable:
-    "The points at most `r` away from a line between two different points."
+    "Points at most `r` from the line between two different points."
     start, along = np.array([x0, y0]), np.array([x1 - x0, y1 - y0])
     def fn(x, y):
         share = np.clip((np.array([x, y]) - start) @ along / (along @ along), 0, 1)
@@ -134,7 +137,7 @@ def point_in_triangle(a, b, c) -> Callable:
     return fn
 
 def point_in_hexagon(s: float) -> Callable:
-    "A regular hexagon around (0.5, 0.5) with corners at a distance of `s` to the left and to the right."
+    "A regular hexagon around (0.5, 0.5) with corners `s` to the left and right."
     def fn(x, y):
         x, y = abs(x - .5), abs(y - .5)
         return y < math.sqrt(3) * min(s - x, s / 2)
@@ -144,7 +147,7 @@ def point_in_hexagon(s: float) -> Callable:
 COLORS_MAP = {value: np.array(RGB[value + 2], np.uint8) for name, value in vars(Colors).items() if name.isupper()}
 
 def draw(tile, agent_direction: int | None = None, highlight: bool = False, tile_size: int = 32) -> np.ndarray:
-    "A (tile, colour) pair of our numbers as an image, uint8 `(tile_size, tile_size, 3)`, under the agent if a direction is given."
+    "A (tile, colour) of ours as uint8 `(tile_size, tile_size, 3)`, under the agent if a direction is given."
     img = np.array(draw_tile(int(tile[0]), int(tile[1]), tile_size))
     if agent_direction is not None:
         stamp(img, agent_sprite(agent_direction, None, tile_size), 0, 0)
@@ -157,24 +160,24 @@ def render_tile(tile, agent_direction: int | None = None, highlight: bool = Fals
     return draw(tiles_from_upstream(tile), agent_direction, highlight, tile_size)
 
 def render(grid, agent: AgentState | None = None, view_size: int = 7, tile_size: int = 32) -> np.ndarray:
-    "A grid `(H, W, 2)` as an image, uint8 `(H * tile_size, W * tile_size, 3)`; where the agent sees is lighter."
+    "A grid `(H, W, 2)` as uint8 `(H * tile_size, W * tile_size, 3)`, lighter where the agent sees."
     return draw_grid(tiles_from_upstream(np.asarray(grid)), agent and agent_in(agent), int(view_size), int(tile_size))
 
 # %% ../../nbs/compat/07_pictures.ipynb #3e4f6d42
 TILE_SIZE = 32
 
 def tile_cache(native: bool = False) -> np.ndarray:
-    """Every tile as an image, plain and under the agent: uint8 `(2, tiles * colours, 32, 32, 3)`, in the numbers of 0.9.3 or in ours. Tile `(t, c)` is number `t * colours + c`."""
+    "All tiles, plain and under the agent: uint8 `(2, tiles * colours, 32, 32, 3)`; tile `(t, c)` is `t * colours + c`."
     tiles, colors = (core.NUM_TILES, core.NUM_COLORS) if native else (NUM_TILES, NUM_COLORS)
     pairs = np.stack(np.indices((tiles, colors), dtype=np.uint8), axis=-1).reshape(-1, 2)
     return images.tile_table(TILE_SIZE)[:, core.pack_pairs(pairs if native else observation_from_upstream(pairs))]
 
 def render_obs(obs: jax.Array) -> jax.Array:
-    "A view `(V, V, 2)` in the numbers of 0.9.3 as an image, uint8 `(32 * V, 32 * V, 3)`."
+    "A view `(V, V, 2)` as uint8 `(32 * V, 32 * V, 3)`."
     return images.images_from_observations(observation_from_upstream(obs), TILE_SIZE)
 
 class RGBImgObservationWrapper(images.RGBImgObservationWrapper):
-    "Observations as images, as `viz.images.RGBImgObservationWrapper` makes them."
+    "As `viz.images.RGBImgObservationWrapper`."
 
     def observe(self, observation, state):
         if isinstance(observation, dict):

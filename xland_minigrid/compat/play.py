@@ -21,7 +21,7 @@ from ..viz.render import render_text
 
 # %% ../../nbs/compat/08_play.ipynb #4ae600a8
 def _commands(file_in, file_out):
-    "Actions and `'reset'`, until `'quit'` or the end of input; what is neither is left out."
+    "Actions and `'reset'`, until `'quit'` or the end of input."
     def typed():
         if not is_terminal(file_in, file_out):
             for line in file_in:
@@ -37,12 +37,11 @@ def _commands(file_in, file_out):
         if command == "reset" or isinstance(command, int):
             yield command
 
-# %% ../../nbs/compat/08_play.ipynb #e3867878
 def _numbers(timestep) -> str:
     return f"Step: {timestep.state.step_num} | StepType: {timestep.step_type} | Discount: {timestep.discount} | Reward: {timestep.reward}"
 
 def _in_text(env, params, timestep, agent_view: bool) -> str:
-    "The grid, or only what the agent sees, as `rich` text."
+    "The grid, or the agent's view, as `rich` text."
     if not agent_view:
         return env.render(params.replace(render_mode="rich_text"), timestep)
     state, size = timestep.state, params.view_size
@@ -51,27 +50,27 @@ def _in_text(env, params, timestep, agent_view: bool) -> str:
 
 # %% ../../nbs/compat/08_play.ipynb #fd3725d5
 class ManualControl:
-    """Play an environment by hand: `start()` reads keys from the terminal, or lines of text where there is none, until `q` or the end of input.
+    """Play by hand: `start()` reads keys from the terminal, or lines of text elsewhere, until `q` or the end of input.
 
-    `timestep` is the present moment. A subclass may override `reset`, `step` and `render`.
+    `timestep` is the present moment. Subclasses may override `reset`, `step` and `render`.
 
     Args:
-        env, env_params: from `make`, of this package or of `compat`, or a program's own.
-        agent_view: show only what the agent sees.
-        save_video, video_path, video_format, video_fps: keep what was played, as `manual_control_rollout` with `.gif` or `.html`, in the folder `video_path`.
-    Raises `ValueError` for another format, or without a folder to save to.
+        env, env_params: from `make`, of this package or `compat`, or a program's own. agent_view: show only that.
+        save_video, video_path, video_format, video_fps: write `manual_control_rollout.gif` or `.html` to that folder.
+    Raises `ValueError` for another format, or without a folder.
     """
 
-    def __init__(self, env, env_params, agent_view: bool = False, save_video: bool = False, video_path=None, video_format: str = ".gif", video_fps: int = 8):
+    def __init__(self, env, env_params, agent_view: bool = False, save_video: bool = False, video_path=None,
+                 video_format: str = ".gif", video_fps: int = 8):
         if save_video and (video_path is None or video_format not in (".gif", ".html")):
-            raise ValueError(f"A rollout is saved as .gif or .html into a folder video_path; got {video_format!r} and {video_path!r}.")
+            raise ValueError(f"A rollout is saved as .gif or .html in video_path; got {video_format!r} and {video_path!r}.")
         self.env, self.env_params, self.agent_view = env, env_params, agent_view
         self.save_video, self.video_path, self.video_format, self.video_fps = save_video, video_path, video_format, video_fps
         self.timestep, self.frames, self.out = None, [], sys.stdout
         self._reset, self._step, self._key = jax.jit(env.reset), jax.jit(env.step), jax.random.key(0)
 
     def start(self, file_in=None, file_out=None) -> None:
-        "Play; `file_in` and `file_out` are the standard streams unless given."
+        "Play; by default with the standard streams."
         self.out = file_out or sys.stdout
         try:
             self.reset()
@@ -87,14 +86,14 @@ class ManualControl:
         self._show()
 
     def step(self, action: int) -> None:
-        "Do an action; a trial that it ends is followed by the next one."
+        "Do an action, and begin the next trial if it ends this one."
         self.timestep = self._step(self.env_params, self.timestep, action)
         self._show()
         if self.timestep.last():
             self.reset()
 
     def render(self) -> None:
-        "Show the present moment, and keep its picture where a film is wanted."
+        "Show the present moment, and keep its picture for the film."
         from rich.console import Console
         text = _in_text(self.env, self.env_params, self.timestep, self.agent_view)
         Console(file=self.out, force_jupyter=False, force_terminal=self.out.isatty()).print(text)

@@ -31,12 +31,12 @@ NAME2HFFILENAME = {"trivial-21k": "trivial_21k", "small-1m": "small_1m_v3", "med
                    "high-1m": "high_1m_v3", "high-3m": "high_3m_v3"}
 
 def save_bz2_pickle(ruleset: Mapping[str, jax.Array], path, protocol: int = -1) -> None:
-    "Write arrays by name as a pickle, compressed with bz2. They are written as NumPy arrays."
+    "Write arrays by name as a pickle of NumPy arrays, compressed with bz2."
     with bz2.open(path, "wb") as file:
         pickle.dump({name: np.asarray(array) for name, array in ruleset.items()}, file, protocol=protocol)
 
 def load_bz2_pickle(path) -> dict[str, np.ndarray]:
-    "Read arrays by name from such a file. Nothing in it is run: see `interop.pickles.pickled_arrays`, also for what is raised."
+    "Read arrays by name from such a file without running anything; raises as `interop.pickles.pickled_arrays`."
     return pickled_arrays(path)
 
 # %% ../../nbs/compat/06_tasks.ipynb #1a1e940c
@@ -66,12 +66,12 @@ class Benchmark(PyTreeNode):
         return self[jax.random.permutation(key, self.num_rulesets())]
 
     def split(self, prop: float) -> tuple["Benchmark", "Benchmark"]:
-        "The first `prop` of the tasks, and the others."
+        "The first `prop` of the tasks, and the rest."
         cut = round(self.num_rulesets() * prop)
         return self[:cut], self[cut:]
 
     def filter_split(self, fn: Callable) -> tuple["Benchmark", "Benchmark"]:
-        "The tasks for which `fn(goal, rules)` is true, and the others."
+        "Tasks for which `fn(goal, rules)` is true, and the rest."
         chosen = jax.vmap(fn)(self.goals, self.rules)
         return self[chosen], self[~chosen]
 
@@ -83,7 +83,7 @@ def _upstream(benchmark) -> Benchmark:
     return Benchmark(**jax.tree.map(jnp.asarray, benchmark_to_upstream(benchmark)))
 
 def load_benchmark(name: str) -> Benchmark:
-    "A registered benchmark of ours, made on first use, in the numbers of 0.9.3. Its tasks are not those that 0.9.3 downloads. Raises as `benchmarks.load_benchmark`."
+    "A registered benchmark of ours, whose tasks are not those of 0.9.3. Raises as `benchmarks.load_benchmark`."
     return _upstream(registry.load_benchmark(name))
 
 def load_benchmark_from_path(path) -> Benchmark:

@@ -118,7 +118,6 @@ def _loop_over_needed(fn, mask, default, args, batched):
 
     return jax.lax.while_loop(lambda carry: carry[0].any(), body, (mask, default))[1]
 
-# %% ../../nbs/core/00_compact.ipynb #135508b1
 def _single(fn, mask, default, args, batched):
     "A batch of one is a plain conditional."
     row = jax.tree.map(lambda x, b: x[0] if b else x, args, batched)

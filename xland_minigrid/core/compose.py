@@ -48,7 +48,6 @@ def _show(part) -> str:
     values = ", ".join(str(tuple(np.asarray(getattr(part, f)).tolist())) for f in field_names(part))
     return f"{type(part).__name__}({values})"
 
-# %% ../../nbs/core/08_compose.ipynb #ff30c9ea
 _NONE, _EVENT, _CONDITION, _ALL, _ANY, _NOT, _ORDER = range(7)
 
 class AllOf(Composed):
@@ -94,7 +93,6 @@ def _leaf(goal: BaseGoal, op: int) -> list:
     words = compile_goal(np.array(plain_encoding(goal, MAX_GOAL_ENCODING_LEN), np.uint8), goal_kinds.declared)
     return [*words.tolist(), op | goal.ID << 8, 0]
 
-# %% ../../nbs/core/08_compose.ipynb #66525d7f
 def _add(goal, rows: list, within_order: bool) -> int:
     "Append the rows of a goal; returns the number of its own."
     if isinstance(goal, BaseGoal):
@@ -194,7 +192,6 @@ class ExtendedState(PyTreeNode):
     pairs: jax.Array
     done: jax.Array
 
-# %% ../../nbs/core/08_compose.ipynb #1092fbe9
 def extend_task(goal, rules, products=None, declared=None) -> ExtendedTask:
     """The extended form of a task.
 
@@ -240,7 +237,6 @@ def begin(task: ExtendedTask, cells) -> ExtendedState:
     "The memory of a task when a trial starts on a packed grid."
     return ExtendedState(goals=task.goals, pairs=pairs_anywhere(task.goals, cells), done=jnp.uint32(0))
 
-# %% ../../nbs/core/08_compose.ipynb #f9a338ce
 def conditions(table, cells, position, direction, pocket, patch) -> jax.Array:
     "Rows of a table that hold, of those about the agent's surroundings or a position; as bits, uint32 scalar."
     second = table[:, 1]

@@ -71,7 +71,6 @@ class TwoTileGoal(BaseGoal):
     tile_a: jax.Array
     tile_b: jax.Array
 
-# %% ../../nbs/core/07_goals.ipynb #5edd4f07
 class EmptyGoal(BaseGoal):
     "Placeholder goal, always returns False."
     ID = 0
@@ -110,7 +109,6 @@ class TileOnPositionGoal(BaseGoal):
     tile: jax.Array
     position: jax.Array
 
-# %% ../../nbs/core/07_goals.ipynb #b827add6
 TileNearUpGoal, TileNearRightGoal, TileNearDownGoal, TileNearLeftGoal = for_each_side(
     TwoTileGoal, "TileNear{}Goal", 7, "Whether b is one tile {} a. Checked after putting down.",
     (Actions.PUT_DOWN,), beside_object)
@@ -119,7 +117,6 @@ AgentNearUpGoal, AgentNearRightGoal, AgentNearDownGoal, AgentNearLeftGoal = for_
     OneTileGoal, "AgentNear{}Goal", 11, "Whether a is one tile {} agent. "
     "Checked after moving forward and putting down.", (Actions.MOVE_FORWARD, Actions.PUT_DOWN), beside_agent)
 
-# %% ../../nbs/core/07_goals.ipynb #33394799
 GOALS = (EmptyGoal, AgentHoldGoal, AgentOnTileGoal, AgentNearGoal, TileNearGoal, AgentOnPositionGoal, TileOnPositionGoal,
          TileNearUpGoal, TileNearRightGoal, TileNearDownGoal, TileNearLeftGoal,
          AgentNearUpGoal, AgentNearRightGoal, AgentNearDownGoal, AgentNearLeftGoal)

@@ -54,7 +54,6 @@ def valid_size(grid_type: str, height: int, width: int) -> bool:
     }
     return fits[grid_type] and max(height, width) <= 255
 
-# %% ../../nbs/core/03_layouts.ipynb #098a64c8
 def check_size(grid_type: str, height: int, width: int) -> None:
     "Raise `ValueError` with the valid choices unless layout and size exist."
     if grid_type not in GRID_TYPES + PROCEDURAL:
@@ -103,7 +102,6 @@ def _nine_rooms(h, w):
                 doors.append([((j + 1) * side, i * side + o) for o in range(1, side)])
     return _walls(h, w, rows=(side, 2 * side), cols=(side, 2 * side)), doors
 
-# %% ../../nbs/core/03_layouts.ipynb #c6fad43d
 @functools.lru_cache(maxsize=None)
 def layout(grid_type: str, height: int, width: int) -> Layout:
     "The constants of a layout (NumPy). Raises `ValueError` for an impossible size and for layouts that are drawn."
@@ -163,7 +161,6 @@ def _longer(x, size: int, mode: str = "constant"):
 def _at_width(index, width: int, new_width: int):
     return index if width == new_width else index // width * new_width + index % width
 
-# %% ../../nbs/core/03_layouts.ipynb #63075009
 def pad_layout(plan: Layout, height: int, width: int, free: int = 0, doors: int = 0, places: int = 0) -> Layout:
     """The same layout in larger arrays; it behaves the same, cell for cell and draw for draw.
 
@@ -208,8 +205,8 @@ def check_layout(plan: Layout, height: int, width: int) -> None:
     if len(shapes["cells"]) == 3:
         raise ValueError(f"layout is a batch of {shapes['cells'][0]}: use jax.vmap with a batch axis for params, or choose one of them.")
     if shapes["cells"] != (height, width):
-        raise ValueError(f"layout has cells of shape {shapes['cells']}, but the grid is {height}x{width}: use pad_layout, or "
-                         "env.default_params(layout=...).")
+        raise ValueError(f"layout has cells of shape {shapes['cells']}, but the grid is {height}x{width}: pad it with "
+                         "pad_layout, or use env.default_params(layout=...).")
     if not (len(shapes["free"]) == 1 and len(shapes["doors"]) == 2 and shapes["num_free"] == () and shapes["num_places"] == shapes["doors"][:1]):
         raise ValueError(f"layout has arrays of shapes {shapes}: they must be cells (H, W), free (F,), doors (D, P), "
                          "num_free (), num_places (D,).")

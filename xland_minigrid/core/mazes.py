@@ -136,7 +136,6 @@ def _choose_cut(rooms, allowed, bits):
     at = jnp.where(row, top[index], left[index]) + _SIDE + 2 * (bits[2] % choices).astype(jnp.int32)
     return index, at, row, below[-1] > 0
 
-# %% ../../nbs/core/12_mazes.ipynb #4350be22
 def _cut(carry, bits, height: int, width: int):
     "Cut one room in two; returns the new wall and where its door may be."
     rooms, count, target = carry

@@ -70,7 +70,6 @@ def _thing_of(words: str) -> tuple[int, int]:
         return tile, colors[0]
     raise ParseError(_thing_trouble(words, tile, colors, unknown))
 
-# %% ../../nbs/core/11_parse.ipynb #c4bef455
 def _near(word: str, known) -> str:
     close = difflib.get_close_matches(word, list(known), 1, 0.7)
     return f"did you mean {close[0]!r}?" if close else ""
@@ -140,7 +139,6 @@ def _position(row: str, col: str) -> tuple[int, int]:
         raise ParseError(f"Row {row[:9]}, column {col[:9]} is off every map: rows and columns are 0 to 255.")
     return int(row), int(col)
 
-# %% ../../nbs/core/11_parse.ipynb #475da4dc
 _LONGEST = 400  # letters of a single goal or rule
 
 def _read(words: str, registry):
@@ -211,7 +209,7 @@ def _joined_goal(words: str) -> Composed | None:
     joints = [m for m in _JOINT.finditer(body) if depths[m.start()] == 0]
     names = {m[1] for m in joints} or {"then"}
     if len(names) > 1:
-        raise ParseError(f"{_shown(words)} joins goals in more than one way: put brackets around what belongs together, "
+        raise ParseError(f"{_shown(words)} joins goals in more than one way: say with brackets what belongs together, "
                          "such as 'first (A or B), then C'.")
     if first and names != {"then"}:
         raise ParseError(f"{_shown(words)} begins with 'first' but has no 'then': write 'first A, then B', with brackets "

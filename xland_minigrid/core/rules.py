@@ -51,7 +51,6 @@ class Neighborhood(NamedTuple):
         "The number of input tiles."
         return 2 if self.pair or self.tool else 0 if self.at == 1 else 1
 
-# %% ../../nbs/core/06_rules.ipynb #ddd71845
 def _bits(names, known, what: str) -> int:
     if wrong := [n for n in names if n not in known]:
         raise ValueError(f"There is no {what} {wrong[0]!r}: choose from {', '.join(known)}.")
@@ -84,7 +83,6 @@ def encode_row(identifier: int, parts, length: int) -> jax.Array:
     row = jnp.concatenate([jnp.asarray([identifier], jnp.uint8), *[jnp.asarray(p).astype(jnp.uint8).ravel() for p in parts]])
     return jnp.pad(row, (0, length - row.shape[0]))
 
-# %% ../../nbs/core/06_rules.ipynb #c81fe455
 class BaseRule(PyTreeNode):
     """A rule of Table 3, or a registered one.
 
@@ -120,7 +118,6 @@ class TwoTileRule(BaseRule):
     tile_b: jax.Array
     prod_tile: jax.Array
 
-# %% ../../nbs/core/06_rules.ipynb #fe8736f8
 class EmptyRule(BaseRule):
     "Placeholder rule, does not change anything."
     ID = 0
@@ -140,7 +137,6 @@ class TileNearRule(TwoTileRule):
     ID = 3
     when, looks = (Actions.PUT_DOWN,), beside_object()
 
-# %% ../../nbs/core/06_rules.ipynb #ea168205
 def for_each_side(base: type, name: str, first: int, doc: str, when: tuple, looks) -> tuple[type, ...]:
     "Kinds for up, right, down, left, with identifiers from `first`; `name`, `doc` and `looks` take the direction."
     sides = zip(DIRECTION_NAMES, ("above", "to the right of", "below", "to the left of"))
@@ -239,7 +235,8 @@ def check_declaration(cls: type, base: type, what: str, products: int) -> None:
         asked = "its inputs and then one product, `prod_tile` (more: `several`)" if products else "no product"
         raise ValueError(f"{name} has the fields {', '.join(fields) or 'none'}: a {what} has {asked}.")
     if len(inputs) != needed:
-        raise ValueError(f"{name} has {len(inputs)} input{'s' * (len(inputs) != 1)}, but where it looks needs {needed}.")
+        raise ValueError(f"{name} has {len(inputs)} input{'s' * (len(inputs) != 1)}, but what it looks at needs "
+                         f"{needed}.")
 
 def check_tiles(object_) -> None:
     "Raise `ValueError` when a tile of a rule or goal cannot be on a grid, or carried where it has to be."
@@ -297,7 +294,6 @@ def register_rule(cls=None, *, id: int | None = None):
     check_declaration(cls, BaseRule, "rule", products=1)
     return rule_kinds.add(cls, rule_kinds.place_for(cls, id))
 
-# %% ../../nbs/core/06_rules.ipynb #1b49f0eb
 RULES = (EmptyRule, AgentHoldRule, AgentNearRule, TileNearRule, TileNearUpRule, TileNearRightRule, TileNearDownRule, TileNearLeftRule,
          AgentNearUpRule, AgentNearRightRule, AgentNearDownRule, AgentNearLeftRule)
 
@@ -340,7 +336,6 @@ def compile_rules(encodings, products=None, declared=None):
         second = second | d << 16 | e << 24
     return xp.where(known, xp.stack([first, second], axis=-1), np.uint32(0))
 
-# %% ../../nbs/core/06_rules.ipynb #c77567bc
 def decompile_rules(rules) -> jax.Array:
     """Compiled rules `(..., 1)` or `(..., 2)` as encodings uint8 `(..., 7)`; zeros for registered kinds, no further
     products.
@@ -399,7 +394,6 @@ def patch_offsets() -> np.ndarray:
     ahead, right = np.array(PATCH_STEPS).T[..., None]
     return np.stack([ahead * DIRECTIONS[d] + right * DIRECTIONS[(d + 1) % 4] for d in range(4)]).astype(np.int32)
 
-# %% ../../nbs/core/06_rules.ipynb #f173afa7
 _BESIDE_AGENT = (1, 2, 3, 4)     # ahead, right, behind, left
 
 class Places(NamedTuple):

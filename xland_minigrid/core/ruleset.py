@@ -91,7 +91,6 @@ def check_extended(ruleset: RuleSet) -> None:
         raise ValueError(f"extended holds rules {found[0]} and goals {found[1]}; for these rules they must be "
                              f"{needed[0]} and {needed[1]}.")
 
-# %% ../../nbs/core/10_ruleset.ipynb #d68ecc5b
 def check_ruleset(ruleset: RuleSet) -> None:
     "Raise `ValueError` when shapes or numbers of a concrete ruleset are not those of Tables 1 to 3."
     goal, rules, tiles = (np.asarray(x) for x in (ruleset.goal, ruleset.rules, ruleset.init_tiles))

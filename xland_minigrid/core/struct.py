@@ -43,7 +43,6 @@ class PyTreeNode:
         "A copy with fields changed. Raises `TypeError` for an unknown field."
         return dataclasses.replace(self, **updates)
 
-# %% ../../nbs/core/00_struct.ipynb #131c0a81
 def field_names(record) -> tuple[str, ...]:
     "Names of the fields of a record or of its class, in order."
     return tuple(f.name for f in dataclasses.fields(record))

@@ -30,7 +30,6 @@ class Tiles:
     STAR = 14
     LAVA = 15
 
-# %% ../../nbs/core/01_tiles.ipynb #58adb522
 class Colors:
     "Colour identifiers (paper, Table 1b)."
     END_OF_MAP = 0
@@ -48,7 +47,6 @@ class Colors:
     BROWN = 12
     PINK = 13
 
-# %% ../../nbs/core/01_tiles.ipynb #5a8d8a26
 def _names(table) -> tuple[str, ...]:
     "Lower-case names of the identifiers, in order."
     members = {v: k for k, v in vars(table).items() if k.isupper()}
@@ -83,7 +81,6 @@ def pack_pairs(pairs):
     "(tile, colour) pairs `(..., 2)` as packed uint8 `(...)`. NumPy in, NumPy out; JAX in, JAX out."
     return pack(pairs[..., 0], pairs[..., 1])
 
-# %% ../../nbs/core/01_tiles.ipynb #f4edb5d0
 def unpack(cells):
     "Packed bytes `(...)` as (tile, colour) pairs uint8 `(..., 2)`; the inverse of `pack_pairs`."
     if isinstance(cells, (np.ndarray, np.generic)):

@@ -30,7 +30,6 @@ def vertical_line(grid, x: int, y: int, length: int, tile) -> jax.Array:
     "Draw `length` cells of `tile` downwards from row `y`, column `x`."
     return grid.at[y : y + length, x].set(tile)
 
-# %% ../../nbs/core/02_walls.ipynb #e925e2e2
 def rectangle(grid, x: int, y: int, h: int, w: int, tile) -> jax.Array:
     "Draw the outline of an `h` by `w` rectangle with its upper left corner at row `y`, column `x`."
     grid = vertical_line(vertical_line(grid, x, y, h, tile), x + w - 1, y, h, tile)

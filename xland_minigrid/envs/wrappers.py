@@ -17,7 +17,7 @@ from .environment import compiled_outside_jit, EnvParams, Environment, State, Ti
 
 # %% ../../nbs/envs/04_wrappers.ipynb #98c17970
 class Wrapper(Environment):
-    "An environment around another; by default it changes nothing."
+    "An environment around another, unchanged."
 
     def __init__(self, env: Environment):
         self._env = env
@@ -53,7 +53,7 @@ class Wrapper(Environment):
 
 # %% ../../nbs/envs/04_wrappers.ipynb #79096fc9
 class GymAutoResetWrapper(Wrapper):
-    "Resets in the step that ends a trial (Gym's custom); the terminal observation is `timestep.final_observation`."
+    "Resets in the step that ends a trial (as Gym); the last observation is `timestep.final_observation`."
 
     @compiled_outside_jit
     def reset(self, params, key):
@@ -70,9 +70,8 @@ class GymAutoResetWrapper(Wrapper):
         timestep = self._env.reset(params, key)
         return timestep.state, timestep.observation
 
-# %% ../../nbs/envs/04_wrappers.ipynb #eb665351
 class DmEnvAutoResetWrapper(Wrapper):
-    "Resets in the step after a trial ended (dm_env's and EnvPool's custom): that step is FIRST and its action is ignored."
+    "Resets in the step after a trial ended (as dm_env and EnvPool): that step is FIRST and ignores its action."
 
     @compiled_outside_jit
     def step(self, params, timestep, action):
@@ -81,9 +80,9 @@ class DmEnvAutoResetWrapper(Wrapper):
 
 # %% ../../nbs/envs/04_wrappers.ipynb #1bed9baa
 class ObservationWrapper(Wrapper):
-    """Changes the observation. Subclasses write `extra` and `extra_shape`, which add entries, or override `observe` and `observe_shape`.
+    """Changes the observation. Subclasses write `extra` and `extra_shape`, or override `observe` and `observe_shape`.
 
-    Around `GymAutoResetWrapper` it works on the inside, so that `final_observation` is changed as well.
+    Goes inside a `GymAutoResetWrapper`, so that `final_observation` changes too.
     """
 
     def __init__(self, env: Environment):
@@ -95,7 +94,7 @@ class ObservationWrapper(Wrapper):
         super().__init__(GymAutoResetWrapper(observed) if inside else observed)
 
     def extra(self, state: State) -> dict[str, jax.Array]:
-        "The entries to add, from the state."
+        "Entries to add."
         raise NotImplementedError
 
     def extra_shape(self, params: EnvParams) -> dict[str, Any]:
@@ -103,15 +102,15 @@ class ObservationWrapper(Wrapper):
         raise NotImplementedError
 
     def observe(self, observation, state: State):
-        "The observation to show, from that of the environment inside."
+        "The new observation."
         return {**(observation if isinstance(observation, dict) else {"img": observation}), **self.extra(state)}
 
     def observe_shape(self, shape, params: EnvParams):
-        "Its shape, from that of the environment inside."
+        "The new shape."
         return {**(shape if isinstance(shape, dict) else {"img": shape}), **self.extra_shape(params)}
 
 class _Observed(Wrapper):
-    "An environment with the observations that an `ObservationWrapper`, whose place in the stack it takes, makes of them."
+    "The environment with the observations of an `ObservationWrapper`, whose place in the stack it takes."
 
     def __init__(self, env: Environment, wrapper: ObservationWrapper):
         super().__init__(env)
@@ -142,9 +141,9 @@ class DirectionObservationWrapper(ObservationWrapper):
         return {"direction": 4}
 
 class RulesAndGoalsObservationWrapper(ObservationWrapper):
-    """Adds what is normally hidden: `goal_encoding` uint8 `(5,)` and `rule_encoding` uint8 `(R, 7)`.
+    """Adds what is hidden: `goal_encoding` uint8 `(5,)` and `rule_encoding` uint8 `(R, 7)`.
 
-    Of tasks beyond the tables, whose encodings do not say all, also `goal_table` uint32 `(K, 4)` and `compiled_rules` uint32 `(R, 2)` (see `compose`).
+    For extended tasks also `goal_table` uint32 `(K, 4)` and `compiled_rules` uint32 `(R, 2)` (see `compose`).
     """
 
     def extra(self, state):

@@ -31,12 +31,12 @@ import numpy as np
 
 from ..baselines.scale import AXIS
 from ..core.helpers import progress_bar
-from .report import Page, in_turns, markdown_table, page, script
+from .report import Page, in_turns, markdown_table, script
 
 # %% ../../nbs/measure/15_compiled.ipynb #4d9b6ee0
 @dataclasses.dataclass(frozen=True)
 class Card:
-    "A device to compile for: `memory` in bytes, `bandwidth` in bytes per second, `flops` of products per second (bf16; a T4 has float16 only). `devices` of them."
+    "A device to compile for: bytes, bytes per second, FLOP/s of products (bf16; a T4 has float16 only), how many."
     platform: str
     kind: str
     memory: float
@@ -44,7 +44,7 @@ class Card:
     flops: float
     devices: int = 1
 
-_GPUS = {  # kind: (compute capability, multiprocessors, FP32 units in each, threads in each, shared memory in each and in a block, L2, GHz, description)
+_GPUS = {  # compute capability, multiprocessors; FP32 units, threads, shared memory in each and in a block; L2, GHz, name
     "t4": ((7, 5), 40, 64, 1024, 65536, 65536, 4 << 20, 1.59, "Tesla T4"),
     "a100": ((8, 0), 108, 64, 2048, 167936, 166912, 40 << 20, 1.41, "NVIDIA A100-SXM4-40GB"),
     "h100": ((9, 0), 132, 128, 2048, 233472, 232448, 50 << 20, 1.98, "NVIDIA H100 80GB HBM3")}
@@ -55,7 +55,7 @@ CARDS = {
     "v5e": Card("tpu", "v5e:1x1", 16e9, 819e9, 197e12), "v6e": Card("tpu", "v6e:1x1", 32e9, 1640e9, 918e12), "v5e:2x4": Card("tpu", "v5e:2x4", 16e9, 819e9, 197e12, 8)}
 
 def gpu_config(kind: str) -> str:
-    "A card as XLA's compiler wants it described (`GpuTargetConfig`, as text)."
+    "A card as XLA's compiler wants it described (`GpuTargetConfig` as text)."
     (major, minor), cores, fpus, threads, shared, chosen, cache, clock, name = _GPUS[kind]
     card = CARDS[kind]
     device = dict(threads_per_block_limit=1024, threads_per_warp=32, threads_per_core_limit=threads, core_count=cores, fpus_per_core=fpus, clock_rate_ghz=clock,
@@ -67,7 +67,7 @@ def gpu_config(kind: str) -> str:
 
 # %% ../../nbs/measure/15_compiled.ipynb #9f5426c4
 class Instruction(NamedTuple):
-    "One line: its `type` and `op`, the names (or, for parameters and constants, the text) of its `operands`, and the rest of the line."
+    "One line: its name, type, op, operands (text for parameters and constants), and the rest."
     name: str
     type: str
     op: str
@@ -76,7 +76,7 @@ class Instruction(NamedTuple):
     is_root: bool
 
     def calls(self, what: str = "calls") -> str:
-        "The computation that an attribute such as `calls`, `body` or `to_apply` names; empty for none."
+        "The computation that `calls`, `body`, `to_apply` and so on name; empty for none."
         found = re.search(what + r"=%?([\w.\-]+)", self.attributes)
         return found[1] if found else ""
 
@@ -95,7 +95,7 @@ def _instruction(line: str) -> Instruction | None:
     return Instruction(found[2], found[3], found[4], re.findall(r"%([\w.\-]+)", given) or [word.strip().split(" ")[-1] for word in given.split(",") if word.strip()], rest[end + 1:], bool(found[1]))
 
 def computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
-    "The computations of a compiled program by name, each a dict of instructions, and the name of the one where it begins."
+    "Computations of a compiled program, name to instructions, and the name of its entry."
     found, current, entry = {}, None, ""
     for line in re.sub(r"/\*.*?\*/", "", text).splitlines():
         if head := re.match(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{", line):
@@ -111,12 +111,12 @@ def computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
 _BYTES = {"pred": 1, "u8": 1, "s8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "u16": 2, "s16": 2, "bf16": 2, "f16": 2, "u64": 8, "s64": 8, "f64": 8, "c64": 8, "token": 0}
 
 def size_of(type: str) -> int:
-    "Bytes of an array type such as `u8[16,5,5]{2,1,0}`, or of a tuple of them; arrays in a TPU's fast memory, `S(1)`, cost nothing."
+    "Bytes of an array type such as `u8[16,5,5]{2,1,0}`, or a tuple; a TPU's fast memory, `S(1)`, is free."
     arrays = re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", type)
     return sum(_BYTES.get(dtype, 4) * math.prod(map(int, filter(None, shape.split(",")))) for dtype, shape, layout in arrays if "S(1)" not in layout)
 
 def _read(inner: dict, name: str, users: dict, depth: int = 0) -> int:
-    "Bytes that a fused computation reads of one of its values."
+    "Bytes that a fused computation reads of a value."
     whole, read = size_of(inner[name].type), 0
     for user, place in users[name]:
         if user.op in ("dynamic-slice", "slice") or user.op == "gather" and place == 0:
@@ -128,7 +128,7 @@ def _read(inner: dict, name: str, users: dict, depth: int = 0) -> int:
     return min(read, whole)
 
 def _written(inner: dict, instruction: Instruction) -> int:
-    "Bytes that a fused computation writes for one of its results."
+    "Bytes that a fused computation writes for a result."
     if instruction.op == "tuple":
         return sum(_written(inner, inner[name]) for name in instruction.operands)
     if instruction.op == "dynamic-update-slice":
@@ -137,7 +137,7 @@ def _written(inner: dict, instruction: Instruction) -> int:
     return _written(inner, before) if before is not None and before.op == "dynamic-update-slice" else size_of(instruction.type)
 
 def moved(found: dict, computation: dict, instruction: Instruction) -> int:
-    "Bytes that one kernel reads and writes."
+    "Bytes that a kernel reads and writes."
     if instruction.op == "fusion":
         inner, users = found[instruction.calls()], collections.defaultdict(list)
         for user in inner.values():
@@ -154,12 +154,12 @@ def moved(found: dict, computation: dict, instruction: Instruction) -> int:
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "while", "conditional", "call", "opt-barrier", "partition-id", "replica-id"}
 
 class Loop(NamedTuple):
-    "A loop: `trips`, None where the compiler does not know them, and what one trip costs."
+    "A loop: `trips`, None if unknown, and the cost of one."
     trips: int | None
     body: "Cost"
 
 class Cost(NamedTuple):
-    "What one run of a computation launches, moves and multiplies, without its loops."
+    "What a computation launches, moves and multiplies, without its loops."
     kernels: int
     bytes: int
     flops: float  # of matrix products
@@ -170,7 +170,7 @@ class Cost(NamedTuple):
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 
 def products(found: dict, computation: dict, instruction: Instruction) -> tuple[float, float]:
-    "FLOPs of the matrix products in one kernel, and of those with operands of 16 bits. A product of (m, k) and (k, n) has 2mkn."
+    "FLOPs of matrix products in a kernel, and of those with 16-bit operands: 2mkn for (m, k) and (k, n)."
     if instruction.op in ("dot", "convolution") or instruction.op == "custom-call" and "cublas" in instruction.attributes:
         operands = [computation[name].type for name in instruction.operands[:2] if name in computation]
         if len(operands) == 2:
@@ -181,7 +181,7 @@ def products(found: dict, computation: dict, instruction: Instruction) -> tuple[
     return tuple(map(sum, zip((0, 0), *(products(found, inner, each) for each in inner.values()))))
 
 def trips_of(found: dict, loop: Instruction) -> int | None:
-    "How often a loop runs, where the compiler says so or its condition compares a counter with a constant and does nothing else; else None."
+    "How often a loop runs, if the compiler says so or its condition only compares a counter; else None."
     if said := re.search(r'known_trip_count[^}]*"n":"(\d+)"', loop.attributes):
         return int(said[1])
     condition = list(found[loop.calls("condition")].values())
@@ -191,7 +191,7 @@ def trips_of(found: dict, loop: Instruction) -> int | None:
     return limits[0] if simple and len(limits) == 1 else None
 
 def cost(found: dict, name: str) -> Cost:
-    "Count a computation. What runs while something else does (`-start`, `-done`) is counted once, at its start."
+    "Count a computation; asynchronous work (`-start`, `-done`) counts once."
     kernels, total, flops, halves, collectives, loops = 0, 0, 0.0, 0.0, [], []
     for instruction in found[name].values():
         if instruction.op == "while":
@@ -208,7 +208,7 @@ ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HO
 
 @functools.lru_cache
 def mesh_of(card: Card) -> jax.sharding.Mesh:
-    "The devices of a card as a mesh with one axis, over which training spreads its agents."
+    "The devices of a card as a mesh with the axis of training."
     from jax.experimental import topologies
     if card.platform == "gpu":
         topology = topologies.get_topology_desc("card", "cuda", target_config=gpu_config(card.kind), topology=f"1x1x{card.devices}")
@@ -226,14 +226,14 @@ class Program(NamedTuple):
 
 @dataclasses.dataclass
 class Figures:
-    "What is read from one compiled program."
+    "What is read from a compiled program."
     card: str
     program: str
     seconds: float  # to trace, lower and compile
     temporary: float  # bytes of memory on one device
     arguments: float  # likewise
     cost: Cost  # of one run
-    own_bytes: float  # what a TPU's compiler says that the program moves, with each loop's body counted once; 0 for GPUs, whose compiler does not say
+    own_bytes: float  # bytes by a TPU compiler's own count, each loop's body once; 0 for GPUs
     worlds: int  # of the `Program`
     steps: int  # likewise
 
@@ -244,23 +244,25 @@ class Figures:
 
     @property
     def body(self) -> Cost:
-        "One step of the loop that does most, or the whole program where there is no loop."
+        "One step of the loop that moves most, or the whole program."
         return max((loop.body for loop in self.cost.loops), key=lambda body: body.bytes, default=self.cost)
 
 def figures_from(fields: dict) -> Figures:
-    "`Figures` from what JSON keeps of them."
+    "`Figures` from JSON."
     def read(cost):
         return Cost(*cost[:5], [Loop(trips, read(body)) for trips, body in cost[5]])
     return Figures(**fields | {"cost": read(fields["cost"])})
 
 def bound(cost: Cost, card: Card) -> float:
-    "Seconds that a run takes at least: its bytes over the bandwidth, its launches at 2.5 µs, or its products at the card's peak; then its loops. A loop of unknown length counts once."
+    """Least seconds of a run: bytes over bandwidth, launches at 2.5 µs, or products at peak; then loops, unknown ones
+    once.
+    """
     own = max(cost.bytes / card.bandwidth, cost.kernels * 2.5e-6, cost.flops / card.flops)
     return own + sum((loop.trips or 1) * bound(loop.body, card) for loop in cost.loops)
 
 # %% ../../nbs/measure/15_compiled.ipynb #788897c7
 def compile_for(name: str, label: str, program: Program) -> Figures:
-    "Compile a program for a card of `CARDS`, and read it."
+    "Compile a program for a card, and read it."
     card = CARDS[name]
     everywhere = jax.sharding.NamedSharding(mesh_of(card), jax.sharding.PartitionSpec())
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), program.arguments)
@@ -275,7 +277,7 @@ STEPS, WORLDS = 64, 16384
 TASKS = {"none": (0, 0), "trivial": (2, 5), "nine": (9, 18), "high": (18, 25)}  # rules and objects
 
 def with_tasks(params, tasks: str, worlds: int):
-    "Parameters with room for a task in each world, and the axes along which they differ; for `none` as they are."
+    "Parameters with room for a task in each world, and their batch axes; unchanged for `none`."
     rules, objects = TASKS[tasks]
     if not rules:
         return params, None
@@ -285,7 +287,7 @@ def with_tasks(params, tasks: str, worlds: int):
     return params.replace(ruleset=ruleset), axes
 
 def world_of(env_id: str, tasks: str = "none", worlds: int = WORLDS, package: str = "xland_minigrid", images: bool = False, **changes):
-    "An environment with auto-reset, its parameters, their axes, and the shapes of random keys; `package` may be xminigrid."
+    "An environment with auto-reset, its parameters, their axes, and shapes of keys; `package` may be xminigrid."
     env, params = importlib.import_module(package).make(env_id, **changes)
     env = importlib.import_module(f"{package}.wrappers").GymAutoResetWrapper(env)
     if images:
@@ -294,7 +296,7 @@ def world_of(env_id: str, tasks: str = "none", worlds: int = WORLDS, package: st
     return env, *with_tasks(params, tasks, worlds), jax.eval_shape(lambda: jax.random.split(jax.random.key(0), worlds))
 
 def rollout(*args, worlds: int = WORLDS, steps: int = STEPS, **more) -> Program:
-    "A rollout in the world that `world_of` makes."
+    "A rollout in a world of `world_of`."
     env, params, axes, keys = world_of(*args, worlds=worlds, **more)
     reset = jax.vmap(env.reset, (axes, 0))
 
@@ -316,27 +318,27 @@ def rollout(*args, worlds: int = WORLDS, steps: int = STEPS, **more) -> Program:
     return Program(play, (params, begun, jax.ShapeDtypeStruct((steps, worlds), jnp.int32)), worlds, worlds * steps, begin)
 
 def reset_of(*args, **more) -> Program:
-    "The reset of all worlds at once."
+    "The reset of all worlds."
     env, params, axes, keys = world_of(*args, **more)
     return Program(jax.vmap(env.reset, (axes, 0)), (params, keys), WORLDS, WORLDS)
 
 # %% ../../nbs/measure/15_compiled.ipynb #63e58434
 def tasks_for(config, number: int = 1_000_000):
-    "The shapes of a benchmark for a configuration."
+    "Shapes of a configuration's benchmark."
     from xland_minigrid.benchmarks.benchmark import Benchmark
     rules, objects = TASKS["high" if config.benchmark.startswith("high") else "trivial"]
     shape = lambda *sizes: jax.ShapeDtypeStruct((number, *sizes), jnp.uint8)
     return Benchmark(shape(5), shape(rules, 7), shape(objects, 2), shape())
 
 def training(name: str, card: Card) -> Program:
-    "A round of training with the preset `name`."
+    "A round of training with a preset."
     from xland_minigrid.baselines.rl2 import make_round, preset, start_run
     config = preset(name)
     one_round = make_round(config, mesh=mesh_of(card))
     return Program(one_round, (jax.eval_shape(lambda: start_run(config)), tasks_for(config)), config.num_envs, config.steps_per_round)
 
 def evaluation(name: str = "colab-t4", tasks: int = 4096) -> Program:
-    "25 trials of each of some tasks, with an agent of the preset `name`."
+    "25 trials of each task with an agent of a preset."
     from xland_minigrid.baselines.evaluation import NetworkPolicy, play_trials
     from xland_minigrid.baselines.rl2 import abstract_agent, make_world, preset
     config = preset(name, max_steps=50)
@@ -370,14 +372,14 @@ PLAN = {"t4": (*AIMED, "training: laptop", "training: box", "training: colab-t4"
 
 # %% ../../nbs/measure/15_compiled.ipynb #23273e77
 def environment_of(card: str) -> Path:
-    "The Python that has the compiler for a card. Raises `FileNotFoundError` where `.ci/accelerators` did not make its environment."
+    "The Python that compiles for a card. Raises `FileNotFoundError` without `.ci/accelerators`' environment."
     python = Path(".venv-cuda" if CARDS[card].platform == "gpu" else ".venv-tpu") / "bin" / "python"
     if not python.exists():
         raise FileNotFoundError(f"There is no {python}: run .ci/accelerators in a clone of the repository, which makes it (a gigabyte).")
     return python
 
 def figures_of(card: str, programs: list[str], progress: bool = False) -> list[Figures]:
-    "Compile programs of `PROGRAMS` for a card, in another process."
+    "Compile programs for a card in another process."
     words = [str(environment_of(card)), "-c", f"from xland_minigrid.measure.compiled import here; here({card!r}, {programs!r})"]
     found, environ = [], {**os.environ, **ENVIRONMENT, "XLAND_MINIGRID_PLATFORM": CARDS[card].platform}
     with tempfile.TemporaryFile("w+") as said, subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=said, text=True) as process, \
@@ -392,7 +394,7 @@ def figures_of(card: str, programs: list[str], progress: bool = False) -> list[F
     return found
 
 def here(card: str, programs: list[str]) -> None:
-    "Compile programs in this process, and print what was read, a line of JSON each."
+    "Compile programs in this process; prints a line of JSON each."
     for name in programs:
         print(json.dumps(dataclasses.asdict(compile_for(card, name, PROGRAMS[name](CARDS[card])))), flush=True)
 
@@ -401,7 +403,7 @@ def _trips(cost: Cost) -> str:
     return ", ".join(f"{loop.trips or 'unknown'} × {loop.body.kernels}" for loop in cost.loops) or "none"
 
 def steps_table(found: list[Figures]) -> str:
-    "What one step of all worlds, or one reset, launches and moves."
+    "What a step of all worlds, or a reset, launches and moves."
     rows = []
     for f in found:
         counted = f.cost if f.program.startswith("reset") else f.body
@@ -412,7 +414,7 @@ def steps_table(found: list[Figures]) -> str:
                            "at least (µs)", "at most (M steps/s)"], rows, "---:")
 
 def training_table(found: list[Figures]) -> str:
-    "What a round of training needs and launches: acting is the first loop of an update, learning the loop over minibatches."
+    "What a round launches and needs: acting is an update's first loop, learning the one over minibatches."
     rows = []
     for f in found:
         card, update = CARDS[f.card], f.body
@@ -428,14 +430,14 @@ def training_table(found: list[Figures]) -> str:
                            "at most (M steps/s)"], rows, "---:")
 
 def all_bodies(cost: Cost, times: int = 1) -> list[tuple[Cost, int]]:
-    "The program and the bodies of all its loops, each with how often it runs."
+    "The program and all loop bodies, with how often each runs."
     return [(cost, times)] + [each for loop in cost.loops for each in all_bodies(loop.body, times * (loop.trips or 1))]
 
 # %% ../../nbs/measure/15_compiled.ipynb #6d1920c2
 KINDS = {"T4": "t4", "A100": "a100", "H100": "h100", "TPU v5 lite": "v5e", "TPU v6 lite": "v6e"}
 
 def measured(names: list[str], repeats: int = 7, worlds: int = WORLDS, steps: int = STEPS) -> str:
-    "A table of rollouts of `PLAYED`, compiled and run here: kernels and bytes as counted, time as measured, and the bound where the card is one of `CARDS`."
+    "A table of rollouts compiled and run here: counts, times, and the bound for a known card."
     kind = jax.devices()[0].device_kind
     card = next((CARDS[name] for mark, name in KINDS.items() if mark in kind), None)
     rows = []
@@ -460,7 +462,7 @@ def report(cards: tuple[str, ...] = tuple(PLAN), programs: tuple[str, ...] = ("s
     Raises `ValueError` for an unknown name, `FileNotFoundError` without the environments of `.ci/accelerators`.
     """
     if measure:
-        return page("Measured next to the bound", f"Rollouts of {STEPS} steps with auto-reset, {WORLDS:,} worlds, observations returned; medians of 7 runs after one to warm up. The bound is bytes over bandwidth or "
+        return Page("Measured next to the bound", f"Rollouts of {STEPS} steps with auto-reset, {WORLDS:,} worlds, observations returned; medians of 7 runs after one to warm up. The bound is bytes over bandwidth or "
                     "2.5 µs a kernel, whichever is more, for cards whose data sheet is known here.", measured(list(PLAYED)))
     for name in cards:
         if name not in CARDS:
@@ -478,7 +480,7 @@ def report(cards: tuple[str, ...] = tuple(PLAN), programs: tuple[str, ...] = ("s
             ("training", "A whole round, its benchmark of a million tasks on the device; of several devices, each one's share. A gradient step goes through one minibatch.", training_table)):
         if some := [f for f in found if f.program.startswith(kind)]:
             parts += [f"## {kind.capitalize()}", about, table(some)]
-    return page("Compiled for cards that are not here", "None of this ran on the card named. It is what its compiler would have it launch and move; autotuning, which needs the card, is off.",
+    return Page("Compiled for cards that are not here", "None of this ran on the card named. It is what its compiler would have it launch and move; autotuning, which needs the card, is off.",
                 "The bound is bytes over bandwidth, 2.5 µs a kernel, or matrix products at the card's peak, whichever is most. What a TPU keeps in its fast memory is not counted; its compiler's own count has that as well. "
                 "Generation and proofs of tasks are NumPy and do not use a card.", *parts)
 

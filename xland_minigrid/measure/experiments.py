@@ -30,33 +30,36 @@ from .report import deliver
 # %% ../../nbs/measure/08_experiments.ipynb #e10f184b
 @dataclass(frozen=True)
 class Run:
-    "A trained agent, its final evaluation on each set of tasks, and the rows of its learning curve."
+    "A trained agent, its final evaluation on each set of tasks, and its learning curve."
     agent: Agent
     evaluations: Mapping[str, Evaluation]
     curve: list
     seconds: float  # of training
 
-def finish(config: TrainConfig, tasks: Benchmark | None, tests: Mapping[str, Benchmark | None], protocol: Protocol, *, curve_tasks: int = 1024, every_steps: int | None = None,
-           progress: bool = True) -> Run:
-    """Train an agent in `config.out` and test it; what is there already is not done again.
+def finish(config: TrainConfig, tasks: Benchmark | None, tests: Mapping[str, Benchmark | None], protocol: Protocol, *,
+           curve_tasks: int = 1024, every_steps: int | None = None, progress: bool = True) -> Run:
+    """Train an agent in `config.out` and test it, unless that is done already.
 
     Args:
-        tasks: those to train on. tests: name to those to test on, `protocol.num_tasks` of each.
-        curve_tasks: how many tasks a point of the learning curve takes; every_steps: environment steps between two points (default: forty points).
-    Raises what `train` raises, and `KeyboardInterrupt` when training was interrupted: the checkpoint stays, and the same call goes on.
+        tasks: to train on. tests: name to those to test on.
+        curve_tasks: tasks of a point of the learning curve. every_steps: between points (default: forty points).
+    Raises what `train` raises, and `KeyboardInterrupt` for interrupted training, which the same call continues.
     """
     mesh = make_mesh() if jax.device_count() > 1 else None
-    evaluator = Evaluator(config, tests, curve_tasks, protocol.num_trials, every_steps, seed=protocol.seed, batch=protocol.batch, greedy=protocol.greedy, mesh=mesh)
+    evaluator = Evaluator(config, tests, curve_tasks, protocol.num_trials, every_steps, seed=protocol.seed,
+                          batch=protocol.batch, greedy=protocol.greedy, mesh=mesh)
     training = train(config, tasks, resume="auto", progress=progress, on_round=evaluator)
+    agent = training.agent
     if training.interrupted:
         raise KeyboardInterrupt
-    if not any(row["steps"] == training.agent.steps for row in read_evaluations(config.out)):
-        evaluator(training.agent, {"steps": training.agent.steps})
-    found = {name: _tested(training.agent, name, benchmark, protocol, mesh, progress) for name, benchmark in tests.items()}
-    return Run(training.agent, found, read_evaluations(config.out), training.metrics[-1]["seconds"] if training.metrics else float("nan"))
+    if not any(row["steps"] == agent.steps for row in read_evaluations(config.out)):
+        evaluator(agent, {"steps": agent.steps})
+    found = {name: _tested(agent, name, benchmark, protocol, mesh, progress) for name, benchmark in tests.items()}
+    seconds = training.metrics[-1]["seconds"] if training.metrics else float("nan")
+    return Run(agent, found, read_evaluations(config.out), seconds)
 
 def _tested(agent: Agent, name: str, benchmark, protocol: Protocol, mesh, progress: bool) -> Evaluation:
-    "The final evaluation on a set of tasks, from its file if that is of the same agent, tasks and protocol."
+    "The final evaluation, from its file if that fits agent, tasks and protocol."
     path = Path(agent.config.out).expanduser() / f"final-{name.replace(' ', '-')}.npz"
     about = _as_json({"steps": agent.steps, "tasks": None if benchmark is None else digest(benchmark), "protocol": dataclasses.asdict(protocol)})
     if path.exists():
@@ -72,17 +75,17 @@ def _tested(agent: Agent, name: str, benchmark, protocol: Protocol, mesh, progre
     return found
 
 def _as_json(value):
-    "A value as it comes back from JSON: tuples are lists, names are text."
+    "A value as JSON returns it."
     return json.loads(json.dumps(value))
 
 # %% ../../nbs/measure/08_experiments.ipynb #e7adae22
 class Sides(NamedTuple):
-    "The tasks to train on, and by name those to test on."
+    "Tasks to train on, and by name those to test on."
     train: Benchmark | None
     tests: Mapping[str, Benchmark | None]
 
 def _claimed(out, what: dict) -> Path:
-    "Make the folder of an experiment, or find that it is there. Raises `ValueError` when it holds another one."
+    "The folder of an experiment, made if need be. Raises `ValueError` if it holds another one."
     out, what = Path(out).expanduser(), _as_json(what)
     path = out / "experiment.json"
     if not path.exists():
@@ -98,11 +101,11 @@ def _claimed(out, what: dict) -> Path:
     return out
 
 def _without_place(config: TrainConfig) -> dict:
-    "What of a configuration makes a difference to the experiment: neither its folder nor its seed."
+    "The parts of a configuration that define an experiment."
     return {name: value for name, value in rl2.to_dict(config).items() if name not in ("out", "seed", "checkpoint_minutes", "keep", "loggers")}
 
 def _seeds(seeds) -> tuple[int, ...]:
-    "Seeds from a number of them or a list. Raises `ValueError` for none, or the same twice."
+    "Seeds from a number or a list. Raises `ValueError` for none or repeated ones."
     whole = lambda x: isinstance(x, (int, np.integer)) and not isinstance(x, bool) and x >= 0
     found = tuple(range(seeds)) if whole(seeds) else tuple(seeds) if isinstance(seeds, Sequence) else ()
     if not found or len(set(found)) < len(found) or not all(map(whole, found)):
@@ -111,10 +114,11 @@ def _seeds(seeds) -> tuple[int, ...]:
 
 # %% ../../nbs/measure/08_experiments.ipynb #128383ce
 def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protocol: Protocol, *, kind: str = "compare", progress: bool = True, **options) -> dict[str, list[Run]]:
-    """Train and test each configuration with each seed, one after the other: name to its runs.
+    """Train and test each configuration with each seed: name to its runs. Finished runs are kept.
 
-    seeds: how many, or their numbers. options: `curve_tasks` and `every_steps` of `finish`. Finished runs are not trained again.
-    Raises `ValueError` before anything is trained: for no configuration, ones of different numbers of steps, wrong seeds, or a folder with another experiment.
+    seeds: how many, or which. options: of `finish`. Raises `ValueError`, before training, for no configurations,
+    different
+    numbers of steps, wrong seeds, or a folder with another experiment.
     """
     seeds = _seeds(seeds)
     if not configs:
@@ -125,7 +129,7 @@ def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protoc
     out = _claimed(out, {"kind": kind, "configs": {name: _without_place(config) for name, config in configs.items()}, "protocol": dataclasses.asdict(protocol), "tests": tests,
                          "train": "a single task" if sides.train is None else digest(sides.train)})
     found = {name: [] for name in configs}
-    for seed in seeds:  # all configurations with the first seed come first, so that there is something to look at early
+    for seed in seeds:  # all configurations with the first seed come first
         for name, config in configs.items():
             here = dataclasses.replace(config, seed=int(seed), out=str(out / name / f"seed-{seed}"))
             if progress:
@@ -137,15 +141,15 @@ def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protoc
 TRAINED, NEW_TASKS, NEW_KINDS = "goals trained on", "new tasks, same kinds", "goals held out"
 
 def all_tasks(config: TrainConfig) -> Benchmark:
-    "All tasks of the configuration's benchmark. Raises `ValueError` when there is none."
+    "All tasks of a configuration. Raises `ValueError` without a benchmark."
     if not config.benchmark:
         raise ValueError("This experiment needs many tasks: name a benchmark.")
     return rl2.load_tasks(dataclasses.replace(config, held_out=0.0))[0]
 
 def generalization_sides(tasks: Benchmark, train_kinds: Sequence[int] = (1, 3, 4), held_out: float = 0.1) -> Sides:
-    """The tasks of some kinds of goals to train on; to test on, those, a share `held_out` of the same kinds that is kept back, and the tasks of all other kinds.
+    """To train on, some kinds of goals; to test on, those, a kept-back share of the same kinds, and all other kinds.
 
-    No goal with its rules is on two sides. Raises `ValueError` when a side is empty.
+    Sides share no goal with its rules. Raises `ValueError` for an empty side.
     """
     trained, other = tasks.split(by="goal_kind", train=tuple(train_kinds))
     kept, new = trained.split(1 - held_out, by="goal_id")
@@ -155,9 +159,9 @@ def generalization_sides(tasks: Benchmark, train_kinds: Sequence[int] = (1, 3, 4
 
 # %% ../../nbs/measure/08_experiments.ipynb #507f607f
 def _reported(found: Mapping[str, tuple[list[Run], str]], runs, out, protocol: Protocol, facts: dict, title: str, generalization: str = "") -> dict[str, Any]:
-    """Write the report on `found`, a name to runs and the set of tasks that they were tested on.
+    """Write the report on `found`: name to runs and the set of tasks they were tested on.
 
-    Returns `runs`, the `files` written, and as `found` for each name what `over_seeds` says.
+    Returns `runs`, the `files`, and as `found` `over_seeds` of each name.
     """
     evaluations = {name: [run.evaluations[side] for run in each] for name, (each, side) in found.items()}
     curves = {name: curve_over_seeds([run.curve for run in each], side) for name, (each, side) in found.items()}
@@ -165,7 +169,7 @@ def _reported(found: Mapping[str, tuple[list[Run], str]], runs, out, protocol: P
     return {"runs": runs, "files": files, "found": {name: over_seeds(each) for name, each in evaluations.items()}}
 
 def _facts(config: TrainConfig, runs: Sequence[Run]) -> dict:
-    "The entries next to the results of some runs."
+    "Entries next to the results."
     agents = [run.agent for run in runs]
     return {"environment": config.env_id, "environment steps of each run": f"{agents[0].steps:,}", "seeds": ", ".join(str(agent.config.seed) for agent in agents)}
 
@@ -174,10 +178,10 @@ def run_generalization(config: TrainConfig, seeds=3, out="runs/generalization", 
     """The paper's Figure 8: train on some kinds of goals, test on the rest, over several seeds.
 
     Args:
-        config: how to train; its `seed` and `out` are replaced, and its share `held_out` of the trained kinds is kept back. seeds: how many, or their numbers.
-        out: the folder for runs, tables and figures; an interrupted experiment there is taken up again.
-        options: `curve_tasks` and `every_steps`, see `finish`. about: further entries of the record.
-    Returns the runs, the files written, and for each set of tasks what `over_seeds` says.
+        config: its `seed` and `out` are replaced; its `held_out` is the share of the trained kinds kept back.
+        seeds: how many, or which. out: the folder, where an interrupted experiment is continued.
+        options: of `finish`. about: more entries of the record.
+    Returns the runs, the files written, and `over_seeds` of each set of tasks.
     """
     sides = generalization_sides(all_tasks(config), train_kinds, config.held_out or 0.1)
     runs = run_all({"agent": config}, seeds, out, sides, protocol, kind="generalization", progress=progress, **options)["agent"]
@@ -188,12 +192,13 @@ def run_generalization(config: TrainConfig, seeds=3, out="runs/generalization", 
 # %% ../../nbs/measure/08_experiments.ipynb #45bae5be
 def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, tasks: tuple[Benchmark, Benchmark] | None = None, protocol: Protocol = Protocol(),
             about: Mapping | None = None, title: str = "Comparison", progress: bool = True, **options) -> dict[str, Any]:
-    """Compare configurations at equal environment steps, over the same seeds and on the same held-out tasks.
+    """Compare configurations at equal environment steps, over the same seeds and held-out tasks.
 
     Args:
-        configs: name to configuration; their `seed` and `out` are replaced. tasks: to train on and to test on, instead of those of their common benchmark.
+        configs: name to configuration; `seed` and `out` are replaced. tasks: to train and to test on (default: theirs).
         The others are those of `run_generalization`.
-    Returns the runs, the files written, and for each configuration what `over_seeds` says. Raises `ValueError` for configurations that differ in benchmark, held-out share, world, or steps.
+    Returns the same, for each configuration. Raises `ValueError` unless benchmark, held-out share, world and steps
+    agree.
     """
     if not configs:
         raise ValueError("There is nothing to compare: give at least one configuration.")
@@ -209,7 +214,6 @@ def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, 
     return _reported({name: (each, "held out") for name, each in runs.items()}, runs, out, protocol, facts, title)
 
 def _size(runs: Sequence[Run]) -> str:
-    "How large an agent is, and how long it took."
     numbers = sum(int(np.size(x)) for x in jax.tree.leaves(runs[0].agent.parameters))
     seconds = [run.seconds for run in runs]
     return f"{numbers:,} parameters, {np.median(seconds):,.0f} s of training (median of {len(runs)})"
@@ -217,9 +221,8 @@ def _size(runs: Sequence[Run]) -> str:
 CORES = ("gru", "mingru", "ssm", "transformer")
 
 def core_configs(config: TrainConfig, cores: Sequence[str] = CORES, belief: Sequence[bool] = (True, False)) -> dict[str, TrainConfig]:
-    """The configuration with each core, with and without learning to believe: name to configuration.
-
-    Raises `ValueError` for a core that does not exist, or when neither is asked for.
+    """A configuration with each core, with and without learning to believe. Raises `ValueError` for an unknown core, or
+    none.
     """
     found = {}
     for core in cores:
@@ -251,7 +254,7 @@ EXPERIMENTS = {"generalization": "train on some kinds of goals, test on the rest
 
 # %% ../../nbs/measure/08_experiments.ipynb #b9f3df29
 def experiment_parser(commands) -> None:
-    "Add `experiment` with its verbs to argparse's subparsers."
+    "Add `experiment` to argparse's subparsers."
     parser = commands.add_parser("experiment", help="several agents, several seeds, the same tasks: generalization, cores, seeds",
                                  description="Train and compare. When it is interrupted, the same command goes on; what is finished is not trained again.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar=" | ".join(EXPERIMENTS))
@@ -262,7 +265,7 @@ def experiment_parser(commands) -> None:
         verb.set_defaults(run_command=run_experiment)
 
 def asked(args) -> tuple[Settings, TrainConfig]:
-    "The settings and the configuration that a command line gives."
+    "Settings and configuration of a command line."
     settings = Settings(**chosen(Settings(), args))
     return settings, with_options(rl2.preset(settings.preset), {"out": f"runs/{args.verb}", **chosen(TrainConfig(), args)})
 

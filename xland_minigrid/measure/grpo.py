@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from .report import Page, markdown_table, page, script
+from .report import Page, markdown_table, script
 from ..pool.grpo import SOLVED, TEST_SEED, GRPOConfig, Learner, evaluate, lake_baselines, lake_learner, test_tasks, train
 from ..pool.pool import EnvPool
 from ..pool.text.frozen_lake import random_map
@@ -22,7 +22,7 @@ from ..viz.plots import PALETTE, empty_figure
 
 # %% ../../nbs/measure/14_grpo.ipynb #23bd1ea9
 def lake_figure(rows: list[dict], baselines: dict):
-    "Success on the test maps over training, by steps of the environments and by seconds; a matplotlib `Figure`."
+    "Success on the test maps over training, by steps and by seconds; a matplotlib `Figure`."
     from matplotlib.ticker import EngFormatter
     figure, axes = empty_figure(2, 4.5, 3.2)
     drawn, tested = ([row for row in rows if name in row] for name in ("success", "test"))
@@ -40,14 +40,13 @@ def lake_figure(rows: list[dict], baselines: dict):
 
 # %% ../../nbs/measure/14_grpo.ipynb #89e2faa1
 def unseen(learner: Learner, tasks: list[dict]) -> np.ndarray:
-    "Whether each map differs from all maps that a `lake_learner` was trained on: bool `(n,)`. Different seeds can give the same map, since few maps have few holes."
+    "Whether maps differ from all that a `lake_learner` trained on, bool `(n,)`; seeds can repeat maps with few holes."
     grid = lambda task: tuple(random_map(task["size"], task["p"], task["seed"]))
     known = {grid(task) for task in learner.curriculum.tasks[:learner.curriculum.dealt]}
     return np.array([grid(task) not in known for task in tasks])
 
-# %% ../../nbs/measure/14_grpo.ipynb #f9123d4b
 def summary(learner: Learner, rows: list[dict], last: dict, tasks: list[dict], baselines: dict) -> list[str]:
-    "How it was played and what came out, as parts of a page."
+    "How it was played and what came out."
     c, end, won, new = learner.config, rows[-1], np.array([e.reward >= SOLVED for e in last["episodes"]]), unseen(learner, tasks)
     timed_out = np.mean([not e.done or e.truncated for e in last["episodes"]])
     first = next((row for row in rows if row.get("test", 0) >= 0.9), None)
@@ -67,7 +66,7 @@ def summary(learner: Learner, rows: list[dict], last: dict, tasks: list[dict], b
 
 # %% ../../nbs/measure/14_grpo.ipynb #cf3bfa74
 async def measured_run(config: GRPOConfig, size: int, tests: int, test_every: int, runs: Path, resume: bool, slots: int | None, quiet: bool):
-    "Train and test: the learner, the rows of its metrics, its last test, and the maps of the test."
+    "Train and test: learner, metrics, last test, its maps."
     learner, maps = lake_learner(config, size=size), test_tasks(tests, size=size)
     async with EnvPool.local("frozen_lake", slots=slots or config.groups * config.group_size) as pool:
         rows = await train(learner, pool, runs, resume=resume, test=maps, test_every=test_every, progress=not quiet)
@@ -90,7 +89,7 @@ def report(config: GRPOConfig = GRPOConfig(), size: int = 4, slots: int | None =
     baselines, figure = lake_baselines(maps, config.max_turns), (out.parent.parent / "figures" if out else runs) / "grpo_frozen_lake.png"
     figure.parent.mkdir(parents=True, exist_ok=True)
     lake_figure(rows, baselines).savefig(figure, dpi=120)
-    return page("GRPO on the frozen lake, from scratch", *summary(learner, rows, last, maps, baselines),
+    return Page("GRPO on the frozen lake, from scratch", *summary(learner, rows, last, maps, baselines),
         f"![success over training]({os.path.relpath(figure, out.parent if out else '.')})",
         markdown_table(["step", "steps of environments", "seconds", "processor seconds", "success on the test maps"], [
             (r["step"], f"{r['steps']:,}", f"{r['seconds']:.0f}", f"{r['cpu_seconds']:.0f}", f"{r['test']:.1%}") for r in rows if "test" in r]))

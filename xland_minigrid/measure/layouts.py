@@ -19,7 +19,7 @@ from ..core.ruleset import RuleSet
 from ..core.tiles import PICKABLE
 from ..envs.wrappers import GymAutoResetWrapper
 from ..envs.xland import XLandMiniGrid
-from .report import Page, markdown_table, page, script
+from .report import Page, markdown_table, script
 from .throughput import Case, Row, Stepper, engine_of, rows_of, sample_tasks
 
 # %% ../../nbs/measure/04_layouts.ipynb #3a58492c
@@ -27,7 +27,7 @@ SIDE = 13
 MIXED = "five layouts, as data"
 
 def layouts_to_compare(num_envs: int) -> dict[str, dict]:
-    "For each program of the comparison the arguments of `default_params`."
+    "Arguments of `default_params` for each program."
     five = stack_layouts([layout(kind, SIDE, SIDE) for kind in GRID_TYPES])
     spread = lambda index: jax.tree.map(lambda x: x[index], five)
     static = {kind: dict(grid_type=kind, height=SIDE, width=SIDE) for kind in (*GRID_TYPES, "Maze", "Rooms")}
@@ -37,7 +37,7 @@ def layouts_to_compare(num_envs: int) -> dict[str, dict]:
 
 # %% ../../nbs/measure/04_layouts.ipynb #8489f09a
 def with_composed(tasks: RuleSet, share: float) -> RuleSet:
-    "The same batch with the goals of every so many tasks replaced by *a and b next to each other while c is held*, of their own first three things that can be carried."
+    "The batch with a share of goals replaced by *a and b next to each other while c is held*, of their own objects."
     extended = jax.tree.map(jnp.asarray, tasks).extend()
     table = np.array(pad_table(extended.extended.goals, 3))
     for i in np.flatnonzero(np.arange(len(table)) % round(1 / share) == 0):
@@ -46,16 +46,16 @@ def with_composed(tasks: RuleSet, share: float) -> RuleSet:
     return extended.replace(extended=extended.extended.replace(goals=jnp.asarray(table)))
 
 def tasks_to_compare(tasks: RuleSet) -> dict[str, RuleSet]:
-    "The batches to compare. `tasks` is a batch of plain rulesets."
+    "The batches to compare, from plain rulesets."
     plain = jax.tree.map(jnp.asarray, tasks)
     return {"plain": plain, "plain, again": plain, "all plain, in the general form": plain.extend(),
             **{f"{share:.0%} with a composed goal": with_composed(tasks, share) for share in (0.1, 0.5, 1.0)}}
 
 # %% ../../nbs/measure/04_layouts.ipynb #4cc383b7
 def compare(what: str, repeats: int = 15, num_envs: int = 1024, num_steps: int = 128, names=None) -> list[Row]:
-    """Time the programs in turn, `layouts` or `tasks`; ratios are costs per step over the mean of the five static layouts, or over plain tasks.
+    """Time `layouts` or `tasks` in turn; ratios are costs per step over the mean static layout, or over plain tasks.
 
-    names: which to measure; all by default.
+    names: which to measure (default: all).
     """
     case = Case("", "trivial" if what == "layouts" else "high", num_envs=num_envs, num_steps=num_steps)
     tasks, env = sample_tasks(case), XLandMiniGrid()
@@ -66,7 +66,6 @@ def compare(what: str, repeats: int = 15, num_envs: int = 1024, num_steps: int =
     return rows_of(steppers, case, repeats, GRID_TYPES if what == "layouts" else ())
 
 def costs_table(what: str, rows: list[Row]) -> str:
-    "The rows as a Markdown table."
     base = "the mean of R1 … R9" if what == "layouts" else "plain"
     return markdown_table([what, "steps/s (median)", "min – max", f"cost per step over {base}", "trials ended per step"],
                           [(r.engine, f"{r.steps_per_second / 1e6:.3f} M", r.span, f"{r.ratio:.2f}", f"{r.ends:.4f}") for r in rows])
@@ -88,7 +87,7 @@ def report(what: Literal["layouts", "tasks"] = "layouts", repeats: int = 15, env
         envs: worlds in the batch
     """
     title, about = _SAID[what]
-    return page(title, f"{about} {envs} worlds, another task in each. Random actions drawn in advance, auto-reset on, trials desynchronised, "
+    return Page(title, f"{about} {envs} worlds, another task in each. Random actions drawn in advance, auto-reset on, trials desynchronised, "
                 f"observations summed at every step; medians over {repeats} turns taken alternately, ratios within a turn.", costs_table(what, compare(what, repeats, envs)))
 
 script(report)

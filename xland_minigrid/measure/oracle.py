@@ -15,11 +15,11 @@ from ..benchmarks.benchmark import generate_benchmark
 from ..benchmarks.oracle import Attempts, estimated_steps, solve_tasks
 from ..benchmarks.planner import Failure
 from ..envs.registration import make
-from .report import Page, markdown_table, page, script
+from .report import Page, markdown_table, script
 
 # %% ../../nbs/measure/10_oracle.ipynb #5bc30554
 class Row(NamedTuple):
-    "One preset in one environment; `estimate` of the tasks' steps is that of `estimated_steps`."
+    "One preset in one environment, with `estimated_steps` of the tasks."
     preset: str
     environment: str
     attempts: Attempts
@@ -31,13 +31,12 @@ class Row(NamedTuple):
         return ~np.isin(self.attempts.failure, (Failure.IMPOSSIBLE_START, Failure.NO_PLAN))
 
 def measure(preset: str, environment: str, pairs: int, seed: int = 2, progress: bool = False) -> Row:
-    "Solve `pairs` tasks of a preset, one start each."
+    "Solve `pairs` tasks, one start each."
     benchmark, (env, params) = generate_benchmark(preset, pairs, seed=seed).to_numpy(), make(environment)
     attempts = solve_tasks(benchmark, np.arange(pairs), env, params, seed=seed, progress=progress)
     return Row(preset, environment, attempts, estimated_steps(benchmark, params, env))
 
 def oracle_table(rows: list[Row]) -> str:
-    "The rows as a Markdown table."
     return markdown_table(["preset", "environment", "pairs", "proved impossible", "solved of the others", "blocked", "cut off", "too long", "steps: mean, median, longest",
                            "estimate: correlation", "ms a start: median, mean, longest"], map(_cells, rows))
 
@@ -63,7 +62,7 @@ def report(pairs: int = 2000, seed: int = 2, presets: tuple[str, ...] = ("trivia
     rows, limit = [], " and ".join(f"{make(name)[1].max_steps} steps on {name.removeprefix('XLand-MiniGrid-')}" for name in WORLDS)
     for preset in presets:
         rows += [measure(preset, name, pairs, seed, progress=True) for name in WORLDS]
-        yield page("The grid oracle",
+        yield Page("The grid oracle",
             "Random tasks of each preset, all with a symbolic plan (`generate_benchmark`), one random start each. *Solved* means that the actions were replayed in the real "
             "environment and reached the goal with the last of them. *Proved impossible*: the goal cannot be met even in a world more generous than the real one "
             f"(`benchmarks.proofs`). A trial has {limit}. Times are those of one process for planning alone.", oracle_table(rows))

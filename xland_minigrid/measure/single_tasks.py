@@ -14,13 +14,15 @@ from collections.abc import Iterator
 
 from ..baselines.evaluation import evaluate
 from ..baselines.rl2 import TrainConfig, preset, train
-from .report import Page, markdown_table, page, script
+from .report import Page, markdown_table, script
 
 # %% ../../nbs/measure/09_single_tasks.ipynb #122af2cb
 def time_to_solve(config: TrainConfig, success: float = 0.95, tests: int = 512, progress: bool = True) -> dict:
-    """Train on a single task until a round's share of solved trials reaches `success`, or `config.total_steps` are over.
+    """Train on a single task until a round solves the share `success`, or for `config.total_steps`.
 
-    Returns `solved`, `seconds` (with compiling), `steps`, and of `tests` fresh starts the share that the agent solves and its mean steps. `config.out` must be free.
+    Returns `solved`, `seconds` with compiling, `steps`, and the share and mean steps of `tests` fresh starts.
+    `config.out`
+    must be free.
     """
     begun = time.monotonic()
 
@@ -48,7 +50,7 @@ def report(envs: tuple[str, ...] = ("MiniGrid-Empty-8x8", "MiniGrid-DoorKey-5x5"
         with tempfile.TemporaryDirectory() as folder:
             x = time_to_solve(preset("laptop", env, seed=seed, out=f"{folder}/run", loggers=("jsonl",)), success, progress=False)
         rows.append((env, seed, x["seconds"], f"{x['steps']:,}", "yes" if x["solved"] else "no", f"{x['tested']:.1%}", f"{x['steps in the test']:.1f}"))
-        yield page("Single tasks",
+        yield Page("Single tasks",
             f"Recurrent PPO, preset `laptop`, until {success:.0%} of the trials of a round (32,768 steps) are solved. Seconds count everything from the call of `train`: compiling, "
             "checkpoints, the figure. The test is 512 fresh starts, actions drawn from the policy.",
             markdown_table(["environment", "seed", "seconds, with compiling", "environment steps", "solved in training", "solved in the test", "steps in the test"], rows))

@@ -30,20 +30,20 @@ def _percent(axis) -> None:
     axis.set_major_formatter(PercentFormatter(1, decimals=None))
 
 def mean_of(histogram: Mapping) -> float:
-    "The mean of the numbers in a histogram `{value: count}`; what is no number is left out."
+    "The mean of a histogram `{value: count}`, without values that are text."
     numbers = {k: v for k, v in histogram.items() if not isinstance(k, str)}
     return sum(k * v for k, v in numbers.items()) / max(1, sum(numbers.values()))
 
 def _shares(histogram: Mapping) -> tuple[list, np.ndarray]:
-    "Values and their shares; numbers in order and without gaps, what is no number last."
+    "Values and their shares; numbers in order without gaps, text last."
     numbers = [k for k in histogram if not isinstance(k, str)]
     labels = [*(range(min(numbers), max(numbers) + 1) if numbers else ()), *(k for k in histogram if isinstance(k, str))]
     return labels, np.array([histogram.get(k, 0) for k in labels], float) / max(1, sum(histogram.values()))
 
 def figure_4(statistics: Mapping[str, Mapping], title: str = "How many rules a task has"):
-    """The paper's Figure 4: the distribution of the number of rules, one line for each benchmark. Returns a matplotlib `Figure`.
+    """The paper's Figure 4: how many rules tasks have, a line for each benchmark; a matplotlib `Figure`.
 
-    Takes `{name: what benchmark_statistics returned}`. Raises `ValueError` when there is nothing to draw.
+    Takes `{name: benchmark_statistics(...)}`. Raises `ValueError` for nothing to draw.
     """
     from matplotlib.ticker import MaxNLocator
     if not statistics or not all(found.get("rules_per_task") for found in statistics.values()):
@@ -59,7 +59,7 @@ def figure_4(statistics: Mapping[str, Mapping], title: str = "How many rules a t
     return figure
 
 def _make_room(axis) -> None:
-    "Where all tasks of some benchmarks have one number of rules, cut their peaks off and say so, so that the others can be read."
+    "Cut off, and label, the peaks of benchmarks with one number of rules, so that the others can be read."
     whole = [line for line in axis.lines if line.get_ydata().max() == 1]
     top = max((peak for line in axis.lines if (peak := line.get_ydata().max()) < 1), default=0)
     for line in whole if top else ():
@@ -77,9 +77,9 @@ _PANELS = {
 }
 
 def plot_statistics(statistics: Mapping, title: str = ""):
-    """What a benchmark is made of, one panel for each histogram that `benchmark_statistics` returned: a matplotlib `Figure`.
+    """A benchmark's histograms from `benchmark_statistics`, a panel each: a matplotlib `Figure`.
 
-    Raises `ValueError` when there is nothing to draw.
+    Raises `ValueError` for nothing to draw.
     """
     panels = [name for name in _PANELS if statistics.get(name)]
     if not panels:
@@ -93,7 +93,7 @@ def plot_statistics(statistics: Mapping, title: str = ""):
     return figure
 
 def _panel(axis, name: str, histogram: Mapping) -> None:
-    "One histogram: bars that stand for numbers, bars that lie for names."
+    "One histogram: vertical bars for numbers, horizontal ones for names."
     labels, shares = _shares(histogram)
     if name in ("goal_kinds", "rule_kinds", "products"):
         what = "rules" if name != "goal_kinds" else "tasks"
@@ -116,21 +116,20 @@ def _mean_and_most(histogram: Mapping) -> str:
     return f"{mean_of(histogram):.2f} ({max(numbers)})" if numbers else ""
 
 def _share_table(what: str, statistics: Mapping, key: str) -> str:
-    "How often each value occurs in each benchmark, in percent."
+    "How often each value occurs, in percent."
     values = list(dict.fromkeys(k for found in statistics.values() for k in found.get(key, {})))
     values.sort(key=lambda k: (isinstance(k, str) and key == "depth", k if not isinstance(k, str) else 0))
     cell = lambda found, k: f"{100 * found[key][k] / sum(found[key].values()):.2f}" if k in found.get(key, {}) else ""
     return markdown_table([what, *statistics], [[k, *(cell(found, k) for found in statistics.values())] for k in values], "---:")
 
 def _found_table(statistics: Mapping) -> str:
-    "One row for each benchmark: how many tasks, how many different ones, and what they are made of."
     head = ["benchmark", "tasks", "repeated by ruleset_id", "not canonical", "distinct goal_ids", "distinct goals", "depth", "rules", "of them distractors", "objects", "of them taken by nothing"]
     columns = ("depth", "rules_per_task", "distractor_rules", "objects", "distractor_objects")
     return markdown_table(head, [[name, *(f"{found[k]:,}" for k in ("num_rulesets", "duplicates", "not_canonical", "distinct_goal_ids", "distinct_goals")),
                           *(_mean_and_most(found[k]) for k in columns)] for name, found in statistics.items()], "---:")
 
 def sizes_table(sizes: Mapping[str, Mapping]) -> str:
-    "Sizes and loading times next to the paper's Table 5. Takes `{name: benchmark_sizes(name)}`."
+    "Sizes and loading times next to Table 5. Takes `{name: benchmark_sizes(name)}`."
     rows = []
     for name, found in sizes.items():
         memory, compressed = PAPER_TABLE_5.get(name, (None, None))
@@ -141,9 +140,9 @@ def sizes_table(sizes: Mapping[str, Mapping]) -> str:
                    "load cold, s", "load warm, s", "unpack, s"], rows, "---:")
 
 def statistics_page(statistics: Mapping[str, Mapping], sizes: Mapping | None = None) -> Page:
-    "What was found in benchmarks. Takes `{name: benchmark_statistics(benchmark)}` and, if they were measured, `{name: benchmark_sizes(benchmark)}`."
+    "A page of `{name: benchmark_statistics(...)}` and, if measured, `{name: benchmark_sizes(...)}`."
     shares = lambda what, key: ("Percent of rules." if key == "rule_kinds" else "Percent of tasks.", _share_table(what, statistics, key))
-    return Page("What is in the benchmarks", [
+    return Page("What is in the benchmarks",
         f"The command looks at every task. Generator version {GENERATOR_VERSION}. All numbers but loading times are the same on every machine.",
         "## Every task, once",
         "Repeated: tasks whose `ruleset_id` (canonical goal, rules and objects) is that of an earlier one. Not canonical: tasks that are spelled otherwise than `canonical` spells them. "
@@ -152,11 +151,11 @@ def statistics_page(statistics: Mapping[str, Mapping], sizes: Mapping | None = N
         "## Levels of rules under the goal", *shares("depth", "depth"), "## Distractor rules", *shares("distractor rules", "distractor_rules"),
         "## Goals", *shares("goal", "goal_kinds"), "## Rules", *shares("rule", "rule_kinds"),
         *(("## Sizes (the paper's Table 5)", "MB are 10⁶ bytes. In memory, and in the uncompressed file of the cache: uint8 arrays as wide as the "
-           "recipe can need. Packed: the file to hand around.", sizes_table(sizes)) if sizes else ())], machine=False)
+           "recipe can need. Packed: the file to hand around.", sizes_table(sizes)) if sizes else ()), machine=False)
 
 # %% ../../nbs/measure/12_statistics.ipynb #70a720db
 def _save(figure, path: Path) -> list[Path]:
-    "A figure as PNG and as SVG, the latter the same for the same numbers."
+    "A figure as SVG, reproducible, and PNG."
     import matplotlib
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"svg.hashsalt": path.stem}):
@@ -167,7 +166,7 @@ def _save(figure, path: Path) -> list[Path]:
 _FIGURE_4 = ("trivial-1m", "small-1m", "medium-1m", "high-1m")
 
 def save_figures(statistics: Mapping[str, Mapping], folder) -> list[Path]:
-    "Figure 4 (`figure_04_rules`) and one overview for each benchmark (`statistics_NAME`), written to a folder; returns the paths."
+    "Write Figure 4 (`figure_04_rules`) and an overview of each benchmark (`statistics_NAME`); returns the paths."
     folder, few = Path(folder), {name: statistics[name] for name in _FIGURE_4 if name in statistics} or statistics
     paths = _save(figure_4({name.removesuffix("-1m"): found for name, found in few.items()}), folder / "figure_04_rules")
     for name, found in few.items():
@@ -175,7 +174,7 @@ def save_figures(statistics: Mapping[str, Mapping], folder) -> list[Path]:
     return paths
 
 def generated_names() -> list[str]:
-    "The named benchmarks that are made by a recipe and kept in a file; hand-made ones are looked at one by one."
+    "The named benchmarks that a recipe makes."
     kept = []
     for name in registered_benchmarks():
         with contextlib.suppress(ValueError):  # benchmark_file refuses hand-made ones
@@ -192,10 +191,11 @@ def _chosen(names, everything: bool) -> list[str]:
 
 # %% ../../nbs/measure/12_statistics.ipynb #2be6099a
 def benchmark_sizes(source) -> dict:
-    """Sizes and loading times of a benchmark (a name, a path or a `Benchmark`) in both shapes of the format, measured in a temporary folder.
+    """Sizes and loading times of a benchmark (name, path or `Benchmark`) in both forms, in a temporary folder.
 
-    `memory`, `cache` (file) and `packed` (file) in MB (10⁶ bytes). Seconds with every check: to load the cache file after the operating system forgot it (`load_cold`;
-    None where it cannot) and right after that (`load_warm`), and to `unpack`.
+    MB (10⁶ bytes) in `memory`, `cache` and `packed` files; seconds, with checks, of `load_cold` (None if the system
+    cannot
+    forget a file), `load_warm` and `unpack`.
     """
     benchmark, _ = find_benchmark(source)
     with tempfile.TemporaryDirectory() as place:
@@ -211,7 +211,7 @@ def _seconds(path: Path) -> float:
     return time.perf_counter() - begin
 
 def _forgotten(path: Path) -> bool:
-    "Ask the operating system to drop a file from its memory; whether it can be asked."
+    "Whether the system could be asked to drop a file from memory."
     if not hasattr(os, "posix_fadvise"):
         return False
     with open(path, "rb") as file:

@@ -146,7 +146,6 @@ def _left_over(ruleset) -> dict[tuple, int]:
     lost = np.asarray(end.discount) != 0
     return dict(Counter(tuple(sorted(c for c in row if c >> 4 > Tiles.WALL)) for row in cells[lost].tolist()))
 
-# %% ../../nbs/tutor/03_anatomy.ipynb #9e426d5a
 @exercise("1.2", "A trap", level=2, minutes=15)
 def trap(answer) -> str:
     "A task that can be solved, and in which one wrong move makes that impossible."

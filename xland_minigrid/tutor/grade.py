@@ -35,7 +35,6 @@ class Grade(NamedTuple):
     message: str
     minutes: int
 
-# %% ../../nbs/tutor/12_grade.ipynb #94e792e8
 class Grades(list):
     "A list of `Grade`, shown as a table. `status`: 0 all solved, 1 some not, 2 a notebook could not be graded."
 
@@ -252,7 +251,6 @@ def find_notebooks(paths) -> dict[str, Path]:
         found |= {str(p): p for p in inside}
     return found
 
-# %% ../../nbs/tutor/12_grade.ipynb #0cfadcc1
 def grade(paths, *, jobs: int = 1, progress=None, timeout: float = 120, total: float = 1800, **how) -> Grades:
     """Grade notebooks: one row for each exercise of each notebook.
 

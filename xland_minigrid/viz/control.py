@@ -46,7 +46,7 @@ right, d    turn clockwise         x, s     put down        h   show or hide goa
 left, a     turn counter-clockwise t, space toggle a door   ?   this help       q   quit"""
 
 def read_line(line: str) -> list:
-    """The commands in a line of words (`forward`), action numbers (`0`) or joined keys (`wwdp`); `#` begins a comment.
+    """Commands in a line of words (`forward`), action numbers (`0`) or joined keys (`wwdp`); `#` begins a comment.
 
     Raises `ValueError` for anything else.
     """
@@ -67,7 +67,7 @@ def read_line(line: str) -> list:
 # %% ../../nbs/viz/06_control.ipynb #b653c04d
 @functools.lru_cache(maxsize=16)
 def compiled(env, kind=None):
-    "The compiled `reset` and `step` of an environment; environments without attributes share those of their class."
+    "The compiled `reset` and `step` of an environment, shared within a class without attributes."
     if kind is None and not vars(env):
         return compiled(None, type(env))
     env = env if kind is None else kind()
@@ -75,7 +75,7 @@ def compiled(env, kind=None):
 
 # %% ../../nbs/viz/06_control.ipynb #bcfbb59a
 def view_of(env, params, timestep) -> np.ndarray:
-    "The agent's view as (tile, colour) pairs, uint8 `(V, V, 2)`, whatever a wrapper made of the observation; the agent looks up from the bottom centre."
+    "The agent's view, uint8 `(V, V, 2)` of (tile, colour), whatever a wrapper made of the observation."
     seen = timestep.observation
     seen = seen.get("img") if isinstance(seen, dict) else seen
     if seen is not None and np.shape(seen) == (params.view_size, params.view_size, 2):
@@ -88,7 +88,7 @@ def view_of(env, params, timestep) -> np.ndarray:
 WON, LOST, LATE, LEFT = "won", "lost", "out of time", "given up"
 
 class Trial(NamedTuple):
-    "A finished trial; `how` is `'won'`, `'lost'`, `'out of time'` or `'given up'`."
+    "A finished trial; `how`: `'won'`, `'lost'`, `'out of time'` or `'given up'`."
     number: int
     how: str
     steps: int
@@ -99,7 +99,7 @@ class Trial(NamedTuple):
         return f"trial {self.number}: " + what.format(f"{self.steps} step{'s' * (self.steps != 1)}", self.reward)
 
 class Moment(NamedTuple):
-    "A step of a session: `done` is an action's name or `'start'`; `visible` masks the cells that the agent sees, `(H, W)` bool."
+    "A step of a session; `done`: an action's name or `'start'`; `visible`: cells that the agent sees, `(H, W)` bool."
     trial: int
     step: int
     done: str
@@ -107,9 +107,8 @@ class Moment(NamedTuple):
     agent: object
     visible: np.ndarray
 
-# %% ../../nbs/viz/06_control.ipynb #01558f0a
 def _film(self, tile_size: int = 16, fps: float = 4) -> Player:
-    "Everything played so far, as a `Player` with a mark for each trial. tile_size: pixels per cell. fps: frames per second."
+    "Everything played so far as a `Player`, with a mark for each trial. tile_size: pixels per cell."
     starts = {t: str(m.trial) if t else f"trial {m.trial}" for t, m in enumerate(self.moments) if m.done == "start"}
     frames = [render(m.cells, m.agent, tile_size=tile_size, visible=m.visible) for m in self.moments]
     return play(frames, [f"trial {m.trial}, step {m.step}: {m.done}" for m in self.moments], markers=starts if len(starts) > 1 else {},
@@ -119,8 +118,10 @@ def _film(self, tile_size: int = 16, fps: float = 4) -> Player:
 class Session:
     """A world played by hand: `do(command)` changes it, `frame()` shows it as `rich` markup.
 
-    env, params: from `make`, without auto-reset. seed: of the first trial; later trials follow from it. view: show only the agent's view.
-    Attributes: `timestep`; `trial`, counted from 1; `trials`, the finished ones; `moments`, all steps so far; `seen`, the agent's view; `message`.
+    env, params: from `make`, without auto-reset. seed: of the first trial; others follow from it. view: show only the
+    view.
+    Attributes: `timestep`; `trial`, from 1; `trials`, the finished ones; `moments`; `seen`, the agent's view;
+    `message`.
     """
 
     def __init__(self, env, params, seed: int = 0, view: bool = False, name: str = "world"):
@@ -130,11 +131,11 @@ class Session:
         self.trial, self.trials, self.moments, self.show_task, self.show_help = 0, [], [], False, False
         self.begin_trial()
 
-    rewards = property(lambda self: [t.reward for t in self.trials if t.how != LEFT], doc="Rewards of the trials played to their end.")
+    rewards = property(lambda self: [t.reward for t in self.trials if t.how != LEFT], doc="Rewards of ended trials.")
     film = _film
 
     def begin_trial(self) -> None:
-        "Begin a new trial of the same task; an unfinished one counts as given up."
+        "Begin a new trial of the same task, giving up an unfinished one."
         if self.moments and self.moments[-1].step and not bool(self.timestep.last()):
             self.trials.append(Trial(self.trial, LEFT, self.moments[-1].step, 0.0))
         self._key, key = jax.random.split(self._key)
@@ -184,7 +185,7 @@ def task_in_words(params, state) -> str:
 
 # %% ../../nbs/viz/06_control.ipynb #7aed6e26
 def figure_task() -> RuleSet:
-    "The task of the paper's Figures 1 to 3: the goal `TileNear(red ball, green ball)`, and two rules, one of them a dead end."
+    "The task of the paper's Figures 1 to 3: `TileNear(red ball, green ball)`, a rule, and a dead end."
     pyramid, square, star = (Tiles.PYRAMID, Colors.BLUE), (Tiles.SQUARE, Colors.PURPLE), (Tiles.STAR, Colors.ORANGE)
     red, green, yellow = ((Tiles.BALL, color) for color in (Colors.RED, Colors.GREEN, Colors.YELLOW))
     return RuleSet(goal=np.array([4, *red, *green], np.uint8), rules=np.array([[3, *pyramid, *square, *red], [3, *square, *yellow, *star]], np.uint8),
@@ -207,12 +208,12 @@ def _environment(env, params):
         inner = inner._env
     return type(inner).__name__, env, env.default_params() if params is None else params
 
-# %% ../../nbs/viz/06_control.ipynb #ce56132b
 def world_of(env, params=None, ruleset=None) -> tuple[str, Environment, EnvParams]:
     """Name, environment and parameters of a world with one task.
 
-    env: a name or an `Environment`. params: by default those of the environment. ruleset: an XLand environment without a task gets `figure_task`.
-    Raises `TypeError` or `ValueError` for an auto-resetting environment, a batch of tasks, or a ruleset that the environment cannot have.
+    env: a name or an `Environment`. params: default: the environment's. ruleset: default: that of `params`, or
+    `figure_task`.
+    Raises `TypeError` or `ValueError` for an auto-resetting environment, a batch of tasks, or an unfit ruleset.
     """
     name, env, params = _environment(env, params)
     if not hasattr(params, "ruleset"):
@@ -229,7 +230,7 @@ def world_of(env, params=None, ruleset=None) -> tuple[str, Environment, EnvParam
 
 # %% ../../nbs/viz/06_control.ipynb #09e161cd
 def _grid_text(session: Session) -> str:
-    "The grid, with the visible cells lighter, or only the agent's view; two characters per cell."
+    "The grid, visible cells lighter, or only the view."
     if session.view:
         size = len(session.seen)
         return render_text(session.seen, SimpleNamespace(position=(size - 1, size // 2), direction=0), wide=True)
@@ -238,7 +239,7 @@ def _grid_text(session: Session) -> str:
 
 # %% ../../nbs/viz/06_control.ipynb #edf04606
 def play_lines(session: Session, lines, console) -> None:
-    "Print a frame for the start and one for each command of the lines. Raises `ValueError` with the number of a wrong line."
+    "Print a frame for the start and for each command. Raises `ValueError` with the number of a wrong line."
     _show(session, console)
     for number, line in enumerate(lines, 1):
         try:
@@ -252,7 +253,7 @@ def play_lines(session: Session, lines, console) -> None:
             _show(session, console)
 
 def _show(session: Session, console) -> None:
-    "Print a frame; without colours, also the names of the objects in it."
+    "Print a frame; without colours, also the names of objects."
     console.print(session.frame())
     if console.color_system is None:
         grid = session.seen if session.view else session.moments[-1].cells
@@ -261,7 +262,7 @@ def _show(session: Session, console) -> None:
 # %% ../../nbs/viz/06_control.ipynb #0915416b
 @contextlib.contextmanager
 def raw_terminal(file_in: int, out):
-    "Read single keys, on an alternative screen; restores the terminal at the end."
+    "Read single keys, on an alternative screen; restores the terminal."
     import termios
     import tty
     before = termios.tcgetattr(file_in)
@@ -270,7 +271,7 @@ def raw_terminal(file_in: int, out):
     caught = [signal.SIGTERM, signal.SIGHUP] if threading.current_thread() is threading.main_thread() else []
     handlers = {number: signal.signal(number, leave) for number in caught}
     try:
-        tty.setcbreak(file_in, termios.TCSANOW)  # the usual TCSAFLUSH would throw away keys that were pressed early
+        tty.setcbreak(file_in, termios.TCSANOW)  # TCSAFLUSH would drop keys pressed early
         out.write("\x1b[?1049h\x1b[?25l")
         yield
     finally:
@@ -295,14 +296,14 @@ def read_key(file_in: int) -> str:
 
 # %% ../../nbs/viz/06_control.ipynb #7432b54e
 def _paint(out, console, text: str) -> None:
-    "Draw a frame over the last one, without flicker."
+    "Draw a frame over the last one."
     with console.capture() as captured:
         console.print(text, highlight=False)
     out.write("\x1b[H" + captured.get().replace("\n", "\x1b[K\n") + "\x1b[J")
     out.flush()
 
 def play_keys(session: Session, file_in: int, out) -> None:
-    "Play key by key until `q`, the end of input, or Ctrl-C, which raises `KeyboardInterrupt`."
+    "Play until `q`, the end of input, or Ctrl-C, which raises `KeyboardInterrupt`."
     from rich.console import Console
     with raw_terminal(file_in, out):
         console = Console(file=out, force_terminal=True, force_jupyter=False)
@@ -317,7 +318,7 @@ def play_keys(session: Session, file_in: int, out) -> None:
 
 # %% ../../nbs/viz/06_control.ipynb #6223f03b
 def _task(benchmark: str | None, number: int | None) -> RuleSet | None:
-    "A ruleset of a benchmark; None if none was asked for."
+    "A ruleset of a benchmark, if asked for."
     if benchmark is None:
         if number is not None:
             raise ValueError("A ruleset has a number within a benchmark: add --benchmark NAME.")
@@ -327,13 +328,13 @@ def _task(benchmark: str | None, number: int | None) -> RuleSet | None:
         raise ValueError(f"There is no ruleset {number}: {benchmark} has 0 to {len(tasks) - 1}.")
     return tasks.get_ruleset(number or 0)
 
-# %% ../../nbs/viz/06_control.ipynb #ab0c7fad
-def control(name: str, *, benchmark: str | None = None, ruleset: int | None = None, seed: int = 0, view: bool = False, view_size: int | None = None,
-            see_through_walls: bool | None = None, save: str | None = None, file_in=None, file_out=None) -> Session:
-    """Play an environment with keys in a terminal, or with lines of text from any other stream; returns the session.
+def control(name: str, *, benchmark: str | None = None, ruleset: int | None = None, seed: int = 0, view: bool = False,
+            view_size: int | None = None, see_through_walls: bool | None = None, save: str | None = None, file_in=None, file_out=None) -> Session:
+    """Play with keys in a terminal, or with lines from any other stream; returns the session.
 
-    benchmark, ruleset: the task, by benchmark (name or file) and number; by default that of the paper's Figure 2. view: show only the agent's view.
-    save: a page (`.html`) or animation (`.gif`) to write at the end. file_in, file_out: by default the standard streams.
+    benchmark, ruleset: the task, by name or file and number; default: that of the paper's Figure 2. view: show only the
+    view.
+    save: a page (`.html`) or animation (`.gif`) to write. file_in, file_out: default: the standard streams.
     Raises `ValueError` for a wrong name, number or setting.
     """
     if save is not None and not save.endswith((".html", ".gif")):
@@ -353,7 +354,7 @@ def control(name: str, *, benchmark: str | None = None, ruleset: int | None = No
 
 # %% ../../nbs/viz/06_control.ipynb #d17f23e9
 def is_terminal(*streams) -> bool:
-    "Whether single keys can be read: all streams are terminals, on a system with termios."
+    "Whether single keys can be read from these streams."
     try:
         import termios  # noqa: F401
     except ImportError:
@@ -361,7 +362,7 @@ def is_terminal(*streams) -> bool:
     return all(s.isatty() for s in streams)
 
 def play_from(session: Session, file_in, file_out) -> None:
-    "Play with keys in a terminal, or with lines of text from any other stream."
+    "Play with keys in a terminal, or with lines of text."
     if is_terminal(file_in, file_out):
         play_keys(session, file_in.fileno(), file_out)
         finished = ", ".join(f"{r:.2f}" for r in session.rewards) or "none finished"

@@ -47,7 +47,7 @@ def _cache_file(size: int) -> Path | None:
     return Path(folder).expanduser() / f"tiles-{size}-{version}.npz" if folder else None
 
 def _read_table(path: Path, size: int) -> np.ndarray | None:
-    "The table of a cache file; None if it is missing, or damaged, which its checksums tell, or to be drawn again."
+    "The table of a cache file; None if it is missing, damaged, or to be drawn again."
     if os.environ.get("XLAND_MINIGRID_RELOAD_CACHE", "").strip().lower() not in ("", "0", "false", "no"):
         return None
     try:
@@ -57,11 +57,11 @@ def _read_table(path: Path, size: int) -> np.ndarray | None:
         return None
     return table if table.dtype == np.uint8 and table.shape == (2, 256, size, size, 3) else None
 
-# %% ../../nbs/viz/05_images.ipynb #c8fc1947
 def tile_table(tile_size: int = 32) -> np.ndarray:
-    """All packed cells as pictures, read-only uint8 `(2, 256, tile_size, tile_size, 3)`: plain, and under the agent looking up.
+    """All packed cells as pictures, read-only uint8 `(2, 256, tile_size, tile_size, 3)`: plain, and under the agent
+    looking up.
 
-    Kept in memory, and in the folder that `XLAND_MINIGRID_CACHE` names. Raises `ValueError` for a size other than an integer from 4,
+    Kept in memory, and in the folder `XLAND_MINIGRID_CACHE`. Raises `ValueError` for a size that is no integer from 4,
     `OSError` if the folder cannot be written.
     """
     return _table(checked_int("tile_size", tile_size, 4))
@@ -80,7 +80,7 @@ def _table(size: int) -> np.ndarray:
 
 # %% ../../nbs/viz/05_images.ipynb #1742ff2b
 def _lay(table: np.ndarray, index) -> jax.Array:
-    "Sprites `(K, s, s, 3)` arranged by `index (..., H, W)`, `(..., H * s, W * s, 3)`."
+    "Sprites `(K, s, s, 3)` arranged by `index (..., H, W)`: `(..., H * s, W * s, 3)`."
     size, (*batch, height, width) = table.shape[1], index.shape
     rows = jnp.asarray(table.reshape(-1, size * 3))
     which = index.astype(jnp.int32)[..., :, None, :] * size + np.arange(size, dtype=np.int32)[:, None]
@@ -88,10 +88,10 @@ def _lay(table: np.ndarray, index) -> jax.Array:
 
 # %% ../../nbs/viz/05_images.ipynb #86f482a4
 def images_from_observations(observations, tile_size: int = 32) -> jax.Array:
-    """Observations as pictures, under `jit` and for any batch axes.
+    """Observations, uint8 `(..., V, V, 2)`, as pictures, uint8 `(..., V * tile_size, V * tile_size, 3)`, also under
+    `jit`.
 
-    observations: uint8 `(..., V, V, 2)` of (tile, colour). tile_size: pixels per cell, static.
-    Returns uint8 `(..., V * tile_size, V * tile_size, 3)`; the agent looks up from the bottom centre. Raises `ValueError` for other shapes.
+    The agent looks up from the bottom centre. Raises `ValueError` for other shapes.
     """
     shape = jnp.shape(observations)
     if len(shape) < 3 or shape[-1] != 2 or shape[-2] != shape[-3] or not jnp.issubdtype(observations.dtype, jnp.integer):
@@ -104,9 +104,9 @@ def images_from_observations(observations, tile_size: int = 32) -> jax.Array:
 
 # %% ../../nbs/viz/05_images.ipynb #5a31e6f7
 class RGBImgObservationWrapper(ObservationWrapper):
-    """Observations as images, uint8 `(V * tile_size, V * tile_size, 3)`, by default 224 x 224; in a dict of observations, the entry `"img"`.
+    """Observations as images, uint8 `(V * tile_size, V * tile_size, 3)`; in dicts, the entry `"img"`.
 
-    Raises `ValueError` if the observations are images already.
+    Raises `ValueError` if they are images already.
     """
 
     def __init__(self, env, tile_size: int = 32):

@@ -17,9 +17,9 @@ from .render import data_uri, draw_tile, render
 
 # %% ../../nbs/viz/02_player.ipynb #cfc56350
 def split_blocks(frames: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut frames `(T, H, W, 3)` uint8 into squares of `size` pixels, black beyond the right and lower edges.
+    """Cut frames `(T, H, W, 3)` uint8 into squares of `size` pixels, black beyond the edges.
 
-    Returns the distinct squares `(K, size, size, 3)`, and the number of the square at each place of each frame, `(T, rows, columns)`.
+    Returns the distinct squares `(K, size, size, 3)`, and their numbers at each place, `(T, rows, columns)`.
     """
     frames = np.pad(frames, [(0, 0), (0, -frames.shape[1] % size), (0, -frames.shape[2] % size), (0, 0)])
     t, h, w, _ = frames.shape
@@ -32,17 +32,19 @@ def split_blocks(frames: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]
 
 # %% ../../nbs/viz/02_player.ipynb #d4850a08
 def _changes(index: np.ndarray) -> list:
-    "The changes in each frame since the one before, flat: `[place, square, place, square, ...]`; the first frame in full."
+    "Changes of each frame, flat: `[place, square, place, square, ...]`; the first in full."
     flat = index.reshape(len(index), -1)
     before = np.vstack([np.full_like(flat[:1], -1), flat[:-1]])
     return [np.stack([np.flatnonzero(a != b), a[a != b]], axis=1).ravel().tolist() for a, b in zip(flat, before)]
 
 # %% ../../nbs/viz/02_player.ipynb #ba2c048c
 class Bars:
-    """Numbers between 0 and 1 next to the frames, for example the agent's belief over objects.
+    """Numbers between 0 and 1 next to the frames, such as the agent's belief.
 
-    labels: N names. values: `(T, N)`, one row per frame; a row of NaN stays empty. sprites: N pairs (tile, colour) drawn next to the names, or None.
-    truth: index of the true label, one number or one per frame, or None. top: number of bars, largest first; None shows all in order.
+    labels: N names. values: `(T, N)`; a row of NaN stays empty. sprites: N (tile, colour) pairs next to the names, or
+    None.
+    truth: index of the true label, one or one per frame, or None. top: number of bars, largest first; None: all, in
+    order.
     """
 
     def __init__(self, labels, values, *, sprites=None, truth=None, title: str = "belief", top: int | None = 8):
@@ -67,7 +69,7 @@ class Bars:
 
 # %% ../../nbs/viz/02_player.ipynb #b6ba227d
 def _bars_data(bars: Bars) -> dict:
-    "The bars as JSON for the script: values in thousandths (-1 for none), and each sprite that appears."
+    "The bars for the script: values in thousandths (-1 for none), and each sprite that appears."
     frames = [[(i, -1 if np.isnan(v) else round(1000 * v)) for i, v in bars.at(t)] for t in range(len(bars.values))]
     shown = sorted({i for frame in frames for i, _ in frame})
     sprites = {i: data_uri(draw_tile(*bars.sprites[i], 16)) for i in shown} if bars.sprites else {}
@@ -77,9 +79,9 @@ def _bars_data(bars: Bars) -> dict:
 
 # %% ../../nbs/viz/02_player.ipynb #d610358d
 class Curve:
-    """One number per frame, drawn as a line between frames and slider.
+    """A number per frame, drawn as a line above the slider.
 
-    values: `(T,)`, NaN for none. dots: frames to mark, for example those with a reward. digits: decimals of the number shown.
+    values: `(T,)`, NaN for none. dots: frames to mark. digits: decimals of the number shown.
     """
 
     def __init__(self, values, *, title: str = "value", dots=(), digits: int = 2):
@@ -91,7 +93,7 @@ class Curve:
         return len(self.values)
 
     def points(self) -> np.ndarray:
-        "Points `(T, 2)` in a box 1000 wide and 100 high that includes zero; NaN for no number."
+        "Points `(T, 2)` in a box 1000 wide and 100 high that includes zero; NaN for none."
         low, high = min(0, np.nanmin(self.values)), max(0, np.nanmax(self.values))
         y = 96 - 92 * (self.values - low) / max(high - low, 1e-9)
         return np.column_stack([1000 * np.arange(len(self)) / max(len(self) - 1, 1), y])
@@ -196,27 +198,28 @@ _CONTROLS = (
 
 # %% ../../nbs/viz/02_player.ipynb #743bacef
 def _ticks(markers: dict, last: int) -> str:
-    "A button under the slider for each marker; a label without room is only a tooltip."
+    "A button under the slider for each marker; labels without room are tooltips."
     out, free = [], -1.
     for at, label in sorted(markers.items()):
-        share = at / max(last, 1)
-        words = str(label) if share >= free else ""
-        free = share + .012 * (len(words) + 3) if words else free
+        share, words = at / max(last, 1), escape(str(label))
+        shown = words if share >= free else ""
+        free = share + .012 * (len(str(label)) + 3) if shown else free
         place = f"left:calc({100 * share:.1f}% + {8 - 16 * share:.1f}px)" if share else "left:0;transform:none"
-        out.append(f'<button type="button" data-at="{at}" title="{escape(str(label))}" aria-label="{escape(str(label))}" '
-                   f'style="{place}">{escape(words)}</button>')
+        out.append(f'<button type="button" data-at="{at}" title="{words}" aria-label="{words}" '
+                   f'style="{place}">{shown}</button>')
     return f'<div class="xmg-ticks">{"".join(out)}</div>' if out else ""
 
 def _chips(chips: dict) -> str:
-    "A wrapping row of buttons, with room for longer labels than the ticks have."
-    made = "".join(f'<button type="button" data-at="{at}" title="go to frame {at + 1}">{escape(str(label))}</button>' for at, label in sorted(chips.items()))
+    "A wrapping row of buttons, with room for words."
+    made = "".join(f'<button type="button" data-at="{at}" title="go to frame {at + 1}">{escape(str(label))}</button>'
+                   for at, label in sorted(chips.items()))
     return f'<div class="xmg-chips">{made}</div>' if chips else ""
 
 def _curve_body(curve: Curve) -> str:
     return f'<div class="xmg-curve"><b></b><span>{escape(curve.title)}</span>{_curve_svg(curve)}</div>'
 
 def _bars_body(bars: Bars) -> str:
-    "Empty rows for bars, which the script fills."
+    "Empty rows, which the script fills."
     row = '<div class="xmg-row"><img alt=""><span></span><span class="xmg-track"><i class="xmg-fill"></i></span><span></span></div>'
     plain = "" if bars.sprites else " xmg-plain"
     return f'<div class="xmg-bars{plain}"><div class="xmg-head">{escape(bars.title)}</div>{row * bars.top}</div>'
@@ -237,12 +240,16 @@ def _player_html(self) -> str:
 class Player:
     """A rollout that plays in a notebook, on a page or as a file.
 
-    frames: `(T, H, W, 3)` uint8, or a list of T pictures of one size. captions: T strings. bars: a `Bars`, a dict of its arguments, a `Curve`, or a list of these.
-    markers: frame number to label, shown under the slider; chips: the same, as buttons with room for words. fps: frames per second at speed 1.
-    tile_size: pixels per cell, which makes the page small. start: first frame shown. Raises `ValueError` when lengths or shapes disagree.
+    frames: `(T, H, W, 3)` uint8, or T pictures of one size. captions: T strings. bars: a `Bars` or a dict of its
+    arguments,
+    a `Curve`, or a list of these. markers: frame to label, under the slider; chips: the same as buttons with room for
+    words.
+    fps: frames per second at speed 1. tile_size: pixels per cell, which makes the page small. start: first frame shown.
+    Raises `ValueError` when lengths or shapes disagree.
     """
 
-    def __init__(self, frames, captions=None, bars=None, *, markers=None, fps: float = 6, tile_size: int | None = None, title: str = "rollout", chips=None, start: int = 0):
+    def __init__(self, frames, captions=None, bars=None, *, markers=None, fps: float = 6, tile_size: int | None = None,
+                 title: str = "rollout", chips=None, start: int = 0):
         self.frames = np.stack([np.asarray(f) for f in frames]) if isinstance(frames, (list, tuple)) else np.asarray(frames)
         if self.frames.ndim != 4 or self.frames.shape[-1] != 3 or self.frames.dtype != np.uint8 or not len(self.frames):
             raise ValueError(f"A player wants frames (time, height, width, 3) uint8; these are {self.frames.shape} {self.frames.dtype}.")
@@ -275,13 +282,13 @@ class Player:
             file.write(_PAGE.format(title=escape(self.title), body=self._repr_html_()))
 
     def picture(self, t: int, scale: int = 1) -> np.ndarray:
-        "Frame `t`, enlarged `scale` times, with caption and bars, as `(H, W, 3)` uint8. Raises `IndexError` for a frame out of range."
+        "Frame `t`, enlarged, with caption and bars, `(H, W, 3)` uint8. Raises `IndexError`."
         if not 0 <= t < len(self):
             raise IndexError(f"There is no frame {t}: choose from 0 to {len(self) - 1}.")
         return _page_of(self, t, scale)
 
     def gif(self, path, scale: int = 1):
-        "Write an animated GIF that loops and rests for a second on its last frame; `scale` is as for `picture`."
+        "Write an animated GIF that loops, resting a second on its last frame."
         pages = [Image.fromarray(self.picture(t, scale)) for t in range(len(self))]
         durations = [round(1000 / self.fps)] * (len(pages) - 1) + [1000]
         pages[0].save(path, "GIF", save_all=True, append_images=pages[1:], duration=durations, loop=0)
@@ -336,7 +343,6 @@ def _draw_panel(bars: Bars, t: int, height: int, font) -> Image.Image:
     return panel
 
 def _page_of(player: Player, t: int, scale: int) -> np.ndarray:
-    "Frame `t` with caption and bars, `(H, W, 3)` uint8."
     font, frame = ImageFont.load_default(12), player.frames[t]
     grid = Image.fromarray(frame).resize((frame.shape[1] * scale, frame.shape[0] * scale), Image.Resampling.NEAREST)
     parts = [grid, *(_draw_panel(bars, t, grid.height, font) for bars in player._kind(Bars))]
@@ -353,7 +359,7 @@ def _page_of(player: Player, t: int, scale: int) -> np.ndarray:
 play = Player  # of RGB frames
 
 def _unstack(rollout):
-    "Grids `(T, ...)`, a list of T agents, and step numbers `(T,)` or None of any form of a rollout."
+    "Grids `(T, ...)`, T agents, and step numbers `(T,)` or None, of any form of rollout."
     state, steps = getattr(rollout, "state", rollout), None
     if isinstance(rollout, (tuple, list)) and not hasattr(rollout, "_fields"):
         grids, agents = rollout
@@ -366,7 +372,6 @@ def _unstack(rollout):
         agents = [SimpleNamespace(**{k: v[t] for k, v in parts.items()}) for t in range(len(grids))]
     return np.asarray(grids), agents, None if steps is None else np.asarray(steps)
 
-# %% ../../nbs/viz/02_player.ipynb #4733d75a
 def trial_markers(steps: np.ndarray | None, rewards) -> tuple[dict, list]:
     "Markers and captions from step numbers and rewards."
     if steps is None:
@@ -377,14 +382,17 @@ def trial_markers(steps: np.ndarray | None, rewards) -> tuple[dict, list]:
     markers = {t: f"trial {i}" if i == 1 else str(i) for i, t in enumerate(starts, 1)} if len(starts) > 1 else {}
     return markers, [f"trial {i}, step {s}{r}" if markers else f"step {s}{r}" for i, s, r in zip(trial, steps, won)]
 
-def play_rollout(rollout, captions=None, bars=None, *, view_size: int | None = None, tile_size: int = 16, markers=None, pocket: str = "agent", **look) -> Player:
+def play_rollout(rollout, captions=None, bars=None, *, view_size: int | None = None, tile_size: int = 16, markers=None,
+                 pocket: str = "agent", **look) -> Player:
     """A `Player` of one rollout with a leading time axis.
 
-    rollout: stacked `TimeStep`s or `State`s, or `(grids, agents)` with grids `(T, H, W, 2)` or packed `(T, H, W)`, and a list of T agents or a stack
-    (`position` (T, 2), `direction` (T,), `pocket` (T, 2)). view_size, pocket: as for `render`. Captions and markers come from the step numbers
-    unless given. Other arguments are those of `Player`.
+    rollout: stacked `TimeStep`s or `State`s, or `(grids, agents)`: grids `(T, H, W, 2)` or packed `(T, H, W)`, and T
+    agents
+    or a stack (`position` (T, 2), `direction` (T,), `pocket` (T, 2)). view_size, pocket: as for `render`. Captions and
+    markers come from step numbers unless given. The rest as for `Player`.
     """
     grids, agents, steps = _unstack(rollout)
     auto_markers, auto_captions = trial_markers(steps, getattr(rollout, "reward", None))
     frames = np.stack([render(*pair, view_size, tile_size, pocket=pocket) for pair in zip(grids, agents)])
-    return Player(frames, auto_captions if captions is None else captions, bars, markers=auto_markers if markers is None else markers, tile_size=tile_size, **look)
+    return Player(frames, auto_captions if captions is None else captions, bars,
+                  markers=auto_markers if markers is None else markers, tile_size=tile_size, **look)

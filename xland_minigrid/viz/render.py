@@ -44,12 +44,12 @@ def _is_dark(paint) -> bool:
     return _luminance(paint) < .18
 
 def _contour(paint) -> tuple:
-    "The colour of the line around a shape painted in `paint`."
+    "The colour of lines around `paint`."
     return _mix(paint, (255, 255, 255), .5) if _is_dark(paint) else _mix(paint, (0, 0, 0), .45)
 
 # %% ../../nbs/viz/01_render.ipynb #d94ae263
 class _Pen:
-    "Draws shapes of the unit square on an RGBA canvas, which `sprite` reduces to `size` pixels with smooth edges."
+    "Draws shapes of the unit square on an RGBA canvas, which `sprite` reduces to `size` smooth pixels."
 
     def __init__(self, size: int, line: float = .03):
         self.pixels, self.size = size, size * max(4, -(-128 // size))
@@ -72,7 +72,7 @@ class _Pen:
 
 # %% ../../nbs/viz/01_render.ipynb #58df4680
 def _around(n: int, radii, turn: float = 0.) -> list:
-    "`n` points around the centre, clockwise from the top, at the `radii` in turn."
+    "`n` points around the centre, clockwise from the top, at `radii` in turn."
     angles = [2 * math.pi * (i / n + turn) for i in range(n)]
     return [(.5 + radii[i % len(radii)] * math.sin(a), .5 - radii[i % len(radii)] * math.cos(a)) for i, a in enumerate(angles)]
 
@@ -92,7 +92,6 @@ def _hex(pen, paint, line):
 def _star(pen, paint, line):
     pen.poly(*_around(10, [.43, .185]), fill=paint, line=line)
 
-# %% ../../nbs/viz/01_render.ipynb #c969fa83
 def _key(pen, paint, line):
     pen.disc(.5, .29, .19, paint, line)
     pen.disc(.5, .29, .075, RGB[Colors.BLACK], line)
@@ -155,7 +154,6 @@ def _empty(pen, paint, line):
     pen.rect(.2, .2, .8, .8, paint, line)
     pen.rect(.28, .28, .72, .72, (0, 0, 0, 0))
 
-# %% ../../nbs/viz/01_render.ipynb #59a7eec0
 _SPRITES = {getattr(Tiles, f.__name__[1:].upper()): f for f in (
     _end_of_map, _unseen, _empty, _floor, _wall, _ball, _square, _pyramid, _goal, _key,
     _door_locked, _door_closed, _door_open, _hex, _star, _lava)}
@@ -170,13 +168,9 @@ def _sprite(tile: int, color: int, size: int):
     _SPRITES[tile](pen, RGB[color], _contour(RGB[color]))
     return pen.sprite()
 
-# %% ../../nbs/viz/01_render.ipynb #b44c1964
 @functools.lru_cache(maxsize=4096)
 def draw_tile(tile: int, color: int, size: int = 32) -> np.ndarray:
-    """One cell as a picture: `(size, size, 3)` uint8, read-only because it is cached.
-
-    Raises `ValueError` for numbers outside Table 1 and for sizes below 4.
-    """
+    "A cell as `(size, size, 3)` uint8, read-only because cached. Raises `ValueError` outside Table 1, or below size 4."
     picture = _sprite(Tiles.FLOOR, Colors.BLACK, size).copy()
     picture.alpha_composite(_sprite(tile, color, size))
     picture = np.asarray(picture.convert("RGB"))
@@ -185,7 +179,7 @@ def draw_tile(tile: int, color: int, size: int = 32) -> np.ndarray:
 
 # %% ../../nbs/viz/01_render.ipynb #69036bbc
 def _to_pillow(image):
-    "A `(H, W, 3)` uint8 array as a Pillow image, with a palette if it has at most 256 colours."
+    "A `(H, W, 3)` uint8 array as a Pillow image, with a palette up to 256 colours."
     image = np.asarray(image)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
         raise ValueError(f"A picture is a (height, width, 3) uint8 array; this one is {image.shape} {image.dtype}.")
@@ -198,18 +192,17 @@ def _to_pillow(image):
     return picture
 
 def to_png(image) -> bytes:
-    "A `(H, W, 3)` uint8 array as the bytes of a PNG file."
+    "A `(H, W, 3)` uint8 array as PNG."
     buffer = io.BytesIO()
     _to_pillow(image).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 def data_uri(image) -> str:
-    "A `(H, W, 3)` uint8 array, or the bytes of a PNG, as a `data:` URI for HTML and SVG."
+    "A `(H, W, 3)` uint8 array, or PNG bytes, as a `data:` URI."
     return "data:image/png;base64," + base64.b64encode(image if isinstance(image, bytes) else to_png(image)).decode()
 
-# %% ../../nbs/viz/01_render.ipynb #afb3880b
 class Picture:
-    "An image that a notebook displays. `pixels`, also `np.asarray(picture)`, are `(H, W, 3)` uint8."
+    "An image for notebooks. `pixels`, also `np.asarray(picture)`: `(H, W, 3)` uint8."
 
     def __init__(self, pixels, alt: str = "picture"):
         self.pixels, self.alt = np.asarray(pixels), alt
@@ -224,13 +217,13 @@ class Picture:
         return to_png(self.pixels)
 
     def save(self, path):
-        "Write the picture as a PNG file."
+        "Write a PNG file."
         with open(path, "wb") as file:
             file.write(to_png(self.pixels))
 
 # %% ../../nbs/viz/01_render.ipynb #1373d58b
 def show(*images, gap: int = 8, background=(255, 255, 255)) -> Picture:
-    "Pictures side by side, vertically centred on a `background`."
+    "Pictures side by side, vertically centred."
     images = [np.asarray(i) for i in images]
     height, width = max(i.shape[0] for i in images), sum(i.shape[1] for i in images) + gap * (len(images) - 1)
     sheet = np.full((height, width, 3), background, np.uint8)
@@ -244,7 +237,7 @@ def show(*images, gap: int = 8, background=(255, 255, 255)) -> Picture:
 # %% ../../nbs/viz/01_render.ipynb #974dcd41
 @functools.lru_cache(maxsize=1024)
 def agent_sprite(direction: int, carried, size: int):
-    "The agent as RGBA; `carried` is a (tile, colour) pair or None."
+    "The agent as RGBA; `carried`: a (tile, colour) pair or None."
     pen = _Pen(size)
     pen.poly((.5, .08), (.86, .9), (.14, .9), fill=RGB[Colors.RED], line=RGB[Colors.WHITE])
     pen.image = pen.image.rotate(-90 * direction)
@@ -256,7 +249,7 @@ def agent_sprite(direction: int, carried, size: int):
 
 # %% ../../nbs/viz/01_render.ipynb #3d9b2435
 def _read_agent(agent):
-    "Row, column, direction, and the carried (tile, colour) or None, as Python values."
+    "Row, column, direction, and the carried (tile, colour) or None."
     row, col = (int(v) for v in np.asarray(agent.position))
     pocket = getattr(agent, "pocket", None)
     carried = None if pocket is None else tuple(int(v) for v in np.asarray(pocket))
@@ -266,10 +259,7 @@ def _read_agent(agent):
 
 # %% ../../nbs/viz/01_render.ipynb #79ac26a9
 def view_to_world(mask, agent, shape) -> np.ndarray:
-    """A mask of the observation, `(V, V)` bool, as a mask of the map, `(H, W)` bool.
-
-    shape: (height, width) of the map; cells beyond its edge are dropped.
-    """
+    "A mask of the observation, `(V, V)` bool, as a mask of a map of this shape, without cells beyond its edge."
     row, col, direction, _ = _read_agent(agent)
     up, right = np.nonzero(np.asarray(mask))
     up, right = mask.shape[0] - 1 - up, right - mask.shape[1] // 2
@@ -281,7 +271,7 @@ def view_to_world(mask, agent, shape) -> np.ndarray:
     return world
 
 def field_of_view(shape, agent, view_size: int) -> np.ndarray:
-    "The cells inside the agent's view, `(H, W)` bool; walls do not block it."
+    "Cells in the agent's view, through walls, `(H, W)` bool."
     return view_to_world(np.ones((view_size, view_size), bool), agent, shape)
 
 # %% ../../nbs/viz/01_render.ipynb #49dc790a
@@ -296,7 +286,7 @@ def _cells(grid) -> np.ndarray:
 
 # %% ../../nbs/viz/01_render.ipynb #c291b153
 def _mosaic(cells: np.ndarray, tile_size: int) -> np.ndarray:
-    "Packed cells `(H, W)` as a picture `(H * tile_size, W * tile_size, 3)`."
+    "Packed cells `(H, W)` as a picture."
     used, index = np.unique(cells, return_inverse=True)
     sprites = np.stack([draw_tile(int(b) >> 4, int(b) & 15, tile_size) for b in used])
     tiles = sprites[index.reshape(cells.shape)]
@@ -309,12 +299,11 @@ def _mask_for(visible, shape) -> np.ndarray:
     return visible
 
 def _lighten(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    "The picture with the masked cells a quarter of the way to white."
+    "The picture with masked cells a quarter of the way to white."
     size = image.shape[0] // mask.shape[0]
     mask = np.kron(mask, np.ones((size, size), bool))[..., None]
     return np.where(mask, image + (255 - image) // 4, image)
 
-# %% ../../nbs/viz/01_render.ipynb #21a1627d
 def stamp(image: np.ndarray, sprite, top: int, left: int):
     "Lay an RGBA sprite over the picture, in place."
     sprite = np.asarray(sprite).astype(np.uint16)
@@ -323,7 +312,7 @@ def stamp(image: np.ndarray, sprite, top: int, left: int):
     here[:] = (sprite[..., :3] * alpha + here * (255 - alpha) + 127) // 255
 
 def _pocket_strip(carried, width: int, tile_size: int) -> np.ndarray:
-    "A row of pixels with the object that the agent carries."
+    "A row of pixels with what the agent carries."
     strip = np.full((tile_size, width, 3), 36, np.uint8)
     stamp(strip, _sprite(*(carried or (Tiles.EMPTY, Colors.EMPTY)), tile_size), 0, 0)
     return strip
@@ -333,11 +322,11 @@ def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, 
     """A picture of a grid, `(H * tile_size, W * tile_size, 3)` uint8.
 
     grid: `(H, W, 2)` pairs or packed `(H, W)`, NumPy or JAX.
-    agent: has `position` (row, col), `direction` (0 up, 1 right, 2 down, 3 left) and optionally `pocket` (tile, colour); or None.
-    view_size: side of the agent's field of view, drawn brighter. visible: `(H, W)` bool, the cells to draw brighter instead (see `view_to_world`).
-    pocket: `"agent"` draws the carried object on the agent's back, `"strip"` in a row below the grid, `"hide"` not at all.
-
-    Raises `ValueError` for a grid of another shape, an unknown tile, or an agent outside the grid.
+    agent: has `position` (row, col), `direction` (0 up, 1 right, 2 down, 3 left), perhaps `pocket` (tile, colour); or
+    None.
+    view_size: side of the agent's view, drawn brighter; visible: `(H, W)` bool, cells to brighten instead.
+    pocket: `"agent"` draws what it carries on its back, `"strip"` in a row below, `"hide"` not at all.
+    Raises `ValueError` for another shape, an unknown tile, or an agent off the grid.
     """
     if pocket not in ("agent", "strip", "hide"):
         raise ValueError(f"pocket={pocket!r} is unknown: choose 'agent', 'strip' or 'hide'.")
@@ -350,13 +339,11 @@ def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, 
         image = _lighten(image, _mask_for(visible, cells.shape))
     return image if agent is None else _draw_agent(image, agent, tile_size, pocket)
 
-# %% ../../nbs/viz/01_render.ipynb #2142c9d2
 def _check_inside(row: int, col: int, shape) -> None:
     if not (0 <= row < shape[0] and 0 <= col < shape[1]):
         raise ValueError(f"The agent stands at ({row}, {col}), outside this grid of {shape[0]} by {shape[1]}: give (row, column).")
 
 def _draw_agent(image: np.ndarray, agent, tile_size: int, pocket: str) -> np.ndarray:
-    "A picture with the agent on it, and the strip for its pocket if wanted."
     row, col, direction, carried = _read_agent(agent)
     height, width = (n // tile_size for n in image.shape[:2])
     _check_inside(row, col, (height, width))
@@ -365,7 +352,7 @@ def _draw_agent(image: np.ndarray, agent, tile_size: int, pocket: str) -> np.nda
 
 # %% ../../nbs/viz/01_render.ipynb #8e1d1e9d
 def render_observation(observation, tile_size: int = 32, pocket=None) -> np.ndarray:
-    "An observation `(V, V, 2)` as a picture `(V * tile_size, V * tile_size, 3)`; the agent looks up from the bottom centre."
+    "An observation `(V, V, 2)` as a picture, the agent looking up from the bottom centre."
     height, width = _cells(observation).shape
     agent = SimpleNamespace(position=(height - 1, width // 2), direction=0, pocket=pocket)
     return render(observation, agent, tile_size=tile_size)
@@ -381,7 +368,6 @@ def _ink(color: int) -> str:
     "A colour for dark and light terminals; black becomes grey."
     return "#{:02x}{:02x}{:02x}".format(*(RGB[color] if sum(RGB[color]) > 100 else (110, 110, 110)))
 
-# %% ../../nbs/viz/01_render.ipynb #bf530854
 _SEEN, _AGENT = " on #3a3a3a", "bold white on #c01820"  # styles of visible cells and of the agent
 
 def _glyph(byte: int, seen: bool) -> tuple[str, str]:
@@ -391,10 +377,9 @@ def _glyph(byte: int, seen: bool) -> tuple[str, str]:
     return f"bold {_ink(byte & 15)}{_SEEN * seen}", GLYPHS[byte >> 4]
 
 def render_text(grid, agent=None, *, visible=None, wide: bool = False) -> str:
-    """A grid as `rich` markup, one line per row and one character per cell; the agent is `^`, `>`, `v` or `<`.
+    """A grid as `rich` markup, a line per row and a character per cell; the agent is `^`, `>`, `v` or `<`.
 
-    visible: `(H, W)` bool, cells with a lighter background. wide: two characters per cell, which looks square in most terminals.
-    Raises `ValueError` as `render` does.
+    visible: `(H, W)` bool, cells to lighten. wide: two characters per cell, about square. Raises as `render`.
     """
     cells = _cells(grid)
     seen = np.zeros(cells.shape, bool) if visible is None else _mask_for(visible, cells.shape)
@@ -410,7 +395,7 @@ def render_text(grid, agent=None, *, visible=None, wide: bool = False) -> str:
 
 # %% ../../nbs/viz/01_render.ipynb #9fe44435
 def describe_grid(grid, agent=None) -> str:
-    "A grid in words: its size, the agent, and each object with its (row, column)."
+    "A grid in words: size, agent, and each object with its (row, column)."
     cells = _cells(grid)
     plain = (Tiles.END_OF_MAP, Tiles.UNSEEN, Tiles.EMPTY, Tiles.FLOOR, Tiles.WALL)
     things = [f"{tile_name(int(b) >> 4, int(b) & 15)} ({r}, {c})" for (r, c), b in np.ndenumerate(cells) if b >> 4 not in plain]
@@ -422,8 +407,9 @@ def describe_grid(grid, agent=None) -> str:
     return "; ".join([*parts, *things])
 
 # %% ../../nbs/viz/01_render.ipynb #788cb9e0
-def grid_html(grid, agent=None, view_size: int | None = None, *, caption: str = "", tile_size: int | None = None, visible=None) -> str:
-    "A grid as HTML: picture, alternative text, plain caption. By default the picture is about 320 pixels wide."
+def grid_html(grid, agent=None, view_size: int | None = None, *, caption: str = "", tile_size: int | None = None,
+              visible=None) -> str:
+    "A grid as HTML with alternative text and plain caption, by default about 320 pixels wide."
     cells = _cells(grid)
     tile_size = tile_size or int(np.clip(320 // max(cells.shape), 12, 32))
     image = render(cells, agent, view_size, tile_size, visible=visible)

@@ -182,7 +182,6 @@ def grid(*children, columns: int = 3, name: str = "", width: int = 330):
     layout = w.Layout(display="grid", grid_template_columns=f"repeat({columns}, minmax(0, 1fr))", grid_gap="6px", width="100%", max_width=f"{width}px", overflow="visible")
     return _named(w.Box(children, layout=layout), f"grid {name}")
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #bf45347b
 def button(words: str, name: str, on_click, *, tooltip: str = "", main: bool = False, say=None):
     "A button that calls `on_click()`. say: as for `spoken`."
     made = _named(ipywidgets().Button(description=words, tooltip=tooltip or words), f"{name}{' main' * main}")
@@ -270,7 +269,6 @@ def _keys_class():
         pressed, answered = traitlets.List([0, ""]).tag(sync=True), traitlets.Int(0).tag(sync=True)
     return Keys
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #5ee90bfe
 def key_pad(known, on_key, hint: str = "Click here, then use the keys.", say=None):
     """A part that calls `on_key(key)` for keys pressed while the focus is inside the widget; without anywidget, a hint to install it.
 

@@ -62,7 +62,6 @@ def _pocket_html(self) -> str:
     load = f"{picture_html(draw_tile(tile, color, 28), '')}<b>{tile_name(tile, color)}</b>" if tile > Tiles.FLOOR else '<b>nothing</b>'
     return f'<div class="xmg-w-row" style="align-items:center;min-height:28px"><span class="xmg-w-soft">carries</span>{load}</div>'
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #e4b35b1b
 def _message_html(self) -> str:
     "The message, coloured at the end of a trial."
     words = self.message or "Find out what the goal is."

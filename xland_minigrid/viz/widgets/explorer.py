@@ -86,7 +86,6 @@ class Facts:
                 getattr(self, name)[rows] = getattr(plans, name)
             self.steps[rows], self.known[rows] = estimated_steps(tasks, *self._world, plans=plans), True
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #8773cc59
 def matches(facts: Facts, term: Term) -> np.ndarray:
     "The tasks that fit a term, bool `(n,)`."
     places = [facts.places[term.place]] if term.place else facts.places.values()
@@ -121,7 +120,6 @@ def _kinds(value) -> list[int]:
         numbers.append(int(number))
     return numbers
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #5890362e
 class Found(NamedTuple):
     "The rows that fit; of `quick` rows that passed the filters without proofs, `looked_at` were proved."
     rows: np.ndarray
@@ -257,7 +255,6 @@ def _facts_html(self) -> str:
 def _plural(count, what: str) -> str:
     return f"{int(count)} {what}{'s' * (int(count) != 1)}"
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #391b840a
 def _task_html(self) -> str:
     if self.example is None:
         return banner("No task fits: change a filter, or take one away.")
@@ -301,7 +298,6 @@ def _field(words: str, control, name: str, least: int | None = None):
     field.layout.max_width = "100%" if least is None else "230px"
     return field
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #9a8b85c6
 _LABELS = {"goal_kind": "kind of goal", "num_rules": "rules", "depth": "depth of the tree", "difficulty": "difficulty", "text": "words, separated by commas"}
 _LOOK = 50_000  # tasks that the live widget proves at once, in about two seconds
 _PAGE = 50      # tasks in its list
