@@ -7,7 +7,7 @@ __all__ = ['check_walkable', 'check_pickable', 'check_can_put', 'check_see_behin
            'sample_coordinates', 'sample_direction', 'pad_along_axis', 'equal', 'grid_coords', 'coordinates_mask',
            'transparent_mask', 'align_with_up', 'cartesian_product_1d']
 
-# %% ../../nbs/compat/01_grid.ipynb #3b2f8bfa
+# %% ../../nbs/compat/01_grid.ipynb #a
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from ..core.tiles import END_OF_MAP, FREE_TO_PUT_DOWN, LOS_BLOCKING, PICKABLE, WALKABLE, is_one_of, tile_set, unpack
 from ..core.walls import DIRECTIONS, inside
 
-# %% ../../nbs/compat/01_grid.ipynb #92a9fa8e
+# %% ../../nbs/compat/01_grid.ipynb #b
 def _ask(grid, position, tiles) -> jax.Array:
     return is_one_of(grid[position[0], position[1], 0], tile_set(tiles))
 
@@ -35,7 +35,7 @@ def check_see_behind(grid, position) -> jax.Array:
     "Whether the tile at `position` is transparent; bool scalar."
     return ~_ask(grid, position, LOS_BLOCKING)
 
-# %% ../../nbs/compat/01_grid.ipynb #27ebeb63
+# %% ../../nbs/compat/01_grid.ipynb #c
 def get_neighbouring_tiles(grid, y, x) -> tuple[jax.Array, ...]:
     "(tile, colour) above, right of, below and left of row `y`, column `x`; END_OF_MAP off the grid."
     tiles = []
@@ -44,7 +44,7 @@ def get_neighbouring_tiles(grid, y, x) -> tuple[jax.Array, ...]:
         tiles.append(jnp.where(inside(grid.shape, y + dy, x + dx), here, unpack(END_OF_MAP)))
     return tuple(tiles)
 
-# %% ../../nbs/compat/01_grid.ipynb #3ae541dd
+# %% ../../nbs/compat/01_grid.ipynb #d
 def free_tiles_mask(grid) -> jax.Array:
     "Which cells are floor; bool `(height, width)`."
     return is_one_of(grid[..., 0], tile_set(FREE_TO_PUT_DOWN))
@@ -60,14 +60,14 @@ def sample_direction(key) -> jax.Array:
     "A direction 0 to 3, int32 scalar, uniformly."
     return jax.random.randint(key, (), 0, 4)
 
-# %% ../../nbs/compat/01_grid.ipynb #4bbe894a
+# %% ../../nbs/compat/01_grid.ipynb #e
 def pad_along_axis(arr, pad_to: int, axis: int = 0, fill_value: int = 0) -> jax.Array:
     "Pad `arr` at the end of `axis` to length `pad_to`; longer arrays are unchanged."
     missing = max(0, pad_to - arr.shape[axis])
     widths = [(0, missing if i == axis % arr.ndim else 0) for i in range(arr.ndim)]
     return jnp.pad(arr, widths, constant_values=fill_value)
 
-# %% ../../nbs/compat/01_grid.ipynb #10d10eb0
+# %% ../../nbs/compat/01_grid.ipynb #f
 def equal(tile1, tile2) -> jax.Array:
     "Whether two (tile, colour) pairs are the same; bool scalar."
     return jnp.all(jnp.asarray(tile1) == jnp.asarray(tile2))

@@ -14,7 +14,7 @@ __all__ = ['EmptyRule', 'AgentHoldRule', 'AgentNearRule', 'TileNearRule', 'TileN
            'check_can_put', 'check_see_behind', 'free_tiles_mask', 'transparent_mask', 'sample_coordinates',
            'get_neighbouring_tiles', 'check_rule', 'check_goal']
 
-# %% ../../nbs/compat/04_laws.ipynb #5781e99e
+# %% ../../nbs/compat/04_laws.ipynb #a
 import jax.numpy as jnp
 
 from ..core import actions, goals, observation, rules, walls
@@ -22,7 +22,7 @@ from . import grid as grids
 from .identifiers import AgentState, agent_in, agent_out, in_upstream_numbers
 from ..interop.upstream import goal_from_upstream, rules_from_upstream, tiles_from_upstream, tiles_to_upstream
 
-# %% ../../nbs/compat/04_laws.ipynb #39cf01a3
+# %% ../../nbs/compat/04_laws.ipynb #b
 def check_rule(encodings, grid, agent: AgentState, action, position) -> tuple[jnp.ndarray, AgentState]:
     "`core.rules.check_rule` in the numbers of 0.9.3, for encodings uint8 `(R, 7)`."
     grid, agent = rules.check_rule(rules_from_upstream(encodings), tiles_from_upstream(grid), agent_in(agent), action, position)
@@ -33,12 +33,10 @@ def check_goal(encoding, grid, agent: AgentState, action, position) -> jnp.ndarr
     return goals.check_goal(goal_from_upstream(encoding), tiles_from_upstream(grid), agent_in(agent), action, position)
 
 def _rule(cls: type) -> type:
-    "A class of rules, with tiles in the numbers of 0.9.3."
     call = lambda self, grid, agent, action, position: check_rule(self.encode()[None], grid, agent, action, position)
     return type(cls.__name__, (cls,), {"__call__": call, "__module__": __name__, "__doc__": cls.__doc__})
 
 def _goal(cls: type) -> type:
-    "A class of goals, with tiles and identifier in the numbers of 0.9.3."
     call = lambda self, grid, agent, action, position: check_goal(self.encode(), grid, agent, action, position)
     identifier = {5: 6, 6: 5}.get(cls.ID, cls.ID)
     return type(cls.__name__, (cls,), {"ID": identifier, "__call__": call, "__module__": __name__, "__doc__": cls.__doc__})
@@ -53,7 +51,7 @@ def _goal(cls: type) -> type:
     TileNearRightGoal, TileNearDownGoal, TileNearLeftGoal, AgentNearUpGoal, AgentNearRightGoal, AgentNearDownGoal, AgentNearLeftGoal,
 ) = map(_goal, goals.GOALS)
 
-# %% ../../nbs/compat/04_laws.ipynb #a5943500
+# %% ../../nbs/compat/04_laws.ipynb #c
 take_action, move_forward, turn_clockwise, turn_counterclockwise, pick_up, put_down, toggle = (
     in_upstream_numbers(act, "tiles", "agent", "") for act in (
         actions.take_action, actions.move_forward, actions.turn_clockwise, actions.turn_counterclockwise,
@@ -63,7 +61,7 @@ crop_field_of_view, transparent_field_of_view, minigrid_field_of_view = (in_upst
     observation.crop_field_of_view, observation.transparent_field_of_view, observation.minigrid_field_of_view))
 generate_viz_mask_minigrid = in_upstream_numbers(observation.generate_viz_mask_minigrid, "")
 
-# %% ../../nbs/compat/04_laws.ipynb #ff17ee1b
+# %% ../../nbs/compat/04_laws.ipynb #d
 empty_world, room, two_rooms, four_rooms, nine_rooms = (in_upstream_numbers(build, "tiles") for build in (
     walls.empty_world, walls.room, walls.two_rooms, walls.four_rooms, walls.nine_rooms))
 

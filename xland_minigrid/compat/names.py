@@ -6,7 +6,7 @@
 __all__ = ['GridState', 'Tile', 'IntOrArray', 'EnvCarryT', 'EnvParamsT', 'NUM_LAYERS', 'TABLES', 'get_ruleset', 'DRAWING',
            'ruleset_at', 'imported_names']
 
-# %% ../../nbs/compat/02_names.ipynb #2d14f84c
+# %% ../../nbs/compat/02_names.ipynb #a
 import functools
 import importlib
 from typing import TypeAlias, TypeVar
@@ -25,14 +25,14 @@ from xland_minigrid.envs.wrappers import (
     DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper, RulesAndGoalsObservationWrapper, Wrapper,
 )
 
-# %% ../../nbs/compat/02_names.ipynb #e7fe698d
+# %% ../../nbs/compat/02_names.ipynb #b
 GridState: TypeAlias = jax.Array
 Tile: TypeAlias = jax.Array
 IntOrArray: TypeAlias = int | jax.Array
 EnvCarryT = TypeVar("EnvCarryT")
 EnvParamsT = TypeVar("EnvParamsT", bound=EnvParams)
 
-# %% ../../nbs/compat/02_names.ipynb #15faece8
+# %% ../../nbs/compat/02_names.ipynb #c
 NUM_LAYERS = 2  # tile and colour
 
 TABLES = {
@@ -55,7 +55,7 @@ def __getattr__(name: str):
         return getattr(importlib.import_module(f"xland_minigrid.{DRAWING[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-# %% ../../nbs/compat/02_names.ipynb #d0669234
+# %% ../../nbs/compat/02_names.ipynb #d
 _HOMES = ("core.constants", "core.grid", "core.goals", "core.rules", "core.actions", "core.observation", "types", "environment")
 
 def imported_names(module: str):

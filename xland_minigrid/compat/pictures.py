@@ -9,7 +9,7 @@ __all__ = ['COLOR_NAMES', 'TILE_STR', 'RULE_TILE_STR', 'PLAYER_STR', 'COLORS_MAP
            'point_in_rect', 'point_in_line', 'point_in_triangle', 'point_in_hexagon', 'draw', 'render_tile', 'render',
            'tile_cache', 'render_obs', 'RGBImgObservationWrapper']
 
-# %% ../../nbs/compat/07_pictures.ipynb #8ae27ebd
+# %% ../../nbs/compat/07_pictures.ipynb #a
 import math
 from collections.abc import Callable
 
@@ -19,6 +19,8 @@ import numpy as np
 
 from .identifiers import NUM_COLORS, NUM_TILES, AgentState, Colors, Tiles, agent_in
 from ..core import tiles as core
+from ..core.goals import GOALS
+from ..core.rules import RULES
 from xland_minigrid.interop.upstream import (
     goal_to_upstream, observation_from_upstream, rules_to_upstream, tiles_from_upstream, tiles_to_upstream,
 )
@@ -26,7 +28,7 @@ from ..viz import images
 from ..viz.render import RGB, agent_sprite, draw_tile, stamp
 from ..viz.render import render as draw_grid
 
-# %% ../../nbs/compat/07_pictures.ipynb #769d454d
+# %% ../../nbs/compat/07_pictures.ipynb #b
 COLOR_NAMES = {value: "white" if name == "EMPTY" else name.lower() for name, value in vars(Colors).items() if name.isupper()}
 
 TILE_STR = {Tiles.EMPTY: " ", Tiles.FLOOR: ".", Tiles.WALL: "☰", Tiles.BALL: "⏺", Tiles.SQUARE: "▪", Tiles.PYRAMID: "▲", Tiles.HEX: "⬢", Tiles.STAR: "★",
@@ -45,20 +47,15 @@ def render_text(grid, agent: AgentState | None = None) -> str:
         cells[row][col] = PLAYER_STR[int(agent.direction)], "red"
     return "\n".join("".join(f"[bold {color}]{glyph}[/bold {color}]" for glyph, color in row) for row in cells)
 
-# %% ../../nbs/compat/07_pictures.ipynb #a4ab0144
-_SIDES = ("Up", "Right", "Down", "Left")
-_GOALS = {1: "AgentHold", 3: "AgentNear", 4: "TileNear",
-          **{7 + i: f"TileNear{side}Goal" for i, side in enumerate(_SIDES)},
-          **{11 + i: f"AgentNear{side}Goal" for i, side in enumerate(_SIDES)}}
-_RULES = {1: "AgentHold", 2: "AgentNear", 3: "TileNear",
-          **{4 + i: f"TileNear{side}Rule" for i, side in enumerate(_SIDES)},
-          **{8 + i: f"AgentNear{side}Rule" for i, side in enumerate(_SIDES)}}
+# %% ../../nbs/compat/07_pictures.ipynb #c
+_GOALS = {1: "AgentHold", 3: "AgentNear", 4: "TileNear", **{goal.ID: goal.__name__ for goal in GOALS[7:]}}
+_RULES = {1: "AgentHold", 2: "AgentNear", 3: "TileNear", **{rule.ID: rule.__name__ for rule in RULES[4:]}}
 
 def encode_tile(tile) -> str:
     "A (tile, colour) pair in words: `red ball`."
     return f"{COLOR_NAMES[tile[1]]} {RULE_TILE_STR[tile[0]]}"
 
-def _call(name: str, tiles) -> str:
+def _call(name: str, tiles):
     return f"{name}({', '.join(map(encode_tile, tiles))})"
 
 def text_encode_goal(goal) -> str:
@@ -92,7 +89,7 @@ def print_ruleset(ruleset) -> None:
     lines = ["GOAL:", text_encode_goal(np.asarray(ruleset.goal).tolist()), "", "RULES:", *(text_encode_rule(rule) for rule in rules if rule[0] != 0)]
     print("\n".join([*lines, "", "INIT TILES:", *(encode_tile(tile) for tile in tiles if tile[0] != 0)]))
 
-# %% ../../nbs/compat/07_pictures.ipynb #5499cb0d
+# %% ../../nbs/compat/07_pictures.ipynb #d
 def downsample(img: np.ndarray, factor: int) -> np.ndarray:
     "An image `(H, W, 3)` at 1/factor of its size, by means. Raises `ValueError` unless `factor` divides the sides."
     height, width = img.shape[0] // factor, img.shape[1] // factor
@@ -109,7 +106,7 @@ def highlight_img(img: np.ndarray, color=(255, 255, 255), alpha: float = .3) -> 
     "Blend `color` into an image, in place."
     img[:] = (img + alpha * (np.array(color, np.uint8) - img)).clip(0, 255).astype(np.uint8)
 
-# %% ../../nbs/compat/07_pictures.ipynb #991f2d1f
+# %% ../../nbs/compat/07_pictures.ipynb #e
 def rotate_fn(fin: Callable, cx: float, cy: float, theta: float) -> Callable:
     "The shape `fin`, turned by `theta` radians about (cx, cy)."
     cos, sin = math.cos(-theta), math.sin(-theta)
@@ -143,7 +140,7 @@ def point_in_hexagon(s: float) -> Callable:
         return y < math.sqrt(3) * min(s - x, s / 2)
     return fn
 
-# %% ../../nbs/compat/07_pictures.ipynb #7a40db27
+# %% ../../nbs/compat/07_pictures.ipynb #f
 COLORS_MAP = {value: np.array(RGB[value + 2], np.uint8) for name, value in vars(Colors).items() if name.isupper()}
 
 def draw(tile, agent_direction: int | None = None, highlight: bool = False, tile_size: int = 32) -> np.ndarray:
@@ -163,7 +160,7 @@ def render(grid, agent: AgentState | None = None, view_size: int = 7, tile_size:
     "A grid `(H, W, 2)` as uint8 `(H * tile_size, W * tile_size, 3)`, lighter where the agent sees."
     return draw_grid(tiles_from_upstream(np.asarray(grid)), agent and agent_in(agent), int(view_size), int(tile_size))
 
-# %% ../../nbs/compat/07_pictures.ipynb #3e4f6d42
+# %% ../../nbs/compat/07_pictures.ipynb #g
 TILE_SIZE = 32
 
 def tile_cache(native: bool = False) -> np.ndarray:
@@ -184,7 +181,7 @@ class RGBImgObservationWrapper(images.RGBImgObservationWrapper):
             return super().observe({**observation, "img": observation_from_upstream(observation["img"])}, state)
         return super().observe(observation_from_upstream(observation), state)
 
-# %% ../../nbs/compat/07_pictures.ipynb #d5fb6128
+# %% ../../nbs/compat/07_pictures.ipynb #h
 def __getattr__(name: str):
     layer = {"TILE_CACHE": 0, "TILE_W_AGENT_CACHE": 1}.get(name.removeprefix("OUR_"))
     if layer is None:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ManualControl']
 
-# %% ../../nbs/compat/08_play.ipynb #4dba6884
+# %% ../../nbs/compat/08_play.ipynb #a
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from ..viz.control import KEYS, is_terminal, raw_terminal, read_key, read_line
 from ..viz.player import play
 from ..viz.render import render_text
 
-# %% ../../nbs/compat/08_play.ipynb #4ae600a8
+# %% ../../nbs/compat/08_play.ipynb #b
 def _commands(file_in, file_out):
     "Actions and `'reset'`, until `'quit'` or the end of input."
     def typed():
@@ -37,18 +37,17 @@ def _commands(file_in, file_out):
         if command == "reset" or isinstance(command, int):
             yield command
 
-def _numbers(timestep) -> str:
+def _numbers(timestep):
     return f"Step: {timestep.state.step_num} | StepType: {timestep.step_type} | Discount: {timestep.discount} | Reward: {timestep.reward}"
 
-def _in_text(env, params, timestep, agent_view: bool) -> str:
-    "The grid, or the agent's view, as `rich` text."
+def _in_text(env, params, timestep, agent_view: bool):
     if not agent_view:
         return env.render(params.replace(render_mode="rich_text"), timestep)
     state, size = timestep.state, params.view_size
     view = unpack(look(state.cells, state.agent.position, state.agent.direction, size)[:-1].reshape(size, size))
     return render_text(np.asarray(view), SimpleNamespace(position=(size - 1, size // 2), direction=0))
 
-# %% ../../nbs/compat/08_play.ipynb #fd3725d5
+# %% ../../nbs/compat/08_play.ipynb #c
 class ManualControl:
     """Play by hand: `start()` reads keys from the terminal, or lines of text elsewhere, until `q` or the end of input.
 
@@ -106,6 +105,6 @@ class ManualControl:
             film, path = play(self.frames, fps=self.video_fps), str(Path(self.video_path) / f"manual_control_rollout{self.video_format}")
             film.gif(path) if path.endswith(".gif") else film.save(path)
 
-    def _show(self) -> None:
+    def _show(self):
         self.render()
         print(_numbers(self.timestep), file=self.out)

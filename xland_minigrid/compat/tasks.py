@@ -6,7 +6,7 @@
 __all__ = ['DATA_PATH', 'NAME2HFFILENAME', 'get_ruleset', 'save_bz2_pickle', 'load_bz2_pickle', 'Benchmark', 'load_benchmark',
            'load_benchmark_from_path']
 
-# %% ../../nbs/compat/06_tasks.ipynb #388ee676
+# %% ../../nbs/compat/06_tasks.ipynb #a
 import bz2
 import functools
 import pickle
@@ -24,7 +24,7 @@ from ..core.struct import PyTreeNode
 from ..interop.pickles import pickled_arrays
 from ..interop.upstream import benchmark_to_upstream
 
-# %% ../../nbs/compat/06_tasks.ipynb #e28348ff
+# %% ../../nbs/compat/06_tasks.ipynb #b
 DATA_PATH = str(data_folder())
 
 NAME2HFFILENAME = {"trivial-21k": "trivial_21k", "small-1m": "small_1m_v3", "medium-1m": "medium_1m_v3", "medium-3m": "medium_3m_v3",
@@ -39,7 +39,7 @@ def load_bz2_pickle(path) -> dict[str, np.ndarray]:
     "Read arrays by name from such a file without running anything; raises as `interop.pickles.pickled_arrays`."
     return pickled_arrays(path)
 
-# %% ../../nbs/compat/06_tasks.ipynb #1a1e940c
+# %% ../../nbs/compat/06_tasks.ipynb #c
 get_ruleset = functools.partial(ruleset_at, RuleSet)
 
 class Benchmark(PyTreeNode):
@@ -78,7 +78,7 @@ class Benchmark(PyTreeNode):
     def __getitem__(self, rows) -> "Benchmark":
         return jax.tree.map(lambda array: array[rows], self)
 
-# %% ../../nbs/compat/06_tasks.ipynb #14e78a93
+# %% ../../nbs/compat/06_tasks.ipynb #d
 def _upstream(benchmark) -> Benchmark:
     return Benchmark(**jax.tree.map(jnp.asarray, benchmark_to_upstream(benchmark)))
 

@@ -8,7 +8,7 @@ __all__ = ['BlockedUnlockPickUp', 'DoorKey', 'Empty', 'EmptyRandom', 'FourRooms'
            'generate_nine_rooms', 'registry', 'register', 'make', 'registered_environments', 'RuleSet', 'ruleset_out',
            'State', 'state_in', 'state_out', 'Environment', 'XLandMiniGrid']
 
-# %% ../../nbs/compat/05_worlds.ipynb #7a47867f
+# %% ../../nbs/compat/05_worlds.ipynb #a
 import types
 from typing import Any
 
@@ -24,7 +24,7 @@ from xland_minigrid.interop.upstream import (
     goal_from_upstream, goal_to_upstream, rules_from_upstream, rules_to_upstream, ruleset_from_upstream, tiles_to_upstream,
 )
 
-# %% ../../nbs/compat/05_worlds.ipynb #090f0450
+# %% ../../nbs/compat/05_worlds.ipynb #b
 class RuleSet(PyTreeNode):
     """A task in the numbers of 0.9.3.
 
@@ -44,7 +44,7 @@ def ruleset_out(ruleset) -> RuleSet:
     "Our ruleset, batched or not, in the numbers of 0.9.3."
     return RuleSet(goal=goal_to_upstream(ruleset.goal), rules=rules_to_upstream(ruleset.rules), init_tiles=tiles_to_upstream(ruleset.init_tiles))
 
-# %% ../../nbs/compat/05_worlds.ipynb #ed8faafe
+# %% ../../nbs/compat/05_worlds.ipynb #c
 class State(PyTreeNode):
     """Everything the world knows.
 
@@ -86,7 +86,7 @@ class State(PyTreeNode):
     def rule_encoding(self) -> jax.Array:
         return rules_to_upstream(decompile_rules(self.rules))
 
-# %% ../../nbs/compat/05_worlds.ipynb #c3351f77
+# %% ../../nbs/compat/05_worlds.ipynb #d
 def state_in(state: State) -> environment.State:
     "The state in our numbers."
     return environment.State(
@@ -98,9 +98,8 @@ def state_out(state: environment.State) -> State:
     return State(key=state.key, step_num=state.step_num, cells=state.cells, agent=agent_out(state.agent),
                  goal=state.goal_encoding, rules=state.rules, carry=state.carry)
 
-# %% ../../nbs/compat/05_worlds.ipynb #4bce55d6
+# %% ../../nbs/compat/05_worlds.ipynb #e
 def _native(params):
-    "Parameters, with any ruleset in our numbers."
     return params.replace(ruleset=ruleset_from_upstream(params.ruleset)) if hasattr(params, "ruleset") else params
 
 class Environment(environment.Environment):
@@ -141,7 +140,7 @@ generate_room, generate_two_rooms, generate_four_rooms, generate_six_rooms, gene
     in_upstream_numbers(generate, "", "tiles") for generate in (
         xland.generate_room, xland.generate_two_rooms, xland.generate_four_rooms, xland.generate_six_rooms, xland.generate_nine_rooms))
 
-# %% ../../nbs/compat/05_worlds.ipynb #a011b710
+# %% ../../nbs/compat/05_worlds.ipynb #f
 registry = native.EnvRegistry()
 register, make, registered_environments = registry.register, registry.make, registry.registered_environments
 

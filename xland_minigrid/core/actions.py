@@ -6,7 +6,7 @@
 __all__ = ['NUM_ACTIONS', 'ACTION_NAMES', 'move_forward', 'turn_clockwise', 'turn_counterclockwise', 'pick_up', 'put_down',
            'toggle', 'Actions', 'AgentState', 'act', 'face', 'take_action']
 
-# %% ../../nbs/core/04_actions.ipynb #b36c90d4
+# %% ../../nbs/core/04_actions.ipynb #a
 import functools
 
 import jax
@@ -17,7 +17,7 @@ from .walls import DIRECTIONS, inside
 from .struct import PyTreeNode, field
 from .tiles import EMPTY, END_OF_MAP, FLOOR, PICKABLE, WALKABLE, Tiles, is_one_of, pack_pairs, tile_set, unpack
 
-# %% ../../nbs/core/04_actions.ipynb #3efb05ac
+# %% ../../nbs/core/04_actions.ipynb #b
 class Actions:
     """Action identifiers. The paper's text names a left turn first; here, as in xminigrid 0.9.3, action 1 turns
     clockwise.
@@ -32,7 +32,7 @@ class Actions:
 NUM_ACTIONS = 6
 ACTION_NAMES = ("move forward", "turn clockwise", "turn counter-clockwise", "pick up", "put down", "toggle")
 
-# %% ../../nbs/core/04_actions.ipynb #914b144f
+# %% ../../nbs/core/04_actions.ipynb #c
 class AgentState(PyTreeNode):
     """The agent.
 
@@ -45,7 +45,7 @@ class AgentState(PyTreeNode):
     direction: jax.Array = field(default_factory=lambda: jnp.int32(0))
     pocket: jax.Array = field(default_factory=lambda: jnp.asarray(unpack(EMPTY)))
 
-# %% ../../nbs/core/04_actions.ipynb #ad06b218
+# %% ../../nbs/core/04_actions.ipynb #d
 def act(action, front, direction, pocket):
     """The effect of an action, from the cell in front alone.
 
@@ -67,7 +67,7 @@ def act(action, front, direction, pocket):
     turn = jnp.where(action == Actions.TURN_CLOCKWISE, 1, jnp.where(action == Actions.TURN_COUNTERCLOCKWISE, 3, 0))
     return new_front, walks, (direction + turn) & 3, new_pocket
 
-# %% ../../nbs/core/04_actions.ipynb #854e4d46
+# %% ../../nbs/core/04_actions.ipynb #e
 def face(cells, agent: AgentState):
     """The cell in front of the agent, on a packed grid `(height, width)`.
 
@@ -80,7 +80,7 @@ def face(cells, agent: AgentState):
     there = cells[ahead[0], ahead[1]]
     return ahead, jnp.where(exists, there, END_OF_MAP), lambda new: cells.at[ahead[0], ahead[1]].set(jnp.where(exists, new, there))
 
-# %% ../../nbs/core/04_actions.ipynb #db0ae991
+# %% ../../nbs/core/04_actions.ipynb #f
 def take_action(grid, agent: AgentState, action) -> tuple[jax.Array, AgentState, jax.Array]:
     "Do an action on an unpacked grid `(height, width, 2)`: the new grid, the new agent, the position `(2,)` concerned."
     ahead, front, replace_front = face(pack_pairs(grid), agent)
@@ -89,6 +89,6 @@ def take_action(grid, agent: AgentState, action) -> tuple[jax.Array, AgentState,
     concerns_agent = jnp.asarray(action) <= Actions.TURN_COUNTERCLOCKWISE
     return unpack(replace_front(front)), agent, jnp.where(concerns_agent, agent.position, ahead)
 
-# %% ../../nbs/core/04_actions.ipynb #7c58b23b
+# %% ../../nbs/core/04_actions.ipynb #g
 move_forward, turn_clockwise, turn_counterclockwise, pick_up, put_down, toggle = (
     functools.partial(take_action, action=action) for action in range(NUM_ACTIONS))

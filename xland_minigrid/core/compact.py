@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['platform', 'straight_line', 'take', 'take_along', 'put', 'once', 'first_true', 'vary_together', 'where_needed']
 
-# %% ../../nbs/core/00_compact.ipynb #3710f7da
+# %% ../../nbs/core/00_compact.ipynb #a
 import functools
 import os
 from typing import Callable
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 
-# %% ../../nbs/core/00_compact.ipynb #cbea8dfb
+# %% ../../nbs/core/00_compact.ipynb #b
 def platform() -> str:
     """What programs are traced for: `"cpu"`, `"gpu"` or `"tpu"`; all give the same bytes.
 
@@ -28,7 +28,7 @@ def straight_line() -> bool:
     "Whether programs are traced for an accelerator."
     return platform() != "cpu"
 
-# %% ../../nbs/core/00_compact.ipynb #c5441253
+# %% ../../nbs/core/00_compact.ipynb #c
 def take(table, index) -> jax.Array:
     "`table.ravel()[index]` for integers `index` within the table."
     flat = jnp.asarray(table).ravel()
@@ -57,20 +57,20 @@ def put(cells, index, values, numbers=None) -> jax.Array:
         cells = jnp.where(numbers == index[i], values[i], cells)
     return cells
 
-# %% ../../nbs/core/00_compact.ipynb #b01c5a2f
+# %% ../../nbs/core/00_compact.ipynb #d
 def once(flag) -> jax.Array:
     "A bool array that is computed once, however many results are made of it."
     return flag if straight_line() else jnp.asarray(np.array([False, True]))[flag.astype(jnp.int32)]
 
-# %% ../../nbs/core/00_compact.ipynb #77dd3a2b
+# %% ../../nbs/core/00_compact.ipynb #e
 def first_true(mask: jax.Array, count: int) -> jax.Array:
     "Indices of the first `count` true entries of `mask (n,)`, int32 `(count,)`, filled up with `n`."
     n = mask.shape[0]
     score, index = jax.lax.top_k(jnp.where(mask, n - np.arange(n), 0).astype(jnp.float32), count)
     return jnp.where(score > 0, index, n).astype(jnp.int32)
 
-# %% ../../nbs/core/00_compact.ipynb #54cd519f
-def _is_key(x) -> bool:
+# %% ../../nbs/core/00_compact.ipynb #f
+def _is_key(x):
     return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
 
 def _differs(x) -> frozenset:
@@ -90,12 +90,11 @@ def vary_together(tree, *others):
     plus = lambda x: x | zero(bool) if x.dtype == bool else x + zero(x.dtype)
     return jax.tree.map(lambda x: x if _differs(x) == axes else plus(jnp.asarray(x)), tree)
 
-# %% ../../nbs/core/00_compact.ipynb #522d6202
+# %% ../../nbs/core/00_compact.ipynb #g
 def _take(tree, batched, index):
     return jax.tree.map(lambda x, b: x.at[index].get(mode="clip") if b else x, tree, batched)
 
 def _select_all(fn, mask, default, args, batched):
-    "Compute every row and select."
     new = jax.vmap(fn, in_axes=jax.tree.map(lambda b: 0 if b else None, batched))(*args)
     return jax.tree.map(lambda n, d: jnp.where(mask.reshape(mask.shape + (1,) * (d.ndim - 1)), n, d), new, default)
 
@@ -119,12 +118,11 @@ def _loop_over_needed(fn, mask, default, args, batched):
     return jax.lax.while_loop(lambda carry: carry[0].any(), body, (mask, default))[1]
 
 def _single(fn, mask, default, args, batched):
-    "A batch of one is a plain conditional."
     row = jax.tree.map(lambda x, b: x[0] if b else x, args, batched)
     out = jax.lax.cond(mask[0], lambda: fn(*row), lambda: jax.tree.map(lambda d: d[0], default))
     return jax.tree.map(lambda x: x[None], out)
 
-# %% ../../nbs/core/00_compact.ipynb #40506349
+# %% ../../nbs/core/00_compact.ipynb #h
 def _batched(fn, batched):
     "`where_needed` for one batch axis, into which nested `vmap`s are folded."
     @custom_vmap
@@ -156,9 +154,8 @@ def _batched(fn, batched):
 
     return call
 
-# %% ../../nbs/core/00_compact.ipynb #b3f4d312
+# %% ../../nbs/core/00_compact.ipynb #i
 def _kinds(tree):
-    "The kind of key of each leaf; empty for other arrays."
     return jax.tree.map(lambda x: str(jax.random.key_impl(x)) if _is_key(x) else "", tree)
 
 def _as_keys(tree, kinds):
@@ -172,7 +169,7 @@ def _as_numbers(tree, known: dict):
         return known[id(x)] if _is_key(x) else x
     return jax.tree.map(numbers, tree)
 
-# %% ../../nbs/core/00_compact.ipynb #8cafaef7
+# %% ../../nbs/core/00_compact.ipynb #j
 @functools.lru_cache(maxsize=512)
 def where_needed(fn: Callable) -> Callable:
     """`call(mask, default, *args)`: `fn(*args)` where `mask` is true, else `default`; cheap under `vmap` if `mask` is

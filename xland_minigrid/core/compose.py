@@ -7,7 +7,7 @@ __all__ = ['MAX_PARTS', 'BUILT_IN', 'Composed', 'AllOf', 'AnyOf', 'Not', 'InOrde
            'as_goal', 'pad_table', 'MultiProduct', 'several', 'ExtendedTask', 'ExtendedState', 'extend_task',
            'all_declarations', 'pairs_anywhere', 'as_bits', 'begin', 'conditions', 'evaluate', 'evaluate_goal']
 
-# %% ../../nbs/core/08_compose.ipynb #eaf03bc9
+# %% ../../nbs/core/08_compose.ipynb #a
 from typing import NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from .rules import BaseRule, check_tiles, compile_rules, match_rules, numpy_or_j
 from .struct import PyTreeNode, field_names
 from .tiles import pack_pairs, unpack
 
-# %% ../../nbs/core/08_compose.ipynb #2858c433
+# %% ../../nbs/core/08_compose.ipynb #b
 class Composed:
     "A goal made of goals; see `AllOf`, `AnyOf`, `Not`, `InOrder`."
     OP: int
@@ -42,7 +42,7 @@ class Composed:
     def __repr__(self):
         return f"{type(self).__name__}({', '.join(map(_show, self.parts))})"
 
-def _show(part) -> str:
+def _show(part):
     if isinstance(part, Composed):
         return repr(part)
     values = ", ".join(str(tuple(np.asarray(getattr(part, f)).tolist())) for f in field_names(part))
@@ -66,7 +66,7 @@ class InOrder(Composed):
     "The parts come true in this order, each at a later step than the one before."
     OP = _ORDER
 
-# %% ../../nbs/core/08_compose.ipynb #bd397939
+# %% ../../nbs/core/08_compose.ipynb #c
 MAX_PARTS = 32  # bits of a word
 
 def compose(goal) -> np.ndarray:
@@ -87,14 +87,13 @@ def plain_encoding(object_, length: int) -> list[int]:
     values = [object_.ID, *(int(v) for f in field_names(object_) for v in np.ravel(getattr(object_, f)))]
     return values + [0] * (length - len(values))
 
-def _leaf(goal: BaseGoal, op: int) -> list:
+def _leaf(goal: BaseGoal, op: int):
     goal_kinds.check(goal)
     check_tiles(goal)
     words = compile_goal(np.array(plain_encoding(goal, MAX_GOAL_ENCODING_LEN), np.uint8), goal_kinds.declared)
     return [*words.tolist(), op | goal.ID << 8, 0]
 
-def _add(goal, rows: list, within_order: bool) -> int:
-    "Append the rows of a goal; returns the number of its own."
+def _add(goal, rows: list, within_order: bool):
     if isinstance(goal, BaseGoal):
         rows.append(_leaf(goal, _CONDITION))
         return len(rows) - 1
@@ -109,11 +108,11 @@ def _add(goal, rows: list, within_order: bool) -> int:
     rows.append([0, 0, goal.OP, sum(1 << c for c in children if c < MAX_PARTS)])
     return len(rows) - 1
 
-def _flat(goal: Composed) -> list:
+def _flat(goal: Composed):
     "The parts; an InOrder directly inside an InOrder is dissolved."
     return [p for part in goal.parts for p in (_flat(part) if goal.OP == _ORDER and isinstance(part, InOrder) else [part])]
 
-# %% ../../nbs/core/08_compose.ipynb #2c5e6a76
+# %% ../../nbs/core/08_compose.ipynb #d
 def decompose(table):
     "The goal behind a concrete table `(K, 4)`; padding is ignored."
     made, rows = [], np.asarray(table).astype(np.int64).tolist()
@@ -148,7 +147,7 @@ def pad_table(table, length: int):
     more = np.array([[0, 0, _ANY, 1 << i - 1] for i in range(rows, length)], np.uint32).reshape(-1, 4)
     return jnp.concatenate([jnp.asarray(table), jnp.broadcast_to(more, (*table.shape[:-2], length - rows, 4))], axis=-2)
 
-# %% ../../nbs/core/08_compose.ipynb #922ec93f
+# %% ../../nbs/core/08_compose.ipynb #e
 class MultiProduct(NamedTuple):
     "A rule and its further products; see `several`."
     rule: BaseRule
@@ -170,7 +169,7 @@ def several(rule: BaseRule, *products) -> MultiProduct:
     more[:len(products)] = np.asarray(products)
     return MultiProduct(rule, more)
 
-# %% ../../nbs/core/08_compose.ipynb #9660db80
+# %% ../../nbs/core/08_compose.ipynb #f
 class ExtendedTask(PyTreeNode):
     """What of a task goes beyond Tables 2 and 3.
 
@@ -217,7 +216,7 @@ def all_declarations() -> np.ndarray:
 
 BUILT_IN = all_declarations()
 
-# %% ../../nbs/core/08_compose.ipynb #113e1d28
+# %% ../../nbs/core/08_compose.ipynb #g
 def _is_pair(table):
     return (table[..., 2] & 255 == _CONDITION) & (table[..., 0] >> 24 & 15 != 0)
 
@@ -263,7 +262,7 @@ def evaluate(table, holds, done) -> tuple[jax.Array, jax.Array]:
         holds = holds | value.astype(jnp.uint32) << i
     return holds >> (table.shape[0] - 1) & 1 == 1, done
 
-# %% ../../nbs/core/08_compose.ipynb #52d25ea2
+# %% ../../nbs/core/08_compose.ipynb #h
 def evaluate_goal(encoding, extended: ExtendedState | None, changed, cells, position, direction, pocket, patch, action) -> tuple[jax.Array, ExtendedState | None]:
     """Whether the goal is reached after a step, and the memory afterwards.
 

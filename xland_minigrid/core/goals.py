@@ -9,7 +9,7 @@ __all__ = ['MAX_GOAL_ENCODING_LEN', 'NUM_GOALS', 'TileNearUpGoal', 'TileNearRigh
            'AgentOnTileGoal', 'AgentNearGoal', 'TileNearGoal', 'AgentOnPositionGoal', 'TileOnPositionGoal',
            'decode_goal', 'register_goal', 'compile_goal', 'at_position', 'goal_reached', 'check_goal']
 
-# %% ../../nbs/core/07_goals.ipynb #ab1e7aa6
+# %% ../../nbs/core/07_goals.ipynb #a
 from typing import ClassVar
 
 import jax
@@ -26,7 +26,7 @@ from xland_minigrid.core.rules import (
 from .struct import PyTreeNode, field_names
 from .tiles import pack_pairs
 
-# %% ../../nbs/core/07_goals.ipynb #55e90020
+# %% ../../nbs/core/07_goals.ipynb #b
 MAX_GOAL_ENCODING_LEN = 5
 NUM_GOALS = 15
 
@@ -53,7 +53,7 @@ class BaseGoal(PyTreeNode):
         declared = np.broadcast_to(np.array(declaration(type(self)), np.uint32), (256, 3))
         return check_goal(compile_goal(self.encode(), declared), grid, agent, action, position if self.ID < NUM_GOALS else None)
 
-# %% ../../nbs/core/07_goals.ipynb #f5c5b0b1
+# %% ../../nbs/core/07_goals.ipynb #c
 def agent_at() -> Neighborhood:
     "The agent stands at a position, given as (row, column)."
     return Neighborhood(at=1)
@@ -95,7 +95,7 @@ class TileNearGoal(TwoTileGoal):
     ID = 4
     when, looks = (Actions.PUT_DOWN,), beside_object()
 
-# %% ../../nbs/core/07_goals.ipynb #78c00f86
+# %% ../../nbs/core/07_goals.ipynb #d
 class AgentOnPositionGoal(BaseGoal):
     "Whether agent is on (x, y) position, given as (row, column). Checked after every action."
     ID = 5
@@ -133,7 +133,7 @@ def decode_goal(encoding) -> BaseGoal:
     "The goal behind a concrete encoding `(5,)`. Raises `ValueError` for an unknown identifier."
     return goal_kinds[encoding[0]].decode(jnp.asarray(encoding))
 
-# %% ../../nbs/core/07_goals.ipynb #def6560b
+# %% ../../nbs/core/07_goals.ipynb #e
 def register_goal(cls=None, *, id: int | None = None):
     """Class decorator: make a goal usable in rulesets, composed goals, the generator and descriptions.
 
@@ -148,7 +148,7 @@ def register_goal(cls=None, *, id: int | None = None):
 
 
 
-# %% ../../nbs/core/07_goals.ipynb #bb15a444
+# %% ../../nbs/core/07_goals.ipynb #f
 def compile_goal(encoding, declared=None):
     """Goals as the step reads them. NumPy in, NumPy out; JAX in, JAX out.
 
@@ -169,7 +169,7 @@ def compile_goal(encoding, declared=None):
     known = second & 63 != 0
     return xp.stack([xp.where(known, first, np.uint32(0)), xp.where(known, second | place << 16, np.uint32(0))], axis=-1)
 
-# %% ../../nbs/core/07_goals.ipynb #51065c90
+# %% ../../nbs/core/07_goals.ipynb #g
 def at_position(goal, cells, position) -> jax.Array:
     "Whether a compiled goal `(2,)` about a position is met on packed `cells`, whatever the action; bool scalar."
     kind, row, col = goal[1] >> 6 & 3, (goal[1] >> 16 & 255).astype(jnp.int32), (goal[1] >> 24).astype(jnp.int32)

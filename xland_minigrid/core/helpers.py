@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['checked_int', 'num_workers', 'in_threads', 'progress_bar', 'plain', 'json_line', 'append_lines', 'read_jsonl']
 
-# %% ../../nbs/core/00_helpers.ipynb #699ea5c8
+# %% ../../nbs/core/00_helpers.ipynb #a
 import contextlib
 import json
 import math
@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-# %% ../../nbs/core/00_helpers.ipynb #8acbe91d
+# %% ../../nbs/core/00_helpers.ipynb #b
 def checked_int(name: str, value, least: int, most: int | None = None, error=ValueError) -> int:
     "`value` as an int in range (no upper limit if None). Raises `error` for anything else, bools and floats too."
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < least or most is not None and value > most:
         raise error(f"{name} is {value!r}; an integer {f'of at least {least:,}' if most is None else f'from {least:,} to {most:,}'} is needed.")
     return int(value)
 
-# %% ../../nbs/core/00_helpers.ipynb #990784bc
+# %% ../../nbs/core/00_helpers.ipynb #c
 def num_workers() -> int:
     "One thread per core, at most 8."
     return min(os.cpu_count() or 1, 8)
@@ -34,7 +34,7 @@ def in_threads(work, items, workers: int | None = None) -> list:
     with ThreadPoolExecutor(workers or num_workers()) as pool:
         return list(pool.map(work, items))
 
-# %% ../../nbs/core/00_helpers.ipynb #752aeff0
+# %% ../../nbs/core/00_helpers.ipynb #d
 def progress_bar(total: int, shown: bool, label: str, unit: str = "tasks", initial: int = 0):
     "A tqdm bar, silent unless `shown`; a context manager with `update`."
     from tqdm import tqdm
@@ -42,7 +42,7 @@ def progress_bar(total: int, shown: bool, label: str, unit: str = "tasks", initi
         from tqdm.auto import tqdm
     return tqdm(total=total, initial=initial, desc=label, unit=f" {unit}", unit_scale=True, disable=not shown)
 
-# %% ../../nbs/core/00_helpers.ipynb #6fb8bd6e
+# %% ../../nbs/core/00_helpers.ipynb #e
 def plain(value, depth: int = 16):
     """Anything as JSON can hold it: NaN and infinity become None, sets are sorted, other objects their repr. Deeper
     than `depth` is cut off.
@@ -67,10 +67,9 @@ def json_line(value) -> str:
     "`plain(value)` as JSON on one line."
     return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
 
-# %% ../../nbs/core/00_helpers.ipynb #f7142bba
+# %% ../../nbs/core/00_helpers.ipynb #f
 @contextlib.contextmanager
 def _locked(descriptor: int):
-    "Lock an open file, where the platform can."
     try:
         import fcntl
     except ImportError:  # Windows
@@ -99,7 +98,7 @@ def append_lines(path, lines: Iterable[str]) -> Path:
         os.close(file)
     return path
 
-def _append(file: int, data: bytes) -> None:
+def _append(file: int, data: bytes):
     "Write at the end of a file, all or nothing; ends an unfinished last line first."
     size = os.lseek(file, 0, os.SEEK_END)
     if size:
@@ -112,7 +111,7 @@ def _append(file: int, data: bytes) -> None:
         os.ftruncate(file, size)
         raise
 
-# %% ../../nbs/core/00_helpers.ipynb #c43ff652
+# %% ../../nbs/core/00_helpers.ipynb #g
 def read_jsonl(path) -> list[dict]:
     "The objects in a file of JSON lines; torn lines are left out with a warning. Raises `OSError`."
     found, torn = [], 0

@@ -7,7 +7,7 @@ __all__ = ['DOOR_COLORS', 'GRID_TYPES', 'PROCEDURAL', 'Layout', 'valid_size', 'c
            'sample_without_replacement', 'draw_once', 'key_size', 'draw_doors', 'pad_layout', 'stack_layouts',
            'check_layout']
 
-# %% ../../nbs/core/03_layouts.ipynb #b03158b6
+# %% ../../nbs/core/03_layouts.ipynb #a
 import functools
 
 import jax
@@ -18,7 +18,7 @@ from .compact import take
 from .struct import PyTreeNode
 from .tiles import END_OF_MAP, FLOOR, WALL, Colors, Tiles, pack_pairs
 
-# %% ../../nbs/core/03_layouts.ipynb #c8c53962
+# %% ../../nbs/core/03_layouts.ipynb #b
 DOOR_COLORS = np.array([Colors.RED, Colors.GREEN, Colors.BLUE, Colors.PURPLE, Colors.YELLOW, Colors.GREY], dtype=np.uint8)
 
 class Layout(PyTreeNode):
@@ -36,7 +36,7 @@ class Layout(PyTreeNode):
     num_free: np.ndarray
     num_places: np.ndarray
 
-# %% ../../nbs/core/03_layouts.ipynb #4796ffd3
+# %% ../../nbs/core/03_layouts.ipynb #c
 GRID_TYPES = ("R1", "R2", "R4", "R6", "R9")
 PROCEDURAL = ("Maze", "Rooms")  # different at every reset
 
@@ -64,7 +64,7 @@ def check_size(grid_type: str, height: int, width: int) -> None:
                          f"{'' if grid_type == 'R6' else ' and so on'}{' (or a rectangle)' if grid_type in ('R1', 'R2') else ''}"
                          f"{' (or a rectangle of odd sides)' if grid_type in PROCEDURAL else ''}.")
 
-# %% ../../nbs/core/03_layouts.ipynb #4e1b2e66
+# %% ../../nbs/core/03_layouts.ipynb #d
 def _walls(height, width, rows=(), cols=()):
     cells = np.full((height, width), FLOOR, np.uint8)
     cells[[0, -1, *rows]] = WALL
@@ -83,7 +83,7 @@ def _four_rooms(h, w):
              [(o, mid) for o in offsets], [(mid + o, mid) for o in offsets]]
     return _walls(h, w, rows=(mid,), cols=(mid,)), doors
 
-# %% ../../nbs/core/03_layouts.ipynb #da5a390e
+# %% ../../nbs/core/03_layouts.ipynb #e
 def _six_rooms(h, w):
     left, right, third = w // 2 - 2, w // 2 + 2, h // 3
     cells = _walls(h, w, cols=(left, right))
@@ -114,7 +114,7 @@ def layout(grid_type: str, height: int, width: int) -> Layout:
     free = np.flatnonzero(cells.ravel() == FLOOR).astype(np.int32)
     return Layout(cells=cells, free=free, doors=flat, num_free=np.int32(len(free)), num_places=np.full(len(flat), flat.shape[1], np.int32))
 
-# %% ../../nbs/core/03_layouts.ipynb #79f58231
+# %% ../../nbs/core/03_layouts.ipynb #f
 def sample_without_replacement(bits: jax.Array, size: int) -> jax.Array:
     """`n` distinct numbers below `size`, uniform over all ordered choices; int32 `(n,)`.
 
@@ -128,7 +128,7 @@ def sample_without_replacement(bits: jax.Array, size: int) -> jax.Array:
         chosen = chosen + ((slots > i) & (chosen >= ranks[i])).astype(jnp.int32)
     return chosen
 
-# %% ../../nbs/core/03_layouts.ipynb #d3899b58
+# %% ../../nbs/core/03_layouts.ipynb #g
 def draw_once(key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     "A fresh key and `count` random uint32 from one call of the generator, half the work of splitting."
     words = key_size(key)
@@ -139,7 +139,7 @@ def key_size(key: jax.Array) -> int:
     "32-bit words of a typed key."
     return jax.eval_shape(jax.random.key_data, key).shape[-1]
 
-# %% ../../nbs/core/03_layouts.ipynb #c0817382
+# %% ../../nbs/core/03_layouts.ipynb #h
 def draw_doors(plan: Layout, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Doors of an unbatched layout with `D` doors.
 
@@ -152,9 +152,8 @@ def draw_doors(plan: Layout, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
     color = take(DOOR_COLORS, (bits[1] % np.uint32(len(DOOR_COLORS))).astype(jnp.int32))
     return jnp.where(plan.num_places > 0, where, plan.cells.size), np.uint8(Tiles.DOOR_CLOSED << 4) | color
 
-# %% ../../nbs/core/03_layouts.ipynb #f15a6dbe
+# %% ../../nbs/core/03_layouts.ipynb #i
 def _longer(x, size: int, mode: str = "constant"):
-    "Pad the last axis at its end."
     xp = np if isinstance(x, np.ndarray) else jnp
     return xp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])], mode)
 
@@ -180,7 +179,7 @@ def pad_layout(plan: Layout, height: int, width: int, free: int = 0, doors: int 
         free=_longer(_at_width(plan.free, w, width), max(f, free), "edge"),
         doors=xp.pad(wide, ((0, max(d, doors) - d), (0, 0))), num_places=_longer(plan.num_places, max(d, doors)))
 
-# %% ../../nbs/core/03_layouts.ipynb #3b6f61d7
+# %% ../../nbs/core/03_layouts.ipynb #j
 def stack_layouts(plans, height: int = 0, width: int = 0) -> Layout:
     """A batch of layouts of any kinds and sizes, as JAX arrays padded to the largest, or to `height` and `width`.
 
@@ -196,7 +195,7 @@ def stack_layouts(plans, height: int = 0, width: int = 0) -> Layout:
     free, doors, places = most(lambda p: p.free.shape[0]), most(lambda p: p.doors.shape[0]), most(lambda p: p.doors.shape[1])
     return jax.tree.map(lambda *x: jnp.stack(x), *[pad_layout(plan, height, width, free, doors, places) for plan in plans])
 
-# %% ../../nbs/core/03_layouts.ipynb #0f3cd790
+# %% ../../nbs/core/03_layouts.ipynb #k
 def check_layout(plan: Layout, height: int, width: int) -> None:
     "Raise `ValueError` unless `plan` is an unbatched `Layout` of this size with the documented shapes and dtypes."
     if not isinstance(plan, Layout):

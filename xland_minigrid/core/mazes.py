@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['spanning_tree', 'random_maze', 'random_rooms']
 
-# %% ../../nbs/core/12_mazes.ipynb #2255391f
+# %% ../../nbs/core/12_mazes.ipynb #a
 import functools
 
 import jax
@@ -16,7 +16,7 @@ from .compact import vary_together
 from .layouts import Layout, check_size
 from .tiles import END_OF_MAP, FLOOR, WALL
 
-# %% ../../nbs/core/12_mazes.ipynb #8071e08d
+# %% ../../nbs/core/12_mazes.ipynb #b
 def _extent(height: int, width: int, rows=None, cols=None) -> tuple:
     "Rows and columns in use, odd. Raises `ValueError` for concrete numbers that are even, below 3 or too large."
     used = []
@@ -28,7 +28,7 @@ def _extent(height: int, width: int, rows=None, cols=None) -> tuple:
         used.append(given - 1 + given % 2)
     return tuple(used)
 
-# %% ../../nbs/core/12_mazes.ipynb #32f579e9
+# %% ../../nbs/core/12_mazes.ipynb #c
 def _blank(height: int, width: int, rows, cols):
     "Row numbers `(H, 1)`, column numbers `(1, W)`, and where layout and interior are, bool `(H, W)`."
     y, x = np.arange(height)[:, None], np.arange(width)[None]
@@ -49,7 +49,7 @@ def _finish(within, floor, candidates: np.ndarray, doors, num_places) -> Layout:
     return Layout(cells=cells, free=jnp.minimum(free, last).astype(jnp.int32), num_free=flat.sum(dtype=jnp.int32),
                   doors=doors.astype(jnp.int32), num_places=num_places.astype(jnp.int32))
 
-# %% ../../nbs/core/12_mazes.ipynb #0a47bf56
+# %% ../../nbs/core/12_mazes.ipynb #d
 @functools.lru_cache(maxsize=None)
 def _walls_between(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     "For each wall that a maze may open: the nodes beside it, int32 `(E, 2)`, and its flat index, int32 `(E,)`."
@@ -59,7 +59,7 @@ def _walls_between(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     place = (2 * (node // cols) + 1) * width + 2 * (node % cols) + 1
     return pairs, place.ravel()[pairs].sum(1).astype(np.int32) // 2
 
-# %% ../../nbs/core/12_mazes.ipynb #5a6c8738
+# %% ../../nbs/core/12_mazes.ipynb #e
 _NEVER = np.uint32(2**32 - 1)  # weight of a missing edge
 
 def _weights(bits, exists):
@@ -91,7 +91,7 @@ def spanning_tree(bits: jax.Array, pairs: np.ndarray, exists, num_nodes: int) ->
     start = vary_together((jnp.asarray(u == 0), jnp.asarray(v == 0), jnp.zeros(len(pairs), bool)), weights)  # for shard_map
     return jax.lax.fori_loop(0, num_nodes - 1, grow, start)[2]
 
-# %% ../../nbs/core/12_mazes.ipynb #539e4fc1
+# %% ../../nbs/core/12_mazes.ipynb #f
 def random_maze(key: jax.Array, height: int, width: int, rows=None, cols=None, loops: float = 0.) -> Layout:
     """A maze without doors: the spanning tree of a grid with random weights. Works under `jit` and `vmap`.
 
@@ -118,7 +118,7 @@ def random_maze(key: jax.Array, height: int, width: int, rows=None, cols=None, l
     floor = floor.ravel().at[walls].set(passage, unique_indices=True).reshape(height, width)
     return _finish(within, floor, _inner(height, width, pillars=False), jnp.zeros((0, 1)), jnp.zeros(0))
 
-# %% ../../nbs/core/12_mazes.ipynb #1c4c4fd9
+# %% ../../nbs/core/12_mazes.ipynb #g
 _SIDE = 3  # cells along the shortest side of a room
 
 def _choose_cut(rooms, allowed, bits):
@@ -152,7 +152,7 @@ def _cut(carry, bits, height: int, width: int):
     carry = jnp.where(done, cut, rooms), count + done, target
     return carry, (jnp.where(done, wall, 0), jnp.where(done & (step < length), places, 0), done * length)
 
-# %% ../../nbs/core/12_mazes.ipynb #d67b8bf7
+# %% ../../nbs/core/12_mazes.ipynb #h
 def random_rooms(key: jax.Array, height: int, width: int, rooms=None, max_rooms: int | None = None, rows=None, cols=None) -> Layout:
     """A rectangle cut into rooms at random, with a door in every cut. Works under `jit` and `vmap`.
 

@@ -6,7 +6,7 @@
 __all__ = ['view_offsets', 'look', 'visible_mask', 'hide', 'transparent_field_of_view', 'crop_field_of_view',
            'minigrid_field_of_view', 'generate_viz_mask_minigrid']
 
-# %% ../../nbs/core/05_observation.ipynb #7d1232ac
+# %% ../../nbs/core/05_observation.ipynb #a
 import functools
 
 import jax
@@ -17,7 +17,7 @@ from .compact import straight_line, take, vary_together
 from .walls import heading, inside
 from .tiles import END_OF_MAP, LOS_BLOCKING, UNSEEN, is_one_of, pack_pairs, tile_set, unpack
 
-# %% ../../nbs/core/05_observation.ipynb #36380e17
+# %% ../../nbs/core/05_observation.ipynb #b
 @functools.lru_cache(maxsize=None)
 def view_offsets(view_size: int) -> np.ndarray:
     """Steps (ahead, right) to the cells in view, then to the cell behind; int32 `(2, view_size ** 2 + 1)`.
@@ -29,7 +29,7 @@ def view_offsets(view_size: int) -> np.ndarray:
     ahead, right = np.meshgrid(np.arange(view_size)[::-1], np.arange(view_size) - view_size // 2, indexing="ij")
     return np.stack([np.append(ahead, -1), np.append(right, 0)]).astype(np.int32)
 
-# %% ../../nbs/core/05_observation.ipynb #6ee0677d
+# %% ../../nbs/core/05_observation.ipynb #c
 def look(cells, position, direction, view_size: int) -> jax.Array:
     """The cells in view and the one behind: packed uint8 `(view_size ** 2 + 1,)`, farthest row first; END_OF_MAP off
     the map.
@@ -41,7 +41,7 @@ def look(cells, position, direction, view_size: int) -> jax.Array:
     seen = take(cells, jnp.clip(rows * width + cols, 0, height * width - 1))
     return jnp.where(inside(cells.shape, rows, cols), seen, END_OF_MAP)
 
-# %% ../../nbs/core/05_observation.ipynb #2d1d71dd
+# %% ../../nbs/core/05_observation.ipynb #d
 def _fill_runs(touched, clear, width: int):
     "All runs of ones in `clear` with a bit of its subset `touched`; words of `width` bits, uint32."
     upwards, through = clear & (~(clear + touched) | touched), clear
@@ -50,7 +50,7 @@ def _fill_runs(touched, clear, width: int):
         through = through & (through >> np.uint32(1 << i))
     return upwards | touched
 
-# %% ../../nbs/core/05_observation.ipynb #20d1cf01
+# %% ../../nbs/core/05_observation.ipynb #e
 def _see_row(sight, clear, size: int):
     "The sight into the next row, and the visible cells of this one, from the `sight` into it."
     run = _fill_runs(sight & clear, clear, size)
@@ -71,13 +71,13 @@ def visible_mask(view) -> jax.Array:
     rows = jax.lax.scan(functools.partial(_see_row, size=size), sight, clear, reverse=True, unroll=straight_line())[1]
     return (rows[:, None] & bits) != 0
 
-# %% ../../nbs/core/05_observation.ipynb #618c0afc
+# %% ../../nbs/core/05_observation.ipynb #f
 def hide(view) -> jax.Array:
     "A packed view `(V, V)` with UNSEEN where the agent cannot see."
     return jnp.where(visible_mask(view), view, UNSEEN)
 
-# %% ../../nbs/core/05_observation.ipynb #e9f86f9e
-def _square(height: int, width: int) -> int:
+# %% ../../nbs/core/05_observation.ipynb #g
+def _square(height: int, width: int):
     if height != width:
         raise ValueError(f"The view is square here, {height}x{width} is not: give the same number twice.")
     return height

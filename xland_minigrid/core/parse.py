@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ParseError', 'loose_noun', 'parse_goal', 'parse_rule', 'parse_ruleset', 'ruleset_from_dict']
 
-# %% ../../nbs/core/11_parse.ipynb #6676707f
+# %% ../../nbs/core/11_parse.ipynb #a
 import difflib
 import re
 from functools import lru_cache
@@ -24,12 +24,12 @@ from .tiles import COLOR_NAMES, TILE_NAMES, Colors, Tiles
 class ParseError(ValueError):
     "A text that is no goal, rule or task; the message names the words not understood and the nearest known ones."
 
-def _shown(text: str, most: int = 70) -> str:
+def _shown(text: str, most: int = 70):
     "Words for an error: quoted, on one line, shortened."
     text = " ".join(text.split())
     return repr(text if len(text) <= most else text[:most - 2] + " …")
 
-# %% ../../nbs/core/11_parse.ipynb #9daa645a
+# %% ../../nbs/core/11_parse.ipynb #b
 _SYNONYMS = {"directly": "", "becomes": "become", "turn into": "become", "turns into": "become", "disappears": "disappear", "vanish": "disappear", "vanishes": "disappear",
              "beside": "next to", "near": "next to", "adjacent to": "next to", "pick up": "hold", "carry": "hold", "place": "put", "gray": "grey", "violet": "purple",
              "circle": "ball", "box": "square", "triangle": "pyramid", "hexagon": "hex", "hexes": "hex"}
@@ -38,14 +38,14 @@ _THINGS = {thing_name(t, c): (t, c) for t in range(len(TILE_NAMES)) for c in ran
 _PAIR = re.compile(rf"(?<!stand) next to ((?:{'|'.join(COLOR_NAMES)}) (?:{'|'.join(TILE_NAMES[Tiles.FLOOR:])}))")
 _FLOOR = (Tiles.FLOOR, Colors.BLACK)
 
-def _plain(text, what: str = "This") -> str:
+def _plain(text, what: str = "This"):
     "A text in the one spelling. Raises `TypeError`."
     if not isinstance(text, str):
         raise TypeError(f"{what} is read from a str, not from {type(text).__name__}.")
     words = plain_words(_SYNONYM.sub(lambda m: _SYNONYMS[m[1]] + m[2], text.lower()))
     return _PAIR.sub(r" and \1 next to each other", words)
 
-# %% ../../nbs/core/11_parse.ipynb #d1e65f5b
+# %% ../../nbs/core/11_parse.ipynb #c
 _COLORS = {name: i for i, name in enumerate(COLOR_NAMES) if i >= Colors.RED}
 _TILES = {name: i for i, name in enumerate(TILE_NAMES) if i >= Tiles.FLOOR}
 _TILE_OF = {frozenset(name.split()): i for name, i in _TILES.items()}
@@ -70,12 +70,11 @@ def _thing_of(words: str) -> tuple[int, int]:
         return tile, colors[0]
     raise ParseError(_thing_trouble(words, tile, colors, unknown))
 
-def _near(word: str, known) -> str:
+def _near(word: str, known):
     close = difflib.get_close_matches(word, list(known), 1, 0.7)
     return f"did you mean {close[0]!r}?" if close else ""
 
-def _thing_trouble(words: str, tile: int, colors: list, unknown: list) -> str:
-    "Why words name no thing."
+def _thing_trouble(words: str, tile: int, colors: list, unknown: list):
     said, a_color = _shown(words), f"the colours are {', '.join(_COLORS)}."
     a_shape = f"the shapes are {', '.join(TILE_NAMES[t] for t in (5, 6, 7, 9, 13, 14, 8))}."
     if not (tile or colors or unknown):
@@ -91,9 +90,8 @@ def _thing_trouble(words: str, tile: int, colors: list, unknown: list) -> str:
     odd = " ".join(unknown) if colors else last
     return f"{_shown(odd)} in {said} is no shape: {_near(odd, _TILES) or a_shape}"
 
-# %% ../../nbs/core/11_parse.ipynb #2a2aae3f
+# %% ../../nbs/core/11_parse.ipynb #d
 def _told(thing) -> set[str]:
-    "What a rule or goal may say of itself, in the one spelling."
     return {_plain(t) for t in ([describe_goal(thing), describe_goal(thing, part=True)] if isinstance(thing, BaseGoal) else [describe_rule(thing)])}
 
 @lru_cache(maxsize=1024)
@@ -116,7 +114,7 @@ def _blanks(thing):
         elif value != _FLOOR:
             yield thing_name(*value), name, ".+?"
 
-# %% ../../nbs/core/11_parse.ipynb #0d0dbc8f
+# %% ../../nbs/core/11_parse.ipynb #e
 def _values(cls: type, m: re.Match) -> list[tuple]:
     "The fields of a class from a filled form; a product without a blank is floor. Raises `ParseError`."
     said, values = m.groupdict(), []
@@ -160,7 +158,7 @@ def _read(words: str, registry):
         raise trouble
     return None
 
-# %% ../../nbs/core/11_parse.ipynb #56ffaaab
+# %% ../../nbs/core/11_parse.ipynb #f
 def _not_understood(words: str, what: str) -> ParseError:
     kinds, describe = (goal_kinds, describe_goal) if what == "goal" else (rule_kinds, describe_rule)
     known = [describe(placeholder(cls)) for i, cls in kinds.classes.items() if 0 < i < kinds.built_in]
@@ -169,21 +167,18 @@ def _not_understood(words: str, what: str) -> ParseError:
     nearest = max(known, key=lambda sentence: difflib.SequenceMatcher(None, words[:_LONGEST], _plain(sentence)).ratio())
     return ParseError(f"I cannot read the {what} {_shown(words)}; the nearest I know is {nearest!r}.")
 
-# %% ../../nbs/core/11_parse.ipynb #b736a420
+# %% ../../nbs/core/11_parse.ipynb #g
 _JOINT = re.compile(r",? (?:and )?(then|or|at the same time) ")
 _JOINED = {"then": InOrder, "or": AnyOf, "at the same time": AllOf}
 _ONE = re.compile(r"(all|any) of (\(.*\))")
 
 def _depths(words: str) -> list[int]:
-    "How many brackets are open after each letter."
     return list(accumulate((c == "(") - (c == ")") for c in words))
 
-def _is_wrapped(words: str) -> bool:
-    "Whether one pair of brackets encloses the words."
+def _is_wrapped(words: str):
     return words.startswith("(") and 0 not in _depths(words)[:-1]
 
 def _goal(words: str):
-    "A goal from words in the one spelling."
     trouble = None
     try:
         if (found := _read(words, goal_kinds)) is not None:
@@ -199,7 +194,7 @@ def _goal(words: str):
         raise trouble or _not_understood(words, "goal")
     return joined
 
-# %% ../../nbs/core/11_parse.ipynb #4e99ae08
+# %% ../../nbs/core/11_parse.ipynb #h
 def _joined_goal(words: str) -> Composed | None:
     "A composed goal, or None without a joint outside brackets. Raises `ParseError` where brackets are needed."
     if (m := _ONE.fullmatch(words)) and _is_wrapped(m[2]):
@@ -220,7 +215,6 @@ def _joined_goal(words: str) -> Composed | None:
     return _combined(Not, [words.removeprefix("do not ")]) if words.startswith("do not ") else None
 
 def _combined(cls: type, parts) -> Composed:
-    "A composed goal of parts, in words or read already. Raises `ParseError`."
     parts = [_goal(part.strip()) if isinstance(part, str) else part for part in parts]
     try:
         return cls(*parts)
@@ -242,7 +236,7 @@ def parse_goal(text: str):
     except RecursionError:
         raise ParseError(f"{_shown(words)} is nested too deeply: a goal has at most {MAX_PARTS} parts.") from None
 
-# %% ../../nbs/core/11_parse.ipynb #0da98576
+# %% ../../nbs/core/11_parse.ipynb #i
 _MORE = re.compile(r"(.*), and (.+?) appears? next to you(?P<when> \(asked after [^()]*\))?")
 
 def parse_rule(text: str) -> BaseRule | MultiProduct:
@@ -266,13 +260,12 @@ def parse_rule(text: str) -> BaseRule | MultiProduct:
                          "or two beside its own.")
     return several(parse_rule(more[1] + (more["when"] or "")), *map(_thing_of, things))
 
-# %% ../../nbs/core/11_parse.ipynb #68dea859
+# %% ../../nbs/core/11_parse.ipynb #j
 _HEADING = re.compile(r"""(?:^|(?<=[.:\n]))\s*(?:(?P<goal>(?:your\s+)?goal:)|(?P<rules>in\s+this\s+world:|rules:|(?=\d+\.\s))
     |(?P<objects>at\s+the\s+start\s+there\s+(?:are|is):?|objects:|you\s+are\s+in\s+a\s+room\s+with)
     |(?P<none>(?:in\s+this\s+world\s+)?nothing\s+ever\s+changes\s+by\s+itself\.?|you\s+are\s+in\s+an\s+empty\s+room\.?))""", re.IGNORECASE | re.VERBOSE)
 
 def _sections(text: str) -> tuple[str, list[str], str]:
-    "Goal, rules and objects of a text."
     marks = list(_HEADING.finditer(text))
     found = {"goal": text[:marks[0].start()] if marks else text, "rules": "", "objects": ""}
     for m, end in zip(marks, [*(m.start() for m in marks[1:]), len(text)]):
@@ -302,9 +295,8 @@ def parse_ruleset(text: str) -> RuleSet:
     things = [] if words in ("", "no objects", "none") else re.split(r",? and |, ", words)
     return assemble(parse_goal(goal), [parse_rule(rule) for rule in rules], [_thing_of(thing) for thing in things])
 
-# %% ../../nbs/core/11_parse.ipynb #6cc90897
+# %% ../../nbs/core/11_parse.ipynb #k
 def _from_dict(data, book, what: str):
-    "A goal or rule from its dictionary. Raises `ParseError`."
     if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
         raise ParseError(f"{data!r} is no {what}: a dictionary with its 'kind' is needed, as ruleset_to_dict makes it.")
     combined = {cls.__name__: cls for cls in (AllOf, AnyOf, Not, InOrder)} if what == "goal" else {}
@@ -320,7 +312,7 @@ def _from_dict(data, book, what: str):
         raise ParseError(f"A {data['kind']} has more than two further products: a rule makes up to three things.")
     return several(thing, *more) if more else thing
 
-def _list(data: dict, key: str) -> list:
+def _list(data: dict, key: str):
     value = data.get(key, [])
     if not isinstance(value, (list, tuple)):
         raise ParseError(f"{key!r} is {value!r}: a list is needed.")

@@ -13,7 +13,7 @@ __all__ = ['PATCH_NAMES', 'MAX_RULE_ENCODING_LEN', 'NUM_RULES', 'TileNearUpRule'
            'checked_after', 'Match', 'match_rules', 'any_hit', 'apply_rule', 'add_products', 'react', 'cells_around',
            'check_rule']
 
-# %% ../../nbs/core/06_rules.ipynb #ce11e6dd
+# %% ../../nbs/core/06_rules.ipynb #a
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -28,7 +28,7 @@ from xland_minigrid.core.tiles import (
     EMPTY, END_OF_MAP, FLOOR, NUM_COLORS, NUM_TILES, PICKABLE, Colors, Tiles, pack_pairs, tile_name, unpack,
 )
 
-# %% ../../nbs/core/06_rules.ipynb #28a2626d
+# %% ../../nbs/core/06_rules.ipynb #b
 PATCH_NAMES = ("here", "ahead", "right", "behind", "left", "ahead ahead", "ahead right", "ahead left")
 
 class Neighborhood(NamedTuple):
@@ -51,7 +51,7 @@ class Neighborhood(NamedTuple):
         "The number of input tiles."
         return 2 if self.pair or self.tool else 0 if self.at == 1 else 1
 
-def _bits(names, known, what: str) -> int:
+def _bits(names, known, what: str):
     if wrong := [n for n in names if n not in known]:
         raise ValueError(f"There is no {what} {wrong[0]!r}: choose from {', '.join(known)}.")
     return sum(1 << known.index(n) for n in set(names))
@@ -74,7 +74,7 @@ def on_cells(*cells: str) -> Neighborhood:
         raise ValueError(f"on_cells needs one or more of {', '.join(PATCH_NAMES)}.")
     return Neighborhood(cells=_bits(cells, PATCH_NAMES, "cell"))
 
-# %% ../../nbs/core/06_rules.ipynb #2608b8fa
+# %% ../../nbs/core/06_rules.ipynb #c
 MAX_RULE_ENCODING_LEN = 7
 NUM_RULES = 12
 
@@ -106,7 +106,7 @@ class BaseRule(PyTreeNode):
         declared = np.broadcast_to(np.array(declaration(type(self)), np.uint32), (256, 3))
         return check_rule(compile_rules(self.encode()[None], declared=declared), grid, agent, action, position if self.ID < NUM_RULES else None)
 
-# %% ../../nbs/core/06_rules.ipynb #a166b545
+# %% ../../nbs/core/06_rules.ipynb #d
 class OneTileRule(BaseRule):
     "The input `tile` becomes `prod_tile`."
     tile: jax.Array
@@ -152,7 +152,7 @@ AgentNearUpRule, AgentNearRightRule, AgentNearDownRule, AgentNearLeftRule = for_
     OneTileRule, "AgentNear{}Rule", 8, "If a is one tile {} agent, replaces it with c. "
     "Checked after moving forward and putting down.", (Actions.MOVE_FORWARD, Actions.PUT_DOWN), beside_agent)
 
-# %% ../../nbs/core/06_rules.ipynb #44517239
+# %% ../../nbs/core/06_rules.ipynb #e
 def declaration(cls: type) -> tuple[int, int, int]:
     "What a class declares as numbers: both words of `compile_rules` without tiles, and whether it needs two tiles."
     looks = cls.looks or Neighborhood()
@@ -214,7 +214,7 @@ class Registry:
 
 rule_kinds = Registry("rule")
 
-# %% ../../nbs/core/06_rules.ipynb #ed99c7b7
+# %% ../../nbs/core/06_rules.ipynb #f
 def check_declaration(cls: type, base: type, what: str, products: int) -> None:
     "Raise `TypeError` or `ValueError` when a class does not declare a rule or goal properly."
     if not (isinstance(cls, type) and issubclass(cls, base)):
@@ -261,7 +261,7 @@ def check_tiles(object_) -> None:
             raise ValueError(f"{type(object_).__name__}.{name} is {tile_name(tile, color)}, which cannot be carried: "
                              "choose an object.")
 
-def _check_looks(name: str, what: str, looks: Neighborhood, products: int) -> None:
+def _check_looks(name: str, what: str, looks: Neighborhood, products: int):
     for wrong, why in (
             (products and looks.at, "a rule cannot look at a fixed position; only goals can"),
             (looks.tool and (looks.pair or looks.at),
@@ -272,7 +272,7 @@ def _check_looks(name: str, what: str, looks: Neighborhood, products: int) -> No
         if wrong:
             raise ValueError(f"{name}: {why}.")
 
-# %% ../../nbs/core/06_rules.ipynb #f33c8b16
+# %% ../../nbs/core/06_rules.ipynb #g
 def register_rule(cls=None, *, id: int | None = None):
     """Class decorator: make a rule usable in rulesets, the generator and descriptions.
 
@@ -308,7 +308,7 @@ def decode_rule(encoding) -> BaseRule:
     "The rule behind a concrete encoding `(7,)`. Raises `ValueError` for an unknown identifier."
     return rule_kinds[encoding[0]].decode(jnp.asarray(encoding))
 
-# %% ../../nbs/core/06_rules.ipynb #97f94493
+# %% ../../nbs/core/06_rules.ipynb #h
 def numpy_or_jax(*arrays):
     "`jax.numpy` if any of the arrays is JAX's, else `numpy`."
     return jnp if any(isinstance(x, jax.Array) for x in arrays) else np
@@ -352,7 +352,7 @@ def decompile_rules(rules) -> jax.Array:
         built_in &= jnp.asarray(_BUILT_IN)[kind, 1] == rules[..., 1] & 0xFFFF
     return jnp.where(built_in[..., None], rows, 0).astype(jnp.uint8)
 
-# %% ../../nbs/core/06_rules.ipynb #8bd374fe
+# %% ../../nbs/core/06_rules.ipynb #i
 class CompiledRule(NamedTuple):
     """Parts of compiled rules, each uint32 `(...)`.
 
@@ -380,7 +380,7 @@ class CompiledRule(NamedTuple):
         return cls(*parts, *(f(second) for second in words[1:] for f in (
             lambda w: w & 63, lambda w: w >> 6 & 3, lambda w: w >> 8 & 255, lambda w: w >> 16 & 255, lambda w: w >> 24)))
 
-# %% ../../nbs/core/06_rules.ipynb #8c18c073
+# %% ../../nbs/core/06_rules.ipynb #j
 PATCH_STEPS = ((0, 0), (1, 0), (0, 1), (-1, 0), (0, -1), (2, 0), (1, 1), (1, -1))  # PATCH_NAMES as steps (ahead, right)
 
 def patch_in_view(view_size: int) -> np.ndarray:
@@ -407,7 +407,7 @@ class Places(NamedTuple):
 IN_STEP = Places(object_=1, beside=(5, 6, 0, 7), count=8)   # eight cells, the object in front
 APART = Places(object_=8, beside=(9, 10, 11, 12), count=13)  # and an object anywhere, with four around it
 
-# %% ../../nbs/core/06_rules.ipynb #8faec833
+# %% ../../nbs/core/06_rules.ipynb #k
 def turned(directions, quarter_turns):
     "Directions (4 bits) as seen after `quarter_turns` clockwise."
     shift = (jnp.asarray(quarter_turns) & 3).astype(jnp.uint32)
@@ -422,7 +422,7 @@ def checked_after(actions, action):
     known = (action >= 0) & (action < NUM_ACTIONS)
     return (known & (actions >> jnp.clip(action, 0, NUM_ACTIONS - 1).astype(jnp.uint32) & 1 == 1)) | (actions & 63 == 63)
 
-# %% ../../nbs/core/06_rules.ipynb #cb11261c
+# %% ../../nbs/core/06_rules.ipynb #l
 class Match(NamedTuple):
     """Where rules matched.
 
@@ -453,7 +453,7 @@ def _asked(rule: CompiledRule, action):
     asked = checked_after(rule.actions, action)
     return asked, asked, asked
 
-# %% ../../nbs/core/06_rules.ipynb #1ab589e1
+# %% ../../nbs/core/06_rules.ipynb #m
 def match_rules(rules, action, pocket, cells, facing, places: Places = IN_STEP) -> Match:
     """Which rules match, and where.
 
@@ -484,7 +484,7 @@ def any_hit(rules, action, pocket, cells, facing) -> jax.Array:
     beside = match._replace(cells=None).hit.any()
     return beside if match.cells is None else beside | (match.cells != 0).any()
 
-# %% ../../nbs/core/06_rules.ipynb #0e4bb41c
+# %% ../../nbs/core/06_rules.ipynb #n
 def apply_rule(rule, match: Match, pocket, cells, places: Places = IN_STEP):
     "Pocket and list of cells after one compiled rule with its `match`, without further products."
     rule = CompiledRule.of(rule)
@@ -499,7 +499,7 @@ def apply_rule(rule, match: Match, pocket, cells, places: Places = IN_STEP):
     pocket = jnp.where(match.held, jnp.where(product >> 4 == Tiles.FLOOR, EMPTY, product), pocket)
     return pocket if rule.tool is None else jnp.where(match.hit & (rule.tool == 2), EMPTY, pocket), cells
 
-# %% ../../nbs/core/06_rules.ipynb #c45edaf9
+# %% ../../nbs/core/06_rules.ipynb #o
 def _put_beside(cells, product):
     "Cells with a further product on the first floor beside the agent; zero is no product."
     cells, waiting = list(cells), product != 0
@@ -516,7 +516,7 @@ def add_products(rule, match: Match, cells):
             cells = _put_beside(cells, jnp.where(match.hit, product, 0).astype(jnp.uint8))
     return cells
 
-# %% ../../nbs/core/06_rules.ipynb #d8e82fe1
+# %% ../../nbs/core/06_rules.ipynb #p
 def react(rules, action, pocket, cells, facing):
     """Apply the rules that match this step, in order, to the eight cells.
 
@@ -551,7 +551,7 @@ def react(rules, action, pocket, cells, facing):
     _, pocket, cells, _ = jax.lax.while_loop(lambda carry: carry[3], body, start)
     return pocket, cells
 
-# %% ../../nbs/core/06_rules.ipynb #9bfde2a4
+# %% ../../nbs/core/06_rules.ipynb #q
 def cells_around(cells, agent: AgentState, position=None) -> tuple[jax.Array, jax.Array]:
     """The thirteen cells of `APART`, packed, and their indices in `cells (height, width)`; `cells.size` off the map.
 

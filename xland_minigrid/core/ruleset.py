@@ -6,7 +6,7 @@
 __all__ = ['COMPOSED', 'RuleSet', 'check_extended', 'check_ruleset', 'make_ruleset', 'assemble', 'pad_ruleset', 'stack_rulesets',
            'empty_ruleset', 'format_ruleset', 'print_ruleset']
 
-# %% ../../nbs/core/10_ruleset.ipynb #3fc2a458
+# %% ../../nbs/core/10_ruleset.ipynb #a
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +18,7 @@ from .rules import NUM_RULES, BaseRule, check_tiles, decode_rule, rule_kinds
 from .struct import PyTreeNode, field, field_names
 from .tiles import NUM_COLORS, NUM_TILES, Colors, Tiles, tile_name
 
-# %% ../../nbs/core/10_ruleset.ipynb #79bf053e
+# %% ../../nbs/core/10_ruleset.ipynb #b
 class RuleSet(PyTreeNode):
     """A task.
 
@@ -73,7 +73,7 @@ class RuleSet(PyTreeNode):
         from xland_minigrid.viz.tree import draw_ruleset
         return draw_ruleset(self)._repr_html_()
 
-# %% ../../nbs/core/10_ruleset.ipynb #e377ebdd
+# %% ../../nbs/core/10_ruleset.ipynb #c
 COMPOSED = 255  # `goal[0]` of a composed goal, which `extended` holds
 
 def check_extended(ruleset: RuleSet) -> None:
@@ -108,8 +108,8 @@ def check_ruleset(ruleset: RuleSet) -> None:
     if (pairs[:, 0] >= NUM_TILES).any() or (pairs[:, 1] >= NUM_COLORS).any():
         raise ValueError(f"Unknown tile or colour: tiles are 0 to {NUM_TILES - 1}, colours 0 to {NUM_COLORS - 1} (Table 1).")
 
-# %% ../../nbs/core/10_ruleset.ipynb #ee4398ec
-def _checked_rules(rules) -> list:
+# %% ../../nbs/core/10_ruleset.ipynb #d
+def _checked_rules(rules):
     "The rules as a list. Raises `TypeError` or `ValueError`."
     if isinstance(rules, (BaseRule, MultiProduct)):
         raise TypeError("rules is a single rule: put it in a list.")
@@ -130,7 +130,7 @@ def _checked_tiles(init_tiles) -> np.ndarray:
             raise ValueError(f"init_tiles holds {tile!r}: list the objects as (tile, colour) pairs, [(Tiles.BALL, Colors.RED), ...].")
     return np.asarray(tiles, np.uint8).reshape(-1, 2)
 
-# %% ../../nbs/core/10_ruleset.ipynb #980c851b
+# %% ../../nbs/core/10_ruleset.ipynb #e
 def make_ruleset(goal=None, rules=(), init_tiles=()) -> RuleSet:
     """A ruleset from objects.
 
@@ -164,7 +164,7 @@ def assemble(goal, rules, init_tiles) -> RuleSet:
         made = made.replace(extended=task.replace(goals=goal.table()) if composed else task)
     return made
 
-# %% ../../nbs/core/10_ruleset.ipynb #be58ac7c
+# %% ../../nbs/core/10_ruleset.ipynb #f
 def pad_ruleset(ruleset: RuleSet, num_rules: int, num_tiles: int, num_parts: int | None = None) -> RuleSet:
     """The task with room for `num_rules` rules, `num_tiles` objects, and `num_parts` parts of a composed goal if it is
     extended.
@@ -198,12 +198,11 @@ def empty_ruleset() -> RuleSet:
     "No goal, one empty rule, no objects."
     return RuleSet(goal=np.zeros(5, np.uint8), rules=np.zeros((1, 7), np.uint8), init_tiles=np.zeros((1, 2), np.uint8))
 
-# %% ../../nbs/core/10_ruleset.ipynb #eb4203ad
-def _tile_or_place(value, is_place: bool) -> str:
+# %% ../../nbs/core/10_ruleset.ipynb #g
+def _tile_or_place(value, is_place: bool):
     return f"({int(value[0])}, {int(value[1])})" if is_place else tile_name(int(value[0]), int(value[1]))
 
-def _call(thing) -> str:
-    "A goal or rule in the notation of the tables."
+def _call(thing):
     if isinstance(thing, Composed):
         return f"{type(thing).__name__}({', '.join(map(_call, thing.parts))})"
     values = {f: _tile_or_place(np.asarray(getattr(thing, f)), f == "position") for f in field_names(thing)}

@@ -5,20 +5,20 @@
 # %% auto #0
 __all__ = ['Node', 'field', 'PyTreeNode', 'field_names']
 
-# %% ../../nbs/core/00_struct.ipynb #c8d7ab09
+# %% ../../nbs/core/00_struct.ipynb #a
 import dataclasses
 from typing import Any, TypeVar
 
 import jax
 
-# %% ../../nbs/core/00_struct.ipynb #4627a887
+# %% ../../nbs/core/00_struct.ipynb #b
 Node = TypeVar("Node", bound="PyTreeNode")
 
 def field(pytree_node: bool = True, **kwargs) -> Any:
     "A dataclass field; `pytree_node=False` makes it static, part of the compiled program."
     return dataclasses.field(metadata={**kwargs.pop("metadata", {}), "pytree_node": pytree_node}, **kwargs)
 
-# %% ../../nbs/core/00_struct.ipynb #4d198c20
+# %% ../../nbs/core/00_struct.ipynb #c
 class PyTreeNode:
     """Base of all records: subclasses become frozen dataclasses and JAX pytrees.
 

@@ -7,10 +7,10 @@ __all__ = ['TILE_NAMES', 'COLOR_NAMES', 'NUM_TILES', 'NUM_COLORS', 'WALKABLE', '
            'END_OF_MAP', 'UNSEEN', 'EMPTY', 'FLOOR', 'WALL', 'Tiles', 'Colors', 'tile_set', 'is_one_of', 'pack',
            'pack_pairs', 'unpack', 'tile_name']
 
-# %% ../../nbs/core/01_tiles.ipynb #eee4b339
+# %% ../../nbs/core/01_tiles.ipynb #a
 import numpy as np
 
-# %% ../../nbs/core/01_tiles.ipynb #1ba06e8b
+# %% ../../nbs/core/01_tiles.ipynb #b
 class Tiles:
     "Tile identifiers: 0 to 14 as in the paper's Table 1a, and lava."
     END_OF_MAP = 0
@@ -48,20 +48,19 @@ class Colors:
     PINK = 13
 
 def _names(table) -> tuple[str, ...]:
-    "Lower-case names of the identifiers, in order."
     members = {v: k for k, v in vars(table).items() if k.isupper()}
     return tuple(members[i].lower().replace("_", " ") for i in range(len(members)))
 
 TILE_NAMES, COLOR_NAMES = _names(Tiles), _names(Colors)
 NUM_TILES, NUM_COLORS = len(TILE_NAMES), len(COLOR_NAMES)
 
-# %% ../../nbs/core/01_tiles.ipynb #1279ae54
+# %% ../../nbs/core/01_tiles.ipynb #c
 WALKABLE = (Tiles.FLOOR, Tiles.GOAL, Tiles.DOOR_OPEN, Tiles.LAVA)
 PICKABLE = (Tiles.BALL, Tiles.SQUARE, Tiles.PYRAMID, Tiles.KEY, Tiles.HEX, Tiles.STAR)
 FREE_TO_PUT_DOWN = (Tiles.FLOOR,)
 LOS_BLOCKING = (Tiles.WALL, Tiles.DOOR_LOCKED, Tiles.DOOR_CLOSED)
 
-# %% ../../nbs/core/01_tiles.ipynb #f6bb2982
+# %% ../../nbs/core/01_tiles.ipynb #d
 def tile_set(tiles) -> int:
     "Tile identifiers as bits of one integer, for `is_one_of`."
     return sum(1 << int(t) for t in tiles)
@@ -70,7 +69,7 @@ def is_one_of(tile, bits: int):
     "Whether `tile` (integer array) is in the set `bits`; elementwise bool."
     return ((np.uint32(bits) >> tile.astype(np.uint32)) & np.uint32(1)) == 1
 
-# %% ../../nbs/core/01_tiles.ipynb #fa3088ef
+# %% ../../nbs/core/01_tiles.ipynb #e
 def pack(tile, color):
     "Tile and colour (ints or integer arrays) as one byte per cell, `tile << 4 | color`."
     if isinstance(tile, (int, np.integer)) and isinstance(color, (int, np.integer)):
@@ -93,14 +92,14 @@ def unpack(cells):
     pairs = cells.astype(jnp.uint16)   # a CPU writes two bytes at once
     return jax.lax.bitcast_convert_type(pairs >> 4 | (pairs & 15) << 8, jnp.uint8)
 
-# %% ../../nbs/core/01_tiles.ipynb #7cd10207
+# %% ../../nbs/core/01_tiles.ipynb #f
 END_OF_MAP = pack(Tiles.END_OF_MAP, Colors.END_OF_MAP)
 UNSEEN = pack(Tiles.UNSEEN, Colors.UNSEEN)
 EMPTY = pack(Tiles.EMPTY, Colors.EMPTY)
 FLOOR = pack(Tiles.FLOOR, Colors.BLACK)
 WALL = pack(Tiles.WALL, Colors.GREY)
 
-# %% ../../nbs/core/01_tiles.ipynb #0712a1c0
+# %% ../../nbs/core/01_tiles.ipynb #g
 def tile_name(tile: int, color: int) -> str:
     "English for a cell, such as `'red ball'`. Raises `ValueError` outside Table 1."
     if not (0 <= tile < NUM_TILES and 0 <= color < NUM_COLORS):

@@ -6,18 +6,18 @@
 __all__ = ['DIRECTIONS', 'DIRECTION_NAMES', 'empty_world', 'horizontal_line', 'vertical_line', 'rectangle', 'room', 'two_rooms',
            'four_rooms', 'nine_rooms', 'heading', 'inside']
 
-# %% ../../nbs/core/02_walls.ipynb #9a87f5cf
+# %% ../../nbs/core/02_walls.ipynb #a
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .tiles import FLOOR, WALL, unpack
 
-# %% ../../nbs/core/02_walls.ipynb #7c9b4623
+# %% ../../nbs/core/02_walls.ipynb #b
 DIRECTIONS = np.array(((-1, 0), (0, 1), (1, 0), (0, -1)), dtype=np.int32)
 DIRECTION_NAMES = ("up", "right", "down", "left")
 
-# %% ../../nbs/core/02_walls.ipynb #2ea5bdee
+# %% ../../nbs/core/02_walls.ipynb #c
 def empty_world(height: int, width: int) -> jax.Array:
     "Bare black floor, uint8 `(height, width, 2)`."
     return jnp.broadcast_to(jnp.asarray(unpack(FLOOR)), (height, width, 2))
@@ -39,9 +39,8 @@ def room(height: int, width: int) -> jax.Array:
     "Floor with a grey wall all around, uint8 `(height, width, 2)`."
     return rectangle(empty_world(height, width), 0, 0, height, width, unpack(WALL))
 
-# %% ../../nbs/core/02_walls.ipynb #8bbd4c52
+# %% ../../nbs/core/02_walls.ipynb #d
 def _divided(height: int, width: int, rows=(), cols=()) -> jax.Array:
-    "A room with walls along the given rows and columns."
     grid = room(height, width)
     for x in cols:
         grid = vertical_line(grid, x, 0, height, unpack(WALL))
@@ -61,7 +60,7 @@ def nine_rooms(height: int, width: int) -> jax.Array:
     "A room divided by two vertical and two horizontal walls."
     return _divided(height, width, rows=(height // 3, 2 * (height // 3)), cols=(width // 3, 2 * (width // 3)))
 
-# %% ../../nbs/core/02_walls.ipynb #d669cee4
+# %% ../../nbs/core/02_walls.ipynb #e
 def heading(direction) -> tuple:
     "The step ahead (rows, columns), each -1, 0 or 1, int32; the step to the right is (columns, -rows)."
     direction = jnp.asarray(direction)

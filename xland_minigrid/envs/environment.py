@@ -6,7 +6,7 @@
 __all__ = ['EnvParams', 'is_integer', 'check_params', 'EnvCarry', 'State', 'StepType', 'TimeStep', 'advance', 'typed_key',
            'visible_cells', 'render', 'reward_table', 'check_action', 'compiled_outside_jit', 'Environment']
 
-# %% ../../nbs/envs/01_environment.ipynb #d68514d1
+# %% ../../nbs/envs/01_environment.ipynb #a
 import abc
 import dataclasses
 import functools
@@ -23,11 +23,11 @@ from ..core.compact import once, put, straight_line, take, vary_together, where_
 from ..core.compose import ExtendedState, evaluate_goal
 from ..core.walls import heading, inside
 from ..core.observation import hide, look, view_offsets
-from ..core.rules import any_hit, compile_rules, decompile_rules, patch_in_view, patch_offsets, react
+from ..core.rules import PATCH_STEPS, any_hit, compile_rules, decompile_rules, patch_in_view, patch_offsets, react
 from ..core.struct import PyTreeNode, field, field_names
 from ..core.tiles import END_OF_MAP, Tiles, pack_pairs, unpack
 
-# %% ../../nbs/envs/01_environment.ipynb #bb8fd3ac
+# %% ../../nbs/envs/01_environment.ipynb #b
 class EnvParams(PyTreeNode):
     """Static parameters of an environment.
 
@@ -56,7 +56,7 @@ class EnvParams(PyTreeNode):
             raise ValueError(f"{type(self).__name__} has no data {sorted(wrong)[0]!r}; choose from {', '.join(data)}.")
         return self.replace(**{name: 0 if name in names else None for name in data})
 
-# %% ../../nbs/envs/01_environment.ipynb #1ed83266
+# %% ../../nbs/envs/01_environment.ipynb #c
 def is_integer(value) -> bool:
     "Whether `value` is an integer of Python or NumPy, not a bool."
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
@@ -74,7 +74,7 @@ def check_params(params: EnvParams) -> EnvParams:
         raise ValueError(f"A {params.height}x{params.width} grid cannot be; choose sides of 3 to 255 cells.")
     return params
 
-# %% ../../nbs/envs/01_environment.ipynb #f87919f8
+# %% ../../nbs/envs/01_environment.ipynb #d
 class EnvCarry(PyTreeNode):
     "What an environment remembers beyond the grid: nothing."
 
@@ -122,7 +122,7 @@ class State(PyTreeNode):
     def _repr_html_(self) -> str | None:
         return _picture(self)
 
-# %% ../../nbs/envs/01_environment.ipynb #0ac4a24c
+# %% ../../nbs/envs/01_environment.ipynb #e
 def _seen_cells(state, img):
     "The agent as NumPy, the side of its view, and the cells it sees, bool `(height, width)`."
     from xland_minigrid.viz.render import view_to_world
@@ -140,7 +140,7 @@ def _picture(state, img=None) -> str | None:
     agent, view_size, visible = _seen_cells(state, img)
     return grid_html(cells, agent=agent, view_size=view_size, visible=visible)
 
-# %% ../../nbs/envs/01_environment.ipynb #93037a77
+# %% ../../nbs/envs/01_environment.ipynb #f
 class StepType:
     "Where in a trial a time step lies, uint8."
     FIRST = np.uint8(0)
@@ -179,9 +179,8 @@ class TimeStep(PyTreeNode):
         img = self.observation["img"] if isinstance(self.observation, dict) else self.observation
         return _picture(self.state, img)
 
-# %% ../../nbs/envs/01_environment.ipynb #3dec628d
+# %% ../../nbs/envs/01_environment.ipynb #g
 def _react(rules, action, pocket, seen, cells, position, direction, where):
-    "Grid, view and pocket after the rules."
     pocket, patch = react(rules, action, pocket, seen[where], direction)
     spots = position + jnp.asarray(patch_offsets())[direction]
     flat = jnp.where(inside(cells.shape, spots[:, 0], spots[:, 1]), spots[:, 0] * cells.shape[1] + spots[:, 1], cells.size)
@@ -192,17 +191,14 @@ def _reaction(view_size: int):
     "`_react` for a view size, always the same function, so outside of `jit` only the first step compiles."
     return functools.partial(_react, where=patch_in_view(view_size))
 
-# %% ../../nbs/envs/01_environment.ipynb #4df591a9
-_AHEAD_RIGHT = ((0, 0), (1, 0), (0, 1), (-1, 0), (0, -1), (2, 0), (1, 1), (1, -1))  # the eight cells
-
+# %% ../../nbs/envs/01_environment.ipynb #h
 def _write_around(cells, row, col, direction, patch) -> jax.Array:
     "The grid with the eight cells around an agent replaced; cells are called by their steps ahead and to the right."
     (rows, cols), (y, x) = heading(direction), np.indices(cells.shape, np.int32)
     ahead, right = (y - row) * rows + (x - col) * cols, (y - row) * cols - (x - col) * rows
-    return put(cells, [1000 * a + r for a, r in _AHEAD_RIGHT], patch, 1000 * ahead + right)
+    return put(cells, [1000 * a + r for a, r in PATCH_STEPS], patch, 1000 * ahead + right)
 
 def _advance_straight(state: State, action, view_size: int) -> tuple[State, jax.Array, jax.Array]:
-    "`advance` for accelerators."
     agent, where, (height, width) = state.agent, patch_in_view(view_size), state.cells.shape
     row, col, (rows, cols) = agent.position[0], agent.position[1], heading(agent.direction)
     exists = inside((height, width), row + rows, col + cols)
@@ -222,7 +218,7 @@ def _advance_straight(state: State, action, view_size: int) -> tuple[State, jax.
         position=jnp.where(np.arange(2) == 0, row, col), direction=direction, pocket=unpack(pocket)))
     return state, reached, seen[:-1].reshape(view_size, view_size)
 
-# %% ../../nbs/envs/01_environment.ipynb #8c47f38d
+# %% ../../nbs/envs/01_environment.ipynb #i
 def advance(state: State, action, view_size: int, has_rules: bool = True) -> tuple[State, jax.Array, jax.Array]:
     """Apply one action, then the rules, then check the goal. Without `has_rules`, only checks that there are none.
 
@@ -248,7 +244,7 @@ def advance(state: State, action, view_size: int, has_rules: bool = True) -> tup
         agent=AgentState(position=position, direction=direction, pocket=unpack(pocket)))
     return state, once(reached), seen[:-1].reshape(view_size, view_size)
 
-# %% ../../nbs/envs/01_environment.ipynb #2412775f
+# %% ../../nbs/envs/01_environment.ipynb #j
 def typed_key(key) -> jax.Array:
     "A random key as a typed one. Raises `TypeError` for anything but an array."
     if not isinstance(key, (jax.Array, np.ndarray)):
@@ -286,7 +282,7 @@ def reward_table(max_steps: int) -> np.ndarray:
     t = np.arange(max_steps + 1, dtype=np.float32)
     return np.float32(1) - np.float32(0.9) * (t / np.float32(max_steps))
 
-# %% ../../nbs/envs/01_environment.ipynb #37074223
+# %% ../../nbs/envs/01_environment.ipynb #k
 def check_action(action) -> None:
     "Raise `ValueError` for a concrete action outside 0 to 5, `TypeError` for one that is no integer."
     if not jnp.issubdtype(jnp.asarray(action).dtype, jnp.integer):
@@ -327,7 +323,7 @@ def compiled_outside_jit(method):
 
     return call
 
-# %% ../../nbs/envs/01_environment.ipynb #2103b626
+# %% ../../nbs/envs/01_environment.ipynb #l
 class Environment(abc.ABC):
     "What every environment offers. It holds no state: that is in `EnvParams` and `TimeStep`."
     __class_getitem__ = classmethod(types.GenericAlias)  # Environment[MyParams, MyCarry]
@@ -389,8 +385,8 @@ class Environment(abc.ABC):
         "See `render`."
         return render(params, timestep)
 
-# %% ../../nbs/envs/01_environment.ipynb #83327f54
-def _max_steps(params: EnvParams) -> int:
+# %% ../../nbs/envs/01_environment.ipynb #m
+def _max_steps(params: EnvParams):
     if params.max_steps is None or params.max_steps < 1:
         raise ValueError(f"max_steps is {params.max_steps}: set it to a positive number, or make the parameters with env.default_params().")
     return params.max_steps

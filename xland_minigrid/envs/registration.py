@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['registry', 'register', 'make', 'registered_environments', 'EnvSpec', 'load', 'EnvRegistry', 'nearest']
 
-# %% ../../nbs/envs/03_registration.ipynb #9cb5a565
+# %% ../../nbs/envs/03_registration.ipynb #a
 import importlib
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -13,7 +13,7 @@ from difflib import SequenceMatcher
 from ..core.struct import field_names
 from .environment import EnvParams, Environment, check_params
 
-# %% ../../nbs/envs/03_registration.ipynb #10d15171
+# %% ../../nbs/envs/03_registration.ipynb #b
 @dataclass(frozen=True)
 class EnvSpec:
     "A registered environment: id, `module:Class`, and the parameters of this variant."
@@ -26,7 +26,7 @@ def load(entry_point: str) -> type:
     module, name = entry_point.split(":")
     return getattr(importlib.import_module(module), name)
 
-# %% ../../nbs/envs/03_registration.ipynb #3da84dc9
+# %% ../../nbs/envs/03_registration.ipynb #c
 class EnvRegistry:
     "Environments by id. `built_in`: the ids that never change."
 
@@ -79,11 +79,11 @@ def nearest(id: str, known, count: int = 4) -> list[str]:
     likeness = lambda other: SequenceMatcher(None, id.lower(), other.lower()).ratio()
     return sorted(known, key=likeness, reverse=True)[:count]
 
-# %% ../../nbs/envs/03_registration.ipynb #1df8b9c5
+# %% ../../nbs/envs/03_registration.ipynb #d
 registry = EnvRegistry()
 register, make, registered_environments = registry.register, registry.make, registry.registered_environments
 
-# %% ../../nbs/envs/03_registration.ipynb #893de8b7
+# %% ../../nbs/envs/03_registration.ipynb #e
 _XLAND_SIZES = {"R1": (9, 11, 13, 15, 17), "R2": (9, 11, 13, 15, 17), "R4": (9, 11, 13, 15, 17), "R6": (13, 17, 19), "R9": (16, 19, 25)}
 
 for _rooms, _sizes in _XLAND_SIZES.items():

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SampledParams', 'SampledCarry', 'cumulate', 'draw', 'try_out', 'RulesetSamplingWrapper', 'sample_tasks']
 
-# %% ../../nbs/envs/05_sampling.ipynb #eecfb626
+# %% ../../nbs/envs/05_sampling.ipynb #a
 from typing import Any, Callable
 
 import jax
@@ -17,7 +17,7 @@ from ..core.struct import PyTreeNode, field, field_names
 from .environment import compiled_outside_jit, EnvParams, Environment, TimeStep, typed_key
 from .wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper, Wrapper
 
-# %% ../../nbs/envs/05_sampling.ipynb #3b7d7202
+# %% ../../nbs/envs/05_sampling.ipynb #b
 class SampledParams(EnvParams):
     """The parameters of an environment and the tasks that resets draw from.
 
@@ -55,7 +55,7 @@ class SampledParams(EnvParams):
         own = [name for name in ("tasks", "bounds") if name in names]
         return SampledParams(inner=self.inner.axes(*(name for name in names if name not in own)), source=self.source, **dict.fromkeys(own, 0))
 
-# %% ../../nbs/envs/05_sampling.ipynb #2493ca3d
+# %% ../../nbs/envs/05_sampling.ipynb #c
 class SampledCarry(PyTreeNode):
     """What the wrapper remembers of a trial.
 
@@ -66,7 +66,7 @@ class SampledCarry(PyTreeNode):
     ruleset_id: jax.Array
     inner: Any
 
-# %% ../../nbs/envs/05_sampling.ipynb #d5eab143
+# %% ../../nbs/envs/05_sampling.ipynb #d
 def _rows(tasks) -> int | None:
     "The number of tasks; None if they have no numbers."
     if isinstance(tasks, RuleSet):
@@ -74,12 +74,11 @@ def _rows(tasks) -> int | None:
     return tasks.num_rulesets() if hasattr(tasks, "num_rulesets") and hasattr(tasks, "get_ruleset") else None
 
 def _row(tasks, number) -> RuleSet:
-    "Task `number`, which may be traced."
     if isinstance(tasks, RuleSet):
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(jnp.asarray(x), number, keepdims=False), tasks)
     return tasks.get_ruleset(number)
 
-# %% ../../nbs/envs/05_sampling.ipynb #0a3298b7
+# %% ../../nbs/envs/05_sampling.ipynb #e
 def cumulate(weights) -> jax.Array:
     """Bounds for `draw`, uint32 `(n,)`, from weights `(n,)` of any scale, perhaps traced; the last is about 2**31.
 
@@ -103,9 +102,8 @@ def draw(key: jax.Array, n: int, bounds=None) -> jax.Array:
     part = jax.random.randint(key, (), 0, bounds[-1], dtype=jnp.uint32)
     return jnp.searchsorted(bounds, part, side="right").astype(jnp.int32)
 
-# %% ../../nbs/envs/05_sampling.ipynb #2c3c6597
+# %% ../../nbs/envs/05_sampling.ipynb #f
 def _fullest(tasks) -> RuleSet:
-    "The task with most objects, in NumPy."
     tiles = np.asarray(tasks.init_tiles)
     number = int((tiles[..., 0] > 2).sum(-1).argmax())
     return jax.tree.map(np.asarray, _row(tasks, number))
@@ -120,8 +118,7 @@ def try_out(env: Environment, params: EnvParams, tasks) -> EnvParams:
     jax.eval_shape(lambda key: env.reset(params, key), jax.random.key(0))
     return params
 
-def _check_tasks(params, tasks) -> None:
-    "Raise `TypeError` or `ValueError` for parameters without a ruleset, or anything but tasks."
+def _check_tasks(params, tasks):
     if not hasattr(params, "ruleset"):
         raise TypeError(f"{type(params).__name__} has no ruleset to draw: use one of the XLand-MiniGrid environments.")
     if isinstance(tasks, RuleSet) and _rows(tasks) is None:
@@ -132,7 +129,7 @@ def _check_tasks(params, tasks) -> None:
     if _rows(tasks) == 0:
         raise ValueError("There are no tasks to draw: check the split that they come from.")
 
-# %% ../../nbs/envs/05_sampling.ipynb #0a245b0d
+# %% ../../nbs/envs/05_sampling.ipynb #g
 class RulesetSamplingWrapper(Wrapper):
     """Draws a new ruleset at each reset, number `timestep.state.carry.ruleset_id`; see `sample_tasks`.
 
@@ -194,7 +191,7 @@ class RulesetSamplingWrapper(Wrapper):
     def render(self, params, timestep):
         return self._env.render(_inner(params), timestep)
 
-# %% ../../nbs/envs/05_sampling.ipynb #c95223d2
+# %% ../../nbs/envs/05_sampling.ipynb #h
 def sample_tasks(env: Environment, params: EnvParams, tasks, weights=None) -> tuple[Environment, SampledParams]:
     """An environment whose resets draw from `tasks`, and its parameters; `weights` as in
     `RulesetSamplingWrapper.weigh`.
@@ -215,14 +212,13 @@ def _remember(timestep: TimeStep, number) -> TimeStep:
     return timestep.replace(state=state.replace(carry=SampledCarry(ruleset_id=number, inner=state.carry)))
 
 def _bounds(weights, n: int | None) -> jax.Array:
-    "`cumulate` for `n` tasks. Raises `ValueError`."
     if n is None:
         raise ValueError("These tasks have no numbers, so they cannot be weighed: give a batched RuleSet or a Benchmark.")
     if np.shape(weights) != (n,):
         raise ValueError(f"There are {n:,} tasks and weights of shape {np.shape(weights)}: give one weight for each task.")
     return cumulate(weights)
 
-def _check_layers(env) -> None:
+def _check_layers(env):
     while env is not None:
         if isinstance(env, (GymAutoResetWrapper, DmEnvAutoResetWrapper)):
             name = type(env).__name__

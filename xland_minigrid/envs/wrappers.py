@@ -6,7 +6,7 @@
 __all__ = ['Wrapper', 'GymAutoResetWrapper', 'DmEnvAutoResetWrapper', 'ObservationWrapper', 'DirectionObservationWrapper',
            'RulesAndGoalsObservationWrapper']
 
-# %% ../../nbs/envs/04_wrappers.ipynb #9435c650
+# %% ../../nbs/envs/04_wrappers.ipynb #a
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ..core.compact import where_needed
 from .environment import compiled_outside_jit, EnvParams, Environment, State, TimeStep
 
-# %% ../../nbs/envs/04_wrappers.ipynb #98c17970
+# %% ../../nbs/envs/04_wrappers.ipynb #b
 class Wrapper(Environment):
     "An environment around another, unchanged."
 
@@ -51,7 +51,7 @@ class Wrapper(Environment):
     def render(self, params: EnvParams, timestep: TimeStep):
         return self._env.render(params, timestep)
 
-# %% ../../nbs/envs/04_wrappers.ipynb #79096fc9
+# %% ../../nbs/envs/04_wrappers.ipynb #c
 class GymAutoResetWrapper(Wrapper):
     "Resets in the step that ends a trial (as Gym); the last observation is `timestep.final_observation`."
 
@@ -78,7 +78,7 @@ class DmEnvAutoResetWrapper(Wrapper):
         following = self._env.step(params, timestep, action)
         return where_needed(self._env.reset)(timestep.last(), following, params, timestep.state.key)
 
-# %% ../../nbs/envs/04_wrappers.ipynb #1bed9baa
+# %% ../../nbs/envs/04_wrappers.ipynb #d
 class ObservationWrapper(Wrapper):
     """Changes the observation. Subclasses write `extra` and `extra_shape`, or override `observe` and `observe_shape`.
 
@@ -130,7 +130,7 @@ class _Observed(Wrapper):
     def step(self, params, timestep, action):
         return self._changed(self._env.step(params, timestep, action))
 
-# %% ../../nbs/envs/04_wrappers.ipynb #b000f0b1
+# %% ../../nbs/envs/04_wrappers.ipynb #e
 class DirectionObservationWrapper(ObservationWrapper):
     "Adds `direction`: where the agent looks on the map, one-hot float32 `(4,)`."
 

@@ -6,7 +6,7 @@
 __all__ = ['generate_room', 'generate_two_rooms', 'generate_four_rooms', 'generate_six_rooms', 'generate_nine_rooms',
            'XLandEnvParams', 'generate_rooms', 'place', 'XLandMiniGrid']
 
-# %% ../../nbs/envs/02_xland.ipynb #31526f93
+# %% ../../nbs/envs/02_xland.ipynb #a
 import functools
 
 import jax
@@ -26,7 +26,7 @@ from ..core.struct import field
 from ..core.tiles import EMPTY, END_OF_MAP, pack_pairs, unpack
 from .environment import EnvCarry, EnvParams, Environment, State
 
-# %% ../../nbs/envs/02_xland.ipynb #96872fcc
+# %% ../../nbs/envs/02_xland.ipynb #b
 class XLandEnvParams(EnvParams):
     """Parameters of XLand-MiniGrid.
 
@@ -46,8 +46,8 @@ class XLandEnvParams(EnvParams):
     loops: float = field(pytree_node=False, default=0.)
     max_rooms: int | None = field(pytree_node=False, default=None)
 
-# %% ../../nbs/envs/02_xland.ipynb #f4ad8b89
-def _check_room_for(ruleset: RuleSet, free) -> None:
+# %% ../../nbs/envs/02_xland.ipynb #c
+def _check_room_for(ruleset: RuleSet, free):
     "Raise `ValueError` for a concrete ruleset whose objects and agent need more than the free cells."
     tiles = ruleset.init_tiles
     if isinstance(tiles, jax.core.Tracer) or isinstance(free, jax.core.Tracer):
@@ -56,9 +56,8 @@ def _check_room_for(ruleset: RuleSet, free) -> None:
     if objects + 1 > int(free):  # under `jit` a comparison of arrays would be traced
         raise ValueError(f"{objects} objects and an agent do not fit on {free} free cells: choose a larger grid or fewer objects.")
 
-# %% ../../nbs/envs/02_xland.ipynb #80627a4b
+# %% ../../nbs/envs/02_xland.ipynb #d
 def _layout_for(params: XLandEnvParams, key: jax.Array) -> tuple[Layout, jax.Array]:
-    "The layout of this trial, and the key for the rest."
     if params.layout is not None:
         check_layout(params.layout, params.height, params.width)
         return params.layout, key
@@ -74,7 +73,7 @@ def _layout_for(params: XLandEnvParams, key: jax.Array) -> tuple[Layout, jax.Arr
         return random_maze(draw, params.height, params.width, rows, cols, params.loops), key
     return random_rooms(draw, params.height, params.width, None, params.max_rooms, rows, cols), key
 
-# %% ../../nbs/envs/02_xland.ipynb #9f2d1fc5
+# %% ../../nbs/envs/02_xland.ipynb #e
 def _open_doors(plan: Layout, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
     "`draw_doors` with places from the first of `bits` `(2 * D,)`, colours from those after the last real door's."
     doors = plan.doors.shape[0]
@@ -110,7 +109,7 @@ def place(params: XLandEnvParams, key: jax.Array):
         position=jnp.where(np.arange(2) == 0, spots[0] // params.width, spots[0] % params.width), direction=(bits[0] & 3).astype(jnp.int32))
     return cells, agent, key
 
-def _size_of(plan: Layout, height: int | None = None, width: int | None = None) -> dict:
+def _size_of(plan: Layout, height: int | None = None, width: int | None = None):
     "Height and width of a layout or batch. Raises `ValueError` if others are asked for."
     if not isinstance(plan, Layout) or np.ndim(plan.cells) < 2:
         raise ValueError("layout must be a Layout with cells (H, W), or a batch of them: make it with core.layouts or core.mazes.")
@@ -119,7 +118,7 @@ def _size_of(plan: Layout, height: int | None = None, width: int | None = None) 
         raise ValueError(f"layout is {h}x{w}, but {height or h}x{width or w} is asked for: leave both out, or use pad_layout.")
     return dict(height=h, width=w)
 
-# %% ../../nbs/envs/02_xland.ipynb #87906248
+# %% ../../nbs/envs/02_xland.ipynb #f
 class XLandMiniGrid(Environment):
     "The meta-learning environment: tasks from `params.ruleset` in rooms, mazes, or layouts as data."
 

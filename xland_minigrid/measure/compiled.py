@@ -9,7 +9,7 @@ __all__ = ['CARDS', 'ENVIRONMENT', 'STEPS', 'WORLDS', 'TASKS', 'PLAYED', 'PROGRA
            'rollout', 'reset_of', 'tasks_for', 'training', 'evaluation', 'environment_of', 'figures_of', 'here',
            'steps_table', 'training_table', 'all_bodies', 'measured', 'report']
 
-# %% ../../nbs/measure/15_compiled.ipynb #42631dac
+# %% ../../nbs/measure/15_compiled.ipynb #a
 import collections
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ from ..baselines.scale import AXIS
 from ..core.helpers import progress_bar
 from .report import Page, in_turns, markdown_table, script
 
-# %% ../../nbs/measure/15_compiled.ipynb #4d9b6ee0
+# %% ../../nbs/measure/15_compiled.ipynb #b
 @dataclasses.dataclass(frozen=True)
 class Card:
     "A device to compile for: bytes, bytes per second, FLOP/s of products (bf16; a T4 has float16 only), how many."
@@ -65,7 +65,7 @@ def gpu_config(kind: str) -> str:
     return (f'gpu_device_info {{\n{fields}\n  cuda_compute_capability {{ major: {major} minor: {minor} }}\n}}\nruntime_version {{ major: 12 minor: 9 patch: 0 }}\n'
             f'platform_name: "CUDA"\ndnn_version_info {{ major: 9 minor: 7 }}\ndevice_description_str: "{name}"\n')
 
-# %% ../../nbs/measure/15_compiled.ipynb #9f5426c4
+# %% ../../nbs/measure/15_compiled.ipynb #c
 class Instruction(NamedTuple):
     "One line: its name, type, op, operands (text for parameters and constants), and the rest."
     name: str
@@ -107,7 +107,7 @@ def computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
             current[instruction.name] = instruction
     return found, entry
 
-# %% ../../nbs/measure/15_compiled.ipynb #960df919
+# %% ../../nbs/measure/15_compiled.ipynb #d
 _BYTES = {"pred": 1, "u8": 1, "s8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "u16": 2, "s16": 2, "bf16": 2, "f16": 2, "u64": 8, "s64": 8, "f64": 8, "c64": 8, "token": 0}
 
 def size_of(type: str) -> int:
@@ -115,8 +115,7 @@ def size_of(type: str) -> int:
     arrays = re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", type)
     return sum(_BYTES.get(dtype, 4) * math.prod(map(int, filter(None, shape.split(",")))) for dtype, shape, layout in arrays if "S(1)" not in layout)
 
-def _read(inner: dict, name: str, users: dict, depth: int = 0) -> int:
-    "Bytes that a fused computation reads of a value."
+def _read(inner: dict, name: str, users: dict, depth: int = 0):
     whole, read = size_of(inner[name].type), 0
     for user, place in users[name]:
         if user.op in ("dynamic-slice", "slice") or user.op == "gather" and place == 0:
@@ -127,8 +126,7 @@ def _read(inner: dict, name: str, users: dict, depth: int = 0) -> int:
             return whole
     return min(read, whole)
 
-def _written(inner: dict, instruction: Instruction) -> int:
-    "Bytes that a fused computation writes for a result."
+def _written(inner: dict, instruction: Instruction):
     if instruction.op == "tuple":
         return sum(_written(inner, inner[name]) for name in instruction.operands)
     if instruction.op == "dynamic-update-slice":
@@ -150,7 +148,7 @@ def moved(found: dict, computation: dict, instruction: Instruction) -> int:
         return 2 * size_of(instruction.type)
     return size_of(instruction.type) + sum(size_of(computation[name].type) for name in instruction.operands if name in computation)
 
-# %% ../../nbs/measure/15_compiled.ipynb #5b502aef
+# %% ../../nbs/measure/15_compiled.ipynb #e
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "while", "conditional", "call", "opt-barrier", "partition-id", "replica-id"}
 
 class Loop(NamedTuple):
@@ -202,7 +200,7 @@ def cost(found: dict, name: str) -> Cost:
             collectives += [kind for kind in _COLLECTIVES if instruction.op.startswith(kind)]
     return Cost(kernels, total, flops, halves, collectives, loops)
 
-# %% ../../nbs/measure/15_compiled.ipynb #02417278
+# %% ../../nbs/measure/15_compiled.ipynb #f
 ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
                "XLA_FLAGS": "--xla_gpu_autotune_level=0", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "JAX_ENABLE_COMPILATION_CACHE": "0"}  # before JAX is imported
 
@@ -260,7 +258,7 @@ def bound(cost: Cost, card: Card) -> float:
     own = max(cost.bytes / card.bandwidth, cost.kernels * 2.5e-6, cost.flops / card.flops)
     return own + sum((loop.trips or 1) * bound(loop.body, card) for loop in cost.loops)
 
-# %% ../../nbs/measure/15_compiled.ipynb #788897c7
+# %% ../../nbs/measure/15_compiled.ipynb #g
 def compile_for(name: str, label: str, program: Program) -> Figures:
     "Compile a program for a card, and read it."
     card = CARDS[name]
@@ -272,7 +270,7 @@ def compile_for(name: str, label: str, program: Program) -> Figures:
     own = (compiled.cost_analysis() or {}).get("bytes accessed", 0.0) if card.platform == "tpu" else 0.0
     return Figures(name, label, seconds, memory.temp_size_in_bytes, memory.argument_size_in_bytes, cost(*computations(compiled.as_text())), own, program.worlds, program.steps)
 
-# %% ../../nbs/measure/15_compiled.ipynb #3ccbdc4a
+# %% ../../nbs/measure/15_compiled.ipynb #h
 STEPS, WORLDS = 64, 16384
 TASKS = {"none": (0, 0), "trivial": (2, 5), "nine": (9, 18), "high": (18, 25)}  # rules and objects
 
@@ -322,7 +320,7 @@ def reset_of(*args, **more) -> Program:
     env, params, axes, keys = world_of(*args, **more)
     return Program(jax.vmap(env.reset, (axes, 0)), (params, keys), WORLDS, WORLDS)
 
-# %% ../../nbs/measure/15_compiled.ipynb #63e58434
+# %% ../../nbs/measure/15_compiled.ipynb #i
 def tasks_for(config, number: int = 1_000_000):
     "Shapes of a configuration's benchmark."
     from xland_minigrid.benchmarks.benchmark import Benchmark
@@ -347,7 +345,7 @@ def evaluation(name: str = "colab-t4", tasks: int = 4096) -> Program:
     play = lambda parameters, params, rulesets, keys: play_trials(NetworkPolicy(agent.structure), env, 25, parameters, params, rulesets, keys)
     return Program(play, (agent.parameters, params, rulesets, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), tasks))), tasks, tasks * 25 * 50)
 
-# %% ../../nbs/measure/15_compiled.ipynb #ef5e674d
+# %% ../../nbs/measure/15_compiled.ipynb #j
 PLAYED = {  # name: the arguments of `world_of`
     "Empty-8x8": ("MiniGrid-Empty-8x8",), "R1-9x9, trivial": ("XLand-MiniGrid-R1-9x9", "trivial"), "R4-13x13, high": ("XLand-MiniGrid-R4-13x13", "high"),
     "R4-13x13, no task of its own": ("XLand-MiniGrid-R4-13x13",), "Maze-13x13, trivial": ("XLand-MiniGrid-Maze-13x13", "trivial"), "Rooms-13x13, trivial": ("XLand-MiniGrid-Rooms-13x13", "trivial"),
@@ -370,7 +368,7 @@ PLAN = {"t4": (*AIMED, "training: laptop", "training: box", "training: colab-t4"
         "h100": (*(name for name in PROGRAMS if not name.startswith("training") and not name.endswith("alone")), "training: gpu", "training: paper"), "8xh100": ("training: gpu",),
         "v5e": (*(f"step: {name}" for name in PLAYED), "step: R4-13x13, high, walls block sight", *(f"{name}, alone" for name in AIMED), "reset: R4-13x13, high", "evaluation: 4,096 tasks", "training: colab-tpu"), "v6e": AIMED, "v5e:2x4": ("training: colab-tpu",)}
 
-# %% ../../nbs/measure/15_compiled.ipynb #23273e77
+# %% ../../nbs/measure/15_compiled.ipynb #k
 def environment_of(card: str) -> Path:
     "The Python that compiles for a card. Raises `FileNotFoundError` without `.ci/accelerators`' environment."
     python = Path(".venv-cuda" if CARDS[card].platform == "gpu" else ".venv-tpu") / "bin" / "python"
@@ -398,8 +396,8 @@ def here(card: str, programs: list[str]) -> None:
     for name in programs:
         print(json.dumps(dataclasses.asdict(compile_for(card, name, PROGRAMS[name](CARDS[card])))), flush=True)
 
-# %% ../../nbs/measure/15_compiled.ipynb #a5a1d085
-def _trips(cost: Cost) -> str:
+# %% ../../nbs/measure/15_compiled.ipynb #l
+def _trips(cost: Cost):
     return ", ".join(f"{loop.trips or 'unknown'} × {loop.body.kernels}" for loop in cost.loops) or "none"
 
 def steps_table(found: list[Figures]) -> str:
@@ -433,7 +431,7 @@ def all_bodies(cost: Cost, times: int = 1) -> list[tuple[Cost, int]]:
     "The program and all loop bodies, with how often each runs."
     return [(cost, times)] + [each for loop in cost.loops for each in all_bodies(loop.body, times * (loop.trips or 1))]
 
-# %% ../../nbs/measure/15_compiled.ipynb #6d1920c2
+# %% ../../nbs/measure/15_compiled.ipynb #m
 KINDS = {"T4": "t4", "A100": "a100", "H100": "h100", "TPU v5 lite": "v5e", "TPU v6 lite": "v6e"}
 
 def measured(names: list[str], repeats: int = 7, worlds: int = WORLDS, steps: int = STEPS) -> str:
@@ -451,7 +449,7 @@ def measured(names: list[str], repeats: int = 7, worlds: int = WORLDS, steps: in
         rows.append([name, body.kernels, f"{body.bytes / worlds / 1000:,.2f}", least, f"{took * 1e6:,.0f}", f"{took / bound(body, card):.1f}" if card else "", f"{worlds / took / 1e6:,.1f}"])
     return markdown_table(["program", "kernels a step", "kB per world and step", "at least (µs a step)", "measured (µs a step)", "measured over bound", "M steps/s"], rows, "---:")
 
-# %% ../../nbs/measure/15_compiled.ipynb #4f035b24
+# %% ../../nbs/measure/15_compiled.ipynb #n
 def report(cards: tuple[str, ...] = tuple(PLAN), programs: tuple[str, ...] = ("step", "reset", "evaluation", "training"), measure: bool = False, progress: bool = True) -> Page:
     """What programs launch and move on cards that are not here.
 
@@ -462,8 +460,9 @@ def report(cards: tuple[str, ...] = tuple(PLAN), programs: tuple[str, ...] = ("s
     Raises `ValueError` for an unknown name, `FileNotFoundError` without the environments of `.ci/accelerators`.
     """
     if measure:
-        return Page("Measured next to the bound", f"Rollouts of {STEPS} steps with auto-reset, {WORLDS:,} worlds, observations returned; medians of 7 runs after one to warm up. The bound is bytes over bandwidth or "
-                    "2.5 µs a kernel, whichever is more, for cards whose data sheet is known here.", measured(list(PLAYED)))
+        return Page("Measured next to the bound", f"Rollouts of {STEPS} steps with auto-reset, {WORLDS:,} worlds, observations "
+                    "returned; medians of 7 runs after one to warm up. The bound, for known cards: bytes over bandwidth, or 2.5 µs "
+                    "a kernel.", measured(list(PLAYED)))
     for name in cards:
         if name not in CARDS:
             raise ValueError(f"{name!r} is unknown: choose from {', '.join(CARDS)}.")
@@ -473,15 +472,18 @@ def report(cards: tuple[str, ...] = tuple(PLAN), programs: tuple[str, ...] = ("s
     found = [figures for card, names in chosen.items() if names for figures in figures_of(card, names, progress)]
     parts = []
     for kind, about, table in (
-            ("step", f"A rollout of {STEPS} steps, {WORLDS:,} worlds (1,024 with images) with a task each where there are tasks, auto-reset, observations returned; counted in the body of its loop, a slice as a slice. *Alone* is one step and no loop, "
-             "all of it read from memory and written back: what a TPU's compiler counts for a rollout has the loop's body once and the observations of all steps.", steps_table),
+            ("step", f"A rollout of {STEPS} steps, {WORLDS:,} worlds (1,024 with images) with a task each, auto-reset, observations "
+             "returned; counted in the body of its loop. *Alone* is one step without a loop, all read from memory and written back: "
+             "a TPU compiler's own count of a rollout has the body once and the observations of all steps.", steps_table),
             ("reset", f"All {WORLDS:,} worlds at once, as when a program begins.", steps_table),
             ("evaluation", "4,096 tasks of 25 trials with an agent of the preset `colab-t4`; one step of all.", steps_table),
-            ("training", "A whole round, its benchmark of a million tasks on the device; of several devices, each one's share. A gradient step goes through one minibatch.", training_table)):
+            ("training", "A whole round, a million tasks on the device; of several devices, each one's share. A gradient step takes "
+             "one minibatch.", training_table)):
         if some := [f for f in found if f.program.startswith(kind)]:
             parts += [f"## {kind.capitalize()}", about, table(some)]
-    return Page("Compiled for cards that are not here", "None of this ran on the card named. It is what its compiler would have it launch and move; autotuning, which needs the card, is off.",
-                "The bound is bytes over bandwidth, 2.5 µs a kernel, or matrix products at the card's peak, whichever is most. What a TPU keeps in its fast memory is not counted; its compiler's own count has that as well. "
-                "Generation and proofs of tasks are NumPy and do not use a card.", *parts)
+    return Page("Compiled for cards that are not here", "None of this ran on the card named: it is what its compiler would launch "
+                "and move, without autotuning, which needs the card.",
+                "The bound is the most of bytes over bandwidth, 2.5 µs a kernel, and matrix products at peak. A TPU's fast memory is "
+                "not counted, but is in its compiler's own count.", *parts)
 
 script(report)

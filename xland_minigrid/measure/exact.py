@@ -6,7 +6,7 @@
 __all__ = ['SMALL', 'JUDGED', 'Cases', 'small_cases', 'Compared', 'compare', 'Judged', 'judge_prover', 'comparison_table',
            'judgement_table', 'report']
 
-# %% ../../nbs/measure/11_exact.ipynb #495c3183
+# %% ../../nbs/measure/11_exact.ipynb #a
 import dataclasses
 import functools
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from ..envs.environment import Environment, EnvParams, State
 from ..envs.registration import make
 from .report import Page, markdown_table, script
 
-# %% ../../nbs/measure/11_exact.ipynb #e49e4237
+# %% ../../nbs/measure/11_exact.ipynb #b
 class Cases(NamedTuple):
     "Small cases: `count` tasks with at most `objects` objects, in a room of `side` x `side` cells with walls."
     preset: str
@@ -41,12 +41,10 @@ def _starts(env, params, tasks: RuleSet, keys) -> State:
     return jax.vmap(lambda task, key: env.reset(params.replace(ruleset=task), key).state)(tasks, keys)
 
 def _taken(made, numbers, side: int, seed: int) -> tuple[RuleSet, State, Environment, EnvParams]:
-    "Some of the generated tasks with a start each, and their environment."
     (env, params), tasks = make("XLand-MiniGrid-R1-9x9", height=side, width=side), RuleSet(*(x[numbers] for x in made[:3]))
     return tasks, _starts(env, params, tasks, jax.random.split(jax.random.key(seed), len(numbers))), env, params
 
 def _few(made, cases: Cases) -> np.ndarray:
-    "Whether tasks have few enough objects, bool."
     return (made.init_tiles[..., 0] != 0).sum(axis=1) <= cases.objects
 
 def small_cases(cases: Cases, seed: int = 1) -> tuple[RuleSet, State, Environment, EnvParams]:
@@ -57,7 +55,7 @@ def small_cases(cases: Cases, seed: int = 1) -> tuple[RuleSet, State, Environmen
         raise ValueError(f"Only {len(few)} of the first {len(made.goals):,} {cases.preset} tasks have at most {cases.objects} objects: ask for fewer cases.")
     return _taken(made, few, cases.side, seed)
 
-# %% ../../nbs/measure/11_exact.ipynb #81a60f54
+# %% ../../nbs/measure/11_exact.ipynb #c
 class Compared(NamedTuple):
     "Planner and exact search on the same pairs of task and start."
     optimal: Shortest
@@ -89,7 +87,7 @@ def compare(tasks: RuleSet, states: State, env, params, *, max_states: int = 300
     steps = [len(f.actions) if f.solved else -1 for f in found]
     return Compared(optimal, np.array(steps, np.int32), np.array([f.failure for f in found], np.uint8))
 
-# %% ../../nbs/measure/11_exact.ipynb #8dcc0d3d
+# %% ../../nbs/measure/11_exact.ipynb #d
 class Judged(NamedTuple):
     "Tasks with one verdict of the prover, each from several starts; see `judge_prover`."
     tasks: RuleSet         # a batch of n
@@ -128,7 +126,7 @@ def judge_prover(cases: Cases, accepted: bool, starts: int = 4, seed: int = 1, m
     answers = shortest(tasks, states, env, params, max_states=max_states, progress=progress)
     return Judged(jax.tree.map(lambda x: x[::starts], tasks), plans.reason[numbers], answers, states, _lucky(states).reshape(-1, starts))
 
-# %% ../../nbs/measure/11_exact.ipynb #ce355661
+# %% ../../nbs/measure/11_exact.ipynb #e
 def comparison_table(rows: dict[str, Compared]) -> str:
     "Planner and exact search as Markdown, with a line for all."
     head = ("cases", "pairs", "solved by both", "steps needed (mean)", "steps of the planner", "mean ratio", "ratio: median / 95 % / largest",
@@ -136,7 +134,7 @@ def comparison_table(rows: dict[str, Compared]) -> str:
     groups = {name: [c] for name, c in rows.items()} | ({"all": list(rows.values())} if len(rows) > 1 else {})
     return markdown_table(head, [_comparison(name, parts) for name, parts in groups.items()])
 
-def _comparison(name: str, parts: list[Compared]) -> list:
+def _comparison(name: str, parts: list[Compared]):
     join = lambda part: np.concatenate([part(c) for c in parts])
     solved, exhausted, best, states = (join(lambda c: getattr(c.optimal, field)) for field in ("solved", "exhausted", "steps", "states"))
     steps, ratio, proofs = (join(lambda c: getattr(c, name)) for name in ("steps", "ratio", "proofs"))
@@ -144,7 +142,7 @@ def _comparison(name: str, parts: list[Compared]) -> list:
             f"{np.quantile(ratio, .5):.2f} / {np.quantile(ratio, .95):.2f} / {ratio.max():.2f}", f"{(ratio == 1).mean():.0%}", (solved & (steps < 0)).sum(),
             f"{exhausted.sum()} ({(exhausted & proofs).sum()})", len(best) - solved.sum() - exhausted.sum(), sum(len(c.contradictions()) for c in parts), f"{states.mean():,.0f}"]
 
-# %% ../../nbs/measure/11_exact.ipynb #8f8602c5
+# %% ../../nbs/measure/11_exact.ipynb #f
 def judgement_table(rows: list[tuple[str, Judged]]) -> str:
     "Prover and exact search as Markdown."
     head = ("candidates", "word of the prover", "tasks", "starts", "solved", "of them by luck", "impossible", "given up",
@@ -155,7 +153,6 @@ def judgement_table(rows: list[tuple[str, Judged]]) -> str:
         for name, j in rows])
 
 def _examples(judged: Judged, which, most: int = 3) -> list[str]:
-    "Tasks in English, with the fewest steps from each start."
     out = []
     for i in which[:most]:
         task, steps = jax.tree.map(lambda x: x[i], judged.tasks), judged.per_task(judged.answers.steps)[i]
@@ -163,7 +160,7 @@ def _examples(judged: Judged, which, most: int = 3) -> list[str]:
         out.append(f"{Reason(judged.reasons[i]).name}; least numbers of steps from the starts: {needed}.\n\n```\n{describe_ruleset(task)}\n```\n")
     return out
 
-# %% ../../nbs/measure/11_exact.ipynb #00e33909
+# %% ../../nbs/measure/11_exact.ipynb #g
 JUDGED = (Cases("small", 5, 3, 40), Cases("medium", 5, 3, 40), Cases("small", 6, 3, 20), Cases("medium", 6, 3, 20))
 
 def report(seed: int = 1) -> Page:
@@ -175,13 +172,13 @@ def report(seed: int = 1) -> Page:
     lucky = [text for j in rejected[:1] for text in _examples(j, np.flatnonzero((j.per_task(j.answers.solved) & j.lucky).any(axis=1)), 3)]
     surprises = dict.fromkeys(text for _, j in words for text in _examples(j, j.surprises(), 10))
     return Page("Plans and planner before an exact search",
-        "Breadth-first search through the real environment (`benchmarks.exact.shortest`): the least number of steps, or the proof by exhaustion that a start "
-        "cannot be solved. Rooms with walls included in their size; tasks and starts drawn before anything is searched.",
+        "Breadth-first search through the real environment (`benchmarks.exact.shortest`): the fewest steps, or the proof by "
+        "exhaustion that a start cannot be solved. Tasks and starts are drawn before anything is searched.",
         "## The planner (`planner.solve_from`)", "Asked for: at most 1.3 times the least number of steps on average, on at least 500 pairs of task and start.", comparison_table(compared),
-        "*Contradictions* would be a way shorter than the shortest, a way where there is none, or a false proof that there is none.", "## The prover (`solve.prove`)",
-        "Candidates of the presets before any proof, without distractor objects, four starts each. A rejected task can be solved *by luck*: the agent begins beside an "
-        "object that walking up to it would spoil, or two objects begin side by side. *Surprises* are rejected tasks solved from a start without such luck "
-        "(the prover was too careful), and accepted tasks that are impossible from all four starts (a false proof).", judgement_table(words),
+        "*Contradictions*: a way shorter than the shortest or where there is none, or a false proof of that.", "## The prover (`solve.prove`)",
+        "Candidates before any proof, without distractor objects, four starts each. *Luck*: the agent begins beside an object "
+        "that walking up to it would spoil, or two objects begin side by side. *Surprises*: rejected tasks solved without such "
+        "luck, and accepted tasks that are impossible from all four starts (a false proof).", judgement_table(words),
         "### Rejected and solved by luck, three of them", *(lucky or ["None."]), "### Surprises", *(surprises or ["None."]))
 
 script(report)

@@ -7,7 +7,7 @@ __all__ = ['TRAINED', 'NEW_TASKS', 'NEW_KINDS', 'CORES', 'EXPERIMENTS', 'Run', '
            'generalization_sides', 'run_generalization', 'compare', 'core_configs', 'Settings', 'experiment_parser',
            'asked', 'run_experiment']
 
-# %% ../../nbs/measure/08_experiments.ipynb #dafa30c9
+# %% ../../nbs/measure/08_experiments.ipynb #a
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from ..baselines.scale import make_mesh
 from ..benchmarks import Benchmark, digest
 from .report import deliver
 
-# %% ../../nbs/measure/08_experiments.ipynb #e10f184b
+# %% ../../nbs/measure/08_experiments.ipynb #b
 @dataclass(frozen=True)
 class Run:
     "A trained agent, its final evaluation on each set of tasks, and its learning curve."
@@ -75,10 +75,9 @@ def _tested(agent: Agent, name: str, benchmark, protocol: Protocol, mesh, progre
     return found
 
 def _as_json(value):
-    "A value as JSON returns it."
     return json.loads(json.dumps(value))
 
-# %% ../../nbs/measure/08_experiments.ipynb #e7adae22
+# %% ../../nbs/measure/08_experiments.ipynb #c
 class Sides(NamedTuple):
     "Tasks to train on, and by name those to test on."
     train: Benchmark | None
@@ -100,7 +99,7 @@ def _claimed(out, what: dict) -> Path:
         raise ValueError(f"{out} holds an experiment with another {', '.join(other)}: choose another out, or repeat it as it was.")
     return out
 
-def _without_place(config: TrainConfig) -> dict:
+def _without_place(config: TrainConfig):
     "The parts of a configuration that define an experiment."
     return {name: value for name, value in rl2.to_dict(config).items() if name not in ("out", "seed", "checkpoint_minutes", "keep", "loggers")}
 
@@ -112,7 +111,7 @@ def _seeds(seeds) -> tuple[int, ...]:
         raise ValueError(f"seeds is {seeds!r}: give how many, or a list of different whole numbers.")
     return found
 
-# %% ../../nbs/measure/08_experiments.ipynb #128383ce
+# %% ../../nbs/measure/08_experiments.ipynb #d
 def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protocol: Protocol, *, kind: str = "compare", progress: bool = True, **options) -> dict[str, list[Run]]:
     """Train and test each configuration with each seed: name to its runs. Finished runs are kept.
 
@@ -137,7 +136,7 @@ def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protoc
             found[name].append(finish(here, sides.train, sides.tests, protocol, progress=progress, **options))
     return found
 
-# %% ../../nbs/measure/08_experiments.ipynb #64bba514
+# %% ../../nbs/measure/08_experiments.ipynb #e
 TRAINED, NEW_TASKS, NEW_KINDS = "goals trained on", "new tasks, same kinds", "goals held out"
 
 def all_tasks(config: TrainConfig) -> Benchmark:
@@ -157,7 +156,7 @@ def generalization_sides(tasks: Benchmark, train_kinds: Sequence[int] = (1, 3, 4
         raise ValueError(f"Of {len(trained)} tasks a share of {held_out} cannot be held out: take a larger benchmark, or another held_out.")
     return Sides(kept, {TRAINED: kept, NEW_TASKS: new, NEW_KINDS: other})
 
-# %% ../../nbs/measure/08_experiments.ipynb #507f607f
+# %% ../../nbs/measure/08_experiments.ipynb #f
 def _reported(found: Mapping[str, tuple[list[Run], str]], runs, out, protocol: Protocol, facts: dict, title: str, generalization: str = "") -> dict[str, Any]:
     """Write the report on `found`: name to runs and the set of tasks they were tested on.
 
@@ -168,8 +167,7 @@ def _reported(found: Mapping[str, tuple[list[Run], str]], runs, out, protocol: P
     files = report(evaluations, out, about=facts, protocol=protocol, learning=curves, title=title, generalization={generalization: curves} if generalization else None)
     return {"runs": runs, "files": files, "found": {name: over_seeds(each) for name, each in evaluations.items()}}
 
-def _facts(config: TrainConfig, runs: Sequence[Run]) -> dict:
-    "Entries next to the results."
+def _facts(config: TrainConfig, runs: Sequence[Run]):
     agents = [run.agent for run in runs]
     return {"environment": config.env_id, "environment steps of each run": f"{agents[0].steps:,}", "seeds": ", ".join(str(agent.config.seed) for agent in agents)}
 
@@ -189,7 +187,7 @@ def run_generalization(config: TrainConfig, seeds=3, out="runs/generalization", 
     facts = {"kinds of goals trained on": ", ".join(map(str, train_kinds)), **sizes, **_facts(config, runs), **(about or {})}
     return _reported({name: (runs, name) for name in sides.tests}, runs, out, protocol, facts, f"Generalization to new kinds of goals, {benchmark}", benchmark)
 
-# %% ../../nbs/measure/08_experiments.ipynb #45bae5be
+# %% ../../nbs/measure/08_experiments.ipynb #g
 def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, tasks: tuple[Benchmark, Benchmark] | None = None, protocol: Protocol = Protocol(),
             about: Mapping | None = None, title: str = "Comparison", progress: bool = True, **options) -> dict[str, Any]:
     """Compare configurations at equal environment steps, over the same seeds and held-out tasks.
@@ -213,7 +211,7 @@ def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, 
     facts = {**_facts(first, next(iter(runs.values()))), **{name: _size(each) for name, each in runs.items()}, **(about or {})}
     return _reported({name: (each, "held out") for name, each in runs.items()}, runs, out, protocol, facts, title)
 
-def _size(runs: Sequence[Run]) -> str:
+def _size(runs: Sequence[Run]):
     numbers = sum(int(np.size(x)) for x in jax.tree.leaves(runs[0].agent.parameters))
     seconds = [run.seconds for run in runs]
     return f"{numbers:,} parameters, {np.median(seconds):,.0f} s of training (median of {len(runs)})"
@@ -234,7 +232,7 @@ def core_configs(config: TrainConfig, cores: Sequence[str] = CORES, belief: Sequ
         raise ValueError("There is nothing to compare: name at least one core, and belief on or off.")
     return found
 
-# %% ../../nbs/measure/08_experiments.ipynb #60a4a5d1
+# %% ../../nbs/measure/08_experiments.ipynb #h
 @dataclass(frozen=True)
 class Settings:
     "What experiments share besides their configuration."
@@ -252,7 +250,7 @@ class Settings:
 EXPERIMENTS = {"generalization": "train on some kinds of goals, test on the rest (the paper's figure 8)",
                "cores": "recurrent cores, with and without belief, at equal steps", "seeds": "one configuration with several seeds"}
 
-# %% ../../nbs/measure/08_experiments.ipynb #b9f3df29
+# %% ../../nbs/measure/08_experiments.ipynb #i
 def experiment_parser(commands) -> None:
     "Add `experiment` to argparse's subparsers."
     parser = commands.add_parser("experiment", help="several agents, several seeds, the same tasks: generalization, cores, seeds",

@@ -8,7 +8,7 @@ __all__ = ['PROTOCOLS', 'ENV', 'ECHO', 'SLOW', 'frame_of', 'split_frames', 'Prot
            'measure_memory', 'measure_servers', 'measure_latency', 'sockets_part', 'batches_part', 'memory_part',
            'servers_part', 'latency_part', 'report']
 
-# %% ../../nbs/measure/13_load.ipynb #51f5c34b
+# %% ../../nbs/measure/13_load.ipynb #a
 import asyncio
 import base64
 import contextlib
@@ -32,7 +32,7 @@ from ..pool.errors import ConnectFailed
 from ..pool.pool import EnvPool
 from ..pool.server import start_server
 
-# %% ../../nbs/measure/13_load.ipynb #ca80f30f
+# %% ../../nbs/measure/13_load.ipynb #b
 def frame_of(text: bytes) -> bytes:
     "A masked text frame with the mask 0."
     n = len(text)
@@ -51,7 +51,7 @@ def split_frames(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
         data = data[head + n:]
     return frames, data
 
-# %% ../../nbs/measure/13_load.ipynb #bc749f91
+# %% ../../nbs/measure/13_load.ipynb #c
 class Protocol(NamedTuple):
     "How to speak to a server: path, first and other requests, whether it greets first."
     path: str
@@ -64,7 +64,6 @@ PROTOCOLS = {"pool": Protocol("/session", b'{"id":%d,"op":"reset","value":3}', b
              "echo": Protocol("/ws", b'{"type":"reset","data":{"seed":3}}', b'{"type":"step","data":{"message":"x"}}')}
 
 class Tally:
-    "What all sessions of a load count."
     def __init__(self):
         self.took, self.lost, self.number, self.over = [], 0, 0, False
 
@@ -74,7 +73,7 @@ def upgrade_request(path: str, host: str, token: str) -> bytes:
              f"Sec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}", "Sec-WebSocket-Version: 13", *([f"Authorization: Bearer {token}"] if token else [])]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
-# %% ../../nbs/measure/13_load.ipynb #16d65a8c
+# %% ../../nbs/measure/13_load.ipynb #d
 class Load(asyncio.Protocol):
     "A session with always one step under way."
     def __init__(self, tally: Tally, protocol: Protocol, host: str, token: str):
@@ -100,8 +99,7 @@ class Load(asyncio.Protocol):
                 elif kind == 9:
                     self.transport.write(bytes([0x8A, 0x80 | len(text)]) + b"\0\0\0\0" + text)
 
-    def _opened(self) -> bool:
-        "Read the whole answer to the upgrade."
+    def _opened(self):
         head, end, rest = self.buffer.partition(b"\r\n\r\n")
         if end and b" 101 " not in head[:16]:
             self.ready.set_exception(ConnectionError(head[:60].decode()))
@@ -127,7 +125,7 @@ class Load(asyncio.Protocol):
         self.i, self.sent = self.i + 1, time.perf_counter()
         self.transport.write(frame_of(text % self.tally.number if b"%d" in text else text))
 
-# %% ../../nbs/measure/13_load.ipynb #285ce8ef
+# %% ../../nbs/measure/13_load.ipynb #e
 async def apply_load(url: str, token: str, sessions: int, seconds: float, protocol: str = "pool") -> dict:
     "Steps per second and latencies (ms) of sessions that step as soon as they are answered."
     at, tally, loop = urlsplit(url), Tally(), asyncio.get_running_loop()
@@ -164,7 +162,7 @@ def load_from_outside(url: str, token: str, sessions: int, seconds: float = 2.0,
         raise ConnectFailed(f"The load generator failed: {done.stderr.strip()[-300:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
-# %% ../../nbs/measure/13_load.ipynb #7869fad7
+# %% ../../nbs/measure/13_load.ipynb #f
 ENV = "XLand-MiniGrid-R1-9x9"
 
 def socket_cases(sizes=(1, 8, 64, 256)) -> dict[str, tuple]:
@@ -186,7 +184,7 @@ def measure_sockets(cases, openenv_python: str | None = None, repeats: int = 3, 
             found.setdefault("64 sessions, OpenEnv's server, an echo", []).append(_measure_echo(openenv_python, seconds))
     return {name: sorted(runs, key=lambda run: run["per_second"])[len(runs) // 2] for name, runs in found.items()}
 
-# %% ../../nbs/measure/13_load.ipynb #803bb3a5
+# %% ../../nbs/measure/13_load.ipynb #g
 ECHO = '''
 import os
 from openenv.core.env_server import Environment, Action, Observation, State, create_app, ConcurrencyConfig
@@ -213,7 +211,7 @@ import uvicorn
 uvicorn.run(app, host="127.0.0.1", port=int(os.environ["PORT"]), log_level="warning")
 '''
 
-def _measure_echo(python: str, seconds: float) -> dict:
+def _measure_echo(python: str, seconds: float):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -229,7 +227,7 @@ def _measure_echo(python: str, seconds: float) -> dict:
         server.kill()
         server.wait()
 
-# %% ../../nbs/measure/13_load.ipynb #75514810
+# %% ../../nbs/measure/13_load.ipynb #h
 def measure_batches(slots: int, env: str = ENV, benchmark: str | None = "trivial-21k", repeats: int = 7, seconds: float = 0.5) -> float:
     "Median steps per second through `send` and `recv` of a local pool, observations as NumPy."
     with EnvPool.local(env, slots, benchmark=benchmark, autoreset=True).sync as pool:
@@ -245,7 +243,7 @@ def measure_batches(slots: int, env: str = ENV, benchmark: str | None = "trivial
             rates.append(i * slots / (time.perf_counter() - begin))
     return statistics.median(rates)
 
-# %% ../../nbs/measure/13_load.ipynb #4309ab88
+# %% ../../nbs/measure/13_load.ipynb #i
 def resident_bytes(pid: int) -> int:
     "Resident memory of a process, on Linux."
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -265,7 +263,7 @@ def measure_memory(sessions: int = 1000) -> dict:
         load = load_from_outside(server.url, server.token, sessions, 4.0)
     return {"sessions": live, "kilobytes": grown / sessions / 1e3, **load}
 
-# %% ../../nbs/measure/13_load.ipynb #d20123e4
+# %% ../../nbs/measure/13_load.ipynb #j
 def measure_servers(count: int, sessions: int = 64, turns: int = 100, repeats: int = 3) -> float:
     "Median steps per second of groups of 8 in one pool on `count` servers."
     async def rollout(episode):
@@ -282,7 +280,7 @@ def measure_servers(count: int, sessions: int = 64, turns: int = 100, repeats: i
             rates.append((pool.stats()["steps"] - before) / (time.perf_counter() - begin))
     return statistics.median(rates[1:])
 
-# %% ../../nbs/measure/13_load.ipynb #511dd0c4
+# %% ../../nbs/measure/13_load.ipynb #k
 SLOW = """
 import time
 from xland_minigrid.pool import Env, blocking, register_env
@@ -317,7 +315,7 @@ def measure_latency(blocks: bool = False, group: int = 8, turns: int = 6) -> dic
             serial = time.perf_counter() - begin - together
     return {"serial": serial, "together": together, "ratio": serial / together}
 
-# %% ../../nbs/measure/13_load.ipynb #0876d08e
+# %% ../../nbs/measure/13_load.ipynb #l
 def sockets_part(found: dict) -> list[str]:
     ours, echo, alone = (found.get(name) for name in ("64 sessions, uvloop", "64 sessions, OpenEnv's server, an echo", "64 sessions, uvloop, one tick a request"))
     said = [f"Sixty-four sessions on a real environment are {ours['per_second'] / echo['per_second']:.1f} × OpenEnv's server with an environment that does nothing."] if ours and echo else []

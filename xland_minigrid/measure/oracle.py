@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['WORLDS', 'Row', 'measure', 'oracle_table', 'report']
 
-# %% ../../nbs/measure/10_oracle.ipynb #addf1a71
+# %% ../../nbs/measure/10_oracle.ipynb #a
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from ..benchmarks.planner import Failure
 from ..envs.registration import make
 from .report import Page, markdown_table, script
 
-# %% ../../nbs/measure/10_oracle.ipynb #5bc30554
+# %% ../../nbs/measure/10_oracle.ipynb #b
 class Row(NamedTuple):
     "One preset in one environment, with `estimated_steps` of the tasks."
     preset: str
@@ -48,7 +48,7 @@ def _cells(row: Row) -> tuple:
             f"{a.solved[row.possible].sum() / rest:.2%} ({int(a.solved.sum()):,})", count(Failure.BLOCKED), count(Failure.BUDGET), count(Failure.TOO_LONG),
             f"{steps.mean():.1f}, {np.median(steps):.0f}, {steps.max()}", f"{fits:.2f}", f"{np.median(ms):.1f}, {ms.mean():.1f}, {ms.max():.0f}")
 
-# %% ../../nbs/measure/10_oracle.ipynb #74a2af88
+# %% ../../nbs/measure/10_oracle.ipynb #c
 WORLDS = ("XLand-MiniGrid-R1-13x13", "XLand-MiniGrid-R4-13x13")
 
 def report(pairs: int = 2000, seed: int = 2, presets: tuple[str, ...] = ("trivial", "small", "medium", "high")) -> Iterator[Page]:
@@ -63,8 +63,8 @@ def report(pairs: int = 2000, seed: int = 2, presets: tuple[str, ...] = ("trivia
     for preset in presets:
         rows += [measure(preset, name, pairs, seed, progress=True) for name in WORLDS]
         yield Page("The grid oracle",
-            "Random tasks of each preset, all with a symbolic plan (`generate_benchmark`), one random start each. *Solved* means that the actions were replayed in the real "
-            "environment and reached the goal with the last of them. *Proved impossible*: the goal cannot be met even in a world more generous than the real one "
-            f"(`benchmarks.proofs`). A trial has {limit}. Times are those of one process for planning alone.", oracle_table(rows))
+            "Random tasks of each preset, all with a symbolic plan, one random start each. *Solved*: replayed in the real "
+            "environment, the last action reached the goal. *Proved impossible*: even in a more generous world "
+            f"(`benchmarks.proofs`). A trial has {limit}. Times are of one process, for planning alone.", oracle_table(rows))
 
 script(report)

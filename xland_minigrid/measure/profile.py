@@ -6,7 +6,7 @@
 __all__ = ['matmul_peak', 'matrix_flops', 'network_flops', 'one_step', 'begin_play', 'Part', 'parts_of', 'Profile',
            'profile_update', 'profile_table', 'config_named', 'report']
 
-# %% ../../nbs/measure/06_profile.ipynb #63115985
+# %% ../../nbs/measure/06_profile.ipynb #a
 import dataclasses
 import functools
 import time
@@ -24,7 +24,7 @@ from ..baselines.rl2 import TrainConfig, abstract_agent, enter, make_world, new_
 from ..benchmarks.benchmark import generate_benchmark
 from .report import Page, in_turns, markdown_table, script, seconds_of
 
-# %% ../../nbs/measure/06_profile.ipynb #001a478d
+# %% ../../nbs/measure/06_profile.ipynb #b
 def matmul_peak(seconds: float = 1.0, size: int = 1024) -> float:
     "The largest FLOP/s of float32 `(size, size)` products seen within about `seconds`. Raises `ValueError`."
     if not seconds > 0 or size < 1:
@@ -36,7 +36,7 @@ def matmul_peak(seconds: float = 1.0, size: int = 1024) -> float:
         best = min(best, seconds_of(lambda: product(x)))
     return 2 * size**3 / best
 
-# %% ../../nbs/measure/06_profile.ipynb #655a7a34
+# %% ../../nbs/measure/06_profile.ipynb #c
 def matrix_flops(function: Callable, *args) -> int:
     """FLOPs (multiply and add are two) of all matrix products and convolutions in `function(*args)`.
 
@@ -45,7 +45,7 @@ def matrix_flops(function: Callable, *args) -> int:
     """
     return _count(jax.make_jaxpr(function)(*args).jaxpr)
 
-def _count(jaxpr) -> int:
+def _count(jaxpr):
     total = 0
     for equation in jaxpr.eqns:
         name, out = equation.primitive.name, equation.outvars[0].aval if equation.outvars else None
@@ -63,7 +63,6 @@ def _count(jaxpr) -> int:
     return total
 
 def _programs(values):
-    "The programs among an operation's parameters."
     for value in values:
         if hasattr(value, "jaxpr"):
             yield value.jaxpr
@@ -72,7 +71,7 @@ def _programs(values):
         elif isinstance(value, (tuple, list)):
             yield from _programs(value)
 
-# %% ../../nbs/measure/06_profile.ipynb #e7a6c675
+# %% ../../nbs/measure/06_profile.ipynb #d
 def network_flops(config: TrainConfig) -> int:
     "FLOPs of the network's products for a step of one agent, forward."
     return matrix_flops(*one_step(config))
@@ -95,7 +94,7 @@ def begin_play(config: TrainConfig, agent, parameters, agents: int):
     rulesets = jax.vmap(_some_tasks().get_ruleset)(number % 64) if config.benchmark else None
     return enter(config, env, params, nnx.merge(agent.structure, parameters), rulesets, number, jax.random.key(1))
 
-# %% ../../nbs/measure/06_profile.ipynb #969784f3
+# %% ../../nbs/measure/06_profile.ipynb #e
 class Part(NamedTuple):
     "A piece of an update: depth, a compiled call, and the FLOPs needed."
     depth: int
@@ -132,7 +131,7 @@ def parts_of(config: TrainConfig) -> dict[str, Part]:
             "network": Part(2, lambda: acting(parameters, play.memory, batch.inputs), needed),
             "learn": Part(1, lambda: learn(learned, play, batch, advantage), 3 * ppo.update_epochs * needed)}
 
-# %% ../../nbs/measure/06_profile.ipynb #8deac592
+# %% ../../nbs/measure/06_profile.ipynb #f
 @dataclass(frozen=True)
 class Profile:
     """Where an update spends its time.
@@ -151,7 +150,7 @@ class Profile:
         "Share of the peak that a part reaches, `(turns,)`."
         return self.parts[name].flops / self.seconds[name] / self.peak
 
-    def _repr_markdown_(self) -> str:
+    def _repr_markdown_(self):
         return profile_table(self)
 
 def profile_update(config: TrainConfig, *, turns: int = 7, seconds: float = 0.2) -> Profile:
@@ -176,7 +175,7 @@ def profile_table(p: Profile) -> str:
             f"(from {shares.min():.0%} to {shares.max():.0%} over turns).")
     return markdown_table(["part", "ms", "of the update", "GFLOP needed", "of the peak"], rows) + f"\n\n{said}"
 
-# %% ../../nbs/measure/06_profile.ipynb #dc5d95d4
+# %% ../../nbs/measure/06_profile.ipynb #g
 def config_named(name: str) -> TrainConfig:
     "A preset, or `demo`."
     if name == "demo":
@@ -184,7 +183,7 @@ def config_named(name: str) -> TrainConfig:
         return demo_plan().config
     return preset(name)
 
-def _shape(config: TrainConfig) -> str:
+def _shape(config: TrainConfig):
     n, p = config.network, config.ppo
     return (f"{config.env_id}{'' if config.size is None else f' at {config.size}x{config.size}'}, {config.num_envs} agents, {config.steps_per_update} steps an update, "
             f"{p.num_minibatches} minibatches, {p.update_epochs} epochs; {n.encoder_kind} encoder {n.encoder_width}, {n.core} {n.memory}{'' if n.layers == 1 else f' x {n.layers}'}, heads {n.head}.")
@@ -200,8 +199,8 @@ def report(preset: tuple[str, ...] = ("laptop",), turns: int = 7) -> Iterator[Pa
     for name, config in configs.items():
         parts += [f"## {name}", _shape(config), profile_table(profile_update(config, turns=turns))]
         yield Page("Where the time of an update goes",
-            "Medians over turns; every turn measures the peak, the update and its parts one after the other, each part compiled by itself. What parts do is done again within the "
-            "update, sometimes better, because there the compiler sees more; so they need not add up. Needed are one forward pass a step while acting, and per epoch of learning one forward and "
-            "twice as much backward.", *parts)
+            "Medians over turns; every turn measures the peak, the update and its parts, each compiled by itself, so they need not "
+            "add up. Needed are one forward pass a step while acting, and per epoch of learning one forward and twice as much "
+            "backward.", *parts)
 
 script(report)

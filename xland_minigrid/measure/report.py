@@ -6,7 +6,7 @@
 __all__ = ['circumstances', 'version_of', 'seconds_of', 'in_turns', 'ratio_of', 'markdown_table', 'Page', 'deliver', 'run',
            'script']
 
-# %% ../../nbs/measure/01_report.ipynb #779ac820
+# %% ../../nbs/measure/01_report.ipynb #a
 import argparse
 import dataclasses
 import inspect
@@ -25,7 +25,7 @@ import numpy as np
 from ..baselines.options import add_options, chosen, with_options
 from ..benchmarks.files import appearing
 
-# %% ../../nbs/measure/01_report.ipynb #54eb3766
+# %% ../../nbs/measure/01_report.ipynb #b
 def circumstances() -> str:
     "Device, processor and versions in one line."
     device, peers = jax.devices()[0], ("jax", "jaxlib", "xland_minigrid", "xminigrid", "navix")
@@ -41,13 +41,13 @@ def version_of(name: str) -> str:
     except PackageNotFoundError:
         return ""
 
-def _processor() -> str:
+def _processor():
     known = Path("/proc/cpuinfo")
     lines = known.read_text().splitlines() if known.exists() else []
     models = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     return next(models, platform.processor())
 
-# %% ../../nbs/measure/01_report.ipynb #f1cd8b20
+# %% ../../nbs/measure/01_report.ipynb #c
 def seconds_of(call: Callable[[], object]) -> float:
     "Seconds of one call, its result on the device included."
     begun = time.perf_counter()
@@ -67,7 +67,7 @@ def ratio_of(seconds: np.ndarray, base: np.ndarray) -> float:
     "The median of ratios within a turn."
     return float(np.median(seconds / base))
 
-# %% ../../nbs/measure/01_report.ipynb #49321015
+# %% ../../nbs/measure/01_report.ipynb #d
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence], align: str = "---") -> str:
     "A Markdown table. `align`: the rule below all columns but the first; `---:` aligns right."
     line = lambda cells: f"| {' | '.join(map(str, cells))} |"
@@ -92,7 +92,7 @@ def deliver(text: str, path=None) -> None:
     with appearing(Path(path)) as part:
         part.write_text(text, encoding="utf-8")
 
-# %% ../../nbs/measure/01_report.ipynb #2ae353b5
+# %% ../../nbs/measure/01_report.ipynb #e
 def run(program: Callable[..., Page | Iterable[Page]], words: Sequence[str] | None = None,
         command: str | None = None) -> None:
     """Run a measuring program from words of a command line; `--out FILE` writes the page there instead of printing it.
@@ -137,6 +137,5 @@ def script(program: Callable[..., Page | Iterable[Page]], words: Sequence[str] |
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
 
-def _started() -> str:
-    "The module that `python -m` started."
+def _started():
     return getattr(sys.modules["__main__"].__spec__, "name", "")

@@ -7,7 +7,7 @@ __all__ = ['R1', 'SIDE_BY_SIDE', 'SIDE', 'FIGURES', 'Job', 'Point', 'Sizes', 'si
            'peers', 'training_config', 'grid_jobs', 'rule_jobs', 'price_jobs', 'Figure', 'chosen_figures', 'measured',
            'measure_figure', 'lines_of', 'note', 'draw_figure', 'figure_table', 'report']
 
-# %% ../../nbs/measure/03_scaling.ipynb #861dd5e4
+# %% ../../nbs/measure/03_scaling.ipynb #a
 import dataclasses
 import importlib.util
 import json
@@ -27,7 +27,7 @@ from .report import Page, circumstances, deliver, in_turns, markdown_table, scri
 from .throughput import Case, measure
 from ..viz.plots import MARKERS, PALETTE, empty_figure
 
-# %% ../../nbs/measure/03_scaling.ipynb #17928ea4
+# %% ../../nbs/measure/03_scaling.ipynb #b
 class Job(NamedTuple):
     "A case of simulation with its engines, or a configuration of training, at `x` on the horizontal axis."
     x: float
@@ -50,7 +50,7 @@ class Point:
 
 
 
-# %% ../../nbs/measure/03_scaling.ipynb #c128ebc8
+# %% ../../nbs/measure/03_scaling.ipynb #c
 @dataclass(frozen=True)
 class Sizes:
     "How much is measured."
@@ -93,12 +93,12 @@ def paper_environments(count: int | None = None) -> tuple[str, ...]:
         raise ValueError(f"environments is {count}: choose from 1 to {len(ids)}.")
     return tuple(ids[i] for i in np.linspace(0, len(ids) - 1, count).round().astype(int))
 
-# %% ../../nbs/measure/03_scaling.ipynb #3eb4044b
+# %% ../../nbs/measure/03_scaling.ipynb #d
 def peers() -> tuple[str, ...]:
     "This package, and xminigrid if installed."
     return ("xland_minigrid", *(["xminigrid"] if importlib.util.find_spec("xminigrid") else []))
 
-# %% ../../nbs/measure/03_scaling.ipynb #c2f776ad
+# %% ../../nbs/measure/03_scaling.ipynb #e
 R1 = "XLand-MiniGrid-R1-9x9"
 
 def training_config(num_envs: int, sizes: Sizes, devices: int = 1, dtype: str = "float32") -> TrainConfig:
@@ -123,7 +123,7 @@ def price_jobs(s: Sizes) -> list[Job]:
     n = s.training[-1]
     return [Job(0, Case(R1, "trivial", None, n, s.sequence)), Job(1, training_config(n, s)), Job(2, training_config(n, s, dtype="bfloat16"))]
 
-# %% ../../nbs/measure/03_scaling.ipynb #8387509b
+# %% ../../nbs/measure/03_scaling.ipynb #f
 @dataclass(frozen=True)
 class Figure:
     "A figure: title, horizontal axis, jobs, and the line of a point."
@@ -155,7 +155,7 @@ def chosen_figures(names) -> list[str]:
         raise ValueError(f"There is no figure {unknown[0]!r}: choose from {', '.join(FIGURES)}, or all.")
     return list(chosen)
 
-# %% ../../nbs/measure/03_scaling.ipynb #79980d2f
+# %% ../../nbs/measure/03_scaling.ipynb #g
 def measured(case: Case | TrainConfig, engines: Sequence[str], repeats: int) -> list[tuple[float, float, float]]:
     "Steps per second of each engine: median, slowest, fastest; training after a round to warm up."
     if isinstance(case, Case):
@@ -183,7 +183,7 @@ def measure_figure(name: str, sizes: Sizes, out="scaling", progress: bool = True
         points += [Point(x, engine, case, *known[keys[engine]]) for engine in engines]
     return points
 
-# %% ../../nbs/measure/03_scaling.ipynb #72651bf4
+# %% ../../nbs/measure/03_scaling.ipynb #h
 def lines_of(name: str, points: list[Point]) -> dict[str, list[tuple[float, float, float, float]]]:
     "Lines of a figure: name to `(x, steps/s, low, high)`, averaged at each place."
     lines = {}
@@ -225,7 +225,7 @@ def draw_figure(name: str, points: list[Point], below: str = "", path=None):
         figure.savefig(path, dpi=90, metadata={"Software": None})
     return figure
 
-# %% ../../nbs/measure/03_scaling.ipynb #e10132bc
+# %% ../../nbs/measure/03_scaling.ipynb #i
 def figure_table(name: str, points: list[Point]) -> str:
     "The lines of a figure as Markdown, with ours over xminigrid's."
     lines, axis = lines_of(name, points), FIGURES[name].axis
@@ -254,7 +254,8 @@ def report(figure: tuple[str, ...] = ("all",), quick: bool = False, environments
         draw_figure(name, points, below, folder / f"{name}.png")
         parts += [f"## Figure {name}: {FIGURES[name].title}", f"![Figure {name}]({folder.name}/{name}.png)", below, figure_table(name, points)]
         yield Page("The paper's throughput figures",
-            "Simulation: random actions drawn in advance, auto-reset on, trials desynchronised, a ruleset in every world, observations summed at every step. xminigrid ran in turn with ours in "
-            "the same process. Training: whole rounds of RL² with Table 6's network at the given size of GRU. On a machine that others use too, read the ratios.", *parts)
+            "Simulation: random actions drawn in advance, auto-reset on, trials desynchronised, a ruleset in every world, "
+            "observations summed at every step; xminigrid in turn with ours in one process. Training: whole rounds of RL² with "
+            "Table 6's network at the given size of GRU. On a busy machine, read the ratios.", *parts)
 
 script(report)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['time_to_solve', 'report']
 
-# %% ../../nbs/measure/09_single_tasks.ipynb #c080a059
+# %% ../../nbs/measure/09_single_tasks.ipynb #a
 import contextlib
 import io
 import tempfile
@@ -16,7 +16,7 @@ from ..baselines.evaluation import evaluate
 from ..baselines.rl2 import TrainConfig, preset, train
 from .report import Page, markdown_table, script
 
-# %% ../../nbs/measure/09_single_tasks.ipynb #122af2cb
+# %% ../../nbs/measure/09_single_tasks.ipynb #b
 def time_to_solve(config: TrainConfig, success: float = 0.95, tests: int = 512, progress: bool = True) -> dict:
     """Train on a single task until a round solves the share `success`, or for `config.total_steps`.
 
@@ -51,8 +51,8 @@ def report(envs: tuple[str, ...] = ("MiniGrid-Empty-8x8", "MiniGrid-DoorKey-5x5"
             x = time_to_solve(preset("laptop", env, seed=seed, out=f"{folder}/run", loggers=("jsonl",)), success, progress=False)
         rows.append((env, seed, x["seconds"], f"{x['steps']:,}", "yes" if x["solved"] else "no", f"{x['tested']:.1%}", f"{x['steps in the test']:.1f}"))
         yield Page("Single tasks",
-            f"Recurrent PPO, preset `laptop`, until {success:.0%} of the trials of a round (32,768 steps) are solved. Seconds count everything from the call of `train`: compiling, "
-            "checkpoints, the figure. The test is 512 fresh starts, actions drawn from the policy.",
+            f"Recurrent PPO, preset `laptop`, until {success:.0%} of the trials of a round (32,768 steps) are solved. Seconds "
+            "include compiling, checkpoints and the figure. The test: 512 fresh starts, actions drawn from the policy.",
             markdown_table(["environment", "seed", "seconds, with compiling", "environment steps", "solved in training", "solved in the test", "steps in the test"], rows))
 
 script(report)

@@ -6,7 +6,7 @@
 __all__ = ['PAPER_TABLE_5', 'mean_of', 'figure_4', 'plot_statistics', 'sizes_table', 'statistics_page', 'save_figures',
            'generated_names', 'benchmark_sizes', 'report']
 
-# %% ../../nbs/measure/12_statistics.ipynb #395916ce
+# %% ../../nbs/measure/12_statistics.ipynb #a
 import contextlib
 import os
 import sys
@@ -24,8 +24,8 @@ from ..benchmarks.statistics import benchmark_statistics
 from .report import Page, markdown_table, script
 from ..viz.plots import MARKERS, PALETTE, empty_figure
 
-# %% ../../nbs/measure/12_statistics.ipynb #8eb30d89
-def _percent(axis) -> None:
+# %% ../../nbs/measure/12_statistics.ipynb #b
+def _percent(axis):
     from matplotlib.ticker import PercentFormatter
     axis.set_major_formatter(PercentFormatter(1, decimals=None))
 
@@ -58,7 +58,7 @@ def figure_4(statistics: Mapping[str, Mapping], title: str = "How many rules a t
     _make_room(axis)
     return figure
 
-def _make_room(axis) -> None:
+def _make_room(axis):
     "Cut off, and label, the peaks of benchmarks with one number of rules, so that the others can be read."
     whole = [line for line in axis.lines if line.get_ydata().max() == 1]
     top = max((peak for line in axis.lines if (peak := line.get_ydata().max()) < 1), default=0)
@@ -69,7 +69,7 @@ def _make_room(axis) -> None:
         axis.plot(x, 1.1 * top, color=line.get_color(), marker="^", markersize=8)
         axis.annotate(f"100%: {line.get_label().split(' (')[0]}", (x, 1.1 * top), (8, -3), textcoords="offset points", fontsize=9)
 
-# %% ../../nbs/measure/12_statistics.ipynb #fbe2520e
+# %% ../../nbs/measure/12_statistics.ipynb #c
 _PANELS = {
     "rules_per_task": "rules per task", "depth": "levels of rules under the goal", "distractor_rules": "distractor rules per task",
     "objects": "objects placed per task", "distractor_objects": "objects that nothing takes", "dead_end_rules": "rules that are dead ends",
@@ -92,8 +92,7 @@ def plot_statistics(statistics: Mapping, title: str = ""):
     figure.suptitle(title)
     return figure
 
-def _panel(axis, name: str, histogram: Mapping) -> None:
-    "One histogram: vertical bars for numbers, horizontal ones for names."
+def _panel(axis, name: str, histogram: Mapping):
     labels, shares = _shares(histogram)
     if name in ("goal_kinds", "rule_kinds", "products"):
         what = "rules" if name != "goal_kinds" else "tasks"
@@ -107,22 +106,21 @@ def _panel(axis, name: str, histogram: Mapping) -> None:
         axis.set_xticks(range(0, len(labels), step), [str(k) for k in labels[::step]])
         axis.set(xlabel=_PANELS[name], ylabel="share of tasks"), _percent(axis.yaxis)
 
-# %% ../../nbs/measure/12_statistics.ipynb #d6b73e19
+# %% ../../nbs/measure/12_statistics.ipynb #d
 PAPER_TABLE_5 = {"trivial-1m": (38.0, 5.7), "small-1m": (69.0, 13.7), "medium-1m": (112.0, 17.7),  # MB in memory, MB compressed
                  "medium-3m": (336.0, 53.1), "high-1m": (193.0, 31.6), "high-3m": (579.0, 94.8)}
 
-def _mean_and_most(histogram: Mapping) -> str:
+def _mean_and_most(histogram: Mapping):
     numbers = [k for k in histogram if not isinstance(k, str)]
     return f"{mean_of(histogram):.2f} ({max(numbers)})" if numbers else ""
 
-def _share_table(what: str, statistics: Mapping, key: str) -> str:
-    "How often each value occurs, in percent."
+def _share_table(what: str, statistics: Mapping, key: str):
     values = list(dict.fromkeys(k for found in statistics.values() for k in found.get(key, {})))
     values.sort(key=lambda k: (isinstance(k, str) and key == "depth", k if not isinstance(k, str) else 0))
     cell = lambda found, k: f"{100 * found[key][k] / sum(found[key].values()):.2f}" if k in found.get(key, {}) else ""
     return markdown_table([what, *statistics], [[k, *(cell(found, k) for found in statistics.values())] for k in values], "---:")
 
-def _found_table(statistics: Mapping) -> str:
+def _found_table(statistics: Mapping):
     head = ["benchmark", "tasks", "repeated by ruleset_id", "not canonical", "distinct goal_ids", "distinct goals", "depth", "rules", "of them distractors", "objects", "of them taken by nothing"]
     columns = ("depth", "rules_per_task", "distractor_rules", "objects", "distractor_objects")
     return markdown_table(head, [[name, *(f"{found[k]:,}" for k in ("num_rulesets", "duplicates", "not_canonical", "distinct_goal_ids", "distinct_goals")),
@@ -153,7 +151,7 @@ def statistics_page(statistics: Mapping[str, Mapping], sizes: Mapping | None = N
         *(("## Sizes (the paper's Table 5)", "MB are 10⁶ bytes. In memory, and in the uncompressed file of the cache: uint8 arrays as wide as the "
            "recipe can need. Packed: the file to hand around.", sizes_table(sizes)) if sizes else ()), machine=False)
 
-# %% ../../nbs/measure/12_statistics.ipynb #70a720db
+# %% ../../nbs/measure/12_statistics.ipynb #e
 def _save(figure, path: Path) -> list[Path]:
     "A figure as SVG, reproducible, and PNG."
     import matplotlib
@@ -189,7 +187,7 @@ def _chosen(names, everything: bool) -> list[str]:
         raise ValueError(f"There is no benchmark {unknown[0]} made by a recipe: choose from {', '.join(known)}.")
     return known if everything else list(names)
 
-# %% ../../nbs/measure/12_statistics.ipynb #2be6099a
+# %% ../../nbs/measure/12_statistics.ipynb #f
 def benchmark_sizes(source) -> dict:
     """Sizes and loading times of a benchmark (name, path or `Benchmark`) in both forms, in a temporary folder.
 
@@ -205,12 +203,12 @@ def benchmark_sizes(source) -> dict:
                  "cache": cache.stat().st_size / 1e6, "packed": packed.stat().st_size / 1e6}
         return sizes | {"load_cold": _seconds(cache) if _forgotten(cache) else None, "load_warm": min(_seconds(cache) for _ in range(3)), "unpack": _seconds(packed)}
 
-def _seconds(path: Path) -> float:
+def _seconds(path: Path):
     begin = time.perf_counter()
     load_benchmark_from_path(path, as_numpy=True)
     return time.perf_counter() - begin
 
-def _forgotten(path: Path) -> bool:
+def _forgotten(path: Path):
     "Whether the system could be asked to drop a file from memory."
     if not hasattr(os, "posix_fadvise"):
         return False
@@ -219,7 +217,7 @@ def _forgotten(path: Path) -> bool:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return True
 
-# %% ../../nbs/measure/12_statistics.ipynb #8d23098c
+# %% ../../nbs/measure/12_statistics.ipynb #g
 def report(names: tuple[str, ...] = (), all: bool = False, sizes: bool = False, figures: Path | None = None) -> Iterator[Page]:
     """Look at every task of benchmarks and write what is in them. Fails when a task is there twice, or in another spelling than the canonical one.
 

@@ -7,7 +7,7 @@ __all__ = ['NAVIX', 'PACKAGES', 'SUITE', 'NAVIX_SUITE', 'Case', 'sample_tasks', 
            'world_of', 'navix_engine', 'engine_named', 'Stepper', 'Row', 'rows_of', 'no_compilation_cache', 'measure',
            'rows_table', 'summary', 'eager_page', 'cases_of', 'report']
 
-# %% ../../nbs/measure/02_throughput.ipynb #b31b6890
+# %% ../../nbs/measure/02_throughput.ipynb #a
 import contextlib
 import importlib
 import os
@@ -33,7 +33,7 @@ from ..interop.upstream import ruleset_to_upstream
 from ..viz.widgets.scaling import lab_task
 from .report import Page, in_turns, markdown_table, ratio_of, script, seconds_of
 
-# %% ../../nbs/measure/02_throughput.ipynb #03929152
+# %% ../../nbs/measure/02_throughput.ipynb #b
 @dataclass(frozen=True)
 class Case:
     "What to measure. Raises `ValueError` for worlds that devices cannot share evenly, or for too many devices."
@@ -76,7 +76,7 @@ def sample_tasks(case: Case, seed: int = 0) -> RuleSet | None:
     trimmed = lambda x: x[:, : max(1, int((x[..., 0] != 0).sum(-1).max()))]
     return RuleSet(goal=goals[chosen], rules=trimmed(rules[chosen]), init_tiles=trimmed(tiles[chosen]))
 
-# %% ../../nbs/measure/02_throughput.ipynb #ed4898d0
+# %% ../../nbs/measure/02_throughput.ipynb #c
 class Engine(NamedTuple):
     "Compiled functions that begin and step a batch of environments, and the parameters of both."
     params: Any
@@ -117,7 +117,7 @@ def engine_of(env, params, case: Case, tasks=None) -> Engine:
         return Engine(params, jax.jit(start), jax.jit(run))
     return spread(Engine(params, start, run), tasks is not None, case.devices)
 
-# %% ../../nbs/measure/02_throughput.ipynb #d0900418
+# %% ../../nbs/measure/02_throughput.ipynb #d
 def spread(engine: Engine, batched: bool, devices: int) -> Engine:
     "The engine over the first `devices` devices; batched: whether its parameters have an axis to divide."
     mesh = Mesh(np.array(jax.devices()[:devices]), ("agents",))
@@ -142,7 +142,7 @@ def world_of(package: str, case: Case):
         env = part(".wrappers").GymAutoResetWrapper(env)
         return (part(".experimental.img_obs").RGBImgObservationWrapper(env) if case.images else env), params
 
-# %% ../../nbs/measure/02_throughput.ipynb #d1d33702
+# %% ../../nbs/measure/02_throughput.ipynb #e
 NAVIX = {"navix": "symbolic", "navix, first person": "symbolic_first_person"}  # what is observed: by default the whole grid; the other is what MiniGrid's and our agents see
 
 def navix_engine(case: Case, observed: str) -> Engine:
@@ -172,7 +172,7 @@ def engine_named(name: str, case: Case, tasks) -> Engine:
     except ImportError as error:
         raise ImportError(f"{name} is not installed: pip install {name} to compare against it.") from error
 
-# %% ../../nbs/measure/02_throughput.ipynb #8bacf99b
+# %% ../../nbs/measure/02_throughput.ipynb #f
 class Stepper:
     """A compiled rollout; calls go on where the last one stopped. `compile_s`: seconds to compile; `ends`: trials ended
     per call.
@@ -221,7 +221,7 @@ def rows_of(steppers: Mapping[str, Stepper], case: Case, repeats: int, base: Seq
     return [Row(case, name, found[name], ratio_of(found[name], first), stepper.compile_s, compiled / stepper.compile_s, ends(stepper))
             for name, stepper in steppers.items()]
 
-# %% ../../nbs/measure/02_throughput.ipynb #4f0489a7
+# %% ../../nbs/measure/02_throughput.ipynb #g
 @contextlib.contextmanager
 def no_compilation_cache():
     "Compile for real, without a cache on disk."
@@ -241,7 +241,7 @@ def measure(case: Case, engines=("xland_minigrid",), repeats: int = 7, compile_t
         stepper.compile_s = float(np.median([each[name].compile_s for each in tries]))
     return rows_of(tries[-1], case, repeats)
 
-# %% ../../nbs/measure/02_throughput.ipynb #6e99b9b8
+# %% ../../nbs/measure/02_throughput.ipynb #h
 def rows_table(rows: list[Row]) -> str:
     "A Markdown table. `ratio` 12: ours does twelve times the steps of that engine."
     tasks = lambda case: "none" if case.tasks is None else case.tasks + (f", {case.rules} rules" if case.rules else "")
@@ -261,7 +261,7 @@ def summary(rows: list[Row]) -> str:
                      f"({least.case.env}).")
     return "\n".join(lines)
 
-# %% ../../nbs/measure/02_throughput.ipynb #09b39cdf
+# %% ../../nbs/measure/02_throughput.ipynb #i
 SUITE = (
     Case("XLand-MiniGrid-R1-9x9", "trivial"),
     Case("XLand-MiniGrid-R4-13x13", "high", rules=9, num_steps=64),
@@ -272,7 +272,7 @@ NAVIX_SUITE = tuple(Case(f"MiniGrid-{name}", None) for name in (
     "Empty-5x5", "Empty-8x8", "Empty-16x16", "EmptyRandom-5x5", "EmptyRandom-8x8", "EmptyRandom-16x16",
     "DoorKey-5x5", "DoorKey-6x6", "DoorKey-8x8", "DoorKey-16x16", "FourRooms"))
 
-# %% ../../nbs/measure/02_throughput.ipynb #a50ecd13
+# %% ../../nbs/measure/02_throughput.ipynb #j
 def eager_page(name: str, steps: int) -> Page:
     "How long single calls take outside of `jit`."
     def times(env, params):
@@ -286,7 +286,7 @@ def eager_page(name: str, steps: int) -> Page:
     return Page("Outside of jit", f"One {name}, {steps} resets and steps, each called by itself; milliseconds.",
                 markdown_table(["environment", "first reset", "later resets, median", "first step", "later steps, median"], rows, align="---:"))
 
-# %% ../../nbs/measure/02_throughput.ipynb #b5e29df6
+# %% ../../nbs/measure/02_throughput.ipynb #k
 def cases_of(env: str | None, all: bool, against: str | None, tasks: str, rules: int | None, num_envs: int, num_steps: int) -> tuple[Case, ...]:
     "The cases of a command line."
     if env is not None:
@@ -318,8 +318,10 @@ def report(env: str | None = None, all: bool = False, against: Literal["xminigri
         rows += measure(case, own, repeats, compile_turns=1 if all or against == "navix" else min(3, repeats))
         print(rows_table(rows[-len(own):]), file=sys.stderr)
         yield Page("Throughput",
-            "Random actions drawn in advance, auto-reset on, trials desynchronised, a different ruleset in every world, observations summed at every step (computed, not stored), "
-            "medians over turns taken alternately. `ratio` is our steps per second over that engine's, median of pairs.",
-            "navix observes the whole grid, its default, or what the agent sees, as we do; it has no rulesets, and its trials all begin together." if against == "navix" else "", summary(rows), rows_table(rows))
+            "Random actions drawn in advance, auto-reset on, trials desynchronised, a different ruleset in every world, "
+            "observations summed at every step (not stored), medians over turns taken alternately. `ratio` is our steps per "
+            "second over that engine's, median of pairs.",
+            "navix observes the whole grid, its default, or what the agent sees; it has no rulesets, and its trials begin together."
+            if against == "navix" else "", summary(rows), rows_table(rows))
 
 script(report)

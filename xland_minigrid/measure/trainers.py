@@ -6,7 +6,7 @@
 __all__ = ['TASKS', 'our_config', 'Trainer', 'our_trainer', 'load_theirs', 'their_trainer', 'TrainerRow', 'take_turns',
            'trainers_table', 'trainers_page', 'report']
 
-# %% ../../nbs/measure/07_trainers.ipynb #385eaf3d
+# %% ../../nbs/measure/07_trainers.ipynb #a
 import contextlib
 import importlib.util
 import io
@@ -29,7 +29,7 @@ from ..interop.upstream import benchmark_to_upstream
 from .profile import matmul_peak, matrix_flops, network_flops
 from .report import Page, in_turns, markdown_table, script
 
-# %% ../../nbs/measure/07_trainers.ipynb #95418a97
+# %% ../../nbs/measure/07_trainers.ipynb #b
 def our_config(gru: int, num_envs: int = 512, steps: int = 32, minibatches: int = 8) -> TrainConfig:
     "The work of both trainers: plain RL² with `gru` units, no belief, no attention. Raises `ValueError`."
     network = NetworkConfig(encoder_kind="conv", embedding=16, encoder_width=256, event=0, attention=False, memory=gru, head=256)
@@ -38,7 +38,7 @@ def our_config(gru: int, num_envs: int = 512, steps: int = 32, minibatches: int 
     return TrainConfig(env_id="XLand-MiniGrid-R1-9x9", total_steps=10_000 * num_envs * steps, num_envs=num_envs, steps_per_task=steps,
                        steps_per_update=steps, devices=1, seed=42, ppo=ppo, network=network)
 
-# %% ../../nbs/measure/07_trainers.ipynb #03c4a567
+# %% ../../nbs/measure/07_trainers.ipynb #c
 TASKS = 10_000  # generated `trivial` ones, from which both draw
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def our_trainer(config: TrainConfig) -> Trainer:
 
     return Trainer(once, network_flops(config))
 
-# %% ../../nbs/measure/07_trainers.ipynb #46b6ad76
+# %% ../../nbs/measure/07_trainers.ipynb #d
 _THEIR_FILES = ("train_meta_task", "nn", "utils")
 
 def load_theirs(folder):
@@ -99,7 +99,7 @@ def _alone(folder: Path):
     finally:
         sys.modules.update(kept)
 
-# %% ../../nbs/measure/07_trainers.ipynb #aaf81f07
+# %% ../../nbs/measure/07_trainers.ipynb #e
 def their_trainer(theirs, ours: TrainConfig) -> Trainer:
     "xminigrid's trainer (`load_theirs`) at the same work, compiled here."
     import xminigrid
@@ -116,7 +116,7 @@ def their_trainer(theirs, ours: TrainConfig) -> Trainer:
     train = theirs.make_train(env, params, tasks, config).lower(*args).compile()
     return Trainer(lambda: jax.block_until_ready(train(*args)["loss_info"]) and None, _their_flops(env, params, state, memory))
 
-def _their_flops(env, params, state, memory) -> int:
+def _their_flops(env, params, state, memory):
     shapes = env.observation_shape(params)
     seen = {"obs_img": jnp.zeros((1, 1, *shapes["img"])), "obs_dir": jnp.zeros((1, 1, shapes["direction"])), "prev_action": jnp.zeros((1, 1), jnp.int32), "prev_reward": jnp.zeros((1, 1))}
 
@@ -125,7 +125,7 @@ def _their_flops(env, params, state, memory) -> int:
         return dist.logits, value, memory
     return matrix_flops(policy_step, state.params, seen, memory[:1])
 
-# %% ../../nbs/measure/07_trainers.ipynb #d302816b
+# %% ../../nbs/measure/07_trainers.ipynb #f
 @dataclass(frozen=True)
 class TrainerRow:
     """Both trainers with a memory of `gru` units.
@@ -159,7 +159,7 @@ def take_turns(theirs: Trainer, ours: Trainer, config: TrainConfig, repeats: int
     rates = (config.steps_per_round / seconds[name] for name in ("theirs", "ours"))
     return TrainerRow(config.network.memory, config.ppo.update_epochs, *rates, np.array(peaks[1:]), theirs.flops, ours.flops)
 
-# %% ../../nbs/measure/07_trainers.ipynb #2bffa39e
+# %% ../../nbs/measure/07_trainers.ipynb #g
 def trainers_table(rows: list[TrainerRow]) -> str:
     "The rows as Markdown; *ratio* is ours to theirs."
     head = ["GRU", "theirs (steps/s)", "ours (steps/s)", "ratio", "over turns", "network, theirs / ours (MFLOP a step)", "of the peak, theirs / ours"]
@@ -168,19 +168,21 @@ def trainers_table(rows: list[TrainerRow]) -> str:
          f"{min(r.ours / r.theirs):.2f} – {max(r.ours / r.theirs):.2f}", f"{r.their_flops / 1e6:.2f} / {r.our_flops / 1e6:.2f}",
          f"{r.share('theirs'):.0%} / {r.share('ours'):.0%}") for r in rows])
 
-# %% ../../nbs/measure/07_trainers.ipynb #7aef6bc8
+# %% ../../nbs/measure/07_trainers.ipynb #h
 def trainers_page(rows: list[TrainerRow], config: TrainConfig, repeats: int) -> Page:
     "What was measured, and the table."
     peak = np.median(np.concatenate([r.peak for r in rows])) / 1e9
     return Page("Our trainer and xminigrid's own", f"Matrix products ran at {peak:.0f} GFLOP/s (median over turns).",
-        f"{config.env_id}, {TASKS:,} generated `trivial` tasks, {config.num_envs} agents, {config.steps_per_update} steps an update, "
-        f"{config.ppo.num_minibatches} minibatches, {config.ppo.update_epochs} epoch(s), float32; views of 5x5, "
-        f"embeddings of {config.network.embedding}, three convolutions (16, 32, 64), one GRU, heads of {config.network.head}. Ours has a layer of 256 between encoder and memory and one "
-        "layer for both heads, theirs no such layer and one for each. A call is one update: new tasks, collecting, and all gradient steps, without evaluation.",
-        "PATH is `training/` of a clone of github.com/dunnolab/xland-minigrid. Its network needs distrax, and on a recent jax that needs tfp-nightly; Python 3.11 and newer refuse the array "
-        "defaults of `RolloutStats` in its `utils.py`, which have to be written as `default_factory`.",
-        f"Medians of {repeats} turns, theirs and ours one after the other in one process, after one call each to warm up. Where the machine has other work meanwhile, the rates are "
-        "lower than on a quiet one: the ratios count. *Of the peak* counts one forward pass for acting and three for each epoch of learning.", trainers_table(rows))
+        f"{config.env_id}, {TASKS:,} generated `trivial` tasks, {config.num_envs} agents, {config.steps_per_update} steps an "
+        f"update, {config.ppo.num_minibatches} minibatches, {config.ppo.update_epochs} epoch(s), float32; views of 5x5, "
+        f"embeddings of {config.network.embedding}, three convolutions (16, 32, 64), one GRU, heads of {config.network.head}. "
+        "Ours has a layer of 256 between encoder and memory and one layer for both heads, theirs no such layer and one for each. "
+        "A call is one update: new tasks, collecting, and all gradient steps, without evaluation.",
+        "PATH is `training/` of a clone of github.com/dunnolab/xland-minigrid. It needs distrax, and with a recent jax tfp-nightly; "
+        "Python 3.11 and newer refuse the array defaults of `RolloutStats` in its `utils.py`: write each as `default_factory`.",
+        f"Medians of {repeats} turns, theirs and ours alternately in one process, after one call each to warm up. On a busy machine "
+        "the ratios count. *Of the peak* counts one forward pass for acting and three for each epoch of learning.",
+        trainers_table(rows))
 
 def report(folder: Path = Path("training"), sizes: tuple[int, ...] = (64, 256, 1024), repeats: int = 3, envs: int = 512, steps: int = 32, minibatches: int = 8) -> Iterator[Page]:
     """Compare our trainer with xminigrid's own.

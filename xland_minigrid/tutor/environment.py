@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TRIALS', 'STEPS', 'NEEDED', 'steps_taken', 'on_the_map', 'trial_return', 'arrivals', 'policy']
 
-# %% ../../nbs/tutor/04_environment.ipynb #b23260fa
+# %% ../../nbs/tutor/04_environment.ipynb #a
 import functools
 
 import jax
@@ -18,7 +18,7 @@ from ..envs.environment import reward_table
 from ..envs.registration import make
 from .exercise import WrongAnswer, exercise, function, number, refuse
 
-# %% ../../nbs/tutor/04_environment.ipynb #9f2041a6
+# %% ../../nbs/tutor/04_environment.ipynb #b
 _NO_VALUE = (jax.errors.TracerBoolConversionError, jax.errors.ConcretizationTypeError,
              jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
 
@@ -30,7 +30,7 @@ def _under_jit(call, name: str):
         raise WrongAnswer(f"`{name}` cannot be compiled: under jit an array has no value yet, so `if`, `while`, "
                           "`int(...)` and NumPy cannot be used on it. Use jnp.where, and jnp instead of np.") from None
 
-# %% ../../nbs/tutor/04_environment.ipynb #de1d0da5
+# %% ../../nbs/tutor/04_environment.ipynb #c
 @exercise("2.1", "Back from the reward", level=1, minutes=10)
 def steps_taken(answer) -> str:
     "A function of a reward and the time limit: the number of steps; None for no reward."
@@ -46,7 +46,7 @@ def steps_taken(answer) -> str:
     refuse(nothing is not None, f"A reward of 0 means that the goal was not reached: return None, not {nothing!r}.")
     return "Right, to the step."
 
-# %% ../../nbs/tutor/04_environment.ipynb #abc89237
+# %% ../../nbs/tutor/04_environment.ipynb #d
 @functools.cache
 def _numbered(view_size: int):
     "Compiled: the cell numbers of a 15 x 15 map in view, for a position and a direction."
@@ -68,7 +68,7 @@ def on_the_map(answer) -> str:
                 tried += 1
     return f"Right for all {tried} cells."
 
-def _same_place(found, place, cell, agent: str, view_size: int) -> None:
+def _same_place(found, place, cell, agent: str, view_size: int):
     try:
         row, col = (int(v) for v in found)
     except (TypeError, ValueError):
@@ -78,7 +78,7 @@ def _same_place(found, place, cell, agent: str, view_size: int) -> None:
         raise WrongAnswer(f"Of an agent at {agent} that sees {view_size} x {view_size} cells, {where} is at {place} on the "
                           f"map; your function says {(row, col)}.")
 
-# %% ../../nbs/tutor/04_environment.ipynb #4b0baafa
+# %% ../../nbs/tutor/04_environment.ipynb #e
 _WAY = (0, 0, 1, 0, 0)  # from the start of MiniGrid-Empty-5x5 to its goal
 TRIALS = {
     "straight to the goal": (*_WAY, *[2] * 7),
@@ -92,8 +92,7 @@ def _empty_room():
     env, params = make("MiniGrid-Empty-5x5")
     return env, params, jax.jit(env.reset), jax.jit(env.step)
 
-def _true_return(actions, gamma: float) -> float:
-    "The discounted return of a trial, step by step."
+def _true_return(actions, gamma: float):
     _, params, reset, step = _empty_room()
     timestep, total = reset(params, jax.random.key(0)), 0.0
     for t, action in enumerate(actions):
@@ -117,7 +116,7 @@ def trial_return(answer) -> str:
                    f"the return is {right:.4f}; your function says {found:.4f}.")
     return f"Right, for {len(TRIALS)} trials and two discounts."
 
-# %% ../../nbs/tutor/04_environment.ipynb #a43ace4d
+# %% ../../nbs/tutor/04_environment.ipynb #f
 STEPS, NEEDED = 40, .95
 
 @functools.cache

@@ -6,7 +6,7 @@
 __all__ = ['EXERCISES', 'MODULES', 'WrongAnswer', 'refuse', 'Verdict', 'Exercise', 'exercise', 'numbers', 'number', 'pair',
            'compare', 'function', 'rejects', 'all_exercises']
 
-# %% ../../nbs/tutor/01_exercise.ipynb #1f7c7b81
+# %% ../../nbs/tutor/01_exercise.ipynb #a
 import dataclasses
 import importlib
 import inspect
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-# %% ../../nbs/tutor/01_exercise.ipynb #4207b328
+# %% ../../nbs/tutor/01_exercise.ipynb #b
 class WrongAnswer(AssertionError):
     "Raised inside a checker; says what happened and what to look at."
 
@@ -40,12 +40,12 @@ class Verdict:
     def __repr__(self) -> str:
         return f"{'✓' if self.ok else '✗'} {self.exercise.number} {self.exercise.title}: {self.message}"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self):
         ink = "46,158,91" if self.ok else "214,120,30"
         return (f'<div style="border-left:4px solid rgb({ink});background:rgba({ink},.12);padding:6px 12px;border-radius:3px;max-width:760px">'
                 f'<b>{"✓" if self.ok else "✗"} {escape(self.exercise.number)} {escape(self.exercise.title)}</b><br>{escape(self.message)}</div>')
 
-# %% ../../nbs/tutor/01_exercise.ipynb #96a5aabf
+# %% ../../nbs/tutor/01_exercise.ipynb #c
 EXERCISES: dict[str, "Exercise"] = {}  # by number, of the modules imported so far
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -78,7 +78,7 @@ class Exercise:
     def __repr__(self) -> str:
         return f"Exercise({self.number} {self.title!r}, {'●' * self.level + '○' * (3 - self.level)}, {self.minutes} minutes)"
 
-# %% ../../nbs/tutor/01_exercise.ipynb #fd9c207d
+# %% ../../nbs/tutor/01_exercise.ipynb #d
 def exercise(number: str, title: str, *, level: int, minutes: int, answer: str | None = None) -> Callable[[Callable], Exercise]:
     """Make a checker an exercise. answer: default: the checker's name. Raises `ValueError` for a taken number or a
     wrong level.
@@ -97,7 +97,7 @@ def exercise(number: str, title: str, *, level: int, minutes: int, answer: str |
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) if "__file__" in globals() else "xland_minigrid"
 
-def _blame(error: Exception, answer: str) -> str:
+def _blame(error: Exception, answer: str):
     "An error in words, with the learner's last own line that led to it."
     what = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
     own = [frame for frame in traceback.extract_tb(error.__traceback__)[2:] if not frame.filename.startswith(_PACKAGE)
@@ -107,7 +107,7 @@ def _blame(error: Exception, answer: str) -> str:
     line = f" (`{own[-1].line}`)" if own[-1].line else ""
     return f"In `{own[-1].name}`, line {own[-1].lineno}{line}: {what}"
 
-# %% ../../nbs/tutor/01_exercise.ipynb #numbers-code
+# %% ../../nbs/tutor/01_exercise.ipynb #e
 def numbers(found, shape: tuple, name: str, asked: str) -> np.ndarray:
     "What an answer returned, as float64 of that shape; `asked` is what it should be. Raises `WrongAnswer`."
     refuse(found is None, f"`{name}` gives nothing back: it has to end with `return`.")
@@ -145,7 +145,7 @@ def function(answer, name: str, *arguments: str) -> None:
     except ValueError:
         pass  # written in C
 
-# %% ../../nbs/tutor/01_exercise.ipynb #606aefc0
+# %% ../../nbs/tutor/01_exercise.ipynb #f
 def rejects(check: Exercise, right, wrong: Mapping[str, object], *, stumbles: tuple[str, ...] = ()) -> None:
     """Assert that a checker accepts `right` and refuses each of `wrong` (description to answer); prints its reasons.
 
@@ -167,7 +167,7 @@ def rejects(check: Exercise, right, wrong: Mapping[str, object], *, stumbles: tu
             raise AssertionError(f"{name}: the checker stumbles over {type(verdict.error).__name__}: {verdict.error}") from verdict.error
         print(f"{name}: {verdict.message}")
 
-# %% ../../nbs/tutor/01_exercise.ipynb #ffb0bc27
+# %% ../../nbs/tutor/01_exercise.ipynb #g
 MODULES = ("five_minutes", "anatomy", "environment", "benchmarks", "scaling", "ppo", "rl2", "probing", "sessions", "yours")  # of tutorials 0 to 9
 
 def all_exercises() -> dict[str, Exercise]:

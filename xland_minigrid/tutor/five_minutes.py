@@ -6,7 +6,7 @@
 __all__ = ['AGENT', 'RECORDS', 'BELIEFS', 'STARTS', 'TRIALS', 'AT_FIRST', 'AT_LAST', 'record', 'first_success', 'entropy',
            'attempts', 'riddle']
 
-# %% ../../nbs/tutor/02_five_minutes.ipynb #015daf0d
+# %% ../../nbs/tutor/02_five_minutes.ipynb #a
 import functools
 import math
 
@@ -19,7 +19,7 @@ from .exercise import WrongAnswer, compare, exercise, function, number, refuse
 
 AGENT = "r1-9x9-trivial"
 
-# %% ../../nbs/tutor/02_five_minutes.ipynb #b7ab26c4
+# %% ../../nbs/tutor/02_five_minutes.ipynb #b
 def record(*trials: tuple[int, float]) -> list:
     "Moments of trials (steps, reward), as `watch` returns them, without states and observations."
     from xland_minigrid.baselines.evaluation import Moment
@@ -46,7 +46,7 @@ def first_success(answer) -> str:
                f"Trials that ended with {ends}: the first success is {where}; your function says {found!r}.")
     return f"Right, for {len(RECORDS)} records."
 
-# %% ../../nbs/tutor/02_five_minutes.ipynb #0f5eef52
+# %% ../../nbs/tutor/02_five_minutes.ipynb #c
 BELIEFS = {"one of sixteen, all alike": np.full(16, 1 / 16), "one of two": np.array([.5, .5] + [0] * 14),
            "certain": np.eye(16)[5], "rather sure": np.array([.85, .1, .05] + [0] * 13)}
 
@@ -65,7 +65,7 @@ def entropy(answer) -> str:
             said + " The sign is wrong.": -right}, atol=1e-3)
     return "Right: 0 for who is certain, and ln n where n answers are alike."
 
-# %% ../../nbs/tutor/02_five_minutes.ipynb #7d6c30ca
+# %% ../../nbs/tutor/02_five_minutes.ipynb #d
 STARTS, TRIALS, AT_FIRST, AT_LAST = 64, 10, .6, .8
 
 @functools.cache
@@ -95,7 +95,7 @@ def riddle(answer) -> str:
         raise WrongAnswer(str(error)) from None
     return _is_riddle(success)
 
-def _is_riddle(success: np.ndarray) -> str:
+def _is_riddle(success: np.ndarray):
     "What shares of success `(10,)` say. Raises `WrongAnswer`."
     told = f"It reached the goal in {success[0]:.0%} of its first trials and in {success[-1]:.0%} of its tenth ones"
     refuse(success[-1] < AT_LAST, f"{told}: too hard, {AT_LAST:.0%} are needed in the end. Which kinds of goals is it good at?")

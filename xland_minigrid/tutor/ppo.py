@@ -5,22 +5,22 @@
 # %% auto #0
 __all__ = ['returns', 'normalised', 'gae', 'clipped_loss']
 
-# %% ../../nbs/tutor/07_ppo.ipynb #eba2eff0
+# %% ../../nbs/tutor/07_ppo.ipynb #a
 import numpy as np
 
 from .exercise import WrongAnswer, compare, exercise, numbers, refuse
 
-# %% ../../nbs/tutor/07_ppo.ipynb #d17d30ea
+# %% ../../nbs/tutor/07_ppo.ipynb #b
 def _array(found, shape: tuple, name: str, asked: str = "one number for each step") -> np.ndarray:
     "`numbers` that must be finite."
     found = numbers(found, shape, name, asked)
     refuse(not np.isfinite(found).all(), f"`{name}` gives back what is no number ({found.ravel()[:4]} …): was something divided by 0?")
     return found
 
-def _row(values) -> str:
+def _row(values):
     return np.array2string(np.asarray(values, np.float64).round(3) + 0.0, separator=", ")
 
-# %% ../../nbs/tutor/07_ppo.ipynb #f17e5fbe
+# %% ../../nbs/tutor/07_ppo.ipynb #c
 _RETURNS = (  # what it shows, rewards, done, gamma, right
     ("a reward at the end is discounted once for each step before it", [0, 0, 1], [0, 0, 1], 0.5, [0.25, 0.5, 1]),
     ("a reward counts in full for the step that earned it", [1, 2, 4], [0, 0, 1], 0.5, [3, 4, 4]),
@@ -36,7 +36,7 @@ def returns(answer) -> str:
         compare(found, right, f"For rewards {reward}, done {done} and gamma {gamma} you get {_row(found)}, not {_row(right)}: {why}.")
     return "Right: rewards go back in time, and stop where an episode begins."
 
-# %% ../../nbs/tutor/07_ppo.ipynb #3017c44d
+# %% ../../nbs/tutor/07_ppo.ipynb #d
 @exercise("5.2", "Normalised", answer="my_normalised", level=1, minutes=5)
 def normalised(answer) -> str:
     "`answer(advantage)` has mean 0 and standard deviation 1 over the whole array."
@@ -54,7 +54,7 @@ def normalised(answer) -> str:
     refuse(np.abs(equal).max() > 1e-3, f"Equal advantages should become 0; you make {equal.ravel()[0]:.3g} of them.")
     return "Right, also where all advantages are equal."
 
-# %% ../../nbs/tutor/07_ppo.ipynb #5a9b4f68
+# %% ../../nbs/tutor/07_ppo.ipynb #e
 def _gae(reward, done, value, last_value, gamma, lam):
     found, later, following = np.zeros(len(reward)), 0.0, np.append(value[1:], last_value)
     for t in reversed(range(len(reward))):
@@ -82,7 +82,7 @@ def gae(answer) -> str:
                 f"{reward.tolist()}, values {value.tolist()}) you get {_row(found)}, not {_row(right)}: {why}.")
     return "Right: nothing crosses the end of an episode, neither value nor TD error."
 
-# %% ../../nbs/tutor/07_ppo.ipynb #18f61ef4
+# %% ../../nbs/tutor/07_ppo.ipynb #f
 _RATIOS = np.array([1.0, 1.1, 1.5, 0.5, 1.5, 0.5, 0.9, 1.19, 0.81])
 _SIGNS = np.array([1.0, -2.0, 1.0, 1.0, -1.0, -1.0, 0.5, 3.0, -1.0])
 
@@ -109,7 +109,7 @@ def clipped_loss(answer) -> str:
     refuse(not np.isclose(narrow, -1.1, atol=1e-5), "With eps = 0.1 a ratio of 1.15 should be clipped to 1.1: use eps, not 0.2.")
     return "Right: no gradient where the clip holds, and a way back everywhere else."
 
-def _why_slope(ratio: float, sign: float, have: float, want: float) -> str:
+def _why_slope(ratio: float, sign: float, have: float, want: float):
     return (f"At the ratio {ratio:g} with the advantage {sign:+g} the gradient (times the size of the batch) is "
             f"{have:.3f}, not {want:.3f}: " + (
         "the policy has moved far enough in the right direction, so nothing more is to be gained." if want == 0 else

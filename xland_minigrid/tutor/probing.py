@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['held_out', 'normalised_score', 'pca', 'versus_chance']
 
-# %% ../../nbs/tutor/09_probing.ipynb #f4ddb6f7
+# %% ../../nbs/tutor/09_probing.ipynb #a
 import functools
 
 import numpy as np
 
 from .exercise import compare, exercise, number, numbers, pair, refuse
 
-# %% ../../nbs/tutor/09_probing.ipynb #4d6f1609
+# %% ../../nbs/tutor/09_probing.ipynb #b
 @functools.lru_cache(maxsize=1)
 def _benchmarks():
     from xland_minigrid.benchmarks import generate_benchmark
@@ -37,7 +37,7 @@ def held_out(answer) -> str:
     refuse(len(found) > new, "Some rows are named twice: one number for each task.")
     return f"Right: {leaks.mean():.0%} of these test tasks would have leaked."
 
-# %% ../../nbs/tutor/09_probing.ipynb #32221c87
+# %% ../../nbs/tutor/09_probing.ipynb #c
 @exercise("7.2", "Normalised", level=2, minutes=10)
 def normalised_score(answer) -> str:
     "`answer(returns (tasks, trials), par (tasks,), max_steps)`: the mean return over the oracle's, where known."
@@ -60,7 +60,7 @@ def normalised_score(answer) -> str:
     compare(other, 0.5 / 0.55, "With max_steps = 100 it goes wrong: do not put 50 into it.")
     return "Right: compared with what was possible, where that is known."
 
-# %% ../../nbs/tutor/09_probing.ipynb #7ba86104
+# %% ../../nbs/tutor/09_probing.ipynb #d
 @exercise("7.3", "Principal components", level=2, minutes=15)
 def pca(answer) -> str:
     "`answer(states (rows, units), n)`: coordinates `(rows, n)`, and the share of variance of each, `(n,)`."
@@ -78,14 +78,14 @@ def pca(answer) -> str:
         refuse(not np.allclose(share, true, atol=1e-4), _why_share(share, s, true))
     return "Right, whatever the signs."
 
-def _why_points(points, u) -> str:
+def _why_points(points, u):
     if np.abs(points.mean(0)).max() > 1e-6:
         return "Your coordinates do not have the mean 0: subtract the mean of the rows first."
     if np.allclose(np.abs(points), np.abs(u), atol=1e-6):
         return "Your components all have the same length: multiply the columns of U by the singular values."
     return "Your coordinates are not the first columns of U S: are components the columns, and the largest first?"
 
-def _why_share(share, s, true) -> str:
+def _why_share(share, s, true):
     if np.allclose(share, (s / s.sum())[:len(true)], atol=1e-4):
         return "Those are shares of the singular values; variances are in proportion to their squares."
     if np.isclose(share.sum(), 1):
@@ -93,7 +93,7 @@ def _why_share(share, s, true) -> str:
     return (f"The shares are {np.round(share, 3).tolist()}, not {np.round(true, 3).tolist()}: the squared singular values "
             "over their sum.")
 
-# %% ../../nbs/tutor/09_probing.ipynb #e302a39f
+# %% ../../nbs/tutor/09_probing.ipynb #e
 @exercise("7.4", "Accuracy and chance", level=2, minutes=15)
 def versus_chance(answer) -> str:
     "`answer(said, truth)`: the accuracy, and that of a blind guesser with the same habits."

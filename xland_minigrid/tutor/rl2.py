@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['wipe', 'nats', 'per_trial', 'p20']
 
-# %% ../../nbs/tutor/08_rl2.ipynb #cf01fe70
+# %% ../../nbs/tutor/08_rl2.ipynb #a
 import numpy as np
 
 from .exercise import compare, exercise, number, numbers, refuse
 
-# %% ../../nbs/tutor/08_rl2.ipynb #5c1669e0
+# %% ../../nbs/tutor/08_rl2.ipynb #b
 _DONE = np.array([0, 0, 1, 0, 1, 1, 0, 0, 1, 0, 1, 0], bool)  # six trials of 3, 2, 1, 3, 2 steps and one that goes on
 
 @exercise("6.1", "When to forget", level=1, minutes=10)
@@ -23,7 +23,7 @@ def wipe(answer) -> str:
                f"you wipe the memory before the steps {at}, not {right}: {_why_wiped(at, trials)}")
     return "Right: between trials it remembers, between tasks it forgets."
 
-def _why_wiped(at: list, trials: int) -> str:
+def _why_wiped(at: list, trials: int):
     starts = [0, *(np.flatnonzero(_DONE[:-1]) + 1).tolist()]
     if 0 not in at:
         return "the first task begins with step 0, in an empty memory."
@@ -33,7 +33,7 @@ def _why_wiped(at: list, trials: int) -> str:
         return "no trial begins at some of these; a task begins at the step *after* the one that ended the last trial."
     return f"a task begins after every {trials} trials, counted from the first."
 
-# %% ../../nbs/tutor/08_rl2.ipynb #6d505378
+# %% ../../nbs/tutor/08_rl2.ipynb #c
 @exercise("6.2", "What is still open", level=1, minutes=5)
 def nats(answer) -> str:
     "`answer(belief (..., K))`: the entropy over the last axis, in nats."
@@ -50,9 +50,8 @@ def nats(answer) -> str:
             f"{found[:, 0].round(3).tolist()}, not ln 4, ln 2 and ln 1, that is [1.386, 0.693, 0.0].", atol=1e-4)
     return "Right: four possibilities are 1.39 nats, two 0.69, certainty 0."
 
-# %% ../../nbs/tutor/08_rl2.ipynb #97a02eaa
+# %% ../../nbs/tutor/08_rl2.ipynb #d
 def _games():
-    "Rewards and ends of three tasks, `(10, 3)`."
     trials = [[(2, 0.8), (3, 0.0), (5, 0.3)], [(4, 0.0), (1, 0.9), (2, 0.5), (3, 0.1)], [(6, 0.0), (3, 0.6)]]
     reward, done = np.zeros((10, 3)), np.zeros((10, 3), bool)
     for task, row in enumerate(trials):
@@ -71,14 +70,14 @@ def per_trial(answer) -> str:
                    f"{have:.3f}, not {want:.3f}. {_why_share(k, have)}")
     return "Right: trial by trial, however long the trials are."
 
-def _why_share(k: int, have: float) -> str:
+def _why_share(k: int, have: float):
     if k == 2 and np.isclose(have, 2 / 3):
         return "One task never finished it, so it counts neither as a success nor as a failure."
     if np.isclose(have, (0.8 / 3, 1.5 / 3, 0.4)[k], atol=1e-3):
         return "That is the mean reward: a trial is solved when its reward is above 0, however small."
     return "Which trial does a step belong to? The one whose number is the count of trials that ended before it."
 
-# %% ../../nbs/tutor/08_rl2.ipynb #8e2a062c
+# %% ../../nbs/tutor/08_rl2.ipynb #e
 @exercise("6.4", "The 20th percentile", level=1, minutes=10)
 def p20(answer) -> str:
     "`answer(returns (tasks, trials))`: the 0.2-quantile over tasks of their mean return."

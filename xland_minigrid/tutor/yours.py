@@ -5,29 +5,34 @@
 # %% auto #0
 __all__ = ['KEY', 'BALL', 'STAR', 'in_passing', 'first_and_then', 'hall', 'fetch']
 
-# %% ../../nbs/tutor/11_yours.ipynb #513c95eb
+# %% ../../nbs/tutor/11_yours.ipynb #a
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.compose import Composed, compose
+from ..core.goals import BaseGoal
+from ..core.layouts import Layout, check_layout
+from ..core.rules import BaseRule, rule_kinds
+from ..core.ruleset import make_ruleset, pad_ruleset
 from ..core.tiles import FLOOR, WALL, Colors, Tiles, pack, tile_name
 from ..core.walls import DIRECTION_NAMES, DIRECTIONS
+from ..envs.environment import Environment
+from ..envs.registration import make
 from .anatomy import act_out
 from .exercise import WrongAnswer, exercise, refuse
 
 KEY, BALL, STAR = (Tiles.KEY, Colors.YELLOW), (Tiles.BALL, Colors.RED), (Tiles.STAR, Colors.PURPLE)  # those of the tutorial
 
-# %% ../../nbs/tutor/11_yours.ipynb #cd36fbe9
+# %% ../../nbs/tutor/11_yours.ipynb #b
 _play = functools.partial(act_out, height=7, width=9)
 
-# %% ../../nbs/tutor/11_yours.ipynb #2a0434c4
+# %% ../../nbs/tutor/11_yours.ipynb #c
 @exercise("9.1", "In passing", answer="InPassing", level=2, minutes=15)
 def in_passing(answer) -> str:
     "`InPassing`: after a step forward, a thing to the left or right of the agent becomes another."
-    from xland_minigrid.core.rules import BaseRule, rule_kinds
-    from xland_minigrid.core.ruleset import make_ruleset
     if isinstance(answer, BaseRule):
         answer = type(answer)
     refuse(not isinstance(answer, type) or not issubclass(answer, BaseRule), "A class is wanted that derives from OneTileRule.")
@@ -44,7 +49,7 @@ def in_passing(answer) -> str:
 
 _TRIALS = (((0,), "a step forward"), ((1, 2), "turning there and back"), ((5,), "toggling"))
 
-def _check_passing(task, facing: int, side: int, where: str) -> None:
+def _check_passing(task, facing: int, side: int, where: str):
     middle = np.array([3, 4])
     spot = tuple(int(x) for x in middle + DIRECTIONS[(facing + side) % 4])
     for actions, what in _TRIALS:
@@ -57,7 +62,7 @@ def _check_passing(task, facing: int, side: int, where: str) -> None:
 
 
 
-# %% ../../nbs/tutor/11_yours.ipynb #f11f8301
+# %% ../../nbs/tutor/11_yours.ipynb #d
 _SCRIPTS = (  # what happens, things, actions, and after which action the goal is reached
     ("The agent picks up the key, walks to the ball and puts the key down there", {(2, 3): KEY, (2, 7): BALL}, (3, 0, 0, 0, 0, 1, 4, 1), 7),
     ("The agent walks to the ball without ever having had the key", {(4, 3): KEY, (2, 7): BALL}, (0, 0, 0, 0, 1, 1), None),
@@ -68,9 +73,6 @@ _SCRIPTS = (  # what happens, things, actions, and after which action the goal i
 @exercise("9.2", "First and then", level=2, minutes=15)
 def first_and_then(answer) -> str:
     "A composed goal: have held the key, later be next to the ball without it."
-    from xland_minigrid.core.compose import Composed, compose
-    from xland_minigrid.core.goals import BaseGoal
-    from xland_minigrid.core.ruleset import make_ruleset, pad_ruleset
     refuse(not isinstance(answer, (BaseGoal, Composed)), "A goal is wanted: one of the classes of goals, or AllOf, AnyOf, Not, InOrder of goals.")
     task = make_ruleset(answer, [], [KEY, BALL]).extend()
     task = pad_ruleset(task, 1, 2, max(8, len(compose(answer))))
@@ -82,7 +84,7 @@ def first_and_then(answer) -> str:
             raise WrongAnswer(f"{what} (actions {list(actions)}). The goal should be reached {at(right)}; here it is {at(won)}.")
     return "Right: in all four scripts the goal is reached exactly when it should be."
 
-# %% ../../nbs/tutor/11_yours.ipynb #f1cb1295
+# %% ../../nbs/tutor/11_yours.ipynb #e
 def _is_wall(n: int) -> np.ndarray:
     row, col = np.indices((n, n))
     return (row % (n - 1) == 0) | (col % (n - 1) == 0) | ((row % 2 == 0) & (col % 2 == 0))
@@ -90,7 +92,6 @@ def _is_wall(n: int) -> np.ndarray:
 @exercise("9.3", "A hall of pillars", level=2, minutes=20)
 def hall(answer) -> str:
     "`hall(n)`: a layout with pillars where row and column are even."
-    from xland_minigrid.core.layouts import Layout, check_layout
     for n in (7, 9, 13):
         plan = answer(n)
         refuse(not isinstance(plan, Layout), f"hall({n}) is a {type(plan).__name__}; a Layout is wanted (`drawn` makes one from a drawing).")
@@ -102,7 +103,7 @@ def hall(answer) -> str:
     _check_resets(plan)
     return f"Right: a hall of any odd size, {int(plan.num_free)} free cells at size 13."
 
-def _check_hall(n: int, plan) -> None:
+def _check_hall(n: int, plan):
     cells, wall = np.asarray(plan.cells), _is_wall(n)
     if (wrong := np.argwhere((cells == WALL) != wall)).size:
         row, col = wrong[0]
@@ -114,19 +115,17 @@ def _check_hall(n: int, plan) -> None:
                           f"{', some of which are wall' if wall.ravel()[free].any() else ''}: things are put on those.")
     refuse(np.asarray(plan.num_places).any(), f"hall({n}) has doors; none are wanted.")
 
-def _check_resets(plan) -> None:
-    from xland_minigrid import make, make_ruleset
+def _check_resets(plan):
     n = plan.cells.shape[0]
     env, params = make("XLand-MiniGrid-R1-9x9", height=n, width=n, layout=plan, ruleset=make_ruleset(None, [], [KEY, BALL, STAR]))
     state = jax.jit(jax.vmap(env.reset, (None, 0)))(params, jax.random.split(jax.random.key(0), 100)).state
     things = ((state.cells != FLOOR) & (state.cells != WALL)).sum((1, 2))
     refuse(not (np.asarray(things) == 3).all() or not ((np.asarray(state.cells) == WALL) == _is_wall(n)).all(), "Played, things lie in walls or get lost: `free` and `num_free` do not fit the cells.")
 
-# %% ../../nbs/tutor/11_yours.ipynb #3af607d6
+# %% ../../nbs/tutor/11_yours.ipynb #f
 @exercise("9.4", "Fetch", answer="Fetch", level=3, minutes=30)
 def fetch(answer) -> str:
     "`Fetch`, an environment: in an empty room pick up the star and not the ball."
-    from xland_minigrid import Environment
     refuse(not isinstance(answer, type) or not issubclass(answer, Environment), "A class is wanted that derives from MiniGridTask (or Environment).")
     env = answer()
     params, other = env.default_params(), env.default_params(height=8, width=7, max_steps=10)
@@ -141,7 +140,7 @@ def fetch(answer) -> str:
     _check_goal(env, other, jax.tree.map(lambda x: x[0], starts))
     return "Right: three hundred rooms, all different, and only the star counts."
 
-def _check_rooms(cells, position) -> None:
+def _check_rooms(cells, position):
     wall = np.ones((8, 7), bool)
     wall[1:-1, 1:-1] = False
     refuse(cells.shape[1:] != (8, 7), f"With height=8 and width=7 the grid is {cells.shape[1]} by {cells.shape[2]}.")
@@ -153,7 +152,7 @@ def _check_rooms(cells, position) -> None:
     under = cells[np.arange(len(cells)), *position.T]
     refuse((under != FLOOR).any(), f"In {np.mean(under != FLOOR):.0%} of 300 starts the agent does not stand on floor.")
 
-def _check_chance(state, keys) -> None:
+def _check_chance(state, keys):
     agents = np.asarray(state.agent.position) @ np.array([7, 1])
     places = {"star": np.asarray(state.cells).reshape(300, -1) == pack(*STAR), "ball": np.asarray(state.cells).reshape(300, -1) == pack(*BALL)}
     places = {"agent": agents, **{name: where.argmax(1) for name, where in places.items()}}
@@ -163,7 +162,7 @@ def _check_chance(state, keys) -> None:
     refuse(len(np.unique(np.asarray(state.agent.direction))) < 4, f"The agent looks in {len(np.unique(np.asarray(state.agent.direction)))} of four directions only.")
     refuse((np.asarray(jax.random.key_data(state.key)) == np.asarray(jax.random.key_data(keys))).all(-1).any(), "The state carries the very key that the reset was given: split it, and put in a part that nothing else uses, or the next trial repeats this one.")
 
-def _check_goal(env, params, start) -> None:
+def _check_goal(env, params, start):
     step = jax.jit(env.step)
     for thing, name in ((BALL, "ball"), (STAR, "star")):
         row, col = np.argwhere(np.asarray(start.state.cells) == pack(*thing))[0]

@@ -7,7 +7,7 @@ __all__ = ['KEYS', 'WORDS', 'HELP', 'WON', 'LOST', 'LATE', 'LEFT', 'read_line', 
            'Session', 'task_in_words', 'figure_task', 'world_of', 'play_lines', 'raw_terminal', 'read_key', 'play_keys',
            'control', 'is_terminal', 'play_from']
 
-# %% ../../nbs/viz/06_control.ipynb #3e3d52fc
+# %% ../../nbs/viz/06_control.ipynb #a
 import contextlib
 import functools
 import os
@@ -34,7 +34,7 @@ from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
 from .player import Player, play
 from .render import describe_grid, render, render_text, view_to_world
 
-# %% ../../nbs/viz/06_control.ipynb #1fed6aad
+# %% ../../nbs/viz/06_control.ipynb #b
 KEYS = {"up": 0, "w": 0, "right": 1, "d": 1, "left": 2, "a": 2, "p": 3, "e": 3, "x": 4, "down": 4, "s": 4, "t": 5, " ": 5,
         "r": "reset", "q": "quit", "h": "task", "?": "help"}
 
@@ -64,7 +64,7 @@ def read_line(line: str) -> list:
                              f"a number 0 to {NUM_ACTIONS - 1}, or keys such as wwdp.")
     return commands
 
-# %% ../../nbs/viz/06_control.ipynb #b653c04d
+# %% ../../nbs/viz/06_control.ipynb #c
 @functools.lru_cache(maxsize=16)
 def compiled(env, kind=None):
     "The compiled `reset` and `step` of an environment, shared within a class without attributes."
@@ -73,7 +73,7 @@ def compiled(env, kind=None):
     env = env if kind is None else kind()
     return jax.jit(env.reset), jax.jit(env.step)
 
-# %% ../../nbs/viz/06_control.ipynb #bcfbb59a
+# %% ../../nbs/viz/06_control.ipynb #d
 def view_of(env, params, timestep) -> np.ndarray:
     "The agent's view, uint8 `(V, V, 2)` of (tile, colour), whatever a wrapper made of the observation."
     seen = timestep.observation
@@ -84,7 +84,7 @@ def view_of(env, params, timestep) -> np.ndarray:
     view = look(state.cells, state.agent.position, state.agent.direction, size)[:-1].reshape(size, size)
     return np.asarray(unpack(view if params.see_through_walls else hide(view)))
 
-# %% ../../nbs/viz/06_control.ipynb #4d723a7c
+# %% ../../nbs/viz/06_control.ipynb #e
 WON, LOST, LATE, LEFT = "won", "lost", "out of time", "given up"
 
 class Trial(NamedTuple):
@@ -114,7 +114,7 @@ def _film(self, tile_size: int = 16, fps: float = 4) -> Player:
     return play(frames, [f"trial {m.trial}, step {m.step}: {m.done}" for m in self.moments], markers=starts if len(starts) > 1 else {},
                 fps=fps, tile_size=tile_size, title=self.name)
 
-# %% ../../nbs/viz/06_control.ipynb #8ef3a659
+# %% ../../nbs/viz/06_control.ipynb #f
 class Session:
     """A world played by hand: `do(command)` changes it, `frame()` shows it as `rich` markup.
 
@@ -143,7 +143,7 @@ class Session:
         self.message = f"trial {self.trial} begins" if self.trial > 1 else ""
         self._arrive(self._reset(self.params, key), "start")
 
-    def _arrive(self, timestep, done: str) -> None:
+    def _arrive(self, timestep, done: str):
         self.timestep, self.seen = timestep, view_of(self.env, self.params, timestep)
         cells, agent = jax.tree.map(np.asarray, (timestep.state.cells, timestep.state.agent))
         visible = view_to_world(self.seen[..., 0] != Tiles.UNSEEN, agent, cells.shape)
@@ -175,7 +175,7 @@ class Session:
         lines += ["", escape(task_in_words(self.params, state))] if self.show_task else []
         return "\n".join([*lines, *(["", HELP] if self.show_help else [])])
 
-# %% ../../nbs/viz/06_control.ipynb #5b4157c4
+# %% ../../nbs/viz/06_control.ipynb #g
 def task_in_words(params, state) -> str:
     "Goal and rules in English."
     if hasattr(params, "ruleset"):
@@ -183,7 +183,7 @@ def task_in_words(params, state) -> str:
     rules = [describe_rule(r) for r in np.asarray(state.rule_encoding) if r[0]]
     return "\n".join([f"Your goal: {describe_goal(np.asarray(state.goal_encoding))}.", *(f"  {i}. {r}." for i, r in enumerate(rules, 1))])
 
-# %% ../../nbs/viz/06_control.ipynb #7aed6e26
+# %% ../../nbs/viz/06_control.ipynb #h
 def figure_task() -> RuleSet:
     "The task of the paper's Figures 1 to 3: `TileNear(red ball, green ball)`, a rule, and a dead end."
     pyramid, square, star = (Tiles.PYRAMID, Colors.BLUE), (Tiles.SQUARE, Colors.PURPLE), (Tiles.STAR, Colors.ORANGE)
@@ -191,9 +191,8 @@ def figure_task() -> RuleSet:
     return RuleSet(goal=np.array([4, *red, *green], np.uint8), rules=np.array([[3, *pyramid, *square, *red], [3, *square, *yellow, *star]], np.uint8),
                    init_tiles=np.array([pyramid, square, green, yellow], np.uint8))
 
-# %% ../../nbs/viz/06_control.ipynb #c610c2b7
+# %% ../../nbs/viz/06_control.ipynb #i
 def _environment(env, params):
-    "Name, environment and parameters of an argument `env`. Raises `TypeError` or `ValueError`."
     if params is not None and not isinstance(params, EnvParams):
         raise TypeError(f"params is {type(params).__name__}: give the second of env, params = make(...).")
     if isinstance(env, str):
@@ -228,16 +227,15 @@ def world_of(env, params=None, ruleset=None) -> tuple[str, Environment, EnvParam
         raise ValueError(f"These are {len(ruleset.goal)} tasks: play one at a time, benchmark.get_ruleset(0) say.")
     return name, env, params.replace(ruleset=ruleset)
 
-# %% ../../nbs/viz/06_control.ipynb #09e161cd
-def _grid_text(session: Session) -> str:
-    "The grid, visible cells lighter, or only the view."
+# %% ../../nbs/viz/06_control.ipynb #j
+def _grid_text(session: Session):
     if session.view:
         size = len(session.seen)
         return render_text(session.seen, SimpleNamespace(position=(size - 1, size // 2), direction=0), wide=True)
     moment = session.moments[-1]
     return render_text(moment.cells, moment.agent, visible=moment.visible, wide=True)
 
-# %% ../../nbs/viz/06_control.ipynb #edf04606
+# %% ../../nbs/viz/06_control.ipynb #k
 def play_lines(session: Session, lines, console) -> None:
     "Print a frame for the start and for each command. Raises `ValueError` with the number of a wrong line."
     _show(session, console)
@@ -252,14 +250,14 @@ def play_lines(session: Session, lines, console) -> None:
             console.print("")
             _show(session, console)
 
-def _show(session: Session, console) -> None:
+def _show(session: Session, console):
     "Print a frame; without colours, also the names of objects."
     console.print(session.frame())
     if console.color_system is None:
         grid = session.seen if session.view else session.moments[-1].cells
         console.print("; ".join(describe_grid(grid).split("; ")[1:]) or "nothing there", markup=False, highlight=False)
 
-# %% ../../nbs/viz/06_control.ipynb #0915416b
+# %% ../../nbs/viz/06_control.ipynb #l
 @contextlib.contextmanager
 def raw_terminal(file_in: int, out):
     "Read single keys, on an alternative screen; restores the terminal."
@@ -281,7 +279,7 @@ def raw_terminal(file_in: int, out):
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
-# %% ../../nbs/viz/06_control.ipynb #2736ae80
+# %% ../../nbs/viz/06_control.ipynb #m
 _ARROWS = {b"A": "up", b"B": "down", b"C": "right", b"D": "left"}
 
 def read_key(file_in: int) -> str:
@@ -294,9 +292,8 @@ def read_key(file_in: int) -> str:
         rest += os.read(file_in, 1)
     return _ARROWS.get(rest[1:], "escape") if rest[:1] in (b"[", b"O") else "escape"
 
-# %% ../../nbs/viz/06_control.ipynb #7432b54e
-def _paint(out, console, text: str) -> None:
-    "Draw a frame over the last one."
+# %% ../../nbs/viz/06_control.ipynb #n
+def _paint(out, console, text: str):
     with console.capture() as captured:
         console.print(text, highlight=False)
     out.write("\x1b[H" + captured.get().replace("\n", "\x1b[K\n") + "\x1b[J")
@@ -316,9 +313,8 @@ def play_keys(session: Session, file_in: int, out) -> None:
             if key not in KEYS:
                 session.message = f"{key!r} does nothing: press ? for help"
 
-# %% ../../nbs/viz/06_control.ipynb #6223f03b
+# %% ../../nbs/viz/06_control.ipynb #o
 def _task(benchmark: str | None, number: int | None) -> RuleSet | None:
-    "A ruleset of a benchmark, if asked for."
     if benchmark is None:
         if number is not None:
             raise ValueError("A ruleset has a number within a benchmark: add --benchmark NAME.")
@@ -352,7 +348,7 @@ def control(name: str, *, benchmark: str | None = None, ruleset: int | None = No
             film.save(save) if save.endswith(".html") else film.gif(save)
     return session
 
-# %% ../../nbs/viz/06_control.ipynb #d17f23e9
+# %% ../../nbs/viz/06_control.ipynb #p
 def is_terminal(*streams) -> bool:
     "Whether single keys can be read from these streams."
     try:

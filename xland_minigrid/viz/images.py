@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['tile_table', 'images_from_observations', 'RGBImgObservationWrapper']
 
-# %% ../../nbs/viz/05_images.ipynb #e655cbe0
+# %% ../../nbs/viz/05_images.ipynb #a
 import functools
 import hashlib
 import inspect
@@ -24,7 +24,7 @@ from ..core.tiles import FLOOR, NUM_COLORS, Tiles, pack_pairs
 from ..envs.wrappers import ObservationWrapper
 from .render import agent_sprite, draw_tile, render, stamp
 
-# %% ../../nbs/viz/05_images.ipynb #a964ac59
+# %% ../../nbs/viz/05_images.ipynb #b
 def _cell_picture(byte: int, size: int) -> np.ndarray:
     "The sprite of a packed cell; a magenta chequer for an invalid byte."
     if byte & 15 < NUM_COLORS:
@@ -39,9 +39,8 @@ def _draw_table(size: int) -> np.ndarray:
         stamp(picture, agent_sprite(0, None, size), 0, 0)
     return np.stack([plain, with_agent])
 
-# %% ../../nbs/viz/05_images.ipynb #cc4d20ad
+# %% ../../nbs/viz/05_images.ipynb #c
 def _cache_file(size: int) -> Path | None:
-    "Where the table of this tile size is kept, or None."
     folder = os.environ.get("XLAND_MINIGRID_CACHE")
     version = hashlib.sha256(inspect.getsource(sys.modules[render.__module__]).encode()).hexdigest()[:12] if folder else ""
     return Path(folder).expanduser() / f"tiles-{size}-{version}.npz" if folder else None
@@ -78,7 +77,7 @@ def _table(size: int) -> np.ndarray:
     table.flags.writeable = False
     return table
 
-# %% ../../nbs/viz/05_images.ipynb #1742ff2b
+# %% ../../nbs/viz/05_images.ipynb #d
 def _lay(table: np.ndarray, index) -> jax.Array:
     "Sprites `(K, s, s, 3)` arranged by `index (..., H, W)`: `(..., H * s, W * s, 3)`."
     size, (*batch, height, width) = table.shape[1], index.shape
@@ -86,7 +85,7 @@ def _lay(table: np.ndarray, index) -> jax.Array:
     which = index.astype(jnp.int32)[..., :, None, :] * size + np.arange(size, dtype=np.int32)[:, None]
     return rows.at[which].get(mode="promise_in_bounds").reshape(*batch, height * size, width * size, 3)
 
-# %% ../../nbs/viz/05_images.ipynb #86f482a4
+# %% ../../nbs/viz/05_images.ipynb #e
 def images_from_observations(observations, tile_size: int = 32) -> jax.Array:
     """Observations, uint8 `(..., V, V, 2)`, as pictures, uint8 `(..., V * tile_size, V * tile_size, 3)`, also under
     `jit`.
@@ -102,7 +101,7 @@ def images_from_observations(observations, tile_size: int = 32) -> jax.Array:
     table = tile_table(tile_size)
     return _lay(table.reshape(-1, *table.shape[2:]), pack_pairs(jnp.asarray(observations)).astype(jnp.int32) + here)
 
-# %% ../../nbs/viz/05_images.ipynb #5a31e6f7
+# %% ../../nbs/viz/05_images.ipynb #f
 class RGBImgObservationWrapper(ObservationWrapper):
     """Observations as images, uint8 `(V * tile_size, V * tile_size, 3)`; in dicts, the entry `"img"`.
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['play', 'split_blocks', 'Bars', 'Curve', 'Player', 'trial_markers', 'play_rollout']
 
-# %% ../../nbs/viz/02_player.ipynb #637880a2
+# %% ../../nbs/viz/02_player.ipynb #a
 import json
 from html import escape
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from .render import data_uri, draw_tile, render
 
-# %% ../../nbs/viz/02_player.ipynb #cfc56350
+# %% ../../nbs/viz/02_player.ipynb #b
 def split_blocks(frames: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Cut frames `(T, H, W, 3)` uint8 into squares of `size` pixels, black beyond the edges.
 
@@ -30,14 +30,14 @@ def split_blocks(frames: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]
     blocks = np.stack([np.frombuffer(b, np.uint8) for b in seen]).reshape(-1, size, size, 3)
     return blocks, index.reshape(t, h // size, w // size)
 
-# %% ../../nbs/viz/02_player.ipynb #d4850a08
-def _changes(index: np.ndarray) -> list:
+# %% ../../nbs/viz/02_player.ipynb #c
+def _changes(index: np.ndarray):
     "Changes of each frame, flat: `[place, square, place, square, ...]`; the first in full."
     flat = index.reshape(len(index), -1)
     before = np.vstack([np.full_like(flat[:1], -1), flat[:-1]])
     return [np.stack([np.flatnonzero(a != b), a[a != b]], axis=1).ravel().tolist() for a, b in zip(flat, before)]
 
-# %% ../../nbs/viz/02_player.ipynb #ba2c048c
+# %% ../../nbs/viz/02_player.ipynb #d
 class Bars:
     """Numbers between 0 and 1 next to the frames, such as the agent's belief.
 
@@ -67,8 +67,8 @@ class Bars:
     def __len__(self):
         return len(self.values)
 
-# %% ../../nbs/viz/02_player.ipynb #b6ba227d
-def _bars_data(bars: Bars) -> dict:
+# %% ../../nbs/viz/02_player.ipynb #e
+def _bars_data(bars: Bars):
     "The bars for the script: values in thousandths (-1 for none), and each sprite that appears."
     frames = [[(i, -1 if np.isnan(v) else round(1000 * v)) for i, v in bars.at(t)] for t in range(len(bars.values))]
     shown = sorted({i for frame in frames for i, _ in frame})
@@ -77,7 +77,7 @@ def _bars_data(bars: Bars) -> dict:
             "frames": [[v for pair in frame for v in pair] for frame in frames],
             "truth": [] if bars.truth is None else bars.truth.tolist()}
 
-# %% ../../nbs/viz/02_player.ipynb #d610358d
+# %% ../../nbs/viz/02_player.ipynb #f
 class Curve:
     """A number per frame, drawn as a line above the slider.
 
@@ -98,7 +98,7 @@ class Curve:
         y = 96 - 92 * (self.values - low) / max(high - low, 1e-9)
         return np.column_stack([1000 * np.arange(len(self)) / max(len(self) - 1, 1), y])
 
-def _curve_svg(curve: Curve) -> str:
+def _curve_svg(curve: Curve):
     points, known = curve.points(), np.isfinite(curve.values)
     pieces = np.split(np.arange(len(curve)), np.flatnonzero(np.diff(known.astype(int))) + 1)
     path = " ".join("M" + "L".join(f"{x:.0f} {y:.1f}" for x, y in points[piece]) for piece in pieces if known[piece[0]])
@@ -107,7 +107,7 @@ def _curve_svg(curve: Curve) -> str:
     return (f'<svg viewBox="0 0 1000 100" preserveAspectRatio="none" aria-hidden="true"><path class="xmg-line" d="{path}"/><path class="xmg-dots" d="{dots}"/>'
             '<path class="xmg-now" d="M0 0V100"/></svg>')
 
-# %% ../../nbs/viz/02_player.ipynb #8b93d5d2
+# %% ../../nbs/viz/02_player.ipynb #g
 _STYLE = """
 .xmg{color:inherit;font:13px/1.4 system-ui,-apple-system,"Segoe UI",sans-serif;display:inline-block;max-width:100%}
 .xmg-top{display:flex;flex-wrap:wrap;gap:14px;align-items:flex-start}
@@ -147,7 +147,7 @@ _STYLE = """
 .xmg-head{font-weight:600;margin-bottom:2px}
 """
 
-# %% ../../nbs/viz/02_player.ipynb #83fd9ba2
+# %% ../../nbs/viz/02_player.ipynb #h
 _SCRIPT = """
 (() => { for (const root of document.querySelectorAll('.xmg:not([data-ready])')) {
   const d = JSON.parse(root.dataset.player), $ = s => root.querySelector(s), n = d.frames.length;
@@ -185,8 +185,8 @@ _SCRIPT = """
 } })();
 """
 
-# %% ../../nbs/viz/02_player.ipynb #4ed1cd77
-def _icon(path: str) -> str:
+# %% ../../nbs/viz/02_player.ipynb #i
+def _icon(path: str):
     return f'<svg viewBox="0 0 12 12" aria-hidden="true"><path d="{path}"/></svg>'
 
 _CONTROLS = (
@@ -196,8 +196,8 @@ _CONTROLS = (
     '<select aria-label="speed"><option value="0.25">¼×</option><option value="0.5">½×</option><option value="1" selected>1×</option>'
     '<option value="2">2×</option><option value="4">4×</option></select><span class="xmg-count"></span></div>')
 
-# %% ../../nbs/viz/02_player.ipynb #743bacef
-def _ticks(markers: dict, last: int) -> str:
+# %% ../../nbs/viz/02_player.ipynb #j
+def _ticks(markers: dict, last: int):
     "A button under the slider for each marker; labels without room are tooltips."
     out, free = [], -1.
     for at, label in sorted(markers.items()):
@@ -209,22 +209,20 @@ def _ticks(markers: dict, last: int) -> str:
                    f'style="{place}">{shown}</button>')
     return f'<div class="xmg-ticks">{"".join(out)}</div>' if out else ""
 
-def _chips(chips: dict) -> str:
-    "A wrapping row of buttons, with room for words."
+def _chips(chips: dict):
     made = "".join(f'<button type="button" data-at="{at}" title="go to frame {at + 1}">{escape(str(label))}</button>'
                    for at, label in sorted(chips.items()))
     return f'<div class="xmg-chips">{made}</div>' if chips else ""
 
-def _curve_body(curve: Curve) -> str:
+def _curve_body(curve: Curve):
     return f'<div class="xmg-curve"><b></b><span>{escape(curve.title)}</span>{_curve_svg(curve)}</div>'
 
-def _bars_body(bars: Bars) -> str:
-    "Empty rows, which the script fills."
+def _bars_body(bars: Bars):
     row = '<div class="xmg-row"><img alt=""><span></span><span class="xmg-track"><i class="xmg-fill"></i></span><span></span></div>'
     plain = "" if bars.sprites else " xmg-plain"
     return f'<div class="xmg-bars{plain}"><div class="xmg-head">{escape(bars.title)}</div>{row * bars.top}</div>'
 
-def _player_html(self) -> str:
+def _player_html(self):
     _, h, w, _ = self.frames.shape
     scale = max(1, round(260 / w))
     slider = f'<input type="range" min="0" max="{len(self) - 1}" value="0" aria-label="frame">'
@@ -236,7 +234,7 @@ def _player_html(self) -> str:
     return (f'<div class="xmg" role="group" aria-label="{escape(self.title)}" data-player="{data}"><style>{_STYLE}</style>'
             f'{_still(self)}</div><script>{_SCRIPT}</script>')
 
-# %% ../../nbs/viz/02_player.ipynb #388fbbc4
+# %% ../../nbs/viz/02_player.ipynb #k
 class Player:
     """A rollout that plays in a notebook, on a page or as a file.
 
@@ -267,7 +265,7 @@ class Player:
 
     _repr_html_ = _player_html
 
-    def _kind(self, kind) -> list:
+    def _kind(self, kind):
         return [panel for panel in self.panels if isinstance(panel, kind)]
 
     def __len__(self):
@@ -293,7 +291,7 @@ class Player:
         durations = [round(1000 / self.fps)] * (len(pages) - 1) + [1000]
         pages[0].save(path, "GIF", save_all=True, append_images=pages[1:], duration=durations, loop=0)
 
-# %% ../../nbs/viz/02_player.ipynb #72c55bd4
+# %% ../../nbs/viz/02_player.ipynb #l
 def _sheet(blocks: np.ndarray, wide: int = 16) -> np.ndarray:
     "Squares `(K, s, s, 3)` in one picture, `wide` to a row."
     k, s = blocks.shape[:2]
@@ -301,7 +299,7 @@ def _sheet(blocks: np.ndarray, wide: int = 16) -> np.ndarray:
     full[:k] = blocks
     return full.reshape(-1, wide, s, s, 3).swapaxes(1, 2).reshape(-1, wide * s, 3)
 
-def _player_data(player: Player) -> dict:
+def _player_data(player: Player):
     _, height, width, _ = player.frames.shape
     size = player.tile_size if player.tile_size and height % player.tile_size == width % player.tile_size == 0 else 16
     blocks, index = split_blocks(player.frames, size)
@@ -311,9 +309,8 @@ def _player_data(player: Player) -> dict:
             "captions": player.captions, "fps": player.fps, "bars": None if not sets else sets[0] if len(sets) == 1 else sets,
             "curves": curves, "start": player.start}
 
-# %% ../../nbs/viz/02_player.ipynb #3177701a
-def _still(player: Player, shown: int = 6) -> str:
-    "A few frames side by side, for pages without scripts."
+# %% ../../nbs/viz/02_player.ipynb #m
+def _still(player: Player, shown: int = 6):
     picks = np.unique(np.linspace(0, len(player) - 1, shown).astype(int))
     step = max(1, player.frames.shape[2] // 112)
     strip = np.hstack([np.pad(player.frames[i, ::step, ::step], ((0, 0), (0, 4), (0, 0)), constant_values=255) for i in picks])
@@ -328,7 +325,7 @@ _PAGE = """<!doctype html>
 </html>
 """
 
-# %% ../../nbs/viz/02_player.ipynb #01a6ba6f
+# %% ../../nbs/viz/02_player.ipynb #n
 def _draw_panel(bars: Bars, t: int, height: int, font) -> Image.Image:
     panel = Image.new("RGB", (250, max(height, 26 + 20 * bars.top)), "white")
     draw = ImageDraw.Draw(panel)
@@ -355,7 +352,7 @@ def _page_of(player: Player, t: int, scale: int) -> np.ndarray:
         ImageDraw.Draw(page).text((4, page.height - 18), player.captions[t], "#1c2230", font)
     return np.asarray(page)
 
-# %% ../../nbs/viz/02_player.ipynb #04bb9532
+# %% ../../nbs/viz/02_player.ipynb #o
 play = Player  # of RGB frames
 
 def _unstack(rollout):

@@ -6,7 +6,7 @@
 __all__ = ['RGB', 'GLYPHS', 'draw_tile', 'to_png', 'data_uri', 'Picture', 'show', 'agent_sprite', 'view_to_world',
            'field_of_view', 'stamp', 'render', 'render_observation', 'render_text', 'describe_grid', 'grid_html']
 
-# %% ../../nbs/viz/01_render.ipynb #721c23d1
+# %% ../../nbs/viz/01_render.ipynb #a
 import base64
 import functools
 import io
@@ -22,7 +22,7 @@ from ..core.helpers import checked_int
 from ..core.tiles import COLOR_NAMES, NUM_COLORS, NUM_TILES, TILE_NAMES, Colors, Tiles, pack_pairs, tile_name
 from ..core.walls import DIRECTION_NAMES, DIRECTIONS
 
-# %% ../../nbs/viz/01_render.ipynb #bff14fb1
+# %% ../../nbs/viz/01_render.ipynb #b
 RGB = {
     Colors.END_OF_MAP: (52, 54, 66), Colors.UNSEEN: (92, 96, 112), Colors.EMPTY: (176, 182, 196),
     Colors.RED: (243, 50, 58), Colors.GREEN: (30, 210, 130), Colors.BLUE: (70, 130, 245), Colors.PURPLE: (126, 30, 246),
@@ -30,24 +30,21 @@ RGB = {
     Colors.WHITE: (250, 250, 250), Colors.BROWN: (104, 30, 2), Colors.PINK: (254, 137, 222),
 }
 
-# %% ../../nbs/viz/01_render.ipynb #03bc79fb
+# %% ../../nbs/viz/01_render.ipynb #c
 def _mix(a, b, share: float) -> tuple:
-    "The colour `share` of the way from `a` to `b`."
     return tuple(round(x + (y - x) * share) for x, y in zip(a, b))
 
-def _luminance(paint) -> float:
-    "Relative luminance of an sRGB colour, 0 to 1 (WCAG 2)."
+def _luminance(paint):
     light = [v / 12.92 if v <= .04045 else ((v + .055) / 1.055) ** 2.4 for v in (c / 255 for c in paint)]
     return .2126 * light[0] + .7152 * light[1] + .0722 * light[2]
 
-def _is_dark(paint) -> bool:
+def _is_dark(paint):
     return _luminance(paint) < .18
 
 def _contour(paint) -> tuple:
-    "The colour of lines around `paint`."
     return _mix(paint, (255, 255, 255), .5) if _is_dark(paint) else _mix(paint, (0, 0, 0), .45)
 
-# %% ../../nbs/viz/01_render.ipynb #d94ae263
+# %% ../../nbs/viz/01_render.ipynb #d
 class _Pen:
     "Draws shapes of the unit square on an RGBA canvas, which `sprite` reduces to `size` smooth pixels."
 
@@ -70,9 +67,8 @@ class _Pen:
         box = [v * self.size for v in (x - r, y - r, x + r, y + r)]
         self.draw.ellipse(box, fill, line, self.line)
 
-# %% ../../nbs/viz/01_render.ipynb #58df4680
-def _around(n: int, radii, turn: float = 0.) -> list:
-    "`n` points around the centre, clockwise from the top, at `radii` in turn."
+# %% ../../nbs/viz/01_render.ipynb #e
+def _around(n: int, radii, turn: float = 0.):
     angles = [2 * math.pi * (i / n + turn) for i in range(n)]
     return [(.5 + radii[i % len(radii)] * math.sin(a), .5 - radii[i % len(radii)] * math.cos(a)) for i, a in enumerate(angles)]
 
@@ -110,7 +106,7 @@ def _wall(pen, paint, line):
     for y in (.32, .64):
         pen.rect(0, y, 1, y + .04, mortar)
 
-# %% ../../nbs/viz/01_render.ipynb #bc6aa3a8
+# %% ../../nbs/viz/01_render.ipynb #f
 def _lava(pen, paint, line):
     pen.rect(0, 0, 1, 1, paint)
     for y in (.2, .5, .8):
@@ -135,7 +131,7 @@ def _door_open(pen, paint, line):
     pen.rect(.68, .02, .99, .99, paint, line)
     pen.rect(.79, .12, .88, .7, RGB[Colors.BLACK])
 
-# %% ../../nbs/viz/01_render.ipynb #cf003ef1
+# %% ../../nbs/viz/01_render.ipynb #g
 def _floor(pen, paint, line):
     pen.rect(0, 0, 1, 1, (72, 72, 76))
     pen.rect(.035, .035, 1, 1, _mix((0, 0, 0), paint, .4))
@@ -177,7 +173,7 @@ def draw_tile(tile: int, color: int, size: int = 32) -> np.ndarray:
     picture.flags.writeable = False
     return picture
 
-# %% ../../nbs/viz/01_render.ipynb #69036bbc
+# %% ../../nbs/viz/01_render.ipynb #h
 def _to_pillow(image):
     "A `(H, W, 3)` uint8 array as a Pillow image, with a palette up to 256 colours."
     image = np.asarray(image)
@@ -221,7 +217,7 @@ class Picture:
         with open(path, "wb") as file:
             file.write(to_png(self.pixels))
 
-# %% ../../nbs/viz/01_render.ipynb #1373d58b
+# %% ../../nbs/viz/01_render.ipynb #i
 def show(*images, gap: int = 8, background=(255, 255, 255)) -> Picture:
     "Pictures side by side, vertically centred."
     images = [np.asarray(i) for i in images]
@@ -234,7 +230,7 @@ def show(*images, gap: int = 8, background=(255, 255, 255)) -> Picture:
         left += i.shape[1] + gap
     return Picture(sheet)
 
-# %% ../../nbs/viz/01_render.ipynb #974dcd41
+# %% ../../nbs/viz/01_render.ipynb #j
 @functools.lru_cache(maxsize=1024)
 def agent_sprite(direction: int, carried, size: int):
     "The agent as RGBA; `carried`: a (tile, colour) pair or None."
@@ -247,7 +243,7 @@ def agent_sprite(direction: int, carried, size: int):
         pen.image.alpha_composite(_sprite(*carried, round(pen.size * .44)), tuple(int(v) for v in (back - .22) * pen.size))
     return pen.sprite()
 
-# %% ../../nbs/viz/01_render.ipynb #3d9b2435
+# %% ../../nbs/viz/01_render.ipynb #k
 def _read_agent(agent):
     "Row, column, direction, and the carried (tile, colour) or None."
     row, col = (int(v) for v in np.asarray(agent.position))
@@ -257,7 +253,7 @@ def _read_agent(agent):
         carried = None
     return row, col, int(agent.direction) % 4, carried
 
-# %% ../../nbs/viz/01_render.ipynb #79ac26a9
+# %% ../../nbs/viz/01_render.ipynb #l
 def view_to_world(mask, agent, shape) -> np.ndarray:
     "A mask of the observation, `(V, V)` bool, as a mask of a map of this shape, without cells beyond its edge."
     row, col, direction, _ = _read_agent(agent)
@@ -274,7 +270,7 @@ def field_of_view(shape, agent, view_size: int) -> np.ndarray:
     "Cells in the agent's view, through walls, `(H, W)` bool."
     return view_to_world(np.ones((view_size, view_size), bool), agent, shape)
 
-# %% ../../nbs/viz/01_render.ipynb #49dc790a
+# %% ../../nbs/viz/01_render.ipynb #m
 def _cells(grid) -> np.ndarray:
     "Any grid as packed uint8 `(H, W)`."
     grid = np.asarray(grid)
@@ -284,9 +280,8 @@ def _cells(grid) -> np.ndarray:
         return grid.astype(np.uint8)
     raise ValueError(f"A grid is (height, width, 2) or packed (height, width); this one is {grid.shape}.")
 
-# %% ../../nbs/viz/01_render.ipynb #c291b153
+# %% ../../nbs/viz/01_render.ipynb #n
 def _mosaic(cells: np.ndarray, tile_size: int) -> np.ndarray:
-    "Packed cells `(H, W)` as a picture."
     used, index = np.unique(cells, return_inverse=True)
     sprites = np.stack([draw_tile(int(b) >> 4, int(b) & 15, tile_size) for b in used])
     tiles = sprites[index.reshape(cells.shape)]
@@ -312,12 +307,11 @@ def stamp(image: np.ndarray, sprite, top: int, left: int):
     here[:] = (sprite[..., :3] * alpha + here * (255 - alpha) + 127) // 255
 
 def _pocket_strip(carried, width: int, tile_size: int) -> np.ndarray:
-    "A row of pixels with what the agent carries."
     strip = np.full((tile_size, width, 3), 36, np.uint8)
     stamp(strip, _sprite(*(carried or (Tiles.EMPTY, Colors.EMPTY)), tile_size), 0, 0)
     return strip
 
-# %% ../../nbs/viz/01_render.ipynb #8e1c30a8
+# %% ../../nbs/viz/01_render.ipynb #o
 def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, *, visible=None, pocket: str = "agent") -> np.ndarray:
     """A picture of a grid, `(H * tile_size, W * tile_size, 3)` uint8.
 
@@ -339,7 +333,7 @@ def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, 
         image = _lighten(image, _mask_for(visible, cells.shape))
     return image if agent is None else _draw_agent(image, agent, tile_size, pocket)
 
-def _check_inside(row: int, col: int, shape) -> None:
+def _check_inside(row: int, col: int, shape):
     if not (0 <= row < shape[0] and 0 <= col < shape[1]):
         raise ValueError(f"The agent stands at ({row}, {col}), outside this grid of {shape[0]} by {shape[1]}: give (row, column).")
 
@@ -350,28 +344,27 @@ def _draw_agent(image: np.ndarray, agent, tile_size: int, pocket: str) -> np.nda
     stamp(image, agent_sprite(direction, carried if pocket == "agent" else None, tile_size), row * tile_size, col * tile_size)
     return np.vstack([image, _pocket_strip(carried, image.shape[1], tile_size)]) if pocket == "strip" else image
 
-# %% ../../nbs/viz/01_render.ipynb #8e1d1e9d
+# %% ../../nbs/viz/01_render.ipynb #p
 def render_observation(observation, tile_size: int = 32, pocket=None) -> np.ndarray:
     "An observation `(V, V, 2)` as a picture, the agent looking up from the bottom centre."
     height, width = _cells(observation).shape
     agent = SimpleNamespace(position=(height - 1, width // 2), direction=0, pocket=pocket)
     return render(observation, agent, tile_size=tile_size)
 
-# %% ../../nbs/viz/01_render.ipynb #a12544bf
+# %% ../../nbs/viz/01_render.ipynb #q
 GLYPHS = {
     Tiles.END_OF_MAP: "×", Tiles.UNSEEN: "?", Tiles.EMPTY: " ", Tiles.FLOOR: "·", Tiles.WALL: "█", Tiles.BALL: "●", Tiles.SQUARE: "◼",
     Tiles.PYRAMID: "▲", Tiles.GOAL: "▣", Tiles.KEY: "K", Tiles.DOOR_LOCKED: "L", Tiles.DOOR_CLOSED: "C", Tiles.DOOR_OPEN: "O",
     Tiles.HEX: "⬢", Tiles.STAR: "★", Tiles.LAVA: "≈",
 }
 
-def _ink(color: int) -> str:
+def _ink(color: int):
     "A colour for dark and light terminals; black becomes grey."
     return "#{:02x}{:02x}{:02x}".format(*(RGB[color] if sum(RGB[color]) > 100 else (110, 110, 110)))
 
 _SEEN, _AGENT = " on #3a3a3a", "bold white on #c01820"  # styles of visible cells and of the agent
 
 def _glyph(byte: int, seen: bool) -> tuple[str, str]:
-    "Style and character of a packed cell."
     if byte & 15 >= NUM_COLORS:
         raise ValueError(f"({byte >> 4}, {byte & 15}) is no tile: tiles are 0 to {NUM_TILES - 1}, colours 0 to {NUM_COLORS - 1}.")
     return f"bold {_ink(byte & 15)}{_SEEN * seen}", GLYPHS[byte >> 4]
@@ -393,7 +386,7 @@ def render_text(grid, agent=None, *, visible=None, wide: bool = False) -> str:
     runs = [[(ink, "".join(g for _, g in run)) for ink, run in groupby(row, key=lambda pair: pair[0])] for row in glyphs]
     return "\n".join("".join(f"[{ink}]{text}[/]" for ink, text in row) for row in runs)
 
-# %% ../../nbs/viz/01_render.ipynb #9fe44435
+# %% ../../nbs/viz/01_render.ipynb #r
 def describe_grid(grid, agent=None) -> str:
     "A grid in words: size, agent, and each object with its (row, column)."
     cells = _cells(grid)
@@ -406,7 +399,7 @@ def describe_grid(grid, agent=None) -> str:
         parts.append(f"agent ({row}, {col}) facing {DIRECTION_NAMES[direction]} carrying {load}")
     return "; ".join([*parts, *things])
 
-# %% ../../nbs/viz/01_render.ipynb #788cb9e0
+# %% ../../nbs/viz/01_render.ipynb #s
 def grid_html(grid, agent=None, view_size: int | None = None, *, caption: str = "", tile_size: int | None = None,
               visible=None) -> str:
     "A grid as HTML with alternative text and plain caption, by default about 320 pixels wide."

@@ -6,7 +6,7 @@
 __all__ = ['MiniGridTask', 'Empty', 'EmptyRandom', 'LavaGap', 'DoorKey', 'Unlock', 'UnlockPickUp', 'BlockedUnlockPickUp',
            'FourRooms', 'LockedRoom', 'MemoryCarry', 'Memory', 'PlaygroundEnvParams', 'Playground']
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #018ca211
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #a
 import itertools
 
 import jax
@@ -21,7 +21,7 @@ from ...core.struct import PyTreeNode, field
 from ...core.tiles import FLOOR, WALL, Colors, Tiles, pack
 from ..environment import EnvCarry, EnvParams, Environment, State, check_params, is_integer
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #2e84fb7d
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #b
 def _below(bits, n):
     "An integer below `n`, which may be traced, from random bits; int32."
     return (bits % jnp.asarray(n, jnp.uint32)).astype(jnp.int32)
@@ -35,7 +35,7 @@ def _spot(index, columns, left=1):
     "Row and column of a cell by its index in a room of so many columns that begins at row 1, column `left`."
     return 1 + index // columns, left + index % columns
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #79f368a2
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #c
 def _put(cells, *things):
     "A packed grid with things (row, column, packed tile) put on it, later ones over earlier ones."
     at = np.arange(cells.size).reshape(cells.shape)
@@ -70,19 +70,16 @@ def _colored(tile, color):
     return jnp.asarray(tile, jnp.uint8) << 4 | jnp.asarray(color, jnp.uint8)
 
 def _pair(packed):
-    "A packed tile as (tile, colour), uint8 `(2,)`."
     return jnp.stack([packed >> 4, packed & 15])
 
 def _color(bits):
-    "One of MiniGrid's six colours, uint8."
     return take(DOOR_COLORS, _below(bits, len(DOOR_COLORS)))
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #c6366206
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #d
 _GOAL = pack(Tiles.GOAL, Colors.GREEN)
 _RIGHT = 1      # the direction in which some tasks begin
 
 def _walk_to_goal():
-    "To stand on the green goal tile, uint8 `(5,)`."
     return np.array([AgentOnTileGoal.ID, Tiles.GOAL, Colors.GREEN, 0, 0], np.uint8)
 
 def _goal_in_corner(height: int, width: int) -> np.ndarray:
@@ -91,7 +88,7 @@ def _goal_in_corner(height: int, width: int) -> np.ndarray:
     cells[height - 2, width - 2] = _GOAL
     return cells
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #4268fed0
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #e
 class Empty(MiniGridTask):
     "An empty room: from the upper left corner, looking right, to the green square at the lower right."
 
@@ -101,7 +98,7 @@ class Empty(MiniGridTask):
     def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
         return _begin(key, _goal_in_corner(params.height, params.width), 1, 1, _RIGHT, _walk_to_goal())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #1da205f7
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #f
 class EmptyRandom(Empty):
     "An empty room: from a random place and direction to the green square at the lower right."
 
@@ -111,7 +108,7 @@ class EmptyRandom(Empty):
         row, col = _spot(_below(bits[0], (height - 2) * (width - 2) - 1), width - 2)  # the last cell is the goal
         return _begin(key, _goal_in_corner(height, width), row, col, bits[1], _walk_to_goal())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #6a3467fa
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #g
 _LAVA = pack(Tiles.LAVA, Colors.RED)
 
 class LavaGap(MiniGridTask):
@@ -130,7 +127,7 @@ class LavaGap(MiniGridTask):
         lava = (here == col) & (row != gap) & (row > 0) & (row < height - 1)
         return _begin(key, jnp.where(lava, _LAVA, cells), 1, 1, _RIGHT, _walk_to_goal())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #68cdd886
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #h
 class DoorKey(MiniGridTask):
     "Fetch the yellow key, unlock the door in the wall, walk to the green square at the lower right."
 
@@ -148,7 +145,7 @@ class DoorKey(MiniGridTask):
         cells = _put(cells, (door, wall, pack(Tiles.DOOR_LOCKED, Colors.YELLOW)), (*_spot(key_at, wall - 1), pack(Tiles.KEY, Colors.YELLOW)))
         return _begin(key, cells, *_spot(agent_at, wall - 1), bits[4], _walk_to_goal())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #97ad78cd
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #i
 _OBJECTS = np.array([Tiles.BALL, Tiles.SQUARE, Tiles.PYRAMID, Tiles.HEX, Tiles.STAR], np.uint8)
 
 def _two_rooms(params: EnvParams) -> tuple[np.ndarray, int, int]:
@@ -157,7 +154,6 @@ def _two_rooms(params: EnvParams) -> tuple[np.ndarray, int, int]:
     return layout("R2", params.height, params.width).cells, wall, (params.height - 2) * (wall - 1)
 
 def _object(kind, color):
-    "One of five kinds of object in one of six colours, packed uint8, from random bits."
     return _colored(take(_OBJECTS, _below(kind, len(_OBJECTS))), _color(color))
 
 class Unlock(MiniGridTask):
@@ -191,7 +187,7 @@ class UnlockPickUp(Unlock):
                      (*_spot(key_at, wall - 1), _colored(Tiles.KEY, color)))
         return _begin(key, cells, *_spot(agent_at, wall - 1), bits[7], AgentHoldGoal(_pair(thing)).encode())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #6010b105
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #j
 class BlockedUnlockPickUp(Unlock):
     "As `UnlockPickUp`, with an object in front of the door that has to be moved away."
     smallest, time_factor = (4, 7), 16
@@ -209,7 +205,7 @@ class BlockedUnlockPickUp(Unlock):
                      (*_spot(key_at, wall - 1), _colored(Tiles.KEY, color)))
         return _begin(key, cells, *_spot(agent_at, wall - 1), bits[9], AgentHoldGoal(_pair(thing)).encode())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #ec4e5695
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #k
 class FourRooms(MiniGridTask):
     "Through gaps in the walls of four rooms to the green square; both begin anywhere."
 
@@ -227,7 +223,7 @@ class FourRooms(MiniGridTask):
         cells = _put(plan.cells, *((0, gap, FLOOR) for gap in gaps), (0, goal_at, _GOAL))
         return _begin(key, cells, agent_at // width, agent_at % width, bits[6], _walk_to_goal())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #cc495cfc
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #l
 _COLOR_ORDERS = np.array(list(itertools.permutations(DOOR_COLORS)), np.uint8)                 # (720, 6)
 _ROOM_PAIRS = np.array(list(itertools.permutations(range(6), 2)), np.int32)                   # (30, 2)
 
@@ -257,7 +253,7 @@ class LockedRoom(MiniGridTask):
         row, col = 1 + _below(bits[6], height - 2), width // 2 - 1 + _below(bits[7], 2)
         return _begin(key, cells, row, col, bits[8], _walk_to_goal())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #8f25512c
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #m
 class MemoryCarry(PyTreeNode):
     "Where the trial is won and where it is lost: (row, column), int32 `(2,)` each."
     success_pos: jax.Array
@@ -272,7 +268,7 @@ def _memory_walls(width: int) -> np.ndarray:
     cells[[2, 4], 4 : width - 2] = WALL
     return cells
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #1f804f5a
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #n
 class Memory(MiniGridTask):
     "Remember the object in the first room, and walk to the same one at the end of the corridor."
 
@@ -297,7 +293,7 @@ class Memory(MiniGridTask):
     def _outcome(self, params: EnvParams, state: State, here, reached):
         return (state.agent.position == state.carry.success_pos).all(), (state.agent.position == state.carry.failure_pos).all()
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #6ab609d1
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #o
 _TOYS = np.array([pack(t, c) for t in (*_OBJECTS, Tiles.KEY, Tiles.GOAL) for c in DOOR_COLORS.tolist()])
 
 class PlaygroundEnvParams(EnvParams):
