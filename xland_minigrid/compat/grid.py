@@ -16,7 +16,7 @@ from ..core.tiles import END_OF_MAP, FREE_TO_PUT_DOWN, LOS_BLOCKING, PICKABLE, W
 from ..core.walls import DIRECTIONS, inside
 
 # %% ../../nbs/compat/01_grid.ipynb #b
-def _ask(grid, position, tiles) -> jax.Array:
+def _ask(grid, position, tiles):
     return is_one_of(grid[position[0], position[1], 0], tile_set(tiles))
 
 def check_walkable(grid, position) -> jax.Array:

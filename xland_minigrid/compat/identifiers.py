@@ -19,7 +19,7 @@ from ..core.struct import PyTreeNode, field
 from ..interop.upstream import tiles_from_upstream, tiles_to_upstream
 
 # %% ../../nbs/compat/03_identifiers.ipynb #b
-def _numbered(table, what: str) -> type:
+def _numbered(table, what):
     "The identifiers of a table that 0.9.3 knows, with its numbers: ours minus 2."
     known = {name: number - 2 for name, number in vars(table).items() if name.isupper() and 2 <= number < 15}
     doc = f"{what} identifiers of xminigrid 0.9.3."

@@ -32,11 +32,11 @@ def check_goal(encoding, grid, agent: AgentState, action, position) -> jnp.ndarr
     "`core.goals.check_goal` in the numbers of 0.9.3, for an encoding uint8 `(5,)`."
     return goals.check_goal(goal_from_upstream(encoding), tiles_from_upstream(grid), agent_in(agent), action, position)
 
-def _rule(cls: type) -> type:
+def _rule(cls):
     call = lambda self, grid, agent, action, position: check_rule(self.encode()[None], grid, agent, action, position)
     return type(cls.__name__, (cls,), {"__call__": call, "__module__": __name__, "__doc__": cls.__doc__})
 
-def _goal(cls: type) -> type:
+def _goal(cls):
     call = lambda self, grid, agent, action, position: check_goal(self.encode(), grid, agent, action, position)
     identifier = {5: 6, 6: 5}.get(cls.ID, cls.ID)
     return type(cls.__name__, (cls,), {"ID": identifier, "__call__": call, "__module__": __name__, "__doc__": cls.__doc__})

@@ -55,7 +55,7 @@ def encode_tile(tile) -> str:
     "A (tile, colour) pair in words: `red ball`."
     return f"{COLOR_NAMES[tile[1]]} {RULE_TILE_STR[tile[0]]}"
 
-def _call(name: str, tiles):
+def _call(name, tiles):
     return f"{name}({', '.join(map(encode_tile, tiles))})"
 
 def text_encode_goal(goal) -> str:
@@ -106,7 +106,6 @@ def highlight_img(img: np.ndarray, color=(255, 255, 255), alpha: float = .3) -> 
     "Blend `color` into an image, in place."
     img[:] = (img + alpha * (np.array(color, np.uint8) - img)).clip(0, 255).astype(np.uint8)
 
-# %% ../../nbs/compat/07_pictures.ipynb #e
 def rotate_fn(fin: Callable, cx: float, cy: float, theta: float) -> Callable:
     "The shape `fin`, turned by `theta` radians about (cx, cy)."
     cos, sin = math.cos(-theta), math.sin(-theta)

@@ -40,7 +40,7 @@ def _commands(file_in, file_out):
 def _numbers(timestep):
     return f"Step: {timestep.state.step_num} | StepType: {timestep.step_type} | Discount: {timestep.discount} | Reward: {timestep.reward}"
 
-def _in_text(env, params, timestep, agent_view: bool):
+def _in_text(env, params, timestep, agent_view):
     if not agent_view:
         return env.render(params.replace(render_mode="rich_text"), timestep)
     state, size = timestep.state, params.view_size

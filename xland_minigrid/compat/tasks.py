@@ -78,8 +78,7 @@ class Benchmark(PyTreeNode):
     def __getitem__(self, rows) -> "Benchmark":
         return jax.tree.map(lambda array: array[rows], self)
 
-# %% ../../nbs/compat/06_tasks.ipynb #d
-def _upstream(benchmark) -> Benchmark:
+def _upstream(benchmark):
     return Benchmark(**jax.tree.map(jnp.asarray, benchmark_to_upstream(benchmark)))
 
 def load_benchmark(name: str) -> Benchmark:

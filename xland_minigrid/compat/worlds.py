@@ -17,7 +17,7 @@ from .identifiers import AgentState, agent_in, agent_out, cells_in, cells_out, i
 from ..core.layouts import PROCEDURAL
 from ..core.ruleset import empty_ruleset
 from ..core.rules import compile_rules, decompile_rules
-from ..core.struct import PyTreeNode, field_names
+from ..core.struct import PyTreeNode, assign
 from ..envs import environment, minigrid, xland
 from ..envs import registration as native
 from xland_minigrid.interop.upstream import (
@@ -36,7 +36,7 @@ class RuleSet(PyTreeNode):
     rules: jax.Array
     init_tiles: jax.Array
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self):
         return ruleset_from_upstream(self)._repr_html_()
 
 
@@ -69,10 +69,7 @@ class State(PyTreeNode):
         given["cells"] = cells if grid is None else cells_in(grid)
         given["goal"] = goal if goal_encoding is None else goal_from_upstream(goal_encoding)
         given["rules"] = rules if rule_encoding is None else compile_rules(rules_from_upstream(rule_encoding))
-        if unknown := given.keys() - set(field_names(self)):
-            raise TypeError(f"{type(self).__name__} has no field {sorted(unknown)[0]!r}.")
-        for name, value in given.items():
-            object.__setattr__(self, name, value)
+        assign(self, given)
 
     @property
     def grid(self) -> jax.Array:
@@ -86,7 +83,6 @@ class State(PyTreeNode):
     def rule_encoding(self) -> jax.Array:
         return rules_to_upstream(decompile_rules(self.rules))
 
-# %% ../../nbs/compat/05_worlds.ipynb #d
 def state_in(state: State) -> environment.State:
     "The state in our numbers."
     return environment.State(
@@ -105,13 +101,13 @@ def _native(params):
 class Environment(environment.Environment):
     "What every environment offers; states and observations are in the numbers of 0.9.3."
 
-    def _generate_problem(self, params, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         return state_out(super()._generate_problem(_native(params), key))
 
     def check(self, params) -> None:
         super().check(_native(params))
 
-    def _observe(self, params, view) -> jax.Array:
+    def _observe(self, params, view):
         return cells_out(environment.visible_cells(params, view))
 
     @environment.compiled_outside_jit

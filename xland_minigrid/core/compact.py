@@ -169,7 +169,6 @@ def _as_numbers(tree, known: dict):
         return known[id(x)] if _is_key(x) else x
     return jax.tree.map(numbers, tree)
 
-# %% ../../nbs/core/00_compact.ipynb #j
 @functools.lru_cache(maxsize=512)
 def where_needed(fn: Callable) -> Callable:
     """`call(mask, default, *args)`: `fn(*args)` where `mask` is true, else `default`; cheap under `vmap` if `mask` is

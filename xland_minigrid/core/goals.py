@@ -133,7 +133,6 @@ def decode_goal(encoding) -> BaseGoal:
     "The goal behind a concrete encoding `(5,)`. Raises `ValueError` for an unknown identifier."
     return goal_kinds[encoding[0]].decode(jnp.asarray(encoding))
 
-# %% ../../nbs/core/07_goals.ipynb #e
 def register_goal(cls=None, *, id: int | None = None):
     """Class decorator: make a goal usable in rulesets, composed goals, the generator and descriptions.
 
@@ -145,8 +144,6 @@ def register_goal(cls=None, *, id: int | None = None):
         return lambda cls: register_goal(cls, id=id)
     check_declaration(cls, BaseGoal, "goal", products=0)
     return goal_kinds.add(cls, goal_kinds.place_for(cls, id))
-
-
 
 # %% ../../nbs/core/07_goals.ipynb #f
 def compile_goal(encoding, declared=None):

@@ -130,7 +130,6 @@ def _checked_tiles(init_tiles) -> np.ndarray:
             raise ValueError(f"init_tiles holds {tile!r}: list the objects as (tile, colour) pairs, [(Tiles.BALL, Colors.RED), ...].")
     return np.asarray(tiles, np.uint8).reshape(-1, 2)
 
-# %% ../../nbs/core/10_ruleset.ipynb #e
 def make_ruleset(goal=None, rules=(), init_tiles=()) -> RuleSet:
     """A ruleset from objects.
 

@@ -24,7 +24,7 @@ from ..core.compose import ExtendedState, evaluate_goal
 from ..core.walls import heading, inside
 from ..core.observation import hide, look, view_offsets
 from ..core.rules import PATCH_STEPS, any_hit, compile_rules, decompile_rules, patch_in_view, patch_offsets, react
-from ..core.struct import PyTreeNode, field, field_names
+from ..core.struct import PyTreeNode, assign, field
 from ..core.tiles import END_OF_MAP, Tiles, pack_pairs, unpack
 
 # %% ../../nbs/envs/01_environment.ipynb #b
@@ -106,10 +106,7 @@ class State(PyTreeNode):
         given = dict(key=key, step_num=step_num, agent=agent, goal_encoding=goal_encoding, carry=carry, extended=extended, **more)
         given["cells"] = cells if grid is None else pack_pairs(grid)
         given["rules"] = rules if rule_encoding is None else compile_rules(rule_encoding)
-        if unknown := given.keys() - set(field_names(self)):
-            raise TypeError(f"{type(self).__name__} has no field {sorted(unknown)[0]!r}.")
-        for name, value in given.items():
-            object.__setattr__(self, name, value)
+        assign(self, given)
 
     @property
     def grid(self) -> jax.Array:
@@ -218,7 +215,6 @@ def _advance_straight(state: State, action, view_size: int) -> tuple[State, jax.
         position=jnp.where(np.arange(2) == 0, row, col), direction=direction, pocket=unpack(pocket)))
     return state, reached, seen[:-1].reshape(view_size, view_size)
 
-# %% ../../nbs/envs/01_environment.ipynb #i
 def advance(state: State, action, view_size: int, has_rules: bool = True) -> tuple[State, jax.Array, jax.Array]:
     """Apply one action, then the rules, then check the goal. Without `has_rules`, only checks that there are none.
 

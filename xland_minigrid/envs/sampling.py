@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.ruleset import RuleSet
-from ..core.struct import PyTreeNode, field, field_names
+from ..core.struct import PyTreeNode, assign, field, field_names
 from .environment import compiled_outside_jit, EnvParams, Environment, TimeStep, typed_key
 from .wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper, Wrapper
 
@@ -37,8 +37,7 @@ class SampledParams(EnvParams):
 
     def __init__(self, inner, tasks=None, bounds=None, source=None, **static):
         static = static or {name: getattr(inner, name) for name in field_names(EnvParams)}
-        for name, value in {**static, "inner": inner, "tasks": tasks, "bounds": bounds, "source": source}.items():
-            object.__setattr__(self, name, value)
+        assign(self, {**static, "inner": inner, "tasks": tasks, "bounds": bounds, "source": source})
 
     def __getattr__(self, name):
         if name.startswith("__") or name in field_names(SampledParams):

@@ -10,7 +10,6 @@ __all__ = ['Wrapper', 'GymAutoResetWrapper', 'DmEnvAutoResetWrapper', 'Observati
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ..core.compact import where_needed
 from .environment import compiled_outside_jit, EnvParams, Environment, State, TimeStep

@@ -82,7 +82,7 @@ class Instruction(NamedTuple):
 
 _LINE = re.compile(r"^(ROOT )?%?([\w.\-]+) = (\((?:[^()]|\([^()]*\))*\)|\S+) ([\w\-]+)\((.*)$")
 
-def _instruction(line: str) -> Instruction | None:
+def _instruction(line):
     found = _LINE.match(line)
     if not found:
         return None
@@ -115,7 +115,7 @@ def size_of(type: str) -> int:
     arrays = re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", type)
     return sum(_BYTES.get(dtype, 4) * math.prod(map(int, filter(None, shape.split(",")))) for dtype, shape, layout in arrays if "S(1)" not in layout)
 
-def _read(inner: dict, name: str, users: dict, depth: int = 0):
+def _read(inner, name, users, depth=0):
     whole, read = size_of(inner[name].type), 0
     for user, place in users[name]:
         if user.op in ("dynamic-slice", "slice") or user.op == "gather" and place == 0:
@@ -126,7 +126,7 @@ def _read(inner: dict, name: str, users: dict, depth: int = 0):
             return whole
     return min(read, whole)
 
-def _written(inner: dict, instruction: Instruction):
+def _written(inner, instruction):
     if instruction.op == "tuple":
         return sum(_written(inner, inner[name]) for name in instruction.operands)
     if instruction.op == "dynamic-update-slice":
@@ -397,7 +397,7 @@ def here(card: str, programs: list[str]) -> None:
         print(json.dumps(dataclasses.asdict(compile_for(card, name, PROGRAMS[name](CARDS[card])))), flush=True)
 
 # %% ../../nbs/measure/15_compiled.ipynb #l
-def _trips(cost: Cost):
+def _trips(cost):
     return ", ".join(f"{loop.trips or 'unknown'} × {loop.body.kernels}" for loop in cost.loops) or "none"
 
 def steps_table(found: list[Figures]) -> str:

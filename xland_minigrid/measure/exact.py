@@ -37,14 +37,14 @@ SMALL = (Cases("trivial", 5, 5, 120), Cases("trivial", 6, 4, 60), Cases("small",
          Cases("small", 7, 3, 60), Cases("medium", 5, 5, 100))
 
 @functools.partial(jax.jit, static_argnames="env")
-def _starts(env, params, tasks: RuleSet, keys) -> State:
+def _starts(env, params, tasks, keys):
     return jax.vmap(lambda task, key: env.reset(params.replace(ruleset=task), key).state)(tasks, keys)
 
-def _taken(made, numbers, side: int, seed: int) -> tuple[RuleSet, State, Environment, EnvParams]:
+def _taken(made, numbers, side, seed):
     (env, params), tasks = make("XLand-MiniGrid-R1-9x9", height=side, width=side), RuleSet(*(x[numbers] for x in made[:3]))
     return tasks, _starts(env, params, tasks, jax.random.split(jax.random.key(seed), len(numbers))), env, params
 
-def _few(made, cases: Cases) -> np.ndarray:
+def _few(made, cases):
     return (made.init_tiles[..., 0] != 0).sum(axis=1) <= cases.objects
 
 def small_cases(cases: Cases, seed: int = 1) -> tuple[RuleSet, State, Environment, EnvParams]:
@@ -105,7 +105,7 @@ class Judged(NamedTuple):
         solved, impossible = self.per_task(self.answers.solved), self.per_task(self.answers.exhausted)
         return np.flatnonzero(np.where(self.reasons == Reason.PROVED, impossible.all(axis=1), (solved & ~self.lucky).any(axis=1)))
 
-def _lucky(states: State) -> np.ndarray:
+def _lucky(states):
     "Whether agent and object, or two objects, begin side by side, bool, for a batch."
     cells, (row, col) = np.asarray(states.cells), np.asarray(states.agent.position).T
     object_, agent = cells >> 4 > Tiles.WALL, np.zeros(cells.shape, bool)
@@ -134,7 +134,7 @@ def comparison_table(rows: dict[str, Compared]) -> str:
     groups = {name: [c] for name, c in rows.items()} | ({"all": list(rows.values())} if len(rows) > 1 else {})
     return markdown_table(head, [_comparison(name, parts) for name, parts in groups.items()])
 
-def _comparison(name: str, parts: list[Compared]):
+def _comparison(name, parts):
     join = lambda part: np.concatenate([part(c) for c in parts])
     solved, exhausted, best, states = (join(lambda c: getattr(c.optimal, field)) for field in ("solved", "exhausted", "steps", "states"))
     steps, ratio, proofs = (join(lambda c: getattr(c, name)) for name in ("steps", "ratio", "proofs"))
@@ -152,7 +152,7 @@ def judgement_table(rows: list[tuple[str, Judged]]) -> str:
          a.exhausted.sum(), len(a) - (a.solved | a.exhausted).sum(), j.per_task(a.exhausted).all(axis=1).sum(), j.per_task(a.solved).all(axis=1).sum(), len(j.surprises()))
         for name, j in rows])
 
-def _examples(judged: Judged, which, most: int = 3) -> list[str]:
+def _examples(judged, which, most=3):
     out = []
     for i in which[:most]:
         task, steps = jax.tree.map(lambda x: x[i], judged.tasks), judged.per_task(judged.answers.steps)[i]

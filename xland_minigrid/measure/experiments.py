@@ -58,7 +58,7 @@ def finish(config: TrainConfig, tasks: Benchmark | None, tests: Mapping[str, Ben
     seconds = training.metrics[-1]["seconds"] if training.metrics else float("nan")
     return Run(agent, found, read_evaluations(config.out), seconds)
 
-def _tested(agent: Agent, name: str, benchmark, protocol: Protocol, mesh, progress: bool) -> Evaluation:
+def _tested(agent, name, benchmark, protocol, mesh, progress):
     "The final evaluation, from its file if that fits agent, tasks and protocol."
     path = Path(agent.config.out).expanduser() / f"final-{name.replace(' ', '-')}.npz"
     about = _as_json({"steps": agent.steps, "tasks": None if benchmark is None else digest(benchmark), "protocol": dataclasses.asdict(protocol)})
@@ -83,7 +83,7 @@ class Sides(NamedTuple):
     train: Benchmark | None
     tests: Mapping[str, Benchmark | None]
 
-def _claimed(out, what: dict) -> Path:
+def _claimed(out, what):
     "The folder of an experiment, made if need be. Raises `ValueError` if it holds another one."
     out, what = Path(out).expanduser(), _as_json(what)
     path = out / "experiment.json"
@@ -99,11 +99,11 @@ def _claimed(out, what: dict) -> Path:
         raise ValueError(f"{out} holds an experiment with another {', '.join(other)}: choose another out, or repeat it as it was.")
     return out
 
-def _without_place(config: TrainConfig):
+def _without_place(config):
     "The parts of a configuration that define an experiment."
     return {name: value for name, value in rl2.to_dict(config).items() if name not in ("out", "seed", "checkpoint_minutes", "keep", "loggers")}
 
-def _seeds(seeds) -> tuple[int, ...]:
+def _seeds(seeds):
     "Seeds from a number or a list. Raises `ValueError` for none or repeated ones."
     whole = lambda x: isinstance(x, (int, np.integer)) and not isinstance(x, bool) and x >= 0
     found = tuple(range(seeds)) if whole(seeds) else tuple(seeds) if isinstance(seeds, Sequence) else ()
@@ -156,8 +156,7 @@ def generalization_sides(tasks: Benchmark, train_kinds: Sequence[int] = (1, 3, 4
         raise ValueError(f"Of {len(trained)} tasks a share of {held_out} cannot be held out: take a larger benchmark, or another held_out.")
     return Sides(kept, {TRAINED: kept, NEW_TASKS: new, NEW_KINDS: other})
 
-# %% ../../nbs/measure/08_experiments.ipynb #f
-def _reported(found: Mapping[str, tuple[list[Run], str]], runs, out, protocol: Protocol, facts: dict, title: str, generalization: str = "") -> dict[str, Any]:
+def _reported(found, runs, out, protocol, facts, title, generalization=""):
     """Write the report on `found`: name to runs and the set of tasks they were tested on.
 
     Returns `runs`, the `files`, and as `found` `over_seeds` of each name.
@@ -167,7 +166,7 @@ def _reported(found: Mapping[str, tuple[list[Run], str]], runs, out, protocol: P
     files = report(evaluations, out, about=facts, protocol=protocol, learning=curves, title=title, generalization={generalization: curves} if generalization else None)
     return {"runs": runs, "files": files, "found": {name: over_seeds(each) for name, each in evaluations.items()}}
 
-def _facts(config: TrainConfig, runs: Sequence[Run]):
+def _facts(config, runs):
     agents = [run.agent for run in runs]
     return {"environment": config.env_id, "environment steps of each run": f"{agents[0].steps:,}", "seeds": ", ".join(str(agent.config.seed) for agent in agents)}
 
@@ -211,7 +210,7 @@ def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, 
     facts = {**_facts(first, next(iter(runs.values()))), **{name: _size(each) for name, each in runs.items()}, **(about or {})}
     return _reported({name: (each, "held out") for name, each in runs.items()}, runs, out, protocol, facts, title)
 
-def _size(runs: Sequence[Run]):
+def _size(runs):
     numbers = sum(int(np.size(x)) for x in jax.tree.leaves(runs[0].agent.parameters))
     seconds = [run.seconds for run in runs]
     return f"{numbers:,} parameters, {np.median(seconds):,.0f} s of training (median of {len(runs)})"
@@ -250,7 +249,6 @@ class Settings:
 EXPERIMENTS = {"generalization": "train on some kinds of goals, test on the rest (the paper's figure 8)",
                "cores": "recurrent cores, with and without belief, at equal steps", "seeds": "one configuration with several seeds"}
 
-# %% ../../nbs/measure/08_experiments.ipynb #i
 def experiment_parser(commands) -> None:
     "Add `experiment` to argparse's subparsers."
     parser = commands.add_parser("experiment", help="several agents, several seeds, the same tasks: generalization, cores, seeds",

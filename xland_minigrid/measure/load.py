@@ -109,7 +109,7 @@ class Load(asyncio.Protocol):
                 self._next()
         return self.open
 
-    def _got(self, text: bytes):
+    def _got(self, text):
         if self.i > 1:
             self.tally.took.append(time.perf_counter() - self.sent)
         if b'"done":true' in text or b'"done": true' in text or b'"ok": false' in text or b'"error"' in text[:24]:
@@ -211,7 +211,7 @@ import uvicorn
 uvicorn.run(app, host="127.0.0.1", port=int(os.environ["PORT"]), log_level="warning")
 '''
 
-def _measure_echo(python: str, seconds: float):
+def _measure_echo(python, seconds):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

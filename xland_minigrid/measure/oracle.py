@@ -40,7 +40,7 @@ def oracle_table(rows: list[Row]) -> str:
     return markdown_table(["preset", "environment", "pairs", "proved impossible", "solved of the others", "blocked", "cut off", "too long", "steps: mean, median, longest",
                            "estimate: correlation", "ms a start: median, mean, longest"], map(_cells, rows))
 
-def _cells(row: Row) -> tuple:
+def _cells(row):
     a, count = row.attempts, lambda failure: int((row.attempts.failure == failure).sum())
     steps, ms, rest = a.steps[a.solved], a.seconds * 1e3, max(int(row.possible.sum()), 1)
     fits = np.corrcoef(row.estimate[a.solved], steps)[0, 1] if len(set(steps.tolist())) > 1 else np.nan

@@ -183,7 +183,7 @@ def config_named(name: str) -> TrainConfig:
         return demo_plan().config
     return preset(name)
 
-def _shape(config: TrainConfig):
+def _shape(config):
     n, p = config.network, config.ppo
     return (f"{config.env_id}{'' if config.size is None else f' at {config.size}x{config.size}'}, {config.num_envs} agents, {config.steps_per_update} steps an update, "
             f"{p.num_minibatches} minibatches, {p.update_epochs} epochs; {n.encoder_kind} encoder {n.encoder_width}, {n.core} {n.memory}{'' if n.layers == 1 else f' x {n.layers}'}, heads {n.head}.")

@@ -123,7 +123,6 @@ def price_jobs(s: Sizes) -> list[Job]:
     n = s.training[-1]
     return [Job(0, Case(R1, "trivial", None, n, s.sequence)), Job(1, training_config(n, s)), Job(2, training_config(n, s, dtype="bfloat16"))]
 
-# %% ../../nbs/measure/03_scaling.ipynb #f
 @dataclass(frozen=True)
 class Figure:
     "A figure: title, horizontal axis, jobs, and the line of a point."

@@ -34,7 +34,7 @@ def mean_of(histogram: Mapping) -> float:
     numbers = {k: v for k, v in histogram.items() if not isinstance(k, str)}
     return sum(k * v for k, v in numbers.items()) / max(1, sum(numbers.values()))
 
-def _shares(histogram: Mapping) -> tuple[list, np.ndarray]:
+def _shares(histogram):
     "Values and their shares; numbers in order without gaps, text last."
     numbers = [k for k in histogram if not isinstance(k, str)]
     labels = [*(range(min(numbers), max(numbers) + 1) if numbers else ()), *(k for k in histogram if isinstance(k, str))]
@@ -92,7 +92,7 @@ def plot_statistics(statistics: Mapping, title: str = ""):
     figure.suptitle(title)
     return figure
 
-def _panel(axis, name: str, histogram: Mapping):
+def _panel(axis, name, histogram):
     labels, shares = _shares(histogram)
     if name in ("goal_kinds", "rule_kinds", "products"):
         what = "rules" if name != "goal_kinds" else "tasks"
@@ -110,17 +110,17 @@ def _panel(axis, name: str, histogram: Mapping):
 PAPER_TABLE_5 = {"trivial-1m": (38.0, 5.7), "small-1m": (69.0, 13.7), "medium-1m": (112.0, 17.7),  # MB in memory, MB compressed
                  "medium-3m": (336.0, 53.1), "high-1m": (193.0, 31.6), "high-3m": (579.0, 94.8)}
 
-def _mean_and_most(histogram: Mapping):
+def _mean_and_most(histogram):
     numbers = [k for k in histogram if not isinstance(k, str)]
     return f"{mean_of(histogram):.2f} ({max(numbers)})" if numbers else ""
 
-def _share_table(what: str, statistics: Mapping, key: str):
+def _share_table(what, statistics, key):
     values = list(dict.fromkeys(k for found in statistics.values() for k in found.get(key, {})))
     values.sort(key=lambda k: (isinstance(k, str) and key == "depth", k if not isinstance(k, str) else 0))
     cell = lambda found, k: f"{100 * found[key][k] / sum(found[key].values()):.2f}" if k in found.get(key, {}) else ""
     return markdown_table([what, *statistics], [[k, *(cell(found, k) for found in statistics.values())] for k in values], "---:")
 
-def _found_table(statistics: Mapping):
+def _found_table(statistics):
     head = ["benchmark", "tasks", "repeated by ruleset_id", "not canonical", "distinct goal_ids", "distinct goals", "depth", "rules", "of them distractors", "objects", "of them taken by nothing"]
     columns = ("depth", "rules_per_task", "distractor_rules", "objects", "distractor_objects")
     return markdown_table(head, [[name, *(f"{found[k]:,}" for k in ("num_rulesets", "duplicates", "not_canonical", "distinct_goal_ids", "distinct_goals")),
@@ -152,7 +152,7 @@ def statistics_page(statistics: Mapping[str, Mapping], sizes: Mapping | None = N
            "recipe can need. Packed: the file to hand around.", sizes_table(sizes)) if sizes else ()), machine=False)
 
 # %% ../../nbs/measure/12_statistics.ipynb #e
-def _save(figure, path: Path) -> list[Path]:
+def _save(figure, path):
     "A figure as SVG, reproducible, and PNG."
     import matplotlib
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ def generated_names() -> list[str]:
             kept += [name] * bool(benchmark_file(name))
     return kept
 
-def _chosen(names, everything: bool) -> list[str]:
+def _chosen(names, everything):
     known = generated_names()
     if not (names or everything):
         raise ValueError("There is nothing to look at: name benchmarks with --names, or give --all.")
@@ -203,12 +203,12 @@ def benchmark_sizes(source) -> dict:
                  "cache": cache.stat().st_size / 1e6, "packed": packed.stat().st_size / 1e6}
         return sizes | {"load_cold": _seconds(cache) if _forgotten(cache) else None, "load_warm": min(_seconds(cache) for _ in range(3)), "unpack": _seconds(packed)}
 
-def _seconds(path: Path):
+def _seconds(path):
     begin = time.perf_counter()
     load_benchmark_from_path(path, as_numpy=True)
     return time.perf_counter() - begin
 
-def _forgotten(path: Path):
+def _forgotten(path):
     "Whether the system could be asked to drop a file from memory."
     if not hasattr(os, "posix_fadvise"):
         return False

@@ -142,7 +142,6 @@ def world_of(package: str, case: Case):
         env = part(".wrappers").GymAutoResetWrapper(env)
         return (part(".experimental.img_obs").RGBImgObservationWrapper(env) if case.images else env), params
 
-# %% ../../nbs/measure/02_throughput.ipynb #e
 NAVIX = {"navix": "symbolic", "navix, first person": "symbolic_first_person"}  # what is observed: by default the whole grid; the other is what MiniGrid's and our agents see
 
 def navix_engine(case: Case, observed: str) -> Engine:
@@ -286,7 +285,6 @@ def eager_page(name: str, steps: int) -> Page:
     return Page("Outside of jit", f"One {name}, {steps} resets and steps, each called by itself; milliseconds.",
                 markdown_table(["environment", "first reset", "later resets, median", "first step", "later steps, median"], rows, align="---:"))
 
-# %% ../../nbs/measure/02_throughput.ipynb #k
 def cases_of(env: str | None, all: bool, against: str | None, tasks: str, rules: int | None, num_envs: int, num_steps: int) -> tuple[Case, ...]:
     "The cases of a command line."
     if env is not None:

@@ -79,7 +79,7 @@ def load_theirs(folder):
             raise ValueError("Python 3.11 and newer refuse the array defaults of RolloutStats in their utils.py: write each as struct.field(default_factory=lambda: ...).") from error
 
 @contextlib.contextmanager
-def _alone(folder: Path):
+def _alone(folder):
     "Import from this folder first; its modules do not stay in `sys.modules`, others do, since jax must not load twice."
     stand_ins, kept = {"wandb": {}, "pyrallis": {"wrap": lambda: lambda function: function}}, {}
     try:

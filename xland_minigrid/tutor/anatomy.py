@@ -26,7 +26,7 @@ from ..envs.xland import XLandMiniGrid
 from .exercise import WrongAnswer, exercise, refuse
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #b
-def _task(answer, name: str) -> RuleSet:
+def _task(answer, name):
     "The answer as a padded ruleset. Raises `WrongAnswer`."
     refuse(not isinstance(answer, RuleSet), f"`{name}` is of the type {type(answer).__name__}, no RuleSet: build one "
            "with "
@@ -44,18 +44,18 @@ def _task(answer, name: str) -> RuleSet:
         answer = answer.replace(rules=_rows(rules, 7), init_tiles=_rows(objects, 2))
     return pad_ruleset(answer, 8, 8)
 
-def _objects(ruleset) -> list[tuple]:
+def _objects(ruleset):
     return [tuple(t) for t in np.asarray(ruleset.init_tiles).tolist() if t[0] > Tiles.EMPTY]
 
-def _rules(ruleset) -> list[tuple]:
+def _rules(ruleset):
     return [tuple(r) for r in np.asarray(ruleset.rules).tolist() if r[0]]
 
-def _rows(rows, width: int) -> np.ndarray:
+def _rows(rows, width):
     return np.array(rows, np.uint8).reshape(-1, width)
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #c
 @functools.cache
-def _world(height: int, width: int):
+def _world(height, width):
     "A room with its compiled reset and step, which take the task first."
     env = XLandMiniGrid()
     params = env.default_params(height=height, width=width, max_steps=200)
@@ -119,7 +119,7 @@ REASONS = {
     "STUCK": "something has to be carried that cannot be carried", "UNKNOWN_KIND": "it uses more than the tables of "
     "goals and rules"}
 
-def _plan(ruleset, name: str):
+def _plan(ruleset, name):
     "The plan of a task. Raises `WrongAnswer` with the reason where there is none."
     plan = plan_of(ruleset)
     if plan is None:
@@ -128,7 +128,7 @@ def _plan(ruleset, name: str):
         raise WrongAnswer(f"`{name}` cannot be solved: {REASONS.get(reason, reason)}.")
     return plan
 
-def _solved(ruleset, name: str) -> list[int]:
+def _solved(ruleset, name):
     "Steps of the oracle from three starts, replayed in the environment. Raises `WrongAnswer`."
     _, params, reset, step = _world(7, 7)
     lengths = []
@@ -158,7 +158,7 @@ def _crowd():
         return jax.lax.scan(step, env.reset(params_of, first), jax.random.randint(draw, (150,), 0, 5))[0]
     return jax.jit(lambda task: jax.vmap(stroll, (None, 0))(task, jax.random.split(jax.random.key(0), 512)))
 
-def _left_over(ruleset) -> dict[tuple, int]:
+def _left_over(ruleset):
     "Objects that remain where the goal was not reached: sorted packed objects to number of worlds."
     end = _crowd()(ruleset)
     pocket = pack_pairs(np.asarray(end.state.agent.pocket))[:, None]

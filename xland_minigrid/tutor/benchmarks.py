@@ -16,7 +16,7 @@ from .exercise import WrongAnswer, exercise, pair, refuse
 
 # %% ../../nbs/tutor/05_benchmarks.ipynb #b
 @functools.cache
-def _tasks(preset: str, n: int, **options):
+def _tasks(preset, n, **options):
     from xland_minigrid.benchmarks import generate_benchmark
     return generate_benchmark(preset, n=n, solvable=False, **options)
 
@@ -35,7 +35,7 @@ def wanted(answer) -> str:
                           f"something, with {_number(count[i], 'rule')} in a table of {tasks.rules.shape[1]} rows.")
     return f"Right: it keeps {found.sum()} of 500 tasks, the right ones."
 
-def _number(count: int, what: str):
+def _number(count, what):
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 # %% ../../nbs/tutor/05_benchmarks.ipynb #d
@@ -56,7 +56,7 @@ def by_goal(answer) -> str:
            "the test tasks have a goal that was trained on.")
     return f"Right: {len(known)} goals to train on, {len(new)} others to test on."
 
-def _two_sides(found, n: int) -> list[np.ndarray]:
+def _two_sides(found, n):
     "Two lists of row numbers. Raises `WrongAnswer`."
     sides = [np.asarray(side) for side in pair(found, "by_goal", "the rows to train on and the rows to test on")]
     refuse(any(side.ndim != 1 or side.dtype.kind not in "iu" for side in sides),
@@ -127,10 +127,10 @@ def diet(answer) -> str:
     refuse(np.array_equal(other, batch.goal), "Another key gives the same tasks: use the key that is passed.")
     return f"Right: of 4,000 tasks {share:.0%} are easy, and one coin tells nothing about the choice."
 
-def _bytes(*parts) -> bytes:
+def _bytes(*parts):
     return b"".join(part.tobytes() for part in parts)
 
-def _rows_of(benchmark) -> dict[bytes, int]:
+def _rows_of(benchmark):
     whole = benchmark.to_numpy()
     return {row: i for i, row in enumerate(map(_bytes, whole.goals, whole.rules, whole.init_tiles))}
 

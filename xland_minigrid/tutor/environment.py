@@ -22,7 +22,7 @@ from .exercise import WrongAnswer, exercise, function, number, refuse
 _NO_VALUE = (jax.errors.TracerBoolConversionError, jax.errors.ConcretizationTypeError,
              jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
 
-def _under_jit(call, name: str):
+def _under_jit(call, name):
     "What `call()` returns. Raises `WrongAnswer` where it cannot be compiled."
     try:
         return call()
@@ -48,7 +48,7 @@ def steps_taken(answer) -> str:
 
 # %% ../../nbs/tutor/04_environment.ipynb #d
 @functools.cache
-def _numbered(view_size: int):
+def _numbered(view_size):
     "Compiled: the cell numbers of a 15 x 15 map in view, for a position and a direction."
     cells = jnp.arange(225, dtype=jnp.uint8).reshape(15, 15)
     return jax.jit(lambda position, direction: look(cells, position, direction, view_size)[:-1].reshape(view_size, view_size))
@@ -68,7 +68,7 @@ def on_the_map(answer) -> str:
                 tried += 1
     return f"Right for all {tried} cells."
 
-def _same_place(found, place, cell, agent: str, view_size: int):
+def _same_place(found, place, cell, agent, view_size):
     try:
         row, col = (int(v) for v in found)
     except (TypeError, ValueError):
@@ -92,7 +92,7 @@ def _empty_room():
     env, params = make("MiniGrid-Empty-5x5")
     return env, params, jax.jit(env.reset), jax.jit(env.step)
 
-def _true_return(actions, gamma: float):
+def _true_return(actions, gamma):
     _, params, reset, step = _empty_room()
     timestep, total = reset(params, jax.random.key(0)), 0.0
     for t, action in enumerate(actions):

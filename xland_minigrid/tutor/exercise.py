@@ -97,7 +97,7 @@ def exercise(number: str, title: str, *, level: int, minutes: int, answer: str |
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) if "__file__" in globals() else "xland_minigrid"
 
-def _blame(error: Exception, answer: str):
+def _blame(error, answer):
     "An error in words, with the learner's last own line that led to it."
     what = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
     own = [frame for frame in traceback.extract_tb(error.__traceback__)[2:] if not frame.filename.startswith(_PACKAGE)

@@ -95,7 +95,7 @@ def riddle(answer) -> str:
         raise WrongAnswer(str(error)) from None
     return _is_riddle(success)
 
-def _is_riddle(success: np.ndarray):
+def _is_riddle(success):
     "What shares of success `(10,)` say. Raises `WrongAnswer`."
     told = f"It reached the goal in {success[0]:.0%} of its first trials and in {success[-1]:.0%} of its tenth ones"
     refuse(success[-1] < AT_LAST, f"{told}: too hard, {AT_LAST:.0%} are needed in the end. Which kinds of goals is it good at?")

@@ -128,11 +128,11 @@ def find_exercise(number: str):
 # %% ../../nbs/tutor/12_grade.ipynb #e
 _MIME = "application/vnd.xland-minigrid.grade+json"
 
-def _question(number: str, token: str):
+def _question(number, token):
     return (f"import sys as _sys\nfor _name in [*_sys.modules]:\n    if _name.startswith('xland_minigrid.tutor'):\n        del _sys.modules[_name]\n"
             f"from xland_minigrid.tutor.grade import _judge\n_judge({number!r}, {token!r})")
 
-def _judge(number: str, token: str):
+def _judge(number, token):
     "In the student's kernel: judge an answer and send the verdict."
     from IPython import get_ipython
     from IPython.core.displaypub import DisplayPublisher

@@ -11,7 +11,7 @@ import numpy as np
 from .exercise import WrongAnswer, compare, exercise, numbers, refuse
 
 # %% ../../nbs/tutor/07_ppo.ipynb #b
-def _array(found, shape: tuple, name: str, asked: str = "one number for each step") -> np.ndarray:
+def _array(found, shape, name, asked="one number for each step"):
     "`numbers` that must be finite."
     found = numbers(found, shape, name, asked)
     refuse(not np.isfinite(found).all(), f"`{name}` gives back what is no number ({found.ravel()[:4]} …): was something divided by 0?")
@@ -109,7 +109,7 @@ def clipped_loss(answer) -> str:
     refuse(not np.isclose(narrow, -1.1, atol=1e-5), "With eps = 0.1 a ratio of 1.15 should be clipped to 1.1: use eps, not 0.2.")
     return "Right: no gradient where the clip holds, and a way back everywhere else."
 
-def _why_slope(ratio: float, sign: float, have: float, want: float):
+def _why_slope(ratio, sign, have, want):
     return (f"At the ratio {ratio:g} with the advantage {sign:+g} the gradient (times the size of the batch) is "
             f"{have:.3f}, not {want:.3f}: " + (
         "the policy has moved far enough in the right direction, so nothing more is to be gained." if want == 0 else

@@ -23,7 +23,7 @@ def wipe(answer) -> str:
                f"you wipe the memory before the steps {at}, not {right}: {_why_wiped(at, trials)}")
     return "Right: between trials it remembers, between tasks it forgets."
 
-def _why_wiped(at: list, trials: int):
+def _why_wiped(at, trials):
     starts = [0, *(np.flatnonzero(_DONE[:-1]) + 1).tolist()]
     if 0 not in at:
         return "the first task begins with step 0, in an empty memory."
@@ -70,7 +70,7 @@ def per_trial(answer) -> str:
                    f"{have:.3f}, not {want:.3f}. {_why_share(k, have)}")
     return "Right: trial by trial, however long the trials are."
 
-def _why_share(k: int, have: float):
+def _why_share(k, have):
     if k == 2 and np.isclose(have, 2 / 3):
         return "One task never finished it, so it counts neither as a success nor as a failure."
     if np.isclose(have, (0.8 / 3, 1.5 / 3, 0.4)[k], atol=1e-3):

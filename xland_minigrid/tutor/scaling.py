@@ -126,20 +126,20 @@ def play(answer) -> str:
     return "Right: one step is compiled, however many there are."
 
 # %% ../../nbs/tutor/06_scaling.ipynb #e
-def _hands(cell: int, pocket: int, action: int) -> tuple[int, int]:
+def _hands(cell, pocket, action):
     if action == 3 and cell >> 4 in PICKABLE and pocket == EMPTY:
         return int(FLOOR), cell
     if action == 4 and pocket != EMPTY and cell == FLOOR:
         return pocket, int(EMPTY)
     return cell, pocket
 
-def _situations() -> np.ndarray:
+def _situations():
     "What lies ahead, what is carried, what is done: uint8 `(n, 3)`."
     things = [Tiles.BALL << 4 | Colors.RED, Tiles.KEY << 4 | Colors.BLUE, Tiles.SQUARE << 4 | Colors.GREEN]
     ahead = [*things, int(FLOOR), Tiles.WALL << 4 | Colors.GREY, Tiles.GOAL << 4 | Colors.GREEN, Tiles.DOOR_OPEN << 4 | Colors.RED, Tiles.FLOOR << 4 | Colors.RED]
     return np.array([(cell, pocket, action) for cell in ahead for pocket in (int(EMPTY), *things) for action in range(6)], np.uint8)
 
-def _primitives(jaxpr) -> set[str]:
+def _primitives(jaxpr):
     names = set()
     for equation in jaxpr.eqns:
         names.add(equation.primitive.name)
@@ -149,7 +149,6 @@ def _primitives(jaxpr) -> set[str]:
                 names |= _primitives(inner) if hasattr(inner, "eqns") else set()
     return names
 
-# %% ../../nbs/tutor/06_scaling.ipynb #f
 @exercise("4.4", "Hands without branches", level=3, minutes=25)
 def hands(answer) -> str:
     "`hands(cell, pocket, action)`: the cell ahead and the pocket afterwards, packed bytes, without a branch."
@@ -164,9 +163,9 @@ def hands(answer) -> str:
         raise WrongAnswer(f"All cases are right, but the program contains `{branches.pop()}`; jnp.where needs none.")
     return f"Right in all {len(cases)} cases, without a branch."
 
-def _thing(byte: int):
+def _thing(byte):
     named = {int(FLOOR): "floor", int(EMPTY): "nothing"}
     return named.get(int(byte)) or (f"a {tile_name(int(byte) >> 4, int(byte) & 15)}" if 0 <= byte < 240 and int(byte) & 15 < 14 else f"the number {byte}")
 
-def _words(cell: int, pocket: int, action: int):
+def _words(cell, pocket, action):
     return f"{_thing(cell).capitalize()} ahead, {_thing(pocket)} in the pocket, action {action} ({ACTION_NAMES[action].lower().replace('_', ' ')})"

@@ -14,7 +14,7 @@ from ..pool.episodes import Env
 from ..pool.pool import EnvPool, run_here
 from .exercise import WrongAnswer, compare, exercise, numbers, refuse
 
-def _coroutine(function, name: str):
+def _coroutine(function, name):
     refuse(not inspect.iscoroutinefunction(function), f"`{name}` is no coroutine function: it has to begin with `async def {name}(`.")
 
 # %% ../../nbs/tutor/10_sessions.ipynb #b

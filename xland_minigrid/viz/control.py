@@ -31,7 +31,7 @@ from ..core.tiles import Colors, Tiles, tile_name, unpack
 from ..envs.environment import EnvParams, Environment
 from ..envs.registration import make
 from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
-from .player import Player, play
+from .player import play
 from .render import describe_grid, render, render_text, view_to_world
 
 # %% ../../nbs/viz/06_control.ipynb #b
@@ -107,7 +107,7 @@ class Moment(NamedTuple):
     agent: object
     visible: np.ndarray
 
-def _film(self, tile_size: int = 16, fps: float = 4) -> Player:
+def _film(self, tile_size=16, fps=4):
     "Everything played so far as a `Player`, with a mark for each trial. tile_size: pixels per cell."
     starts = {t: str(m.trial) if t else f"trial {m.trial}" for t, m in enumerate(self.moments) if m.done == "start"}
     frames = [render(m.cells, m.agent, tile_size=tile_size, visible=m.visible) for m in self.moments]
@@ -143,7 +143,7 @@ class Session:
         self.message = f"trial {self.trial} begins" if self.trial > 1 else ""
         self._arrive(self._reset(self.params, key), "start")
 
-    def _arrive(self, timestep, done: str):
+    def _arrive(self, timestep, done):
         self.timestep, self.seen = timestep, view_of(self.env, self.params, timestep)
         cells, agent = jax.tree.map(np.asarray, (timestep.state.cells, timestep.state.agent))
         visible = view_to_world(self.seen[..., 0] != Tiles.UNSEEN, agent, cells.shape)
@@ -228,7 +228,7 @@ def world_of(env, params=None, ruleset=None) -> tuple[str, Environment, EnvParam
     return name, env, params.replace(ruleset=ruleset)
 
 # %% ../../nbs/viz/06_control.ipynb #j
-def _grid_text(session: Session):
+def _grid_text(session):
     if session.view:
         size = len(session.seen)
         return render_text(session.seen, SimpleNamespace(position=(size - 1, size // 2), direction=0), wide=True)
@@ -250,7 +250,7 @@ def play_lines(session: Session, lines, console) -> None:
             console.print("")
             _show(session, console)
 
-def _show(session: Session, console):
+def _show(session, console):
     "Print a frame; without colours, also the names of objects."
     console.print(session.frame())
     if console.color_system is None:
@@ -293,7 +293,7 @@ def read_key(file_in: int) -> str:
     return _ARROWS.get(rest[1:], "escape") if rest[:1] in (b"[", b"O") else "escape"
 
 # %% ../../nbs/viz/06_control.ipynb #n
-def _paint(out, console, text: str):
+def _paint(out, console, text):
     with console.capture() as captured:
         console.print(text, highlight=False)
     out.write("\x1b[H" + captured.get().replace("\n", "\x1b[K\n") + "\x1b[J")
@@ -314,7 +314,7 @@ def play_keys(session: Session, file_in: int, out) -> None:
                 session.message = f"{key!r} does nothing: press ? for help"
 
 # %% ../../nbs/viz/06_control.ipynb #o
-def _task(benchmark: str | None, number: int | None) -> RuleSet | None:
+def _task(benchmark, number):
     if benchmark is None:
         if number is not None:
             raise ValueError("A ruleset has a number within a benchmark: add --benchmark NAME.")
@@ -348,7 +348,6 @@ def control(name: str, *, benchmark: str | None = None, ruleset: int | None = No
             film.save(save) if save.endswith(".html") else film.gif(save)
     return session
 
-# %% ../../nbs/viz/06_control.ipynb #p
 def is_terminal(*streams) -> bool:
     "Whether single keys can be read from these streams."
     try:

@@ -25,14 +25,14 @@ from ..envs.wrappers import ObservationWrapper
 from .render import agent_sprite, draw_tile, render, stamp
 
 # %% ../../nbs/viz/05_images.ipynb #b
-def _cell_picture(byte: int, size: int) -> np.ndarray:
+def _cell_picture(byte, size):
     "The sprite of a packed cell; a magenta chequer for an invalid byte."
     if byte & 15 < NUM_COLORS:
         return draw_tile(byte >> 4, byte & 15, size)
     dark = np.indices((size, size)).sum(0) * 4 // size % 2 == 0
     return np.where(dark[..., None], np.uint8([90, 0, 90]), np.uint8([255, 0, 255]))
 
-def _draw_table(size: int) -> np.ndarray:
+def _draw_table(size):
     plain = np.stack([_cell_picture(byte, size) for byte in range(256)])
     with_agent = plain.copy()
     for picture in with_agent:
@@ -40,12 +40,12 @@ def _draw_table(size: int) -> np.ndarray:
     return np.stack([plain, with_agent])
 
 # %% ../../nbs/viz/05_images.ipynb #c
-def _cache_file(size: int) -> Path | None:
+def _cache_file(size):
     folder = os.environ.get("XLAND_MINIGRID_CACHE")
     version = hashlib.sha256(inspect.getsource(sys.modules[render.__module__]).encode()).hexdigest()[:12] if folder else ""
     return Path(folder).expanduser() / f"tiles-{size}-{version}.npz" if folder else None
 
-def _read_table(path: Path, size: int) -> np.ndarray | None:
+def _read_table(path, size):
     "The table of a cache file; None if it is missing, damaged, or to be drawn again."
     if os.environ.get("XLAND_MINIGRID_RELOAD_CACHE", "").strip().lower() not in ("", "0", "false", "no"):
         return None
@@ -66,7 +66,7 @@ def tile_table(tile_size: int = 32) -> np.ndarray:
     return _table(checked_int("tile_size", tile_size, 4))
 
 @functools.lru_cache(maxsize=8)
-def _table(size: int) -> np.ndarray:
+def _table(size):
     path = _cache_file(size)
     table = None if path is None else _read_table(path, size)
     if table is None:
@@ -78,7 +78,7 @@ def _table(size: int) -> np.ndarray:
     return table
 
 # %% ../../nbs/viz/05_images.ipynb #d
-def _lay(table: np.ndarray, index) -> jax.Array:
+def _lay(table, index):
     "Sprites `(K, s, s, 3)` arranged by `index (..., H, W)`: `(..., H * s, W * s, 3)`."
     size, (*batch, height, width) = table.shape[1], index.shape
     rows = jnp.asarray(table.reshape(-1, size * 3))

@@ -31,7 +31,7 @@ def split_blocks(frames: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]
     return blocks, index.reshape(t, h // size, w // size)
 
 # %% ../../nbs/viz/02_player.ipynb #c
-def _changes(index: np.ndarray):
+def _changes(index):
     "Changes of each frame, flat: `[place, square, place, square, ...]`; the first in full."
     flat = index.reshape(len(index), -1)
     before = np.vstack([np.full_like(flat[:1], -1), flat[:-1]])
@@ -68,7 +68,7 @@ class Bars:
         return len(self.values)
 
 # %% ../../nbs/viz/02_player.ipynb #e
-def _bars_data(bars: Bars):
+def _bars_data(bars):
     "The bars for the script: values in thousandths (-1 for none), and each sprite that appears."
     frames = [[(i, -1 if np.isnan(v) else round(1000 * v)) for i, v in bars.at(t)] for t in range(len(bars.values))]
     shown = sorted({i for frame in frames for i, _ in frame})
@@ -98,7 +98,7 @@ class Curve:
         y = 96 - 92 * (self.values - low) / max(high - low, 1e-9)
         return np.column_stack([1000 * np.arange(len(self)) / max(len(self) - 1, 1), y])
 
-def _curve_svg(curve: Curve):
+def _curve_svg(curve):
     points, known = curve.points(), np.isfinite(curve.values)
     pieces = np.split(np.arange(len(curve)), np.flatnonzero(np.diff(known.astype(int))) + 1)
     path = " ".join("M" + "L".join(f"{x:.0f} {y:.1f}" for x, y in points[piece]) for piece in pieces if known[piece[0]])
@@ -186,7 +186,7 @@ _SCRIPT = """
 """
 
 # %% ../../nbs/viz/02_player.ipynb #i
-def _icon(path: str):
+def _icon(path):
     return f'<svg viewBox="0 0 12 12" aria-hidden="true"><path d="{path}"/></svg>'
 
 _CONTROLS = (
@@ -196,8 +196,7 @@ _CONTROLS = (
     '<select aria-label="speed"><option value="0.25">¼×</option><option value="0.5">½×</option><option value="1" selected>1×</option>'
     '<option value="2">2×</option><option value="4">4×</option></select><span class="xmg-count"></span></div>')
 
-# %% ../../nbs/viz/02_player.ipynb #j
-def _ticks(markers: dict, last: int):
+def _ticks(markers, last):
     "A button under the slider for each marker; labels without room are tooltips."
     out, free = [], -1.
     for at, label in sorted(markers.items()):
@@ -209,15 +208,15 @@ def _ticks(markers: dict, last: int):
                    f'style="{place}">{shown}</button>')
     return f'<div class="xmg-ticks">{"".join(out)}</div>' if out else ""
 
-def _chips(chips: dict):
+def _chips(chips):
     made = "".join(f'<button type="button" data-at="{at}" title="go to frame {at + 1}">{escape(str(label))}</button>'
                    for at, label in sorted(chips.items()))
     return f'<div class="xmg-chips">{made}</div>' if chips else ""
 
-def _curve_body(curve: Curve):
+def _curve_body(curve):
     return f'<div class="xmg-curve"><b></b><span>{escape(curve.title)}</span>{_curve_svg(curve)}</div>'
 
-def _bars_body(bars: Bars):
+def _bars_body(bars):
     row = '<div class="xmg-row"><img alt=""><span></span><span class="xmg-track"><i class="xmg-fill"></i></span><span></span></div>'
     plain = "" if bars.sprites else " xmg-plain"
     return f'<div class="xmg-bars{plain}"><div class="xmg-head">{escape(bars.title)}</div>{row * bars.top}</div>'
@@ -292,14 +291,14 @@ class Player:
         pages[0].save(path, "GIF", save_all=True, append_images=pages[1:], duration=durations, loop=0)
 
 # %% ../../nbs/viz/02_player.ipynb #l
-def _sheet(blocks: np.ndarray, wide: int = 16) -> np.ndarray:
+def _sheet(blocks, wide=16):
     "Squares `(K, s, s, 3)` in one picture, `wide` to a row."
     k, s = blocks.shape[:2]
     full = np.zeros((-(-k // wide) * wide, s, s, 3), np.uint8)
     full[:k] = blocks
     return full.reshape(-1, wide, s, s, 3).swapaxes(1, 2).reshape(-1, wide * s, 3)
 
-def _player_data(player: Player):
+def _player_data(player):
     _, height, width, _ = player.frames.shape
     size = player.tile_size if player.tile_size and height % player.tile_size == width % player.tile_size == 0 else 16
     blocks, index = split_blocks(player.frames, size)
@@ -310,7 +309,7 @@ def _player_data(player: Player):
             "curves": curves, "start": player.start}
 
 # %% ../../nbs/viz/02_player.ipynb #m
-def _still(player: Player, shown: int = 6):
+def _still(player, shown=6):
     picks = np.unique(np.linspace(0, len(player) - 1, shown).astype(int))
     step = max(1, player.frames.shape[2] // 112)
     strip = np.hstack([np.pad(player.frames[i, ::step, ::step], ((0, 0), (0, 4), (0, 0)), constant_values=255) for i in picks])
@@ -326,7 +325,7 @@ _PAGE = """<!doctype html>
 """
 
 # %% ../../nbs/viz/02_player.ipynb #n
-def _draw_panel(bars: Bars, t: int, height: int, font) -> Image.Image:
+def _draw_panel(bars, t, height, font):
     panel = Image.new("RGB", (250, max(height, 26 + 20 * bars.top)), "white")
     draw = ImageDraw.Draw(panel)
     draw.text((12, 4), bars.title, "#1c2230", font)
@@ -339,7 +338,7 @@ def _draw_panel(bars: Bars, t: int, height: int, font) -> Image.Image:
         draw.rectangle([146, y + 4, 146 + round(100 * min(1, np.nan_to_num(value))), y + 12], "#2e9e5b" if right else "#3b8cff")
     return panel
 
-def _page_of(player: Player, t: int, scale: int) -> np.ndarray:
+def _page_of(player, t, scale):
     font, frame = ImageFont.load_default(12), player.frames[t]
     grid = Image.fromarray(frame).resize((frame.shape[1] * scale, frame.shape[0] * scale), Image.Resampling.NEAREST)
     parts = [grid, *(_draw_panel(bars, t, grid.height, font) for bars in player._kind(Bars))]

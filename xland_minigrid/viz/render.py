@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from ..core.helpers import checked_int
-from ..core.tiles import COLOR_NAMES, NUM_COLORS, NUM_TILES, TILE_NAMES, Colors, Tiles, pack_pairs, tile_name
+from ..core.tiles import COLOR_NAMES, NUM_COLORS, NUM_TILES, Colors, Tiles, pack_pairs, tile_name
 from ..core.walls import DIRECTION_NAMES, DIRECTIONS
 
 # %% ../../nbs/viz/01_render.ipynb #b
@@ -31,7 +31,7 @@ RGB = {
 }
 
 # %% ../../nbs/viz/01_render.ipynb #c
-def _mix(a, b, share: float) -> tuple:
+def _mix(a, b, share):
     return tuple(round(x + (y - x) * share) for x, y in zip(a, b))
 
 def _luminance(paint):
@@ -41,7 +41,7 @@ def _luminance(paint):
 def _is_dark(paint):
     return _luminance(paint) < .18
 
-def _contour(paint) -> tuple:
+def _contour(paint):
     return _mix(paint, (255, 255, 255), .5) if _is_dark(paint) else _mix(paint, (0, 0, 0), .45)
 
 # %% ../../nbs/viz/01_render.ipynb #d
@@ -68,7 +68,7 @@ class _Pen:
         self.draw.ellipse(box, fill, line, self.line)
 
 # %% ../../nbs/viz/01_render.ipynb #e
-def _around(n: int, radii, turn: float = 0.):
+def _around(n, radii, turn=0.):
     angles = [2 * math.pi * (i / n + turn) for i in range(n)]
     return [(.5 + radii[i % len(radii)] * math.sin(a), .5 - radii[i % len(radii)] * math.cos(a)) for i, a in enumerate(angles)]
 
@@ -155,7 +155,7 @@ _SPRITES = {getattr(Tiles, f.__name__[1:].upper()): f for f in (
     _door_locked, _door_closed, _door_open, _hex, _star, _lava)}
 
 @functools.lru_cache(maxsize=4096)
-def _sprite(tile: int, color: int, size: int):
+def _sprite(tile, color, size):
     "A tile as RGBA, transparent around objects."
     if tile not in _SPRITES or color not in RGB:
         raise ValueError(f"({tile}, {color}) is no tile: tiles are 0 to {NUM_TILES - 1}, colours 0 to {NUM_COLORS - 1}.")
@@ -217,7 +217,6 @@ class Picture:
         with open(path, "wb") as file:
             file.write(to_png(self.pixels))
 
-# %% ../../nbs/viz/01_render.ipynb #i
 def show(*images, gap: int = 8, background=(255, 255, 255)) -> Picture:
     "Pictures side by side, vertically centred."
     images = [np.asarray(i) for i in images]
@@ -271,7 +270,7 @@ def field_of_view(shape, agent, view_size: int) -> np.ndarray:
     return view_to_world(np.ones((view_size, view_size), bool), agent, shape)
 
 # %% ../../nbs/viz/01_render.ipynb #m
-def _cells(grid) -> np.ndarray:
+def _cells(grid):
     "Any grid as packed uint8 `(H, W)`."
     grid = np.asarray(grid)
     if grid.ndim == 3 and grid.shape[-1] == 2:
@@ -281,19 +280,19 @@ def _cells(grid) -> np.ndarray:
     raise ValueError(f"A grid is (height, width, 2) or packed (height, width); this one is {grid.shape}.")
 
 # %% ../../nbs/viz/01_render.ipynb #n
-def _mosaic(cells: np.ndarray, tile_size: int) -> np.ndarray:
+def _mosaic(cells, tile_size):
     used, index = np.unique(cells, return_inverse=True)
     sprites = np.stack([draw_tile(int(b) >> 4, int(b) & 15, tile_size) for b in used])
     tiles = sprites[index.reshape(cells.shape)]
     return tiles.swapaxes(1, 2).reshape(cells.shape[0] * tile_size, -1, 3)
 
-def _mask_for(visible, shape) -> np.ndarray:
+def _mask_for(visible, shape):
     visible = np.asarray(visible, bool)
     if visible.shape != shape:
         raise ValueError(f"`visible` has shape {visible.shape}, the grid {shape}: lay a mask of the observation onto the map with view_to_world.")
     return visible
 
-def _lighten(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def _lighten(image, mask):
     "The picture with masked cells a quarter of the way to white."
     size = image.shape[0] // mask.shape[0]
     mask = np.kron(mask, np.ones((size, size), bool))[..., None]
@@ -306,7 +305,7 @@ def stamp(image: np.ndarray, sprite, top: int, left: int):
     alpha = sprite[..., 3:]
     here[:] = (sprite[..., :3] * alpha + here * (255 - alpha) + 127) // 255
 
-def _pocket_strip(carried, width: int, tile_size: int) -> np.ndarray:
+def _pocket_strip(carried, width, tile_size):
     strip = np.full((tile_size, width, 3), 36, np.uint8)
     stamp(strip, _sprite(*(carried or (Tiles.EMPTY, Colors.EMPTY)), tile_size), 0, 0)
     return strip
@@ -333,11 +332,11 @@ def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, 
         image = _lighten(image, _mask_for(visible, cells.shape))
     return image if agent is None else _draw_agent(image, agent, tile_size, pocket)
 
-def _check_inside(row: int, col: int, shape):
+def _check_inside(row, col, shape):
     if not (0 <= row < shape[0] and 0 <= col < shape[1]):
         raise ValueError(f"The agent stands at ({row}, {col}), outside this grid of {shape[0]} by {shape[1]}: give (row, column).")
 
-def _draw_agent(image: np.ndarray, agent, tile_size: int, pocket: str) -> np.ndarray:
+def _draw_agent(image, agent, tile_size, pocket):
     row, col, direction, carried = _read_agent(agent)
     height, width = (n // tile_size for n in image.shape[:2])
     _check_inside(row, col, (height, width))
@@ -358,13 +357,13 @@ GLYPHS = {
     Tiles.HEX: "⬢", Tiles.STAR: "★", Tiles.LAVA: "≈",
 }
 
-def _ink(color: int):
+def _ink(color):
     "A colour for dark and light terminals; black becomes grey."
     return "#{:02x}{:02x}{:02x}".format(*(RGB[color] if sum(RGB[color]) > 100 else (110, 110, 110)))
 
 _SEEN, _AGENT = " on #3a3a3a", "bold white on #c01820"  # styles of visible cells and of the agent
 
-def _glyph(byte: int, seen: bool) -> tuple[str, str]:
+def _glyph(byte, seen):
     if byte & 15 >= NUM_COLORS:
         raise ValueError(f"({byte >> 4}, {byte & 15}) is no tile: tiles are 0 to {NUM_TILES - 1}, colours 0 to {NUM_COLORS - 1}.")
     return f"bold {_ink(byte & 15)}{_SEEN * seen}", GLYPHS[byte >> 4]

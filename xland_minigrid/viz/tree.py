@@ -23,15 +23,15 @@ from .render import data_uri, draw_tile
 # %% ../../nbs/viz/04_tree.ipynb #b
 TaskObject = tuple[int, int]  # (tile, colour)
 
-def _rule_parts(rule) -> tuple[list[TaskObject], TaskObject]:
+def _rule_parts(rule):
     i, *a = (int(v) for v in rule)
     return ([(a[0], a[1]), (a[2], a[3])], (a[4], a[5])) if rule_kinds.two[i] else ([(a[0], a[1])], (a[2], a[3]))
 
-def _used_up(rule) -> list[TaskObject]:
+def _used_up(rule):
     inputs, cls = _rule_parts(rule)[0], rule_kinds.classes.get(int(rule[0]))
     return inputs[:1] if cls and cls.looks.tool == 1 else inputs
 
-def _goal_objects(goal) -> list[TaskObject]:
+def _goal_objects(goal):
     "Distinct objects of a goal: `Composed`, a goal, or an encoding `(5,)`."
     if isinstance(goal, Not):
         return []
@@ -85,10 +85,10 @@ class TaskTree(NamedTuple):
     initial: frozenset
     more: np.ndarray  # further products of each rule, (R, 2, 2), zeros for none
 
-def _products(rule, more) -> list[TaskObject]:
+def _products(rule, more):
     return [_rule_parts(rule)[1], *((int(t), int(c)) for t, c in more if t)]
 
-def _grow(object_: TaskObject, rules: np.ndarray, more: np.ndarray, initial: set, used: set) -> Node:
+def _grow(object_, rules, more, initial, used):
     "The node of `object_` and the tree below it; `used` collects the tree's rules, each of which appears once."
     makers = [i for i, r in enumerate(rules) if r[0] and _rule_parts(r)[1] == object_]
     if not makers and object_ not in initial:  # the goal may need only a further product
@@ -98,10 +98,9 @@ def _grow(object_: TaskObject, rules: np.ndarray, more: np.ndarray, initial: set
     below = tuple((i, tuple(_grow(t, rules, more, initial, used) for t in _rule_parts(rules[i])[0])) for i in fresh)
     return Node(object_, object_ in initial, below, bool(makers) and not fresh)
 
-def _things(node: Node):
+def _things(node):
     return {node.object_}.union(*(_things(n) for _, inputs in node.makers for n in inputs))
 
-# %% ../../nbs/viz/04_tree.ipynb #e
 def task_tree(ruleset) -> TaskTree:
     """Split a ruleset into the tree below its goal and its distractors.
 
@@ -126,7 +125,7 @@ def task_tree(ruleset) -> TaskTree:
 _INK, _MUTED, _EDGE, _START, _TRAP = "#1c2230", "#566072", "#8a93a5", "#0f766e", "#b3261e"
 _SPRITE, _ROW, _PILL = 36, 66, 24  # pixels: an object's picture, an object with its name, a rule's box
 
-def _width(words: str):
+def _width(words):
     return 6.1 * len(words)
 
 def _text(x, y, words, fill=_INK, anchor="middle", weight="normal"):
@@ -145,7 +144,7 @@ def _edge(x0, y0, x1, y1, arrow=False):
             f'fill="none" stroke="{_EDGE}" stroke-width="1.5"/>' + tip)
 
 # %% ../../nbs/viz/04_tree.ipynb #g
-def _sprite(x, y, object_: TaskObject, frame: str = "", s: int = _SPRITE):
+def _sprite(x, y, object_, frame="", s=_SPRITE):
     "An object in `s` pixels, top `y`, middle `x`; `frame`: SVG attributes of a border."
     if object_[0] == Tiles.FLOOR:
         border = f'fill="none" stroke="{_EDGE}" stroke-dasharray="3 3"'
@@ -154,7 +153,7 @@ def _sprite(x, y, object_: TaskObject, frame: str = "", s: int = _SPRITE):
     return (f'<image x="{x - s / 2:.1f}" y="{y:.1f}" width="{s}" height="{s}" '
             f'href="{data_uri(draw_tile(*object_, 48))}"><title>{tile_name(*object_)}</title></image>' + border)
 
-def _name(object_: TaskObject):
+def _name(object_):
     return "vanishes" if object_[0] == Tiles.FLOOR else tile_name(*object_)
 
 def _besides(x, y, things):
@@ -163,26 +162,26 @@ def _besides(x, y, things):
 
 _AT_START, _NOWHERE = f'stroke="{_START}" stroke-width="3"', f'stroke="{_TRAP}" stroke-width="2" stroke-dasharray="4 3"'
 
-def _label(node: Node):
+def _label(node):
     return _name(node.object_) + (" (see above)" if node.again else "" if node.makers or node.initial else " (nowhere)")
 
-def _object(x, y, node: Node):
+def _object(x, y, node):
     frame = _AT_START if node.initial else "" if node.makers or node.again else _NOWHERE
     return _sprite(x, y, node.object_, frame) + _text(x, y + _SPRITE + 15, _label(node))
 
 # %% ../../nbs/viz/04_tree.ipynb #h
-def _span(node: Node, tree: TaskTree):
+def _span(node, tree):
     below = sum(_maker_span(i, inputs, tree) for i, inputs in node.makers)
     return max(_width(_label(node)) + 20, below)
 
-def _maker_span(i: int, inputs, tree: TaskTree):
+def _maker_span(i, inputs, tree):
     more = 36 * int((tree.more[i, :, 0] > 0).sum())
     return max(_width(_rule_words(tree.rules[i])) + 34 + 2 * more, sum(_span(n, tree) for n in inputs))
 
 def _depth(nodes):
     return max((1 + _depth(inputs) for n in nodes for _, inputs in n.makers), default=0)
 
-def _plant(nodes, left, y, width, tree: TaskTree, out: list):
+def _plant(nodes, left, y, width, tree, out):
     "Add subtrees side by side to `out`, centred in `width` pixels from `left`; returns the middle of each root."
     spans = [_span(n, tree) for n in nodes]
     left += (width - sum(spans)) / 2
@@ -195,7 +194,7 @@ def _plant(nodes, left, y, width, tree: TaskTree, out: list):
         left += span
     return middles
 
-def _plant_makers(node, x, left, y, span, tree: TaskTree, out: list):
+def _plant_makers(node, x, left, y, span, tree, out):
     widths = [_maker_span(i, inputs, tree) for i, inputs in node.makers]
     left += (span - sum(widths)) / 2
     top = y + _ROW + 14
@@ -209,7 +208,7 @@ def _plant_makers(node, x, left, y, span, tree: TaskTree, out: list):
         left += width
 
 # %% ../../nbs/viz/04_tree.ipynb #i
-def _distractor_rule(tree: TaskTree, i: int, y, needed: set) -> tuple[str, float]:
+def _distractor_rule(tree, i, y, needed):
     "A distractor rule as a line of SVG, and the x at which it ends."
     rule, x, out = tree.rules[i], 36., []
     (inputs, product), words = _rule_parts(rule), _rule_words(rule)
@@ -223,7 +222,7 @@ def _distractor_rule(tree: TaskTree, i: int, y, needed: set) -> tuple[str, float
     line, x = _name(product) + (f" · dead end: uses up {' and '.join(lost)}" if lost else ""), x + 36 * len(made)
     return "".join(out) + _text(x + 56, y + 22, line, _TRAP if lost else _MUTED, "start"), x + 66 + _width(line)
 
-def _distractors(tree: TaskTree, y: float) -> tuple[str, float, float]:
+def _distractors(tree, y):
     needed = set().union(*(_things(n) for n in tree.roots))
     out, width, top = [], 0., y
     if tree.distractor_rules or tree.distractor_objects:
@@ -261,17 +260,16 @@ class Drawing:
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.svg)
 
-def _card(parts: list, width: float, height: float, alt: str) -> Drawing:
+def _card(parts, width, height, alt):
     return Drawing(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'role="img" aria-label="{escape(alt)}" font-family="system-ui, -apple-system, Segoe UI, DejaVu Sans, sans-serif">'
         f'<rect width="{width:.0f}" height="{height:.0f}" rx="10" fill="#f4f5f8"/>{"".join(parts)}</svg>', alt)
 
-def _alt(tree: TaskTree):
+def _alt(tree):
     goal = "" if isinstance(tree.goal, Composed) else " and ".join(tile_name(*t) for t in _goal_objects(tree.goal))
     return f"task tree; goal: {_goal_words(tree.goal)} {goal}".strip() + f"; {_depth(tree.roots)} levels of rules"
 
-# %% ../../nbs/viz/04_tree.ipynb #k
 def draw_ruleset(ruleset) -> Drawing:
     """Draw the task tree of a ruleset (the paper's Figure 3): goal on top, rules and inputs below, then distractors.
 

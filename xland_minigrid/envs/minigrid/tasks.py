@@ -75,7 +75,6 @@ def _pair(packed):
 def _color(bits):
     return take(DOOR_COLORS, _below(bits, len(DOOR_COLORS)))
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #d
 _GOAL = pack(Tiles.GOAL, Colors.GREEN)
 _RIGHT = 1      # the direction in which some tasks begin
 

@@ -131,10 +131,10 @@ class Shown:
                 self._parts[name].value = make_html(self)
         return self
 
-    def _say(self, words: str):
+    def _say(self, words):
         self._parts[self._voice].value = banner(words, "bad")
 
-    def _button(self, name: str, words: str, on_click, tooltip: str = "", main: bool = False):
+    def _button(self, name, words, on_click, tooltip="", main=False):
         "A button in `buttons[name]`, whose errors `_say` shows."
         self.buttons[name] = button(words, name, on_click, tooltip=tooltip, main=main, say=self._say)
         return self.buttons[name]
@@ -152,7 +152,7 @@ class Shown:
         return f"{type(self).__name__}()"
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #f
-def _named(widget, name: str):
+def _named(widget, name):
     for word in name.split():
         widget.add_class(f"xmg-w-{word}")
     return widget

@@ -41,11 +41,11 @@ def _action(action):
     return checked_int("action", commands[0], 0, NUM_ACTIONS - 1)
 
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #d
-def _world_pixels(self) -> np.ndarray:
+def _world_pixels(self):
     now = self.moments[-1]
     return render(now.cells, now.agent, tile_size=int(np.clip(324 // max(now.cells.shape), 12, 36)), visible=now.visible)
 
-def _view_pixels(self) -> np.ndarray:
+def _view_pixels(self):
     return render_observation(self.seen, tile_size=max(8, 140 // len(self.seen)))
 
 def _alt(self):

@@ -40,7 +40,7 @@ class Term(NamedTuple):
     place: str
     objects: np.ndarray
 
-def _term(text: str) -> Term:
+def _term(text):
     place, rest = "", text
     if prefix := re.match(r"(\w+)\s*:\s*(.+)", text):
         if prefix[1] not in PLACES:
@@ -97,7 +97,7 @@ def matches(facts: Facts, term: Term) -> np.ndarray:
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #d
 DIFFICULTY = {"easy": (0, 15), "medium": (15, 40), "hard": (40, np.inf)}  # expected steps
 
-def _limits(name: str, value) -> tuple:
+def _limits(name, value):
     if np.ndim(value) == 0 and not isinstance(value, (str, bool)):
         value = (value, value)
     if isinstance(value, str) or np.shape(value) != (2,) or not value[0] <= value[1]:
@@ -108,7 +108,7 @@ def kind_names() -> dict[int, str]:
     "Short names of goals: `{1: 'AgentHold', ...}`."
     return {number: cls.__name__.removesuffix("Goal") for number, cls in goal_kinds.classes.items()}
 
-def _kinds(value) -> list[int]:
+def _kinds(value):
     "Identifiers of goals, given as numbers, classes or names. Raises `ValueError`."
     names = {name.lower(): number for number, name in kind_names().items()}
     numbers = []
@@ -125,10 +125,10 @@ class Found(NamedTuple):
     looked_at: int
     quick: int
 
-def _within(values, limits) -> np.ndarray:
+def _within(values, limits):
     return (values >= limits[0]) & (values <= limits[1])
 
-def _quick(facts: Facts, goal_kind, num_rules, text: str) -> np.ndarray:
+def _quick(facts, goal_kind, num_rules, text):
     fits = np.ones(len(facts.goals), bool)
     if goal_kind is not None:
         fits &= np.isin(facts.goals[:, 0], _kinds(goal_kind))
@@ -171,7 +171,7 @@ class Example(NamedTuple):
     detail: str
     film: Player | None
 
-def _film(env, params, timestep, actions, title: str) -> Player:
+def _film(env, params, timestep, actions, title):
     step, moments = _compiled(env)[1], [timestep]
     for action in actions:
         moments.append(step(params, moments[-1], int(action)))
@@ -253,7 +253,7 @@ def _facts_html(self):
     tags = " ".join(f'<span class="xmg-w-tag">{escape(part)}</span>' for part in parts)
     return f'<div class="xmg-w-row xmg-w-tight" style="align-items:center"><b>Task {row:,}</b> {tags}</div>'
 
-def _plural(count, what: str):
+def _plural(count, what):
     return f"{int(count)} {what}{'s' * (int(count) != 1)}"
 
 def _task_html(self):
@@ -292,7 +292,7 @@ def _options(self):
             "num_rules": [(_ANY, _ANY), *((f"{k} ({rules[k]:,})", int(k)) for k in np.flatnonzero(rules))],
             "depth": _DEPTHS, "difficulty": _DIFFICULTIES}
 
-def _field(words: str, control, name: str, least: int | None = None):
+def _field(words, control, name, least=None):
     control.add_class(f"xmg-w-{name}")
     field = column(html(f'<span class="xmg-w-soft xmg-w-small">{escape(words)}</span>'), control, name="field", least=least)
     field.layout.max_width = "100%" if least is None else "230px"
@@ -318,7 +318,7 @@ def _chosen(self, limit):
     spoken(lambda: self.filter(**{**self._unsaid, **chosen, "limit": limit}), self._say)
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #j
-def _move(self, by: int):
+def _move(self, by):
     "Show the task `by` places on, around the ends."
     if not len(self.found):
         raise ValueError("No task fits: there is nowhere to go.")
@@ -343,14 +343,13 @@ def _build(self):
     solved = row(column(self._parts["plan"], row(another), least=260), column(self._parts["film"], width=290))
     return [*filters, row(left, column(self._parts["task"], solved, self._parts["tree"], least=324))]
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #k
 def _listed(self):
     "The list's page with the row shown: words and rows."
     at = int(np.searchsorted(self.found, self.row or 0)) // _PAGE * _PAGE
     rows = self.found[at:at + _PAGE]
     return [(f"{r:,}  {describe_goal(self.facts.goals[r])}", int(r)) for r in rows]
 
-def _as_chosen(self, name: str):
+def _as_chosen(self, name):
     value = self.criteria.get(name)
     if name == "text":
         return value or ""

@@ -63,7 +63,6 @@ def over_objects(belief, objects) -> np.ndarray:
     joint = belief[..., 1, objects[:, 0]] * belief[..., 2, objects[:, 1]]
     return joint / np.maximum(joint.sum(-1, keepdims=True), 1e-30)
 
-# %% ../../../nbs/viz/widgets/04_rollout.ipynb #d
 def _beliefs(moments: Sequence) -> np.ndarray | None:
     "All beliefs `(T, 5, 16)`; None unless all have that form."
     found = [m.belief for m in moments]

@@ -69,7 +69,6 @@ def compiled_worlds(num_envs: int, size: int, rules: int, steps: int):
     begun = time.perf_counter()
     return worlds, jax.jit(program).lower(worlds, jax.random.key(0)).compile(), time.perf_counter() - begun
 
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #d
 def throughput(num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128, repeats: int = 5, *, on_repeat: Callable[[int], bool] = lambda k: False) -> dict | None:
     """Measure the steps per second of `num_envs` worlds side by side.
 
@@ -93,10 +92,10 @@ def throughput(num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 
             "slowest": float(speeds.min()), "fastest": float(speeds.max()), "compile_seconds": compiling, "bytes_per_env": memory, "checksum": checksum}
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #e
-def _world_name(r: dict):
+def _world_name(r):
     return f"{r['size']} × {r['size']}"
 
-def _rules(r: dict):
+def _rules(r):
     return f"{r['rules']} rule{'s' * (r['rules'] != 1)}"
 
 def series_of(rows) -> dict[str, list[dict]]:
@@ -131,7 +130,6 @@ def draw_scaling(rows, width: float = 5.2, height: float = 3.3):
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #f
 _MEASURING = threading.Lock()
 
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #g
 class _Measuring(Background):
     "Measurements, one at a time in this process."
 
@@ -163,7 +161,7 @@ class _Measuring(Background):
                 self._stop.set()
             self._update()
 
-    def _work(self, num_envs: int, size: int, rules: int, steps: int) -> dict | None:
+    def _work(self, num_envs, size, rules, steps):
         def on_repeat(k):
             with self._lock:
                 if not self._stop.is_set():
@@ -179,7 +177,7 @@ class _Measuring(Background):
         _MEASURING.release()
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #h
-def _sentence(r: dict):
+def _sentence(r):
     return (f"{r['num_envs']:,} worlds of {_world_name(r)} with {_rules(r)}: {short_number(r['steps_per_second'])} steps/s "
             f"({short_number(r['slowest'])} to {short_number(r['fastest'])}), compiled in {r['compile_seconds']:.1f} s, {r['bytes_per_env']:.0f} bytes a world.")
 
@@ -193,7 +191,7 @@ def _table(rows):
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #i
 SIZES, STEPS = (5, 7, 9, 11, 13, 16, 19, 25), (32, 64, 128, 256, 512)
 
-def _slider(words: str, options, value):
+def _slider(words, options, value):
     w = ipywidgets()
     return w.SelectionSlider(options=[(f"{x:,}", x) for x in options], value=value, description=words, continuous_update=False, style={"description_width": "46px"},
                              layout=w.Layout(width="256px", max_width="100%", margin="0"))
