@@ -62,7 +62,8 @@ class ManualControl:
     def __init__(self, env, env_params, agent_view: bool = False, save_video: bool = False, video_path=None,
                  video_format: str = ".gif", video_fps: int = 8):
         if save_video and (video_path is None or video_format not in (".gif", ".html")):
-            raise ValueError(f"A rollout is saved as .gif or .html in video_path; got {video_format!r} and {video_path!r}.")
+            raise ValueError(f"A rollout is saved as .gif or .html in video_path; got {video_format!r} and "
+                             f"{video_path!r}.")
         self.env, self.env_params, self.agent_view = env, env_params, agent_view
         self.save_video, self.video_path, self.video_format, self.video_fps = save_video, video_path, video_format, video_fps
         self.timestep, self.frames, self.out = None, [], sys.stdout

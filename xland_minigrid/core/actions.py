@@ -19,8 +19,9 @@ from .tiles import EMPTY, END_OF_MAP, FLOOR, PICKABLE, WALKABLE, Tiles, is_one_o
 
 # %% ../../nbs/core/04_actions.ipynb #b
 class Actions:
-    """Action identifiers. The paper's text names a left turn first; here, as in xminigrid 0.9.3, action 1 turns
-    clockwise.
+    """Action identifiers.
+
+    The paper's text names a left turn first; here, as in xminigrid 0.9.3, action 1 turns clockwise.
     """
     MOVE_FORWARD = 0
     TURN_CLOCKWISE = 1

@@ -73,7 +73,7 @@ def first_true(mask: jax.Array, count: int) -> jax.Array:
 def _is_key(x):
     return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
 
-def _differs(x) -> frozenset:
+def _differs(x):
     "Mesh axes over which an array differs; JAX has had two names for them."
     kind = jax.typeof(x)
     return frozenset(getattr(kind, "vma", None) or getattr(getattr(kind, "manual_axis_type", None), "varying", None) or ())
@@ -161,7 +161,7 @@ def _kinds(tree):
 def _as_keys(tree, kinds):
     return jax.tree.map(lambda x, kind: jax.random.wrap_key_data(x, impl=kind) if kind else x, tree, kinds)
 
-def _as_numbers(tree, known: dict):
+def _as_numbers(tree, known):
     "Keys as numbers; a key that occurs twice is taken apart once."
     def numbers(x):
         if _is_key(x) and id(x) not in known:
@@ -171,13 +171,12 @@ def _as_numbers(tree, known: dict):
 
 @functools.lru_cache(maxsize=512)
 def where_needed(fn: Callable) -> Callable:
-    """`call(mask, default, *args)`: `fn(*args)` where `mask` is true, else `default`; cheap under `vmap` if `mask` is
-    rarely true.
+    """`call(mask, default, *args)`: `fn(*args)` where `mask` is true, else `default`; cheap under `vmap` if that is
+    rare.
 
     `fn` maps pytrees of arrays of a single row to the structure, shapes and dtypes of `default`, without closing over
     traced values. Works under `jit`, `scan`, nested `vmap` and `shard_map`. Each new `fn` compiles outside of `jit`:
-    pass
-    a function that is defined once, or a bound method.
+    pass a function that is defined once, or a bound method.
     """
     def call(mask, default, *args):
         kinds, out_kinds, known = _kinds(args), _kinds(default), {}
@@ -187,12 +186,12 @@ def where_needed(fn: Callable) -> Callable:
     return call
 
 @functools.lru_cache(maxsize=512)
-def _on_numbers(fn: Callable, kinds: tuple, structure, platform: str):
+def _on_numbers(fn, kinds, structure, platform):
     "`where_needed` without keys; `kinds` says which arguments of `fn` are keys. One program per platform."
     kinds = jax.tree.unflatten(structure, kinds)
     return _where_needed(jax.jit(lambda *numbers: vary_together(_as_numbers(fn(*_as_keys(numbers, kinds)), {}), *numbers)))
 
-def _where_needed(fn: Callable):
+def _where_needed(fn):
     @custom_vmap
     def call(mask, default, args):
         return jax.lax.cond(mask, lambda: fn(*args), lambda: default)

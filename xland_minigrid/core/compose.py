@@ -87,13 +87,13 @@ def plain_encoding(object_, length: int) -> list[int]:
     values = [object_.ID, *(int(v) for f in field_names(object_) for v in np.ravel(getattr(object_, f)))]
     return values + [0] * (length - len(values))
 
-def _leaf(goal: BaseGoal, op: int):
+def _leaf(goal, op):
     goal_kinds.check(goal)
     check_tiles(goal)
     words = compile_goal(np.array(plain_encoding(goal, MAX_GOAL_ENCODING_LEN), np.uint8), goal_kinds.declared)
     return [*words.tolist(), op | goal.ID << 8, 0]
 
-def _add(goal, rows: list, within_order: bool):
+def _add(goal, rows, within_order):
     if isinstance(goal, BaseGoal):
         rows.append(_leaf(goal, _CONDITION))
         return len(rows) - 1
@@ -108,7 +108,7 @@ def _add(goal, rows: list, within_order: bool):
     rows.append([0, 0, goal.OP, sum(1 << c for c in children if c < MAX_PARTS)])
     return len(rows) - 1
 
-def _flat(goal: Composed):
+def _flat(goal):
     "The parts; an InOrder directly inside an InOrder is dissolved."
     return [p for part in goal.parts for p in (_flat(part) if goal.OP == _ORDER and isinstance(part, InOrder) else [part])]
 
@@ -125,7 +125,7 @@ def decompose(table):
 
 _COMBINATIONS = {cls.OP: cls for cls in (AllOf, AnyOf, Not, InOrder)}
 
-def _goal_of(first: int, second: int, identifier: int) -> BaseGoal:
+def _goal_of(first, second, identifier):
     cls = goal_kinds[identifier]
     tiles, place = [unpack(np.uint8(first >> s & 255)) for s in (16, 8)], np.array([second >> 16 & 255, second >> 24], np.uint8)
     looks = cls.looks

@@ -137,8 +137,7 @@ def register_goal(cls=None, *, id: int | None = None):
     """Class decorator: make a goal usable in rulesets, composed goals, the generator and descriptions.
 
     As `register_rule`, for classes without a product derived from `OneTileGoal`, `TwoTileGoal` or `BaseGoal`; `looks`
-    may
-    also be `agent_at()` or `tile_at()`, with a field `position`. Identifiers begin at 15.
+    may also be `agent_at()` or `tile_at()`, with a field `position`. Identifiers begin at 15.
     """
     if cls is None:
         return lambda cls: register_goal(cls, id=id)

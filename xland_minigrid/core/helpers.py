@@ -44,8 +44,9 @@ def progress_bar(total: int, shown: bool, label: str, unit: str = "tasks", initi
 
 # %% ../../nbs/core/00_helpers.ipynb #e
 def plain(value, depth: int = 16):
-    """Anything as JSON can hold it: NaN and infinity become None, sets are sorted, other objects their repr. Deeper
-    than `depth` is cut off.
+    """Anything as JSON can hold it: NaN and infinity become None, sets are sorted, other objects their repr.
+
+    Deeper than `depth` is cut off.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -69,7 +70,7 @@ def json_line(value) -> str:
 
 # %% ../../nbs/core/00_helpers.ipynb #f
 @contextlib.contextmanager
-def _locked(descriptor: int):
+def _locked(descriptor):
     try:
         import fcntl
     except ImportError:  # Windows
@@ -82,13 +83,14 @@ def _locked(descriptor: int):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 def append_lines(path, lines: Iterable[str]) -> Path:
-    """Append whole lines to a file, made if missing; safe among threads and processes. Raises `OSError`, and then
-    writes nothing.
+    """Append whole lines to a file, made if missing; safe among threads and processes.
+
+    Raises `OSError`, and then writes nothing.
     """
     path, lines = Path(path).expanduser(), list(lines)
     if any("\n" in line for line in lines):
         raise ValueError("A line holds a line break: give each line by itself.")
-    data = "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace")  # half a surrogate pair becomes \udXXX
+    data = "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace")  # half a surrogate pair: \udXXX
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
     try:
@@ -98,7 +100,7 @@ def append_lines(path, lines: Iterable[str]) -> Path:
         os.close(file)
     return path
 
-def _append(file: int, data: bytes):
+def _append(file, data):
     "Write at the end of a file, all or nothing; ends an unfinished last line first."
     size = os.lseek(file, 0, os.SEEK_END)
     if size:

@@ -43,10 +43,10 @@ _AFTER = ("moving", "turning clockwise", "turning counter-clockwise", "picking u
 _CELLS = ("under you", "in front of you", "to your right", "behind you", "to your left", "two cells ahead of you", "ahead of you to the right",
           "ahead of you to the left")
 
-def _listed(words, last: str = "or"):
+def _listed(words, last="or"):
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
-def _chosen(bits: int, words):
+def _chosen(bits, words):
     return [w for i, w in enumerate(words) if bits >> i & 1]
 
 def _place(looks):
@@ -76,7 +76,7 @@ def kind_name(registry: Registry, cls: type) -> str:
     namesakes = [c for c in registry.classes.values() if c.__name__.lower() == cls.__name__.lower()]
     return cls.__name__ if len(namesakes) == 1 else f"{cls.__name__} {cls.ID}"
 
-def _own_words(item, part: bool = False):
+def _own_words(item, part=False):
     if hasattr(item, "describe"):
         return " ".join(str(item.describe()).split())
     if isinstance(item, BaseGoal):
@@ -84,7 +84,7 @@ def _own_words(item, part: bool = False):
     product, s = np.asarray(item.prod_tile), "" if item.looks.pair else "s"
     return f"after {_declared_when(item)}, {_declared_scene(item)}{': together they' * (item.looks.pair > 0)} {_becomes(product, s)}"
 
-def _becomes(product, s: str = "s"):
+def _becomes(product, s="s"):
     "What an input becomes; black floor means that it disappears."
     gone = int(product[0]) == Tiles.FLOOR and int(product[1]) == Colors.BLACK
     return f"disappear{s}" if gone else f"become{s} {_thing(product)}"
@@ -95,18 +95,18 @@ def placeholder(cls: type, product=(Tiles.STAR, Colors.PINK)):
     tiles = iter([(Tiles.BALL, Colors.RED), (Tiles.KEY, Colors.BLUE)])
     return cls(*[np.array(product if f.startswith("prod_") else (83, 97) if f == "position" else next(tiles), np.uint8) for f in field_names(cls)])
 
-def _placeholder_words(cls: type, part: bool):
+def _placeholder_words(cls, part):
     item, goal = placeholder(cls), issubclass(cls, BaseGoal)
     if cls.ID < (NUM_GOALS if goal else NUM_RULES):
         return plain_words(describe_goal(item) if goal else describe_rule(item))
     return plain_words(_own_words(item, part))
 
 @lru_cache(maxsize=1024)
-def _is_said_before(cls: type, part: bool, classes: tuple):
+def _is_said_before(cls, part, classes):
     "Whether one of the `classes`, an argument because it changes, has the words of `cls` and goes before it."
     return any(_placeholder_words(cls, part) == _placeholder_words(c, part) for c in classes if 0 < c.ID < cls.ID)
 
-def _describe_registered(item, part: bool = False):
+def _describe_registered(item, part=False):
     registry = goal_kinds if isinstance(item, BaseGoal) else rule_kinds
     said = _is_said_before(type(item), part, tuple(registry.classes.values()))
     return _own_words(item, part) + (f" ({kind_name(registry, type(item))})" if said else "")
@@ -143,7 +143,7 @@ def _describe_part(goal):
     in_words_of_its_own = isinstance(goal, BaseGoal) and goal.ID >= NUM_GOALS and _JOINTS.search(words.lower())
     return f"({words})" if isinstance(goal, (AllOf, AnyOf, InOrder)) or in_words_of_its_own else words
 
-def _describe_composed(goal: Composed):
+def _describe_composed(goal):
     parts = [_describe_part(p) for p in goal.parts]
     if isinstance(goal, InOrder):
         return f"first {', then '.join(parts)}"
@@ -176,7 +176,7 @@ def describe_rule(encoding, more=()) -> str:
     return _RULES[r[0]].format(a=a, b=b, becomes=_becomes(product), become=_becomes(product, "")) if r[0] else _RULES[0]
 
 # %% ../../nbs/core/09_language.ipynb #j
-def _sentence(clause: str):
+def _sentence(clause):
     return clause[0].upper() + clause[1:] + "."
 
 def further_products(rules) -> np.ndarray:
@@ -204,7 +204,7 @@ class _Told(NamedTuple):
     clauses: list
     things: list
 
-def _tell(ruleset) -> _Told:
+def _tell(ruleset):
     "Raises `ValueError` for a batch of tasks."
     if np.ndim(ruleset.goal) != 1:
         raise ValueError(f"This is a batch of tasks (goal {np.shape(ruleset.goal)}): describe one at a time, such as "
@@ -219,21 +219,21 @@ def _tell(ruleset) -> _Told:
     return _Told(goal_of(ruleset), rules, clauses, [_thing(t) for t in tiles if t[0] not in (Tiles.END_OF_MAP, Tiles.EMPTY)])
 
 # %% ../../nbs/core/09_language.ipynb #l
-def _full(told: _Told):
+def _full(told):
     lines = [f"Your goal: {describe_goal(told.goal)}."]
     lines += ["In this world nothing ever changes by itself." if not told.clauses else "In this world:"]
     lines += [f"  {i}. {_sentence(clause)}" for i, clause in enumerate(told.clauses, 1)]
     return "\n".join([*lines, f"At the start there are: {', '.join(told.things) or 'no objects'}."])
 
-def _goal_only(told: _Told):
+def _goal_only(told):
     return f"Your goal: {describe_goal(told.goal)}."
 
-def _short(told: _Told):
+def _short(told):
     bare = lambda words: _ARTICLE.sub("", words)
     lines = [f"Goal: {describe_goal(told.goal)}", *(f"{i}. {clause}" for i, clause in enumerate(told.clauses, 1))]
     return bare("\n".join([*lines, f"Objects: {', '.join(told.things) or 'none'}"]))
 
-def _story(told: _Told):
+def _story(told):
     room = f"a room with {_listed(told.things, 'and')}" if told.things else "an empty room"
     clauses = [_sentence(clause.replace(". ", "; ")) for clause in told.clauses] or ["Nothing ever changes by itself."]
     return " ".join([f"You are in {room}.", *clauses, f"Your goal: {describe_goal(told.goal)}."])
@@ -247,13 +247,13 @@ def asked_after(goal_or_rule) -> str:
         item = (goal_kinds if len(item) == 5 else rule_kinds)[item[0]]
     return _declared_when(item) if item.when else ""
 
-def _with_when(words: str, item):
+def _with_when(words, item):
     "The words, with the actions after which it is asked unless they say so."
     when = asked_after(item)
     says_so = not when or f"(asked after {when})" in words or words.startswith(f"after {when}, ")
     return words if says_so else f"{words} (asked after {when})"
 
-def _precise(told: _Told):
+def _precise(told):
     clauses = [_with_when(clause, rule[0]) for clause, rule in zip(told.clauses, told.rules)]
     goal = f"Your goal: {_with_when(describe_goal(told.goal), told.goal)}."
     return "\n".join([goal, *_full(told._replace(goal=np.zeros(5), clauses=clauses + told.clauses[len(clauses):])).split("\n")[1:]])
@@ -267,11 +267,9 @@ def describe_ruleset(ruleset, level: str = "full") -> str:
     Args:
         ruleset: has `goal (5,)`, `rules (R, 7)`, `init_tiles (N, 2)` and perhaps `extended`.
         level: `"full"`: numbered sentences, goal first; `"short"`: the same without articles; `"precise"`: full, with
-            the
-            actions after which each is asked; `"story"`: one paragraph, goal last; `"goal"`: one line.
+            the actions after which each is asked; `"story"`: one paragraph, goal last; `"goal"`: one line.
     All but `"goal"` tell the whole task, and `parse.parse_ruleset` reads them back. Raises `ValueError` for another
-    level
-    or a batch of tasks.
+    level or a batch of tasks.
     """
     if level not in LEVELS:
         raise ValueError(f"There is no level {level!r}: choose from {', '.join(LEVELS)}.")

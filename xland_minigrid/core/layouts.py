@@ -26,9 +26,10 @@ class Layout(PyTreeNode):
 
     Attributes:
         cells: walls and floor, packed uint8 `(height, width)`; END_OF_MAP beyond the layout.
-        free: flat indices of floor cells, int32 `(F,)`; after `num_free` (int32 scalar) the last one repeats.
-        doors: flat indices that each door may take, int32 `(D, P)`, of which `num_places` (int32 `(D,)`) count; 0: no
-            door.
+        free: flat indices of floor cells, int32 `(F,)`; after the first `num_free` the last one repeats.
+        doors: flat indices that each door may take, int32 `(D, P)`.
+        num_free: int32 scalar.
+    num_places: how many places of each door count, int32 `(D,)`; 0 for no door.
     """
     cells: np.ndarray
     free: np.ndarray
@@ -153,11 +154,11 @@ def draw_doors(plan: Layout, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(plan.num_places > 0, where, plan.cells.size), np.uint8(Tiles.DOOR_CLOSED << 4) | color
 
 # %% ../../nbs/core/03_layouts.ipynb #i
-def _longer(x, size: int, mode: str = "constant"):
+def _longer(x, size, mode="constant"):
     xp = np if isinstance(x, np.ndarray) else jnp
     return xp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])], mode)
 
-def _at_width(index, width: int, new_width: int):
+def _at_width(index, width, new_width):
     return index if width == new_width else index // width * new_width + index % width
 
 def pad_layout(plan: Layout, height: int, width: int, free: int = 0, doors: int = 0, places: int = 0) -> Layout:

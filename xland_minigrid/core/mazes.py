@@ -17,7 +17,7 @@ from .layouts import Layout, check_size
 from .tiles import END_OF_MAP, FLOOR, WALL
 
 # %% ../../nbs/core/12_mazes.ipynb #b
-def _extent(height: int, width: int, rows=None, cols=None) -> tuple:
+def _extent(height, width, rows=None, cols=None):
     "Rows and columns in use, odd. Raises `ValueError` for concrete numbers that are even, below 3 or too large."
     used = []
     for name, given, limit in (("rows", rows, height), ("cols", cols, width)):
@@ -29,18 +29,18 @@ def _extent(height: int, width: int, rows=None, cols=None) -> tuple:
     return tuple(used)
 
 # %% ../../nbs/core/12_mazes.ipynb #c
-def _blank(height: int, width: int, rows, cols):
+def _blank(height, width, rows, cols):
     "Row numbers `(H, 1)`, column numbers `(1, W)`, and where layout and interior are, bool `(H, W)`."
     y, x = np.arange(height)[:, None], np.arange(width)[None]
     return y, x, (y < rows) & (x < cols), (y > 0) & (x > 0) & (y < rows - 1) & (x < cols - 1)
 
 @functools.lru_cache(maxsize=None)
-def _inner(height: int, width: int, pillars: bool = True) -> np.ndarray:
+def _inner(height, width, pillars=True):
     "Flat indices int32 of the interior; without `pillars`, no cells whose coordinates are both even."
     y, x, _, inner = _blank(height, width, height, width)
     return np.flatnonzero(inner & (pillars | (y % 2 == 1) | (x % 2 == 1))).astype(np.int32)
 
-def _finish(within, floor, candidates: np.ndarray, doors, num_places) -> Layout:
+def _finish(within, floor, candidates, doors, num_places):
     "The layout with this floor, bool `(H, W)`, all among `candidates`, static flat indices `(F,)`."
     flat = floor.ravel()
     free = jnp.sort(jnp.where(flat[candidates], candidates, flat.size))
@@ -51,7 +51,7 @@ def _finish(within, floor, candidates: np.ndarray, doors, num_places) -> Layout:
 
 # %% ../../nbs/core/12_mazes.ipynb #d
 @functools.lru_cache(maxsize=None)
-def _walls_between(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+def _walls_between(height, width):
     "For each wall that a maze may open: the nodes beside it, int32 `(E, 2)`, and its flat index, int32 `(E,)`."
     rows, cols = height // 2, width // 2
     node = np.arange(rows * cols, dtype=np.int32).reshape(rows, cols)
@@ -136,7 +136,7 @@ def _choose_cut(rooms, allowed, bits):
     at = jnp.where(row, top[index], left[index]) + _SIDE + 2 * (bits[2] % choices).astype(jnp.int32)
     return index, at, row, below[-1] > 0
 
-def _cut(carry, bits, height: int, width: int):
+def _cut(carry, bits, height, width):
     "Cut one room in two; returns the new wall and where its door may be."
     rooms, count, target = carry
     index, at, row, done = _choose_cut(rooms, count < target, bits)

@@ -31,10 +31,9 @@ def view_offsets(view_size: int) -> np.ndarray:
 
 # %% ../../nbs/core/05_observation.ipynb #c
 def look(cells, position, direction, view_size: int) -> jax.Array:
-    """The cells in view and the one behind: packed uint8 `(view_size ** 2 + 1,)`, farthest row first; END_OF_MAP off
-    the map.
+    """The cells in view and the one behind: packed uint8 `(view_size ** 2 + 1,)`, farthest row first.
 
-    cells: packed grid, uint8 `(height, width)`. position: int32 `(2,)`. direction: int32 scalar.
+    cells: packed grid, uint8 `(height, width)`; off it, END_OF_MAP. position: int32 `(2,)`. direction: int32 scalar.
     """
     (height, width), (down, across), (ahead, right) = cells.shape, heading(direction), view_offsets(view_size)
     rows, cols = position[0] + ahead * down + right * across, position[1] + ahead * across - right * down
@@ -42,7 +41,7 @@ def look(cells, position, direction, view_size: int) -> jax.Array:
     return jnp.where(inside(cells.shape, rows, cols), seen, END_OF_MAP)
 
 # %% ../../nbs/core/05_observation.ipynb #d
-def _fill_runs(touched, clear, width: int):
+def _fill_runs(touched, clear, width):
     "All runs of ones in `clear` with a bit of its subset `touched`; words of `width` bits, uint32."
     upwards, through = clear & (~(clear + touched) | touched), clear
     for i in range((width - 1).bit_length()):
@@ -51,7 +50,7 @@ def _fill_runs(touched, clear, width: int):
     return upwards | touched
 
 # %% ../../nbs/core/05_observation.ipynb #e
-def _see_row(sight, clear, size: int):
+def _see_row(sight, clear, size):
     "The sight into the next row, and the visible cells of this one, from the `sight` into it."
     run = _fill_runs(sight & clear, clear, size)
     wide = (run | run << np.uint32(1) | run >> np.uint32(1)) & np.uint32(2**size - 1)
@@ -77,7 +76,7 @@ def hide(view) -> jax.Array:
     return jnp.where(visible_mask(view), view, UNSEEN)
 
 # %% ../../nbs/core/05_observation.ipynb #g
-def _square(height: int, width: int):
+def _square(height, width):
     if height != width:
         raise ValueError(f"The view is square here, {height}x{width} is not: give the same number twice.")
     return height

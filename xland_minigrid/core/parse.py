@@ -24,7 +24,7 @@ from .tiles import COLOR_NAMES, TILE_NAMES, Colors, Tiles
 class ParseError(ValueError):
     "A text that is no goal, rule or task; the message names the words not understood and the nearest known ones."
 
-def _shown(text: str, most: int = 70):
+def _shown(text, most=70):
     "Words for an error: quoted, on one line, shortened."
     text = " ".join(text.split())
     return repr(text if len(text) <= most else text[:most - 2] + " …")
@@ -38,7 +38,7 @@ _THINGS = {thing_name(t, c): (t, c) for t in range(len(TILE_NAMES)) for c in ran
 _PAIR = re.compile(rf"(?<!stand) next to ((?:{'|'.join(COLOR_NAMES)}) (?:{'|'.join(TILE_NAMES[Tiles.FLOOR:])}))")
 _FLOOR = (Tiles.FLOOR, Colors.BLACK)
 
-def _plain(text, what: str = "This"):
+def _plain(text, what="This"):
     "A text in the one spelling. Raises `TypeError`."
     if not isinstance(text, str):
         raise TypeError(f"{what} is read from a str, not from {type(text).__name__}.")
@@ -61,7 +61,7 @@ def loose_noun(words: str) -> tuple[int, list[int], list[str]]:
     tile = _TILE_OF.get(frozenset(shape), 0)
     return tile, [_COLORS[w] for w in names if w in _COLORS], [] if tile else shape
 
-def _thing_of(words: str) -> tuple[int, int]:
+def _thing_of(words):
     "The (tile, colour) that words name. Raises `ParseError`."
     if words in _THINGS:
         return _THINGS[words]
@@ -70,11 +70,11 @@ def _thing_of(words: str) -> tuple[int, int]:
         return tile, colors[0]
     raise ParseError(_thing_trouble(words, tile, colors, unknown))
 
-def _near(word: str, known):
+def _near(word, known):
     close = difflib.get_close_matches(word, list(known), 1, 0.7)
     return f"did you mean {close[0]!r}?" if close else ""
 
-def _thing_trouble(words: str, tile: int, colors: list, unknown: list):
+def _thing_trouble(words, tile, colors, unknown):
     said, a_color = _shown(words), f"the colours are {', '.join(_COLORS)}."
     a_shape = f"the shapes are {', '.join(TILE_NAMES[t] for t in (5, 6, 7, 9, 13, 14, 8))}."
     if not (tile or colors or unknown):
@@ -91,11 +91,11 @@ def _thing_trouble(words: str, tile: int, colors: list, unknown: list):
     return f"{_shown(odd)} in {said} is no shape: {_near(odd, _TILES) or a_shape}"
 
 # %% ../../nbs/core/11_parse.ipynb #d
-def _told(thing) -> set[str]:
+def _told(thing):
     return {_plain(t) for t in ([describe_goal(thing), describe_goal(thing, part=True)] if isinstance(thing, BaseGoal) else [describe_rule(thing)])}
 
 @lru_cache(maxsize=1024)
-def _forms(cls: type, classes: tuple) -> list[re.Pattern]:
+def _forms(cls, classes):
     "Patterns for what a class says; `classes` are an argument because namesakes change it."
     forms = []
     for thing in (placeholder(cls), placeholder(cls, _FLOOR)):
@@ -115,7 +115,7 @@ def _blanks(thing):
             yield thing_name(*value), name, ".+?"
 
 # %% ../../nbs/core/11_parse.ipynb #e
-def _values(cls: type, m: re.Match) -> list[tuple]:
+def _values(cls, m):
     "The fields of a class from a filled form; a product without a blank is floor. Raises `ParseError`."
     said, values = m.groupdict(), []
     for name in field_names(cls):
@@ -127,19 +127,19 @@ def _values(cls: type, m: re.Match) -> list[tuple]:
             raise _incomplete(cls, m)
     return values
 
-def _incomplete(cls: type, m: re.Match) -> ParseError:
+def _incomplete(cls, m):
     name = kind_name(goal_kinds if issubclass(cls, BaseGoal) else rule_kinds, cls)
     return ParseError(f"{_shown(m[0])} are words of {name}, whose describe() does not name all of its tiles in full, "
                       "so that they cannot be read back.")
 
-def _position(row: str, col: str) -> tuple[int, int]:
+def _position(row, col):
     if max(len(row), len(col)) > 3 or max(int(row), int(col)) > 255:
         raise ParseError(f"Row {row[:9]}, column {col[:9]} is off every map: rows and columns are 0 to 255.")
     return int(row), int(col)
 
 _LONGEST = 400  # letters of a single goal or rule
 
-def _read(words: str, registry):
+def _read(words, registry):
     "The rule or goal of a registry that says these words, or None. Raises `ParseError` for a form with wrong blanks."
     trouble, classes = None, tuple(registry.classes.values()) if len(words) <= _LONGEST else ()
     for cls in classes:
@@ -159,7 +159,7 @@ def _read(words: str, registry):
     return None
 
 # %% ../../nbs/core/11_parse.ipynb #f
-def _not_understood(words: str, what: str) -> ParseError:
+def _not_understood(words, what):
     kinds, describe = (goal_kinds, describe_goal) if what == "goal" else (rule_kinds, describe_rule)
     known = [describe(placeholder(cls)) for i, cls in kinds.classes.items() if 0 < i < kinds.built_in]
     if not words:
@@ -172,13 +172,13 @@ _JOINT = re.compile(r",? (?:and )?(then|or|at the same time) ")
 _JOINED = {"then": InOrder, "or": AnyOf, "at the same time": AllOf}
 _ONE = re.compile(r"(all|any) of (\(.*\))")
 
-def _depths(words: str) -> list[int]:
+def _depths(words):
     return list(accumulate((c == "(") - (c == ")") for c in words))
 
-def _is_wrapped(words: str):
+def _is_wrapped(words):
     return words.startswith("(") and 0 not in _depths(words)[:-1]
 
-def _goal(words: str):
+def _goal(words):
     trouble = None
     try:
         if (found := _read(words, goal_kinds)) is not None:
@@ -195,7 +195,7 @@ def _goal(words: str):
     return joined
 
 # %% ../../nbs/core/11_parse.ipynb #h
-def _joined_goal(words: str) -> Composed | None:
+def _joined_goal(words):
     "A composed goal, or None without a joint outside brackets. Raises `ParseError` where brackets are needed."
     if (m := _ONE.fullmatch(words)) and _is_wrapped(m[2]):
         return _combined(AllOf if m[1] == "all" else AnyOf, [m[2]])
@@ -207,14 +207,14 @@ def _joined_goal(words: str) -> Composed | None:
         raise ParseError(f"{_shown(words)} joins goals in more than one way: say with brackets what belongs together, "
                          "such as 'first (A or B), then C'.")
     if first and names != {"then"}:
-        raise ParseError(f"{_shown(words)} begins with 'first' but has no 'then': write 'first A, then B', with brackets "
-                         "around what is itself joined.")
+        raise ParseError(f"{_shown(words)} begins with 'first' but has no 'then': write 'first A, then B', with "
+                         "brackets around what is itself joined.")
     if joints or first:
         edges = [0, *(edge for m in joints for edge in m.span()), len(body)]
         return _combined(_JOINED[names.pop()], [body[a:b] for a, b in zip(edges[::2], edges[1::2])])
     return _combined(Not, [words.removeprefix("do not ")]) if words.startswith("do not ") else None
 
-def _combined(cls: type, parts) -> Composed:
+def _combined(cls, parts):
     parts = [_goal(part.strip()) if isinstance(part, str) else part for part in parts]
     try:
         return cls(*parts)
@@ -229,8 +229,8 @@ def parse_goal(text: str):
     """
     words = re.sub(r"^(?:your )?goal (?:is )?(?:to )?(?=\S)", "", _plain(text, "A goal"))
     if len(words) > 20 * _LONGEST:
-        raise ParseError(f"{_shown(words)} goes on for {len(words):,} letters: a goal has at most {MAX_PARTS} parts, and "
-                         f"{20 * _LONGEST:,} letters are room for them.")
+        raise ParseError(f"{_shown(words)} goes on for {len(words):,} letters: a goal has at most {MAX_PARTS} parts, "
+                         f"and {20 * _LONGEST:,} letters are room for them.")
     try:
         return _goal(words)
     except RecursionError:
@@ -256,8 +256,8 @@ def parse_rule(text: str) -> BaseRule | MultiProduct:
         raise _not_understood(words, "rule")
     things = re.split(r",? and |, ", more[2])
     if len(things) > 2:
-        raise ParseError(f"{len(things)} further products in {_shown(words)}: a rule makes up to three things, so name one "
-                         "or two beside its own.")
+        raise ParseError(f"{len(things)} further products in {_shown(words)}: a rule makes up to three things, so name "
+                         "one or two beside its own.")
     return several(parse_rule(more[1] + (more["when"] or "")), *map(_thing_of, things))
 
 # %% ../../nbs/core/11_parse.ipynb #j
@@ -265,7 +265,7 @@ _HEADING = re.compile(r"""(?:^|(?<=[.:\n]))\s*(?:(?P<goal>(?:your\s+)?goal:)|(?P
     |(?P<objects>at\s+the\s+start\s+there\s+(?:are|is):?|objects:|you\s+are\s+in\s+a\s+room\s+with)
     |(?P<none>(?:in\s+this\s+world\s+)?nothing\s+ever\s+changes\s+by\s+itself\.?|you\s+are\s+in\s+an\s+empty\s+room\.?))""", re.IGNORECASE | re.VERBOSE)
 
-def _sections(text: str) -> tuple[str, list[str], str]:
+def _sections(text):
     marks = list(_HEADING.finditer(text))
     found = {"goal": text[:marks[0].start()] if marks else text, "rules": "", "objects": ""}
     for m, end in zip(marks, [*(m.start() for m in marks[1:]), len(text)]):
@@ -289,14 +289,14 @@ def parse_ruleset(text: str) -> RuleSet:
     _plain(text, "A task")
     goal, rules, objects = _sections(text)
     if any("registered anew" in rule for rule in rules):
-        raise ParseError("A class of this task was registered anew, and its words do not tell what it said before: make the "
-                         "task again.")
+        raise ParseError("A class of this task was registered anew, and its words do not tell what it said before: "
+                         "make the task again.")
     words = _plain(objects)
     things = [] if words in ("", "no objects", "none") else re.split(r",? and |, ", words)
     return assemble(parse_goal(goal), [parse_rule(rule) for rule in rules], [_thing_of(thing) for thing in things])
 
 # %% ../../nbs/core/11_parse.ipynb #k
-def _from_dict(data, book, what: str):
+def _from_dict(data, book, what):
     if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
         raise ParseError(f"{data!r} is no {what}: a dictionary with its 'kind' is needed, as ruleset_to_dict makes it.")
     combined = {cls.__name__: cls for cls in (AllOf, AnyOf, Not, InOrder)} if what == "goal" else {}
@@ -312,13 +312,13 @@ def _from_dict(data, book, what: str):
         raise ParseError(f"A {data['kind']} has more than two further products: a rule makes up to three things.")
     return several(thing, *more) if more else thing
 
-def _list(data: dict, key: str):
+def _list(data, key):
     value = data.get(key, [])
     if not isinstance(value, (list, tuple)):
         raise ParseError(f"{key!r} is {value!r}: a list is needed.")
     return value
 
-def _value(name: str, value) -> tuple:
+def _value(name, value):
     if name != "position":
         return _thing_of(_plain(value, name))
     if not isinstance(value, (list, tuple)) or len(value) != 2:
@@ -326,8 +326,9 @@ def _value(name: str, value) -> tuple:
     return _position(*map(str, value)) if all(isinstance(v, int) and v >= 0 for v in value) else _position("256", "256")
 
 def ruleset_from_dict(data: dict) -> RuleSet:
-    """A task from what `ruleset_to_dict` makes. Raises `ParseError` (a `ValueError`), or `TypeError` for a name that is
-    no text.
+    """A task from what `ruleset_to_dict` makes.
+
+    Raises `ParseError` (a `ValueError`), or `TypeError` for a name that is no text.
     """
     if not isinstance(data, dict) or not {"goal", "rules", "objects"} <= set(data):
         raise ParseError("A task as a dictionary has the keys goal, rules and objects: make one with ruleset_to_dict.")

@@ -32,8 +32,7 @@ from xland_minigrid.core.tiles import (
 PATCH_NAMES = ("here", "ahead", "right", "behind", "left", "ahead ahead", "ahead right", "ahead left")
 
 class Neighborhood(NamedTuple):
-    """Where a rule or goal looks; made by `in_pocket`, `beside_agent`, `beside_object`, `on_cells`, `agent_at`,
-    `tile_at`.
+    """Where a rule or goal looks; made by `in_pocket`, `beside_agent`, `beside_object`, `on_cells` and so on.
 
     Bits: directions (up, right, down, left) in `near` and `pair`, `PATCH_NAMES` in `cells`.
     """
@@ -51,7 +50,7 @@ class Neighborhood(NamedTuple):
         "The number of input tiles."
         return 2 if self.pair or self.tool else 0 if self.at == 1 else 1
 
-def _bits(names, known, what: str):
+def _bits(names, known, what):
     if wrong := [n for n in names if n not in known]:
         raise ValueError(f"There is no {what} {wrong[0]!r}: choose from {', '.join(known)}.")
     return sum(1 << known.index(n) for n in set(names))
@@ -187,8 +186,8 @@ class Registry:
         "Raise `TypeError` unless the class of a rule or goal is registered."
         cls = type(object_)
         if self.classes.get(getattr(cls, "ID", None)) is not cls:
-            raise TypeError(f"{cls.__name__} is not registered: put @register_{self.what} above the class, and make the "
-                            f"{self.what} again.")
+            raise TypeError(f"{cls.__name__} is not registered: put @register_{self.what} above the class, and make "
+                            f"the {self.what} again.")
 
     def __getitem__(self, identifier) -> type:
         if int(identifier) not in self.classes:
@@ -208,8 +207,8 @@ class Registry:
         if identifier is None and not free:
             raise ValueError(f"All identifiers up to 253 are taken: there is no room for another {self.what}.")
         if identifier is not None and identifier not in free:
-            raise ValueError(f"Identifier {identifier} is taken or out of range: choose a free one from {self.built_in} to 253, "
-                             "or none.")
+            raise ValueError(f"Identifier {identifier} is taken or out of range: choose a free one from "
+                             f"{self.built_in} to 253, or none.")
         return free[0] if identifier is None else identifier
 
 rule_kinds = Registry("rule")
@@ -261,7 +260,7 @@ def check_tiles(object_) -> None:
             raise ValueError(f"{type(object_).__name__}.{name} is {tile_name(tile, color)}, which cannot be carried: "
                              "choose an object.")
 
-def _check_looks(name: str, what: str, looks: Neighborhood, products: int):
+def _check_looks(name, what, looks, products):
     for wrong, why in (
             (products and looks.at, "a rule cannot look at a fixed position; only goals can"),
             (looks.tool and (looks.pair or looks.at),
@@ -280,14 +279,12 @@ def register_rule(cls=None, *, id: int | None = None):
     and has
 
     * `when`: the actions after which it is checked, such as `(Actions.TOGGLE,)`;
-    * `looks`: where its tiles are: `in_pocket()`, `beside_agent(...)`, `beside_object(...)`, `on_cells(...)`; the
-    second
-      and the last perhaps `.while_carrying()` another tile;
+    * `looks`: where its tiles are: `in_pocket()`, `beside_agent(...)`, `beside_object(...)`, `on_cells(...)`;
+      the second and the last perhaps `.while_carrying()` another tile;
     * optionally `describe()`, which returns an English clause (see `tiles.tile_name`).
 
     Identifiers begin at 12; `id` asks for one, so that files written elsewhere stay valid. Running the cell again
-    replaces
-    the class. Raises `TypeError` or `ValueError` for an unsound declaration.
+    replaces the class. Raises `TypeError` or `ValueError` for an unsound declaration.
     """
     if cls is None:
         return lambda cls: register_rule(cls, id=id)
@@ -337,9 +334,7 @@ def compile_rules(encodings, products=None, declared=None):
     return xp.where(known, xp.stack([first, second], axis=-1), np.uint32(0))
 
 def decompile_rules(rules) -> jax.Array:
-    """Compiled rules `(..., 1)` or `(..., 2)` as encodings uint8 `(..., 7)`; zeros for registered kinds, no further
-    products.
-    """
+    "Compiled rules `(..., 1)` or `(..., 2)` as uint8 `(..., 7)`; zeros for registered kinds, no further products."
     first = jnp.asarray(rules)[..., 0]
     near, pair = first >> 28, first >> 24 & 15
     index = jnp.int32(31) - jax.lax.clz(jnp.maximum(jnp.maximum(near, pair), 1)).astype(jnp.int32)
@@ -397,9 +392,7 @@ def patch_offsets() -> np.ndarray:
 _BESIDE_AGENT = (1, 2, 3, 4)     # ahead, right, behind, left
 
 class Places(NamedTuple):
-    """Indices of the object that an action concerned, and of the cells around it as the agent sees them (ahead, right,
-    behind, left).
-    """
+    "Indices of the object that an action concerned, and of the cells around it (ahead, right, behind, left)."
     object_: int
     beside: tuple[int, int, int, int]
     count: int
@@ -443,10 +436,8 @@ class Match(NamedTuple):
         beside = self.held | (self.near | self.pair != 0)
         return beside if self.cells is None else beside | (self.cells != 0)
 
-def _asked(rule: CompiledRule, action):
-    """Whether rules about the pocket, the agent's and the object's neighbours are checked after an action; bools
-    `(...)`.
-    """
+def _asked(rule, action):
+    "Whether rules about the pocket, the agent's and the object's neighbours are checked; bools `(...)`."
     if rule.actions is None:
         moved, put = action == Actions.MOVE_FORWARD, action == Actions.PUT_DOWN
         return action == Actions.PICK_UP, moved | (put & (rule.near != 15)), put

@@ -67,7 +67,7 @@ class RuleSet(PyTreeNode):
         goal = goal_of(self)
         return f"RuleSet({describe_goal(goal)}; {rules} rule{'s' * (rules != 1)}, {objects} object{'s' * (objects != 1)})"
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self):
         if np.ndim(self.goal) != 1:
             return None
         from xland_minigrid.viz.tree import draw_ruleset
@@ -84,7 +84,8 @@ def check_extended(ruleset: RuleSet) -> None:
     if extended is None:
         if (np.asarray(goal)[..., 0] >= NUM_GOALS).any() or (np.asarray(rules)[..., 0] >= NUM_RULES).any():
             raise ValueError("This ruleset uses rules or goals beyond Tables 2 and 3 (built-in rules go up to 11, "
-                             "goals up to 14): make it with make_ruleset, or call its method extend() after registering them.")
+                             "goals up to 14): make it with make_ruleset, or call its method extend() after "
+                             "registering them.")
         return
     found, needed = (extended.rules.shape, extended.goals.shape), ((*rules.shape[:-1], 2), (*goal.shape[:-1], "K", 4))
     if found[0][-2:] != needed[0][-2:] or found[1][-1:] != (4,) or len(found[1]) != len(needed[1]):
@@ -122,7 +123,7 @@ def _checked_rules(rules):
         check_tiles(plain)
     return rules
 
-def _checked_tiles(init_tiles) -> np.ndarray:
+def _checked_tiles(init_tiles):
     "The objects as uint8 `(N, 2)`. Raises `ValueError`."
     tiles = [tuple(t) if np.ndim(t) == 1 else t for t in init_tiles]
     for tile in tiles:
@@ -165,8 +166,7 @@ def assemble(goal, rules, init_tiles) -> RuleSet:
 
 # %% ../../nbs/core/10_ruleset.ipynb #f
 def pad_ruleset(ruleset: RuleSet, num_rules: int, num_tiles: int, num_parts: int | None = None) -> RuleSet:
-    """The task with room for `num_rules` rules, `num_tiles` objects, and `num_parts` parts of a composed goal if it is
-    extended.
+    """The task with room for `num_rules` rules, `num_tiles` objects, and `num_parts` parts of an extended goal.
 
     Raises `ValueError` when it does not fit.
     """
@@ -187,7 +187,7 @@ def stack_rulesets(rulesets) -> RuleSet:
     if not rulesets:
         raise ValueError("There is nothing to stack: give at least one ruleset.")
     if any(r.extended is not None for r in rulesets):
-        traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(rulesets))  # a plain task has built-in kinds only
+        traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(rulesets))  # plain: built-in kinds only
         rulesets = [r.extend(BUILT_IN if traced else None) for r in rulesets]
     room = [max(r.rules.shape[-2] for r in rulesets), max(r.init_tiles.shape[-2] for r in rulesets),
             max(r.extended.goals.shape[-2] if r.extended is not None else 0 for r in rulesets)]
@@ -198,7 +198,7 @@ def empty_ruleset() -> RuleSet:
     return RuleSet(goal=np.zeros(5, np.uint8), rules=np.zeros((1, 7), np.uint8), init_tiles=np.zeros((1, 2), np.uint8))
 
 # %% ../../nbs/core/10_ruleset.ipynb #g
-def _tile_or_place(value, is_place: bool):
+def _tile_or_place(value, is_place):
     return f"({int(value[0])}, {int(value[1])})" if is_place else tile_name(int(value[0]), int(value[1]))
 
 def _call(thing):

@@ -47,7 +47,7 @@ class Colors:
     BROWN = 12
     PINK = 13
 
-def _names(table) -> tuple[str, ...]:
+def _names(table):
     members = {v: k for k, v in vars(table).items() if k.isupper()}
     return tuple(members[i].lower().replace("_", " ") for i in range(len(members)))
 

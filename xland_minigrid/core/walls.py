@@ -40,7 +40,7 @@ def room(height: int, width: int) -> jax.Array:
     return rectangle(empty_world(height, width), 0, 0, height, width, unpack(WALL))
 
 # %% ../../nbs/core/02_walls.ipynb #d
-def _divided(height: int, width: int, rows=(), cols=()) -> jax.Array:
+def _divided(height, width, rows=(), cols=()):
     grid = room(height, width)
     for x in cols:
         grid = vertical_line(grid, x, 0, height, unpack(WALL))

@@ -116,7 +116,7 @@ class State(PyTreeNode):
     def rule_encoding(self) -> jax.Array:
         return decompile_rules(self.rules)
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self):
         return _picture(self)
 
 # %% ../../nbs/envs/01_environment.ipynb #e
@@ -126,7 +126,7 @@ def _seen_cells(state, img):
     agent = jax.tree.map(np.asarray, state.agent)
     return agent, img.shape[0], view_to_world(np.asarray(img)[..., 0] != Tiles.UNSEEN, agent, state.cells.shape)
 
-def _picture(state, img=None) -> str | None:
+def _picture(state, img=None):
     "A drawing of one concrete state; None for batches."
     if np.ndim(state.cells) != 2 or isinstance(state.cells, jax.core.Tracer):
         return None
@@ -172,7 +172,7 @@ class TimeStep(PyTreeNode):
     def last(self) -> jax.Array:
         return self.step_type == StepType.LAST
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self):
         img = self.observation["img"] if isinstance(self.observation, dict) else self.observation
         return _picture(self.state, img)
 
@@ -184,18 +184,18 @@ def _react(rules, action, pocket, seen, cells, position, direction, where):
     return put(cells, flat, patch), put(seen, where, patch), pocket
 
 @functools.lru_cache(maxsize=None)
-def _reaction(view_size: int):
+def _reaction(view_size):
     "`_react` for a view size, always the same function, so outside of `jit` only the first step compiles."
     return functools.partial(_react, where=patch_in_view(view_size))
 
 # %% ../../nbs/envs/01_environment.ipynb #h
-def _write_around(cells, row, col, direction, patch) -> jax.Array:
+def _write_around(cells, row, col, direction, patch):
     "The grid with the eight cells around an agent replaced; cells are called by their steps ahead and to the right."
     (rows, cols), (y, x) = heading(direction), np.indices(cells.shape, np.int32)
     ahead, right = (y - row) * rows + (x - col) * cols, (y - row) * cols - (x - col) * rows
     return put(cells, [1000 * a + r for a, r in PATCH_STEPS], patch, 1000 * ahead + right)
 
-def _advance_straight(state: State, action, view_size: int) -> tuple[State, jax.Array, jax.Array]:
+def _advance_straight(state, action, view_size):
     agent, where, (height, width) = state.agent, patch_in_view(view_size), state.cells.shape
     row, col, (rows, cols) = agent.position[0], agent.position[1], heading(agent.direction)
     exists = inside((height, width), row + rows, col + cols)
@@ -247,7 +247,7 @@ def typed_key(key) -> jax.Array:
         raise TypeError(f"reset takes parameters and then a random key, not {type(key).__name__}: env.reset(params, jax.random.key(0)).")
     return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
-def _draw(state, img, render_mode: str) -> np.ndarray | str:
+def _draw(state, img, render_mode):
     from xland_minigrid.viz.render import render, render_text
     (agent, view_size, visible), cells = _seen_cells(state, img), np.asarray(state.cells)
     if render_mode == "rgb_array":
@@ -266,7 +266,7 @@ def render(params: EnvParams, timestep: TimeStep) -> np.ndarray | str:
     view = look(state.cells, state.agent.position, state.agent.direction, size)[:-1].reshape(size, size)
     return _draw(state, unpack(visible_cells(params, view)), params.render_mode)
 
-def _as_weak_as(before, value) -> jax.Array:
+def _as_weak_as(before, value):
     "`value`, weakly typed if `before` is, so that time steps made of Python numbers compile one step only."
     if not getattr(before, "weak_type", False):
         return value
@@ -374,7 +374,7 @@ class Environment(abc.ABC):
         burnt = here >> 4 == Tiles.LAVA
         return reached & ~burnt, burnt
 
-    def _observe(self, params: EnvParams, view) -> jax.Array:
+    def _observe(self, params, view):
         return unpack(visible_cells(params, view))
 
     def render(self, params: EnvParams, timestep: TimeStep) -> np.ndarray | str:
@@ -382,7 +382,7 @@ class Environment(abc.ABC):
         return render(params, timestep)
 
 # %% ../../nbs/envs/01_environment.ipynb #m
-def _max_steps(params: EnvParams):
+def _max_steps(params):
     if params.max_steps is None or params.max_steps < 1:
         raise ValueError(f"max_steps is {params.max_steps}: set it to a positive number, or make the parameters with env.default_params().")
     return params.max_steps

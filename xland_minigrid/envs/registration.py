@@ -60,9 +60,8 @@ class EnvRegistry:
         """An environment and its parameters.
 
         `kwargs` override the variant's before anything is derived: `make("XLand-MiniGrid-R1-9x9", height=11, width=11)`
-        gets
-        the time limit of 11x11. Raises `ValueError` for an unknown id or impossible parameters, `TypeError` for unknown
-        ones.
+        gets the time limit of 11x11. Raises `ValueError` for an unknown id or impossible parameters, `TypeError` for
+        unknown ones.
         """
         if id not in self.specs:
             raise ValueError(f"Unknown environment {id!r}: choose one of {', '.join(nearest(str(id), self.specs))}, "

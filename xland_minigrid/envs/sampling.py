@@ -66,13 +66,13 @@ class SampledCarry(PyTreeNode):
     inner: Any
 
 # %% ../../nbs/envs/05_sampling.ipynb #d
-def _rows(tasks) -> int | None:
+def _rows(tasks):
     "The number of tasks; None if they have no numbers."
     if isinstance(tasks, RuleSet):
         return tasks.goal.shape[0] if np.ndim(tasks.goal) == 2 else None
     return tasks.num_rulesets() if hasattr(tasks, "num_rulesets") and hasattr(tasks, "get_ruleset") else None
 
-def _row(tasks, number) -> RuleSet:
+def _row(tasks, number):
     if isinstance(tasks, RuleSet):
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(jnp.asarray(x), number, keepdims=False), tasks)
     return tasks.get_ruleset(number)
@@ -82,8 +82,7 @@ def cumulate(weights) -> jax.Array:
     """Bounds for `draw`, uint32 `(n,)`, from weights `(n,)` of any scale, perhaps traced; the last is about 2**31.
 
     Probabilities have a relative error of about 2**-23, and are zero or at least 2**-31. Raises `ValueError` for
-    concrete
-    weights that are negative, not finite, or all zero.
+    concrete weights that are negative, not finite, or all zero.
     """
     if not isinstance(weights, jax.core.Tracer):
         given = np.asarray(weights)
@@ -102,7 +101,7 @@ def draw(key: jax.Array, n: int, bounds=None) -> jax.Array:
     return jnp.searchsorted(bounds, part, side="right").astype(jnp.int32)
 
 # %% ../../nbs/envs/05_sampling.ipynb #f
-def _fullest(tasks) -> RuleSet:
+def _fullest(tasks):
     tiles = np.asarray(tasks.init_tiles)
     number = int((tiles[..., 0] > 2).sum(-1).argmax())
     return jax.tree.map(np.asarray, _row(tasks, number))
@@ -160,8 +159,9 @@ class RulesetSamplingWrapper(Wrapper):
         return made if weights is None else self.weigh(made, weights)
 
     def weigh(self, params: SampledParams, weights) -> SampledParams:
-        """The parameters with other weights `(n,)`, of any scale, under `jit` too; recompiles nothing. Raises
-        `ValueError`.
+        """The parameters with other weights `(n,)`, of any scale, under `jit` too; recompiles nothing.
+
+        Raises `ValueError`.
         """
         return params.replace(bounds=_bounds(weights, _rows(params.tasks)))
 
@@ -192,8 +192,7 @@ class RulesetSamplingWrapper(Wrapper):
 
 # %% ../../nbs/envs/05_sampling.ipynb #h
 def sample_tasks(env: Environment, params: EnvParams, tasks, weights=None) -> tuple[Environment, SampledParams]:
-    """An environment whose resets draw from `tasks`, and its parameters; `weights` as in
-    `RulesetSamplingWrapper.weigh`.
+    """An environment whose resets draw from `tasks`, and its parameters; `weights` as in `weigh`.
 
     An environment that draws already, at any depth, only gets other tasks. Raises as `RulesetSamplingWrapper`.
     """
@@ -203,14 +202,14 @@ def sample_tasks(env: Environment, params: EnvParams, tasks, weights=None) -> tu
     env = env if layer is not None else RulesetSamplingWrapper(env)
     return env, (layer or env).with_tasks(params, tasks, weights)
 
-def _inner(params) -> EnvParams:
+def _inner(params):
     return params.inner if isinstance(params, SampledParams) else params
 
-def _remember(timestep: TimeStep, number) -> TimeStep:
+def _remember(timestep, number):
     state = timestep.state
     return timestep.replace(state=state.replace(carry=SampledCarry(ruleset_id=number, inner=state.carry)))
 
-def _bounds(weights, n: int | None) -> jax.Array:
+def _bounds(weights, n):
     if n is None:
         raise ValueError("These tasks have no numbers, so they cannot be weighed: give a batched RuleSet or a Benchmark.")
     if np.shape(weights) != (n,):
@@ -224,7 +223,7 @@ def _check_layers(env):
             raise ValueError(f"Resets inside {name} would not draw a new ruleset: put {name} around RulesetSamplingWrapper instead.")
         env = getattr(env, "_env", None)
 
-def _draw_task(params, key) -> tuple[jax.Array, EnvParams]:
+def _draw_task(params, key):
     "A task's number, and the inner parameters with it. `key` is consumed."
     if not isinstance(params, SampledParams):
         raise TypeError("These parameters hold no tasks: make both with sample_tasks(env, params, benchmark).")

@@ -38,7 +38,7 @@ class Wrapper(Environment):
     def observation_shape(self, params: EnvParams) -> Any:
         return self._env.observation_shape(params)
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         return self._env._generate_problem(params, key)
 
     def reset(self, params: EnvParams, key: jax.Array) -> TimeStep:
@@ -115,7 +115,7 @@ class _Observed(Wrapper):
         super().__init__(env)
         self.wrapper = wrapper
 
-    def _changed(self, timestep: TimeStep) -> TimeStep:
+    def _changed(self, timestep):
         return timestep.replace(observation=self.wrapper.observe(timestep.observation, timestep.state))
 
     def observation_shape(self, params):

@@ -47,7 +47,7 @@ class XLandEnvParams(EnvParams):
     max_rooms: int | None = field(pytree_node=False, default=None)
 
 # %% ../../nbs/envs/02_xland.ipynb #c
-def _check_room_for(ruleset: RuleSet, free):
+def _check_room_for(ruleset, free):
     "Raise `ValueError` for a concrete ruleset whose objects and agent need more than the free cells."
     tiles = ruleset.init_tiles
     if isinstance(tiles, jax.core.Tracer) or isinstance(free, jax.core.Tracer):
@@ -57,16 +57,18 @@ def _check_room_for(ruleset: RuleSet, free):
         raise ValueError(f"{objects} objects and an agent do not fit on {free} free cells: choose a larger grid or fewer objects.")
 
 # %% ../../nbs/envs/02_xland.ipynb #d
-def _layout_for(params: XLandEnvParams, key: jax.Array) -> tuple[Layout, jax.Array]:
+def _layout_for(params, key):
     if params.layout is not None:
         check_layout(params.layout, params.height, params.width)
         return params.layout, key
     if params.grid_type in GRID_TYPES:
         if params.extent is not None:
-            raise ValueError(f"extent is for Maze and Rooms, not for {params.grid_type}: use pad_layout for a larger grid.")
+            raise ValueError(f"extent is for Maze and Rooms, not for {params.grid_type}: use pad_layout for a larger "
+                             "grid.")
         return layout(params.grid_type, params.height, params.width), key
     if params.extent is not None and jnp.shape(params.extent) != (2,):
-        raise ValueError(f"extent has shape {jnp.shape(params.extent)}: give rows and columns, int32 (2,); batch with jax.vmap.")
+        raise ValueError(f"extent has shape {jnp.shape(params.extent)}: give rows and columns, int32 (2,); batch with "
+                         "jax.vmap.")
     key, draw = jax.random.split(key)
     rows, cols = (None, None) if params.extent is None else params.extent
     if params.grid_type == "Maze":
@@ -74,7 +76,7 @@ def _layout_for(params: XLandEnvParams, key: jax.Array) -> tuple[Layout, jax.Arr
     return random_rooms(draw, params.height, params.width, None, params.max_rooms, rows, cols), key
 
 # %% ../../nbs/envs/02_xland.ipynb #e
-def _open_doors(plan: Layout, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _open_doors(plan, bits):
     "`draw_doors` with places from the first of `bits` `(2 * D,)`, colours from those after the last real door's."
     doors = plan.doors.shape[0]
     real = (jnp.asarray(plan.num_places) > 0).sum()
@@ -109,13 +111,14 @@ def place(params: XLandEnvParams, key: jax.Array):
         position=jnp.where(np.arange(2) == 0, spots[0] // params.width, spots[0] % params.width), direction=(bits[0] & 3).astype(jnp.int32))
     return cells, agent, key
 
-def _size_of(plan: Layout, height: int | None = None, width: int | None = None):
+def _size_of(plan, height=None, width=None):
     "Height and width of a layout or batch. Raises `ValueError` if others are asked for."
     if not isinstance(plan, Layout) or np.ndim(plan.cells) < 2:
         raise ValueError("layout must be a Layout with cells (H, W), or a batch of them: make it with core.layouts or core.mazes.")
     h, w = plan.cells.shape[-2:]
     if (height or h, width or w) != (h, w):
-        raise ValueError(f"layout is {h}x{w}, but {height or h}x{width or w} is asked for: leave both out, or use pad_layout.")
+        raise ValueError(f"layout is {h}x{w}, but {height or h}x{width or w} is asked for: leave both out, or use "
+                         "pad_layout.")
     return dict(height=h, width=w)
 
 # %% ../../nbs/envs/02_xland.ipynb #f
@@ -126,8 +129,7 @@ class XLandMiniGrid(Environment):
         """Parameters with `max_steps = 3 * height * width` unless given (too short to try everything).
 
         A `layout`, or a batch, sets height and width. `max_steps` is static, so a batch shares it, also for layouts
-        that fill
-        only part of the array. Raises `ValueError` for an impossible size.
+        that fill only part of the array. Raises `ValueError` for an impossible size.
         """
         plan = kwargs.get("layout")
         params = XLandEnvParams().replace(**kwargs)
@@ -147,7 +149,7 @@ class XLandMiniGrid(Environment):
             plan, _ = _layout_for(params, None)
             _check_room_for(params.ruleset, plan.num_free)
 
-    def _generate_problem(self, params: XLandEnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         check_extended(params.ruleset)
         cells, agent, key = place(params, key)
         rules, extended = compile_rules(jnp.asarray(params.ruleset.rules)), params.ruleset.extended

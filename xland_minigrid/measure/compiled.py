@@ -252,9 +252,7 @@ def figures_from(fields: dict) -> Figures:
     return Figures(**fields | {"cost": read(fields["cost"])})
 
 def bound(cost: Cost, card: Card) -> float:
-    """Least seconds of a run: bytes over bandwidth, launches at 2.5 µs, or products at peak; then loops, unknown ones
-    once.
-    """
+    "Least seconds of a run: bytes over bandwidth, 2.5 µs a launch, or products at peak; then loops, unknown ones once."
     own = max(cost.bytes / card.bandwidth, cost.kernels * 2.5e-6, cost.flops / card.flops)
     return own + sum((loop.trips or 1) * bound(loop.body, card) for loop in cost.loops)
 
@@ -460,9 +458,9 @@ def report(cards: tuple[str, ...] = tuple(PLAN), programs: tuple[str, ...] = ("s
     Raises `ValueError` for an unknown name, `FileNotFoundError` without the environments of `.ci/accelerators`.
     """
     if measure:
-        return Page("Measured next to the bound", f"Rollouts of {STEPS} steps with auto-reset, {WORLDS:,} worlds, observations "
-                    "returned; medians of 7 runs after one to warm up. The bound, for known cards: bytes over bandwidth, or 2.5 µs "
-                    "a kernel.", measured(list(PLAYED)))
+        return Page("Measured next to the bound", f"Rollouts of {STEPS} steps with auto-reset, {WORLDS:,} worlds, "
+                    "observations returned; medians of 7 runs after one to warm up. The bound, for known cards: bytes "
+                    "over bandwidth, or 2.5 µs a kernel.", measured(list(PLAYED)))
     for name in cards:
         if name not in CARDS:
             raise ValueError(f"{name!r} is unknown: choose from {', '.join(CARDS)}.")
@@ -472,18 +470,19 @@ def report(cards: tuple[str, ...] = tuple(PLAN), programs: tuple[str, ...] = ("s
     found = [figures for card, names in chosen.items() if names for figures in figures_of(card, names, progress)]
     parts = []
     for kind, about, table in (
-            ("step", f"A rollout of {STEPS} steps, {WORLDS:,} worlds (1,024 with images) with a task each, auto-reset, observations "
-             "returned; counted in the body of its loop. *Alone* is one step without a loop, all read from memory and written back: "
-             "a TPU compiler's own count of a rollout has the body once and the observations of all steps.", steps_table),
+            ("step", f"A rollout of {STEPS} steps, {WORLDS:,} worlds (1,024 with images) with a task each, auto-reset, "
+             "observations returned; counted in the body of its loop. *Alone* is one step without a loop, all read "
+             "from memory and written back: a TPU compiler's own count of a rollout has the body once and the "
+             "observations of all steps.", steps_table),
             ("reset", f"All {WORLDS:,} worlds at once, as when a program begins.", steps_table),
             ("evaluation", "4,096 tasks of 25 trials with an agent of the preset `colab-t4`; one step of all.", steps_table),
-            ("training", "A whole round, a million tasks on the device; of several devices, each one's share. A gradient step takes "
-             "one minibatch.", training_table)):
+            ("training", "A whole round, a million tasks on the device; of several devices, each one's share. A "
+             "gradient step takes one minibatch.", training_table)):
         if some := [f for f in found if f.program.startswith(kind)]:
             parts += [f"## {kind.capitalize()}", about, table(some)]
-    return Page("Compiled for cards that are not here", "None of this ran on the card named: it is what its compiler would launch "
-                "and move, without autotuning, which needs the card.",
-                "The bound is the most of bytes over bandwidth, 2.5 µs a kernel, and matrix products at peak. A TPU's fast memory is "
-                "not counted, but is in its compiler's own count.", *parts)
+    return Page("Compiled for cards that are not here", "None of this ran on the card named: it is what its compiler "
+                "would launch and move, without autotuning, which needs the card.",
+                "The bound is the most of bytes over bandwidth, 2.5 µs a kernel, and matrix products at peak. A TPU's "
+                "fast memory is not counted, but is in its compiler's own count.", *parts)
 
 script(report)

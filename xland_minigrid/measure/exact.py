@@ -172,13 +172,15 @@ def report(seed: int = 1) -> Page:
     lucky = [text for j in rejected[:1] for text in _examples(j, np.flatnonzero((j.per_task(j.answers.solved) & j.lucky).any(axis=1)), 3)]
     surprises = dict.fromkeys(text for _, j in words for text in _examples(j, j.surprises(), 10))
     return Page("Plans and planner before an exact search",
-        "Breadth-first search through the real environment (`benchmarks.exact.shortest`): the fewest steps, or the proof by "
-        "exhaustion that a start cannot be solved. Tasks and starts are drawn before anything is searched.",
+        "Breadth-first search through the real environment (`benchmarks.exact.shortest`): the fewest steps, or the "
+        "proof by exhaustion that a start cannot be solved. Tasks and starts are drawn before anything is searched.",
         "## The planner (`planner.solve_from`)", "Asked for: at most 1.3 times the least number of steps on average, on at least 500 pairs of task and start.", comparison_table(compared),
-        "*Contradictions*: a way shorter than the shortest or where there is none, or a false proof of that.", "## The prover (`solve.prove`)",
-        "Candidates before any proof, without distractor objects, four starts each. *Luck*: the agent begins beside an object "
-        "that walking up to it would spoil, or two objects begin side by side. *Surprises*: rejected tasks solved without such "
-        "luck, and accepted tasks that are impossible from all four starts (a false proof).", judgement_table(words),
+        "*Contradictions*: a way shorter than the shortest or where there is none, or a false proof of "
+        "that.", "## The prover (`solve.prove`)",
+        "Candidates before any proof, without distractor objects, four starts each. *Luck*: the agent begins beside "
+        "an object that walking up to it would spoil, or two objects begin side by side. *Surprises*: rejected tasks "
+        "solved without such luck, and accepted tasks that are impossible from all four "
+        "starts (a false proof).", judgement_table(words),
         "### Rejected and solved by luck, three of them", *(lucky or ["None."]), "### Surprises", *(surprises or ["None."]))
 
 script(report)

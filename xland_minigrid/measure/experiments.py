@@ -116,8 +116,7 @@ def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protoc
     """Train and test each configuration with each seed: name to its runs. Finished runs are kept.
 
     seeds: how many, or which. options: of `finish`. Raises `ValueError`, before training, for no configurations,
-    different
-    numbers of steps, wrong seeds, or a folder with another experiment.
+    different numbers of steps, wrong seeds, or a folder with another experiment.
     """
     seeds = _seeds(seeds)
     if not configs:
@@ -218,8 +217,9 @@ def _size(runs):
 CORES = ("gru", "mingru", "ssm", "transformer")
 
 def core_configs(config: TrainConfig, cores: Sequence[str] = CORES, belief: Sequence[bool] = (True, False)) -> dict[str, TrainConfig]:
-    """A configuration with each core, with and without learning to believe. Raises `ValueError` for an unknown core, or
-    none.
+    """A configuration with each core, with and without learning to believe.
+
+    Raises `ValueError` for an unknown core, or none.
     """
     found = {}
     for core in cores:

@@ -53,12 +53,13 @@ def summary(learner: Learner, rows: list[dict], last: dict, tasks: list[dict], b
     load = f"; over the last 15 minutes {os.getloadavg()[2]:.1f} processes wanted the {os.cpu_count()} cores" if hasattr(os, "getloadavg") else ""
     return [
         f"A decoder-only transformer ({sum(x.size for x in jax.tree.leaves(learner.state.parameters)):,} parameters, "
-        f"{learner.vocabulary.size - 3} words, one token a move, only moves can be said) starts from random numbers and learns from "
-        f"episodes in the pool alone: {c.steps} steps of {c.groups} groups of {c.group_size} episodes, at most {c.max_turns} turns, "
-        f"ice not slippery. It reads the {'latest map' if c.memory == 'latest' else 'whole conversation'}. The reward is 1 at the "
-        f"goal; in training n turns earn {c.discount}ⁿ. Training maps have seeds below {TEST_SEED:,} and a share of safe ice of "
-        f"0.5, 0.65 and 0.8 in turn; the test is {len(tasks)} maps with seeds from {TEST_SEED:,} on and 0.8, played greedily, once "
-        "each. Nothing was chosen by the test: the last state counts.",
+        f"{learner.vocabulary.size - 3} words, one token a move, only moves can be said) starts from random numbers "
+        f"and learns from episodes in the pool alone: {c.steps} steps of {c.groups} groups of {c.group_size} episodes, "
+        f"at most {c.max_turns} turns, ice not slippery. It reads the "
+        f"{'latest map' if c.memory == 'latest' else 'whole conversation'}. The reward is 1 at the goal; in training n "
+        f"turns earn {c.discount}ⁿ. Training maps have seeds below {TEST_SEED:,} and a share of safe ice of 0.5, 0.65 "
+        f"and 0.8 in turn; the test is {len(tasks)} maps with seeds from {TEST_SEED:,} on and 0.8, played greedily, "
+        "once each. Nothing was chosen by the test: the last state counts.",
         markdown_table(["player", "success on the test maps"], [("random moves (exact)", f"{baselines['random']:.1%}"), (f"**GRPO, after {end['seconds']:.0f} s**", f"**{won.mean():.1%}**"),
                                                                ("shortest path", f"{baselines['shortest path']:.1%}")]),
         f"Of the {int(new.sum())} test maps that are not, cell by cell, also among the maps trained on: {won[new].mean():.1%}. Episodes of the test that ran out of turns: {timed_out:.1%}; "

@@ -66,6 +66,7 @@ def compare(what: str, repeats: int = 15, num_envs: int = 1024, num_steps: int =
     return rows_of(steppers, case, repeats, GRID_TYPES if what == "layouts" else ())
 
 def costs_table(what: str, rows: list[Row]) -> str:
+    "The rows as Markdown."
     base = "the mean of R1 … R9" if what == "layouts" else "plain"
     return markdown_table([what, "steps/s (median)", "min – max", f"cost per step over {base}", "trials ended per step"],
                           [(r.engine, f"{r.steps_per_second / 1e6:.3f} M", r.span, f"{r.ratio:.2f}", f"{r.ends:.4f}") for r in rows])
@@ -73,10 +74,12 @@ def costs_table(what: str, rows: list[Row]) -> str:
 # %% ../../nbs/measure/04_layouts.ipynb #e
 _SAID = {
     "layouts": ("What it costs that the layout is data",
-        f"XLand-MiniGrid, {SIDE}x{SIDE}, trivial tasks. Names alone are static layouts, one program each; in *{MIXED}* one "
-        "program serves all five. Maze and Rooms are drawn at every reset. Asked for: at most 1.25 times the single layout."),
+        f"XLand-MiniGrid, {SIDE}x{SIDE}, trivial tasks. Names alone are static layouts, one program each; in *{MIXED}* "
+        "one program serves all five. Maze and Rooms are drawn at every reset. Asked for: at most 1.25 times the "
+        "single layout."),
     "tasks": ("What tasks beyond the tables cost",
-        f"XLand-MiniGrid-R4-{SIDE}x{SIDE}, `high` tasks. *Plain, again* is the same program a second time, which shows the noise.")}
+        f"XLand-MiniGrid-R4-{SIDE}x{SIDE}, `high` tasks. *Plain, again* is the same program a second time, which shows "
+        "the noise.")}
 
 def report(what: Literal["layouts", "tasks"] = "layouts", repeats: int = 15, envs: int = 1024) -> Page:
     """Measure what it costs that the layout is data, or that tasks go beyond the tables.
@@ -86,7 +89,8 @@ def report(what: Literal["layouts", "tasks"] = "layouts", repeats: int = 15, env
         envs: worlds in the batch
     """
     title, about = _SAID[what]
-    return Page(title, f"{about} {envs} worlds, another task in each. Random actions drawn in advance, auto-reset on, trials desynchronised, "
-                f"observations summed at every step; medians over {repeats} turns taken alternately, ratios within a turn.", costs_table(what, compare(what, repeats, envs)))
+    return Page(title, f"{about} {envs} worlds, another task in each. Random actions drawn in advance, auto-reset on, "
+                f"trials desynchronised, observations summed at every step; medians over {repeats} turns taken "
+                "alternately, ratios within a turn.", costs_table(what, compare(what, repeats, envs)))
 
 script(report)

@@ -64,6 +64,7 @@ PROTOCOLS = {"pool": Protocol("/session", b'{"id":%d,"op":"reset","value":3}', b
              "echo": Protocol("/ws", b'{"type":"reset","data":{"seed":3}}', b'{"type":"step","data":{"message":"x"}}')}
 
 class Tally:
+    "What all sessions of a load count."
     def __init__(self):
         self.took, self.lost, self.number, self.over = [], 0, 0, False
 
@@ -317,6 +318,7 @@ def measure_latency(blocks: bool = False, group: int = 8, turns: int = 6) -> dic
 
 # %% ../../nbs/measure/13_load.ipynb #l
 def sockets_part(found: dict) -> list[str]:
+    "Every case as a table, and what follows."
     ours, echo, alone = (found.get(name) for name in ("64 sessions, uvloop", "64 sessions, OpenEnv's server, an echo", "64 sessions, uvloop, one tick a request"))
     said = [f"Sixty-four sessions on a real environment are {ours['per_second'] / echo['per_second']:.1f} × OpenEnv's server with an environment that does nothing."] if ours and echo else []
     said += [f"Batching is worth {ours['per_second'] / alone['per_second']:.1f} ×."] if ours and alone else []

@@ -37,6 +37,7 @@ def measure(preset: str, environment: str, pairs: int, seed: int = 2, progress: 
     return Row(preset, environment, attempts, estimated_steps(benchmark, params, env))
 
 def oracle_table(rows: list[Row]) -> str:
+    "The rows as Markdown."
     return markdown_table(["preset", "environment", "pairs", "proved impossible", "solved of the others", "blocked", "cut off", "too long", "steps: mean, median, longest",
                            "estimate: correlation", "ms a start: median, mean, longest"], map(_cells, rows))
 
@@ -63,8 +64,9 @@ def report(pairs: int = 2000, seed: int = 2, presets: tuple[str, ...] = ("trivia
     for preset in presets:
         rows += [measure(preset, name, pairs, seed, progress=True) for name in WORLDS]
         yield Page("The grid oracle",
-            "Random tasks of each preset, all with a symbolic plan, one random start each. *Solved*: replayed in the real "
-            "environment, the last action reached the goal. *Proved impossible*: even in a more generous world "
-            f"(`benchmarks.proofs`). A trial has {limit}. Times are of one process, for planning alone.", oracle_table(rows))
+            "Random tasks of each preset, all with a symbolic plan, one random start each. *Solved*: replayed in the "
+            "real environment, the last action reached the goal. *Proved impossible*: even in a more generous world "
+            f"(`benchmarks.proofs`). A trial has {limit}. Times are of one process, for planning "
+            "alone.", oracle_table(rows))
 
 script(report)

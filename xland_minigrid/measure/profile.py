@@ -199,8 +199,8 @@ def report(preset: tuple[str, ...] = ("laptop",), turns: int = 7) -> Iterator[Pa
     for name, config in configs.items():
         parts += [f"## {name}", _shape(config), profile_table(profile_update(config, turns=turns))]
         yield Page("Where the time of an update goes",
-            "Medians over turns; every turn measures the peak, the update and its parts, each compiled by itself, so they need not "
-            "add up. Needed are one forward pass a step while acting, and per epoch of learning one forward and twice as much "
-            "backward.", *parts)
+            "Medians over turns; every turn measures the peak, the update and its parts, each compiled by itself, so "
+            "they need not add up. Needed are one forward pass a step while acting, and per epoch of learning one "
+            "forward and twice as much backward.", *parts)
 
 script(report)

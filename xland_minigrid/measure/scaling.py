@@ -253,8 +253,9 @@ def report(figure: tuple[str, ...] = ("all",), quick: bool = False, environments
         draw_figure(name, points, below, folder / f"{name}.png")
         parts += [f"## Figure {name}: {FIGURES[name].title}", f"![Figure {name}]({folder.name}/{name}.png)", below, figure_table(name, points)]
         yield Page("The paper's throughput figures",
-            "Simulation: random actions drawn in advance, auto-reset on, trials desynchronised, a ruleset in every world, "
-            "observations summed at every step; xminigrid in turn with ours in one process. Training: whole rounds of RL² with "
-            "Table 6's network at the given size of GRU. On a busy machine, read the ratios.", *parts)
+            "Simulation: random actions drawn in advance, auto-reset on, trials desynchronised, a ruleset in every "
+            "world, observations summed at every step; xminigrid in turn with ours in one process. Training: whole "
+            "rounds of RL² with Table 6's network at the given size of GRU. On a busy machine, read the "
+            "ratios.", *parts)
 
 script(report)

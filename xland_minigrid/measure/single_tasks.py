@@ -51,8 +51,9 @@ def report(envs: tuple[str, ...] = ("MiniGrid-Empty-8x8", "MiniGrid-DoorKey-5x5"
             x = time_to_solve(preset("laptop", env, seed=seed, out=f"{folder}/run", loggers=("jsonl",)), success, progress=False)
         rows.append((env, seed, x["seconds"], f"{x['steps']:,}", "yes" if x["solved"] else "no", f"{x['tested']:.1%}", f"{x['steps in the test']:.1f}"))
         yield Page("Single tasks",
-            f"Recurrent PPO, preset `laptop`, until {success:.0%} of the trials of a round (32,768 steps) are solved. Seconds "
-            "include compiling, checkpoints and the figure. The test: 512 fresh starts, actions drawn from the policy.",
+            f"Recurrent PPO, preset `laptop`, until {success:.0%} of the trials of a round (32,768 steps) are solved. "
+            "Seconds include compiling, checkpoints and the figure. The test: 512 fresh starts, actions drawn from "
+            "the policy.",
             markdown_table(["environment", "seed", "seconds, with compiling", "environment steps", "solved in training", "solved in the test", "steps in the test"], rows))
 
 script(report)

@@ -192,8 +192,7 @@ def benchmark_sizes(source) -> dict:
     """Sizes and loading times of a benchmark (name, path or `Benchmark`) in both forms, in a temporary folder.
 
     MB (10⁶ bytes) in `memory`, `cache` and `packed` files; seconds, with checks, of `load_cold` (None if the system
-    cannot
-    forget a file), `load_warm` and `unpack`.
+    cannot forget a file), `load_warm` and `unpack`.
     """
     benchmark, _ = find_benchmark(source)
     with tempfile.TemporaryDirectory() as place:

@@ -95,8 +95,9 @@ def rollout(step, read, num_steps: int, num_envs: int, num_actions: int = 6) -> 
     return run
 
 def engine_of(env, params, case: Case, tasks=None) -> Engine:
-    """The engine of packages with our interface. tasks: a batch of that package's rulesets; then all of `params` is
-    batched.
+    """The engine of packages with our interface.
+
+    tasks: a batch of that package's rulesets; then all of `params` is batched.
     """
     if tasks is not None:
         params = params.replace(ruleset=jax.tree.map(jnp.asarray, tasks))
@@ -173,8 +174,9 @@ def engine_named(name: str, case: Case, tasks) -> Engine:
 
 # %% ../../nbs/measure/02_throughput.ipynb #f
 class Stepper:
-    """A compiled rollout; calls go on where the last one stopped. `compile_s`: seconds to compile; `ends`: trials ended
-    per call.
+    """A compiled rollout; calls go on where the last one stopped.
+
+    `compile_s`: seconds to compile; `ends`: trials ended per call.
     """
 
     def __init__(self, engine: Engine):
@@ -316,10 +318,11 @@ def report(env: str | None = None, all: bool = False, against: Literal["xminigri
         rows += measure(case, own, repeats, compile_turns=1 if all or against == "navix" else min(3, repeats))
         print(rows_table(rows[-len(own):]), file=sys.stderr)
         yield Page("Throughput",
-            "Random actions drawn in advance, auto-reset on, trials desynchronised, a different ruleset in every world, "
-            "observations summed at every step (not stored), medians over turns taken alternately. `ratio` is our steps per "
-            "second over that engine's, median of pairs.",
-            "navix observes the whole grid, its default, or what the agent sees; it has no rulesets, and its trials begin together."
+            "Random actions drawn in advance, auto-reset on, trials desynchronised, a different ruleset in every "
+            "world, observations summed at every step (not stored), medians over turns taken alternately. `ratio` is "
+            "our steps per second over that engine's, median of pairs.",
+            "navix observes the whole grid, its default, or what the agent sees; it has no rulesets, and its trials "
+            "begin together."
             if against == "navix" else "", summary(rows), rows_table(rows))
 
 script(report)

@@ -173,15 +173,18 @@ def trainers_page(rows: list[TrainerRow], config: TrainConfig, repeats: int) -> 
     "What was measured, and the table."
     peak = np.median(np.concatenate([r.peak for r in rows])) / 1e9
     return Page("Our trainer and xminigrid's own", f"Matrix products ran at {peak:.0f} GFLOP/s (median over turns).",
-        f"{config.env_id}, {TASKS:,} generated `trivial` tasks, {config.num_envs} agents, {config.steps_per_update} steps an "
-        f"update, {config.ppo.num_minibatches} minibatches, {config.ppo.update_epochs} epoch(s), float32; views of 5x5, "
-        f"embeddings of {config.network.embedding}, three convolutions (16, 32, 64), one GRU, heads of {config.network.head}. "
-        "Ours has a layer of 256 between encoder and memory and one layer for both heads, theirs no such layer and one for each. "
-        "A call is one update: new tasks, collecting, and all gradient steps, without evaluation.",
-        "PATH is `training/` of a clone of github.com/dunnolab/xland-minigrid. It needs distrax, and with a recent jax tfp-nightly; "
-        "Python 3.11 and newer refuse the array defaults of `RolloutStats` in its `utils.py`: write each as `default_factory`.",
-        f"Medians of {repeats} turns, theirs and ours alternately in one process, after one call each to warm up. On a busy machine "
-        "the ratios count. *Of the peak* counts one forward pass for acting and three for each epoch of learning.",
+        f"{config.env_id}, {TASKS:,} generated `trivial` tasks, {config.num_envs} agents, {config.steps_per_update} "
+        f"steps an update, {config.ppo.num_minibatches} minibatches, {config.ppo.update_epochs} epoch(s), float32; "
+        f"views of 5x5, embeddings of {config.network.embedding}, three convolutions (16, 32, 64), one GRU, heads of "
+        f"{config.network.head}. Ours has a layer of 256 between encoder and memory and one layer for both heads, "
+        "theirs no such layer and one for each. A call is one update: new tasks, collecting, and all gradient steps, "
+        "without evaluation.",
+        "PATH is `training/` of a clone of github.com/dunnolab/xland-minigrid. It needs distrax, and with a recent "
+        "jax tfp-nightly; Python 3.11 and newer refuse the array defaults of `RolloutStats` in its `utils.py`: write "
+        "each as `default_factory`.",
+        f"Medians of {repeats} turns, theirs and ours alternately in one process, after one call each to warm up. On a "
+        "busy machine the ratios count. *Of the peak* counts one forward pass for acting and three for each epoch of "
+        "learning.",
         trainers_table(rows))
 
 def report(folder: Path = Path("training"), sizes: tuple[int, ...] = (64, 256, 1024), repeats: int = 3, envs: int = 512, steps: int = 32, minibatches: int = 8) -> Iterator[Page]:

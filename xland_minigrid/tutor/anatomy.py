@@ -29,8 +29,7 @@ from .exercise import WrongAnswer, exercise, refuse
 def _task(answer, name):
     "The answer as a padded ruleset. Raises `WrongAnswer`."
     refuse(not isinstance(answer, RuleSet), f"`{name}` is of the type {type(answer).__name__}, no RuleSet: build one "
-           "with "
-           "make_ruleset(goal=..., rules=[...], init_tiles=[...]).")
+           "with make_ruleset(goal=..., rules=[...], init_tiles=[...]).")
     refuse(np.ndim(answer.goal) != 1, f"`{name}` is a batch of tasks: hand in a single one.")
     try:
         answer.validate()
@@ -38,8 +37,7 @@ def _task(answer, name):
         raise WrongAnswer(str(error)) from None
     objects, rules = _objects(answer), _rules(answer)
     refuse(not 0 < len(objects) <= 8 or len(rules) > 8, f"There are {len(objects)} objects and {len(rules)} rules in "
-           "it: one to "
-           "eight objects and at most eight rules are enough here.")
+           "it: one to eight objects and at most eight rules are enough here.")
     if answer.extended is None:
         answer = answer.replace(rules=_rows(rules, 7), init_tiles=_rows(objects, 2))
     return pad_ruleset(answer, 8, 8)
@@ -95,8 +93,7 @@ def forge(answer) -> str:
     "A blue ball and a green key, next to each other, become a red star; the goal is to hold it."
     task, objects = _task(answer, "forge"), _objects(answer)
     refuse(sorted(objects) != sorted([BALL, KEY]), "At the start there should lie a blue ball and a green key, but "
-           "there lies: "
-           f"{', '.join(tile_name(*t) for t in objects) or 'nothing'}.")
+           f"there lies: {', '.join(tile_name(*t) for t in objects) or 'nothing'}.")
     for where, scene, actions in _SCENES:
         steps = act_out(task, scene, (3, 3), 1, actions)
         key_at = next(place for place, tile in scene.items() if tile == KEY)
@@ -138,8 +135,7 @@ def _solved(ruleset, name):
         for action in solution.actions.tolist():
             timestep = step(ruleset, timestep, action)
         refuse(not solution.solved or float(timestep.discount) != 0, f"In a room of 7 x 7 cells `{name}` was not "
-               "solved from "
-               f"start {seed}: {solution.detail or 'the goal was not reached.'}")
+               f"solved from start {seed}: {solution.detail or 'the goal was not reached.'}")
         lengths.append(len(solution.actions))
     return lengths
 
@@ -180,11 +176,9 @@ def trap(answer) -> str:
     hopes = prove(*spread, rooms, workers=1).solvable if ends else ()
     lost = [count for (_, count), hope in zip(ends, hopes) if not hope]
     refuse(not lost, "512 agents acted at random for 150 steps, and each of them had still everything that the goal "
-           "needs: add "
-           "a rule that takes something away for good.")
+           "needs: add a rule that takes something away for good.")
     return (f"Right: it can be solved (in {lengths[0]} steps from the first start), and {sum(lost)} of 512 agents that "
-            "acted at "
-            "random spoiled it.")
+            "acted at random spoiled it.")
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #g
 BROKEN = """Your goal: stand next to a pink hex.
@@ -220,8 +214,7 @@ def tree(answer) -> str:
     refuse(len(objects) > 3, f"There are {len(objects)} objects in the room at the start: three are enough.")
     plan = _plan(task, "tree")
     refuse(plan.depth != 2, f"The longest chain of rules in its plan has length {plan.depth}, not 2: what one rule "
-           "makes has to "
-           "be what another one needs.")
+           "makes has to be what another one needs.")
     for i in range(len(rules)):
         others = pad_ruleset(task.replace(rules=_rows(rules[:i] + rules[i + 1:], 7)), 8, 8)
         refuse(plan_of(others) is not None, f"It can be solved without rule {i + 1} as well: leave out what is not "

@@ -31,8 +31,8 @@ def wanted(answer) -> str:
     holds, count = np.asarray(tasks.goals)[:, 0] == 1, np.asarray(tasks.num_rules)
     for i in np.flatnonzero(found != (holds & (count >= 2)))[:1]:
         raise WrongAnswer(f"It {'keeps' if found[i] else 'drops'} a task whose goal {'is' if holds[i] else 'is not'} "
-                          "to hold "
-                          f"something, with {_number(count[i], 'rule')} in a table of {tasks.rules.shape[1]} rows.")
+                          f"to hold something, with {_number(count[i], 'rule')} in a table of {tasks.rules.shape[1]} "
+                          "rows.")
     return f"Right: it keeps {found.sum()} of 500 tasks, the right ones."
 
 def _number(count, what):
@@ -111,14 +111,12 @@ def diet(answer) -> str:
     tasks = map(_bytes, batch.goal, batch.rules, batch.init_tiles)
     number = np.array([rows.get(int(k), {}).get(task, -1) for k, task in zip(kind, tasks)])
     refuse((number < 0).any(), f"Task {int((number < 0).argmax())} of the batch is in neither benchmark: goal, rules "
-           "and objects "
-           "of one task must come from one row.")
+           "and objects of one task must come from one row.")
     share = (kind == 1).mean()
     refuse(abs(share - .25) > .05, f"With share = 0.25, {share:.0%} of the tasks are easy.")
     for name, mine in (("easy", number[kind == 1]), ("hard", number[kind == 3])):
         refuse(len(np.unique(mine)) < .5 * min(len(mine), 1000), f"Among {len(mine)} {name} tasks only "
-               f"{len(np.unique(mine))} are "
-               "different: every draw needs a key of its own.")
+               f"{len(np.unique(mine))} are different: every draw needs a key of its own.")
         refuse(abs(mine.mean() - 499.5) > 60, f"The {name} tasks come from one part of their benchmark (mean row "
                f"{mine.mean():.0f} of 1000): the coin and the choice share a key.")
     ends = [set(np.asarray(draw(jax.random.key(3), easy, hard, 4000, share).goal)[:, 0].tolist()) for share in (0., 1.)]

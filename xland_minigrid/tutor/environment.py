@@ -75,8 +75,8 @@ def _same_place(found, place, cell, agent, view_size):
         raise WrongAnswer(f"It returned {found!r}: return a pair, row and column.") from None
     if (row, col) != place:
         where = "the cell on which it stands" if cell == (view_size - 1, view_size // 2) else f"cell {cell} of its view"
-        raise WrongAnswer(f"Of an agent at {agent} that sees {view_size} x {view_size} cells, {where} is at {place} on the "
-                          f"map; your function says {(row, col)}.")
+        raise WrongAnswer(f"Of an agent at {agent} that sees {view_size} x {view_size} cells, {where} is at {place} on "
+                          f"the map; your function says {(row, col)}.")
 
 # %% ../../nbs/tutor/04_environment.ipynb #e
 _WAY = (0, 0, 1, 0, 0)  # from the start of MiniGrid-Empty-5x5 to its goal
@@ -112,8 +112,8 @@ def trial_return(answer) -> str:
         for gamma in (1.0, 0.9):
             found = number(_under_jit(lambda: play(jnp.array(actions), gamma), "trial_return"), "trial_return")
             right = _true_return(actions, gamma)
-            refuse(not np.isclose(found, right, atol=1e-5), f"In the trial '{name}', {list(actions)} with gamma {gamma:g}, "
-                   f"the return is {right:.4f}; your function says {found:.4f}.")
+            refuse(not np.isclose(found, right, atol=1e-5), f"In the trial '{name}', {list(actions)} with gamma "
+                   f"{gamma:g}, the return is {right:.4f}; your function says {found:.4f}.")
     return f"Right, for {len(TRIALS)} trials and two discounts."
 
 # %% ../../nbs/tutor/04_environment.ipynb #f

@@ -80,8 +80,9 @@ class Exercise:
 
 # %% ../../nbs/tutor/01_exercise.ipynb #d
 def exercise(number: str, title: str, *, level: int, minutes: int, answer: str | None = None) -> Callable[[Callable], Exercise]:
-    """Make a checker an exercise. answer: default: the checker's name. Raises `ValueError` for a taken number or a
-    wrong level.
+    """Make a checker an exercise.
+
+    answer: default: the checker's name. Raises `ValueError` for a taken number or a wrong level.
     """
     if level not in (1, 2, 3):
         raise ValueError(f"The level {level} is none of 1 (easy), 2 (medium), 3 (hard).")

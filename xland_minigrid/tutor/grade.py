@@ -161,8 +161,9 @@ def _client(nb):
 
 # %% ../../nbs/tutor/12_grade.ipynb #g
 class _Run:
-    """One notebook in a fresh kernel and a temporary folder. `trouble`: (cell, what went wrong). `over`: why the kernel
-    is gone.
+    """One notebook in a fresh kernel and a temporary folder.
+
+    `trouble`: (cell, what went wrong). `over`: why the kernel is gone.
     """
 
     def __init__(self, cells, timeout: float, total: float, full: bool):
@@ -226,8 +227,7 @@ def grade_notebook(path, *, name: str | None = None, exercises=None, timeout: fl
     """Run a notebook in a fresh kernel and judge its exercises. It is only read; every failure becomes a row.
 
     name: in the rows (default: the path). exercises: numbers (default: those in headings). timeout: seconds for each
-    cell
-    and check. total: seconds for all of the student's cells. full: run without `XLAND_FAST`.
+    cell and check. total: seconds for all of the student's cells. full: run without `XLAND_FAST`.
     """
     name = str(path) if name is None else name
     try:
@@ -273,6 +273,7 @@ def grade(paths, *, jobs: int = 1, progress=None, timeout: float = 120, total: f
 
 # %% ../../nbs/tutor/12_grade.ipynb #i
 def grade_parser(commands) -> None:
+    "The command `xland-minigrid grade`."
     parser = commands.add_parser("grade", help="which exercises of students' notebooks are solved", description="Run notebooks in fresh kernels and judge their exercises. "
                                  "Notebooks are programs and run as you: grade those of strangers in a container. Exit status: 0 all solved, 1 some not, 2 a notebook could not be graded.")
     parser.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK", help="files, or folders with notebooks somewhere below")

@@ -47,8 +47,10 @@ def normalised(answer) -> str:
         if np.allclose(found, right, atol=2e-3):
             continue
         what = f"of what you give back for the shape {advantage.shape} is"
-        refuse(abs(found.mean()) > 1e-3, f"The mean {what} {found.mean():.3g}, not 0: subtract the mean over all of it.")
-        refuse(abs(found.std() - 1) > 1e-2, f"The standard deviation {what} {found.std():.3g}, not 1: divide by that over all.")
+        refuse(abs(found.mean()) > 1e-3, f"The mean {what} {found.mean():.3g}, not 0: subtract the mean over all of "
+               "it.")
+        refuse(abs(found.std() - 1) > 1e-2, f"The standard deviation {what} {found.std():.3g}, not 1: divide by that "
+               "over all.")
         raise WrongAnswer("Mean and deviation are right, but the advantages are not in the order they came in.")
     equal = _array(answer(jnp.full((2, 3), 0.5)), (2, 3), "my_normalised", "one number for each advantage")
     refuse(np.abs(equal).max() > 1e-3, f"Equal advantages should become 0; you make {equal.ravel()[0]:.3g} of them.")
@@ -78,8 +80,9 @@ def gae(answer) -> str:
         done = np.array(done, bool)
         right = _gae(reward, done, value, last, gamma, lam)
         found = _array(answer(reward.copy(), done.astype(np.float64), value.copy(), last, gamma, lam), (4,), "gae")
-        compare(found, right, f"For done {done.astype(int).tolist()}, last_value {last}, gamma {gamma} and lam {lam} (rewards "
-                f"{reward.tolist()}, values {value.tolist()}) you get {_row(found)}, not {_row(right)}: {why}.")
+        compare(found, right, f"For done {done.astype(int).tolist()}, last_value {last}, gamma {gamma} and lam {lam} "
+                f"(rewards {reward.tolist()}, values {value.tolist()}) you get {_row(found)}, not {_row(right)}: "
+                f"{why}.")
     return "Right: nothing crosses the end of an episode, neither value nor TD error."
 
 # %% ../../nbs/tutor/07_ppo.ipynb #f

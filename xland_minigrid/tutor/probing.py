@@ -28,8 +28,8 @@ def held_out(answer) -> str:
     found, new = np.asarray(found), (~leaks).sum()
     refuse(found.dtype == bool, "That says of each task whether it is held out; give their numbers (np.flatnonzero).")
     refuse(found.ndim != 1 or found.dtype.kind not in "iu", "`held_out` gives back no list of whole numbers.")
-    refuse(len(found) and (found.max() >= len(test) or found.min() < 0), f"You name the row {max(found, default=0)}, but "
-           f"there are {len(test)} test tasks: give rows of `test`, not identities or rows of `train`.")
+    refuse(len(found) and (found.max() >= len(test) or found.min() < 0), f"You name the row {max(found, default=0)}, "
+           f"but there are {len(test)} test tasks: give rows of `test`, not identities or rows of `train`.")
     refuse(leaks[found].any(), f"{leaks[found].sum()} of your {len(found)} tasks have a goal that was trained on: "
            "compare goal_ids(), which do not depend on the scenery.")
     refuse(len(np.unique(found)) < new, f"{len(np.unique(found))} of {new} tasks with new goals are named: leave out "
@@ -90,8 +90,8 @@ def _why_share(share, s, true):
         return "Those are shares of the singular values; variances are in proportion to their squares."
     if np.isclose(share.sum(), 1):
         return f"Your shares of {len(true)} components add up to 1: divide by the variance of all components."
-    return (f"The shares are {np.round(share, 3).tolist()}, not {np.round(true, 3).tolist()}: the squared singular values "
-            "over their sum.")
+    return (f"The shares are {np.round(share, 3).tolist()}, not {np.round(true, 3).tolist()}: the squared singular "
+            "values over their sum.")
 
 # %% ../../nbs/tutor/09_probing.ipynb #e
 @exercise("7.4", "Accuracy and chance", level=2, minutes=15)
@@ -104,7 +104,8 @@ def versus_chance(answer) -> str:
         ("a label that is never said", [1, 1, 1, 14], [1, 14, 2, 14], 0.5, 0.3125))
     for why, said, truth, accuracy, chance in cases:
         found = pair(answer(np.array(said), np.array(truth)), "versus_chance", "the accuracy and the chance level")
-        case, (said_right, blind) = f"For {why} (said {said}, truth {truth})", [number(x, "versus_chance") for x in found]
+        said_right, blind = (number(x, "versus_chance") for x in found)
+        case = f"For {why} (said {said}, truth {truth})"
         compare(said_right, accuracy, f"{case} the accuracy is {accuracy}, not {said_right:.4f}.")
         level = f"{case} the chance level is {chance}, not {blind:.4f}: "
         compare(blind, chance, level + "for each label, how often it is said times how often it is true; add up.", {

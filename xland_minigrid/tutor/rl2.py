@@ -66,8 +66,8 @@ def per_trial(answer) -> str:
     for trials, right in ((2, [1 / 3, 2 / 3]), (3, [1 / 3, 2 / 3, 1.0])):
         found = numbers(answer(reward.copy(), done.copy(), trials), (trials,), "per_trial", "one share for each trial")
         for k, (have, want) in enumerate(zip(found, right)):
-            refuse(not np.isclose(have, want, atol=1e-5), f"Three tasks, trials of different lengths: for trial {k + 1} you get "
-                   f"{have:.3f}, not {want:.3f}. {_why_share(k, have)}")
+            refuse(not np.isclose(have, want, atol=1e-5), f"Three tasks, trials of different lengths: for trial "
+                   f"{k + 1} you get {have:.3f}, not {want:.3f}. {_why_share(k, have)}")
     return "Right: trial by trial, however long the trials are."
 
 def _why_share(k, have):

@@ -25,9 +25,7 @@ from .exercise import WrongAnswer, exercise, refuse
 # %% ../../nbs/tutor/06_scaling.ipynb #b
 @functools.cache
 def _three_by_four():
-    """An environment, parameters, three tasks, four keys, and what single resets make: cells (3, 4, 9, 9), goals (3, 4,
-    5).
-    """
+    "An environment, parameters, three tasks, four keys, and single resets: cells (3, 4, 9, 9), goals (3, 4, 5)."
     env, params = make("XLand-MiniGrid-R1-9x9")
     tasks = generate_benchmark("trivial", n=3, solvable=False).get_rulesets(np.arange(3))
     keys = jax.random.split(jax.random.key(5), 4)
@@ -69,15 +67,16 @@ def same_room(answer) -> str:
     refuse(not isinstance(found, (list, tuple)) or len(found) != len(tasks) or not all(isinstance(task, RuleSet) for task in found), f"For {len(tasks)} tasks a list of {len(tasks)} rulesets is wanted; it returns {_kind(found)}.")
     for i, (old, new) in enumerate(zip(tasks, found)):
         had, has = ((len(task.rules), len(task.init_tiles)) for task in (old, new))
-        refuse(has[0] < had[0] or has[1] < had[1], f"Task {i} has lost something: it had {had[0]} rules and {had[1]} objects, "
-               f"and has room for {has[0]} and {has[1]}.")
+        refuse(has[0] < had[0] or has[1] < had[1], f"Task {i} has lost something: it had {had[0]} rules and {had[1]} "
+               f"objects, and has room for {has[0]} and {has[1]}.")
         refuse(not _padded(old, new), f"Task {i} is another task now: what is added must be rows of zeros, at the end, and the goal must stay.")
     probe = jax.jit(lambda task: traced.append(task.rules.shape) or task.goal)
     for task in found:
         probe(task)
     refuse(len(traced) > 1, f"{len(traced)} programs are compiled for {len(tasks)} tasks: the numbers of rules and of objects must both be the same for all.")
     room = len(found[0].rules), len(found[0].init_tiles)
-    refuse(room != (3, 5), f"There is room for {room[0]} rules and {room[1]} objects; 3 and 5 are enough for all tasks.")
+    refuse(room != (3, 5), f"There is room for {room[0]} rules and {room[1]} objects; 3 and 5 are enough for all "
+           "tasks.")
     return "Right: one program for five tasks."
 
 def _padded(old, new):

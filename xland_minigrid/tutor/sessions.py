@@ -88,5 +88,5 @@ def _judge_means(found):
     for i, (mean, right) in enumerate(zip(found, _MEANS)):
         refuse(not isinstance(mean, (int, float, np.number, type(None))),
                f"For task {i} it returned a {type(mean).__name__}: a number is wanted, or None.")
-        refuse((mean is None) != (right is None) or right is not None and not abs(mean - right) <= 1e-6, f"For task {i} it "
-               f"returned {mean}, not {right}: a failure is no reward, and without scores there is no mean.")
+        refuse((mean is None) != (right is None) or right is not None and not abs(mean - right) <= 1e-6, f"For task {i} "
+               f"it returned {mean}, not {right}: a failure is no reward, and without scores there is no mean.")

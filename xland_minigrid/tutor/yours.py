@@ -41,7 +41,8 @@ def in_passing(answer) -> str:
     try:
         task = make_ruleset(None, [answer(BALL, STAR)], [BALL]).extend()
     except TypeError:
-        raise WrongAnswer("The rule should take two things, what is there and what it becomes: derive from OneTileRule.") from None
+        raise WrongAnswer("The rule should take two things, what is there and what it becomes: derive from "
+                          "OneTileRule.") from None
     for facing in range(4):
         for side, where in enumerate(("ahead of it", "to its right", "behind it", "to its left")):
             _check_passing(task, facing, side, where)
@@ -56,8 +57,8 @@ def _check_passing(task, facing, side, where):
         begin = middle - DIRECTIONS[facing] if actions == (0,) else middle
         changes = actions == (0,) and side in (1, 3)
         thing = int(_play(task, {spot: BALL}, begin, facing, actions)[-1].state.cells[spot])
-        refuse((thing == pack(*STAR)) != changes, f"The agent looks {DIRECTION_NAMES[facing]} on the map, and after {what} a ball "
-               f"lies {where}: it should {'become a star' if changes else 'stay a ball'}, and is a "
+        refuse((thing == pack(*STAR)) != changes, f"The agent looks {DIRECTION_NAMES[facing]} on the map, and after "
+               f"{what} a ball lies {where}: it should {'become a star' if changes else 'stay a ball'}, and is a "
                f"{tile_name(thing >> 4, thing & 15)}.")
 
 
@@ -80,7 +81,8 @@ def first_and_then(answer) -> str:
         seen = _play(task, things, (2, 2), 1, actions)
         won = next((i for i, timestep in enumerate(seen, 1) if float(timestep.reward) > 0), None)
         at = lambda step: "never" if step is None else f"after action {step}"
-        refuse(won != right, f"{what} (actions {list(actions)}). The goal should be reached {at(right)}; here it is {at(won)}.")
+        refuse(won != right, f"{what} (actions {list(actions)}). The goal should be reached {at(right)}; here it is "
+               f"{at(won)}.")
     return "Right: in all four scripts the goal is reached exactly when it should be."
 
 # %% ../../nbs/tutor/11_yours.ipynb #e
@@ -108,8 +110,9 @@ def _check_hall(n, plan):
         raise WrongAnswer(f"In hall({n}), row {row}, column {col} should be {'wall' if wall[row, col] else 'floor'}.")
     refuse((cells[~wall] != FLOOR).any(), f"In hall({n}) a cell is neither wall nor floor.")
     free = np.asarray(plan.free)[:int(plan.num_free)]
-    refuse(not np.array_equal(np.sort(free), np.flatnonzero(~wall.ravel())), f"hall({n}) has {(~wall).sum()} cells of floor, and "
-           f"`free` lists {int(plan.num_free)} cells{', some of them wall' if wall.ravel()[free].any() else ''}.")
+    refuse(not np.array_equal(np.sort(free), np.flatnonzero(~wall.ravel())), f"hall({n}) has {(~wall).sum()} cells of "
+           f"floor, and `free` lists {int(plan.num_free)} "
+           f"cells{', some of them wall' if wall.ravel()[free].any() else ''}.")
     refuse(np.asarray(plan.num_places).any(), f"hall({n}) has doors; none are wanted.")
 
 def _check_resets(plan):
@@ -144,7 +147,8 @@ def _check_rooms(cells, position):
     refuse(not ((cells == WALL) == wall).all(), "The walls are not those of an empty room: all around, and nowhere else.")
     for thing, name in ((STAR, "star"), (BALL, "ball")):
         count = (cells == pack(*thing)).sum((1, 2))
-        refuse((count != 1).any(), f"In {np.mean(count != 1):.0%} of 300 starts there {'is no' if (count == 0).any() else 'are several'} "
+        refuse((count != 1).any(), f"In {np.mean(count != 1):.0%} of 300 starts there "
+               f"{'is no' if (count == 0).any() else 'are several'} "
                f"{tile_name(*thing)}: draw different places, once each.")
     refuse((np.isin(cells, (WALL, FLOOR)).sum((1, 2)) != 54).any(), "There is something in the room beside star and ball.")
     under = cells[np.arange(len(cells)), *position.T]
@@ -161,8 +165,8 @@ def _check_chance(state, keys):
     looks = len(np.unique(np.asarray(state.agent.direction)))
     refuse(looks < 4, f"The agent looks in {looks} of four directions only.")
     carried, given = (np.asarray(jax.random.key_data(key)) for key in (state.key, keys))
-    refuse((carried == given).all(-1).any(), "The state carries the very key that the reset was given, so the next trial repeats "
-           "this one: split it, and put in a part that nothing else uses.")
+    refuse((carried == given).all(-1).any(), "The state carries the very key that the reset was given, so the next "
+           "trial repeats this one: split it, and put in a part that nothing else uses.")
 
 def _check_goal(env, params, start):
     step = jax.jit(env.step)

@@ -60,8 +60,8 @@ def read_line(line: str) -> list:
         elif all(letter in KEYS for letter in word):
             commands += [KEYS[letter] for letter in word]
         else:
-            raise ValueError(f"{word!r} is no command: use {', '.join(w for w in WORDS if w not in ('clockwise', 'counterclockwise'))}, "
-                             f"a number 0 to {NUM_ACTIONS - 1}, or keys such as wwdp.")
+            raise ValueError(f"{word!r} is no command: use {', '.join(WORDS)}, a number 0 to {NUM_ACTIONS - 1}, or keys "
+                             "such as wwdp.")
     return commands
 
 # %% ../../nbs/viz/06_control.ipynb #c
@@ -95,7 +95,8 @@ class Trial(NamedTuple):
     reward: float
 
     def __str__(self):
-        what = {WON: "goal reached in {}, reward {:.2f}", LOST: "the trial is lost after {}", LATE: "out of time after {}", LEFT: "given up after {}"}[self.how]
+        what = {WON: "goal reached in {}, reward {:.2f}", LOST: "the trial is lost after {}"}
+        what = what.get(self.how, self.how + " after {}")
         return f"trial {self.number}: " + what.format(f"{self.steps} step{'s' * (self.steps != 1)}", self.reward)
 
 class Moment(NamedTuple):
@@ -325,7 +326,8 @@ def _task(benchmark, number):
     return tasks.get_ruleset(number or 0)
 
 def control(name: str, *, benchmark: str | None = None, ruleset: int | None = None, seed: int = 0, view: bool = False,
-            view_size: int | None = None, see_through_walls: bool | None = None, save: str | None = None, file_in=None, file_out=None) -> Session:
+            view_size: int | None = None, see_through_walls: bool | None = None, save: str | None = None, file_in=None,
+            file_out=None) -> Session:
     """Play with keys in a terminal, or with lines from any other stream; returns the session.
 
     benchmark, ruleset: the task, by name or file and number; default: that of the paper's Figure 2. view: show only the

@@ -57,8 +57,7 @@ def _read_table(path, size):
     return table if table.dtype == np.uint8 and table.shape == (2, 256, size, size, 3) else None
 
 def tile_table(tile_size: int = 32) -> np.ndarray:
-    """All packed cells as pictures, read-only uint8 `(2, 256, tile_size, tile_size, 3)`: plain, and under the agent
-    looking up.
+    """All packed cells, uint8 `(2, 256, tile_size, tile_size, 3)`, read-only: plain, and under the agent looking up.
 
     Kept in memory, and in the folder `XLAND_MINIGRID_CACHE`. Raises `ValueError` for a size that is no integer from 4,
     `OSError` if the folder cannot be written.
@@ -87,10 +86,9 @@ def _lay(table, index):
 
 # %% ../../nbs/viz/05_images.ipynb #e
 def images_from_observations(observations, tile_size: int = 32) -> jax.Array:
-    """Observations, uint8 `(..., V, V, 2)`, as pictures, uint8 `(..., V * tile_size, V * tile_size, 3)`, also under
-    `jit`.
+    """Observations, uint8 `(..., V, V, 2)`, as pictures, uint8 `(..., V * tile_size, V * tile_size, 3)`.
 
-    The agent looks up from the bottom centre. Raises `ValueError` for other shapes.
+    Works under `jit`. The agent looks up from the bottom centre. Raises `ValueError` for other shapes.
     """
     shape = jnp.shape(observations)
     if len(shape) < 3 or shape[-1] != 2 or shape[-2] != shape[-3] or not jnp.issubdtype(observations.dtype, jnp.integer):

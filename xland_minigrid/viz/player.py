@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from ..core.helpers import checked_int
 from .render import data_uri, draw_tile, render
 
 # %% ../../nbs/viz/02_player.ipynb #b
@@ -48,15 +49,16 @@ class Bars:
     """
 
     def __init__(self, labels, values, *, sprites=None, truth=None, title: str = "belief", top: int | None = 8):
-        self.labels, self.values, self.title = [str(l) for l in labels], np.asarray(values, np.float32), title
-        if self.values.ndim != 2 or self.values.shape[1] != len(self.labels):
-            raise ValueError(f"Bars need values of shape (frames, {len(self.labels)}), one column a label; these are {self.values.shape}.")
+        self.labels, self.values, self.title = list(map(str, labels)), np.asarray(values, np.float32), title
+        n = len(self.labels)
+        if self.values.ndim != 2 or self.values.shape[1] != n:
+            raise ValueError(f"Bars need values of shape (frames, {n}), a column a label; these are {self.values.shape}.")
         self.sprites = None if sprites is None else [(int(t), int(c)) for t, c in np.asarray(sprites)]
-        if self.sprites is not None and len(self.sprites) != len(self.labels):
-            raise ValueError(f"Bars need one sprite a label: {len(self.labels)} labels, {len(self.sprites)} sprites.")
+        if self.sprites is not None and len(self.sprites) != n:
+            raise ValueError(f"Bars need one sprite a label: {n} labels, {len(self.sprites)} sprites.")
         self.truth = None if truth is None else np.broadcast_to(np.asarray(truth, int), len(self.values))
-        self.sorted = top is not None and top < len(self.labels)
-        self.top = min(top or len(self.labels), len(self.labels))
+        self.top = min(top or n, n)
+        self.sorted = top is not None and top < n
 
     def at(self, t: int) -> list[tuple[int, float]]:
         "The bars of frame `t`: (label index, value)."
@@ -85,9 +87,9 @@ class Curve:
     """
 
     def __init__(self, values, *, title: str = "value", dots=(), digits: int = 2):
-        self.values, self.title, self.dots, self.digits = np.asarray(values, np.float64), title, [int(t) for t in dots], digits
+        self.values, self.title, self.dots, self.digits = np.asarray(values, float), title, list(map(int, dots)), digits
         if self.values.ndim != 1 or not np.isfinite(self.values).any():
-            raise ValueError(f"A curve needs one number a frame (T,), at least one of them finite; this is {self.values.shape}.")
+            raise ValueError(f"A curve needs one number a frame, at least one of them finite; this is {self.values.shape}.")
 
     def __len__(self):
         return len(self.values)
@@ -238,9 +240,8 @@ class Player:
     """A rollout that plays in a notebook, on a page or as a file.
 
     frames: `(T, H, W, 3)` uint8, or T pictures of one size. captions: T strings. bars: a `Bars` or a dict of its
-    arguments,
-    a `Curve`, or a list of these. markers: frame to label, under the slider; chips: the same as buttons with room for
-    words.
+    arguments, a `Curve`, or a list of these. markers: frame to label, under the slider; chips: the same as buttons with
+    room for words.
     fps: frames per second at speed 1. tile_size: pixels per cell, which makes the page small. start: first frame shown.
     Raises `ValueError` when lengths or shapes disagree.
     """
@@ -251,16 +252,16 @@ class Player:
         if self.frames.ndim != 4 or self.frames.shape[-1] != 3 or self.frames.dtype != np.uint8 or not len(self.frames):
             raise ValueError(f"A player wants frames (time, height, width, 3) uint8; these are {self.frames.shape} {self.frames.dtype}.")
         given = list(bars) if isinstance(bars, (list, tuple)) else [] if bars is None else [bars]
-        self.captions, self.panels = list(captions or []), [Bars(**panel) if isinstance(panel, dict) else panel for panel in given]
-        for what, n in (("captions", len(self.captions)), *(("rows of bars" if isinstance(p, Bars) else "points of a curve", len(p)) for p in self.panels)):
+        self.captions, self.panels = list(captions or []), [Bars(**p) if isinstance(p, dict) else p for p in given]
+        for n, what in ((len(self.captions), "captions"),
+                        *((len(p), "rows of bars" if isinstance(p, Bars) else "points of a curve") for p in self.panels)):
             if n and n != len(self.frames):
                 raise ValueError(f"{len(self.frames)} frames but {n} {what}: give one a frame.")
-        if not 0 <= start < len(self.frames):
-            raise ValueError(f"start is {start}, and there are {len(self.frames)} frames: choose from 0 to {len(self.frames) - 1}.")
+        start = checked_int("start", start, 0, len(self.frames) - 1)
         if fps <= 0:
             raise ValueError(f"fps={fps} would never move: give frames a second above 0.")
         self.markers, self.chips = ({int(k): v for k, v in (found or {}).items()} for found in (markers, chips))
-        self.fps, self.tile_size, self.title, self.start = fps, tile_size, title, int(start)
+        self.fps, self.tile_size, self.title, self.start = fps, tile_size, title, start
 
     _repr_html_ = _player_html
 
@@ -280,9 +281,7 @@ class Player:
 
     def picture(self, t: int, scale: int = 1) -> np.ndarray:
         "Frame `t`, enlarged, with caption and bars, `(H, W, 3)` uint8. Raises `IndexError`."
-        if not 0 <= t < len(self):
-            raise IndexError(f"There is no frame {t}: choose from 0 to {len(self) - 1}.")
-        return _page_of(self, t, scale)
+        return _page_of(self, checked_int("frame", t, 0, len(self) - 1, IndexError), scale)
 
     def gif(self, path, scale: int = 1):
         "Write an animated GIF that loops, resting a second on its last frame."
@@ -383,9 +382,8 @@ def play_rollout(rollout, captions=None, bars=None, *, view_size: int | None = N
     """A `Player` of one rollout with a leading time axis.
 
     rollout: stacked `TimeStep`s or `State`s, or `(grids, agents)`: grids `(T, H, W, 2)` or packed `(T, H, W)`, and T
-    agents
-    or a stack (`position` (T, 2), `direction` (T,), `pocket` (T, 2)). view_size, pocket: as for `render`. Captions and
-    markers come from step numbers unless given. The rest as for `Player`.
+    agents or a stack (`position` (T, 2), `direction` (T,), `pocket` (T, 2)). view_size, pocket: as for `render`.
+    Captions and markers come from step numbers unless given. The rest as for `Player`.
     """
     grids, agents, steps = _unstack(rollout)
     auto_markers, auto_captions = trial_markers(steps, getattr(rollout, "reward", None))

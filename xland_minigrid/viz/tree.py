@@ -50,9 +50,7 @@ for _kind in ("Rule", "Goal"):
         _WORDS |= {f"TileNear{_side}{_kind}": f"put {{b}} {_beside} {{a}}", f"AgentNear{_side}{_kind}": f"stand {_stand}"}
 
 def _words(registry, encoding, objects):
-    """The condition of a rule or goal, such as `'put blue star above red ball'`; a registered `OpenWithKey` is `'open
-    with key'`.
-    """
+    "The condition of a rule or goal: `'put blue star above red ball'`, or `'open with key'` for `OpenWithKey`."
     i, *numbers = (int(v) for v in encoding)
     name = registry.classes[i].__name__ if i in registry.classes else f"{registry.what} {i}"
     words = _WORDS.get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()

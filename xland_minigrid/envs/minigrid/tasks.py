@@ -43,7 +43,7 @@ def _put(cells, *things):
         cells = jnp.where(at == row * cells.shape[1] + col, tile, cells)
     return cells
 
-def _begin(key, cells, row, col, turn, goal, carry=EnvCarry()) -> State:
+def _begin(key, cells, row, col, turn, goal, carry=EnvCarry()):
     "A first state: the agent at (row, col), its direction the last two bits of `turn`."
     agent = AgentState(position=jnp.where(np.arange(2) == 0, row, col).astype(jnp.int32), direction=jnp.asarray(turn & 3, jnp.int32))
     return State(key=key, step_num=jnp.int32(0), cells=jnp.asarray(cells), agent=agent, goal_encoding=jnp.asarray(goal, jnp.uint8),
@@ -81,7 +81,7 @@ _RIGHT = 1      # the direction in which some tasks begin
 def _walk_to_goal():
     return np.array([AgentOnTileGoal.ID, Tiles.GOAL, Colors.GREEN, 0, 0], np.uint8)
 
-def _goal_in_corner(height: int, width: int) -> np.ndarray:
+def _goal_in_corner(height, width):
     "One room with the goal at the lower right; packed uint8 `(height, width)`."
     cells = layout("R1", height, width).cells.copy()
     cells[height - 2, width - 2] = _GOAL
@@ -94,14 +94,14 @@ class Empty(MiniGridTask):
     def limits(self, h, w):
         return min(h, w) >= 4, "at least 4x4", 4 * h * w
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         return _begin(key, _goal_in_corner(params.height, params.width), 1, 1, _RIGHT, _walk_to_goal())
 
 # %% ../../../nbs/envs/minigrid/01_tasks.ipynb #f
 class EmptyRandom(Empty):
     "An empty room: from a random place and direction to the green square at the lower right."
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         height, width = params.height, params.width
         key, bits = draw_once(key, 2)
         row, col = _spot(_below(bits[0], (height - 2) * (width - 2) - 1), width - 2)  # the last cell is the goal
@@ -118,7 +118,7 @@ class LavaGap(MiniGridTask):
     def limits(self, h, w):
         return min(h, w) >= 5, "at least 5x5", 4 * h * w
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         height, width = params.height, params.width
         key, bits = draw_once(key, 2)
         col, gap = 2 + _below(bits[0], width - 4), 1 + _below(bits[1], height - 2)
@@ -135,7 +135,7 @@ class DoorKey(MiniGridTask):
     def limits(self, h, w):
         return h >= 4 and w >= 5, "at least 4 rows and 5 columns", 10 * h * w
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         height, width = params.height, params.width
         key, bits = draw_once(key, 5)
         wall, door = 2 + _below(bits[0], width - 4), 1 + _below(bits[1], height - 3)
@@ -147,7 +147,7 @@ class DoorKey(MiniGridTask):
 # %% ../../../nbs/envs/minigrid/01_tasks.ipynb #i
 _OBJECTS = np.array([Tiles.BALL, Tiles.SQUARE, Tiles.PYRAMID, Tiles.HEX, Tiles.STAR], np.uint8)
 
-def _two_rooms(params: EnvParams) -> tuple[np.ndarray, int, int]:
+def _two_rooms(params):
     "The empty grid, the wall's column, and the number of cells of the left room."
     wall = params.width // 2
     return layout("R2", params.height, params.width).cells, wall, (params.height - 2) * (wall - 1)
@@ -163,7 +163,7 @@ class Unlock(MiniGridTask):
         rows, cols = self.smallest
         return h >= rows and w >= cols, f"at least {rows} rows and {cols} columns", self.time_factor * h**2
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         cells, wall, room = _two_rooms(params)
         key, bits = draw_once(key, 5)
         color, door = _color(bits[0]), 1 + _below(bits[1], params.height - 2)
@@ -175,7 +175,7 @@ class Unlock(MiniGridTask):
 class UnlockPickUp(Unlock):
     "Fetch the key, open the door between two rooms, and pick up the object behind it."
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         cells, wall, room = _two_rooms(params)
         key, bits = draw_once(key, 8)
         color, thing, door = _color(bits[0]), _object(bits[1], bits[2]), 1 + _below(bits[3], params.height - 2)
@@ -191,7 +191,7 @@ class BlockedUnlockPickUp(Unlock):
     "As `UnlockPickUp`, with an object in front of the door that has to be moved away."
     smallest, time_factor = (4, 7), 16
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         cells, wall, room = _two_rooms(params)
         key, bits = draw_once(key, 10)
         color, thing, block = _color(bits[0]), _object(bits[1], bits[2]), _object(bits[3], bits[4])
@@ -213,7 +213,7 @@ class FourRooms(MiniGridTask):
     def limits(self, h, w):
         return valid_size("R4", h, w), "a square of side 5, 7, 9, ...", 100
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         plan, width = layout("R4", params.height, params.width), params.width
         key, bits = draw_once(key, 7)
         places = plan.doors.shape[1]
@@ -226,7 +226,7 @@ class FourRooms(MiniGridTask):
 _COLOR_ORDERS = np.array(list(itertools.permutations(DOOR_COLORS)), np.uint8)                 # (720, 6)
 _ROOM_PAIRS = np.array(list(itertools.permutations(range(6), 2)), np.int32)                   # (30, 2)
 
-def _room_corners(height: int, width: int) -> np.ndarray:
+def _room_corners(height, width):
     "Upper left corners (row, column) of the six rooms' walls, the left ones first; int32 `(6, 2)`."
     return np.array([(i * (height // 3), left) for left in (0, width // 2 + 2) for i in range(3)], np.int32)
 
@@ -238,7 +238,7 @@ class LockedRoom(MiniGridTask):
     def limits(self, h, w):
         return valid_size("R6", h, w), "a square of side 13, 17 or 19", 10 * h
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         height, width = params.height, params.width
         plan, (key, bits) = layout("R6", height, width), draw_once(key, 9)
         colors = jnp.asarray(_COLOR_ORDERS)[_below(bits[0], len(_COLOR_ORDERS))]
@@ -260,7 +260,7 @@ class MemoryCarry(PyTreeNode):
 
 _BALL_AND_KEY = np.array([pack(Tiles.BALL, Colors.GREEN), pack(Tiles.KEY, Colors.GREEN)])
 
-def _memory_walls(width: int) -> np.ndarray:
+def _memory_walls(width):
     "Room, corridor and fork, without objects; packed uint8 `(7, width)`."
     cells = layout("R1", 7, width).cells.copy()
     cells[[1, 5], :5] = cells[[1, 5], width - 3] = WALL
@@ -276,7 +276,7 @@ class Memory(MiniGridTask):
     def limits(self, h, w):
         return h == 7 and w >= 7, "7 rows and at least 7 columns", 5 * w**2
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         end = params.width - 2
         key, bits = draw_once(key, 3)
         shown, upper = _below(bits[0], 2), _below(bits[1], 2)
@@ -289,7 +289,7 @@ class Memory(MiniGridTask):
     def step(self, params: EnvParams, timestep, action):
         return super().step(params, timestep, jnp.where(jnp.asarray(action) == Actions.PICK_UP, Actions.TOGGLE, action))
 
-    def _outcome(self, params: EnvParams, state: State, here, reached):
+    def _outcome(self, params, state, here, reached):
         return (state.agent.position == state.carry.success_pos).all(), (state.agent.position == state.carry.failure_pos).all()
 
 # %% ../../../nbs/envs/minigrid/01_tasks.ipynb #o
@@ -315,7 +315,7 @@ class Playground(MiniGridTask):
                          f"one of {free} free cells.")
         return params
 
-    def _generate_problem(self, params: PlaygroundEnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         plan, n, width = layout("R9", params.height, params.width), params.num_objects, params.width
         key, bits = draw_once(key, 2 + 2 * n + 24)
         spots = take(plan.free, sample_without_replacement(bits[: n + 1], len(plan.free)))

@@ -135,8 +135,7 @@ class EnvPlayer(Session, Shown):
         return self.play("reset")
 
     def play(self, line: str):
-        """Do a line of actions: words (`"forward right, pick up"`), numbers, or joined keys (`"wwdp"`); `reset` begins
-        a trial.
+        """Do a line of actions: words (`"forward right, pick up"`), numbers, joined keys (`"wwdp"`), or `reset`.
 
         Returns the last `TimeStep`. Raises `ValueError` for a wrong line, before any action.
         """

@@ -142,7 +142,8 @@ def _quick(facts, goal_kind, num_rules, text):
 def find(facts: Facts, *, goal_kind=None, num_rules=None, difficulty=None, solvable=None, text: str = "", limit=None, **proved) -> Found:
     "The rows that fit; see `RulesetExplorer.filter`."
     if unknown := proved.keys() - {"depth", "num_steps", "dead_ends"}:
-        raise TypeError(f"There is no filter {unknown.pop()!r}: choose goal_kind, num_rules, depth, num_steps, dead_ends, difficulty, solvable, text or limit.")
+        raise TypeError(f"There is no filter {unknown.pop()!r}: choose goal_kind, num_rules, depth, num_steps, dead_ends, "
+                        "difficulty, solvable, text or limit.")
     if solvable not in (None, True, False):
         raise ValueError(f"solvable is {solvable!r}: give True, False or None.")
     if limit is not None:
@@ -208,14 +209,14 @@ class _Selection:
     row = property(lambda self: None if self.example is None else self.example.row, doc="The row shown, or None.")
 
     def filter(self, **criteria):
-        """Keep the tasks that fit all criteria, show the first, and return the explorer. Earlier criteria are
-        forgotten.
+        """Keep the tasks that fit all criteria, show the first, and return the explorer.
+
+        Earlier criteria are forgotten.
 
         Args:
             goal_kind: a kind of goal by name (`"AgentHold"`), class or number, or a list.
             num_rules, depth, num_steps, dead_ends: rules, longest chain of rules, rules that the plan triggers, other
-                rules
-                that take what it needs; a number, or the lowest and the highest.
+                rules that take what it needs; a number, or the lowest and the highest.
             difficulty: `"easy"`, `"medium"`, `"hard"`, or the lowest and highest number of expected steps.
             solvable: whether there is a plan. text: see `read_search`, such as `"goal: key, makes: hex"`.
             limit: the most tasks to prove (default: all that need it).
@@ -226,8 +227,9 @@ class _Selection:
         return self.show(self.found[0]) if len(self.found) else self._update()
 
     def show(self, row: int, seed: int | None = None):
-        """Show the task of a row, at the start of `seed` (default: the explorer's); returns the explorer. Raises
-        `IndexError`.
+        """Show the task of a row, at the start of `seed` (default: the explorer's); returns the explorer.
+
+        Raises `IndexError`.
         """
         ruleset, start = self.benchmark.get_ruleset(row), self.seed if seed is None else checked_int("seed", seed, 0, 2**32 - 1)
         row = int(row) % len(self.benchmark)

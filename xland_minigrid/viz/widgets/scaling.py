@@ -74,8 +74,7 @@ def throughput(num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 
 
     on_repeat: called with the number of finished repetitions, from 0; True ends the measurement, with None as result.
     Returns the arguments and `steps_per_second` (median), `slowest`, `fastest`, `compile_seconds`, `bytes_per_env`
-    (world
-    and observation) and `checksum` (last observations). Raises `ValueError` for a number out of range.
+    (world and observation) and `checksum` (last observations). Raises `ValueError` for a number out of range.
     """
     checked_numbers(num_envs, size, rules, steps, repeats)
     worlds, program, compiling = compiled_worlds(num_envs, size, rules, steps)
