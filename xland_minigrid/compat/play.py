@@ -40,10 +40,10 @@ def _commands(file_in, file_out):
 def _numbers(timestep):
     return f"Step: {timestep.state.step_num} | StepType: {timestep.step_type} | Discount: {timestep.discount} | Reward: {timestep.reward}"
 
-def _in_text(env, params, timestep, agent_view):
-    if not agent_view:
-        return env.render(params.replace(render_mode="rich_text"), timestep)
-    state, size = timestep.state, params.view_size
+def _in_text(play):
+    if not play.agent_view:
+        return play.env.render(play.env_params.replace(render_mode="rich_text"), play.timestep)
+    state, size = play.timestep.state, play.env_params.view_size
     view = unpack(look(state.cells, state.agent.position, state.agent.direction, size)[:-1].reshape(size, size))
     return render_text(np.asarray(view), SimpleNamespace(position=(size - 1, size // 2), direction=0))
 
@@ -95,8 +95,7 @@ class ManualControl:
     def render(self) -> None:
         "Show the present moment, and keep its picture for the film."
         from rich.console import Console
-        text = _in_text(self.env, self.env_params, self.timestep, self.agent_view)
-        Console(file=self.out, force_jupyter=False, force_terminal=self.out.isatty()).print(text)
+        Console(file=self.out, force_jupyter=False, force_terminal=self.out.isatty()).print(_in_text(self))
         if self.save_video:
             self.frames.append(np.asarray(self.env.render(self.env_params.replace(render_mode="rgb_array"), self.timestep)))
 

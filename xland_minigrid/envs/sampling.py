@@ -159,10 +159,7 @@ class RulesetSamplingWrapper(Wrapper):
         return made if weights is None else self.weigh(made, weights)
 
     def weigh(self, params: SampledParams, weights) -> SampledParams:
-        """The parameters with other weights `(n,)`, of any scale, under `jit` too; recompiles nothing.
-
-        Raises `ValueError`.
-        """
+        "With other weights `(n,)` of any scale, also under `jit`; recompiles nothing. Raises `ValueError`."
         return params.replace(bounds=_bounds(weights, _rows(params.tasks)))
 
     def check(self, params):

@@ -161,10 +161,7 @@ def _client(nb):
 
 # %% ../../nbs/tutor/12_grade.ipynb #g
 class _Run:
-    """One notebook in a fresh kernel and a temporary folder.
-
-    `trouble`: (cell, what went wrong). `over`: why the kernel is gone.
-    """
+    "One notebook in a fresh kernel. `trouble`: (cell, what went wrong). `over`: why the kernel is gone."
 
     def __init__(self, cells, timeout: float, total: float, full: bool):
         self.nb = _notebook(cells)

@@ -52,7 +52,8 @@ class Bars:
         self.labels, self.values, self.title = list(map(str, labels)), np.asarray(values, np.float32), title
         n = len(self.labels)
         if self.values.ndim != 2 or self.values.shape[1] != n:
-            raise ValueError(f"Bars need values of shape (frames, {n}), a column a label; these are {self.values.shape}.")
+            raise ValueError(f"Bars need values of shape (frames, {n}), one column a label; these are "
+                             f"{self.values.shape}.")
         self.sprites = None if sprites is None else [(int(t), int(c)) for t, c in np.asarray(sprites)]
         if self.sprites is not None and len(self.sprites) != n:
             raise ValueError(f"Bars need one sprite a label: {n} labels, {len(self.sprites)} sprites.")
@@ -89,7 +90,7 @@ class Curve:
     def __init__(self, values, *, title: str = "value", dots=(), digits: int = 2):
         self.values, self.title, self.dots, self.digits = np.asarray(values, float), title, list(map(int, dots)), digits
         if self.values.ndim != 1 or not np.isfinite(self.values).any():
-            raise ValueError(f"A curve needs one number a frame, at least one of them finite; this is {self.values.shape}.")
+            raise ValueError(f"A curve needs one number a frame, at least one finite; this is {self.values.shape}.")
 
     def __len__(self):
         return len(self.values)
