@@ -84,6 +84,7 @@ def directive(kind, title, body, depth, options=()):
 
 def names_of(node):
     targets = [node] if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) else getattr(node, "targets", [getattr(node, "target", None)])
+    targets = [one for target in targets for one in getattr(target, "elts", [target])]  # also of `a, b = ...`
     return [getattr(target, "name", getattr(target, "id", None)) for target in targets]
 
 

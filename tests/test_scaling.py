@@ -16,7 +16,8 @@ from xland_minigrid.benchmarks.benchmark import generate_benchmark
 from xland_minigrid.measure import profile, scaling
 from xland_minigrid.measure.scaling import FIGURES, Point, draw_figure, lines_of, measure_figure, sizes_for
 from xland_minigrid.measure.report import run
-from xland_minigrid.measure.throughput import Case, Stepper, engine_named, near_task, sample_tasks
+from xland_minigrid.measure.throughput import Case, Stepper, engine_named, sample_tasks
+from xland_minigrid.viz.widgets.scaling import lab_task
 
 TINY = TrainConfig(size=5, max_steps=12, num_envs=8, steps_per_task=8, steps_per_update=8, total_steps=10_000, devices=1, ppo=PPOConfig(num_minibatches=2),
                    network=NetworkConfig(embedding=4, encoder_width=16, event=8, memory=16, head=16))
@@ -95,7 +96,7 @@ def test_figures_hold_what_the_paper_shows():
 
 def test_the_rule_of_5c_really_is_there_as_often_as_said():
     tasks = sample_tasks(Case("XLand-MiniGrid-R1-9x9", "near", rules=24, num_envs=3))
-    assert tasks.rules.shape == (3, 24, 7) and (tasks.rules == near_task(1).rules[0]).all() and tasks.rules[0, 0, 0] == 3
+    assert tasks.rules.shape == (3, 24, 7) and (tasks.rules == lab_task(1).rules[0]).all() and tasks.rules[0, 0, 0] == 3
 
 
 def test_several_devices_step_all_worlds():

@@ -47,7 +47,7 @@ def test_several_panels_and_rows_without_numbers():
 
 def test_panels_that_do_not_fit_are_refused():
     table = [
-        (lambda: play(frames(), bars=[Curve([1, 2])]), "6 frames but 2 points"), (lambda: play(frames(), start=6), "choose from 0 to 5"), (lambda: Curve([np.nan]), "at least one"),
+        (lambda: play(frames(), bars=[Curve([1, 2])]), "6 frames but 2 points"), (lambda: play(frames(), start=6), "from 0 to 5"), (lambda: Curve([np.nan]), "at least one"),
         (lambda: play(frames(), bars=[Bars(["a"], np.ones((6, 1))), Bars(["a"], np.ones((5, 1)))]), "6 frames but 5 rows"),
     ]
     for wrong, says in table:

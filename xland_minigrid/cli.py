@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['main']
 
-# %% ../nbs/90_cli.ipynb #12da4fb1
+# %% ../nbs/90_cli.ipynb #a
 import argparse
 import collections
 import dataclasses
@@ -18,23 +18,23 @@ from pathlib import Path
 
 from .baselines.options import add_options, chosen, count, with_options
 
-# %% ../nbs/90_cli.ipynb #b0e8c34e
-def _command(commands, name: str, function) -> None:
-    "A command from the signature of a function; its docstring says what it does and what its parameters mean."
+# %% ../nbs/90_cli.ipynb #b
+def _command(commands, name: str, function):
+    "A command from a function; its docstring says what it does and what its parameters mean."
     about = " ".join(function.__doc__.partition("\n\n")[0].split())
     parser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
     add_options(parser, function)
     parser.set_defaults(run_command=lambda args: function(**chosen(function, args)))
 
-def _benchmark_parser(commands) -> None:
+def _benchmark_parser(commands):
     parser = commands.add_parser("benchmark")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="generate | info | list | convert | deduplicate | stats | sizes")
     _generate_parser(verbs)
     for verb in (_info, _list, _convert, _deduplicate, _stats, _sizes):
         _command(verbs, verb.__name__[1:], verb)
 
-# %% ../nbs/90_cli.ipynb #b8c25438
-def _generate_parser(verbs) -> None:
+# %% ../nbs/90_cli.ipynb #c
+def _generate_parser(verbs):
     from xland_minigrid.benchmarks.generate import PRESETS, Recipe
     make = verbs.add_parser("generate", help="make a file of tasks", description="Make a file of tasks. When it is interrupted, the same command goes on from OUT.part.")
     make.add_argument("--preset", default="high", help=f"{', '.join(PRESETS)} (default high)")
@@ -46,12 +46,12 @@ def _generate_parser(verbs) -> None:
     make.set_defaults(run_command=_generate)
     add_options(make.add_argument_group("recipe", "fields of the preset to change"), Recipe(), {"random_seed": "--seed"})
 
-def _free(out: Path, force: bool) -> None:
-    "Refuse to replace a file that nobody said to replace."
+def _free(out: Path, force: bool):
+    "Raise `ValueError` for a file that exists, unless forced."
     if out.expanduser().exists() and not force:
         raise ValueError(f"{out} exists: give another name, or --force to replace it.")
 
-def _generate(args) -> None:
+def _generate(args):
     from xland_minigrid.benchmarks.files import write_file
     from xland_minigrid.benchmarks.generate import Recipe, generate_rulesets, recipe_of
     recipe, part = recipe_of(args.preset, **chosen(Recipe(), args)), args.out.expanduser().with_name(args.out.name + ".part")
@@ -71,8 +71,8 @@ def _generate(args) -> None:
     if thrown := [f"{k:,} {why}" for why, k in tally.items() if why not in ("candidates", "kept")]:
         print(f"of {tally['candidates']:,} candidates thrown away: {', '.join(thrown)}")
 
-# %% ../nbs/90_cli.ipynb #55b34e67
-def _info(source: str) -> None:
+# %% ../nbs/90_cli.ipynb #d
+def _info(source: str):
     """What is in a benchmark, and its manifest
 
     source: a registered name or a file
@@ -80,7 +80,7 @@ def _info(source: str) -> None:
     from xland_minigrid.benchmarks.registry import benchmark_info
     print(json.dumps(benchmark_info(source), indent=2))
 
-def _list() -> None:
+def _list():
     "The registered names, and which of them are on this machine"
     from xland_minigrid.benchmarks.registry import benchmark_file, registered_benchmarks
     from xland_minigrid.benchmarks.files import data_folder
@@ -93,7 +93,7 @@ def _list() -> None:
         print(f"{name:12} {state}")
     print(f"kept in {data_folder()}")
 
-def _convert(source: str, out: Path, force: bool = False, packed: bool | None = None) -> None:
+def _convert(source: str, out: Path, force: bool = False, packed: bool | None = None):
     """Write a benchmark in another shape
 
     source: a file of ours or of xminigrid, or a registered name
@@ -106,8 +106,8 @@ def _convert(source: str, out: Path, force: bool = False, packed: bool | None = 
     benchmark, about = find_benchmark(source, progress=True)
     _written(out, benchmark, about, about.get("manifest", {}).get("form") == "cache" if packed is None else packed)
 
-def _written(out: Path, benchmark, about: dict, packed: bool) -> None:
-    "Write a benchmark with what its manifest said of its origin, and say so."
+def _written(out: Path, benchmark, about: dict, packed: bool):
+    "Write a benchmark with what its manifest said of its origin."
     from xland_minigrid.benchmarks.files import FIELDS, write_file
     if getattr(benchmark, "extended", None) is not None:
         raise ValueError("The file format has no room for composed goals and several products, which this benchmark has: keep the code that makes it.")
@@ -115,8 +115,8 @@ def _written(out: Path, benchmark, about: dict, packed: bool) -> None:
     path = write_file(out, {name: getattr(benchmark, name) for name in FIELDS}, packed=packed, **known)
     print(f"{len(benchmark):,} tasks kept in {out} ({path.stat().st_size / 1e6:.1f} MB, {'packed' if packed else 'mapped'})")
 
-# %% ../nbs/90_cli.ipynb #1689de83
-def _deduplicate(source: str, out: Path, force: bool = False, by: str = "ruleset_id") -> None:
+# %% ../nbs/90_cli.ipynb #e
+def _deduplicate(source: str, out: Path, force: bool = False, by: str = "ruleset_id"):
     """Keep one of each task
 
     source: a file or a registered name
@@ -132,7 +132,7 @@ def _deduplicate(source: str, out: Path, force: bool = False, by: str = "ruleset
     print(report)
     _written(out, kept, about if len(kept) == len(benchmark) else {}, about.get("manifest", {}).get("form") == "packed")
 
-def _stats(source: str) -> None:
+def _stats(source: str):
     """What tasks are made of, as tables
 
     source: a registered name or a file
@@ -143,7 +143,7 @@ def _stats(source: str) -> None:
     found = benchmark_statistics(find_benchmark(source, progress=True)[0], progress=True)
     print(statistics_page({Path(source).name: found}).text(f"xland-minigrid benchmark stats {source}"))
 
-def _sizes(names: tuple[str, ...]) -> None:
+def _sizes(names: tuple[str, ...]):
     """Sizes and loading times next to the paper's Table 5
 
     names: registered names or files (default: all that are made by a recipe, made if need be)
@@ -151,16 +151,16 @@ def _sizes(names: tuple[str, ...]) -> None:
     from xland_minigrid.measure.statistics import benchmark_sizes, generated_names, sizes_table
     print(sizes_table({name: benchmark_sizes(name) for name in names or generated_names()}))
 
-# %% ../nbs/90_cli.ipynb #a2d81475
-def _measure(words: list[str]) -> None:
-    "Run a program of the room `measure` by its name."
+# %% ../nbs/90_cli.ipynb #f
+def _measure(words: list[str]):
+    "Run a program of the room `measure`."
     from xland_minigrid.measure.report import run
     name, *rest = words
     module = "scaling" if name == "throughput" and any(word.startswith("--figure") for word in rest) else name
     run(importlib.import_module(f"xland_minigrid.measure.{module}").report, rest, f"xland-minigrid {name}")
 
-# %% ../nbs/90_cli.ipynb #e8858785
-def _train_parser(commands) -> None:
+# %% ../nbs/90_cli.ipynb #g
+def _train_parser(commands):
     from xland_minigrid.baselines.rl2 import TrainConfig
     parser = commands.add_parser("train", allow_abbrev=False)
     parser.add_argument("--preset", default="laptop", help="laptop (default), colab-t4, colab-tpu, gpu or paper (Table 6): where the settings begin")
@@ -186,8 +186,8 @@ def _train(args) -> int | None:
     if not trained.interrupted:
         print(f"Trained for {trained.agent.steps:,} steps; the checkpoint is {trained.checkpoint}. Next: xland-minigrid evaluate {config.out}")
 
-def _supervised(args, out: str) -> int:
-    "Train in processes of their own, which are started again when they die."
+def _supervised(args, out: str):
+    "Train in processes that are started again when they die."
     from xland_minigrid.baselines.checkpoint import Checkpoints
     from xland_minigrid.baselines.supervise import supervise
     local, words = args.coordinator is None and args.processes or 1, [w for w in args.words if w != "--supervise"]
@@ -198,8 +198,8 @@ def _supervised(args, out: str) -> int:
         words = words[:at] + words[at + (1 if "=" in words[at] else 2):]
     return supervise([sys.executable, "-m", "xland_minigrid", *words], folder=out, processes=local)
 
-# %% ../nbs/90_cli.ipynb #10e1b060
-def _evaluate_parser(commands) -> None:
+# %% ../nbs/90_cli.ipynb #h
+def _evaluate_parser(commands):
     parser = commands.add_parser("evaluate")
     parser.add_argument("run", type=Path, help="folder of a run (runs/rl2) or its checkpoints")
     parser.add_argument("--benchmark", help="a registered name (its held-out tasks) or a file (all of its tasks), "
@@ -227,7 +227,7 @@ def _tasks_for(args, config):
         return demo.hold_tasks(demo.OBJECTS[demo.held_out_objects()], demo.demo_plan().test_tasks, seed=args.seed + 1)
     return rl2.load_tasks(config)[1]
 
-def _evaluate(args) -> None:
+def _evaluate(args):
     from xland_minigrid.baselines.evaluation import RandomPolicy, evaluate, goal_names, reference_player, table
     from xland_minigrid.baselines.agents import load_agent
     from xland_minigrid.baselines.report import report
@@ -250,8 +250,8 @@ def _evaluate(args) -> None:
         files = report(found, args.out, by=tuple(settings.get("labels", ())), about={"command": " ".join(["xland-minigrid", *args.words])}, title=f"Evaluation of {args.run.name}")
         print(f"written to {args.out}: {', '.join(files)}")
 
-# %% ../nbs/90_cli.ipynb #a6235d20
-def _demo(out: Path = Path("runs/demo"), seed: int = 1, steps: count = None, fast: bool = False) -> None:
+# %% ../nbs/90_cli.ipynb #i
+def _demo(out: Path = Path("runs/demo"), seed: int = 1, steps: count = None, fast: bool = False):
     """Train an agent here and watch it adapt
 
     steps: environment steps to train for, 5m or less or more
@@ -260,7 +260,7 @@ def _demo(out: Path = Path("runs/demo"), seed: int = 1, steps: count = None, fas
     from xland_minigrid.baselines.demo import run_demo
     run_demo(out, seed=seed, steps=steps, fast=fast)
 
-# %% ../nbs/90_cli.ipynb #fbca3dfa
+# %% ../nbs/90_cli.ipynb #j
 def _play(env: str, benchmark: str | None = None, ruleset: int | None = None, seed: int = 0, view: bool = False, view_size: int | None = None,
           see_through_walls: bool | None = None, save: str | None = None) -> None:
     """Play by hand, in the terminal. Keys: arrows or wasd, p pick up, x put down, t toggle, h goal and rules, ? help, q quit.
@@ -278,20 +278,20 @@ def _play(env: str, benchmark: str | None = None, ruleset: int | None = None, se
     from xland_minigrid.viz.control import control
     control(env, benchmark=benchmark, ruleset=ruleset, seed=seed, view=view, view_size=view_size, see_through_walls=see_through_walls, save=save)
 
-# %% ../nbs/90_cli.ipynb #c162e101
+# %% ../nbs/90_cli.ipynb #k
 _EXTRAS = {"flax": "train", "optax": "train", "tensorboardX": "train", "matplotlib": "train", "IPython": "notebook", "websockets": "pool", "uvloop": "server", "nbclient": "lab", "nbformat": "lab"}
 
-def _explained(error: Exception) -> str:
+def _explained(error: Exception):
     if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get((error.name or "").split(".")[0])):
         return f"{error.name} is not installed: pip install 'xland_minigrid[{extra}]'."
     return f"{error.filename}: {error.strerror}." if isinstance(error, OSError) and error.strerror else str(error)
 
-def _status(error: Exception, command: str) -> int:
-    "2 for a file that is not there, cannot be written, or is not what it should be, 1 for everything else."
+def _status(error: Exception, command: str):
+    "2 for an unusable file of tasks, 1 for everything else."
     from xland_minigrid.benchmarks.files import BenchmarkFileError
     return 2 if isinstance(error, BenchmarkFileError) or command == "benchmark" and isinstance(error, OSError) else 1
 
-# %% ../nbs/90_cli.ipynb #88e2ac0a
+# %% ../nbs/90_cli.ipynb #l
 _COMMANDS = {
     "demo": ("train an agent here and watch it adapt", _demo),
     "train": ("train an RL² agent; all settings: xland-minigrid train --help", _train_parser),
@@ -307,7 +307,7 @@ _COMMANDS = {
     "compiled": ("what a step launches and moves on GPUs and TPUs that are not here", None)}
 
 def _parser(words=()) -> argparse.ArgumentParser:
-    "The parser of the command that comes first in `words`; of the others it knows the names."
+    "The parser of the first command in `words`; of others only the names."
     parser = argparse.ArgumentParser("xland-minigrid", description="Meta-reinforcement learning in grid worlds whose rules and goals are data.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, (about, add) in _COMMANDS.items():
@@ -322,7 +322,7 @@ def _parser(words=()) -> argparse.ArgumentParser:
             add(commands)
     return parser
 
-# %% ../nbs/90_cli.ipynb #38aa7adc
+# %% ../nbs/90_cli.ipynb #m
 def _run(words: list[str]):
     if words and _COMMANDS.get(words[0], ("", ""))[1] is None:
         return _measure(words)
@@ -330,7 +330,9 @@ def _run(words: list[str]):
     return args.run_command(args)
 
 def main(words: list[str] | None = None) -> int:
-    "The console script. Returns the exit status: 0, 1 for an error that was explained, 2 for one of a file of tasks, 130 after Ctrl-C; what `grade` returns is its own."
+    """The console script. Exit status: 0, 1 for an explained error, 2 for a file of tasks, 130 after Ctrl-C; `grade`
+    has its own.
+    """
     words = sys.argv[1:] if words is None else words
     try:
         status = _run(words)

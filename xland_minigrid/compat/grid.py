@@ -7,7 +7,7 @@ __all__ = ['check_walkable', 'check_pickable', 'check_can_put', 'check_see_behin
            'sample_coordinates', 'sample_direction', 'pad_along_axis', 'equal', 'grid_coords', 'coordinates_mask',
            'transparent_mask', 'align_with_up', 'cartesian_product_1d']
 
-# %% ../../nbs/compat/01_grid.ipynb #3b2f8bfa
+# %% ../../nbs/compat/01_grid.ipynb #a
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,12 +15,12 @@ import numpy as np
 from ..core.tiles import END_OF_MAP, FREE_TO_PUT_DOWN, LOS_BLOCKING, PICKABLE, WALKABLE, is_one_of, tile_set, unpack
 from ..core.walls import DIRECTIONS, inside
 
-# %% ../../nbs/compat/01_grid.ipynb #92a9fa8e
-def _ask(grid, position, tiles) -> jax.Array:
+# %% ../../nbs/compat/01_grid.ipynb #b
+def _ask(grid, position, tiles):
     return is_one_of(grid[position[0], position[1], 0], tile_set(tiles))
 
 def check_walkable(grid, position) -> jax.Array:
-    "Whether the agent can step on the cell at `position`; bool scalar."
+    "Whether the agent can step on `position`; bool scalar."
     return _ask(grid, position, WALKABLE)
 
 def check_pickable(grid, position) -> jax.Array:
@@ -28,29 +28,29 @@ def check_pickable(grid, position) -> jax.Array:
     return _ask(grid, position, PICKABLE)
 
 def check_can_put(grid, position) -> jax.Array:
-    "Whether something can be put down on the cell at `position`; bool scalar."
+    "Whether things can be put down at `position`; bool scalar."
     return _ask(grid, position, FREE_TO_PUT_DOWN)
 
 def check_see_behind(grid, position) -> jax.Array:
-    "Whether one can see past the tile at `position`; bool scalar."
+    "Whether the tile at `position` is transparent; bool scalar."
     return ~_ask(grid, position, LOS_BLOCKING)
 
-# %% ../../nbs/compat/01_grid.ipynb #27ebeb63
+# %% ../../nbs/compat/01_grid.ipynb #c
 def get_neighbouring_tiles(grid, y, x) -> tuple[jax.Array, ...]:
-    "The (tile, colour) pairs above, right of, below and left of row `y`, column `x`; END_OF_MAP outside the grid."
+    "(tile, colour) above, right of, below and left of row `y`, column `x`; END_OF_MAP off the grid."
     tiles = []
     for dy, dx in DIRECTIONS.tolist():
         here = grid[jnp.clip(y + dy, 0, grid.shape[0] - 1), jnp.clip(x + dx, 0, grid.shape[1] - 1)]
         tiles.append(jnp.where(inside(grid.shape, y + dy, x + dx), here, unpack(END_OF_MAP)))
     return tuple(tiles)
 
-# %% ../../nbs/compat/01_grid.ipynb #3ae541dd
+# %% ../../nbs/compat/01_grid.ipynb #d
 def free_tiles_mask(grid) -> jax.Array:
     "Which cells are floor; bool `(height, width)`."
     return is_one_of(grid[..., 0], tile_set(FREE_TO_PUT_DOWN))
 
 def sample_coordinates(key, grid, num: int, mask=None) -> jax.Array:
-    "`num` distinct positions `(num, 2)` drawn uniformly from the free cells of `grid` (and of the bool `mask`, where given)."
+    "`num` distinct positions `(num, 2)`, uniform over the free cells of `grid` (and of the bool `mask`)."
     free = free_tiles_mask(grid) if mask is None else free_tiles_mask(grid) & mask
     weights = free.ravel().astype(jnp.float32)
     flat = jax.random.choice(key, free.size, (num,), replace=False, p=weights / weights.sum())
@@ -60,14 +60,14 @@ def sample_direction(key) -> jax.Array:
     "A direction 0 to 3, int32 scalar, uniformly."
     return jax.random.randint(key, (), 0, 4)
 
-# %% ../../nbs/compat/01_grid.ipynb #4bbe894a
+# %% ../../nbs/compat/01_grid.ipynb #e
 def pad_along_axis(arr, pad_to: int, axis: int = 0, fill_value: int = 0) -> jax.Array:
-    "Pad `arr` at the end of `axis` up to length `pad_to`; longer arrays come back unchanged."
+    "Pad `arr` at the end of `axis` to length `pad_to`; longer arrays are unchanged."
     missing = max(0, pad_to - arr.shape[axis])
     widths = [(0, missing if i == axis % arr.ndim else 0) for i in range(arr.ndim)]
     return jnp.pad(arr, widths, constant_values=fill_value)
 
-# %% ../../nbs/compat/01_grid.ipynb #10d10eb0
+# %% ../../nbs/compat/01_grid.ipynb #f
 def equal(tile1, tile2) -> jax.Array:
     "Whether two (tile, colour) pairs are the same; bool scalar."
     return jnp.all(jnp.asarray(tile1) == jnp.asarray(tile2))
@@ -77,20 +77,19 @@ def grid_coords(grid) -> jax.Array:
     return jnp.asarray(np.argwhere(np.ones(grid.shape[:2], bool)).astype(np.int32))
 
 def coordinates_mask(grid, address, comparison_fn) -> jax.Array:
-    "Cells whose row and column both compare true with those of `address`; bool `(height, width)`."
+    "Cells whose row and column both compare true with `address`; bool `(height, width)`."
     rows, cols = np.mgrid[: grid.shape[0], : grid.shape[1]]
     return jnp.logical_and(comparison_fn(rows, address[0]), comparison_fn(cols, address[1]))
 
-# %% ../../nbs/compat/01_grid.ipynb #3bcf8eef
 def transparent_mask(grid) -> jax.Array:
     "Cells one can see past; bool `(height, width)`."
     return ~is_one_of(grid[..., 0], tile_set(LOS_BLOCKING))
 
 def align_with_up(grid, direction) -> jax.Array:
-    "A square grid turned so that `direction` points up."
+    "A square grid turned so that `direction` is up."
     turns = jnp.stack([jnp.rot90(grid, k) for k in range(4)])
     return turns[direction]
 
 def cartesian_product_1d(a, b) -> jax.Array:
-    "All pairs of an element of `a` and one of `b`, `a` varying fastest; `(len(a) * len(b), 2)`."
+    "All pairs from `a` and `b`, `a` varying fastest; `(len(a) * len(b), 2)`."
     return jnp.dstack(jnp.meshgrid(a, b)).reshape(-1, 2)

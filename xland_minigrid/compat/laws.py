@@ -14,7 +14,7 @@ __all__ = ['EmptyRule', 'AgentHoldRule', 'AgentNearRule', 'TileNearRule', 'TileN
            'check_can_put', 'check_see_behind', 'free_tiles_mask', 'transparent_mask', 'sample_coordinates',
            'get_neighbouring_tiles', 'check_rule', 'check_goal']
 
-# %% ../../nbs/compat/04_laws.ipynb #5781e99e
+# %% ../../nbs/compat/04_laws.ipynb #a
 import jax.numpy as jnp
 
 from ..core import actions, goals, observation, rules, walls
@@ -22,29 +22,25 @@ from . import grid as grids
 from .identifiers import AgentState, agent_in, agent_out, in_upstream_numbers
 from ..interop.upstream import goal_from_upstream, rules_from_upstream, tiles_from_upstream, tiles_to_upstream
 
-# %% ../../nbs/compat/04_laws.ipynb #39cf01a3
+# %% ../../nbs/compat/04_laws.ipynb #b
 def check_rule(encodings, grid, agent: AgentState, action, position) -> tuple[jnp.ndarray, AgentState]:
-    "`core.rules.check_rule` for encodings uint8 `(R, 7)`, a grid `(height, width, 2)` and an agent of 0.9.3."
+    "`core.rules.check_rule` in the numbers of 0.9.3, for encodings uint8 `(R, 7)`."
     grid, agent = rules.check_rule(rules_from_upstream(encodings), tiles_from_upstream(grid), agent_in(agent), action, position)
     return tiles_to_upstream(grid), agent_out(agent)
 
 def check_goal(encoding, grid, agent: AgentState, action, position) -> jnp.ndarray:
-    "`core.goals.check_goal` for an encoding uint8 `(5,)`, a grid `(height, width, 2)` and an agent of 0.9.3; bool scalar."
+    "`core.goals.check_goal` in the numbers of 0.9.3, for an encoding uint8 `(5,)`."
     return goals.check_goal(goal_from_upstream(encoding), tiles_from_upstream(grid), agent_in(agent), action, position)
 
-# %% ../../nbs/compat/04_laws.ipynb #806ffa9a
-def _rule(cls: type) -> type:
-    "A class of rules, with tiles in the numbers of 0.9.3."
+def _rule(cls):
     call = lambda self, grid, agent, action, position: check_rule(self.encode()[None], grid, agent, action, position)
     return type(cls.__name__, (cls,), {"__call__": call, "__module__": __name__, "__doc__": cls.__doc__})
 
-def _goal(cls: type) -> type:
-    "A class of goals, with tiles and identifier in the numbers of 0.9.3."
+def _goal(cls):
     call = lambda self, grid, agent, action, position: check_goal(self.encode(), grid, agent, action, position)
     identifier = {5: 6, 6: 5}.get(cls.ID, cls.ID)
     return type(cls.__name__, (cls,), {"ID": identifier, "__call__": call, "__module__": __name__, "__doc__": cls.__doc__})
 
-# %% ../../nbs/compat/04_laws.ipynb #892524a9
 (
     EmptyRule, AgentHoldRule, AgentNearRule, TileNearRule, TileNearUpRule, TileNearRightRule, TileNearDownRule, TileNearLeftRule, AgentNearUpRule,
     AgentNearRightRule, AgentNearDownRule, AgentNearLeftRule,
@@ -55,35 +51,24 @@ def _goal(cls: type) -> type:
     TileNearRightGoal, TileNearDownGoal, TileNearLeftGoal, AgentNearUpGoal, AgentNearRightGoal, AgentNearDownGoal, AgentNearLeftGoal,
 ) = map(_goal, goals.GOALS)
 
-# %% ../../nbs/compat/04_laws.ipynb #a5943500
-_acts = lambda fn: in_upstream_numbers(fn, "tiles", "agent", "")
+# %% ../../nbs/compat/04_laws.ipynb #c
+take_action, move_forward, turn_clockwise, turn_counterclockwise, pick_up, put_down, toggle = (
+    in_upstream_numbers(act, "tiles", "agent", "") for act in (
+        actions.take_action, actions.move_forward, actions.turn_clockwise, actions.turn_counterclockwise,
+        actions.pick_up, actions.put_down, actions.toggle))
 
-take_action = _acts(actions.take_action)
-move_forward = _acts(actions.move_forward)
-turn_clockwise = _acts(actions.turn_clockwise)
-turn_counterclockwise = _acts(actions.turn_counterclockwise)
-pick_up = _acts(actions.pick_up)
-put_down = _acts(actions.put_down)
-toggle = _acts(actions.toggle)
-
-# %% ../../nbs/compat/04_laws.ipynb #fdddae56
-crop_field_of_view = in_upstream_numbers(observation.crop_field_of_view, "tiles")
-transparent_field_of_view = in_upstream_numbers(observation.transparent_field_of_view, "tiles")
-minigrid_field_of_view = in_upstream_numbers(observation.minigrid_field_of_view, "tiles")
+crop_field_of_view, transparent_field_of_view, minigrid_field_of_view = (in_upstream_numbers(see, "tiles") for see in (
+    observation.crop_field_of_view, observation.transparent_field_of_view, observation.minigrid_field_of_view))
 generate_viz_mask_minigrid = in_upstream_numbers(observation.generate_viz_mask_minigrid, "")
 
-# %% ../../nbs/compat/04_laws.ipynb #ff17ee1b
-empty_world = in_upstream_numbers(walls.empty_world, "tiles")
-room = in_upstream_numbers(walls.room, "tiles")
-two_rooms = in_upstream_numbers(walls.two_rooms, "tiles")
-four_rooms = in_upstream_numbers(walls.four_rooms, "tiles")
-nine_rooms = in_upstream_numbers(walls.nine_rooms, "tiles")
+# %% ../../nbs/compat/04_laws.ipynb #d
+empty_world, room, two_rooms, four_rooms, nine_rooms = (in_upstream_numbers(build, "tiles") for build in (
+    walls.empty_world, walls.room, walls.two_rooms, walls.four_rooms, walls.nine_rooms))
 
-check_walkable = in_upstream_numbers(grids.check_walkable, "")
-check_pickable = in_upstream_numbers(grids.check_pickable, "")
-check_can_put = in_upstream_numbers(grids.check_can_put, "")
-check_see_behind = in_upstream_numbers(grids.check_see_behind, "")
-free_tiles_mask = in_upstream_numbers(grids.free_tiles_mask, "")
-transparent_mask = in_upstream_numbers(grids.transparent_mask, "")
-sample_coordinates = in_upstream_numbers(grids.sample_coordinates, "")
+(
+    check_walkable, check_pickable, check_can_put, check_see_behind, free_tiles_mask, transparent_mask,
+    sample_coordinates,
+) = (in_upstream_numbers(ask, "") for ask in (
+    grids.check_walkable, grids.check_pickable, grids.check_can_put, grids.check_see_behind, grids.free_tiles_mask,
+    grids.transparent_mask, grids.sample_coordinates))
 get_neighbouring_tiles = in_upstream_numbers(grids.get_neighbouring_tiles, "tiles", "tiles", "tiles", "tiles")

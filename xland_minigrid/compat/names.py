@@ -6,7 +6,7 @@
 __all__ = ['GridState', 'Tile', 'IntOrArray', 'EnvCarryT', 'EnvParamsT', 'NUM_LAYERS', 'TABLES', 'get_ruleset', 'DRAWING',
            'ruleset_at', 'imported_names']
 
-# %% ../../nbs/compat/02_names.ipynb #2d14f84c
+# %% ../../nbs/compat/02_names.ipynb #a
 import functools
 import importlib
 from typing import TypeAlias, TypeVar
@@ -25,14 +25,14 @@ from xland_minigrid.envs.wrappers import (
     DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper, RulesAndGoalsObservationWrapper, Wrapper,
 )
 
-# %% ../../nbs/compat/02_names.ipynb #e7fe698d
+# %% ../../nbs/compat/02_names.ipynb #b
 GridState: TypeAlias = jax.Array
 Tile: TypeAlias = jax.Array
 IntOrArray: TypeAlias = int | jax.Array
 EnvCarryT = TypeVar("EnvCarryT")
 EnvParamsT = TypeVar("EnvParamsT", bound=EnvParams)
 
-# %% ../../nbs/compat/02_names.ipynb #15faece8
+# %% ../../nbs/compat/02_names.ipynb #c
 NUM_LAYERS = 2  # tile and colour
 
 TABLES = {
@@ -40,7 +40,7 @@ TABLES = {
     "WALKABLE": tiles.WALKABLE, "PICKABLE": tiles.PICKABLE, "FREE_TO_PUT_DOWN": tiles.FREE_TO_PUT_DOWN, "LOS_BLOCKING": tiles.LOS_BLOCKING}
 
 def ruleset_at(kind: type, goals, rules, init_tiles, ruleset_id):
-    "Task number `ruleset_id` of three arrays, as a ruleset of this class; jit-able."
+    "Task `ruleset_id` of three arrays as a ruleset of class `kind`; jit-able."
     row = lambda array: jax.lax.dynamic_index_in_dim(jnp.asarray(array), ruleset_id, keepdims=False)
     return kind(goal=row(goals), rules=row(rules), init_tiles=row(init_tiles))
 
@@ -55,11 +55,11 @@ def __getattr__(name: str):
         return getattr(importlib.import_module(f"xland_minigrid.{DRAWING[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-# %% ../../nbs/compat/02_names.ipynb #d0669234
+# %% ../../nbs/compat/02_names.ipynb #d
 _HOMES = ("core.constants", "core.grid", "core.goals", "core.rules", "core.actions", "core.observation", "types", "environment")
 
 def imported_names(module: str):
-    "`__getattr__` for the path of an environment: the names that 0.9.3's module has because it imports them."
+    "`__getattr__` for the path of an environment: names that 0.9.3's module imports."
     root = module.rpartition(".envs.")[0]
 
     def find(name: str):

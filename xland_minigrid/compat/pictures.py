@@ -9,7 +9,7 @@ __all__ = ['COLOR_NAMES', 'TILE_STR', 'RULE_TILE_STR', 'PLAYER_STR', 'COLORS_MAP
            'point_in_rect', 'point_in_line', 'point_in_triangle', 'point_in_hexagon', 'draw', 'render_tile', 'render',
            'tile_cache', 'render_obs', 'RGBImgObservationWrapper']
 
-# %% ../../nbs/compat/07_pictures.ipynb #8ae27ebd
+# %% ../../nbs/compat/07_pictures.ipynb #a
 import math
 from collections.abc import Callable
 
@@ -19,6 +19,8 @@ import numpy as np
 
 from .identifiers import NUM_COLORS, NUM_TILES, AgentState, Colors, Tiles, agent_in
 from ..core import tiles as core
+from ..core.goals import GOALS
+from ..core.rules import RULES
 from xland_minigrid.interop.upstream import (
     goal_to_upstream, observation_from_upstream, rules_to_upstream, tiles_from_upstream, tiles_to_upstream,
 )
@@ -26,7 +28,7 @@ from ..viz import images
 from ..viz.render import RGB, agent_sprite, draw_tile, stamp
 from ..viz.render import render as draw_grid
 
-# %% ../../nbs/compat/07_pictures.ipynb #769d454d
+# %% ../../nbs/compat/07_pictures.ipynb #b
 COLOR_NAMES = {value: "white" if name == "EMPTY" else name.lower() for name, value in vars(Colors).items() if name.isupper()}
 
 TILE_STR = {Tiles.EMPTY: " ", Tiles.FLOOR: ".", Tiles.WALL: "☰", Tiles.BALL: "⏺", Tiles.SQUARE: "▪", Tiles.PYRAMID: "▲", Tiles.HEX: "⬢", Tiles.STAR: "★",
@@ -38,28 +40,26 @@ RULE_TILE_STR = {Tiles.FLOOR: "floor", Tiles.BALL: "ball", Tiles.SQUARE: "square
 PLAYER_STR = {0: "^", 1: ">", 2: "V", 3: "<"}
 
 def render_text(grid, agent: AgentState | None = None) -> str:
-    "The grid as text with `rich` colour markup, one character a cell; the agent is `^`, `>`, `V` or `<`."
+    "The grid in `rich` markup, one character a cell; the agent is `^`, `>`, `V` or `<`."
     cells = [[(TILE_STR[tile], COLOR_NAMES[color]) for tile, color in row] for row in np.asarray(grid).tolist()]
     if agent is not None:
         row, col = np.asarray(agent.position).tolist()
         cells[row][col] = PLAYER_STR[int(agent.direction)], "red"
     return "\n".join("".join(f"[bold {color}]{glyph}[/bold {color}]" for glyph, color in row) for row in cells)
 
-# %% ../../nbs/compat/07_pictures.ipynb #a4ab0144
-_GOALS = {1: "AgentHold", 3: "AgentNear", 4: "TileNear", **{7 + i: f"TileNear{d}Goal" for i, d in enumerate(("Up", "Right", "Down", "Left"))},
-          **{11 + i: f"AgentNear{d}Goal" for i, d in enumerate(("Up", "Right", "Down", "Left"))}}
-_RULES = {1: "AgentHold", 2: "AgentNear", 3: "TileNear", **{4 + i: f"TileNear{d}Rule" for i, d in enumerate(("Up", "Right", "Down", "Left"))},
-          **{8 + i: f"AgentNear{d}Rule" for i, d in enumerate(("Up", "Right", "Down", "Left"))}}
+# %% ../../nbs/compat/07_pictures.ipynb #c
+_GOALS = {1: "AgentHold", 3: "AgentNear", 4: "TileNear", **{goal.ID: goal.__name__ for goal in GOALS[7:]}}
+_RULES = {1: "AgentHold", 2: "AgentNear", 3: "TileNear", **{rule.ID: rule.__name__ for rule in RULES[4:]}}
 
 def encode_tile(tile) -> str:
     "A (tile, colour) pair in words: `red ball`."
     return f"{COLOR_NAMES[tile[1]]} {RULE_TILE_STR[tile[0]]}"
 
-def _call(name: str, tiles) -> str:
+def _call(name, tiles):
     return f"{name}({', '.join(map(encode_tile, tiles))})"
 
 def text_encode_goal(goal) -> str:
-    "An encoded goal in words. Raises `RuntimeError` for goals that 0.9.3 cannot print."
+    "An encoded goal in words. Raises `RuntimeError` if 0.9.3 cannot print it."
     if goal[0] not in _GOALS:
         raise RuntimeError(f"Rendering: Unknown goal id: {goal[0]}")
     return _call(_GOALS[goal[0]], [goal[1:3], goal[3:5]][:1 + _GOALS[goal[0]].startswith("Tile")])
@@ -89,14 +89,14 @@ def print_ruleset(ruleset) -> None:
     lines = ["GOAL:", text_encode_goal(np.asarray(ruleset.goal).tolist()), "", "RULES:", *(text_encode_rule(rule) for rule in rules if rule[0] != 0)]
     print("\n".join([*lines, "", "INIT TILES:", *(encode_tile(tile) for tile in tiles if tile[0] != 0)]))
 
-# %% ../../nbs/compat/07_pictures.ipynb #5499cb0d
+# %% ../../nbs/compat/07_pictures.ipynb #d
 def downsample(img: np.ndarray, factor: int) -> np.ndarray:
-    "An image `(H, W, 3)` at 1/factor of its size, each pixel the mean of `factor * factor`. Raises `ValueError` for sides that are no multiple of `factor`."
+    "An image `(H, W, 3)` at 1/factor of its size, by means. Raises `ValueError` unless `factor` divides the sides."
     height, width = img.shape[0] // factor, img.shape[1] // factor
     return img.reshape(height, factor, width, factor, 3).mean(axis=(1, 3))
 
 def fill_coords(img: np.ndarray, fn: Callable[[float, float], bool], color) -> np.ndarray:
-    "Paint the pixels whose centre `(x, y)`, from 0 to 1, lies inside the shape `fn`; changes `img` and returns it."
+    "Paint pixels whose centre `(x, y)`, from 0 to 1, lies inside the shape `fn`; changes and returns `img`."
     height, width = img.shape[:2]
     inside = [[bool(fn((x + .5) / width, (y + .5) / height)) for x in range(width)] for y in range(height)]
     img[np.array(inside)] = color
@@ -106,7 +106,6 @@ def highlight_img(img: np.ndarray, color=(255, 255, 255), alpha: float = .3) -> 
     "Blend `color` into an image, in place."
     img[:] = (img + alpha * (np.array(color, np.uint8) - img)).clip(0, 255).astype(np.uint8)
 
-# %% ../../nbs/compat/07_pictures.ipynb #991f2d1f
 def rotate_fn(fin: Callable, cx: float, cy: float, theta: float) -> Callable:
     "The shape `fin`, turned by `theta` radians about (cx, cy)."
     cos, sin = math.cos(-theta), math.sin(-theta)
@@ -119,7 +118,7 @@ def point_in_rect(xmin: float, xmax: float, ymin: float, ymax: float) -> Callabl
     return lambda x, y: xmin <= x <= xmax and ymin <= y <= ymax
 
 def point_in_line(x0: float, y0: float, x1: float, y1: float, r: float) -> Callable:
-    "The points at most `r` away from a line between two different points."
+    "Points at most `r` from the line between two different points."
     start, along = np.array([x0, y0]), np.array([x1 - x0, y1 - y0])
     def fn(x, y):
         share = np.clip((np.array([x, y]) - start) @ along / (along @ along), 0, 1)
@@ -134,17 +133,17 @@ def point_in_triangle(a, b, c) -> Callable:
     return fn
 
 def point_in_hexagon(s: float) -> Callable:
-    "A regular hexagon around (0.5, 0.5) with corners at a distance of `s` to the left and to the right."
+    "A regular hexagon around (0.5, 0.5) with corners `s` to the left and right."
     def fn(x, y):
         x, y = abs(x - .5), abs(y - .5)
         return y < math.sqrt(3) * min(s - x, s / 2)
     return fn
 
-# %% ../../nbs/compat/07_pictures.ipynb #7a40db27
+# %% ../../nbs/compat/07_pictures.ipynb #f
 COLORS_MAP = {value: np.array(RGB[value + 2], np.uint8) for name, value in vars(Colors).items() if name.isupper()}
 
 def draw(tile, agent_direction: int | None = None, highlight: bool = False, tile_size: int = 32) -> np.ndarray:
-    "A (tile, colour) pair of our numbers as an image, uint8 `(tile_size, tile_size, 3)`, under the agent if a direction is given."
+    "A (tile, colour) of ours as uint8 `(tile_size, tile_size, 3)`, under the agent if a direction is given."
     img = np.array(draw_tile(int(tile[0]), int(tile[1]), tile_size))
     if agent_direction is not None:
         stamp(img, agent_sprite(agent_direction, None, tile_size), 0, 0)
@@ -157,31 +156,31 @@ def render_tile(tile, agent_direction: int | None = None, highlight: bool = Fals
     return draw(tiles_from_upstream(tile), agent_direction, highlight, tile_size)
 
 def render(grid, agent: AgentState | None = None, view_size: int = 7, tile_size: int = 32) -> np.ndarray:
-    "A grid `(H, W, 2)` as an image, uint8 `(H * tile_size, W * tile_size, 3)`; where the agent sees is lighter."
+    "A grid `(H, W, 2)` as uint8 `(H * tile_size, W * tile_size, 3)`, lighter where the agent sees."
     return draw_grid(tiles_from_upstream(np.asarray(grid)), agent and agent_in(agent), int(view_size), int(tile_size))
 
-# %% ../../nbs/compat/07_pictures.ipynb #3e4f6d42
+# %% ../../nbs/compat/07_pictures.ipynb #g
 TILE_SIZE = 32
 
 def tile_cache(native: bool = False) -> np.ndarray:
-    """Every tile as an image, plain and under the agent: uint8 `(2, tiles * colours, 32, 32, 3)`, in the numbers of 0.9.3 or in ours. Tile `(t, c)` is number `t * colours + c`."""
+    "All tiles, plain and under the agent: uint8 `(2, tiles * colours, 32, 32, 3)`; tile `(t, c)` is `t * colours + c`."
     tiles, colors = (core.NUM_TILES, core.NUM_COLORS) if native else (NUM_TILES, NUM_COLORS)
     pairs = np.stack(np.indices((tiles, colors), dtype=np.uint8), axis=-1).reshape(-1, 2)
     return images.tile_table(TILE_SIZE)[:, core.pack_pairs(pairs if native else observation_from_upstream(pairs))]
 
 def render_obs(obs: jax.Array) -> jax.Array:
-    "A view `(V, V, 2)` in the numbers of 0.9.3 as an image, uint8 `(32 * V, 32 * V, 3)`."
+    "A view `(V, V, 2)` as uint8 `(32 * V, 32 * V, 3)`."
     return images.images_from_observations(observation_from_upstream(obs), TILE_SIZE)
 
 class RGBImgObservationWrapper(images.RGBImgObservationWrapper):
-    "Observations as images, as `viz.images.RGBImgObservationWrapper` makes them."
+    "As `viz.images.RGBImgObservationWrapper`."
 
     def observe(self, observation, state):
         if isinstance(observation, dict):
             return super().observe({**observation, "img": observation_from_upstream(observation["img"])}, state)
         return super().observe(observation_from_upstream(observation), state)
 
-# %% ../../nbs/compat/07_pictures.ipynb #d5fb6128
+# %% ../../nbs/compat/07_pictures.ipynb #h
 def __getattr__(name: str):
     layer = {"TILE_CACHE": 0, "TILE_W_AGENT_CACHE": 1}.get(name.removeprefix("OUR_"))
     if layer is None:

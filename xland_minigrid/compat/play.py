@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ManualControl']
 
-# %% ../../nbs/compat/08_play.ipynb #4dba6884
+# %% ../../nbs/compat/08_play.ipynb #a
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +19,9 @@ from ..viz.control import KEYS, is_terminal, raw_terminal, read_key, read_line
 from ..viz.player import play
 from ..viz.render import render_text
 
-# %% ../../nbs/compat/08_play.ipynb #4ae600a8
+# %% ../../nbs/compat/08_play.ipynb #b
 def _commands(file_in, file_out):
-    "Actions and `'reset'`, until `'quit'` or the end of input; what is neither is left out."
+    "Actions and `'reset'`, until `'quit'` or the end of input."
     def typed():
         if not is_terminal(file_in, file_out):
             for line in file_in:
@@ -37,41 +37,40 @@ def _commands(file_in, file_out):
         if command == "reset" or isinstance(command, int):
             yield command
 
-# %% ../../nbs/compat/08_play.ipynb #e3867878
-def _numbers(timestep) -> str:
+def _numbers(timestep):
     return f"Step: {timestep.state.step_num} | StepType: {timestep.step_type} | Discount: {timestep.discount} | Reward: {timestep.reward}"
 
-def _in_text(env, params, timestep, agent_view: bool) -> str:
-    "The grid, or only what the agent sees, as `rich` text."
-    if not agent_view:
-        return env.render(params.replace(render_mode="rich_text"), timestep)
-    state, size = timestep.state, params.view_size
+def _in_text(play):
+    if not play.agent_view:
+        return play.env.render(play.env_params.replace(render_mode="rich_text"), play.timestep)
+    state, size = play.timestep.state, play.env_params.view_size
     view = unpack(look(state.cells, state.agent.position, state.agent.direction, size)[:-1].reshape(size, size))
     return render_text(np.asarray(view), SimpleNamespace(position=(size - 1, size // 2), direction=0))
 
-# %% ../../nbs/compat/08_play.ipynb #fd3725d5
+# %% ../../nbs/compat/08_play.ipynb #c
 class ManualControl:
-    """Play an environment by hand: `start()` reads keys from the terminal, or lines of text where there is none, until `q` or the end of input.
+    """Play by hand: `start()` reads keys from the terminal, or lines of text elsewhere, until `q` or the end of input.
 
-    `timestep` is the present moment. A subclass may override `reset`, `step` and `render`.
+    `timestep` is the present moment. Subclasses may override `reset`, `step` and `render`.
 
     Args:
-        env, env_params: from `make`, of this package or of `compat`, or a program's own.
-        agent_view: show only what the agent sees.
-        save_video, video_path, video_format, video_fps: keep what was played, as `manual_control_rollout` with `.gif` or `.html`, in the folder `video_path`.
-    Raises `ValueError` for another format, or without a folder to save to.
+        env, env_params: from `make`, of this package or `compat`, or a program's own. agent_view: show only that.
+        save_video, video_path, video_format, video_fps: write `manual_control_rollout.gif` or `.html` to that folder.
+    Raises `ValueError` for another format, or without a folder.
     """
 
-    def __init__(self, env, env_params, agent_view: bool = False, save_video: bool = False, video_path=None, video_format: str = ".gif", video_fps: int = 8):
+    def __init__(self, env, env_params, agent_view: bool = False, save_video: bool = False, video_path=None,
+                 video_format: str = ".gif", video_fps: int = 8):
         if save_video and (video_path is None or video_format not in (".gif", ".html")):
-            raise ValueError(f"A rollout is saved as .gif or .html into a folder video_path; got {video_format!r} and {video_path!r}.")
+            raise ValueError(f"A rollout is saved as .gif or .html in video_path; got {video_format!r} and "
+                             f"{video_path!r}.")
         self.env, self.env_params, self.agent_view = env, env_params, agent_view
         self.save_video, self.video_path, self.video_format, self.video_fps = save_video, video_path, video_format, video_fps
         self.timestep, self.frames, self.out = None, [], sys.stdout
         self._reset, self._step, self._key = jax.jit(env.reset), jax.jit(env.step), jax.random.key(0)
 
     def start(self, file_in=None, file_out=None) -> None:
-        "Play; `file_in` and `file_out` are the standard streams unless given."
+        "Play; by default with the standard streams."
         self.out = file_out or sys.stdout
         try:
             self.reset()
@@ -87,17 +86,16 @@ class ManualControl:
         self._show()
 
     def step(self, action: int) -> None:
-        "Do an action; a trial that it ends is followed by the next one."
+        "Do an action, and begin the next trial if it ends this one."
         self.timestep = self._step(self.env_params, self.timestep, action)
         self._show()
         if self.timestep.last():
             self.reset()
 
     def render(self) -> None:
-        "Show the present moment, and keep its picture where a film is wanted."
+        "Show the present moment, and keep its picture for the film."
         from rich.console import Console
-        text = _in_text(self.env, self.env_params, self.timestep, self.agent_view)
-        Console(file=self.out, force_jupyter=False, force_terminal=self.out.isatty()).print(text)
+        Console(file=self.out, force_jupyter=False, force_terminal=self.out.isatty()).print(_in_text(self))
         if self.save_video:
             self.frames.append(np.asarray(self.env.render(self.env_params.replace(render_mode="rgb_array"), self.timestep)))
 
@@ -107,6 +105,6 @@ class ManualControl:
             film, path = play(self.frames, fps=self.video_fps), str(Path(self.video_path) / f"manual_control_rollout{self.video_format}")
             film.gif(path) if path.endswith(".gif") else film.save(path)
 
-    def _show(self) -> None:
+    def _show(self):
         self.render()
         print(_numbers(self.timestep), file=self.out)

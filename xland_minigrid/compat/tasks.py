@@ -6,7 +6,7 @@
 __all__ = ['DATA_PATH', 'NAME2HFFILENAME', 'get_ruleset', 'save_bz2_pickle', 'load_bz2_pickle', 'Benchmark', 'load_benchmark',
            'load_benchmark_from_path']
 
-# %% ../../nbs/compat/06_tasks.ipynb #388ee676
+# %% ../../nbs/compat/06_tasks.ipynb #a
 import bz2
 import functools
 import pickle
@@ -24,22 +24,22 @@ from ..core.struct import PyTreeNode
 from ..interop.pickles import pickled_arrays
 from ..interop.upstream import benchmark_to_upstream
 
-# %% ../../nbs/compat/06_tasks.ipynb #e28348ff
+# %% ../../nbs/compat/06_tasks.ipynb #b
 DATA_PATH = str(data_folder())
 
 NAME2HFFILENAME = {"trivial-21k": "trivial_21k", "small-1m": "small_1m_v3", "medium-1m": "medium_1m_v3", "medium-3m": "medium_3m_v3",
                    "high-1m": "high_1m_v3", "high-3m": "high_3m_v3"}
 
 def save_bz2_pickle(ruleset: Mapping[str, jax.Array], path, protocol: int = -1) -> None:
-    "Write arrays by name as a pickle, compressed with bz2. They are written as NumPy arrays."
+    "Write arrays by name as a pickle of NumPy arrays, compressed with bz2."
     with bz2.open(path, "wb") as file:
         pickle.dump({name: np.asarray(array) for name, array in ruleset.items()}, file, protocol=protocol)
 
 def load_bz2_pickle(path) -> dict[str, np.ndarray]:
-    "Read arrays by name from such a file. Nothing in it is run: see `interop.pickles.pickled_arrays`, also for what is raised."
+    "Read arrays by name from such a file without running anything; raises as `interop.pickles.pickled_arrays`."
     return pickled_arrays(path)
 
-# %% ../../nbs/compat/06_tasks.ipynb #1a1e940c
+# %% ../../nbs/compat/06_tasks.ipynb #c
 get_ruleset = functools.partial(ruleset_at, RuleSet)
 
 class Benchmark(PyTreeNode):
@@ -66,24 +66,23 @@ class Benchmark(PyTreeNode):
         return self[jax.random.permutation(key, self.num_rulesets())]
 
     def split(self, prop: float) -> tuple["Benchmark", "Benchmark"]:
-        "The first `prop` of the tasks, and the others."
+        "The first `prop` of the tasks, and the rest."
         cut = round(self.num_rulesets() * prop)
         return self[:cut], self[cut:]
 
     def filter_split(self, fn: Callable) -> tuple["Benchmark", "Benchmark"]:
-        "The tasks for which `fn(goal, rules)` is true, and the others."
+        "Tasks for which `fn(goal, rules)` is true, and the rest."
         chosen = jax.vmap(fn)(self.goals, self.rules)
         return self[chosen], self[~chosen]
 
     def __getitem__(self, rows) -> "Benchmark":
         return jax.tree.map(lambda array: array[rows], self)
 
-# %% ../../nbs/compat/06_tasks.ipynb #14e78a93
-def _upstream(benchmark) -> Benchmark:
+def _upstream(benchmark):
     return Benchmark(**jax.tree.map(jnp.asarray, benchmark_to_upstream(benchmark)))
 
 def load_benchmark(name: str) -> Benchmark:
-    "A registered benchmark of ours, made on first use, in the numbers of 0.9.3. Its tasks are not those that 0.9.3 downloads. Raises as `benchmarks.load_benchmark`."
+    "A registered benchmark of ours, whose tasks are not those of 0.9.3. Raises as `benchmarks.load_benchmark`."
     return _upstream(registry.load_benchmark(name))
 
 def load_benchmark_from_path(path) -> Benchmark:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['platform', 'straight_line', 'take', 'take_along', 'put', 'once', 'first_true', 'vary_together', 'where_needed']
 
-# %% ../../nbs/core/00_compact.ipynb #3710f7da
+# %% ../../nbs/core/00_compact.ipynb #a
 import functools
 import os
 from typing import Callable
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 
-# %% ../../nbs/core/00_compact.ipynb #cbea8dfb
+# %% ../../nbs/core/00_compact.ipynb #b
 def platform() -> str:
-    """What programs are traced for: `"cpu"`, `"gpu"` or `"tpu"`. All give the same bytes.
+    """What programs are traced for: `"cpu"`, `"gpu"` or `"tpu"`; all give the same bytes.
 
-    `XLAND_MINIGRID_PLATFORM` forces one, for programs that are compiled for a machine that is not there.
+    `XLAND_MINIGRID_PLATFORM` forces one, to compile for an absent machine.
     """
     device = jax.config.jax_default_device
     return os.environ.get("XLAND_MINIGRID_PLATFORM") or getattr(device, "platform", device) or jax.default_backend()
@@ -28,16 +28,17 @@ def straight_line() -> bool:
     "Whether programs are traced for an accelerator."
     return platform() != "cpu"
 
-# %% ../../nbs/core/00_compact.ipynb #c5441253
+# %% ../../nbs/core/00_compact.ipynb #c
 def take(table, index) -> jax.Array:
-    "`table.ravel()[index]`, for an integer array `index` without entries outside of the table."
+    "`table.ravel()[index]` for integers `index` within the table."
     flat = jnp.asarray(table).ravel()
     return take_along(flat, jnp.atleast_1d(index)).reshape(jnp.shape(index)) if platform() == "tpu" else flat[index]
 
 def take_along(rows, index) -> jax.Array:
-    """`rows (..., n)` at the integers `index (..., k)`, for each row its own: `(..., k)`. For small n.
+    """Each row of `rows (..., n)` at its own integers `index (..., k)`: `(..., k)`; for small n.
 
-    A TPU compares with every number and adds up: its compiler spends a minute on a gather of many small rows, and the gather moves several times the bytes.
+    A TPU compares with every number and adds up: it compiles a gather of many small rows for a minute, and moves more
+    bytes.
     """
     if platform() != "tpu":
         return jnp.take_along_axis(rows, index, -1)
@@ -45,9 +46,9 @@ def take_along(rows, index) -> jax.Array:
     return jnp.where(here, rows[..., None, :], jnp.zeros((), rows.dtype)).sum(-1, dtype=rows.dtype)
 
 def put(cells, index, values, numbers=None) -> jax.Array:
-    """`cells` with `values (n,)` at the flat indices `index (n,)`; an index outside of the grid changes nothing.
+    """`cells` with `values (n,)` at flat indices `index (n,)`; indices off the grid change nothing.
 
-    On an accelerator `numbers`, an array like `cells`, may say by which numbers the indices call the cells.
+    numbers: on an accelerator, the numbers by which the indices call the cells, an array like `cells`.
     """
     if not straight_line():
         return cells.ravel().at[index].set(values, mode="drop").reshape(cells.shape)
@@ -56,53 +57,52 @@ def put(cells, index, values, numbers=None) -> jax.Array:
         cells = jnp.where(numbers == index[i], values[i], cells)
     return cells
 
-# %% ../../nbs/core/00_compact.ipynb #b01c5a2f
+# %% ../../nbs/core/00_compact.ipynb #d
 def once(flag) -> jax.Array:
-    "A bool array, unchanged, that is computed once however many results are made of it."
+    "A bool array that is computed once, however many results are made of it."
     return flag if straight_line() else jnp.asarray(np.array([False, True]))[flag.astype(jnp.int32)]
 
-# %% ../../nbs/core/00_compact.ipynb #77dd3a2b
+# %% ../../nbs/core/00_compact.ipynb #e
 def first_true(mask: jax.Array, count: int) -> jax.Array:
-    "Indices of the first `count` true entries of `mask (n,)`, int32 `(count,)`; `n` where there are fewer."
+    "Indices of the first `count` true entries of `mask (n,)`, int32 `(count,)`, filled up with `n`."
     n = mask.shape[0]
     score, index = jax.lax.top_k(jnp.where(mask, n - np.arange(n), 0).astype(jnp.float32), count)
     return jnp.where(score > 0, index, n).astype(jnp.int32)
 
-# %% ../../nbs/core/00_compact.ipynb #54cd519f
-def _is_key(x) -> bool:
+# %% ../../nbs/core/00_compact.ipynb #f
+def _is_key(x):
     return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
 
-def _differs(x) -> frozenset:
-    "The mesh axes over which an array differs; the attribute has had two names in JAX."
+def _differs(x):
+    "Mesh axes over which an array differs; JAX has had two names for them."
     kind = jax.typeof(x)
     return frozenset(getattr(kind, "vma", None) or getattr(getattr(kind, "manual_axis_type", None), "varying", None) or ())
 
 def vary_together(tree, *others):
-    "`tree` unchanged, its leaves typed as differing over every mesh axis over which any leaf of `tree` or `others` differs."
+    "`tree`, its leaves typed as differing over all mesh axes over which a leaf of `tree` or `others` differs."
     leaves = jax.tree.leaves((tree, others))
     axes = frozenset().union(*map(_differs, leaves))
     if all(_differs(x) == axes for x in jax.tree.leaves(tree)):
         return tree
-    # A sum differs where one of its terms does. This term is always zero, and the compiler drops it.
+    # A sum differs where a term does; this term is always zero, and the compiler drops it.
     never = [(x.ravel()[:1] != x.ravel()[:1]).any() for x in leaves if _differs(x) and not _is_key(x)]
     zero = lambda dtype: functools.reduce(jnp.logical_or, never).astype(dtype)
     plus = lambda x: x | zero(bool) if x.dtype == bool else x + zero(x.dtype)
     return jax.tree.map(lambda x: x if _differs(x) == axes else plus(jnp.asarray(x)), tree)
 
-# %% ../../nbs/core/00_compact.ipynb #522d6202
+# %% ../../nbs/core/00_compact.ipynb #g
 def _take(tree, batched, index):
     return jax.tree.map(lambda x, b: x.at[index].get(mode="clip") if b else x, tree, batched)
 
 def _select_all(fn, mask, default, args, batched):
-    "Compute every row and select."
     new = jax.vmap(fn, in_axes=jax.tree.map(lambda b: 0 if b else None, batched))(*args)
     return jax.tree.map(lambda n, d: jnp.where(mask.reshape(mask.shape + (1,) * (d.ndim - 1)), n, d), new, default)
 
 def _loop_over_needed(fn, mask, default, args, batched):
     """Compute the true rows, a chunk at a time, and scatter them into `default`.
 
-    Chunks are small, a 128th of the batch: of a thousand worlds two to five end in a step, and what else is in a chunk is computed in vain. With a 32nd,
-    resets that draw a maze took 1.4 times as long and the others up to 1.1 times.
+    A chunk is a 128th of the batch: two to five of a thousand worlds end in a step, and the rest of a chunk is wasted.
+    With a 32nd, resets took up to 1.1 times as long, with mazes 1.4 times.
     """
     size = mask.shape[0]
     chunk = min(size, max(8, size // 128))
@@ -117,16 +117,14 @@ def _loop_over_needed(fn, mask, default, args, batched):
 
     return jax.lax.while_loop(lambda carry: carry[0].any(), body, (mask, default))[1]
 
-# %% ../../nbs/core/00_compact.ipynb #135508b1
 def _single(fn, mask, default, args, batched):
-    "A batch of one is a plain conditional."
     row = jax.tree.map(lambda x, b: x[0] if b else x, args, batched)
     out = jax.lax.cond(mask[0], lambda: fn(*row), lambda: jax.tree.map(lambda d: d[0], default))
     return jax.tree.map(lambda x: x[None], out)
 
-# %% ../../nbs/core/00_compact.ipynb #40506349
+# %% ../../nbs/core/00_compact.ipynb #h
 def _batched(fn, batched):
-    "`where_needed` for one batch axis; nested `vmap`s are folded into that axis."
+    "`where_needed` for one batch axis, into which nested `vmap`s are folded."
     @custom_vmap
     def call(mask, default, args):
         if mask.shape[0] == 0:
@@ -156,30 +154,29 @@ def _batched(fn, batched):
 
     return call
 
-# %% ../../nbs/core/00_compact.ipynb #b3f4d312
+# %% ../../nbs/core/00_compact.ipynb #i
 def _kinds(tree):
-    "For each leaf the kind of key it is, an empty string for other arrays."
     return jax.tree.map(lambda x: str(jax.random.key_impl(x)) if _is_key(x) else "", tree)
 
 def _as_keys(tree, kinds):
     return jax.tree.map(lambda x, kind: jax.random.wrap_key_data(x, impl=kind) if kind else x, tree, kinds)
 
-def _as_numbers(tree, known: dict):
-    "Keys as their numbers; a key that occurs twice is taken apart once."
+def _as_numbers(tree, known):
+    "Keys as numbers; a key that occurs twice is taken apart once."
     def numbers(x):
         if _is_key(x) and id(x) not in known:
             known[id(x)] = jax.random.key_data(x)
         return known[id(x)] if _is_key(x) else x
     return jax.tree.map(numbers, tree)
 
-# %% ../../nbs/core/00_compact.ipynb #8cafaef7
 @functools.lru_cache(maxsize=512)
 def where_needed(fn: Callable) -> Callable:
-    """`call(mask, default, *args)`: `fn(*args)` where `mask` is true, `default` elsewhere; cheap under `vmap` when `mask` is rarely true.
+    """`call(mask, default, *args)`: `fn(*args)` where `mask` is true, else `default`; cheap under `vmap` if that is
+    rare.
 
-    `fn` takes and returns pytrees of arrays for a single row and must not close over traced values; its result has the structure, shapes and
-    dtypes of `default`. Works under `jit`, `scan`, nested `vmap` and `shard_map`. The same `fn` gives the same `call`, so outside of `jit` only its first call compiles: pass a function that is defined
-    once, or a bound method, rather than a new lambda each time.
+    `fn` maps pytrees of arrays of a single row to the structure, shapes and dtypes of `default`, without closing over
+    traced values. Works under `jit`, `scan`, nested `vmap` and `shard_map`. Each new `fn` compiles outside of `jit`:
+    pass a function that is defined once, or a bound method.
     """
     def call(mask, default, *args):
         kinds, out_kinds, known = _kinds(args), _kinds(default), {}
@@ -189,12 +186,12 @@ def where_needed(fn: Callable) -> Callable:
     return call
 
 @functools.lru_cache(maxsize=512)
-def _on_numbers(fn: Callable, kinds: tuple, structure, platform: str):
-    "`where_needed` for arrays that are not keys; `kinds` says which of the arguments of `fn` are. Each platform has a program of its own."
+def _on_numbers(fn, kinds, structure, platform):
+    "`where_needed` without keys; `kinds` says which arguments of `fn` are keys. One program per platform."
     kinds = jax.tree.unflatten(structure, kinds)
     return _where_needed(jax.jit(lambda *numbers: vary_together(_as_numbers(fn(*_as_keys(numbers, kinds)), {}), *numbers)))
 
-def _where_needed(fn: Callable):
+def _where_needed(fn):
     @custom_vmap
     def call(mask, default, args):
         return jax.lax.cond(mask, lambda: fn(*args), lambda: default)

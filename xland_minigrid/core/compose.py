@@ -7,7 +7,7 @@ __all__ = ['MAX_PARTS', 'BUILT_IN', 'Composed', 'AllOf', 'AnyOf', 'Not', 'InOrde
            'as_goal', 'pad_table', 'MultiProduct', 'several', 'ExtendedTask', 'ExtendedState', 'extend_task',
            'all_declarations', 'pairs_anywhere', 'as_bits', 'begin', 'conditions', 'evaluate', 'evaluate_goal']
 
-# %% ../../nbs/core/08_compose.ipynb #eaf03bc9
+# %% ../../nbs/core/08_compose.ipynb #a
 from typing import NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from .rules import BaseRule, check_tiles, compile_rules, match_rules, numpy_or_j
 from .struct import PyTreeNode, field_names
 from .tiles import pack_pairs, unpack
 
-# %% ../../nbs/core/08_compose.ipynb #2858c433
+# %% ../../nbs/core/08_compose.ipynb #b
 class Composed:
     "A goal made of goals; see `AllOf`, `AnyOf`, `Not`, `InOrder`."
     OP: int
@@ -30,7 +30,7 @@ class Composed:
         self.table()
 
     def table(self) -> np.ndarray:
-        "The goal as data, see `compose`."
+        "See `compose`."
         return compose(self)
 
     def __eq__(self, other):
@@ -42,13 +42,12 @@ class Composed:
     def __repr__(self):
         return f"{type(self).__name__}({', '.join(map(_show, self.parts))})"
 
-def _show(part) -> str:
+def _show(part):
     if isinstance(part, Composed):
         return repr(part)
     values = ", ".join(str(tuple(np.asarray(getattr(part, f)).tolist())) for f in field_names(part))
     return f"{type(part).__name__}({values})"
 
-# %% ../../nbs/core/08_compose.ipynb #ff30c9ea
 _NONE, _EVENT, _CONDITION, _ALL, _ANY, _NOT, _ORDER = range(7)
 
 class AllOf(Composed):
@@ -64,16 +63,16 @@ class Not(Composed):
     OP = _NOT
 
 class InOrder(Composed):
-    "The parts have come true in this order, each at a later step than the one before."
+    "The parts come true in this order, each at a later step than the one before."
     OP = _ORDER
 
-# %% ../../nbs/core/08_compose.ipynb #bd397939
-MAX_PARTS = 32  # as many as a word has bits
+# %% ../../nbs/core/08_compose.ipynb #c
+MAX_PARTS = 32  # bits of a word
 
 def compose(goal) -> np.ndarray:
-    """A goal, plain or composed, as a table, uint32 `(K, 4)`; a plain one has one row and is checked as always.
+    """A goal, plain (one row, checked as always) or composed, as a table, uint32 `(K, 4)`.
 
-    Raises `TypeError` for what is no goal, `ValueError` for an empty combination, more than 32 parts, or an order within an order.
+    Raises `TypeError` for anything else, `ValueError` for an empty combination, over 32 parts, or an order in an order.
     """
     if isinstance(goal, BaseGoal):
         return np.array([_leaf(goal, _EVENT)], np.uint32)
@@ -84,20 +83,17 @@ def compose(goal) -> np.ndarray:
     return np.array(rows, np.uint32)
 
 def plain_encoding(object_, length: int) -> list[int]:
-    "As `encode` of a concrete goal or rule, as a list of Python integers padded to `length`; a hundred times as fast, since goals are composed and described one by one."
+    "`encode` of a concrete goal or rule as a padded list of ints; a hundred times as fast."
     values = [object_.ID, *(int(v) for f in field_names(object_) for v in np.ravel(getattr(object_, f)))]
     return values + [0] * (length - len(values))
 
-def _leaf(goal: BaseGoal, op: int) -> list:
-    "The row of a part that is not a combination."
+def _leaf(goal, op):
     goal_kinds.check(goal)
     check_tiles(goal)
     words = compile_goal(np.array(plain_encoding(goal, MAX_GOAL_ENCODING_LEN), np.uint8), goal_kinds.declared)
     return [*words.tolist(), op | goal.ID << 8, 0]
 
-# %% ../../nbs/core/08_compose.ipynb #66525d7f
-def _add(goal, rows: list, within_order: bool) -> int:
-    "Append the rows of a goal; returns the number of its own."
+def _add(goal, rows, within_order):
     if isinstance(goal, BaseGoal):
         rows.append(_leaf(goal, _CONDITION))
         return len(rows) - 1
@@ -112,13 +108,13 @@ def _add(goal, rows: list, within_order: bool) -> int:
     rows.append([0, 0, goal.OP, sum(1 << c for c in children if c < MAX_PARTS)])
     return len(rows) - 1
 
-def _flat(goal: Composed) -> list:
-    "The parts, those of an InOrder directly inside an InOrder taken out of it."
+def _flat(goal):
+    "The parts; an InOrder directly inside an InOrder is dissolved."
     return [p for part in goal.parts for p in (_flat(part) if goal.OP == _ORDER and isinstance(part, InOrder) else [part])]
 
-# %% ../../nbs/core/08_compose.ipynb #2c5e6a76
+# %% ../../nbs/core/08_compose.ipynb #d
 def decompose(table):
-    "The goal behind a concrete table `(K, 4)`: an object whose `table` is the same but for padding. Rows of padding are passed over."
+    "The goal behind a concrete table `(K, 4)`; padding is ignored."
     made, rows = [], np.asarray(table).astype(np.int64).tolist()
     while len(rows) > 1 and rows[-1] == [0, 0, _ANY, 1 << len(rows) - 2]:
         rows.pop()
@@ -129,7 +125,7 @@ def decompose(table):
 
 _COMBINATIONS = {cls.OP: cls for cls in (AllOf, AnyOf, Not, InOrder)}
 
-def _goal_of(first: int, second: int, identifier: int) -> BaseGoal:
+def _goal_of(first, second, identifier):
     cls = goal_kinds[identifier]
     tiles, place = [unpack(np.uint8(first >> s & 255)) for s in (16, 8)], np.array([second >> 16 & 255, second >> 24], np.uint8)
     looks = cls.looks
@@ -137,21 +133,23 @@ def _goal_of(first: int, second: int, identifier: int) -> BaseGoal:
     return cls(*values)
 
 def as_goal(table):
-    "The goal of a task, from its concrete table `(K, 4)`: a table that holds a plain goal as a condition, asked after every step, is what `AnyOf` makes of it."
+    """The goal of a task, from its table `(K, 4)`; a plain goal as a condition, asked after every step, becomes `AnyOf`
+    of it.
+    """
     goal = decompose(table)  # takes that AnyOf for padding
     return AnyOf(goal) if isinstance(goal, BaseGoal) and int(table[0][2]) & 255 == _CONDITION else goal
 
 def pad_table(table, length: int):
-    "A table with rows added that pass the answer on. Raises `ValueError` when it is longer already."
+    "A table with rows added that pass the answer on. Raises `ValueError` if it is longer."
     rows = table.shape[-2]
     if not rows <= length <= MAX_PARTS:
         raise ValueError(f"A goal with {rows} parts does not fit in {length}: pad to at least that, and to {MAX_PARTS} at most.")
     more = np.array([[0, 0, _ANY, 1 << i - 1] for i in range(rows, length)], np.uint32).reshape(-1, 4)
     return jnp.concatenate([jnp.asarray(table), jnp.broadcast_to(more, (*table.shape[:-2], length - rows, 4))], axis=-2)
 
-# %% ../../nbs/core/08_compose.ipynb #922ec93f
+# %% ../../nbs/core/08_compose.ipynb #e
 class MultiProduct(NamedTuple):
-    "A rule and its further products, made by `several`."
+    "A rule and its further products; see `several`."
     rule: BaseRule
     more: np.ndarray  # (2, 2), zeros for none
 
@@ -160,7 +158,7 @@ class MultiProduct(NamedTuple):
         return self.rule.encode()
 
 def several(rule: BaseRule, *products) -> MultiProduct:
-    "A rule that makes further things beside its own product: one or two (tile, colour) pairs. Raises `ValueError` for another number."
+    "A rule that also makes one or two further (tile, colour) things. Raises `ValueError` for other numbers."
     if not isinstance(rule, BaseRule):
         raise TypeError(f"{rule!r} is no rule: several(rule, product, ...) takes a rule first.")
     if not 1 <= len(products) <= 2:
@@ -171,12 +169,12 @@ def several(rule: BaseRule, *products) -> MultiProduct:
     more[:len(products)] = np.asarray(products)
     return MultiProduct(rule, more)
 
-# %% ../../nbs/core/08_compose.ipynb #9660db80
+# %% ../../nbs/core/08_compose.ipynb #f
 class ExtendedTask(PyTreeNode):
-    """The part of a task that goes beyond Tables 2 and 3.
+    """What of a task goes beyond Tables 2 and 3.
 
     Attributes:
-        rules: compiled rules, uint32 `(R, 2)`.
+        rules: compiled, uint32 `(R, 2)`.
         goals: the goal as a table, uint32 `(K, 4)`.
     """
     rules: jax.Array
@@ -187,20 +185,19 @@ class ExtendedState(PyTreeNode):
 
     Attributes:
         goals: as in the task.
-        pairs: uint32 scalar, bit i: the two tiles of part i lie beside each other; done: bit i: part i had its turn.
+        pairs, done: uint32 scalars; bit i: both tiles of part i lie beside each other; part i had its turn.
     """
     goals: jax.Array
     pairs: jax.Array
     done: jax.Array
 
-# %% ../../nbs/core/08_compose.ipynb #1092fbe9
 def extend_task(goal, rules, products=None, declared=None) -> ExtendedTask:
     """The extended form of a task.
 
     Args:
         goal: uint8 `(..., 5)`; rules: uint8 `(..., R, 7)`; products: further products, uint8 `(..., R, 2, 2)`.
-        declared: what the classes of rules and goals declare, uint32 `(2, 256, 3)` (`all_declarations`); required under `jit`, where a default would become a constant of the program. Otherwise, what is
-            registered at this moment.
+        declared: `all_declarations()`, by default of this moment; required under `jit`, where a default would become a
+            constant.
     Raises `TypeError` under `jit` without `declared`.
     """
     xp = numpy_or_jax(goal, rules, products, declared)
@@ -214,17 +211,17 @@ def extend_task(goal, rules, products=None, declared=None) -> ExtendedTask:
     return ExtendedTask(rules=compile_rules(rules, products, declared[0]), goals=row[..., None, :])
 
 def all_declarations() -> np.ndarray:
-    "What registered and built-in classes of rules and goals declare at this moment, as data, uint32 `(2, 256, 3)`."
+    "What all classes of rules and goals declare now, uint32 `(2, 256, 3)`."
     return np.stack([rule_kinds.declared, goal_kinds.declared])
 
 BUILT_IN = all_declarations()
 
-# %% ../../nbs/core/08_compose.ipynb #113e1d28
+# %% ../../nbs/core/08_compose.ipynb #g
 def _is_pair(table):
     return (table[..., 2] & 255 == _CONDITION) & (table[..., 0] >> 24 & 15 != 0)
 
 def pairs_anywhere(table, cells) -> jax.Array:
-    "Which rows of a table `(K, 4)` ask for two tiles that lie beside each other somewhere on the packed grid, as bits, uint32 scalar."
+    "Rows of a table `(K, 4)` whose two tiles lie beside each other on the packed grid, as bits, uint32 scalar."
     first = table[:, 0, None, None]
     a, b, around = cells == first >> 16 & 255, cells == first >> 8 & 255, first >> 24 & 15
     both = (a[:, 1:] & b[:, :-1], a[:, :, :-1] & b[:, :, 1:], a[:, :-1] & b[:, 1:], a[:, :, 1:] & b[:, :, :-1])  # b above, right, below, left
@@ -232,16 +229,15 @@ def pairs_anywhere(table, cells) -> jax.Array:
     return as_bits(found & _is_pair(table))
 
 def as_bits(bools) -> jax.Array:
-    "Bools `(K,)` as the bits of a uint32 scalar."
+    "Bools `(K,)` as bits of a uint32 scalar."
     return (bools.astype(jnp.uint32) << np.arange(bools.shape[0], dtype=np.uint32)).sum(dtype=jnp.uint32)
 
 def begin(task: ExtendedTask, cells) -> ExtendedState:
-    "The memory of a task at the start of a trial on a packed grid."
+    "The memory of a task when a trial starts on a packed grid."
     return ExtendedState(goals=task.goals, pairs=pairs_anywhere(task.goals, cells), done=jnp.uint32(0))
 
-# %% ../../nbs/core/08_compose.ipynb #f9a338ce
 def conditions(table, cells, position, direction, pocket, patch) -> jax.Array:
-    "Which rows of a table are conditions about the agent's surroundings, or a position, that hold; as bits, uint32 scalar."
+    "Rows of a table that hold, of those about the agent's surroundings or a position; as bits, uint32 scalar."
     second = table[:, 1]
     every_step = jnp.stack([table[:, 0], second | 63], axis=1)
     near = match_rules(every_step, jnp.int32(-1), pocket, patch, direction)
@@ -250,12 +246,11 @@ def conditions(table, cells, position, direction, pocket, patch) -> jax.Array:
     return as_bits(holds & (table[:, 2] & 255 == _CONDITION) & ~_is_pair(table))
 
 def evaluate(table, holds, done) -> tuple[jax.Array, jax.Array]:
-    """From top to bottom.
+    """Evaluate from top to bottom.
 
     Args:
-        table: uint32 `(K, 4)`; holds: the leaves that hold, as bits; done: the parts that had their turn, as bits.
-    Returns:
-        Whether the last row holds, bool scalar, and `done` afterwards.
+        table: uint32 `(K, 4)`; holds: leaves that hold, bits; done: parts that had their turn, bits.
+    Returns whether the last row holds, bool scalar, and `done` afterwards.
     """
     for i in range(table.shape[0]):
         op, parts = table[i, 2] & 255, table[i, 3]
@@ -267,13 +262,13 @@ def evaluate(table, holds, done) -> tuple[jax.Array, jax.Array]:
         holds = holds | value.astype(jnp.uint32) << i
     return holds >> (table.shape[0] - 1) & 1 == 1, done
 
-# %% ../../nbs/core/08_compose.ipynb #52d25ea2
+# %% ../../nbs/core/08_compose.ipynb #h
 def evaluate_goal(encoding, extended: ExtendedState | None, changed, cells, position, direction, pocket, patch, action) -> tuple[jax.Array, ExtendedState | None]:
     """Whether the goal is reached after a step, and the memory afterwards.
 
     Args:
-        encoding: the goal, uint8 `(5,)`; extended: takes its place where it is given.
-        changed: whether the map is another than before, bool scalar; the rest as in `goals.goal_reached`.
+        encoding: uint8 `(5,)`; extended: replaces it if given.
+        changed: whether the map changed, bool scalar; the rest as in `goals.goal_reached`.
     """
     if extended is None:
         return goal_reached(compile_goal(encoding), cells, position, direction, pocket, patch, action), None

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['checked_int', 'num_workers', 'in_threads', 'progress_bar', 'plain', 'json_line', 'append_lines', 'read_jsonl']
 
-# %% ../../nbs/core/00_helpers.ipynb #699ea5c8
+# %% ../../nbs/core/00_helpers.ipynb #a
 import contextlib
 import json
 import math
@@ -17,34 +17,37 @@ from pathlib import Path
 
 import numpy as np
 
-# %% ../../nbs/core/00_helpers.ipynb #8acbe91d
+# %% ../../nbs/core/00_helpers.ipynb #b
 def checked_int(name: str, value, least: int, most: int | None = None, error=ValueError) -> int:
-    "`value` as an int from `least` to `most` (no limit if None). Raises `error` with the `name` for anything else, bools and floats included."
+    "`value` as an int in range (no upper limit if None). Raises `error` for anything else, bools and floats too."
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < least or most is not None and value > most:
         raise error(f"{name} is {value!r}; an integer {f'of at least {least:,}' if most is None else f'from {least:,} to {most:,}'} is needed.")
     return int(value)
 
-# %% ../../nbs/core/00_helpers.ipynb #990784bc
+# %% ../../nbs/core/00_helpers.ipynb #c
 def num_workers() -> int:
-    "As many threads as there are cores, 8 at most."
+    "One thread per core, at most 8."
     return min(os.cpu_count() or 1, 8)
 
 def in_threads(work, items, workers: int | None = None) -> list:
-    "`work(item)` for all items, in order, by `workers` threads (`num_workers` unless given)."
+    "`work(item)` for all items, in order, in `workers` threads (default `num_workers`)."
     with ThreadPoolExecutor(workers or num_workers()) as pool:
         return list(pool.map(work, items))
 
-# %% ../../nbs/core/00_helpers.ipynb #752aeff0
+# %% ../../nbs/core/00_helpers.ipynb #d
 def progress_bar(total: int, shown: bool, label: str, unit: str = "tasks", initial: int = 0):
-    "A progress bar (tqdm), or a silent one unless `shown`; a context manager with `update`."
+    "A tqdm bar, silent unless `shown`; a context manager with `update`."
     from tqdm import tqdm
     if shown:
         from tqdm.auto import tqdm
     return tqdm(total=total, initial=initial, desc=label, unit=f" {unit}", unit_scale=True, disable=not shown)
 
-# %% ../../nbs/core/00_helpers.ipynb #6fb8bd6e
+# %% ../../nbs/core/00_helpers.ipynb #e
 def plain(value, depth: int = 16):
-    "Anything as what JSON can hold: NaN and infinities become None, sets are sorted, other objects become their repr. Structures deeper than `depth` are cut off."
+    """Anything as JSON can hold it: NaN and infinity become None, sets are sorted, other objects their repr.
+
+    Deeper than `depth` is cut off.
+    """
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (int, np.integer)):
@@ -65,13 +68,12 @@ def json_line(value) -> str:
     "`plain(value)` as JSON on one line."
     return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
 
-# %% ../../nbs/core/00_helpers.ipynb #f7142bba
+# %% ../../nbs/core/00_helpers.ipynb #f
 @contextlib.contextmanager
-def _locked(descriptor: int):
-    "Hold a lock on an open file, where the platform has one."
+def _locked(descriptor):
     try:
         import fcntl
-    except ImportError:  # Windows: appending at the end is all there is
+    except ImportError:  # Windows
         yield
         return
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -81,11 +83,14 @@ def _locked(descriptor: int):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 def append_lines(path, lines: Iterable[str]) -> Path:
-    "Append whole lines to a file, which is made if it is missing. Safe when several threads or processes do so at once. Raises `OSError`; nothing is written then."
+    """Append whole lines to a file, made if missing; safe among threads and processes.
+
+    Raises `OSError`, and then writes nothing.
+    """
     path, lines = Path(path).expanduser(), list(lines)
     if any("\n" in line for line in lines):
         raise ValueError("A line holds a line break: give each line by itself.")
-    data = "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace")  # half a surrogate pair becomes \udXXX, which is valid JSON
+    data = "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace")  # half a surrogate pair: \udXXX
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
     try:
@@ -95,8 +100,8 @@ def append_lines(path, lines: Iterable[str]) -> Path:
         os.close(file)
     return path
 
-def _append(file: int, data: bytes) -> None:
-    "Write at the end of a file, all or nothing; a last line without an end is ended first."
+def _append(file, data):
+    "Write at the end of a file, all or nothing; ends an unfinished last line first."
     size = os.lseek(file, 0, os.SEEK_END)
     if size:
         os.lseek(file, size - 1, os.SEEK_SET)
@@ -108,9 +113,9 @@ def _append(file: int, data: bytes) -> None:
         os.ftruncate(file, size)
         raise
 
-# %% ../../nbs/core/00_helpers.ipynb #c43ff652
+# %% ../../nbs/core/00_helpers.ipynb #g
 def read_jsonl(path) -> list[dict]:
-    "The objects in a file of JSON lines. Torn lines, which a process leaves that dies while it writes, are left out with a warning. Raises `OSError`."
+    "The objects in a file of JSON lines; torn lines are left out with a warning. Raises `OSError`."
     found, torn = [], 0
     for line in filter(bytes.strip, Path(path).expanduser().read_bytes().split(b"\n")):
         try:

@@ -6,7 +6,7 @@
 __all__ = ['LEVELS', 'thing_name', 'plain_words', 'kind_name', 'placeholder', 'describe_goal', 'describe_rule',
            'further_products', 'declared_since', 'goal_of', 'asked_after', 'describe_ruleset', 'ruleset_to_dict']
 
-# %% ../../nbs/core/09_language.ipynb #838a4232
+# %% ../../nbs/core/09_language.ipynb #a
 import re
 from functools import lru_cache
 from typing import NamedTuple
@@ -19,46 +19,43 @@ from .rules import NUM_RULES, BaseRule, Registry, compile_rules, rule_kinds
 from .struct import field_names
 from .tiles import COLOR_NAMES, TILE_NAMES, Colors, Tiles, tile_name, unpack
 
-# %% ../../nbs/core/09_language.ipynb #574b29a3
+# %% ../../nbs/core/09_language.ipynb #b
 _SIDES = ("above", "to the right of", "below", "to the left of")
 
 def thing_name(tile: int, color: int) -> str:
-    "As `tile_name`, and no two cells are named alike: `'red ball'`, `'nothing'`, `'nothing coloured red'`. Raises `ValueError` for numbers outside Table 1."
+    "`tile_name`, but unique: `'nothing coloured red'` is not `'nothing'`. Raises `ValueError` outside Table 1."
     name = tile_name(tile, color)
     return f"{name} coloured {COLOR_NAMES[color]}" if tile <= Tiles.EMPTY and color != tile else name
 
-def _thing(pair) -> str:
-    "A tile with its article: `a red ball`, `an orange key`."
+def _thing(pair):
     name = thing_name(int(pair[0]), int(pair[1]))
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
-# %% ../../nbs/core/09_language.ipynb #c0639321
+# %% ../../nbs/core/09_language.ipynb #c
 _ARTICLE = re.compile(rf"\b(?:an?|the) (?=(?:{'|'.join(COLOR_NAMES)}) (?:{'|'.join(TILE_NAMES[Tiles.FLOOR:])})\b|end of map\b|unseen\b|nothing\b)")
 
 def plain_words(text: str) -> str:
-    "A text as words only: lower case, single spaces, no full stops or colons, no articles before things."
+    "A text as words only: lower case, single spaces, no punctuation, no articles before things."
     return _ARTICLE.sub("", " ".join(re.sub(r"[.;:!?\"]", " ", text.lower()).split()))
 
-# %% ../../nbs/core/09_language.ipynb #86d2dc9d
+# %% ../../nbs/core/09_language.ipynb #d
 _AFTER = ("moving", "turning clockwise", "turning counter-clockwise", "picking up", "putting down", "toggling")
 _CELLS = ("under you", "in front of you", "to your right", "behind you", "to your left", "two cells ahead of you", "ahead of you to the right",
           "ahead of you to the left")
 
-def _listed(words, last: str = "or") -> str:
+def _listed(words, last="or"):
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
-def _chosen(bits: int, words) -> list:
+def _chosen(bits, words):
     return [w for i, w in enumerate(words) if bits >> i & 1]
 
-def _place(looks) -> str:
-    "Where the first tile is."
+def _place(looks):
     if looks.near:
         return "next to you" if looks.near == 15 else f"directly {_listed(_chosen(looks.near, _SIDES))} you"
     return _listed(_chosen(looks.cells, _CELLS)) if looks.cells else "in your hands"
 
-# %% ../../nbs/core/09_language.ipynb #0d34f05b
-def _declared_scene(item) -> str:
-    "What has to be where for a registered rule or goal, from its declaration."
+# %% ../../nbs/core/09_language.ipynb #e
+def _declared_scene(item):
     looks, (a, *rest) = item.looks, [np.asarray(getattr(item, f)) for f in field_names(item)]
     if looks.at == 1:
         return f"you at row {a[0]}, column {a[1]}"
@@ -70,17 +67,16 @@ def _declared_scene(item) -> str:
     tool = f" while you carry {_thing(rest[0])}{' (which is used up)' * (looks.tool == 2)}" if looks.tool else ""
     return f"{_thing(a)} {_place(looks)}{tool}"
 
-def _declared_when(item) -> str:
+def _declared_when(item):
     actions = sorted(int(a) for a in item.when)
     return "each step" if len(actions) == 6 else _listed([_AFTER[a] for a in actions])
 
 def kind_name(registry: Registry, cls: type) -> str:
-    "The name of a class of rules or goals, with its identifier if another class is called the same."
+    "The name of a class of rules or goals, with its identifier if it has namesakes."
     namesakes = [c for c in registry.classes.values() if c.__name__.lower() == cls.__name__.lower()]
     return cls.__name__ if len(namesakes) == 1 else f"{cls.__name__} {cls.ID}"
 
-def _own_words(item, part: bool = False) -> str:
-    "What a registered rule or goal says of itself, on one line."
+def _own_words(item, part=False):
     if hasattr(item, "describe"):
         return " ".join(str(item.describe()).split())
     if isinstance(item, BaseGoal):
@@ -88,51 +84,49 @@ def _own_words(item, part: bool = False) -> str:
     product, s = np.asarray(item.prod_tile), "" if item.looks.pair else "s"
     return f"after {_declared_when(item)}, {_declared_scene(item)}{': together they' * (item.looks.pair > 0)} {_becomes(product, s)}"
 
-def _becomes(product, s: str = "s") -> str:
-    "What an input turns into; a product of black floor means that it is gone."
+def _becomes(product, s="s"):
+    "What an input becomes; black floor means that it disappears."
     gone = int(product[0]) == Tiles.FLOOR and int(product[1]) == Colors.BLACK
     return f"disappear{s}" if gone else f"become{s} {_thing(product)}"
 
-# %% ../../nbs/core/09_language.ipynb #2787670f
+# %% ../../nbs/core/09_language.ipynb #f
 def placeholder(cls: type, product=(Tiles.STAR, Colors.PINK)):
-    "A rule or goal of a class about a red ball, a blue key and row 83, column 97: what it says shows where its tiles stand in the sentence."
+    "A rule or goal of a class about a red ball, a blue key, and row 83, column 97."
     tiles = iter([(Tiles.BALL, Colors.RED), (Tiles.KEY, Colors.BLUE)])
     return cls(*[np.array(product if f.startswith("prod_") else (83, 97) if f == "position" else next(tiles), np.uint8) for f in field_names(cls)])
 
-def _placeholder_words(cls: type, part: bool) -> str:
-    "What a class of rules or goals says of its placeholder, as plain words."
+def _placeholder_words(cls, part):
     item, goal = placeholder(cls), issubclass(cls, BaseGoal)
     if cls.ID < (NUM_GOALS if goal else NUM_RULES):
         return plain_words(describe_goal(item) if goal else describe_rule(item))
     return plain_words(_own_words(item, part))
 
 @lru_cache(maxsize=1024)
-def _is_said_before(cls: type, part: bool, classes: tuple) -> bool:
-    "Whether one of the `classes` has the words of `cls` and goes before it. (They are an argument because the answer depends on what is registered.)"
+def _is_said_before(cls, part, classes):
+    "Whether one of the `classes`, an argument because it changes, has the words of `cls` and goes before it."
     return any(_placeholder_words(cls, part) == _placeholder_words(c, part) for c in classes if 0 < c.ID < cls.ID)
 
-def _describe_registered(item, part: bool = False) -> str:
-    "The words of a registered rule or goal, and its name where they are not its alone."
+def _describe_registered(item, part=False):
     registry = goal_kinds if isinstance(item, BaseGoal) else rule_kinds
     said = _is_said_before(type(item), part, tuple(registry.classes.values()))
     return _own_words(item, part) + (f" ({kind_name(registry, type(item))})" if said else "")
 
-# %% ../../nbs/core/09_language.ipynb #e60b986c
+# %% ../../nbs/core/09_language.ipynb #g
 _GOALS = ("nothing (this goal is never reached)", "hold {a}", "stand on {a}", "stand next to {a}", "put {a} and {b} next to each other", "stand at row {a[0]}, column {a[1]}",
           "have {a} at row {b[0]}, column {b[1]}", *(f"have {{b}} directly {side} {{a}}" for side in _SIDES), *(f"stand so that {{a}} is directly {side} you" for side in _SIDES))
 _RULES = ("nothing happens (placeholder)", "{a} in your hands {becomes}", "{a} next to you {becomes}", "{a} and {b} next to each other {become}",
           *(f"{{b}} directly {side} {{a}}: together they {{become}}" for side in _SIDES), *(f"{{a}} directly {side} you {{becomes}}" for side in _SIDES))
 
 class _Pair(list):
-    "A (tile, colour) or a (row, column); as text a thing with its article."
+    "A (tile, colour) or (row, column); as text a thing with its article."
     def __str__(self):
         return _thing(self)
 
 def describe_goal(goal, part: bool = False) -> str:
-    """A goal as an English clause, for example `'hold a red ball'`.
+    """A goal as an English clause, such as `'hold a red ball'`.
 
-    Takes an encoding `(5,)`, a goal, or a composed goal; `part` says that it is part of one, and so asked after every step. Raises `ValueError` for an
-    unknown identifier.
+    Takes an encoding `(5,)`, a goal or a composed goal; `part`: of a composed one, so asked after every step.
+    Raises `ValueError` for an unknown identifier.
     """
     if isinstance(goal, Composed):
         return _describe_composed(goal)
@@ -141,16 +135,15 @@ def describe_goal(goal, part: bool = False) -> str:
         return _describe_registered(goal_kinds[g[0]].decode(np.array(g, np.uint8)), part)
     return _GOALS[g[0]].format(a=_Pair(g[1:3]), b=_Pair(g[3:5]))
 
-# %% ../../nbs/core/09_language.ipynb #8759b325
+# %% ../../nbs/core/09_language.ipynb #h
 _JOINTS = re.compile(r"\b(?:or|then|first|not|same time|all of|any of)\b")
 
-def _describe_part(goal) -> str:
-    "A part of a composed goal, in brackets where it could be taken for something else."
+def _describe_part(goal):
     words = describe_goal(goal, part=True)
     in_words_of_its_own = isinstance(goal, BaseGoal) and goal.ID >= NUM_GOALS and _JOINTS.search(words.lower())
     return f"({words})" if isinstance(goal, (AllOf, AnyOf, InOrder)) or in_words_of_its_own else words
 
-def _describe_composed(goal: Composed) -> str:
+def _describe_composed(goal):
     parts = [_describe_part(p) for p in goal.parts]
     if isinstance(goal, InOrder):
         return f"first {', then '.join(parts)}"
@@ -160,11 +153,13 @@ def _describe_composed(goal: Composed) -> str:
         return f"{'all' if isinstance(goal, AllOf) else 'any'} of ({describe_goal(goal.parts[0], part=True)})"
     return (" and at the same time " if isinstance(goal, AllOf) else " or ").join(parts)
 
-# %% ../../nbs/core/09_language.ipynb #cde12b6f
+# %% ../../nbs/core/09_language.ipynb #i
 def describe_rule(encoding, more=()) -> str:
-    """A rule as an English sentence without its full stop. Raises `ValueError` for an unknown identifier.
+    """A rule as an English sentence without its full stop.
 
-    Takes an encoding `(7,)`, a rule, or one with several products. `more` are further products, (tile, colour) pairs; zeros are none.
+    Takes an encoding `(7,)`, a rule, or one with several products; `more`: further (tile, colour) products, zeros for
+    none.
+    Raises `ValueError` for an unknown identifier.
     """
     if isinstance(encoding, MultiProduct):
         encoding, more = encoding.rule, encoding.more
@@ -180,39 +175,40 @@ def describe_rule(encoding, more=()) -> str:
     product = c if rule_kinds.two[r[0]] else b
     return _RULES[r[0]].format(a=a, b=b, becomes=_becomes(product), become=_becomes(product, "")) if r[0] else _RULES[0]
 
-# %% ../../nbs/core/09_language.ipynb #46928f7b
-def _sentence(clause: str) -> str:
+# %% ../../nbs/core/09_language.ipynb #j
+def _sentence(clause):
     return clause[0].upper() + clause[1:] + "."
 
 def further_products(rules) -> np.ndarray:
-    "What concrete compiled rules `(R, 2)` make beyond their first product, uint8 `(R, 2, 2)`; zeros for none."
+    "Products beyond the first of concrete compiled rules `(R, 2)`, uint8 `(R, 2, 2)`; zeros for none."
     second = np.asarray(rules)[:, 1]
     return unpack(np.stack([second >> 16 & 255, second >> 24], axis=1).astype(np.uint8))
 
 def declared_since(ruleset) -> bool:
-    "Whether a class was registered again after an extended task was made, and its rules now say something else."
+    "Whether classes were registered again since an extended task was made, with other rules."
     now, then = compile_rules(np.asarray(ruleset.rules), declared=rule_kinds.declared), np.asarray(ruleset.extended.rules)
     return bool((now[:, 0] != then[:, 0]).any() or ((now[:, 1] ^ then[:, 1]) & 0xFFFF).any())
 
 def goal_of(ruleset):
-    "The goal of one task: its encoding `(5,)`, or an object where `extended` holds a composed or registered one."
+    "The goal of a task: its encoding `(5,)`, or an object for an extended task."
     extended = getattr(ruleset, "extended", None)
     return ruleset.goal if extended is None else as_goal(extended.goals)
 
-# %% ../../nbs/core/09_language.ipynb #40978623
+# %% ../../nbs/core/09_language.ipynb #k
 _REGISTERED_ANEW = "(a class was registered anew after this task was made: the task keeps to what it said before)"
 
 class _Told(NamedTuple):
-    "A task taken apart into what there is to say: the goal, the rules with their further products, the clauses about them, the names of the objects."
+    "A task taken apart: goal, rules with further products, their clauses, names of the objects."
     goal: object
     rules: list
     clauses: list
     things: list
 
-def _tell(ruleset) -> _Told:
+def _tell(ruleset):
     "Raises `ValueError` for a batch of tasks."
     if np.ndim(ruleset.goal) != 1:
-        raise ValueError(f"This is a batch of tasks (goal {np.shape(ruleset.goal)}): describe one at a time, for example jax.tree.map(lambda x: x[0], rulesets).")
+        raise ValueError(f"This is a batch of tasks (goal {np.shape(ruleset.goal)}): describe one at a time, such as "
+                         "jax.tree.map(lambda x: x[0], rulesets).")
     extended, rows = getattr(ruleset, "extended", None), np.asarray(ruleset.rules).reshape(-1, 7)
     more = np.zeros((len(rows), 2, 2)) if extended is None else further_products(extended.rules)
     rules = [(row, others) for row, others in zip(rows, more) if row[0] != 0]
@@ -222,28 +218,28 @@ def _tell(ruleset) -> _Told:
     tiles = np.asarray(ruleset.init_tiles).reshape(-1, 2)
     return _Told(goal_of(ruleset), rules, clauses, [_thing(t) for t in tiles if t[0] not in (Tiles.END_OF_MAP, Tiles.EMPTY)])
 
-# %% ../../nbs/core/09_language.ipynb #2f952c37
-def _full(told: _Told) -> str:
+# %% ../../nbs/core/09_language.ipynb #l
+def _full(told):
     lines = [f"Your goal: {describe_goal(told.goal)}."]
     lines += ["In this world nothing ever changes by itself." if not told.clauses else "In this world:"]
     lines += [f"  {i}. {_sentence(clause)}" for i, clause in enumerate(told.clauses, 1)]
     return "\n".join([*lines, f"At the start there are: {', '.join(told.things) or 'no objects'}."])
 
-def _goal_only(told: _Told) -> str:
+def _goal_only(told):
     return f"Your goal: {describe_goal(told.goal)}."
 
-def _short(told: _Told) -> str:
+def _short(told):
     bare = lambda words: _ARTICLE.sub("", words)
     lines = [f"Goal: {describe_goal(told.goal)}", *(f"{i}. {clause}" for i, clause in enumerate(told.clauses, 1))]
     return bare("\n".join([*lines, f"Objects: {', '.join(told.things) or 'none'}"]))
 
-def _story(told: _Told) -> str:
+def _story(told):
     room = f"a room with {_listed(told.things, 'and')}" if told.things else "an empty room"
     clauses = [_sentence(clause.replace(". ", "; ")) for clause in told.clauses] or ["Nothing ever changes by itself."]
     return " ".join([f"You are in {room}.", *clauses, f"Your goal: {describe_goal(told.goal)}."])
 
 def asked_after(goal_or_rule) -> str:
-    "After which actions a rule or goal (an object, a class or an encoding) is asked, for example `'moving or putting down'`; composed goals, and their parts, after `'each step'`."
+    "The actions after which a rule or goal (object, class or encoding) is asked, such as `'moving or putting down'`."
     item = goal_or_rule
     if isinstance(item, Composed):
         return "each step"
@@ -251,36 +247,36 @@ def asked_after(goal_or_rule) -> str:
         item = (goal_kinds if len(item) == 5 else rule_kinds)[item[0]]
     return _declared_when(item) if item.when else ""
 
-def _with_when(words: str, item) -> str:
-    "The words, and after which actions it is asked, if they do not say so themselves."
+def _with_when(words, item):
+    "The words, with the actions after which it is asked unless they say so."
     when = asked_after(item)
     says_so = not when or f"(asked after {when})" in words or words.startswith(f"after {when}, ")
     return words if says_so else f"{words} (asked after {when})"
 
-def _precise(told: _Told) -> str:
+def _precise(told):
     clauses = [_with_when(clause, rule[0]) for clause, rule in zip(told.clauses, told.rules)]
     goal = f"Your goal: {_with_when(describe_goal(told.goal), told.goal)}."
     return "\n".join([goal, *_full(told._replace(goal=np.zeros(5), clauses=clauses + told.clauses[len(clauses):])).split("\n")[1:]])
 
-# %% ../../nbs/core/09_language.ipynb #fa1e2278
+# %% ../../nbs/core/09_language.ipynb #m
 LEVELS = {"full": _full, "short": _short, "precise": _precise, "story": _story, "goal": _goal_only}
 
 def describe_ruleset(ruleset, level: str = "full") -> str:
     """A whole task in English.
 
     Args:
-        ruleset: anything with `goal (5,)`, `rules (R, 7)`, `init_tiles (N, 2)` and perhaps `extended` (an `ExtendedTask`).
-        level: `"full"` numbered sentences, goal first; `"short"` the same without articles, for readers who pay by the word; `"precise"` as full, with the actions after which
-            each is asked; `"story"` one paragraph, objects first and the goal last; `"goal"` one line, what an agent that has to find out the rest may know.
-    All but `"goal"` say everything that the task holds (but rows of padding), and `parse.parse_ruleset` reads them back. Raises `ValueError` for another level or a batch of tasks.
+        ruleset: has `goal (5,)`, `rules (R, 7)`, `init_tiles (N, 2)` and perhaps `extended`.
+        level: `"full"`: numbered sentences, goal first; `"short"`: the same without articles; `"precise"`: full, with
+            the actions after which each is asked; `"story"`: one paragraph, goal last; `"goal"`: one line.
+    All but `"goal"` tell the whole task, and `parse.parse_ruleset` reads them back. Raises `ValueError` for another
+    level or a batch of tasks.
     """
     if level not in LEVELS:
         raise ValueError(f"There is no level {level!r}: choose from {', '.join(LEVELS)}.")
     return LEVELS[level](_tell(ruleset))
 
-# %% ../../nbs/core/09_language.ipynb #fe5ab886
-def _as_dict(item) -> dict:
-    "A goal or a rule by names."
+# %% ../../nbs/core/09_language.ipynb #n
+def _as_dict(item):
     if isinstance(item, Composed):
         return {"kind": type(item).__name__, "parts": [_as_dict(part) for part in item.parts]}
     registry = goal_kinds if isinstance(item, BaseGoal) else rule_kinds
@@ -288,9 +284,10 @@ def _as_dict(item) -> dict:
     return {"kind": kind_name(registry, type(item)), **{f: v if f == "position" else thing_name(*v) for f, v in values.items()}}
 
 def ruleset_to_dict(ruleset) -> dict:
-    """A task as a dictionary that JSON can hold: `goal`, `rules` and `objects` by the names of classes, fields and tiles.
+    """A task as a dictionary for JSON: `goal`, `rules` and `objects` by names of classes, fields and tiles.
 
-    A rule's further products are its `more`; rows of padding are left out. Raises `ValueError` for a batch of tasks, and for one whose classes were registered anew since.
+    Further products are `more`; padding is left out. Raises `ValueError` for a batch, or if a class was registered
+    anew.
     """
     told, goal = _tell(ruleset), goal_of(ruleset)
     if told.clauses[-1:] == [_REGISTERED_ANEW]:

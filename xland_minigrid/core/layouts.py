@@ -7,7 +7,7 @@ __all__ = ['DOOR_COLORS', 'GRID_TYPES', 'PROCEDURAL', 'Layout', 'valid_size', 'c
            'sample_without_replacement', 'draw_once', 'key_size', 'draw_doors', 'pad_layout', 'stack_layouts',
            'check_layout']
 
-# %% ../../nbs/core/03_layouts.ipynb #b03158b6
+# %% ../../nbs/core/03_layouts.ipynb #a
 import functools
 
 import jax
@@ -18,18 +18,18 @@ from .compact import take
 from .struct import PyTreeNode
 from .tiles import END_OF_MAP, FLOOR, WALL, Colors, Tiles, pack_pairs
 
-# %% ../../nbs/core/03_layouts.ipynb #c8c53962
+# %% ../../nbs/core/03_layouts.ipynb #b
 DOOR_COLORS = np.array([Colors.RED, Colors.GREEN, Colors.BLUE, Colors.PURPLE, Colors.YELLOW, Colors.GREY], dtype=np.uint8)
 
 class Layout(PyTreeNode):
-    """A layout: where walls stand, where things may be put, and where each door may be. Arrays of NumPy or JAX, also traced or batched.
+    """Where walls stand, where things may be put, and where each door may be. NumPy or JAX, also traced or batched.
 
     Attributes:
-        cells: walls and floor, packed uint8 `(height, width)`; END_OF_MAP where the array is larger than the layout.
-        free: flat indices of the floor cells, int32 `(F,)`; after the first `num_free` the last one repeats.
-        doors: for each door the flat indices it may take, int32 `(D, P)`; only the first `num_places` of a row count.
-        num_free: number of floor cells, int32 scalar.
-        num_places: how many places each door has, int32 `(D,)`; 0 after the last door.
+        cells: walls and floor, packed uint8 `(height, width)`; END_OF_MAP beyond the layout.
+        free: flat indices of floor cells, int32 `(F,)`; after the first `num_free` the last one repeats.
+        doors: flat indices that each door may take, int32 `(D, P)`.
+        num_free: int32 scalar.
+    num_places: how many places of each door count, int32 `(D,)`; 0 for no door.
     """
     cells: np.ndarray
     free: np.ndarray
@@ -37,12 +37,12 @@ class Layout(PyTreeNode):
     num_free: np.ndarray
     num_places: np.ndarray
 
-# %% ../../nbs/core/03_layouts.ipynb #4796ffd3
+# %% ../../nbs/core/03_layouts.ipynb #c
 GRID_TYPES = ("R1", "R2", "R4", "R6", "R9")
-PROCEDURAL = ("Maze", "Rooms")  # other at every reset
+PROCEDURAL = ("Maze", "Rooms")  # different at every reset
 
 def valid_size(grid_type: str, height: int, width: int) -> bool:
-    "Whether the layout exists at this size; sides are at most 255, the largest coordinate that a goal can encode."
+    "Whether the layout exists at this size; coordinates that goals can encode end at 255."
     n, square, odd = height, height == width, height % 2 == width % 2 == 1
     fits = {
         "R1": height >= 3 and width >= 3,
@@ -55,9 +55,8 @@ def valid_size(grid_type: str, height: int, width: int) -> bool:
     }
     return fits[grid_type] and max(height, width) <= 255
 
-# %% ../../nbs/core/03_layouts.ipynb #098a64c8
 def check_size(grid_type: str, height: int, width: int) -> None:
-    "Raise `ValueError` with the valid choices when the layout or its size does not exist."
+    "Raise `ValueError` with the valid choices unless layout and size exist."
     if grid_type not in GRID_TYPES + PROCEDURAL:
         raise ValueError(f"Unknown grid_type {grid_type!r}: choose one of {', '.join(GRID_TYPES + PROCEDURAL)}.")
     if not valid_size(grid_type, height, width):
@@ -66,7 +65,7 @@ def check_size(grid_type: str, height: int, width: int) -> None:
                          f"{'' if grid_type == 'R6' else ' and so on'}{' (or a rectangle)' if grid_type in ('R1', 'R2') else ''}"
                          f"{' (or a rectangle of odd sides)' if grid_type in PROCEDURAL else ''}.")
 
-# %% ../../nbs/core/03_layouts.ipynb #4e1b2e66
+# %% ../../nbs/core/03_layouts.ipynb #d
 def _walls(height, width, rows=(), cols=()):
     cells = np.full((height, width), FLOOR, np.uint8)
     cells[[0, -1, *rows]] = WALL
@@ -85,7 +84,7 @@ def _four_rooms(h, w):
              [(o, mid) for o in offsets], [(mid + o, mid) for o in offsets]]
     return _walls(h, w, rows=(mid,), cols=(mid,)), doors
 
-# %% ../../nbs/core/03_layouts.ipynb #da5a390e
+# %% ../../nbs/core/03_layouts.ipynb #e
 def _six_rooms(h, w):
     left, right, third = w // 2 - 2, w // 2 + 2, h // 3
     cells = _walls(h, w, cols=(left, right))
@@ -104,29 +103,23 @@ def _nine_rooms(h, w):
                 doors.append([((j + 1) * side, i * side + o) for o in range(1, side)])
     return _walls(h, w, rows=(side, 2 * side), cols=(side, 2 * side)), doors
 
-# %% ../../nbs/core/03_layouts.ipynb #c6fad43d
 @functools.lru_cache(maxsize=None)
 def layout(grid_type: str, height: int, width: int) -> Layout:
-    "The constants of a layout (NumPy arrays). Raises `ValueError` for a size it does not have, and for layouts that are drawn."
+    "The constants of a layout (NumPy). Raises `ValueError` for an impossible size and for layouts that are drawn."
     check_size(grid_type, height, width)
     if grid_type in PROCEDURAL:
-        raise ValueError(f"{grid_type} is drawn anew at every reset and has no constants: draw one with "
-                         f"core.mazes.random_{grid_type.lower()}(key, ...).")
+        raise ValueError(f"{grid_type} is drawn at every reset: use core.mazes.random_{grid_type.lower()}(key, ...).")
     build = {"R1": _one_room, "R2": _two_rooms, "R4": _four_rooms, "R6": _six_rooms, "R9": _nine_rooms}[grid_type]
     cells, doors = build(height, width)
     flat = np.array([[y * width + x for y, x in door] for door in doors] or np.empty((0, 1)), np.int32)
     free = np.flatnonzero(cells.ravel() == FLOOR).astype(np.int32)
     return Layout(cells=cells, free=free, doors=flat, num_free=np.int32(len(free)), num_places=np.full(len(flat), flat.shape[1], np.int32))
 
-# %% ../../nbs/core/03_layouts.ipynb #79f58231
+# %% ../../nbs/core/03_layouts.ipynb #f
 def sample_without_replacement(bits: jax.Array, size: int) -> jax.Array:
-    """`n` distinct numbers below `size`, uniform over all ordered choices.
+    """`n` distinct numbers below `size`, uniform over all ordered choices; int32 `(n,)`.
 
-    Args:
-        bits: uint32 `(n,)`, uniform random bits.
-        size: how many numbers there are. Where `n > size`, the numbers after the first `size` are arbitrary.
-    Returns:
-        int32 `(n,)`.
+    bits: uniform random bits, uint32 `(n,)`. Where `n > size`, the numbers after the first `size` are arbitrary.
     """
     n = bits.shape[0]
     slots = np.arange(n, dtype=np.int32)
@@ -136,26 +129,23 @@ def sample_without_replacement(bits: jax.Array, size: int) -> jax.Array:
         chosen = chosen + ((slots > i) & (chosen >= ranks[i])).astype(jnp.int32)
     return chosen
 
-# %% ../../nbs/core/03_layouts.ipynb #d3899b58
+# %% ../../nbs/core/03_layouts.ipynb #g
 def draw_once(key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    "A fresh key and `count` random uint32 from one call of the generator: half the work of splitting first."
+    "A fresh key and `count` random uint32 from one call of the generator, half the work of splitting."
     words = key_size(key)
     bits = jax.random.bits(key, (words + count,), jnp.uint32)
     return jax.random.wrap_key_data(bits[:words], impl=jax.random.key_impl(key)), bits[words:]
 
 def key_size(key: jax.Array) -> int:
-    "How many 32-bit words a typed key is made of."
+    "32-bit words of a typed key."
     return jax.eval_shape(jax.random.key_data, key).shape[-1]
 
-# %% ../../nbs/core/03_layouts.ipynb #c0817382
+# %% ../../nbs/core/03_layouts.ipynb #h
 def draw_doors(plan: Layout, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Where the doors of a layout stand today.
+    """Doors of an unbatched layout with `D` doors.
 
-    Args:
-        plan: a layout with `D` doors, unbatched.
-        bits: uint32 `(2, D)`, uniform random bits for places and colours.
-    Returns:
-        Flat indices int32 `(D,)`, `height * width` for a door that does not exist, and packed tiles uint8 `(D,)`.
+    bits: uniform random bits for places and colours, uint32 `(2, D)`.
+    Returns flat indices int32 `(D,)`, `height * width` for no door, and packed tiles uint8 `(D,)`.
     """
     places = jnp.maximum(jnp.asarray(plan.num_places), 1).astype(jnp.uint32)
     first = np.arange(plan.doors.shape[0], dtype=np.int32) * plan.doors.shape[1]
@@ -163,24 +153,22 @@ def draw_doors(plan: Layout, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
     color = take(DOOR_COLORS, (bits[1] % np.uint32(len(DOOR_COLORS))).astype(jnp.int32))
     return jnp.where(plan.num_places > 0, where, plan.cells.size), np.uint8(Tiles.DOOR_CLOSED << 4) | color
 
-# %% ../../nbs/core/03_layouts.ipynb #f15a6dbe
-def _longer(x, size: int, mode: str = "constant"):
-    "The last axis padded at its end."
+# %% ../../nbs/core/03_layouts.ipynb #i
+def _longer(x, size, mode="constant"):
     xp = np if isinstance(x, np.ndarray) else jnp
     return xp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])], mode)
 
-def _at_width(index, width: int, new_width: int):
+def _at_width(index, width, new_width):
     return index if width == new_width else index // width * new_width + index % width
 
-# %% ../../nbs/core/03_layouts.ipynb #63075009
 def pad_layout(plan: Layout, height: int, width: int, free: int = 0, doors: int = 0, places: int = 0) -> Layout:
     """The same layout in larger arrays; it behaves the same, cell for cell and draw for draw.
 
     Args:
-        plan: an unbatched layout, concrete or traced.
-        height, width: size of the new array.
-        free, doors, places: lengths F, D, P to reach at least; what is longer already stays.
-    Raises `ValueError` when the array is too small for the layout.
+        plan: unbatched, concrete or traced.
+        height, width: of the new array.
+        free, doors, places: least lengths F, D, P.
+    Raises `ValueError` when the array is too small.
     """
     (h, w), (d, p), f = plan.cells.shape, plan.doors.shape, plan.free.shape[-1]
     if height < h or width < w:
@@ -192,11 +180,11 @@ def pad_layout(plan: Layout, height: int, width: int, free: int = 0, doors: int 
         free=_longer(_at_width(plan.free, w, width), max(f, free), "edge"),
         doors=xp.pad(wide, ((0, max(d, doors) - d), (0, 0))), num_places=_longer(plan.num_places, max(d, doors)))
 
-# %% ../../nbs/core/03_layouts.ipynb #3b6f61d7
+# %% ../../nbs/core/03_layouts.ipynb #j
 def stack_layouts(plans, height: int = 0, width: int = 0) -> Layout:
-    """Layouts of any kinds and sizes as one batch, padded to what the largest needs, or to `height` and `width` if those are larger.
+    """A batch of layouts of any kinds and sizes, as JAX arrays padded to the largest, or to `height` and `width`.
 
-    Returns a `Layout` of JAX arrays with a new first axis. Raises `ValueError` for an empty list.
+    Raises `ValueError` for none, `TypeError` for anything but single layouts.
     """
     plans = list(plans)
     if not plans:
@@ -208,18 +196,20 @@ def stack_layouts(plans, height: int = 0, width: int = 0) -> Layout:
     free, doors, places = most(lambda p: p.free.shape[0]), most(lambda p: p.doors.shape[0]), most(lambda p: p.doors.shape[1])
     return jax.tree.map(lambda *x: jnp.stack(x), *[pad_layout(plan, height, width, free, doors, places) for plan in plans])
 
-# %% ../../nbs/core/03_layouts.ipynb #0f3cd790
+# %% ../../nbs/core/03_layouts.ipynb #k
 def check_layout(plan: Layout, height: int, width: int) -> None:
-    "Raise `ValueError` unless `plan` is one unbatched `Layout` of a `height` by `width` array, with the shapes and dtypes it documents."
+    "Raise `ValueError` unless `plan` is an unbatched `Layout` of this size with the documented shapes and dtypes."
     if not isinstance(plan, Layout):
         raise ValueError(f"layout is a {type(plan).__name__}: give a Layout, made by layout(), pad_layout() or core.mazes.")
     shapes = {name: np.shape(getattr(plan, name)) for name in ("cells", "free", "doors", "num_free", "num_places")}
     if len(shapes["cells"]) == 3:
         raise ValueError(f"layout is a batch of {shapes['cells'][0]}: use jax.vmap with a batch axis for params, or choose one of them.")
     if shapes["cells"] != (height, width):
-        raise ValueError(f"layout has cells of shape {shapes['cells']}, height and width are {height} and {width}: pad it with pad_layout, or "
-                         "make the parameters with env.default_params(layout=...).")
+        raise ValueError(f"layout has cells of shape {shapes['cells']}, but the grid is {height}x{width}: pad it with "
+                         "pad_layout, or use env.default_params(layout=...).")
     if not (len(shapes["free"]) == 1 and len(shapes["doors"]) == 2 and shapes["num_free"] == () and shapes["num_places"] == shapes["doors"][:1]):
-        raise ValueError(f"layout has arrays of shapes {shapes}: they must be cells (H, W), free (F,), doors (D, P), num_free (), num_places (D,).")
-    if jnp.result_type(plan.cells) != jnp.uint8 or not all(jnp.issubdtype(jnp.result_type(getattr(plan, n)), jnp.integer) for n in shapes):
+        raise ValueError(f"layout has arrays of shapes {shapes}: they must be cells (H, W), free (F,), doors (D, P), "
+                         "num_free (), num_places (D,).")
+    kinds = [jnp.result_type(getattr(plan, name)) for name in shapes]
+    if kinds[0] != jnp.uint8 or not all(jnp.issubdtype(kind, jnp.integer) for kind in kinds):
         raise ValueError("layout has arrays of a wrong dtype: cells must be uint8, the others int32.")

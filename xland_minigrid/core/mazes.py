@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['spanning_tree', 'random_maze', 'random_rooms']
 
-# %% ../../nbs/core/12_mazes.ipynb #2255391f
+# %% ../../nbs/core/12_mazes.ipynb #a
 import functools
 
 import jax
@@ -16,9 +16,9 @@ from .compact import vary_together
 from .layouts import Layout, check_size
 from .tiles import END_OF_MAP, FLOOR, WALL
 
-# %% ../../nbs/core/12_mazes.ipynb #8071e08d
-def _extent(height: int, width: int, rows=None, cols=None) -> tuple:
-    "Rows and columns in use, odd. Raises `ValueError` for concrete numbers that are even, below 3 or larger than the array."
+# %% ../../nbs/core/12_mazes.ipynb #b
+def _extent(height, width, rows=None, cols=None):
+    "Rows and columns in use, odd. Raises `ValueError` for concrete numbers that are even, below 3 or too large."
     used = []
     for name, given, limit in (("rows", rows, height), ("cols", cols, width)):
         given = limit if given is None else given
@@ -28,20 +28,20 @@ def _extent(height: int, width: int, rows=None, cols=None) -> tuple:
         used.append(given - 1 + given % 2)
     return tuple(used)
 
-# %% ../../nbs/core/12_mazes.ipynb #32f579e9
-def _blank(height: int, width: int, rows, cols):
-    "Row numbers `(H, 1)`, column numbers `(1, W)`, and where the layout is and where its interior, bool `(H, W)`."
+# %% ../../nbs/core/12_mazes.ipynb #c
+def _blank(height, width, rows, cols):
+    "Row numbers `(H, 1)`, column numbers `(1, W)`, and where layout and interior are, bool `(H, W)`."
     y, x = np.arange(height)[:, None], np.arange(width)[None]
     return y, x, (y < rows) & (x < cols), (y > 0) & (x > 0) & (y < rows - 1) & (x < cols - 1)
 
 @functools.lru_cache(maxsize=None)
-def _inner(height: int, width: int, pillars: bool = True) -> np.ndarray:
-    "Flat indices int32 of the interior, with or without the cells whose coordinates are both even."
+def _inner(height, width, pillars=True):
+    "Flat indices int32 of the interior; without `pillars`, no cells whose coordinates are both even."
     y, x, _, inner = _blank(height, width, height, width)
     return np.flatnonzero(inner & (pillars | (y % 2 == 1) | (x % 2 == 1))).astype(np.int32)
 
-def _finish(within, floor, candidates: np.ndarray, doors, num_places) -> Layout:
-    "The layout with this floor, bool `(H, W)`, all of it among the `candidates`, static flat indices `(F,)`."
+def _finish(within, floor, candidates, doors, num_places):
+    "The layout with this floor, bool `(H, W)`, all among `candidates`, static flat indices `(F,)`."
     flat = floor.ravel()
     free = jnp.sort(jnp.where(flat[candidates], candidates, flat.size))
     last = jnp.max(jnp.where(free < flat.size, free, 0))
@@ -49,33 +49,32 @@ def _finish(within, floor, candidates: np.ndarray, doors, num_places) -> Layout:
     return Layout(cells=cells, free=jnp.minimum(free, last).astype(jnp.int32), num_free=flat.sum(dtype=jnp.int32),
                   doors=doors.astype(jnp.int32), num_places=num_places.astype(jnp.int32))
 
-# %% ../../nbs/core/12_mazes.ipynb #0a47bf56
+# %% ../../nbs/core/12_mazes.ipynb #d
 @functools.lru_cache(maxsize=None)
-def _walls_between(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    "For each wall that a maze may open: the two nodes beside it, int32 `(E, 2)`, and its flat index, int32 `(E,)`."
+def _walls_between(height, width):
+    "For each wall that a maze may open: the nodes beside it, int32 `(E, 2)`, and its flat index, int32 `(E,)`."
     rows, cols = height // 2, width // 2
     node = np.arange(rows * cols, dtype=np.int32).reshape(rows, cols)
     pairs = np.concatenate([np.stack([node[:, :-1], node[:, 1:]], -1).reshape(-1, 2), np.stack([node[:-1], node[1:]], -1).reshape(-1, 2)])
     place = (2 * (node // cols) + 1) * width + 2 * (node % cols) + 1
     return pairs, place.ravel()[pairs].sum(1).astype(np.int32) // 2
 
-# %% ../../nbs/core/12_mazes.ipynb #5a6c8738
-_NEVER = np.uint32(2**32 - 1)  # the weight of an edge that is not there
+# %% ../../nbs/core/12_mazes.ipynb #e
+_NEVER = np.uint32(2**32 - 1)  # weight of a missing edge
 
 def _weights(bits, exists):
-    "Random, distinct weights uint32 `(E,)`, and the mask of their low bits, where the number of the edge is."
+    "Random distinct weights uint32 `(E,)`, and the mask of their low bits, which hold the edge's number."
     low = np.uint32(2 ** len(bits).bit_length() - 1)  # edge numbers never fill it, so no weight is _NEVER
     return jnp.where(exists, (bits & ~low) | np.arange(len(bits), dtype=np.uint32), _NEVER), low
 
 def spanning_tree(bits: jax.Array, pairs: np.ndarray, exists, num_nodes: int) -> jax.Array:
-    """Minimum spanning tree for random weights, by Prim's algorithm; where the graph is not connected, of the part with node 0.
+    """A minimum spanning tree for random weights, by Prim's algorithm, of the part connected to node 0.
 
     Args:
-        bits: uint32 `(E,)`, uniform random bits.
-        pairs: the nodes that each edge joins, static integers `(E, 2)` below `num_nodes`.
+        bits: uniform random bits, uint32 `(E,)`.
+        pairs: nodes that each edge joins, static integers `(E, 2)` below `num_nodes`.
         exists: which edges there are, bool `(E,)`, may be traced.
-    Returns:
-        bool `(E,)`, the edges of the tree.
+    Returns the edges of the tree, bool `(E,)`.
     """
     if not len(pairs):
         return jnp.zeros(0, bool)
@@ -92,19 +91,15 @@ def spanning_tree(bits: jax.Array, pairs: np.ndarray, exists, num_nodes: int) ->
     start = vary_together((jnp.asarray(u == 0), jnp.asarray(v == 0), jnp.zeros(len(pairs), bool)), weights)  # for shard_map
     return jax.lax.fori_loop(0, num_nodes - 1, grow, start)[2]
 
-# %% ../../nbs/core/12_mazes.ipynb #539e4fc1
+# %% ../../nbs/core/12_mazes.ipynb #f
 def random_maze(key: jax.Array, height: int, width: int, rows=None, cols=None, loops: float = 0.) -> Layout:
-    """A maze: the spanning tree of a grid with random weights. Works under `jit` and `vmap`.
+    """A maze without doors: the spanning tree of a grid with random weights. Works under `jit` and `vmap`.
 
     Args:
-        key: random key.
-        height, width: size of the array, odd, static.
-        rows, cols: size of the maze, odd, at least 3, may be traced; the whole array by default. Traced numbers are rounded down to odd ones
-            and into the array.
-        loops: the share of the remaining inner walls to open besides, 0 (exactly one way between any two cells) to 1; may be traced.
-    Returns:
-        A `Layout` without doors, with END_OF_MAP outside the maze.
-    Raises `ValueError` for sizes that are not odd or do not fit, and for a concrete `loops` outside 0 to 1.
+        height, width: of the array, odd, static.
+        rows, cols: of the maze, odd, at least 3 (default: the whole array); traced ones are rounded down and clipped.
+        loops: share of the other inner walls to open, 0 (one way between any two cells) to 1; may be traced.
+    Raises `ValueError` for sizes that are even or do not fit, and for a concrete `loops` outside 0 to 1.
     """
     if not (height % 2 == width % 2 == 1 and 3 <= min(height, width) and max(height, width) <= 255):
         raise ValueError(f"A maze has no {height}x{width} grid: choose odd sides from 3 to 255.")
@@ -123,11 +118,11 @@ def random_maze(key: jax.Array, height: int, width: int, rows=None, cols=None, l
     floor = floor.ravel().at[walls].set(passage, unique_indices=True).reshape(height, width)
     return _finish(within, floor, _inner(height, width, pillars=False), jnp.zeros((0, 1)), jnp.zeros(0))
 
-# %% ../../nbs/core/12_mazes.ipynb #1c4c4fd9
+# %% ../../nbs/core/12_mazes.ipynb #g
 _SIDE = 3  # cells along the shortest side of a room
 
 def _choose_cut(rooms, allowed, bits):
-    "Which room to cut, at which row or column, whether along a row, and whether it is done at all. `bits` uint32 `(3,)`."
+    "Which room to cut, at which row or column, whether along a row, and whether at all. `bits` uint32 `(3,)`."
     top, left, bottom, right = rooms.T
     h, w = bottom - top + 1, right - left + 1
     enough = 2 * _SIDE + 1
@@ -141,9 +136,8 @@ def _choose_cut(rooms, allowed, bits):
     at = jnp.where(row, top[index], left[index]) + _SIDE + 2 * (bits[2] % choices).astype(jnp.int32)
     return index, at, row, below[-1] > 0
 
-# %% ../../nbs/core/12_mazes.ipynb #4350be22
-def _cut(carry, bits, height: int, width: int):
-    "Cut one room in two; the new wall and where its door may be."
+def _cut(carry, bits, height, width):
+    "Cut one room in two; returns the new wall and where its door may be."
     rooms, count, target = carry
     index, at, row, done = _choose_cut(rooms, count < target, bits)
     top, left, bottom, right = old = rooms[index]
@@ -158,20 +152,17 @@ def _cut(carry, bits, height: int, width: int):
     carry = jnp.where(done, cut, rooms), count + done, target
     return carry, (jnp.where(done, wall, 0), jnp.where(done & (step < length), places, 0), done * length)
 
-# %% ../../nbs/core/12_mazes.ipynb #d67b8bf7
+# %% ../../nbs/core/12_mazes.ipynb #h
 def random_rooms(key: jax.Array, height: int, width: int, rooms=None, max_rooms: int | None = None, rows=None, cols=None) -> Layout:
-    """A rectangle cut into rooms at random, with one door in every cut. Works under `jit` and `vmap`.
+    """A rectangle cut into rooms at random, with a door in every cut. Works under `jit` and `vmap`.
 
     Args:
-        key: random key.
-        height, width: size of the array, odd, at least 9, static.
-        rooms: how many rooms, may be traced; as many as fit where that is fewer. By default drawn, 2 to `max_rooms` equally often.
-        max_rooms: static bound for `rooms`, which sizes the arrays; by default one for 16 cells, at most 16.
-        rows, cols: size in use, odd, at least 3, may be traced; the whole array by default. Traced numbers are rounded down to odd ones and
-            into the array.
-    Returns:
-        A `Layout` with up to `max_rooms - 1` doors, each with all the odd places along its wall, and END_OF_MAP outside.
-    Raises `ValueError` for sizes that are not odd or do not fit, and for a concrete `rooms` outside 1 to `max_rooms`.
+        height, width: of the array, odd, at least 9, static.
+        rooms: how many, fewer if they do not fit; may be traced. By default drawn, 2 to `max_rooms` equally often.
+        max_rooms: static bound for `rooms`; by default one for 16 cells, at most 16.
+        rows, cols: as in `random_maze`.
+    Returns a `Layout` with up to `max_rooms - 1` doors, each at any odd place of its wall.
+    Raises `ValueError` for sizes that are even or do not fit, and for a concrete `rooms` outside 1 to `max_rooms`.
     """
     check_size("Rooms", height, width)
     max_rooms = min(16, (height // 4) * (width // 4)) if max_rooms is None else max_rooms

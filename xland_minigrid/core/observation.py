@@ -6,7 +6,7 @@
 __all__ = ['view_offsets', 'look', 'visible_mask', 'hide', 'transparent_field_of_view', 'crop_field_of_view',
            'minigrid_field_of_view', 'generate_viz_mask_minigrid']
 
-# %% ../../nbs/core/05_observation.ipynb #7d1232ac
+# %% ../../nbs/core/05_observation.ipynb #a
 import functools
 
 import jax
@@ -17,10 +17,10 @@ from .compact import straight_line, take, vary_together
 from .walls import heading, inside
 from .tiles import END_OF_MAP, LOS_BLOCKING, UNSEEN, is_one_of, pack_pairs, tile_set, unpack
 
-# %% ../../nbs/core/05_observation.ipynb #36380e17
+# %% ../../nbs/core/05_observation.ipynb #b
 @functools.lru_cache(maxsize=None)
 def view_offsets(view_size: int) -> np.ndarray:
-    """Steps (ahead, to the right) to the cells in view, and last to the cell behind the agent; int32 `(2, view_size ** 2 + 1)`.
+    """Steps (ahead, right) to the cells in view, then to the cell behind; int32 `(2, view_size ** 2 + 1)`.
 
     Raises `ValueError` unless `view_size` is odd and at least 3.
     """
@@ -29,44 +29,37 @@ def view_offsets(view_size: int) -> np.ndarray:
     ahead, right = np.meshgrid(np.arange(view_size)[::-1], np.arange(view_size) - view_size // 2, indexing="ij")
     return np.stack([np.append(ahead, -1), np.append(right, 0)]).astype(np.int32)
 
-# %% ../../nbs/core/05_observation.ipynb #6ee0677d
+# %% ../../nbs/core/05_observation.ipynb #c
 def look(cells, position, direction, view_size: int) -> jax.Array:
-    """The cells in view and the one behind the agent.
+    """The cells in view and the one behind: packed uint8 `(view_size ** 2 + 1,)`, farthest row first.
 
-    Args:
-        cells: packed grid, uint8 `(height, width)`.
-        position: int32 `(2,)`; direction: int32 scalar.
-    Returns:
-        Packed uint8 `(view_size ** 2 + 1,)`, row by row from the farthest; END_OF_MAP off the map.
+    cells: packed grid, uint8 `(height, width)`; off it, END_OF_MAP. position: int32 `(2,)`. direction: int32 scalar.
     """
     (height, width), (down, across), (ahead, right) = cells.shape, heading(direction), view_offsets(view_size)
     rows, cols = position[0] + ahead * down + right * across, position[1] + ahead * across - right * down
     seen = take(cells, jnp.clip(rows * width + cols, 0, height * width - 1))
     return jnp.where(inside(cells.shape, rows, cols), seen, END_OF_MAP)
 
-# %% ../../nbs/core/05_observation.ipynb #2d1d71dd
-def _fill_runs(touched, clear, width: int):
-    "All runs of ones in `clear` that contain a bit of `touched` (a subset of `clear`); words of `width` bits, uint32."
+# %% ../../nbs/core/05_observation.ipynb #d
+def _fill_runs(touched, clear, width):
+    "All runs of ones in `clear` with a bit of its subset `touched`; words of `width` bits, uint32."
     upwards, through = clear & (~(clear + touched) | touched), clear
     for i in range((width - 1).bit_length()):
         touched = touched | through & (touched >> np.uint32(1 << i))
         through = through & (through >> np.uint32(1 << i))
     return upwards | touched
 
-# %% ../../nbs/core/05_observation.ipynb #20d1cf01
-def _see_row(sight, clear, size: int):
-    "What sight `sight` makes visible in a row with see-through cells `clear`: the sight into the next row, and the visible cells of this one."
+# %% ../../nbs/core/05_observation.ipynb #e
+def _see_row(sight, clear, size):
+    "The sight into the next row, and the visible cells of this one, from the `sight` into it."
     run = _fill_runs(sight & clear, clear, size)
     wide = (run | run << np.uint32(1) | run >> np.uint32(1)) & np.uint32(2**size - 1)
     return wide, sight | wide
 
 def visible_mask(view) -> jax.Array:
-    """Which cells of a view the agent can see when walls and shut doors block its sight (MiniGrid's rule).
+    """Which cells of a view the agent sees when walls and shut doors block its sight (MiniGrid's rule); bool `(V, V)`.
 
-    Args:
-        view: packed uint8 `(V, V)`, V at most 31, agent at the bottom centre looking up.
-    Returns:
-        bool `(V, V)`.
+    view: packed uint8 `(V, V)`, V at most 31, the agent at the bottom centre looking up.
     """
     size = view.shape[-1]
     if size > 31:
@@ -77,31 +70,31 @@ def visible_mask(view) -> jax.Array:
     rows = jax.lax.scan(functools.partial(_see_row, size=size), sight, clear, reverse=True, unroll=straight_line())[1]
     return (rows[:, None] & bits) != 0
 
-# %% ../../nbs/core/05_observation.ipynb #618c0afc
+# %% ../../nbs/core/05_observation.ipynb #f
 def hide(view) -> jax.Array:
-    "A packed view `(V, V)` with everything the agent cannot see replaced by UNSEEN."
+    "A packed view `(V, V)` with UNSEEN where the agent cannot see."
     return jnp.where(visible_mask(view), view, UNSEEN)
 
-# %% ../../nbs/core/05_observation.ipynb #e9f86f9e
-def _square(height: int, width: int) -> int:
+# %% ../../nbs/core/05_observation.ipynb #g
+def _square(height, width):
     if height != width:
         raise ValueError(f"The view is square here, {height}x{width} is not: give the same number twice.")
     return height
 
 def transparent_field_of_view(grid, agent, height: int, width: int) -> jax.Array:
-    "What the agent sees when walls hide nothing: uint8 `(height, width, 2)` from a grid `(H, W, 2)`."
+    "The agent's view through walls, uint8 `(height, width, 2)`, of a grid `(H, W, 2)`."
     size = _square(height, width)
     return unpack(look(pack_pairs(grid), agent.position, agent.direction, size)[:-1].reshape(size, size))
 
 def crop_field_of_view(grid, agent, height: int, width: int) -> jax.Array:
-    "The same cells as they lie on the map, not turned to the agent; uint8 `(height, width, 2)`."
+    "The same cells as they lie on the map; uint8 `(height, width, 2)`."
     view = transparent_field_of_view(grid, agent, height, width)
     return jnp.stack([jnp.rot90(view, -k) for k in range(4)])[agent.direction]
 
 def minigrid_field_of_view(grid, agent, height: int, width: int) -> jax.Array:
-    "What the agent sees when walls and shut doors block sight: uint8 `(height, width, 2)`; UNSEEN where hidden."
+    "The agent's view with walls and shut doors blocking sight, uint8 `(height, width, 2)`; UNSEEN where hidden."
     return unpack(hide(pack_pairs(transparent_field_of_view(grid, agent, height, width))))
 
 def generate_viz_mask_minigrid(grid) -> jax.Array:
-    "`visible_mask` for an unpacked view `(V, V, 2)` with the agent at the bottom centre looking up; bool `(V, V)`."
+    "`visible_mask` of an unpacked view `(V, V, 2)`."
     return visible_mask(pack_pairs(grid))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ParseError', 'loose_noun', 'parse_goal', 'parse_rule', 'parse_ruleset', 'ruleset_from_dict']
 
-# %% ../../nbs/core/11_parse.ipynb #6676707f
+# %% ../../nbs/core/11_parse.ipynb #a
 import difflib
 import re
 from functools import lru_cache
@@ -13,23 +13,23 @@ from itertools import accumulate
 
 import numpy as np
 
-from .compose import MAX_PARTS, AllOf, AnyOf, Composed, InOrder, MultiProduct, Not, extend_task, plain_encoding, several
-from .goals import NUM_GOALS, BaseGoal, goal_kinds
+from .compose import MAX_PARTS, AllOf, AnyOf, Composed, InOrder, MultiProduct, Not, several
+from .goals import BaseGoal, goal_kinds
 from .language import asked_after, describe_goal, describe_rule, kind_name, placeholder, plain_words, thing_name
-from .rules import NUM_RULES, BaseRule, rule_kinds
-from .ruleset import COMPOSED, RuleSet
+from .rules import BaseRule, rule_kinds
+from .ruleset import RuleSet, assemble
 from .struct import field_names
 from .tiles import COLOR_NAMES, TILE_NAMES, Colors, Tiles
 
 class ParseError(ValueError):
-    "A text that is no goal, rule or task; the message is one sentence with the words that were not understood and the nearest that would be."
+    "A text that is no goal, rule or task; the message names the words not understood and the nearest known ones."
 
-def _shown(text: str, most: int = 70) -> str:
-    "Words as an error shows them: quoted, on one line, shortened."
+def _shown(text, most=70):
+    "Words for an error: quoted, on one line, shortened."
     text = " ".join(text.split())
     return repr(text if len(text) <= most else text[:most - 2] + " …")
 
-# %% ../../nbs/core/11_parse.ipynb #9daa645a
+# %% ../../nbs/core/11_parse.ipynb #b
 _SYNONYMS = {"directly": "", "becomes": "become", "turn into": "become", "turns into": "become", "disappears": "disappear", "vanish": "disappear", "vanishes": "disappear",
              "beside": "next to", "near": "next to", "adjacent to": "next to", "pick up": "hold", "carry": "hold", "place": "put", "gray": "grey", "violet": "purple",
              "circle": "ball", "box": "square", "triangle": "pyramid", "hexagon": "hex", "hexes": "hex"}
@@ -38,31 +38,31 @@ _THINGS = {thing_name(t, c): (t, c) for t in range(len(TILE_NAMES)) for c in ran
 _PAIR = re.compile(rf"(?<!stand) next to ((?:{'|'.join(COLOR_NAMES)}) (?:{'|'.join(TILE_NAMES[Tiles.FLOOR:])}))")
 _FLOOR = (Tiles.FLOOR, Colors.BLACK)
 
-def _plain(text, what: str = "This") -> str:
-    "A text in the one spelling. Raises `TypeError` for anything else."
+def _plain(text, what="This"):
+    "A text in the one spelling. Raises `TypeError`."
     if not isinstance(text, str):
         raise TypeError(f"{what} is read from a str, not from {type(text).__name__}.")
     words = plain_words(_SYNONYM.sub(lambda m: _SYNONYMS[m[1]] + m[2], text.lower()))
     return _PAIR.sub(r" and \1 next to each other", words)
 
-# %% ../../nbs/core/11_parse.ipynb #d1e65f5b
+# %% ../../nbs/core/11_parse.ipynb #c
 _COLORS = {name: i for i, name in enumerate(COLOR_NAMES) if i >= Colors.RED}
 _TILES = {name: i for i, name in enumerate(TILE_NAMES) if i >= Tiles.FLOOR}
 _TILE_OF = {frozenset(name.split()): i for name, i in _TILES.items()}
 _FILLERS = {"a", "an", "the", "one", "some", "any"}
 
 def loose_noun(words: str) -> tuple[int, list[int], list[str]]:
-    """What some words name, in any order: the tile (0 if none), the colours, and the words left over.
+    """What words name, in any order: the tile (0 if none), the colours, and the words left over.
 
-    Plurals, synonyms and articles are understood: "the gray balls" is `(BALL, [GREY], [])`, "keys" is `(KEY, [], [])`.
+    Understands plurals, synonyms and articles: "the gray balls" is `(BALL, [GREY], [])`.
     """
     names = [w.removesuffix("s") if w.removesuffix("s") in _TILES else w for w in _plain(words).split() if w not in _FILLERS]
     shape = [w for w in names if w not in _COLORS]
     tile = _TILE_OF.get(frozenset(shape), 0)
     return tile, [_COLORS[w] for w in names if w in _COLORS], [] if tile else shape
 
-def _thing_of(words: str) -> tuple[int, int]:
-    "The (tile, colour) that some words name. Raises `ParseError` with the word that is the trouble."
+def _thing_of(words):
+    "The (tile, colour) that words name. Raises `ParseError`."
     if words in _THINGS:
         return _THINGS[words]
     tile, colors, unknown = loose_noun(words)
@@ -70,13 +70,11 @@ def _thing_of(words: str) -> tuple[int, int]:
         return tile, colors[0]
     raise ParseError(_thing_trouble(words, tile, colors, unknown))
 
-# %% ../../nbs/core/11_parse.ipynb #c4bef455
-def _near(word: str, known) -> str:
+def _near(word, known):
     close = difflib.get_close_matches(word, list(known), 1, 0.7)
     return f"did you mean {close[0]!r}?" if close else ""
 
-def _thing_trouble(words: str, tile: int, colors: list, unknown: list) -> str:
-    "Why some words name no thing."
+def _thing_trouble(words, tile, colors, unknown):
     said, a_color = _shown(words), f"the colours are {', '.join(_COLORS)}."
     a_shape = f"the shapes are {', '.join(TILE_NAMES[t] for t in (5, 6, 7, 9, 13, 14, 8))}."
     if not (tile or colors or unknown):
@@ -92,14 +90,13 @@ def _thing_trouble(words: str, tile: int, colors: list, unknown: list) -> str:
     odd = " ".join(unknown) if colors else last
     return f"{_shown(odd)} in {said} is no shape: {_near(odd, _TILES) or a_shape}"
 
-# %% ../../nbs/core/11_parse.ipynb #2a2aae3f
-def _told(thing) -> set[str]:
-    "All that a rule or goal may say of itself, in the one spelling."
+# %% ../../nbs/core/11_parse.ipynb #d
+def _told(thing):
     return {_plain(t) for t in ([describe_goal(thing), describe_goal(thing, part=True)] if isinstance(thing, BaseGoal) else [describe_rule(thing)])}
 
 @lru_cache(maxsize=1024)
-def _forms(cls: type, classes: tuple) -> list[re.Pattern]:
-    "Patterns for what a class says. (`classes` are an argument because a class adds its name where another says the same.)"
+def _forms(cls, classes):
+    "Patterns for what a class says; `classes` are an argument because namesakes change it."
     forms = []
     for thing in (placeholder(cls), placeholder(cls, _FLOOR)):
         for form in map(re.escape, sorted(_told(thing))):
@@ -109,7 +106,7 @@ def _forms(cls: type, classes: tuple) -> list[re.Pattern]:
     return forms
 
 def _blanks(thing):
-    "The blanks of a placeholder: the text that stands there, the name of the blank, a pattern of what may stand there."
+    "For each blank of a placeholder: its text, its name, and a pattern of what may stand there."
     for name in field_names(thing):
         value = tuple(int(v) for v in getattr(thing, name))
         if name == "position":
@@ -117,9 +114,9 @@ def _blanks(thing):
         elif value != _FLOOR:
             yield thing_name(*value), name, ".+?"
 
-# %% ../../nbs/core/11_parse.ipynb #0d0dbc8f
-def _values(cls: type, m: re.Match) -> list[tuple]:
-    "The fields of a class from a filled form; a product without a blank disappears. Raises `ParseError`."
+# %% ../../nbs/core/11_parse.ipynb #e
+def _values(cls, m):
+    "The fields of a class from a filled form; a product without a blank is floor. Raises `ParseError`."
     said, values = m.groupdict(), []
     for name in field_names(cls):
         if name == "position" and "position_r" in said and "position_c" in said:
@@ -130,20 +127,20 @@ def _values(cls: type, m: re.Match) -> list[tuple]:
             raise _incomplete(cls, m)
     return values
 
-def _incomplete(cls: type, m: re.Match) -> ParseError:
+def _incomplete(cls, m):
     name = kind_name(goal_kinds if issubclass(cls, BaseGoal) else rule_kinds, cls)
-    return ParseError(f"{_shown(m[0])} are words of {name}, whose describe() does not name all of its tiles in full, so that they cannot be read back.")
+    return ParseError(f"{_shown(m[0])} are words of {name}, whose describe() does not name all of its tiles in full, "
+                      "so that they cannot be read back.")
 
-def _position(row: str, col: str) -> tuple[int, int]:
+def _position(row, col):
     if max(len(row), len(col)) > 3 or max(int(row), int(col)) > 255:
         raise ParseError(f"Row {row[:9]}, column {col[:9]} is off every map: rows and columns are 0 to 255.")
     return int(row), int(col)
 
-# %% ../../nbs/core/11_parse.ipynb #475da4dc
-_LONGEST = 400  # letters; no single goal or rule is longer, and matching would take its time
+_LONGEST = 400  # letters of a single goal or rule
 
-def _read(words: str, registry):
-    "The rule or goal of a registry that says these words, or None. Raises `ParseError` where a form fits but not what stands in its blanks."
+def _read(words, registry):
+    "The rule or goal of a registry that says these words, or None. Raises `ParseError` for a form with wrong blanks."
     trouble, classes = None, tuple(registry.classes.values()) if len(words) <= _LONGEST else ()
     for cls in classes:
         for m in filter(None, (form.fullmatch(words) for form in _forms(cls, classes))):
@@ -161,8 +158,8 @@ def _read(words: str, registry):
         raise trouble
     return None
 
-# %% ../../nbs/core/11_parse.ipynb #56ffaaab
-def _not_understood(words: str, what: str) -> ParseError:
+# %% ../../nbs/core/11_parse.ipynb #f
+def _not_understood(words, what):
     kinds, describe = (goal_kinds, describe_goal) if what == "goal" else (rule_kinds, describe_rule)
     known = [describe(placeholder(cls)) for i, cls in kinds.classes.items() if 0 < i < kinds.built_in]
     if not words:
@@ -170,21 +167,18 @@ def _not_understood(words: str, what: str) -> ParseError:
     nearest = max(known, key=lambda sentence: difflib.SequenceMatcher(None, words[:_LONGEST], _plain(sentence)).ratio())
     return ParseError(f"I cannot read the {what} {_shown(words)}; the nearest I know is {nearest!r}.")
 
-# %% ../../nbs/core/11_parse.ipynb #b736a420
+# %% ../../nbs/core/11_parse.ipynb #g
 _JOINT = re.compile(r",? (?:and )?(then|or|at the same time) ")
 _JOINED = {"then": InOrder, "or": AnyOf, "at the same time": AllOf}
 _ONE = re.compile(r"(all|any) of (\(.*\))")
 
-def _depths(words: str) -> list[int]:
-    "How many brackets are open after each letter."
+def _depths(words):
     return list(accumulate((c == "(") - (c == ")") for c in words))
 
-def _is_wrapped(words: str) -> bool:
-    "Whether one pair of brackets encloses all the words."
+def _is_wrapped(words):
     return words.startswith("(") and 0 not in _depths(words)[:-1]
 
-def _goal(words: str):
-    "A goal from words in the one spelling."
+def _goal(words):
     trouble = None
     try:
         if (found := _read(words, goal_kinds)) is not None:
@@ -200,9 +194,9 @@ def _goal(words: str):
         raise trouble or _not_understood(words, "goal")
     return joined
 
-# %% ../../nbs/core/11_parse.ipynb #4e99ae08
-def _joined_goal(words: str) -> Composed | None:
-    "A goal made of others, or None if there is no joint outside brackets. Raises `ParseError` where brackets are needed."
+# %% ../../nbs/core/11_parse.ipynb #h
+def _joined_goal(words):
+    "A composed goal, or None without a joint outside brackets. Raises `ParseError` where brackets are needed."
     if (m := _ONE.fullmatch(words)) and _is_wrapped(m[2]):
         return _combined(AllOf if m[1] == "all" else AnyOf, [m[2]])
     first, body = words.startswith("first "), words.removeprefix("first ")
@@ -210,16 +204,17 @@ def _joined_goal(words: str) -> Composed | None:
     joints = [m for m in _JOINT.finditer(body) if depths[m.start()] == 0]
     names = {m[1] for m in joints} or {"then"}
     if len(names) > 1:
-        raise ParseError(f"{_shown(words)} joins goals in more than one way: say with brackets what belongs together, for example 'first (A or B), then C'.")
+        raise ParseError(f"{_shown(words)} joins goals in more than one way: say with brackets what belongs together, "
+                         "such as 'first (A or B), then C'.")
     if first and names != {"then"}:
-        raise ParseError(f"{_shown(words)} begins with 'first' but has no 'then': write 'first A, then B', with brackets around what is itself joined.")
+        raise ParseError(f"{_shown(words)} begins with 'first' but has no 'then': write 'first A, then B', with "
+                         "brackets around what is itself joined.")
     if joints or first:
         edges = [0, *(edge for m in joints for edge in m.span()), len(body)]
         return _combined(_JOINED[names.pop()], [body[a:b] for a, b in zip(edges[::2], edges[1::2])])
     return _combined(Not, [words.removeprefix("do not ")]) if words.startswith("do not ") else None
 
-def _combined(cls: type, parts) -> Composed:
-    "A composed goal of parts, in words or read already. What cannot be composed is an error of the text."
+def _combined(cls, parts):
     parts = [_goal(part.strip()) if isinstance(part, str) else part for part in parts]
     try:
         return cls(*parts)
@@ -227,25 +222,27 @@ def _combined(cls: type, parts) -> Composed:
         raise ParseError(str(error)) from None
 
 def parse_goal(text: str):
-    """The goal that `describe_goal` describes with this text: one of Table 2, a registered one, or a composed one (`AllOf`, `AnyOf`, `Not`, `InOrder`).
+    """The goal that `describe_goal` describes with this text: of Table 2, registered, or composed.
 
-    Whether it makes sense in a task is not asked: "hold a red wall" is read. Raises `ParseError` (a `ValueError`) for words it cannot read, `TypeError` for what is no text.
+    Reads goals that make no sense, such as "hold a red wall". Raises `ParseError` (a `ValueError`) for unknown words,
+    `TypeError` for anything but text.
     """
     words = re.sub(r"^(?:your )?goal (?:is )?(?:to )?(?=\S)", "", _plain(text, "A goal"))
     if len(words) > 20 * _LONGEST:
-        raise ParseError(f"{_shown(words)} goes on for {len(words):,} letters: a goal has at most {MAX_PARTS} parts, and {20 * _LONGEST:,} letters are room for them.")
+        raise ParseError(f"{_shown(words)} goes on for {len(words):,} letters: a goal has at most {MAX_PARTS} parts, "
+                         f"and {20 * _LONGEST:,} letters are room for them.")
     try:
         return _goal(words)
     except RecursionError:
         raise ParseError(f"{_shown(words)} is nested too deeply: a goal has at most {MAX_PARTS} parts.") from None
 
-# %% ../../nbs/core/11_parse.ipynb #0da98576
+# %% ../../nbs/core/11_parse.ipynb #i
 _MORE = re.compile(r"(.*), and (.+?) appears? next to you(?P<when> \(asked after [^()]*\))?")
 
 def parse_rule(text: str) -> BaseRule | MultiProduct:
-    """The rule that `describe_rule` describes with this text: one of Table 3 or a registered one, with several products if the text says so.
+    """The rule that `describe_rule` describes with this text: of Table 3 or registered, perhaps with several products.
 
-    Raises `ParseError` (a `ValueError`) for words it cannot read, `TypeError` for what is no text.
+    Raises as `parse_goal`.
     """
     words = _plain(text, "A rule")
     more = _MORE.fullmatch(words[:2 * _LONGEST])
@@ -259,16 +256,16 @@ def parse_rule(text: str) -> BaseRule | MultiProduct:
         raise _not_understood(words, "rule")
     things = re.split(r",? and |, ", more[2])
     if len(things) > 2:
-        raise ParseError(f"{len(things)} further products in {_shown(words)}: a rule makes up to three things, so name one or two beside its own.")
+        raise ParseError(f"{len(things)} further products in {_shown(words)}: a rule makes up to three things, so name "
+                         "one or two beside its own.")
     return several(parse_rule(more[1] + (more["when"] or "")), *map(_thing_of, things))
 
-# %% ../../nbs/core/11_parse.ipynb #68dea859
+# %% ../../nbs/core/11_parse.ipynb #j
 _HEADING = re.compile(r"""(?:^|(?<=[.:\n]))\s*(?:(?P<goal>(?:your\s+)?goal:)|(?P<rules>in\s+this\s+world:|rules:|(?=\d+\.\s))
     |(?P<objects>at\s+the\s+start\s+there\s+(?:are|is):?|objects:|you\s+are\s+in\s+a\s+room\s+with)
     |(?P<none>(?:in\s+this\s+world\s+)?nothing\s+ever\s+changes\s+by\s+itself\.?|you\s+are\s+in\s+an\s+empty\s+room\.?))""", re.IGNORECASE | re.VERBOSE)
 
-def _sections(text: str) -> tuple[str, list[str], str]:
-    "Goal, rules and objects of a text."
+def _sections(text):
     marks = list(_HEADING.finditer(text))
     found = {"goal": text[:marks[0].start()] if marks else text, "rules": "", "objects": ""}
     for m, end in zip(marks, [*(m.start() for m in marks[1:]), len(text)]):
@@ -286,37 +283,20 @@ def _sections(text: str) -> tuple[str, list[str], str]:
 def parse_ruleset(text: str) -> RuleSet:
     """The task that `describe_ruleset` describes with this text, at any level but `"goal"`.
 
-    Rules and objects keep the order of the text, and there is no padding but the one empty row of a task without rules or objects. The ruleset is plain where Tables 2 and 3
-    suffice and extended otherwise, with the registered classes as they are declared now.
-    Raises `ParseError` (a `ValueError`) with the words that it cannot read, `TypeError` for what is no text.
+    Rules and objects keep their order; a task without rules or objects has one empty row. The ruleset is extended only
+    if Tables 2 and 3 do not suffice, with registered classes as they are declared now. Raises as `parse_goal`.
     """
     _plain(text, "A task")
     goal, rules, objects = _sections(text)
     if any("registered anew" in rule for rule in rules):
-        raise ParseError("This task keeps to what a class said before it was registered anew, which its words do not tell: make the task again.")
+        raise ParseError("A class of this task was registered anew, and its words do not tell what it said before: "
+                         "make the task again.")
     words = _plain(objects)
     things = [] if words in ("", "no objects", "none") else re.split(r",? and |, ", words)
-    return _build(parse_goal(goal), [parse_rule(rule) for rule in rules], [_thing_of(thing) for thing in things])
+    return assemble(parse_goal(goal), [parse_rule(rule) for rule in rules], [_thing_of(thing) for thing in things])
 
-# %% ../../nbs/core/11_parse.ipynb #833135f8
-def _build(goal, rules: list, objects: list) -> RuleSet:
-    "A ruleset of a goal, rules and (tile, colour) pairs."
-    composed = isinstance(goal, Composed)
-    code = [COMPOSED, 0, 0, 0, 0] if composed else plain_encoding(goal, 5)
-    pairs = [(rule.rule, rule.more) if isinstance(rule, MultiProduct) else (rule, ()) for rule in rules]
-    rows = np.array([plain_encoding(rule, 7) for rule, _ in pairs] or [[0] * 7], np.uint8)
-    made = RuleSet(goal=np.array(code, np.uint8), rules=rows, init_tiles=np.array(objects or [(0, 0)], np.uint8))
-    further = np.zeros((len(rows), 2, 2), np.uint8)
-    for i, (_, more) in enumerate(pairs):
-        further[i, :len(more)] = np.array(more, np.uint8).reshape(-1, 2)
-    if composed or further.any() or code[0] >= NUM_GOALS or (rows[:, 0] >= NUM_RULES).any():
-        task = extend_task(np.zeros(5, np.uint8) if composed else made.goal, rows, further)
-        made = made.replace(extended=task.replace(goals=goal.table()) if composed else task)
-    return made
-
-# %% ../../nbs/core/11_parse.ipynb #6cc90897
-def _from_dict(data, book, what: str):
-    "A goal or a rule from its dictionary."
+# %% ../../nbs/core/11_parse.ipynb #k
+def _from_dict(data, book, what):
     if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
         raise ParseError(f"{data!r} is no {what}: a dictionary with its 'kind' is needed, as ruleset_to_dict makes it.")
     combined = {cls.__name__: cls for cls in (AllOf, AnyOf, Not, InOrder)} if what == "goal" else {}
@@ -332,13 +312,13 @@ def _from_dict(data, book, what: str):
         raise ParseError(f"A {data['kind']} has more than two further products: a rule makes up to three things.")
     return several(thing, *more) if more else thing
 
-def _list(data: dict, key: str) -> list:
+def _list(data, key):
     value = data.get(key, [])
     if not isinstance(value, (list, tuple)):
         raise ParseError(f"{key!r} is {value!r}: a list is needed.")
     return value
 
-def _value(name: str, value) -> tuple:
+def _value(name, value):
     if name != "position":
         return _thing_of(_plain(value, name))
     if not isinstance(value, (list, tuple)) or len(value) != 2:
@@ -346,8 +326,12 @@ def _value(name: str, value) -> tuple:
     return _position(*map(str, value)) if all(isinstance(v, int) and v >= 0 for v in value) else _position("256", "256")
 
 def ruleset_from_dict(data: dict) -> RuleSet:
-    "A task from what `ruleset_to_dict` makes. Raises `ParseError` (a `ValueError`) with the part that is wrong, `TypeError` where a name is no text."
+    """A task from what `ruleset_to_dict` makes.
+
+    Raises `ParseError` (a `ValueError`), or `TypeError` for a name that is no text.
+    """
     if not isinstance(data, dict) or not {"goal", "rules", "objects"} <= set(data):
         raise ParseError("A task as a dictionary has the keys goal, rules and objects: make one with ruleset_to_dict.")
     rules = [_from_dict(rule, rule_kinds, "rule") for rule in _list(data, "rules")]
-    return _build(_from_dict(data["goal"], goal_kinds, "goal"), rules, [_value("object", thing) for thing in _list(data, "objects")])
+    objects = [_value("object", thing) for thing in _list(data, "objects")]
+    return assemble(_from_dict(data["goal"], goal_kinds, "goal"), rules, objects)

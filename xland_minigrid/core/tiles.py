@@ -7,10 +7,10 @@ __all__ = ['TILE_NAMES', 'COLOR_NAMES', 'NUM_TILES', 'NUM_COLORS', 'WALKABLE', '
            'END_OF_MAP', 'UNSEEN', 'EMPTY', 'FLOOR', 'WALL', 'Tiles', 'Colors', 'tile_set', 'is_one_of', 'pack',
            'pack_pairs', 'unpack', 'tile_name']
 
-# %% ../../nbs/core/01_tiles.ipynb #eee4b339
+# %% ../../nbs/core/01_tiles.ipynb #a
 import numpy as np
 
-# %% ../../nbs/core/01_tiles.ipynb #1ba06e8b
+# %% ../../nbs/core/01_tiles.ipynb #b
 class Tiles:
     "Tile identifiers: 0 to 14 as in the paper's Table 1a, and lava."
     END_OF_MAP = 0
@@ -30,7 +30,6 @@ class Tiles:
     STAR = 14
     LAVA = 15
 
-# %% ../../nbs/core/01_tiles.ipynb #58adb522
 class Colors:
     "Colour identifiers (paper, Table 1b)."
     END_OF_MAP = 0
@@ -48,44 +47,41 @@ class Colors:
     BROWN = 12
     PINK = 13
 
-# %% ../../nbs/core/01_tiles.ipynb #5a8d8a26
-def _names(table) -> tuple[str, ...]:
-    "Lower-case names of the identifiers, in order: `_names(Tiles)[5] == 'ball'`."
+def _names(table):
     members = {v: k for k, v in vars(table).items() if k.isupper()}
     return tuple(members[i].lower().replace("_", " ") for i in range(len(members)))
 
 TILE_NAMES, COLOR_NAMES = _names(Tiles), _names(Colors)
 NUM_TILES, NUM_COLORS = len(TILE_NAMES), len(COLOR_NAMES)
 
-# %% ../../nbs/core/01_tiles.ipynb #1279ae54
+# %% ../../nbs/core/01_tiles.ipynb #c
 WALKABLE = (Tiles.FLOOR, Tiles.GOAL, Tiles.DOOR_OPEN, Tiles.LAVA)
 PICKABLE = (Tiles.BALL, Tiles.SQUARE, Tiles.PYRAMID, Tiles.KEY, Tiles.HEX, Tiles.STAR)
 FREE_TO_PUT_DOWN = (Tiles.FLOOR,)
 LOS_BLOCKING = (Tiles.WALL, Tiles.DOOR_LOCKED, Tiles.DOOR_CLOSED)
 
-# %% ../../nbs/core/01_tiles.ipynb #f6bb2982
+# %% ../../nbs/core/01_tiles.ipynb #d
 def tile_set(tiles) -> int:
-    "A set of tile identifiers as the bits of one integer, for `is_one_of`."
+    "Tile identifiers as bits of one integer, for `is_one_of`."
     return sum(1 << int(t) for t in tiles)
 
 def is_one_of(tile, bits: int):
-    "Whether `tile` (any integer array) is in the set `bits`; elementwise, jit-able, bool."
+    "Whether `tile` (integer array) is in the set `bits`; elementwise bool."
     return ((np.uint32(bits) >> tile.astype(np.uint32)) & np.uint32(1)) == 1
 
-# %% ../../nbs/core/01_tiles.ipynb #fa3088ef
+# %% ../../nbs/core/01_tiles.ipynb #e
 def pack(tile, color):
-    "Tile and colour (ints or integer arrays of one shape) as one byte per cell, `tile << 4 | color`."
+    "Tile and colour (ints or integer arrays) as one byte per cell, `tile << 4 | color`."
     if isinstance(tile, (int, np.integer)) and isinstance(color, (int, np.integer)):
         return np.uint8(int(tile) << 4 | int(color))
     return (tile.astype(np.uint8) << 4) | color.astype(np.uint8)
 
 def pack_pairs(pairs):
-    "Pairs `(..., 2)` of (tile, colour) as packed bytes `(...)`, uint8. NumPy in, NumPy out; JAX in, JAX out."
+    "(tile, colour) pairs `(..., 2)` as packed uint8 `(...)`. NumPy in, NumPy out; JAX in, JAX out."
     return pack(pairs[..., 0], pairs[..., 1])
 
-# %% ../../nbs/core/01_tiles.ipynb #f4edb5d0
 def unpack(cells):
-    "Packed bytes `(...)` as pairs `(..., 2)` of (tile, colour), uint8; the inverse of `pack_pairs`."
+    "Packed bytes `(...)` as (tile, colour) pairs uint8 `(..., 2)`; the inverse of `pack_pairs`."
     if isinstance(cells, (np.ndarray, np.generic)):
         return np.stack([cells >> 4, cells & 15], axis=-1)
     import jax
@@ -96,16 +92,16 @@ def unpack(cells):
     pairs = cells.astype(jnp.uint16)   # a CPU writes two bytes at once
     return jax.lax.bitcast_convert_type(pairs >> 4 | (pairs & 15) << 8, jnp.uint8)
 
-# %% ../../nbs/core/01_tiles.ipynb #7cd10207
+# %% ../../nbs/core/01_tiles.ipynb #f
 END_OF_MAP = pack(Tiles.END_OF_MAP, Colors.END_OF_MAP)
 UNSEEN = pack(Tiles.UNSEEN, Colors.UNSEEN)
 EMPTY = pack(Tiles.EMPTY, Colors.EMPTY)
 FLOOR = pack(Tiles.FLOOR, Colors.BLACK)
 WALL = pack(Tiles.WALL, Colors.GREY)
 
-# %% ../../nbs/core/01_tiles.ipynb #0712a1c0
+# %% ../../nbs/core/01_tiles.ipynb #g
 def tile_name(tile: int, color: int) -> str:
-    "English for one cell, for example `'red ball'`. Raises `ValueError` for numbers outside Table 1."
+    "English for a cell, such as `'red ball'`. Raises `ValueError` outside Table 1."
     if not (0 <= tile < NUM_TILES and 0 <= color < NUM_COLORS):
         raise ValueError(f"({tile}, {color}) is no tile: tiles are 0 to {NUM_TILES - 1}, colours 0 to {NUM_COLORS - 1}.")
     plain = {Tiles.END_OF_MAP: "end of map", Tiles.UNSEEN: "unseen", Tiles.EMPTY: "nothing"}

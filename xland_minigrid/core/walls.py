@@ -6,18 +6,18 @@
 __all__ = ['DIRECTIONS', 'DIRECTION_NAMES', 'empty_world', 'horizontal_line', 'vertical_line', 'rectangle', 'room', 'two_rooms',
            'four_rooms', 'nine_rooms', 'heading', 'inside']
 
-# %% ../../nbs/core/02_walls.ipynb #9a87f5cf
+# %% ../../nbs/core/02_walls.ipynb #a
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .tiles import FLOOR, WALL, unpack
 
-# %% ../../nbs/core/02_walls.ipynb #7c9b4623
+# %% ../../nbs/core/02_walls.ipynb #b
 DIRECTIONS = np.array(((-1, 0), (0, 1), (1, 0), (0, -1)), dtype=np.int32)
 DIRECTION_NAMES = ("up", "right", "down", "left")
 
-# %% ../../nbs/core/02_walls.ipynb #2ea5bdee
+# %% ../../nbs/core/02_walls.ipynb #c
 def empty_world(height: int, width: int) -> jax.Array:
     "Bare black floor, uint8 `(height, width, 2)`."
     return jnp.broadcast_to(jnp.asarray(unpack(FLOOR)), (height, width, 2))
@@ -30,9 +30,8 @@ def vertical_line(grid, x: int, y: int, length: int, tile) -> jax.Array:
     "Draw `length` cells of `tile` downwards from row `y`, column `x`."
     return grid.at[y : y + length, x].set(tile)
 
-# %% ../../nbs/core/02_walls.ipynb #e925e2e2
 def rectangle(grid, x: int, y: int, h: int, w: int, tile) -> jax.Array:
-    "Draw the outline of a rectangle of height `h` and width `w` with its upper left corner at row `y`, column `x`."
+    "Draw the outline of an `h` by `w` rectangle with its upper left corner at row `y`, column `x`."
     grid = vertical_line(vertical_line(grid, x, y, h, tile), x + w - 1, y, h, tile)
     return horizontal_line(horizontal_line(grid, x, y, w, tile), x, y + h - 1, w, tile)
 
@@ -40,9 +39,8 @@ def room(height: int, width: int) -> jax.Array:
     "Floor with a grey wall all around, uint8 `(height, width, 2)`."
     return rectangle(empty_world(height, width), 0, 0, height, width, unpack(WALL))
 
-# %% ../../nbs/core/02_walls.ipynb #8bbd4c52
-def _divided(height: int, width: int, rows=(), cols=()) -> jax.Array:
-    "A room with walls along the given rows and columns."
+# %% ../../nbs/core/02_walls.ipynb #d
+def _divided(height, width, rows=(), cols=()):
     grid = room(height, width)
     for x in cols:
         grid = vertical_line(grid, x, 0, height, unpack(WALL))
@@ -62,12 +60,12 @@ def nine_rooms(height: int, width: int) -> jax.Array:
     "A room divided by two vertical and two horizontal walls."
     return _divided(height, width, rows=(height // 3, 2 * (height // 3)), cols=(width // 3, 2 * (width // 3)))
 
-# %% ../../nbs/core/02_walls.ipynb #d669cee4
+# %% ../../nbs/core/02_walls.ipynb #e
 def heading(direction) -> tuple:
-    "The step ahead as (rows, columns), each -1, 0 or 1, int32; the step to the right is (columns, -rows)."
+    "The step ahead (rows, columns), each -1, 0 or 1, int32; the step to the right is (columns, -rows)."
     direction = jnp.asarray(direction)
     return (direction == 2).astype(jnp.int32) - (direction == 0), (direction == 1).astype(jnp.int32) - (direction == 3)
 
 def inside(shape, rows, cols):
-    "Whether positions lie on a grid of the given shape `(height, width, ...)`; elementwise bool."
+    "Whether positions lie on a grid of this shape; elementwise bool."
     return (rows >= 0) & (rows < shape[0]) & (cols >= 0) & (cols < shape[1])

@@ -6,7 +6,7 @@
 __all__ = ['EnvParams', 'is_integer', 'check_params', 'EnvCarry', 'State', 'StepType', 'TimeStep', 'advance', 'typed_key',
            'visible_cells', 'render', 'reward_table', 'check_action', 'compiled_outside_jit', 'Environment']
 
-# %% ../../nbs/envs/01_environment.ipynb #d68514d1
+# %% ../../nbs/envs/01_environment.ipynb #a
 import abc
 import dataclasses
 import functools
@@ -23,18 +23,18 @@ from ..core.compact import once, put, straight_line, take, vary_together, where_
 from ..core.compose import ExtendedState, evaluate_goal
 from ..core.walls import heading, inside
 from ..core.observation import hide, look, view_offsets
-from ..core.rules import any_hit, compile_rules, decompile_rules, patch_in_view, patch_offsets, react
-from ..core.struct import PyTreeNode, field, field_names
+from ..core.rules import PATCH_STEPS, any_hit, compile_rules, decompile_rules, patch_in_view, patch_offsets, react
+from ..core.struct import PyTreeNode, assign, field
 from ..core.tiles import END_OF_MAP, Tiles, pack_pairs, unpack
 
-# %% ../../nbs/envs/01_environment.ipynb #bb8fd3ac
+# %% ../../nbs/envs/01_environment.ipynb #b
 class EnvParams(PyTreeNode):
-    """What one chooses about an environment.
+    """Static parameters of an environment.
 
     Attributes:
-        height, width: size of the grid in cells.
-        view_size: side of the square that the agent sees, odd and at least 3.
-        max_steps: steps until a trial is cut off; None lets the environment choose.
+        height, width: of the grid, in cells.
+        view_size: side of the square that the agent sees, odd, at least 3.
+        max_steps: time limit of a trial; None lets the environment choose.
         render_mode: `"rgb_array"` or `"rich_text"`.
         see_through_walls: False hides what lies behind walls and shut doors (MiniGrid's rule).
     """
@@ -46,22 +46,23 @@ class EnvParams(PyTreeNode):
     see_through_walls: bool = field(pytree_node=False, default=True)
 
     def axes(self, *names: str) -> "EnvParams":
-        """`in_axes` of these parameters for `jax.vmap`, where only the fields `names` have a batch axis, the first: `params.axes("ruleset")`.
+        """`in_axes` for `jax.vmap` where only the fields `names` have a batch axis, the first:
+        `params.axes("ruleset")`.
 
-        Raises `ValueError` for a name that is no array or tree of arrays in these parameters.
+        Raises `ValueError` for a name that is no array or tree of arrays here.
         """
         data = [f.name for f in dataclasses.fields(self) if f.metadata.get("pytree_node", True)]
         if wrong := set(names) - set(data):
             raise ValueError(f"{type(self).__name__} has no data {sorted(wrong)[0]!r}; choose from {', '.join(data)}.")
         return self.replace(**{name: 0 if name in names else None for name in data})
 
-# %% ../../nbs/envs/01_environment.ipynb #1ed83266
+# %% ../../nbs/envs/01_environment.ipynb #c
 def is_integer(value) -> bool:
-    "Whether `value` is an integer of Python or NumPy; bools are not."
+    "Whether `value` is an integer of Python or NumPy, not a bool."
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 def check_params(params: EnvParams) -> EnvParams:
-    "The parameters unchanged. Raises `ValueError` for a view that is even, a time limit below 1 or a grid that coordinates cannot address."
+    "The parameters unchanged. Raises `ValueError` for an even view, a time limit below 1, or sides outside 3 to 255."
     for name in ("height", "width", "view_size", "max_steps"):
         value = getattr(params, name)
         if not is_integer(value) and not (name == "max_steps" and value is None):
@@ -73,22 +74,22 @@ def check_params(params: EnvParams) -> EnvParams:
         raise ValueError(f"A {params.height}x{params.width} grid cannot be; choose sides of 3 to 255 cells.")
     return params
 
-# %% ../../nbs/envs/01_environment.ipynb #f87919f8
+# %% ../../nbs/envs/01_environment.ipynb #d
 class EnvCarry(PyTreeNode):
-    "What an environment remembers beyond the grid; nothing by default."
+    "What an environment remembers beyond the grid: nothing."
 
 class State(PyTreeNode):
     """Everything the world knows.
 
     Attributes:
-        key: random key for the next reset. A step draws no random numbers.
-        step_num: steps done in this trial, int32 scalar.
-        cells: packed grid, uint8 `(height, width)`; `grid` shows it as (tile, colour) pairs `(height, width, 2)`.
-        agent: position, direction and pocket.
+        key: random key of the next reset; steps draw no random numbers.
+        step_num: steps of this trial, int32 scalar.
+        cells: packed grid, uint8 `(height, width)`; `grid` shows it as (tile, colour), `(height, width, 2)`.
+        agent: an `AgentState`.
         goal_encoding: uint8 `(5,)`.
-        rules: compiled rules, uint32 `(R, 1)`, or `(R, 2)` for extended tasks; `rule_encoding` shows the built-in ones as uint8 `(R, 7)`.
+        rules: compiled, uint32 `(R, 1)`, or `(R, 2)` if extended; `rule_encoding` shows built-in ones, uint8 `(R, 7)`.
         carry: what else the environment needs.
-        extended: for tasks beyond the tables, the goal as a table and its memory; None for others.
+        extended: for extended tasks the goal as a table and its memory, else None.
     """
     key: jax.Array
     step_num: jax.Array
@@ -100,14 +101,12 @@ class State(PyTreeNode):
     extended: ExtendedState | None = field(kw_only=True, default=None)
     __class_getitem__ = classmethod(types.GenericAlias)  # State[MyCarry] in annotations
 
-    def __init__(self, key, step_num, grid=None, agent=None, goal_encoding=None, rule_encoding=None, carry=None, *, extended=None, cells=None, rules=None, **more):
+    def __init__(self, key, step_num, grid=None, agent=None, goal_encoding=None, rule_encoding=None, carry=None, *,
+                 extended=None, cells=None, rules=None, **more):
         given = dict(key=key, step_num=step_num, agent=agent, goal_encoding=goal_encoding, carry=carry, extended=extended, **more)
         given["cells"] = cells if grid is None else pack_pairs(grid)
         given["rules"] = rules if rule_encoding is None else compile_rules(rule_encoding)
-        if unknown := given.keys() - set(field_names(self)):
-            raise TypeError(f"{type(self).__name__} has no field {sorted(unknown)[0]!r}.")
-        for name, value in given.items():
-            object.__setattr__(self, name, value)
+        assign(self, given)
 
     @property
     def grid(self) -> jax.Array:
@@ -117,18 +116,18 @@ class State(PyTreeNode):
     def rule_encoding(self) -> jax.Array:
         return decompile_rules(self.rules)
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self):
         return _picture(self)
 
-# %% ../../nbs/envs/01_environment.ipynb #0ac4a24c
+# %% ../../nbs/envs/01_environment.ipynb #e
 def _seen_cells(state, img):
-    "The agent as NumPy, the side of its view, and the cells of the map it can see; bool `(height, width)`."
+    "The agent as NumPy, the side of its view, and the cells it sees, bool `(height, width)`."
     from xland_minigrid.viz.render import view_to_world
     agent = jax.tree.map(np.asarray, state.agent)
     return agent, img.shape[0], view_to_world(np.asarray(img)[..., 0] != Tiles.UNSEEN, agent, state.cells.shape)
 
-def _picture(state, img=None) -> str | None:
-    "A drawing of one concrete state for the end of a notebook cell; None for batches."
+def _picture(state, img=None):
+    "A drawing of one concrete state; None for batches."
     if np.ndim(state.cells) != 2 or isinstance(state.cells, jax.core.Tracer):
         return None
     from xland_minigrid.viz.render import grid_html
@@ -138,9 +137,9 @@ def _picture(state, img=None) -> str | None:
     agent, view_size, visible = _seen_cells(state, img)
     return grid_html(cells, agent=agent, view_size=view_size, visible=visible)
 
-# %% ../../nbs/envs/01_environment.ipynb #93037a77
+# %% ../../nbs/envs/01_environment.ipynb #f
 class StepType:
-    "Where in a trial a time step lies; uint8."
+    "Where in a trial a time step lies, uint8."
     FIRST = np.uint8(0)
     MID = np.uint8(1)
     LAST = np.uint8(2)
@@ -151,10 +150,10 @@ class TimeStep(PyTreeNode):
     Attributes:
         state: the world.
         step_type: `StepType`, uint8 scalar.
-        reward: float32 scalar; `1 - 0.9 * t / max_steps` when the goal is reached at step t, else 0.
-        discount: float32 scalar; 0 when the goal is reached or the trial is lost (lava), else 1 (also when time runs out).
-        observation: uint8 `(view_size, view_size, 2)` of (tile, colour), or a dict with that under `"img"`.
-        final_observation: under `GymAutoResetWrapper` the observation this step led to, before any reset; else None.
+        reward: float32 scalar; `1 - 0.9 * t / max_steps` if step t reaches the goal, else 0.
+        discount: float32 scalar; 0 if the goal is reached or the trial lost (lava), else 1, also when time runs out.
+        observation: uint8 `(view_size, view_size, 2)` of (tile, colour), or a dict with that as `"img"`.
+        final_observation: under `GymAutoResetWrapper` the observation before any reset; else None.
     """
     state: State
     step_type: jax.Array
@@ -173,34 +172,30 @@ class TimeStep(PyTreeNode):
     def last(self) -> jax.Array:
         return self.step_type == StepType.LAST
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self):
         img = self.observation["img"] if isinstance(self.observation, dict) else self.observation
         return _picture(self.state, img)
 
-# %% ../../nbs/envs/01_environment.ipynb #3dec628d
+# %% ../../nbs/envs/01_environment.ipynb #g
 def _react(rules, action, pocket, seen, cells, position, direction, where):
-    "Apply the rules; returns grid, view and pocket afterwards."
     pocket, patch = react(rules, action, pocket, seen[where], direction)
     spots = position + jnp.asarray(patch_offsets())[direction]
     flat = jnp.where(inside(cells.shape, spots[:, 0], spots[:, 1]), spots[:, 0] * cells.shape[1] + spots[:, 1], cells.size)
     return put(cells, flat, patch), put(seen, where, patch), pocket
 
 @functools.lru_cache(maxsize=None)
-def _reaction(view_size: int):
-    "`_react` for a size of the view, always the same function, so that outside of `jit` only the first step compiles."
+def _reaction(view_size):
+    "`_react` for a view size, always the same function, so outside of `jit` only the first step compiles."
     return functools.partial(_react, where=patch_in_view(view_size))
 
-# %% ../../nbs/envs/01_environment.ipynb #4df591a9
-_AHEAD_RIGHT = ((0, 0), (1, 0), (0, 1), (-1, 0), (0, -1), (2, 0), (1, 1), (1, -1))  # the eight cells as steps ahead and to the right
-
-def _write_around(cells, row, col, direction, patch) -> jax.Array:
-    "The grid with the eight cells around an agent replaced. Each cell is called by its distance from the agent, ahead and to the right."
+# %% ../../nbs/envs/01_environment.ipynb #h
+def _write_around(cells, row, col, direction, patch):
+    "The grid with the eight cells around an agent replaced; cells are called by their steps ahead and to the right."
     (rows, cols), (y, x) = heading(direction), np.indices(cells.shape, np.int32)
     ahead, right = (y - row) * rows + (x - col) * cols, (y - row) * cols - (x - col) * rows
-    return put(cells, [1000 * a + r for a, r in _AHEAD_RIGHT], patch, 1000 * ahead + right)
+    return put(cells, [1000 * a + r for a, r in PATCH_STEPS], patch, 1000 * ahead + right)
 
-def _advance_straight(state: State, action, view_size: int) -> tuple[State, jax.Array, jax.Array]:
-    "`advance` for accelerators."
+def _advance_straight(state, action, view_size):
     agent, where, (height, width) = state.agent, patch_in_view(view_size), state.cells.shape
     row, col, (rows, cols) = agent.position[0], agent.position[1], heading(agent.direction)
     exists = inside((height, width), row + rows, col + cols)
@@ -220,12 +215,10 @@ def _advance_straight(state: State, action, view_size: int) -> tuple[State, jax.
         position=jnp.where(np.arange(2) == 0, row, col), direction=direction, pocket=unpack(pocket)))
     return state, reached, seen[:-1].reshape(view_size, view_size)
 
-# %% ../../nbs/envs/01_environment.ipynb #8c47f38d
 def advance(state: State, action, view_size: int, has_rules: bool = True) -> tuple[State, jax.Array, jax.Array]:
-    """Apply one action, then the rules, then check the goal. Without `has_rules` the rules are expected to be empty, and only that is checked.
+    """Apply one action, then the rules, then check the goal. Without `has_rules`, only checks that there are none.
 
-    Returns:
-        The new state, whether the goal is reached (bool scalar), and the packed view `(view_size, view_size)`.
+    Returns the new state, whether the goal is reached (bool scalar), and the packed view `(view_size, view_size)`.
     """
     if straight_line():
         return _advance_straight(state, action, view_size)
@@ -247,15 +240,14 @@ def advance(state: State, action, view_size: int, has_rules: bool = True) -> tup
         agent=AgentState(position=position, direction=direction, pocket=unpack(pocket)))
     return state, once(reached), seen[:-1].reshape(view_size, view_size)
 
-# %% ../../nbs/envs/01_environment.ipynb #2412775f
+# %% ../../nbs/envs/01_environment.ipynb #j
 def typed_key(key) -> jax.Array:
     "A random key as a typed one. Raises `TypeError` for anything but an array."
     if not isinstance(key, (jax.Array, np.ndarray)):
         raise TypeError(f"reset takes parameters and then a random key, not {type(key).__name__}: env.reset(params, jax.random.key(0)).")
     return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
-def _draw(state, img, render_mode: str) -> np.ndarray | str:
-    "See `Environment.render`; `img` is what the agent sees."
+def _draw(state, img, render_mode):
     from xland_minigrid.viz.render import render, render_text
     (agent, view_size, visible), cells = _seen_cells(state, img), np.asarray(state.cells)
     if render_mode == "rgb_array":
@@ -265,30 +257,30 @@ def _draw(state, img, render_mode: str) -> np.ndarray | str:
     raise ValueError(f"Unknown render_mode {render_mode!r}: choose 'rgb_array' or 'rich_text'.")
 
 def visible_cells(params: EnvParams, view) -> jax.Array:
-    "A packed view `(V, V)` as the agent sees it. Parameters of a program's own class may lack `see_through_walls`."
+    "A packed view `(V, V)` as the agent sees it; foreign parameters may lack `see_through_walls`."
     return view if getattr(params, "see_through_walls", True) else hide(view)
 
 def render(params: EnvParams, timestep: TimeStep) -> np.ndarray | str:
-    "An RGB image, uint8 `(H, W, 3)`, or rich text, as `params.render_mode` says. For people: not under `jit`."
+    "An RGB image, uint8 `(H, W, 3)`, or rich text, by `params.render_mode`. Not under `jit`."
     state, size = timestep.state, params.view_size
     view = look(state.cells, state.agent.position, state.agent.direction, size)[:-1].reshape(size, size)
     return _draw(state, unpack(visible_cells(params, view)), params.render_mode)
 
-def _as_weak_as(before, value) -> jax.Array:
-    "`value`, weakly typed if `before` is: time steps that a program builds from Python numbers then keep their type, and the step compiles once."
+def _as_weak_as(before, value):
+    "`value`, weakly typed if `before` is, so that time steps made of Python numbers compile one step only."
     if not getattr(before, "weak_type", False):
         return value
     return jax.lax.convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=True, sharding=None)
 
 @functools.lru_cache(maxsize=None)
 def reward_table(max_steps: int) -> np.ndarray:
-    "Reward for reaching the goal at step t = 0 … max_steps, float32 `(max_steps + 1,)`: `1 - 0.9 * t / max_steps`."
+    "Reward at step t = 0 … max_steps, float32 `(max_steps + 1,)`: `1 - 0.9 * t / max_steps`."
     t = np.arange(max_steps + 1, dtype=np.float32)
     return np.float32(1) - np.float32(0.9) * (t / np.float32(max_steps))
 
-# %% ../../nbs/envs/01_environment.ipynb #37074223
+# %% ../../nbs/envs/01_environment.ipynb #k
 def check_action(action) -> None:
-    "Raise `ValueError` for a concrete action that is not an integer 0 to 5, `TypeError` for one that is no integer at all."
+    "Raise `ValueError` for a concrete action outside 0 to 5, `TypeError` for one that is no integer."
     if not jnp.issubdtype(jnp.asarray(action).dtype, jnp.integer):
         raise TypeError(f"An action is an integer 0 to {NUM_ACTIONS - 1}, not {jnp.asarray(action).dtype}.")
     if not isinstance(action, jax.core.Tracer) and not (np.asarray(action) < NUM_ACTIONS).all() & (np.asarray(action) >= 0).all():
@@ -297,16 +289,16 @@ def check_action(action) -> None:
 _ALIKE: dict = {}
 
 def _alike(env):
-    "One environment for all that do the same: those of one class that hold nothing, alone or in wrappers that hold nothing else. They share their programs."
+    "One environment for all of one class that hold nothing but wrapped ones, so that they share programs."
     def identity(env):
         held = vars(env)
         return type(env) if not held else (type(env), identity(env._env)) if held.keys() == {"_env"} else env
     return _ALIKE.setdefault(identity(env), env)
 
 def compiled_outside_jit(method):
-    """A decorator for `reset` and `step` of environments: where nothing is traced yet, the whole call is compiled, the first time.
+    """Decorate `reset` and `step` so that the whole call compiles the first time where nothing is traced yet.
 
-    Concrete parameters and actions are checked before. A call that cannot be traced, such as that of a program's own wrapper that looks at values, runs as it is written.
+    Checks concrete parameters and actions first. Calls that cannot be traced run as they are written.
     """
     run, signature, is_step = jax.jit(method, static_argnums=0), inspect.signature(method), method.__name__ == "step"
 
@@ -327,19 +319,19 @@ def compiled_outside_jit(method):
 
     return call
 
-# %% ../../nbs/envs/01_environment.ipynb #2103b626
+# %% ../../nbs/envs/01_environment.ipynb #l
 class Environment(abc.ABC):
-    "What every environment offers. It holds no state: all of it is in `EnvParams` and `TimeStep`."
-    __class_getitem__ = classmethod(types.GenericAlias)  # Environment[MyParams, MyCarry], as xminigrid writes it
-    has_rules = True  # False where no task has any rules: the step then does not compare them with the world
+    "What every environment offers. It holds no state: that is in `EnvParams` and `TimeStep`."
+    __class_getitem__ = classmethod(types.GenericAlias)  # Environment[MyParams, MyCarry]
+    has_rules = True  # False: no task has rules, so steps need not look for matches
 
     @abc.abstractmethod
     def default_params(self, **kwargs) -> EnvParams:
-        "Parameters with defaults filled in, overridden by `kwargs`."
+        "Parameters with defaults, overridden by `kwargs`."
 
     @abc.abstractmethod
     def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
-        "A starting state. `key` is consumed; the state carries a fresh one."
+        "A starting state with a fresh key. `key` is consumed."
 
     def num_actions(self, params: EnvParams) -> int:
         return NUM_ACTIONS
@@ -361,7 +353,7 @@ class Environment(abc.ABC):
 
     @compiled_outside_jit
     def step(self, params: EnvParams, timestep: TimeStep, action) -> TimeStep:
-        "Do `action` (0 to 5, integer scalar) and return what follows."
+        "Do `action` (0 to 5, integer scalar); returns the next time step."
         check_action(action)
         state, reached, view = advance(timestep.state, jnp.asarray(action), params.view_size, self.has_rules)
         reached, failed = self._outcome(params, state, view[-1, params.view_size // 2], reached)
@@ -375,22 +367,22 @@ class Environment(abc.ABC):
             observation=self._observe(params, view))
 
     def _outcome(self, params: EnvParams, state: State, here, reached) -> tuple[jax.Array, jax.Array]:
-        """Whether the trial is won, and whether it is lost; bool scalars. `here` is the packed cell that the agent stands on.
+        """Whether the trial is won, and whether it is lost; bool scalars. Override it for other ends.
 
-        Reaching the goal wins and lava loses, lava having the last word. An environment that ends otherwise overrides this.
+        `here`: the packed cell under the agent. Lava loses even if the same step reaches the goal.
         """
         burnt = here >> 4 == Tiles.LAVA
         return reached & ~burnt, burnt
 
-    def _observe(self, params: EnvParams, view) -> jax.Array:
+    def _observe(self, params, view):
         return unpack(visible_cells(params, view))
 
     def render(self, params: EnvParams, timestep: TimeStep) -> np.ndarray | str:
         "See `render`."
         return render(params, timestep)
 
-# %% ../../nbs/envs/01_environment.ipynb #83327f54
-def _max_steps(params: EnvParams) -> int:
+# %% ../../nbs/envs/01_environment.ipynb #m
+def _max_steps(params):
     if params.max_steps is None or params.max_steps < 1:
         raise ValueError(f"max_steps is {params.max_steps}: set it to a positive number, or make the parameters with env.default_params().")
     return params.max_steps

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['registry', 'register', 'make', 'registered_environments', 'EnvSpec', 'load', 'EnvRegistry', 'nearest']
 
-# %% ../../nbs/envs/03_registration.ipynb #9cb5a565
+# %% ../../nbs/envs/03_registration.ipynb #a
 import importlib
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -13,10 +13,10 @@ from difflib import SequenceMatcher
 from ..core.struct import field_names
 from .environment import EnvParams, Environment, check_params
 
-# %% ../../nbs/envs/03_registration.ipynb #10d15171
+# %% ../../nbs/envs/03_registration.ipynb #b
 @dataclass(frozen=True)
 class EnvSpec:
-    "A registered environment: its id, `module:Class`, and the parameters of this variant."
+    "A registered environment: id, `module:Class`, and the parameters of this variant."
     id: str
     entry_point: str
     kwargs: dict = field(default_factory=dict)
@@ -26,23 +26,23 @@ def load(entry_point: str) -> type:
     module, name = entry_point.split(":")
     return getattr(importlib.import_module(module), name)
 
-# %% ../../nbs/envs/03_registration.ipynb #3da84dc9
+# %% ../../nbs/envs/03_registration.ipynb #c
 class EnvRegistry:
-    "Environments by id. `specs` has those that are registered, `built_in` the ids of those that never change."
+    "Environments by id. `built_in`: the ids that never change."
 
     def __init__(self):
         self.specs: dict[str, EnvSpec] = {}
         self.built_in: frozenset[str] = frozenset()
 
     def register(self, id: str, entry_point: str, **kwargs) -> None:
-        """Make an environment available to `make` under `id`.
+        """Make an environment available to `make`; running the cell again replaces the parameters.
 
         Args:
             id: begins with `XLand-MiniGrid` or `MiniGrid`.
             entry_point: `"module:Class"` of an `Environment`.
-            kwargs: parameters of this variant, passed to its `default_params`.
-        Running the cell again replaces the parameters. Raises `ValueError` when the id is built in or another class has it, when it does not begin that way, or the
-        entry point is not of that form.
+            kwargs: for its `default_params`.
+        Raises `ValueError` for another form of id or entry point, or an id that is built in or belongs to another
+        class.
         """
         if id in self.specs and (id in self.built_in or self.specs[id].entry_point != entry_point):
             raise ValueError(f"An environment {id!r} is registered already: choose another id.")
@@ -59,39 +59,40 @@ class EnvRegistry:
     def make(self, id: str, **kwargs) -> tuple[Environment, EnvParams]:
         """An environment and its parameters.
 
-        `kwargs` override the parameters of the variant before anything is derived from them: `make("XLand-MiniGrid-R1-9x9", height=11, width=11)`
-        also gets the time limit of an 11x11 grid. Raises `ValueError` for an unknown id, and for impossible sizes, views and time limits.
+        `kwargs` override the variant's before anything is derived: `make("XLand-MiniGrid-R1-9x9", height=11, width=11)`
+        gets the time limit of 11x11. Raises `ValueError` for an unknown id or impossible parameters, `TypeError` for
+        unknown ones.
         """
         if id not in self.specs:
             raise ValueError(f"Unknown environment {id!r}: choose one of {', '.join(nearest(str(id), self.specs))}, "
                              f"or another of the {len(self.specs)} that xland_minigrid.registered_environments() lists.")
         spec = self.specs[id]
         env = load(spec.entry_point)()
-        if unknown := sorted(set(kwargs) - set(field_names(env.default_params(**spec.kwargs)))):
-            raise TypeError(f"{id} has no parameter {unknown[0]!r}: its parameters are {', '.join(field_names(env.default_params(**spec.kwargs)))}.")
+        names = field_names(env.default_params(**spec.kwargs))
+        if unknown := sorted(set(kwargs) - set(names)):
+            raise TypeError(f"{id} has no parameter {unknown[0]!r}: its parameters are {', '.join(names)}.")
         return env, check_params(env.default_params(**{**spec.kwargs, **kwargs}))
 
 def nearest(id: str, known, count: int = 4) -> list[str]:
-    "The known ids most like `id`, the most like first; case does not matter."
+    "The known ids most like `id`, best first; case does not matter."
     likeness = lambda other: SequenceMatcher(None, id.lower(), other.lower()).ratio()
     return sorted(known, key=likeness, reverse=True)[:count]
 
-# %% ../../nbs/envs/03_registration.ipynb #1df8b9c5
+# %% ../../nbs/envs/03_registration.ipynb #d
 registry = EnvRegistry()
 register, make, registered_environments = registry.register, registry.make, registry.registered_environments
 
-# %% ../../nbs/envs/03_registration.ipynb #893de8b7
+# %% ../../nbs/envs/03_registration.ipynb #e
 _XLAND_SIZES = {"R1": (9, 11, 13, 15, 17), "R2": (9, 11, 13, 15, 17), "R4": (9, 11, 13, 15, 17), "R6": (13, 17, 19), "R9": (16, 19, 25)}
 
 for _rooms, _sizes in _XLAND_SIZES.items():
     for _n in _sizes:
         register(f"XLand-MiniGrid-{_rooms}-{_n}x{_n}", "xland_minigrid.envs.xland:XLandMiniGrid", grid_type=_rooms, height=_n, width=_n)
 
-for _kind in ("Maze", "Rooms"):  # drawn anew at every reset
+for _kind in ("Maze", "Rooms"):
     for _n in (9, 13, 17, 25):
         register(f"XLand-MiniGrid-{_kind}-{_n}x{_n}", "xland_minigrid.envs.xland:XLandMiniGrid", grid_type=_kind, height=_n, width=_n)
 
-# %% ../../nbs/envs/03_registration.ipynb #d16a953b
 for _task in ("Empty", "EmptyRandom", "DoorKey"):
     for _n in (5, 6, 8, 16):
         register(f"MiniGrid-{_task}-{_n}x{_n}", f"xland_minigrid.envs.minigrid:{_task}", height=_n, width=_n)

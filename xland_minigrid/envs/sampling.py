@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SampledParams', 'SampledCarry', 'cumulate', 'draw', 'try_out', 'RulesetSamplingWrapper', 'sample_tasks']
 
-# %% ../../nbs/envs/05_sampling.ipynb #eecfb626
+# %% ../../nbs/envs/05_sampling.ipynb #a
 from typing import Any, Callable
 
 import jax
@@ -13,21 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.ruleset import RuleSet
-from ..core.struct import PyTreeNode, field, field_names
+from ..core.struct import PyTreeNode, assign, field, field_names
 from .environment import compiled_outside_jit, EnvParams, Environment, TimeStep, typed_key
 from .wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper, Wrapper
 
-# %% ../../nbs/envs/05_sampling.ipynb #3b7d7202
+# %% ../../nbs/envs/05_sampling.ipynb #b
 class SampledParams(EnvParams):
     """The parameters of an environment and the tasks that resets draw from.
 
     Attributes:
-        inner: parameters of the wrapped environment; its `ruleset` is a placeholder of the right shape.
-        tasks: what is drawn from: a `RuleSet` with a leading axis, or an object with `get_ruleset` or `sample_ruleset`, such as a `Benchmark`.
-        bounds: cumulated weights, uint32 `(n,)`, made by `RulesetSamplingWrapper.weigh`; None draws all tasks alike.
+        inner: of the wrapped environment; its `ruleset` is a placeholder.
+        tasks: a `RuleSet` with a leading axis, or an object with `get_ruleset` or `sample_ruleset`, such as a
+            `Benchmark`.
+        bounds: cumulated weights, uint32 `(n,)`, see `RulesetSamplingWrapper.weigh`; None draws all alike.
         source: an object with `sample_ruleset(key)` that is no pytree, else None. Static.
 
-    The other attributes of `inner` (`height`, `max_steps`, ...) are read and replaced as if they were here.
+    Other attributes of `inner` are read and replaced as if they were here.
     """
     inner: EnvParams = None
     tasks: Any = None
@@ -36,8 +37,7 @@ class SampledParams(EnvParams):
 
     def __init__(self, inner, tasks=None, bounds=None, source=None, **static):
         static = static or {name: getattr(inner, name) for name in field_names(EnvParams)}
-        for name, value in {**static, "inner": inner, "tasks": tasks, "bounds": bounds, "source": source}.items():
-            object.__setattr__(self, name, value)
+        assign(self, {**static, "inner": inner, "tasks": tasks, "bounds": bounds, "source": source})
 
     def __getattr__(self, name):
         if name.startswith("__") or name in field_names(SampledParams):
@@ -45,45 +45,44 @@ class SampledParams(EnvParams):
         return getattr(self.inner, name)
 
     def replace(self, **updates) -> "SampledParams":
-        "A copy with some fields changed, here or in `inner`. Raises `TypeError` for a field that neither has."
+        "A copy with fields changed, here or in `inner`. Raises `TypeError` for unknown ones."
         own = {name: updates.pop(name, getattr(self, name)) for name in ("inner", "tasks", "bounds", "source")}
         return SampledParams(**own | {"inner": own["inner"].replace(**updates)})
 
     def axes(self, *names: str) -> "SampledParams":
-        "See `EnvParams.axes`; the names may also be those of `inner`."
+        "`EnvParams.axes`, also for names of `inner`."
         own = [name for name in ("tasks", "bounds") if name in names]
         return SampledParams(inner=self.inner.axes(*(name for name in names if name not in own)), source=self.source, **dict.fromkeys(own, 0))
 
-# %% ../../nbs/envs/05_sampling.ipynb #2493ca3d
+# %% ../../nbs/envs/05_sampling.ipynb #c
 class SampledCarry(PyTreeNode):
     """What the wrapper remembers of a trial.
 
     Attributes:
-        ruleset_id: number of the task in the benchmark, int32 scalar; -1 where tasks have no numbers.
-        inner: what the wrapped environment remembers.
+        ruleset_id: number of the task, int32 scalar; -1 without numbers.
+        inner: of the wrapped environment.
     """
     ruleset_id: jax.Array
     inner: Any
 
-# %% ../../nbs/envs/05_sampling.ipynb #d5eab143
-def _rows(tasks) -> int | None:
-    "How many numbered tasks there are; None when they have no numbers."
+# %% ../../nbs/envs/05_sampling.ipynb #d
+def _rows(tasks):
+    "The number of tasks; None if they have no numbers."
     if isinstance(tasks, RuleSet):
         return tasks.goal.shape[0] if np.ndim(tasks.goal) == 2 else None
     return tasks.num_rulesets() if hasattr(tasks, "num_rulesets") and hasattr(tasks, "get_ruleset") else None
 
-def _row(tasks, number) -> RuleSet:
-    "Task `number`, which may be traced, with all the fields that it has."
+def _row(tasks, number):
     if isinstance(tasks, RuleSet):
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(jnp.asarray(x), number, keepdims=False), tasks)
     return tasks.get_ruleset(number)
 
-# %% ../../nbs/envs/05_sampling.ipynb #0a3298b7
+# %% ../../nbs/envs/05_sampling.ipynb #e
 def cumulate(weights) -> jax.Array:
-    """Upper bounds for `draw`, uint32 `(n,)`, from weights `(n,)` of any scale: the last one is about 2**31.
+    """Bounds for `draw`, uint32 `(n,)`, from weights `(n,)` of any scale, perhaps traced; the last is about 2**31.
 
-    Weights need not sum to one and may be traced. They are numbers of float32, so each probability has a relative error of about 2**-23, and the smallest that is not zero is
-    2**-31; raises `ValueError` for concrete weights that are negative, not finite, or all zero.
+    Probabilities have a relative error of about 2**-23, and are zero or at least 2**-31. Raises `ValueError` for
+    concrete weights that are negative, not finite, or all zero.
     """
     if not isinstance(weights, jax.core.Tracer):
         given = np.asarray(weights)
@@ -95,21 +94,20 @@ def cumulate(weights) -> jax.Array:
     return jnp.cumsum(jnp.where(weights > 0, jnp.maximum(parts, 1), 0), dtype=jnp.uint32)
 
 def draw(key: jax.Array, n: int, bounds=None) -> jax.Array:
-    "A task number below `n`, int32 scalar; each alike, or as the weights behind `bounds` say. `key` is consumed."
+    "A task number below `n`, int32 scalar, uniform or by the weights behind `bounds`. `key` is consumed."
     if bounds is None:
         return jax.random.randint(key, (), 0, n)
     part = jax.random.randint(key, (), 0, bounds[-1], dtype=jnp.uint32)
     return jnp.searchsorted(bounds, part, side="right").astype(jnp.int32)
 
-# %% ../../nbs/envs/05_sampling.ipynb #2c3c6597
-def _fullest(tasks) -> RuleSet:
-    "The task with most objects, as NumPy arrays."
+# %% ../../nbs/envs/05_sampling.ipynb #f
+def _fullest(tasks):
     tiles = np.asarray(tasks.init_tiles)
     number = int((tiles[..., 0] > 2).sum(-1).argmax())
     return jax.tree.map(np.asarray, _row(tasks, number))
 
 def try_out(env: Environment, params: EnvParams, tasks) -> EnvParams:
-    "`params` with the task that has most objects; raises what a reset with it raises."
+    "`params` with the fullest task. Raises what a reset with it raises."
     if hasattr(tasks, "init_tiles"):
         ruleset = _fullest(tasks)
     else:
@@ -118,9 +116,7 @@ def try_out(env: Environment, params: EnvParams, tasks) -> EnvParams:
     jax.eval_shape(lambda key: env.reset(params, key), jax.random.key(0))
     return params
 
-# %% ../../nbs/envs/05_sampling.ipynb #513b7233
-def _check_tasks(params, tasks) -> None:
-    "Raise one sentence for parameters without a ruleset, and for things that are no tasks."
+def _check_tasks(params, tasks):
     if not hasattr(params, "ruleset"):
         raise TypeError(f"{type(params).__name__} has no ruleset to draw: use one of the XLand-MiniGrid environments.")
     if isinstance(tasks, RuleSet) and _rows(tasks) is None:
@@ -131,11 +127,11 @@ def _check_tasks(params, tasks) -> None:
     if _rows(tasks) == 0:
         raise ValueError("There are no tasks to draw: check the split that they come from.")
 
-# %% ../../nbs/envs/05_sampling.ipynb #0a245b0d
+# %% ../../nbs/envs/05_sampling.ipynb #g
 class RulesetSamplingWrapper(Wrapper):
-    """Draws a new ruleset at each reset; its number is `timestep.state.carry.ruleset_id`. `sample_tasks` makes one, with its parameters.
+    """Draws a new ruleset at each reset, number `timestep.state.carry.ruleset_id`; see `sample_tasks`.
 
-    Auto-reset wrappers go around it: `GymAutoResetWrapper(RulesetSamplingWrapper(env))`. Raises `ValueError` around an environment that resets itself.
+    Auto-reset wrappers go around it. Raises `ValueError` around an environment that resets itself.
     """
 
     def __init__(self, env: Environment):
@@ -143,7 +139,7 @@ class RulesetSamplingWrapper(Wrapper):
         super().__init__(env)
 
     def default_params(self, tasks=None, weights=None, **kwargs):
-        "Parameters of the environment inside; with `tasks` those of `with_tasks`."
+        "Parameters of the inner environment; with `tasks` those of `with_tasks`."
         params = self._env.default_params(**kwargs)
         return params if tasks is None else self.with_tasks(params, tasks, weights)
 
@@ -151,10 +147,9 @@ class RulesetSamplingWrapper(Wrapper):
         """Parameters whose resets draw from `tasks`.
 
         Args:
-            params: those of the environment inside, or earlier ones of this wrapper.
-            tasks: a `RuleSet` with a leading axis, a `Benchmark`, or any object with `sample_ruleset(key)`.
-            weights: see `weigh`; None draws all alike.
-        Raises `ValueError` or `TypeError` for tasks that are none, or that do not fit on the grid.
+            params: of the inner environment, or of this wrapper.
+            tasks: see `SampledParams`. weights: see `weigh`; None draws all alike.
+        Raises `ValueError` or `TypeError` for unfit tasks.
         """
         params = params.inner if isinstance(params, SampledParams) else params
         _check_tasks(params, tasks)
@@ -164,7 +159,7 @@ class RulesetSamplingWrapper(Wrapper):
         return made if weights is None else self.weigh(made, weights)
 
     def weigh(self, params: SampledParams, weights) -> SampledParams:
-        "The same parameters with other weights `(n,)`, of any scale; works under `jit`, and recompiles nothing. Raises `ValueError` for a wrong number of them."
+        "With other weights `(n,)` of any scale, also under `jit`; recompiles nothing. Raises `ValueError`."
         return params.replace(bounds=_bounds(weights, _rows(params.tasks)))
 
     def check(self, params):
@@ -172,7 +167,7 @@ class RulesetSamplingWrapper(Wrapper):
 
     @compiled_outside_jit
     def reset(self, params, key):
-        "Begin a trial of a new task. `key` is split in two: the first draws the task, the second goes to the reset of the environment inside."
+        "Begin a trial of a new task. `key` is split: the first draws the task, the second goes to the inner reset."
         draw_key, reset_key = jax.random.split(typed_key(key))
         number, inner = _draw_task(params, draw_key)
         return _remember(self._env.reset(inner, reset_key), number)
@@ -192,11 +187,11 @@ class RulesetSamplingWrapper(Wrapper):
     def render(self, params, timestep):
         return self._env.render(_inner(params), timestep)
 
-# %% ../../nbs/envs/05_sampling.ipynb #c95223d2
+# %% ../../nbs/envs/05_sampling.ipynb #h
 def sample_tasks(env: Environment, params: EnvParams, tasks, weights=None) -> tuple[Environment, SampledParams]:
-    """An environment whose resets draw from `tasks`, and its parameters. `weights` as in `RulesetSamplingWrapper.weigh`.
+    """An environment whose resets draw from `tasks`, and its parameters; `weights` as in `weigh`.
 
-    Around an environment that draws already, at any depth of wrappers, nothing is put: it gets other tasks. Raises as `RulesetSamplingWrapper` and its `with_tasks`.
+    An environment that draws already, at any depth, only gets other tasks. Raises as `RulesetSamplingWrapper`.
     """
     layer = env
     while layer is not None and not isinstance(layer, RulesetSamplingWrapper):
@@ -204,33 +199,29 @@ def sample_tasks(env: Environment, params: EnvParams, tasks, weights=None) -> tu
     env = env if layer is not None else RulesetSamplingWrapper(env)
     return env, (layer or env).with_tasks(params, tasks, weights)
 
-# %% ../../nbs/envs/05_sampling.ipynb #f35ace6d
-def _inner(params) -> EnvParams:
+def _inner(params):
     return params.inner if isinstance(params, SampledParams) else params
 
-def _remember(timestep: TimeStep, number) -> TimeStep:
-    "The time step with the number of its task."
+def _remember(timestep, number):
     state = timestep.state
     return timestep.replace(state=state.replace(carry=SampledCarry(ruleset_id=number, inner=state.carry)))
 
-def _bounds(weights, n: int | None) -> jax.Array:
-    "`cumulate` for the weights of `n` tasks; raises `ValueError` for another number of them, or for tasks without numbers."
+def _bounds(weights, n):
     if n is None:
         raise ValueError("These tasks have no numbers, so they cannot be weighed: give a batched RuleSet or a Benchmark.")
     if np.shape(weights) != (n,):
         raise ValueError(f"There are {n:,} tasks and weights of shape {np.shape(weights)}: give one weight for each task.")
     return cumulate(weights)
 
-def _check_layers(env) -> None:
-    "Raise `ValueError` for an environment that resets itself."
+def _check_layers(env):
     while env is not None:
         if isinstance(env, (GymAutoResetWrapper, DmEnvAutoResetWrapper)):
             name = type(env).__name__
             raise ValueError(f"Resets inside {name} would not draw a new ruleset: put {name} around RulesetSamplingWrapper instead.")
         env = getattr(env, "_env", None)
 
-def _draw_task(params, key) -> tuple[jax.Array, EnvParams]:
-    "The number of a task and the inner parameters with it. `key` is consumed."
+def _draw_task(params, key):
+    "A task's number, and the inner parameters with it. `key` is consumed."
     if not isinstance(params, SampledParams):
         raise TypeError("These parameters hold no tasks: make both with sample_tasks(env, params, benchmark).")
     tasks = params.tasks if params.source is None else params.source

@@ -6,18 +6,17 @@
 __all__ = ['Wrapper', 'GymAutoResetWrapper', 'DmEnvAutoResetWrapper', 'ObservationWrapper', 'DirectionObservationWrapper',
            'RulesAndGoalsObservationWrapper']
 
-# %% ../../nbs/envs/04_wrappers.ipynb #9435c650
+# %% ../../nbs/envs/04_wrappers.ipynb #a
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ..core.compact import where_needed
 from .environment import compiled_outside_jit, EnvParams, Environment, State, TimeStep
 
-# %% ../../nbs/envs/04_wrappers.ipynb #98c17970
+# %% ../../nbs/envs/04_wrappers.ipynb #b
 class Wrapper(Environment):
-    "An environment around another; by default it changes nothing."
+    "An environment around another, unchanged."
 
     def __init__(self, env: Environment):
         self._env = env
@@ -39,7 +38,7 @@ class Wrapper(Environment):
     def observation_shape(self, params: EnvParams) -> Any:
         return self._env.observation_shape(params)
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         return self._env._generate_problem(params, key)
 
     def reset(self, params: EnvParams, key: jax.Array) -> TimeStep:
@@ -51,9 +50,9 @@ class Wrapper(Environment):
     def render(self, params: EnvParams, timestep: TimeStep):
         return self._env.render(params, timestep)
 
-# %% ../../nbs/envs/04_wrappers.ipynb #79096fc9
+# %% ../../nbs/envs/04_wrappers.ipynb #c
 class GymAutoResetWrapper(Wrapper):
-    "Resets in the step that ends a trial (Gym's custom); the terminal observation is `timestep.final_observation`."
+    "Resets in the step that ends a trial (as Gym); the last observation is `timestep.final_observation`."
 
     @compiled_outside_jit
     def reset(self, params, key):
@@ -70,20 +69,19 @@ class GymAutoResetWrapper(Wrapper):
         timestep = self._env.reset(params, key)
         return timestep.state, timestep.observation
 
-# %% ../../nbs/envs/04_wrappers.ipynb #eb665351
 class DmEnvAutoResetWrapper(Wrapper):
-    "Resets in the step after a trial ended (dm_env's and EnvPool's custom): that step is FIRST and its action is ignored."
+    "Resets in the step after a trial ended (as dm_env and EnvPool): that step is FIRST and ignores its action."
 
     @compiled_outside_jit
     def step(self, params, timestep, action):
         following = self._env.step(params, timestep, action)
         return where_needed(self._env.reset)(timestep.last(), following, params, timestep.state.key)
 
-# %% ../../nbs/envs/04_wrappers.ipynb #1bed9baa
+# %% ../../nbs/envs/04_wrappers.ipynb #d
 class ObservationWrapper(Wrapper):
-    """Changes the observation. Subclasses write `extra` and `extra_shape`, which add entries, or override `observe` and `observe_shape`.
+    """Changes the observation. Subclasses write `extra` and `extra_shape`, or override `observe` and `observe_shape`.
 
-    Around `GymAutoResetWrapper` it works on the inside, so that `final_observation` is changed as well.
+    Goes inside a `GymAutoResetWrapper`, so that `final_observation` changes too.
     """
 
     def __init__(self, env: Environment):
@@ -95,7 +93,7 @@ class ObservationWrapper(Wrapper):
         super().__init__(GymAutoResetWrapper(observed) if inside else observed)
 
     def extra(self, state: State) -> dict[str, jax.Array]:
-        "The entries to add, from the state."
+        "Entries to add."
         raise NotImplementedError
 
     def extra_shape(self, params: EnvParams) -> dict[str, Any]:
@@ -103,21 +101,21 @@ class ObservationWrapper(Wrapper):
         raise NotImplementedError
 
     def observe(self, observation, state: State):
-        "The observation to show, from that of the environment inside."
+        "The new observation."
         return {**(observation if isinstance(observation, dict) else {"img": observation}), **self.extra(state)}
 
     def observe_shape(self, shape, params: EnvParams):
-        "Its shape, from that of the environment inside."
+        "The new shape."
         return {**(shape if isinstance(shape, dict) else {"img": shape}), **self.extra_shape(params)}
 
 class _Observed(Wrapper):
-    "An environment with the observations that an `ObservationWrapper`, whose place in the stack it takes, makes of them."
+    "The environment with the observations of an `ObservationWrapper`, whose place in the stack it takes."
 
     def __init__(self, env: Environment, wrapper: ObservationWrapper):
         super().__init__(env)
         self.wrapper = wrapper
 
-    def _changed(self, timestep: TimeStep) -> TimeStep:
+    def _changed(self, timestep):
         return timestep.replace(observation=self.wrapper.observe(timestep.observation, timestep.state))
 
     def observation_shape(self, params):
@@ -131,7 +129,7 @@ class _Observed(Wrapper):
     def step(self, params, timestep, action):
         return self._changed(self._env.step(params, timestep, action))
 
-# %% ../../nbs/envs/04_wrappers.ipynb #b000f0b1
+# %% ../../nbs/envs/04_wrappers.ipynb #e
 class DirectionObservationWrapper(ObservationWrapper):
     "Adds `direction`: where the agent looks on the map, one-hot float32 `(4,)`."
 
@@ -142,9 +140,9 @@ class DirectionObservationWrapper(ObservationWrapper):
         return {"direction": 4}
 
 class RulesAndGoalsObservationWrapper(ObservationWrapper):
-    """Adds what is normally hidden: `goal_encoding` uint8 `(5,)` and `rule_encoding` uint8 `(R, 7)`.
+    """Adds what is hidden: `goal_encoding` uint8 `(5,)` and `rule_encoding` uint8 `(R, 7)`.
 
-    Of tasks beyond the tables, whose encodings do not say all, also `goal_table` uint32 `(K, 4)` and `compiled_rules` uint32 `(R, 2)` (see `compose`).
+    For extended tasks also `goal_table` uint32 `(K, 4)` and `compiled_rules` uint32 `(R, 2)` (see `compose`).
     """
 
     def extra(self, state):

@@ -6,7 +6,7 @@
 __all__ = ['generate_room', 'generate_two_rooms', 'generate_four_rooms', 'generate_six_rooms', 'generate_nine_rooms',
            'XLandEnvParams', 'generate_rooms', 'place', 'XLandMiniGrid']
 
-# %% ../../nbs/envs/02_xland.ipynb #31526f93
+# %% ../../nbs/envs/02_xland.ipynb #a
 import functools
 
 import jax
@@ -26,17 +26,17 @@ from ..core.struct import field
 from ..core.tiles import EMPTY, END_OF_MAP, pack_pairs, unpack
 from .environment import EnvCarry, EnvParams, Environment, State
 
-# %% ../../nbs/envs/02_xland.ipynb #96872fcc
+# %% ../../nbs/envs/02_xland.ipynb #b
 class XLandEnvParams(EnvParams):
     """Parameters of XLand-MiniGrid.
 
     Attributes:
-        ruleset: the task; its arrays may carry batch axes for `vmap`.
-        grid_type: the layout, one of R1, R2, R4, R6, R9, or drawn at every reset: Maze, Rooms. Static.
-        layout: takes the place of `grid_type` when it is given; data, so it may be traced and carry a batch axis for `vmap`.
+        ruleset: the task; may carry batch axes for `vmap`.
+        grid_type: R1, R2, R4, R6, R9, or drawn at every reset: Maze, Rooms. Static.
+        layout: replaces `grid_type`; data, so it may be traced and batched.
         extent: rows and columns in use, int32 `(2,)`, for Maze and Rooms; data. None uses the whole grid.
-        loops: for Maze, the share of the remaining inner walls that are opened besides, 0 to 1. Static.
-        max_rooms: for Rooms, how many rooms there are at most; None leaves it to `random_rooms`. Static.
+        loops: for Maze, the share of other inner walls to open, 0 to 1. Static.
+        max_rooms: for Rooms, at most so many; None leaves it to `random_rooms`. Static.
     """
     view_size: int = field(pytree_node=False, default=5)
     ruleset: RuleSet = field(default_factory=empty_ruleset)
@@ -46,43 +46,44 @@ class XLandEnvParams(EnvParams):
     loops: float = field(pytree_node=False, default=0.)
     max_rooms: int | None = field(pytree_node=False, default=None)
 
-# %% ../../nbs/envs/02_xland.ipynb #f4ad8b89
-def _check_room_for(ruleset: RuleSet, free) -> None:
-    "Refuse a concrete ruleset with more objects than the grid has free cells besides the agent's."
+# %% ../../nbs/envs/02_xland.ipynb #c
+def _check_room_for(ruleset, free):
+    "Raise `ValueError` for a concrete ruleset whose objects and agent need more than the free cells."
     tiles = ruleset.init_tiles
     if isinstance(tiles, jax.core.Tracer) or isinstance(free, jax.core.Tracer):
         return
     objects = int((np.asarray(tiles)[..., 0] > 2).sum(-1).max())
-    if objects + 1 > int(free):  # under `jit` a comparison of arrays would be traced, even of known ones
+    if objects + 1 > int(free):  # under `jit` a comparison of arrays would be traced
         raise ValueError(f"{objects} objects and an agent do not fit on {free} free cells: choose a larger grid or fewer objects.")
 
-# %% ../../nbs/envs/02_xland.ipynb #80627a4b
-def _layout_for(params: XLandEnvParams, key: jax.Array) -> tuple[Layout, jax.Array]:
-    "The layout of this trial, and the key for what is drawn in it."
+# %% ../../nbs/envs/02_xland.ipynb #d
+def _layout_for(params, key):
     if params.layout is not None:
         check_layout(params.layout, params.height, params.width)
         return params.layout, key
     if params.grid_type in GRID_TYPES:
         if params.extent is not None:
-            raise ValueError(f"extent is for Maze and Rooms, not for {params.grid_type}: use pad_layout to put it into a larger grid.")
+            raise ValueError(f"extent is for Maze and Rooms, not for {params.grid_type}: use pad_layout for a larger "
+                             "grid.")
         return layout(params.grid_type, params.height, params.width), key
     if params.extent is not None and jnp.shape(params.extent) != (2,):
-        raise ValueError(f"extent has shape {jnp.shape(params.extent)}: give rows and columns, int32 (2,), and use jax.vmap for a batch of them.")
+        raise ValueError(f"extent has shape {jnp.shape(params.extent)}: give rows and columns, int32 (2,); batch with "
+                         "jax.vmap.")
     key, draw = jax.random.split(key)
     rows, cols = (None, None) if params.extent is None else params.extent
     if params.grid_type == "Maze":
         return random_maze(draw, params.height, params.width, rows, cols, params.loops), key
     return random_rooms(draw, params.height, params.width, None, params.max_rooms, rows, cols), key
 
-# %% ../../nbs/envs/02_xland.ipynb #9f2d1fc5
-def _open_doors(plan: Layout, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    "`draw_doors` with places from the first numbers of `bits` `(2 * D,)`, colours from those that follow the last real door's."
+# %% ../../nbs/envs/02_xland.ipynb #e
+def _open_doors(plan, bits):
+    "`draw_doors` with places from the first of `bits` `(2 * D,)`, colours from those after the last real door's."
     doors = plan.doors.shape[0]
     real = (jnp.asarray(plan.num_places) > 0).sum()
     return draw_doors(plan, jnp.stack([bits[:doors], jax.lax.dynamic_slice_in_dim(bits, real, doors)]))
 
 def generate_rooms(grid_type: str, key: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Array]:
-    "A layout with its doors drawn and nothing else in it: a fresh key, and the grid, uint8 `(height, width, 2)`."
+    "A fresh key, and a layout with doors and nothing else, uint8 `(height, width, 2)`."
     plan = layout(grid_type, height, width)
     key, bits = draw_once(key, 2 * len(plan.doors))
     cells, tiles = _open_doors(plan, bits)
@@ -92,7 +93,7 @@ generate_room, generate_two_rooms, generate_four_rooms, generate_six_rooms, gene
     functools.partial(generate_rooms, grid_type) for grid_type in GRID_TYPES)
 
 def place(params: XLandEnvParams, key: jax.Array):
-    "A starting grid for the parameters: packed uint8 `(height, width)`, the agent, and a fresh key."
+    "A starting grid, packed uint8 `(height, width)`, the agent, and a fresh key."
     plan, key = _layout_for(params, key)
     _check_room_for(params.ruleset, plan.num_free)
     objects = pack_pairs(jnp.asarray(params.ruleset.init_tiles))
@@ -110,25 +111,25 @@ def place(params: XLandEnvParams, key: jax.Array):
         position=jnp.where(np.arange(2) == 0, spots[0] // params.width, spots[0] % params.width), direction=(bits[0] & 3).astype(jnp.int32))
     return cells, agent, key
 
-# %% ../../nbs/envs/02_xland.ipynb #a21d3859
-def _size_of(plan: Layout, height: int | None = None, width: int | None = None) -> dict:
-    "Height and width of the array of a layout, or of a batch. Raises `ValueError` where others are asked for."
+def _size_of(plan, height=None, width=None):
+    "Height and width of a layout or batch. Raises `ValueError` if others are asked for."
     if not isinstance(plan, Layout) or np.ndim(plan.cells) < 2:
         raise ValueError("layout must be a Layout with cells (H, W), or a batch of them: make it with core.layouts or core.mazes.")
     h, w = plan.cells.shape[-2:]
     if (height or h, width or w) != (h, w):
-        raise ValueError(f"layout is {h}x{w}, but {height or h}x{width or w} is asked for: leave height and width out, or use pad_layout.")
+        raise ValueError(f"layout is {h}x{w}, but {height or h}x{width or w} is asked for: leave both out, or use "
+                         "pad_layout.")
     return dict(height=h, width=w)
 
-# %% ../../nbs/envs/02_xland.ipynb #87906248
+# %% ../../nbs/envs/02_xland.ipynb #f
 class XLandMiniGrid(Environment):
-    "The meta-learning environment: layouts of one to nine rooms, mazes, or layouts as data; tasks given by `params.ruleset`."
+    "The meta-learning environment: tasks from `params.ruleset` in rooms, mazes, or layouts as data."
 
     def default_params(self, **kwargs) -> XLandEnvParams:
-        """Parameters for a layout and size, with `max_steps = 3 * height * width` unless given (a budget too short to try everything).
+        """Parameters with `max_steps = 3 * height * width` unless given (too short to try everything).
 
-        A `layout`, or a batch of them, brings height and width, those of its array. `max_steps` is static: all worlds of a batch share it,
-        also those whose layouts fill only a part of the array. Raises `ValueError` for a size that the layout does not have.
+        A `layout`, or a batch, sets height and width. `max_steps` is static, so a batch shares it, also for layouts
+        that fill only part of the array. Raises `ValueError` for an impossible size.
         """
         plan = kwargs.get("layout")
         params = XLandEnvParams().replace(**kwargs)
@@ -142,13 +143,13 @@ class XLandMiniGrid(Environment):
         return params if params.max_steps is not None else params.replace(max_steps=3 * params.height * params.width)
 
     def check(self, params: XLandEnvParams) -> None:
-        "Raise `ValueError` for a task that is malformed or has more objects than the layout has free cells, and for a layout that does not fit."
+        "Raise `ValueError` for a malformed task, one that does not fit, or a layout of another size."
         check_extended(params.ruleset)
         if params.layout is not None or params.grid_type in GRID_TYPES:
             plan, _ = _layout_for(params, None)
             _check_room_for(params.ruleset, plan.num_free)
 
-    def _generate_problem(self, params: XLandEnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         check_extended(params.ruleset)
         cells, agent, key = place(params, key)
         rules, extended = compile_rules(jnp.asarray(params.ruleset.rules)), params.ruleset.extended

@@ -9,7 +9,7 @@ __all__ = ['CARDS', 'ENVIRONMENT', 'STEPS', 'WORLDS', 'TASKS', 'PLAYED', 'PROGRA
            'rollout', 'reset_of', 'tasks_for', 'training', 'evaluation', 'environment_of', 'figures_of', 'here',
            'steps_table', 'training_table', 'all_bodies', 'measured', 'report']
 
-# %% ../../nbs/measure/15_compiled.ipynb #42631dac
+# %% ../../nbs/measure/15_compiled.ipynb #a
 import collections
 import dataclasses
 import functools
@@ -31,12 +31,12 @@ import numpy as np
 
 from ..baselines.scale import AXIS
 from ..core.helpers import progress_bar
-from .report import Page, in_turns, markdown_table, page, script
+from .report import Page, in_turns, markdown_table, script
 
-# %% ../../nbs/measure/15_compiled.ipynb #4d9b6ee0
+# %% ../../nbs/measure/15_compiled.ipynb #b
 @dataclasses.dataclass(frozen=True)
 class Card:
-    "A device to compile for: `memory` in bytes, `bandwidth` in bytes per second, `flops` of products per second (bf16; a T4 has float16 only). `devices` of them."
+    "A device to compile for: bytes, bytes per second, FLOP/s of products (bf16; a T4 has float16 only), how many."
     platform: str
     kind: str
     memory: float
@@ -44,7 +44,7 @@ class Card:
     flops: float
     devices: int = 1
 
-_GPUS = {  # kind: (compute capability, multiprocessors, FP32 units in each, threads in each, shared memory in each and in a block, L2, GHz, description)
+_GPUS = {  # compute capability, multiprocessors; FP32 units, threads, shared memory in each and in a block; L2, GHz, name
     "t4": ((7, 5), 40, 64, 1024, 65536, 65536, 4 << 20, 1.59, "Tesla T4"),
     "a100": ((8, 0), 108, 64, 2048, 167936, 166912, 40 << 20, 1.41, "NVIDIA A100-SXM4-40GB"),
     "h100": ((9, 0), 132, 128, 2048, 233472, 232448, 50 << 20, 1.98, "NVIDIA H100 80GB HBM3")}
@@ -55,7 +55,7 @@ CARDS = {
     "v5e": Card("tpu", "v5e:1x1", 16e9, 819e9, 197e12), "v6e": Card("tpu", "v6e:1x1", 32e9, 1640e9, 918e12), "v5e:2x4": Card("tpu", "v5e:2x4", 16e9, 819e9, 197e12, 8)}
 
 def gpu_config(kind: str) -> str:
-    "A card as XLA's compiler wants it described (`GpuTargetConfig`, as text)."
+    "A card as XLA's compiler wants it described (`GpuTargetConfig` as text)."
     (major, minor), cores, fpus, threads, shared, chosen, cache, clock, name = _GPUS[kind]
     card = CARDS[kind]
     device = dict(threads_per_block_limit=1024, threads_per_warp=32, threads_per_core_limit=threads, core_count=cores, fpus_per_core=fpus, clock_rate_ghz=clock,
@@ -65,9 +65,9 @@ def gpu_config(kind: str) -> str:
     return (f'gpu_device_info {{\n{fields}\n  cuda_compute_capability {{ major: {major} minor: {minor} }}\n}}\nruntime_version {{ major: 12 minor: 9 patch: 0 }}\n'
             f'platform_name: "CUDA"\ndnn_version_info {{ major: 9 minor: 7 }}\ndevice_description_str: "{name}"\n')
 
-# %% ../../nbs/measure/15_compiled.ipynb #9f5426c4
+# %% ../../nbs/measure/15_compiled.ipynb #c
 class Instruction(NamedTuple):
-    "One line: its `type` and `op`, the names (or, for parameters and constants, the text) of its `operands`, and the rest of the line."
+    "One line: its name, type, op, operands (text for parameters and constants), and the rest."
     name: str
     type: str
     op: str
@@ -76,13 +76,13 @@ class Instruction(NamedTuple):
     is_root: bool
 
     def calls(self, what: str = "calls") -> str:
-        "The computation that an attribute such as `calls`, `body` or `to_apply` names; empty for none."
+        "The computation that `calls`, `body`, `to_apply` and so on name; empty for none."
         found = re.search(what + r"=%?([\w.\-]+)", self.attributes)
         return found[1] if found else ""
 
 _LINE = re.compile(r"^(ROOT )?%?([\w.\-]+) = (\((?:[^()]|\([^()]*\))*\)|\S+) ([\w\-]+)\((.*)$")
 
-def _instruction(line: str) -> Instruction | None:
+def _instruction(line):
     found = _LINE.match(line)
     if not found:
         return None
@@ -95,7 +95,7 @@ def _instruction(line: str) -> Instruction | None:
     return Instruction(found[2], found[3], found[4], re.findall(r"%([\w.\-]+)", given) or [word.strip().split(" ")[-1] for word in given.split(",") if word.strip()], rest[end + 1:], bool(found[1]))
 
 def computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
-    "The computations of a compiled program by name, each a dict of instructions, and the name of the one where it begins."
+    "Computations of a compiled program, name to instructions, and the name of its entry."
     found, current, entry = {}, None, ""
     for line in re.sub(r"/\*.*?\*/", "", text).splitlines():
         if head := re.match(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{", line):
@@ -107,16 +107,15 @@ def computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
             current[instruction.name] = instruction
     return found, entry
 
-# %% ../../nbs/measure/15_compiled.ipynb #960df919
+# %% ../../nbs/measure/15_compiled.ipynb #d
 _BYTES = {"pred": 1, "u8": 1, "s8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "u16": 2, "s16": 2, "bf16": 2, "f16": 2, "u64": 8, "s64": 8, "f64": 8, "c64": 8, "token": 0}
 
 def size_of(type: str) -> int:
-    "Bytes of an array type such as `u8[16,5,5]{2,1,0}`, or of a tuple of them; arrays in a TPU's fast memory, `S(1)`, cost nothing."
+    "Bytes of an array type such as `u8[16,5,5]{2,1,0}`, or a tuple; a TPU's fast memory, `S(1)`, is free."
     arrays = re.findall(r"(\w+)\[([\d,]*)\](\{[^}]*\})?", type)
     return sum(_BYTES.get(dtype, 4) * math.prod(map(int, filter(None, shape.split(",")))) for dtype, shape, layout in arrays if "S(1)" not in layout)
 
-def _read(inner: dict, name: str, users: dict, depth: int = 0) -> int:
-    "Bytes that a fused computation reads of one of its values."
+def _read(inner, name, users, depth=0):
     whole, read = size_of(inner[name].type), 0
     for user, place in users[name]:
         if user.op in ("dynamic-slice", "slice") or user.op == "gather" and place == 0:
@@ -127,8 +126,7 @@ def _read(inner: dict, name: str, users: dict, depth: int = 0) -> int:
             return whole
     return min(read, whole)
 
-def _written(inner: dict, instruction: Instruction) -> int:
-    "Bytes that a fused computation writes for one of its results."
+def _written(inner, instruction):
     if instruction.op == "tuple":
         return sum(_written(inner, inner[name]) for name in instruction.operands)
     if instruction.op == "dynamic-update-slice":
@@ -137,7 +135,7 @@ def _written(inner: dict, instruction: Instruction) -> int:
     return _written(inner, before) if before is not None and before.op == "dynamic-update-slice" else size_of(instruction.type)
 
 def moved(found: dict, computation: dict, instruction: Instruction) -> int:
-    "Bytes that one kernel reads and writes."
+    "Bytes that a kernel reads and writes."
     if instruction.op == "fusion":
         inner, users = found[instruction.calls()], collections.defaultdict(list)
         for user in inner.values():
@@ -150,16 +148,16 @@ def moved(found: dict, computation: dict, instruction: Instruction) -> int:
         return 2 * size_of(instruction.type)
     return size_of(instruction.type) + sum(size_of(computation[name].type) for name in instruction.operands if name in computation)
 
-# %% ../../nbs/measure/15_compiled.ipynb #5b502aef
+# %% ../../nbs/measure/15_compiled.ipynb #e
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "while", "conditional", "call", "opt-barrier", "partition-id", "replica-id"}
 
 class Loop(NamedTuple):
-    "A loop: `trips`, None where the compiler does not know them, and what one trip costs."
+    "A loop: `trips`, None if unknown, and the cost of one."
     trips: int | None
     body: "Cost"
 
 class Cost(NamedTuple):
-    "What one run of a computation launches, moves and multiplies, without its loops."
+    "What a computation launches, moves and multiplies, without its loops."
     kernels: int
     bytes: int
     flops: float  # of matrix products
@@ -170,7 +168,7 @@ class Cost(NamedTuple):
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 
 def products(found: dict, computation: dict, instruction: Instruction) -> tuple[float, float]:
-    "FLOPs of the matrix products in one kernel, and of those with operands of 16 bits. A product of (m, k) and (k, n) has 2mkn."
+    "FLOPs of matrix products in a kernel, and of those with 16-bit operands: 2mkn for (m, k) and (k, n)."
     if instruction.op in ("dot", "convolution") or instruction.op == "custom-call" and "cublas" in instruction.attributes:
         operands = [computation[name].type for name in instruction.operands[:2] if name in computation]
         if len(operands) == 2:
@@ -181,7 +179,7 @@ def products(found: dict, computation: dict, instruction: Instruction) -> tuple[
     return tuple(map(sum, zip((0, 0), *(products(found, inner, each) for each in inner.values()))))
 
 def trips_of(found: dict, loop: Instruction) -> int | None:
-    "How often a loop runs, where the compiler says so or its condition compares a counter with a constant and does nothing else; else None."
+    "How often a loop runs, if the compiler says so or its condition only compares a counter; else None."
     if said := re.search(r'known_trip_count[^}]*"n":"(\d+)"', loop.attributes):
         return int(said[1])
     condition = list(found[loop.calls("condition")].values())
@@ -191,7 +189,7 @@ def trips_of(found: dict, loop: Instruction) -> int | None:
     return limits[0] if simple and len(limits) == 1 else None
 
 def cost(found: dict, name: str) -> Cost:
-    "Count a computation. What runs while something else does (`-start`, `-done`) is counted once, at its start."
+    "Count a computation; asynchronous work (`-start`, `-done`) counts once."
     kernels, total, flops, halves, collectives, loops = 0, 0, 0.0, 0.0, [], []
     for instruction in found[name].values():
         if instruction.op == "while":
@@ -202,13 +200,13 @@ def cost(found: dict, name: str) -> Cost:
             collectives += [kind for kind in _COLLECTIVES if instruction.op.startswith(kind)]
     return Cost(kernels, total, flops, halves, collectives, loops)
 
-# %% ../../nbs/measure/15_compiled.ipynb #02417278
+# %% ../../nbs/measure/15_compiled.ipynb #f
 ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
                "XLA_FLAGS": "--xla_gpu_autotune_level=0", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "JAX_ENABLE_COMPILATION_CACHE": "0"}  # before JAX is imported
 
 @functools.lru_cache
 def mesh_of(card: Card) -> jax.sharding.Mesh:
-    "The devices of a card as a mesh with one axis, over which training spreads its agents."
+    "The devices of a card as a mesh with the axis of training."
     from jax.experimental import topologies
     if card.platform == "gpu":
         topology = topologies.get_topology_desc("card", "cuda", target_config=gpu_config(card.kind), topology=f"1x1x{card.devices}")
@@ -226,14 +224,14 @@ class Program(NamedTuple):
 
 @dataclasses.dataclass
 class Figures:
-    "What is read from one compiled program."
+    "What is read from a compiled program."
     card: str
     program: str
     seconds: float  # to trace, lower and compile
     temporary: float  # bytes of memory on one device
     arguments: float  # likewise
     cost: Cost  # of one run
-    own_bytes: float  # what a TPU's compiler says that the program moves, with each loop's body counted once; 0 for GPUs, whose compiler does not say
+    own_bytes: float  # bytes by a TPU compiler's own count, each loop's body once; 0 for GPUs
     worlds: int  # of the `Program`
     steps: int  # likewise
 
@@ -244,23 +242,23 @@ class Figures:
 
     @property
     def body(self) -> Cost:
-        "One step of the loop that does most, or the whole program where there is no loop."
+        "One step of the loop that moves most, or the whole program."
         return max((loop.body for loop in self.cost.loops), key=lambda body: body.bytes, default=self.cost)
 
 def figures_from(fields: dict) -> Figures:
-    "`Figures` from what JSON keeps of them."
+    "`Figures` from JSON."
     def read(cost):
         return Cost(*cost[:5], [Loop(trips, read(body)) for trips, body in cost[5]])
     return Figures(**fields | {"cost": read(fields["cost"])})
 
 def bound(cost: Cost, card: Card) -> float:
-    "Seconds that a run takes at least: its bytes over the bandwidth, its launches at 2.5 µs, or its products at the card's peak; then its loops. A loop of unknown length counts once."
+    "Least seconds of a run: bytes over bandwidth, 2.5 µs a launch, or products at peak; then loops, unknown ones once."
     own = max(cost.bytes / card.bandwidth, cost.kernels * 2.5e-6, cost.flops / card.flops)
     return own + sum((loop.trips or 1) * bound(loop.body, card) for loop in cost.loops)
 
-# %% ../../nbs/measure/15_compiled.ipynb #788897c7
+# %% ../../nbs/measure/15_compiled.ipynb #g
 def compile_for(name: str, label: str, program: Program) -> Figures:
-    "Compile a program for a card of `CARDS`, and read it."
+    "Compile a program for a card, and read it."
     card = CARDS[name]
     everywhere = jax.sharding.NamedSharding(mesh_of(card), jax.sharding.PartitionSpec())
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), program.arguments)
@@ -270,12 +268,12 @@ def compile_for(name: str, label: str, program: Program) -> Figures:
     own = (compiled.cost_analysis() or {}).get("bytes accessed", 0.0) if card.platform == "tpu" else 0.0
     return Figures(name, label, seconds, memory.temp_size_in_bytes, memory.argument_size_in_bytes, cost(*computations(compiled.as_text())), own, program.worlds, program.steps)
 
-# %% ../../nbs/measure/15_compiled.ipynb #3ccbdc4a
+# %% ../../nbs/measure/15_compiled.ipynb #h
 STEPS, WORLDS = 64, 16384
 TASKS = {"none": (0, 0), "trivial": (2, 5), "nine": (9, 18), "high": (18, 25)}  # rules and objects
 
 def with_tasks(params, tasks: str, worlds: int):
-    "Parameters with room for a task in each world, and the axes along which they differ; for `none` as they are."
+    "Parameters with room for a task in each world, and their batch axes; unchanged for `none`."
     rules, objects = TASKS[tasks]
     if not rules:
         return params, None
@@ -285,7 +283,7 @@ def with_tasks(params, tasks: str, worlds: int):
     return params.replace(ruleset=ruleset), axes
 
 def world_of(env_id: str, tasks: str = "none", worlds: int = WORLDS, package: str = "xland_minigrid", images: bool = False, **changes):
-    "An environment with auto-reset, its parameters, their axes, and the shapes of random keys; `package` may be xminigrid."
+    "An environment with auto-reset, its parameters, their axes, and shapes of keys; `package` may be xminigrid."
     env, params = importlib.import_module(package).make(env_id, **changes)
     env = importlib.import_module(f"{package}.wrappers").GymAutoResetWrapper(env)
     if images:
@@ -294,7 +292,7 @@ def world_of(env_id: str, tasks: str = "none", worlds: int = WORLDS, package: st
     return env, *with_tasks(params, tasks, worlds), jax.eval_shape(lambda: jax.random.split(jax.random.key(0), worlds))
 
 def rollout(*args, worlds: int = WORLDS, steps: int = STEPS, **more) -> Program:
-    "A rollout in the world that `world_of` makes."
+    "A rollout in a world of `world_of`."
     env, params, axes, keys = world_of(*args, worlds=worlds, **more)
     reset = jax.vmap(env.reset, (axes, 0))
 
@@ -316,27 +314,27 @@ def rollout(*args, worlds: int = WORLDS, steps: int = STEPS, **more) -> Program:
     return Program(play, (params, begun, jax.ShapeDtypeStruct((steps, worlds), jnp.int32)), worlds, worlds * steps, begin)
 
 def reset_of(*args, **more) -> Program:
-    "The reset of all worlds at once."
+    "The reset of all worlds."
     env, params, axes, keys = world_of(*args, **more)
     return Program(jax.vmap(env.reset, (axes, 0)), (params, keys), WORLDS, WORLDS)
 
-# %% ../../nbs/measure/15_compiled.ipynb #63e58434
+# %% ../../nbs/measure/15_compiled.ipynb #i
 def tasks_for(config, number: int = 1_000_000):
-    "The shapes of a benchmark for a configuration."
+    "Shapes of a configuration's benchmark."
     from xland_minigrid.benchmarks.benchmark import Benchmark
     rules, objects = TASKS["high" if config.benchmark.startswith("high") else "trivial"]
     shape = lambda *sizes: jax.ShapeDtypeStruct((number, *sizes), jnp.uint8)
     return Benchmark(shape(5), shape(rules, 7), shape(objects, 2), shape())
 
 def training(name: str, card: Card) -> Program:
-    "A round of training with the preset `name`."
+    "A round of training with a preset."
     from xland_minigrid.baselines.rl2 import make_round, preset, start_run
     config = preset(name)
     one_round = make_round(config, mesh=mesh_of(card))
     return Program(one_round, (jax.eval_shape(lambda: start_run(config)), tasks_for(config)), config.num_envs, config.steps_per_round)
 
 def evaluation(name: str = "colab-t4", tasks: int = 4096) -> Program:
-    "25 trials of each of some tasks, with an agent of the preset `name`."
+    "25 trials of each task with an agent of a preset."
     from xland_minigrid.baselines.evaluation import NetworkPolicy, play_trials
     from xland_minigrid.baselines.rl2 import abstract_agent, make_world, preset
     config = preset(name, max_steps=50)
@@ -345,7 +343,7 @@ def evaluation(name: str = "colab-t4", tasks: int = 4096) -> Program:
     play = lambda parameters, params, rulesets, keys: play_trials(NetworkPolicy(agent.structure), env, 25, parameters, params, rulesets, keys)
     return Program(play, (agent.parameters, params, rulesets, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), tasks))), tasks, tasks * 25 * 50)
 
-# %% ../../nbs/measure/15_compiled.ipynb #ef5e674d
+# %% ../../nbs/measure/15_compiled.ipynb #j
 PLAYED = {  # name: the arguments of `world_of`
     "Empty-8x8": ("MiniGrid-Empty-8x8",), "R1-9x9, trivial": ("XLand-MiniGrid-R1-9x9", "trivial"), "R4-13x13, high": ("XLand-MiniGrid-R4-13x13", "high"),
     "R4-13x13, no task of its own": ("XLand-MiniGrid-R4-13x13",), "Maze-13x13, trivial": ("XLand-MiniGrid-Maze-13x13", "trivial"), "Rooms-13x13, trivial": ("XLand-MiniGrid-Rooms-13x13", "trivial"),
@@ -368,16 +366,16 @@ PLAN = {"t4": (*AIMED, "training: laptop", "training: box", "training: colab-t4"
         "h100": (*(name for name in PROGRAMS if not name.startswith("training") and not name.endswith("alone")), "training: gpu", "training: paper"), "8xh100": ("training: gpu",),
         "v5e": (*(f"step: {name}" for name in PLAYED), "step: R4-13x13, high, walls block sight", *(f"{name}, alone" for name in AIMED), "reset: R4-13x13, high", "evaluation: 4,096 tasks", "training: colab-tpu"), "v6e": AIMED, "v5e:2x4": ("training: colab-tpu",)}
 
-# %% ../../nbs/measure/15_compiled.ipynb #23273e77
+# %% ../../nbs/measure/15_compiled.ipynb #k
 def environment_of(card: str) -> Path:
-    "The Python that has the compiler for a card. Raises `FileNotFoundError` where `.ci/accelerators` did not make its environment."
+    "The Python that compiles for a card. Raises `FileNotFoundError` without `.ci/accelerators`' environment."
     python = Path(".venv-cuda" if CARDS[card].platform == "gpu" else ".venv-tpu") / "bin" / "python"
     if not python.exists():
         raise FileNotFoundError(f"There is no {python}: run .ci/accelerators in a clone of the repository, which makes it (a gigabyte).")
     return python
 
 def figures_of(card: str, programs: list[str], progress: bool = False) -> list[Figures]:
-    "Compile programs of `PROGRAMS` for a card, in another process."
+    "Compile programs for a card in another process."
     words = [str(environment_of(card)), "-c", f"from xland_minigrid.measure.compiled import here; here({card!r}, {programs!r})"]
     found, environ = [], {**os.environ, **ENVIRONMENT, "XLAND_MINIGRID_PLATFORM": CARDS[card].platform}
     with tempfile.TemporaryFile("w+") as said, subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=said, text=True) as process, \
@@ -392,16 +390,16 @@ def figures_of(card: str, programs: list[str], progress: bool = False) -> list[F
     return found
 
 def here(card: str, programs: list[str]) -> None:
-    "Compile programs in this process, and print what was read, a line of JSON each."
+    "Compile programs in this process; prints a line of JSON each."
     for name in programs:
         print(json.dumps(dataclasses.asdict(compile_for(card, name, PROGRAMS[name](CARDS[card])))), flush=True)
 
-# %% ../../nbs/measure/15_compiled.ipynb #a5a1d085
-def _trips(cost: Cost) -> str:
+# %% ../../nbs/measure/15_compiled.ipynb #l
+def _trips(cost):
     return ", ".join(f"{loop.trips or 'unknown'} × {loop.body.kernels}" for loop in cost.loops) or "none"
 
 def steps_table(found: list[Figures]) -> str:
-    "What one step of all worlds, or one reset, launches and moves."
+    "What a step of all worlds, or a reset, launches and moves."
     rows = []
     for f in found:
         counted = f.cost if f.program.startswith("reset") else f.body
@@ -412,7 +410,7 @@ def steps_table(found: list[Figures]) -> str:
                            "at least (µs)", "at most (M steps/s)"], rows, "---:")
 
 def training_table(found: list[Figures]) -> str:
-    "What a round of training needs and launches: acting is the first loop of an update, learning the loop over minibatches."
+    "What a round launches and needs: acting is an update's first loop, learning the one over minibatches."
     rows = []
     for f in found:
         card, update = CARDS[f.card], f.body
@@ -428,14 +426,14 @@ def training_table(found: list[Figures]) -> str:
                            "at most (M steps/s)"], rows, "---:")
 
 def all_bodies(cost: Cost, times: int = 1) -> list[tuple[Cost, int]]:
-    "The program and the bodies of all its loops, each with how often it runs."
+    "The program and all loop bodies, with how often each runs."
     return [(cost, times)] + [each for loop in cost.loops for each in all_bodies(loop.body, times * (loop.trips or 1))]
 
-# %% ../../nbs/measure/15_compiled.ipynb #6d1920c2
+# %% ../../nbs/measure/15_compiled.ipynb #m
 KINDS = {"T4": "t4", "A100": "a100", "H100": "h100", "TPU v5 lite": "v5e", "TPU v6 lite": "v6e"}
 
 def measured(names: list[str], repeats: int = 7, worlds: int = WORLDS, steps: int = STEPS) -> str:
-    "A table of rollouts of `PLAYED`, compiled and run here: kernels and bytes as counted, time as measured, and the bound where the card is one of `CARDS`."
+    "A table of rollouts compiled and run here: counts, times, and the bound for a known card."
     kind = jax.devices()[0].device_kind
     card = next((CARDS[name] for mark, name in KINDS.items() if mark in kind), None)
     rows = []
@@ -449,7 +447,7 @@ def measured(names: list[str], repeats: int = 7, worlds: int = WORLDS, steps: in
         rows.append([name, body.kernels, f"{body.bytes / worlds / 1000:,.2f}", least, f"{took * 1e6:,.0f}", f"{took / bound(body, card):.1f}" if card else "", f"{worlds / took / 1e6:,.1f}"])
     return markdown_table(["program", "kernels a step", "kB per world and step", "at least (µs a step)", "measured (µs a step)", "measured over bound", "M steps/s"], rows, "---:")
 
-# %% ../../nbs/measure/15_compiled.ipynb #4f035b24
+# %% ../../nbs/measure/15_compiled.ipynb #n
 def report(cards: tuple[str, ...] = tuple(PLAN), programs: tuple[str, ...] = ("step", "reset", "evaluation", "training"), measure: bool = False, progress: bool = True) -> Page:
     """What programs launch and move on cards that are not here.
 
@@ -460,8 +458,9 @@ def report(cards: tuple[str, ...] = tuple(PLAN), programs: tuple[str, ...] = ("s
     Raises `ValueError` for an unknown name, `FileNotFoundError` without the environments of `.ci/accelerators`.
     """
     if measure:
-        return page("Measured next to the bound", f"Rollouts of {STEPS} steps with auto-reset, {WORLDS:,} worlds, observations returned; medians of 7 runs after one to warm up. The bound is bytes over bandwidth or "
-                    "2.5 µs a kernel, whichever is more, for cards whose data sheet is known here.", measured(list(PLAYED)))
+        return Page("Measured next to the bound", f"Rollouts of {STEPS} steps with auto-reset, {WORLDS:,} worlds, "
+                    "observations returned; medians of 7 runs after one to warm up. The bound, for known cards: bytes "
+                    "over bandwidth, or 2.5 µs a kernel.", measured(list(PLAYED)))
     for name in cards:
         if name not in CARDS:
             raise ValueError(f"{name!r} is unknown: choose from {', '.join(CARDS)}.")
@@ -471,15 +470,19 @@ def report(cards: tuple[str, ...] = tuple(PLAN), programs: tuple[str, ...] = ("s
     found = [figures for card, names in chosen.items() if names for figures in figures_of(card, names, progress)]
     parts = []
     for kind, about, table in (
-            ("step", f"A rollout of {STEPS} steps, {WORLDS:,} worlds (1,024 with images) with a task each where there are tasks, auto-reset, observations returned; counted in the body of its loop, a slice as a slice. *Alone* is one step and no loop, "
-             "all of it read from memory and written back: what a TPU's compiler counts for a rollout has the loop's body once and the observations of all steps.", steps_table),
+            ("step", f"A rollout of {STEPS} steps, {WORLDS:,} worlds (1,024 with images) with a task each, auto-reset, "
+             "observations returned; counted in the body of its loop. *Alone* is one step without a loop, all read "
+             "from memory and written back: a TPU compiler's own count of a rollout has the body once and the "
+             "observations of all steps.", steps_table),
             ("reset", f"All {WORLDS:,} worlds at once, as when a program begins.", steps_table),
             ("evaluation", "4,096 tasks of 25 trials with an agent of the preset `colab-t4`; one step of all.", steps_table),
-            ("training", "A whole round, its benchmark of a million tasks on the device; of several devices, each one's share. A gradient step goes through one minibatch.", training_table)):
+            ("training", "A whole round, a million tasks on the device; of several devices, each one's share. A "
+             "gradient step takes one minibatch.", training_table)):
         if some := [f for f in found if f.program.startswith(kind)]:
             parts += [f"## {kind.capitalize()}", about, table(some)]
-    return page("Compiled for cards that are not here", "None of this ran on the card named. It is what its compiler would have it launch and move; autotuning, which needs the card, is off.",
-                "The bound is bytes over bandwidth, 2.5 µs a kernel, or matrix products at the card's peak, whichever is most. What a TPU keeps in its fast memory is not counted; its compiler's own count has that as well. "
-                "Generation and proofs of tasks are NumPy and do not use a card.", *parts)
+    return Page("Compiled for cards that are not here", "None of this ran on the card named: it is what its compiler "
+                "would launch and move, without autotuning, which needs the card.",
+                "The bound is the most of bytes over bandwidth, 2.5 µs a kernel, and matrix products at peak. A TPU's "
+                "fast memory is not counted, but is in its compiler's own count.", *parts)
 
 script(report)

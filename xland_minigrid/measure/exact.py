@@ -6,7 +6,7 @@
 __all__ = ['SMALL', 'JUDGED', 'Cases', 'small_cases', 'Compared', 'compare', 'Judged', 'judge_prover', 'comparison_table',
            'judgement_table', 'report']
 
-# %% ../../nbs/measure/11_exact.ipynb #495c3183
+# %% ../../nbs/measure/11_exact.ipynb #a
 import dataclasses
 import functools
 from typing import NamedTuple
@@ -23,11 +23,11 @@ from ..core.ruleset import RuleSet
 from ..core.tiles import Tiles
 from ..envs.environment import Environment, EnvParams, State
 from ..envs.registration import make
-from .report import Page, markdown_table, page, script
+from .report import Page, markdown_table, script
 
-# %% ../../nbs/measure/11_exact.ipynb #e49e4237
+# %% ../../nbs/measure/11_exact.ipynb #b
 class Cases(NamedTuple):
-    "Which small cases to take: `count` tasks of a preset with at most `objects` objects, in an empty room of `side` x `side` cells, walls included."
+    "Small cases: `count` tasks with at most `objects` objects, in a room of `side` x `side` cells with walls."
     preset: str
     side: int
     objects: int
@@ -37,51 +37,49 @@ SMALL = (Cases("trivial", 5, 5, 120), Cases("trivial", 6, 4, 60), Cases("small",
          Cases("small", 7, 3, 60), Cases("medium", 5, 5, 100))
 
 @functools.partial(jax.jit, static_argnames="env")
-def _starts(env, params, tasks: RuleSet, keys) -> State:
+def _starts(env, params, tasks, keys):
     return jax.vmap(lambda task, key: env.reset(params.replace(ruleset=task), key).state)(tasks, keys)
 
-def _taken(made, numbers, side: int, seed: int) -> tuple[RuleSet, State, Environment, EnvParams]:
-    "Some of the generated tasks with a start each, and their environment."
+def _taken(made, numbers, side, seed):
     (env, params), tasks = make("XLand-MiniGrid-R1-9x9", height=side, width=side), RuleSet(*(x[numbers] for x in made[:3]))
     return tasks, _starts(env, params, tasks, jax.random.split(jax.random.key(seed), len(numbers))), env, params
 
-def _few(made, cases: Cases) -> np.ndarray:
-    "Whether a task has few enough objects, bool."
+def _few(made, cases):
     return (made.init_tiles[..., 0] != 0).sum(axis=1) <= cases.objects
 
 def small_cases(cases: Cases, seed: int = 1) -> tuple[RuleSet, State, Environment, EnvParams]:
-    "Tasks and starts, batches of `cases.count`, with their environment. Raises `ValueError` when the preset has too few such tasks."
+    "Batches of tasks and starts, with their environment. Raises `ValueError` for too few such tasks."
     made = generate_rulesets(recipe_of(cases.preset, seed=seed), max(4000, 20 * cases.count))
     few = np.flatnonzero(_few(made, cases))[:cases.count]
     if len(few) < cases.count:
         raise ValueError(f"Only {len(few)} of the first {len(made.goals):,} {cases.preset} tasks have at most {cases.objects} objects: ask for fewer cases.")
     return _taken(made, few, cases.side, seed)
 
-# %% ../../nbs/measure/11_exact.ipynb #81a60f54
+# %% ../../nbs/measure/11_exact.ipynb #c
 class Compared(NamedTuple):
-    "Planner and exact search on the same pairs of task and start; arrays over the pairs."
+    "Planner and exact search on the same pairs of task and start."
     optimal: Shortest
     steps: np.ndarray    # (n,) int32, those of the planner, -1 where it found nothing
     failure: np.ndarray  # (n,) uint8, `oracle.Failure`
 
     @property
     def ratio(self) -> np.ndarray:
-        "Steps of the planner over the least number, where both found a way; float64."
+        "Steps of the planner over the fewest, where both solved it; float64."
         both = self.optimal.solved & (self.steps > 0)
         return self.steps[both] / self.optimal.steps[both]
 
     @property
     def proofs(self) -> np.ndarray:
-        "Pairs that the planner proves impossible, bool."
+        "Pairs proved impossible by the planner, bool."
         return np.isin(self.failure, (Failure.NO_PLAN, Failure.IMPOSSIBLE_START))
 
     def contradictions(self) -> np.ndarray:
-        "Numbers of pairs on which the two cannot both be right: a way shorter than the shortest, or one where there is none, or a false proof."
+        "Pairs where one of the two must be wrong."
         best, found = self.optimal, self.steps >= 0
         return np.flatnonzero(best.solved & (found & (self.steps < best.steps) | self.proofs) | best.exhausted & found)
 
 def compare(tasks: RuleSet, states: State, env, params, *, max_states: int = 300_000, progress: bool = False) -> Compared:
-    "Planner and exact search on pairs of task and start, batches of the same length."
+    "Planner and exact search on batches of tasks and starts."
     optimal = shortest(tasks, states, env, params, max_states=max_states, progress=progress)
     tasks, states = (jax.tree.map(np.asarray, x) for x in (tasks, states.replace(key=None)))
     one = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
@@ -89,9 +87,9 @@ def compare(tasks: RuleSet, states: State, env, params, *, max_states: int = 300
     steps = [len(f.actions) if f.solved else -1 for f in found]
     return Compared(optimal, np.array(steps, np.int32), np.array([f.failure for f in found], np.uint8))
 
-# %% ../../nbs/measure/11_exact.ipynb #8dcc0d3d
+# %% ../../nbs/measure/11_exact.ipynb #d
 class Judged(NamedTuple):
-    "Tasks with one word of the prover, each from several starts; see `judge_prover`."
+    "Tasks with one verdict of the prover, each from several starts; see `judge_prover`."
     tasks: RuleSet         # a batch of n
     reasons: np.ndarray    # (n,) uint8, `solve.Reason`
     answers: Shortest      # of n * starts starts, those of one task side by side
@@ -99,16 +97,16 @@ class Judged(NamedTuple):
     lucky: np.ndarray      # (n, starts) bool, whether the agent begins beside an object, or two objects side by side
 
     def per_task(self, values: np.ndarray) -> np.ndarray:
-        "An array over all starts as `(n, starts)`."
+        "An array over starts as `(n, starts)`."
         return values.reshape(self.lucky.shape)
 
     def surprises(self) -> np.ndarray:
-        "Numbers of rejected tasks solved from a start without luck, or of accepted tasks that are impossible from every start."
+        "Rejected tasks solved without luck, or accepted ones impossible from every start."
         solved, impossible = self.per_task(self.answers.solved), self.per_task(self.answers.exhausted)
         return np.flatnonzero(np.where(self.reasons == Reason.PROVED, impossible.all(axis=1), (solved & ~self.lucky).any(axis=1)))
 
-def _lucky(states: State) -> np.ndarray:
-    "Whether the agent begins beside an object, or two objects side by side, bool, for a batch of states."
+def _lucky(states):
+    "Whether agent and object, or two objects, begin side by side, bool, for a batch."
     cells, (row, col) = np.asarray(states.cells), np.asarray(states.agent.position).T
     object_, agent = cells >> 4 > Tiles.WALL, np.zeros(cells.shape, bool)
     agent[np.arange(len(cells)), row, col] = True
@@ -116,9 +114,9 @@ def _lucky(states: State) -> np.ndarray:
     return touch(object_, object_ | agent) | touch(agent, object_)
 
 def judge_prover(cases: Cases, accepted: bool, starts: int = 4, seed: int = 1, max_states: int = 200_000, progress: bool = False) -> Judged:
-    """The first `cases.count` candidates of a preset that the prover accepts, or rejects, before the exact search.
+    """The first `cases.count` candidates that the prover accepts, or rejects (perhaps fewer), before the exact search.
 
-    Candidates come from the preset without distractor objects and without the proof that benchmarks ask for. There may be fewer: rejections are rare.
+    Candidates come from the preset without distractor objects, before any proof.
     """
     recipe = dataclasses.replace(recipe_of(cases.preset, seed=seed), solvable=False, num_distractor_objects=0)
     made = generate_rulesets(recipe, 4000 if accepted else 60_000)
@@ -128,16 +126,15 @@ def judge_prover(cases: Cases, accepted: bool, starts: int = 4, seed: int = 1, m
     answers = shortest(tasks, states, env, params, max_states=max_states, progress=progress)
     return Judged(jax.tree.map(lambda x: x[::starts], tasks), plans.reason[numbers], answers, states, _lucky(states).reshape(-1, starts))
 
-# %% ../../nbs/measure/11_exact.ipynb #ce355661
+# %% ../../nbs/measure/11_exact.ipynb #e
 def comparison_table(rows: dict[str, Compared]) -> str:
-    "Markdown table of planner and exact search, with a last line for all."
+    "Planner and exact search as Markdown, with a line for all."
     head = ("cases", "pairs", "solved by both", "steps needed (mean)", "steps of the planner", "mean ratio", "ratio: median / 95 % / largest",
             "as short as possible", "missed by the planner", "impossible (the planner proves it)", "given up", "contradictions", "states searched (mean)")
     groups = {name: [c] for name, c in rows.items()} | ({"all": list(rows.values())} if len(rows) > 1 else {})
     return markdown_table(head, [_comparison(name, parts) for name, parts in groups.items()])
 
-def _comparison(name: str, parts: list[Compared]) -> list:
-    "A line of this table, for several comparisons together."
+def _comparison(name, parts):
     join = lambda part: np.concatenate([part(c) for c in parts])
     solved, exhausted, best, states = (join(lambda c: getattr(c.optimal, field)) for field in ("solved", "exhausted", "steps", "states"))
     steps, ratio, proofs = (join(lambda c: getattr(c, name)) for name in ("steps", "ratio", "proofs"))
@@ -145,9 +142,9 @@ def _comparison(name: str, parts: list[Compared]) -> list:
             f"{np.quantile(ratio, .5):.2f} / {np.quantile(ratio, .95):.2f} / {ratio.max():.2f}", f"{(ratio == 1).mean():.0%}", (solved & (steps < 0)).sum(),
             f"{exhausted.sum()} ({(exhausted & proofs).sum()})", len(best) - solved.sum() - exhausted.sum(), sum(len(c.contradictions()) for c in parts), f"{states.mean():,.0f}"]
 
-# %% ../../nbs/measure/11_exact.ipynb #8f8602c5
+# %% ../../nbs/measure/11_exact.ipynb #f
 def judgement_table(rows: list[tuple[str, Judged]]) -> str:
-    "Markdown table of the prover and exact search, a line for each name and what belongs to it."
+    "Prover and exact search as Markdown."
     head = ("candidates", "word of the prover", "tasks", "starts", "solved", "of them by luck", "impossible", "given up",
             "tasks impossible from every start", "tasks solved from every start", "surprises")
     return markdown_table(head, [
@@ -155,8 +152,7 @@ def judgement_table(rows: list[tuple[str, Judged]]) -> str:
          a.exhausted.sum(), len(a) - (a.solved | a.exhausted).sum(), j.per_task(a.exhausted).all(axis=1).sum(), j.per_task(a.solved).all(axis=1).sum(), len(j.surprises()))
         for name, j in rows])
 
-def _examples(judged: Judged, which, most: int = 3) -> list[str]:
-    "Some tasks in English, with the least number of steps from each of their starts."
+def _examples(judged, which, most=3):
     out = []
     for i in which[:most]:
         task, steps = jax.tree.map(lambda x: x[i], judged.tasks), judged.per_task(judged.answers.steps)[i]
@@ -164,7 +160,7 @@ def _examples(judged: Judged, which, most: int = 3) -> list[str]:
         out.append(f"{Reason(judged.reasons[i]).name}; least numbers of steps from the starts: {needed}.\n\n```\n{describe_ruleset(task)}\n```\n")
     return out
 
-# %% ../../nbs/measure/11_exact.ipynb #00e33909
+# %% ../../nbs/measure/11_exact.ipynb #g
 JUDGED = (Cases("small", 5, 3, 40), Cases("medium", 5, 3, 40), Cases("small", 6, 3, 20), Cases("medium", 6, 3, 20))
 
 def report(seed: int = 1) -> Page:
@@ -175,14 +171,16 @@ def report(seed: int = 1) -> Page:
     rejected = [j for _, j in words if not (j.reasons == Reason.PROVED).any()]
     lucky = [text for j in rejected[:1] for text in _examples(j, np.flatnonzero((j.per_task(j.answers.solved) & j.lucky).any(axis=1)), 3)]
     surprises = dict.fromkeys(text for _, j in words for text in _examples(j, j.surprises(), 10))
-    return page("Plans and planner before an exact search",
-        "Breadth-first search through the real environment (`benchmarks.exact.shortest`): the least number of steps, or the proof by exhaustion that a start "
-        "cannot be solved. Rooms with walls included in their size; tasks and starts drawn before anything is searched.",
+    return Page("Plans and planner before an exact search",
+        "Breadth-first search through the real environment (`benchmarks.exact.shortest`): the fewest steps, or the "
+        "proof by exhaustion that a start cannot be solved. Tasks and starts are drawn before anything is searched.",
         "## The planner (`planner.solve_from`)", "Asked for: at most 1.3 times the least number of steps on average, on at least 500 pairs of task and start.", comparison_table(compared),
-        "*Contradictions* would be a way shorter than the shortest, a way where there is none, or a false proof that there is none.", "## The prover (`solve.prove`)",
-        "Candidates of the presets before any proof, without distractor objects, four starts each. A rejected task can be solved *by luck*: the agent begins beside an "
-        "object that walking up to it would spoil, or two objects begin side by side. *Surprises* are rejected tasks solved from a start without such luck "
-        "(the prover was too careful), and accepted tasks that are impossible from all four starts (a false proof).", judgement_table(words),
+        "*Contradictions*: a way shorter than the shortest or where there is none, or a false proof of "
+        "that.", "## The prover (`solve.prove`)",
+        "Candidates before any proof, without distractor objects, four starts each. *Luck*: the agent begins beside "
+        "an object that walking up to it would spoil, or two objects begin side by side. *Surprises*: rejected tasks "
+        "solved without such luck, and accepted tasks that are impossible from all four "
+        "starts (a false proof).", judgement_table(words),
         "### Rejected and solved by luck, three of them", *(lucky or ["None."]), "### Surprises", *(surprises or ["None."]))
 
 script(report)

@@ -7,7 +7,7 @@ __all__ = ['TRAINED', 'NEW_TASKS', 'NEW_KINDS', 'CORES', 'EXPERIMENTS', 'Run', '
            'generalization_sides', 'run_generalization', 'compare', 'core_configs', 'Settings', 'experiment_parser',
            'asked', 'run_experiment']
 
-# %% ../../nbs/measure/08_experiments.ipynb #dafa30c9
+# %% ../../nbs/measure/08_experiments.ipynb #a
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
@@ -28,36 +28,39 @@ from ..benchmarks import Benchmark, digest
 from ..benchmarks.splits import HELD_OUT
 from .report import deliver
 
-# %% ../../nbs/measure/08_experiments.ipynb #e10f184b
+# %% ../../nbs/measure/08_experiments.ipynb #b
 @dataclass(frozen=True)
 class Run:
-    "A trained agent, its final evaluation on each set of tasks, and the rows of its learning curve."
+    "A trained agent, its final evaluation on each set of tasks, and its learning curve."
     agent: Agent
     evaluations: Mapping[str, Evaluation]
     curve: list
     seconds: float  # of training
 
-def finish(config: TrainConfig, tasks: Benchmark | None, tests: Mapping[str, Benchmark | None], protocol: Protocol, *, curve_tasks: int = 1024, every_steps: int | None = None,
-           progress: bool = True) -> Run:
-    """Train an agent in `config.out` and test it; what is there already is not done again.
+def finish(config: TrainConfig, tasks: Benchmark | None, tests: Mapping[str, Benchmark | None], protocol: Protocol, *,
+           curve_tasks: int = 1024, every_steps: int | None = None, progress: bool = True) -> Run:
+    """Train an agent in `config.out` and test it, unless that is done already.
 
     Args:
-        tasks: those to train on. tests: name to those to test on, `protocol.num_tasks` of each.
-        curve_tasks: how many tasks a point of the learning curve takes; every_steps: environment steps between two points (default: forty points).
-    Raises what `train` raises, and `KeyboardInterrupt` when training was interrupted: the checkpoint stays, and the same call goes on.
+        tasks: to train on. tests: name to those to test on.
+        curve_tasks: tasks of a point of the learning curve. every_steps: between points (default: forty points).
+    Raises what `train` raises, and `KeyboardInterrupt` for interrupted training, which the same call continues.
     """
     mesh = make_mesh() if jax.device_count() > 1 else None
-    evaluator = Evaluator(config, tests, curve_tasks, protocol.num_trials, every_steps, seed=protocol.seed, batch=protocol.batch, greedy=protocol.greedy, mesh=mesh)
+    evaluator = Evaluator(config, tests, curve_tasks, protocol.num_trials, every_steps, seed=protocol.seed,
+                          batch=protocol.batch, greedy=protocol.greedy, mesh=mesh)
     training = train(config, tasks, resume="auto", progress=progress, on_round=evaluator)
+    agent = training.agent
     if training.interrupted:
         raise KeyboardInterrupt
-    if not any(row["steps"] == training.agent.steps for row in read_evaluations(config.out)):
-        evaluator(training.agent, {"steps": training.agent.steps})
-    found = {name: _tested(training.agent, name, benchmark, protocol, mesh, progress) for name, benchmark in tests.items()}
-    return Run(training.agent, found, read_evaluations(config.out), training.metrics[-1]["seconds"] if training.metrics else float("nan"))
+    if not any(row["steps"] == agent.steps for row in read_evaluations(config.out)):
+        evaluator(agent, {"steps": agent.steps})
+    found = {name: _tested(agent, name, benchmark, protocol, mesh, progress) for name, benchmark in tests.items()}
+    seconds = training.metrics[-1]["seconds"] if training.metrics else float("nan")
+    return Run(agent, found, read_evaluations(config.out), seconds)
 
-def _tested(agent: Agent, name: str, benchmark, protocol: Protocol, mesh, progress: bool) -> Evaluation:
-    "The final evaluation on a set of tasks, from its file if that is of the same agent, tasks and protocol."
+def _tested(agent, name, benchmark, protocol, mesh, progress):
+    "The final evaluation, from its file if that fits agent, tasks and protocol."
     path = Path(agent.config.out).expanduser() / f"final-{name.replace(' ', '-')}.npz"
     about = _as_json({"steps": agent.steps, "tasks": None if benchmark is None else digest(benchmark), "protocol": dataclasses.asdict(protocol)})
     if path.exists():
@@ -73,17 +76,16 @@ def _tested(agent: Agent, name: str, benchmark, protocol: Protocol, mesh, progre
     return found
 
 def _as_json(value):
-    "A value as it comes back from JSON: tuples are lists, names are text."
     return json.loads(json.dumps(value))
 
-# %% ../../nbs/measure/08_experiments.ipynb #e7adae22
+# %% ../../nbs/measure/08_experiments.ipynb #c
 class Sides(NamedTuple):
-    "The tasks to train on, and by name those to test on."
+    "Tasks to train on, and by name those to test on."
     train: Benchmark | None
     tests: Mapping[str, Benchmark | None]
 
-def _claimed(out, what: dict) -> Path:
-    "Make the folder of an experiment, or find that it is there. Raises `ValueError` when it holds another one."
+def _claimed(out, what):
+    "The folder of an experiment, made if need be. Raises `ValueError` if it holds another one."
     out, what = Path(out).expanduser(), _as_json(what)
     path = out / "experiment.json"
     if not path.exists():
@@ -98,24 +100,24 @@ def _claimed(out, what: dict) -> Path:
         raise ValueError(f"{out} holds an experiment with another {', '.join(other)}: choose another out, or repeat it as it was.")
     return out
 
-def _without_place(config: TrainConfig) -> dict:
-    "What of a configuration makes a difference to the experiment: neither its folder nor its seed."
+def _without_place(config):
+    "The parts of a configuration that define an experiment."
     return {name: value for name, value in rl2.to_dict(config).items() if name not in ("out", "seed", "checkpoint_minutes", "keep", "loggers")}
 
-def _seeds(seeds) -> tuple[int, ...]:
-    "Seeds from a number of them or a list. Raises `ValueError` for none, or the same twice."
+def _seeds(seeds):
+    "Seeds from a number or a list. Raises `ValueError` for none or repeated ones."
     whole = lambda x: isinstance(x, (int, np.integer)) and not isinstance(x, bool) and x >= 0
     found = tuple(range(seeds)) if whole(seeds) else tuple(seeds) if isinstance(seeds, Sequence) else ()
     if not found or len(set(found)) < len(found) or not all(map(whole, found)):
         raise ValueError(f"seeds is {seeds!r}: give how many, or a list of different whole numbers.")
     return found
 
-# %% ../../nbs/measure/08_experiments.ipynb #128383ce
+# %% ../../nbs/measure/08_experiments.ipynb #d
 def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protocol: Protocol, *, kind: str = "compare", progress: bool = True, **options) -> dict[str, list[Run]]:
-    """Train and test each configuration with each seed, one after the other: name to its runs.
+    """Train and test each configuration with each seed: name to its runs. Finished runs are kept.
 
-    seeds: how many, or their numbers. options: `curve_tasks` and `every_steps` of `finish`. Finished runs are not trained again.
-    Raises `ValueError` before anything is trained: for no configuration, ones of different numbers of steps, wrong seeds, or a folder with another experiment.
+    seeds: how many, or which. options: of `finish`. Raises `ValueError`, before training, for no configurations,
+    different numbers of steps, wrong seeds, or a folder with another experiment.
     """
     seeds = _seeds(seeds)
     if not configs:
@@ -126,7 +128,7 @@ def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protoc
     out = _claimed(out, {"kind": kind, "configs": {name: _without_place(config) for name, config in configs.items()}, "protocol": dataclasses.asdict(protocol), "tests": tests,
                          "train": "a single task" if sides.train is None else digest(sides.train)})
     found = {name: [] for name in configs}
-    for seed in seeds:  # all configurations with the first seed come first, so that there is something to look at early
+    for seed in seeds:  # all configurations with the first seed come first
         for name, config in configs.items():
             here = dataclasses.replace(config, seed=int(seed), out=str(out / name / f"seed-{seed}"))
             if progress:
@@ -134,7 +136,7 @@ def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protoc
             found[name].append(finish(here, sides.train, sides.tests, protocol, progress=progress, **options))
     return found
 
-# %% ../../nbs/measure/08_experiments.ipynb #64bba514
+# %% ../../nbs/measure/08_experiments.ipynb #e
 TRAINED, NEW_TASKS, NEW_KINDS = "goals trained on", "new tasks, same kinds", "goals held out"
 
 def generalization_sides(trained: Benchmark, unseen: Benchmark, train_kinds: Sequence[int] = (1, 3, 4)) -> Sides:
@@ -147,19 +149,17 @@ def generalization_sides(trained: Benchmark, unseen: Benchmark, train_kinds: Seq
     new, other = unseen.split(by="goal_kind", train=tuple(train_kinds))
     return Sides(kept, {TRAINED: kept, NEW_TASKS: new, NEW_KINDS: other})
 
-# %% ../../nbs/measure/08_experiments.ipynb #507f607f
-def _reported(found: Mapping[str, tuple[list[Run], str]], runs, out, protocol: Protocol, facts: dict, title: str, generalization: str = "") -> dict[str, Any]:
-    """Write the report on `found`, a name to runs and the set of tasks that they were tested on.
+def _reported(found, runs, out, protocol, facts, title, generalization=""):
+    """Write the report on `found`: name to runs and the set of tasks they were tested on.
 
-    Returns `runs`, the `files` written, and as `found` for each name what `over_seeds` says.
+    Returns `runs`, the `files`, and as `found` `over_seeds` of each name.
     """
     evaluations = {name: [run.evaluations[side] for run in each] for name, (each, side) in found.items()}
     curves = {name: curve_over_seeds([run.curve for run in each], side) for name, (each, side) in found.items()}
     files = report(evaluations, out, about=facts, protocol=protocol, learning=curves, title=title, generalization={generalization: curves} if generalization else None)
     return {"runs": runs, "files": files, "found": {name: over_seeds(each) for name, each in evaluations.items()}}
 
-def _facts(config: TrainConfig, runs: Sequence[Run]) -> dict:
-    "The entries next to the results of some runs."
+def _facts(config, runs):
     agents = [run.agent for run in runs]
     return {"environment": config.env_id, "environment steps of each run": f"{agents[0].steps:,}", "seeds": ", ".join(str(agent.config.seed) for agent in agents)}
 
@@ -183,15 +183,16 @@ def run_generalization(config: TrainConfig, seeds=3, out="runs/generalization", 
     facts = {"kinds of goals trained on": ", ".join(map(str, train_kinds)), **sizes, **_facts(config, runs), **(about or {})}
     return _reported({name: (runs, name) for name in sides.tests}, runs, out, protocol, facts, f"Generalization to new kinds of goals, {benchmark}", benchmark)
 
-# %% ../../nbs/measure/08_experiments.ipynb #45bae5be
+# %% ../../nbs/measure/08_experiments.ipynb #g
 def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, tasks: tuple[Benchmark, Benchmark] | None = None, protocol: Protocol = Protocol(),
             about: Mapping | None = None, title: str = "Comparison", progress: bool = True, **options) -> dict[str, Any]:
-    """Compare configurations at equal environment steps, over the same seeds and on the same held-out tasks.
+    """Compare configurations at equal environment steps, over the same seeds and held-out tasks.
 
     Args:
-        configs: name to configuration; their `seed` and `out` are replaced. tasks: to train on and to test on, instead of those of their common benchmark.
+        configs: name to configuration; `seed` and `out` are replaced. tasks: to train and to test on (default: theirs).
         The others are those of `run_generalization`.
-    Returns the runs, the files written, and for each configuration what `over_seeds` says. Raises `ValueError` for configurations that differ in benchmark, held-out share, world, or steps.
+    Returns the same, for each configuration. Raises `ValueError` unless benchmark, held-out share, world and steps
+    agree.
     """
     if not configs:
         raise ValueError("There is nothing to compare: give at least one configuration.")
@@ -206,8 +207,7 @@ def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, 
     facts = {**_facts(first, next(iter(runs.values()))), **{name: _size(each) for name, each in runs.items()}, **(about or {})}
     return _reported({name: (each, "held out") for name, each in runs.items()}, runs, out, protocol, facts, title)
 
-def _size(runs: Sequence[Run]) -> str:
-    "How large an agent is, and how long it took."
+def _size(runs):
     numbers = sum(int(np.size(x)) for x in jax.tree.leaves(runs[0].agent.parameters))
     seconds = [run.seconds for run in runs]
     return f"{numbers:,} parameters, {np.median(seconds):,.0f} s of training (median of {len(runs)})"
@@ -215,9 +215,9 @@ def _size(runs: Sequence[Run]) -> str:
 CORES = ("gru", "mingru", "ssm", "transformer")
 
 def core_configs(config: TrainConfig, cores: Sequence[str] = CORES, belief: Sequence[bool] = (True, False)) -> dict[str, TrainConfig]:
-    """The configuration with each core, with and without learning to believe: name to configuration.
+    """A configuration with each core, with and without learning to believe.
 
-    Raises `ValueError` for a core that does not exist, or when neither is asked for.
+    Raises `ValueError` for an unknown core, or none.
     """
     found = {}
     for core in cores:
@@ -229,7 +229,7 @@ def core_configs(config: TrainConfig, cores: Sequence[str] = CORES, belief: Sequ
         raise ValueError("There is nothing to compare: name at least one core, and belief on or off.")
     return found
 
-# %% ../../nbs/measure/08_experiments.ipynb #60a4a5d1
+# %% ../../nbs/measure/08_experiments.ipynb #h
 @dataclass(frozen=True)
 class Settings:
     "What experiments share besides their configuration."
@@ -247,9 +247,8 @@ class Settings:
 EXPERIMENTS = {"generalization": "train on some kinds of goals, test on the rest (the paper's figure 8)",
                "cores": "recurrent cores, with and without belief, at equal steps", "seeds": "one configuration with several seeds"}
 
-# %% ../../nbs/measure/08_experiments.ipynb #b9f3df29
 def experiment_parser(commands) -> None:
-    "Add `experiment` with its verbs to argparse's subparsers."
+    "Add `experiment` to argparse's subparsers."
     parser = commands.add_parser("experiment", help="several agents, several seeds, the same tasks: generalization, cores, seeds",
                                  description="Train and compare. When it is interrupted, the same command goes on; what is finished is not trained again.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar=" | ".join(EXPERIMENTS))
@@ -260,7 +259,7 @@ def experiment_parser(commands) -> None:
         verb.set_defaults(run_command=run_experiment)
 
 def asked(args) -> tuple[Settings, TrainConfig]:
-    "The settings and the configuration that a command line gives."
+    "Settings and configuration of a command line."
     settings = Settings(**chosen(Settings(), args))
     return settings, with_options(rl2.preset(settings.preset), {"out": f"runs/{args.verb}", **chosen(TrainConfig(), args)})
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['lake_figure', 'unseen', 'summary', 'measured_run', 'report']
 
-# %% ../../nbs/measure/14_grpo.ipynb #7d471827
+# %% ../../nbs/measure/14_grpo.ipynb #a
 import asyncio
 import dataclasses
 import os
@@ -14,15 +14,15 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from .report import Page, markdown_table, page, script
+from .report import Page, markdown_table, script
 from ..pool.grpo import SOLVED, TEST_SEED, GRPOConfig, Learner, evaluate, lake_baselines, lake_learner, test_tasks, train
 from ..pool.pool import EnvPool
 from ..pool.text.frozen_lake import random_map
 from ..viz.plots import PALETTE, empty_figure
 
-# %% ../../nbs/measure/14_grpo.ipynb #23bd1ea9
+# %% ../../nbs/measure/14_grpo.ipynb #b
 def lake_figure(rows: list[dict], baselines: dict):
-    "Success on the test maps over training, by steps of the environments and by seconds; a matplotlib `Figure`."
+    "Success on the test maps over training, by steps and by seconds; a matplotlib `Figure`."
     from matplotlib.ticker import EngFormatter
     figure, axes = empty_figure(2, 4.5, 3.2)
     drawn, tested = ([row for row in rows if name in row] for name in ("success", "test"))
@@ -38,26 +38,28 @@ def lake_figure(rows: list[dict], baselines: dict):
     axes[1].legend(fontsize=8, loc="lower right")
     return figure
 
-# %% ../../nbs/measure/14_grpo.ipynb #89e2faa1
+# %% ../../nbs/measure/14_grpo.ipynb #c
 def unseen(learner: Learner, tasks: list[dict]) -> np.ndarray:
-    "Whether each map differs from all maps that a `lake_learner` was trained on: bool `(n,)`. Different seeds can give the same map, since few maps have few holes."
+    "Whether maps differ from all that a `lake_learner` trained on, bool `(n,)`; seeds can repeat maps with few holes."
     grid = lambda task: tuple(random_map(task["size"], task["p"], task["seed"]))
     known = {grid(task) for task in learner.curriculum.tasks[:learner.curriculum.dealt]}
     return np.array([grid(task) not in known for task in tasks])
 
-# %% ../../nbs/measure/14_grpo.ipynb #f9123d4b
 def summary(learner: Learner, rows: list[dict], last: dict, tasks: list[dict], baselines: dict) -> list[str]:
-    "How it was played and what came out, as parts of a page."
+    "How it was played and what came out."
     c, end, won, new = learner.config, rows[-1], np.array([e.reward >= SOLVED for e in last["episodes"]]), unseen(learner, tasks)
     timed_out = np.mean([not e.done or e.truncated for e in last["episodes"]])
     first = next((row for row in rows if row.get("test", 0) >= 0.9), None)
     load = f"; over the last 15 minutes {os.getloadavg()[2]:.1f} processes wanted the {os.cpu_count()} cores" if hasattr(os, "getloadavg") else ""
     return [
-        f"A decoder-only transformer ({sum(x.size for x in jax.tree.leaves(learner.state.parameters)):,} parameters, a word list of {learner.vocabulary.size - 3}, one token a move, only moves "
-        f"can be said) starts from random numbers and learns from episodes in the pool alone: {c.steps} steps of {c.groups} groups of {c.group_size} episodes, at most {c.max_turns} turns, "
-        f"ice not slippery. It reads the {'latest map' if c.memory == 'latest' else 'whole conversation'}. The reward is the environment's (1 at the goal); in training an episode of n turns is worth "
-        f"{c.discount}ⁿ of it. The training maps have seeds below {TEST_SEED:,} and a share of safe ice of 0.5, 0.65 and 0.8 in turn; the test is {len(tasks)} maps with seeds from {TEST_SEED:,} on "
-        f"and 0.8, played greedily, once each, a success being the goal within {c.max_turns} turns. Nothing was chosen by the test: the last state is what counts.",
+        f"A decoder-only transformer ({sum(x.size for x in jax.tree.leaves(learner.state.parameters)):,} parameters, "
+        f"{learner.vocabulary.size - 3} words, one token a move, only moves can be said) starts from random numbers "
+        f"and learns from episodes in the pool alone: {c.steps} steps of {c.groups} groups of {c.group_size} episodes, "
+        f"at most {c.max_turns} turns, ice not slippery. It reads the "
+        f"{'latest map' if c.memory == 'latest' else 'whole conversation'}. The reward is 1 at the goal; in training n "
+        f"turns earn {c.discount}ⁿ. Training maps have seeds below {TEST_SEED:,} and a share of safe ice of 0.5, 0.65 "
+        f"and 0.8 in turn; the test is {len(tasks)} maps with seeds from {TEST_SEED:,} on and 0.8, played greedily, "
+        "once each. Nothing was chosen by the test: the last state counts.",
         markdown_table(["player", "success on the test maps"], [("random moves (exact)", f"{baselines['random']:.1%}"), (f"**GRPO, after {end['seconds']:.0f} s**", f"**{won.mean():.1%}**"),
                                                                ("shortest path", f"{baselines['shortest path']:.1%}")]),
         f"Of the {int(new.sum())} test maps that are not, cell by cell, also among the maps trained on: {won[new].mean():.1%}. Episodes of the test that ran out of turns: {timed_out:.1%}; "
@@ -65,9 +67,9 @@ def summary(learner: Learner, rows: list[dict], last: dict, tasks: list[dict], b
         f"In all {end['episodes']:,} episodes, {end['steps']:,} steps of environments and {c.steps * c.epochs * c.minibatches:,} updates in {end['seconds']:.0f} s of wall time "
         f"({end['cpu_seconds']:.0f} s of processor time), compiling and tests included{load}. " + (f"90% was passed by step {first['step']} ({first['seconds']:.0f} s)." if first else "90% was not reached.")]
 
-# %% ../../nbs/measure/14_grpo.ipynb #cf3bfa74
+# %% ../../nbs/measure/14_grpo.ipynb #d
 async def measured_run(config: GRPOConfig, size: int, tests: int, test_every: int, runs: Path, resume: bool, slots: int | None, quiet: bool):
-    "Train and test: the learner, the rows of its metrics, its last test, and the maps of the test."
+    "Train and test: learner, metrics, last test, its maps."
     learner, maps = lake_learner(config, size=size), test_tasks(tests, size=size)
     async with EnvPool.local("frozen_lake", slots=slots or config.groups * config.group_size) as pool:
         rows = await train(learner, pool, runs, resume=resume, test=maps, test_every=test_every, progress=not quiet)
@@ -90,7 +92,7 @@ def report(config: GRPOConfig = GRPOConfig(), size: int = 4, slots: int | None =
     baselines, figure = lake_baselines(maps, config.max_turns), (out.parent.parent / "figures" if out else runs) / "grpo_frozen_lake.png"
     figure.parent.mkdir(parents=True, exist_ok=True)
     lake_figure(rows, baselines).savefig(figure, dpi=120)
-    return page("GRPO on the frozen lake, from scratch", *summary(learner, rows, last, maps, baselines),
+    return Page("GRPO on the frozen lake, from scratch", *summary(learner, rows, last, maps, baselines),
         f"![success over training]({os.path.relpath(figure, out.parent if out else '.')})",
         markdown_table(["step", "steps of environments", "seconds", "processor seconds", "success on the test maps"], [
             (r["step"], f"{r['steps']:,}", f"{r['seconds']:.0f}", f"{r['cpu_seconds']:.0f}", f"{r['test']:.1%}") for r in rows if "test" in r]))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SIDE', 'MIXED', 'layouts_to_compare', 'with_composed', 'tasks_to_compare', 'compare', 'costs_table', 'report']
 
-# %% ../../nbs/measure/04_layouts.ipynb #8152e08c
+# %% ../../nbs/measure/04_layouts.ipynb #a
 from typing import Literal
 
 import jax
@@ -19,15 +19,15 @@ from ..core.ruleset import RuleSet
 from ..core.tiles import PICKABLE
 from ..envs.wrappers import GymAutoResetWrapper
 from ..envs.xland import XLandMiniGrid
-from .report import Page, markdown_table, page, script
+from .report import Page, markdown_table, script
 from .throughput import Case, Row, Stepper, engine_of, rows_of, sample_tasks
 
-# %% ../../nbs/measure/04_layouts.ipynb #3a58492c
+# %% ../../nbs/measure/04_layouts.ipynb #b
 SIDE = 13
 MIXED = "five layouts, as data"
 
 def layouts_to_compare(num_envs: int) -> dict[str, dict]:
-    "For each program of the comparison the arguments of `default_params`."
+    "Arguments of `default_params` for each program."
     five = stack_layouts([layout(kind, SIDE, SIDE) for kind in GRID_TYPES])
     spread = lambda index: jax.tree.map(lambda x: x[index], five)
     static = {kind: dict(grid_type=kind, height=SIDE, width=SIDE) for kind in (*GRID_TYPES, "Maze", "Rooms")}
@@ -35,9 +35,9 @@ def layouts_to_compare(num_envs: int) -> dict[str, dict]:
             "R4, as data": dict(layout=spread(np.full(num_envs, GRID_TYPES.index("R4")))),
             "R4, walls block sight": {**static["R4"], "see_through_walls": False}}
 
-# %% ../../nbs/measure/04_layouts.ipynb #8489f09a
+# %% ../../nbs/measure/04_layouts.ipynb #c
 def with_composed(tasks: RuleSet, share: float) -> RuleSet:
-    "The same batch with the goals of every so many tasks replaced by *a and b next to each other while c is held*, of their own first three things that can be carried."
+    "The batch with a share of goals replaced by *a and b next to each other while c is held*, of their own objects."
     extended = jax.tree.map(jnp.asarray, tasks).extend()
     table = np.array(pad_table(extended.extended.goals, 3))
     for i in np.flatnonzero(np.arange(len(table)) % round(1 / share) == 0):
@@ -46,16 +46,16 @@ def with_composed(tasks: RuleSet, share: float) -> RuleSet:
     return extended.replace(extended=extended.extended.replace(goals=jnp.asarray(table)))
 
 def tasks_to_compare(tasks: RuleSet) -> dict[str, RuleSet]:
-    "The batches to compare. `tasks` is a batch of plain rulesets."
+    "The batches to compare, from plain rulesets."
     plain = jax.tree.map(jnp.asarray, tasks)
     return {"plain": plain, "plain, again": plain, "all plain, in the general form": plain.extend(),
             **{f"{share:.0%} with a composed goal": with_composed(tasks, share) for share in (0.1, 0.5, 1.0)}}
 
-# %% ../../nbs/measure/04_layouts.ipynb #4cc383b7
+# %% ../../nbs/measure/04_layouts.ipynb #d
 def compare(what: str, repeats: int = 15, num_envs: int = 1024, num_steps: int = 128, names=None) -> list[Row]:
-    """Time the programs in turn, `layouts` or `tasks`; ratios are costs per step over the mean of the five static layouts, or over plain tasks.
+    """Time `layouts` or `tasks` in turn; ratios are costs per step over the mean static layout, or over plain tasks.
 
-    names: which to measure; all by default.
+    names: which to measure (default: all).
     """
     case = Case("", "trivial" if what == "layouts" else "high", num_envs=num_envs, num_steps=num_steps)
     tasks, env = sample_tasks(case), XLandMiniGrid()
@@ -66,19 +66,20 @@ def compare(what: str, repeats: int = 15, num_envs: int = 1024, num_steps: int =
     return rows_of(steppers, case, repeats, GRID_TYPES if what == "layouts" else ())
 
 def costs_table(what: str, rows: list[Row]) -> str:
-    "The rows as a Markdown table."
+    "The rows as Markdown."
     base = "the mean of R1 … R9" if what == "layouts" else "plain"
     return markdown_table([what, "steps/s (median)", "min – max", f"cost per step over {base}", "trials ended per step"],
                           [(r.engine, f"{r.steps_per_second / 1e6:.3f} M", r.span, f"{r.ratio:.2f}", f"{r.ends:.4f}") for r in rows])
 
-# %% ../../nbs/measure/04_layouts.ipynb #cd7d41cb
+# %% ../../nbs/measure/04_layouts.ipynb #e
 _SAID = {
     "layouts": ("What it costs that the layout is data",
-        f"XLand-MiniGrid, {SIDE}x{SIDE}, trivial tasks. Names alone are static: the layout is compiled in, one program each. In *{MIXED}* one program "
-        "serves all five side by side. Maze and Rooms are drawn again at every reset. The mixed program is to cost at most 1.25 times the single-layout one."),
+        f"XLand-MiniGrid, {SIDE}x{SIDE}, trivial tasks. Names alone are static layouts, one program each; in *{MIXED}* "
+        "one program serves all five. Maze and Rooms are drawn at every reset. Asked for: at most 1.25 times the "
+        "single layout."),
     "tasks": ("What tasks beyond the tables cost",
-        f"XLand-MiniGrid-R4-{SIDE}x{SIDE}, `high` tasks. A batch of plain tasks has no part of the general form: *plain, again* is the same program a second "
-        "time and shows the noise.")}
+        f"XLand-MiniGrid-R4-{SIDE}x{SIDE}, `high` tasks. *Plain, again* is the same program a second time, which shows "
+        "the noise.")}
 
 def report(what: Literal["layouts", "tasks"] = "layouts", repeats: int = 15, envs: int = 1024) -> Page:
     """Measure what it costs that the layout is data, or that tasks go beyond the tables.
@@ -88,7 +89,8 @@ def report(what: Literal["layouts", "tasks"] = "layouts", repeats: int = 15, env
         envs: worlds in the batch
     """
     title, about = _SAID[what]
-    return page(title, f"{about} {envs} worlds, another task in each. Random actions drawn in advance, auto-reset on, trials desynchronised, "
-                f"observations summed at every step; medians over {repeats} turns taken alternately, ratios within a turn.", costs_table(what, compare(what, repeats, envs)))
+    return Page(title, f"{about} {envs} worlds, another task in each. Random actions drawn in advance, auto-reset on, "
+                f"trials desynchronised, observations summed at every step; medians over {repeats} turns taken "
+                "alternately, ratios within a turn.", costs_table(what, compare(what, repeats, envs)))
 
 script(report)

@@ -8,7 +8,7 @@ __all__ = ['PROTOCOLS', 'ENV', 'ECHO', 'SLOW', 'frame_of', 'split_frames', 'Prot
            'measure_memory', 'measure_servers', 'measure_latency', 'sockets_part', 'batches_part', 'memory_part',
            'servers_part', 'latency_part', 'report']
 
-# %% ../../nbs/measure/13_load.ipynb #51f5c34b
+# %% ../../nbs/measure/13_load.ipynb #a
 import asyncio
 import base64
 import contextlib
@@ -27,12 +27,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from .report import Page, markdown_table, page, script, version_of
+from .report import Page, markdown_table, script, version_of
 from ..pool.errors import ConnectFailed
 from ..pool.pool import EnvPool
 from ..pool.server import start_server
 
-# %% ../../nbs/measure/13_load.ipynb #ca80f30f
+# %% ../../nbs/measure/13_load.ipynb #b
 def frame_of(text: bytes) -> bytes:
     "A masked text frame with the mask 0."
     n = len(text)
@@ -40,7 +40,7 @@ def frame_of(text: bytes) -> bytes:
     return head + b"\0\0\0\0" + text
 
 def split_frames(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
-    "The whole frames `(kind, text)` in what a server sent, and the rest."
+    "Whole frames `(kind, text)` in what a server sent, and the rest."
     frames = []
     while len(data) >= 2:
         short, head = data[1] & 127, 2 + {126: 2, 127: 8}.get(data[1] & 127, 0)
@@ -51,9 +51,9 @@ def split_frames(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
         data = data[head + n:]
     return frames, data
 
-# %% ../../nbs/measure/13_load.ipynb #bc749f91
+# %% ../../nbs/measure/13_load.ipynb #c
 class Protocol(NamedTuple):
-    "How a server wants to be spoken to: path, first request, every other request, and whether it greets first."
+    "How to speak to a server: path, first and other requests, whether it greets first."
     path: str
     first: bytes
     step: bytes
@@ -64,19 +64,19 @@ PROTOCOLS = {"pool": Protocol("/session", b'{"id":%d,"op":"reset","value":3}', b
              "echo": Protocol("/ws", b'{"type":"reset","data":{"seed":3}}', b'{"type":"step","data":{"message":"x"}}')}
 
 class Tally:
-    "What all sessions of a load count together."
+    "What all sessions of a load count."
     def __init__(self):
         self.took, self.lost, self.number, self.over = [], 0, 0, False
 
 def upgrade_request(path: str, host: str, token: str) -> bytes:
-    "The HTTP request that opens a WebSocket."
+    "The request that opens a WebSocket."
     lines = [f"GET {path} HTTP/1.1", f"Host: {host}", "Upgrade: websocket", "Connection: Upgrade",
              f"Sec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}", "Sec-WebSocket-Version: 13", *([f"Authorization: Bearer {token}"] if token else [])]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
-# %% ../../nbs/measure/13_load.ipynb #16d65a8c
+# %% ../../nbs/measure/13_load.ipynb #d
 class Load(asyncio.Protocol):
-    "One session that always has one step under way."
+    "A session with always one step under way."
     def __init__(self, tally: Tally, protocol: Protocol, host: str, token: str):
         self.tally, self.protocol, self.request = tally, protocol, upgrade_request(protocol.path, host, token)
         self.buffer, self.open, self.i, self.sent, self.ready = b"", False, 0, 0.0, asyncio.get_running_loop().create_future()
@@ -100,8 +100,7 @@ class Load(asyncio.Protocol):
                 elif kind == 9:
                     self.transport.write(bytes([0x8A, 0x80 | len(text)]) + b"\0\0\0\0" + text)
 
-    def _opened(self) -> bool:
-        "Read the answer to the upgrade, once it is whole."
+    def _opened(self):
         head, end, rest = self.buffer.partition(b"\r\n\r\n")
         if end and b" 101 " not in head[:16]:
             self.ready.set_exception(ConnectionError(head[:60].decode()))
@@ -111,7 +110,7 @@ class Load(asyncio.Protocol):
                 self._next()
         return self.open
 
-    def _got(self, text: bytes):
+    def _got(self, text):
         if self.i > 1:
             self.tally.took.append(time.perf_counter() - self.sent)
         if b'"done":true' in text or b'"done": true' in text or b'"ok": false' in text or b'"error"' in text[:24]:
@@ -127,9 +126,9 @@ class Load(asyncio.Protocol):
         self.i, self.sent = self.i + 1, time.perf_counter()
         self.transport.write(frame_of(text % self.tally.number if b"%d" in text else text))
 
-# %% ../../nbs/measure/13_load.ipynb #285ce8ef
+# %% ../../nbs/measure/13_load.ipynb #e
 async def apply_load(url: str, token: str, sessions: int, seconds: float, protocol: str = "pool") -> dict:
-    "Steps per second and latencies in milliseconds of `sessions` sessions that step as fast as they are answered."
+    "Steps per second and latencies (ms) of sessions that step as soon as they are answered."
     at, tally, loop = urlsplit(url), Tally(), asyncio.get_running_loop()
     loads = [(await loop.create_connection(lambda: Load(tally, PROTOCOLS[protocol], at.netloc, token), at.hostname, at.port))[1] for _ in range(sessions)]
     await asyncio.wait_for(asyncio.gather(*(load.ready for load in loads)), 60)
@@ -157,25 +156,25 @@ print(json.dumps(run(apply_load(url, os.environ["XLAND_POOL_TOKEN"], int(session
 """
 
 def load_from_outside(url: str, token: str, sessions: int, seconds: float = 2.0, protocol: str = "pool") -> dict:
-    "`apply_load` in a process of its own, on uvloop where it is installed."
+    "`apply_load` in another process, on uvloop if installed."
     command = [sys.executable, "-c", _APPLY, url, str(sessions), str(seconds), protocol]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "XLAND_POOL_TOKEN": token}, timeout=seconds + 120)
     if done.returncode:
         raise ConnectFailed(f"The load generator failed: {done.stderr.strip()[-300:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
-# %% ../../nbs/measure/13_load.ipynb #7869fad7
+# %% ../../nbs/measure/13_load.ipynb #f
 ENV = "XLand-MiniGrid-R1-9x9"
 
 def socket_cases(sizes=(1, 8, 64, 256)) -> dict[str, tuple]:
-    "Name to a number of sessions, the settings of a server, and the protocol."
+    "Name to number of sessions, server settings, protocol."
     base = dict(env=ENV, benchmark="trivial-21k", drain=0.0, max_wait=0.0005, slots=64, uvloop="auto")
     return {**{f"{n} session{'s' * (n > 1)}, uvloop": (n, {**base, "slots": max(n, 8)}, "pool") for n in sizes},
             "64 sessions, asyncio": (64, {**base, "uvloop": "off"}, "pool"), "64 sessions, uvloop, one tick a request": (64, {**base, "batch": False}, "pool"),
             "64 sessions, uvloop, OpenEnv's protocol": (64, base, "openenv")}
 
 def measure_sockets(cases, openenv_python: str | None = None, repeats: int = 3, seconds: float = 2.0) -> dict:
-    "Results of every case, the median run of `repeats`; with OpenEnv's echo server in turn with them."
+    "Results of every case, the median of `repeats` runs, in turn with OpenEnv's echo server."
     from tqdm.auto import tqdm
     found = {}
     for _ in tqdm(range(repeats), desc="rounds"):
@@ -186,7 +185,7 @@ def measure_sockets(cases, openenv_python: str | None = None, repeats: int = 3, 
             found.setdefault("64 sessions, OpenEnv's server, an echo", []).append(_measure_echo(openenv_python, seconds))
     return {name: sorted(runs, key=lambda run: run["per_second"])[len(runs) // 2] for name, runs in found.items()}
 
-# %% ../../nbs/measure/13_load.ipynb #803bb3a5
+# %% ../../nbs/measure/13_load.ipynb #g
 ECHO = '''
 import os
 from openenv.core.env_server import Environment, Action, Observation, State, create_app, ConcurrencyConfig
@@ -213,7 +212,7 @@ import uvicorn
 uvicorn.run(app, host="127.0.0.1", port=int(os.environ["PORT"]), log_level="warning")
 '''
 
-def _measure_echo(python: str, seconds: float) -> dict:
+def _measure_echo(python, seconds):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -229,9 +228,9 @@ def _measure_echo(python: str, seconds: float) -> dict:
         server.kill()
         server.wait()
 
-# %% ../../nbs/measure/13_load.ipynb #75514810
+# %% ../../nbs/measure/13_load.ipynb #h
 def measure_batches(slots: int, env: str = ENV, benchmark: str | None = "trivial-21k", repeats: int = 7, seconds: float = 0.5) -> float:
-    "Steps per second through `send` and `recv` of a pool in this process, observations as NumPy arrays; the median."
+    "Median steps per second through `send` and `recv` of a local pool, observations as NumPy."
     with EnvPool.local(env, slots, benchmark=benchmark, autoreset=True).sync as pool:
         pool.async_reset()
         batch, rates, generator = pool.recv(), [], np.random.default_rng(0)
@@ -245,15 +244,15 @@ def measure_batches(slots: int, env: str = ENV, benchmark: str | None = "trivial
             rates.append(i * slots / (time.perf_counter() - begin))
     return statistics.median(rates)
 
-# %% ../../nbs/measure/13_load.ipynb #4309ab88
+# %% ../../nbs/measure/13_load.ipynb #i
 def resident_bytes(pid: int) -> int:
-    "Resident memory of a process, as Linux tells it."
+    "Resident memory of a process, on Linux."
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 def measure_memory(sessions: int = 1000) -> dict:
-    "Kilobytes a session, and steps a second with all of them at work."
+    "Kilobytes a session, and steps per second with all of them."
     with start_server(env=ENV, benchmark="trivial-21k", slots=sessions, drain=0.0) as server:
-        with EnvPool.connect(server, 8).sync as pool:        # what is loaded at the first use is not a session's
+        with EnvPool.connect(server, 8).sync as pool:  # what the first use loads is not a session's
             pool.reset_group(1)
         before = resident_bytes(server.pid)
         with EnvPool.connect(server, sessions).sync as pool:
@@ -265,9 +264,9 @@ def measure_memory(sessions: int = 1000) -> dict:
         load = load_from_outside(server.url, server.token, sessions, 4.0)
     return {"sessions": live, "kilobytes": grown / sessions / 1e3, **load}
 
-# %% ../../nbs/measure/13_load.ipynb #d20123e4
+# %% ../../nbs/measure/13_load.ipynb #j
 def measure_servers(count: int, sessions: int = 64, turns: int = 100, repeats: int = 3) -> float:
-    "Steps per second of groups of 8 in one pool on `count` servers; the median."
+    "Median steps per second of groups of 8 in one pool on `count` servers."
     async def rollout(episode):
         for _ in range(turns):
             if not episode.done:
@@ -282,7 +281,7 @@ def measure_servers(count: int, sessions: int = 64, turns: int = 100, repeats: i
             rates.append((pool.stats()["steps"] - before) / (time.perf_counter() - begin))
     return statistics.median(rates[1:])
 
-# %% ../../nbs/measure/13_load.ipynb #511dd0c4
+# %% ../../nbs/measure/13_load.ipynb #k
 SLOW = """
 import time
 from xland_minigrid.pool import Env, blocking, register_env
@@ -299,7 +298,7 @@ register_env("slow", Slow)
 """
 
 def measure_latency(blocks: bool = False, group: int = 8, turns: int = 6) -> dict:
-    "Seconds for a group at once and for the same episodes one after the other, over sockets. blocks: steps block a thread."
+    "Seconds for a group at once, and one by one, over sockets. blocks: steps block a thread."
     async def rollout(episode):
         for _ in range(turns):
             await episode.step("<action>stay</action>")
@@ -317,9 +316,9 @@ def measure_latency(blocks: bool = False, group: int = 8, turns: int = 6) -> dic
             serial = time.perf_counter() - begin - together
     return {"serial": serial, "together": together, "ratio": serial / together}
 
-# %% ../../nbs/measure/13_load.ipynb #0876d08e
+# %% ../../nbs/measure/13_load.ipynb #l
 def sockets_part(found: dict) -> list[str]:
-    "Steps and latencies of every case, and what follows from them."
+    "Every case as a table, and what follows."
     ours, echo, alone = (found.get(name) for name in ("64 sessions, uvloop", "64 sessions, OpenEnv's server, an echo", "64 sessions, uvloop, one tick a request"))
     said = [f"Sixty-four sessions on a real environment are {ours['per_second'] / echo['per_second']:.1f} × OpenEnv's server with an environment that does nothing."] if ours and echo else []
     said += [f"Batching is worth {ours['per_second'] / alone['per_second']:.1f} ×."] if ours and alone else []
@@ -342,7 +341,6 @@ def latency_part(found: dict) -> list[str]:
     rows = [(name, f"{x['serial']:.2f}", f"{x['together']:.2f}", f"{x['ratio']:.1f} ×") for name, x in found.items()]
     return ["## Slow environments", "A group of 8, six turns, 50 ms a step, over sockets.", markdown_table(["steps", "one after the other (s)", "at once (s)", "ratio"], rows)]
 
-# %% ../../nbs/measure/13_load.ipynb #566ec5af
 def report(openenv_python: str | None = None, repeats: int = 3, seconds: float = 2.0) -> Iterator[Page]:
     """Measure the environment pool.
 
@@ -358,6 +356,6 @@ def report(openenv_python: str | None = None, repeats: int = 3, seconds: float =
                      lambda: memory_part(measure_memory()), lambda: servers_part({count: measure_servers(count) for count in (1, 2)}),
                      lambda: latency_part({"that wait": measure_latency(), "that block a thread": measure_latency(blocks=True)})):
         parts += measured()
-        yield page("What the pool carries", *parts)
+        yield Page("What the pool carries", *parts)
 
 script(report)

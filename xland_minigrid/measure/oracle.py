@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['WORLDS', 'Row', 'measure', 'oracle_table', 'report']
 
-# %% ../../nbs/measure/10_oracle.ipynb #addf1a71
+# %% ../../nbs/measure/10_oracle.ipynb #a
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,11 +15,11 @@ from ..benchmarks.benchmark import generate_benchmark
 from ..benchmarks.oracle import Attempts, estimated_steps, solve_tasks
 from ..benchmarks.planner import Failure
 from ..envs.registration import make
-from .report import Page, markdown_table, page, script
+from .report import Page, markdown_table, script
 
-# %% ../../nbs/measure/10_oracle.ipynb #5bc30554
+# %% ../../nbs/measure/10_oracle.ipynb #b
 class Row(NamedTuple):
-    "One preset in one environment; `estimate` of the tasks' steps is that of `estimated_steps`."
+    "One preset in one environment, with `estimated_steps` of the tasks."
     preset: str
     environment: str
     attempts: Attempts
@@ -31,17 +31,17 @@ class Row(NamedTuple):
         return ~np.isin(self.attempts.failure, (Failure.IMPOSSIBLE_START, Failure.NO_PLAN))
 
 def measure(preset: str, environment: str, pairs: int, seed: int = 2, progress: bool = False) -> Row:
-    "Solve `pairs` tasks of a preset, one start each."
+    "Solve `pairs` tasks, one start each."
     benchmark, (env, params) = generate_benchmark(preset, pairs, seed=seed).to_numpy(), make(environment)
     attempts = solve_tasks(benchmark, np.arange(pairs), env, params, seed=seed, progress=progress)
     return Row(preset, environment, attempts, estimated_steps(benchmark, params, env))
 
 def oracle_table(rows: list[Row]) -> str:
-    "The rows as a Markdown table."
+    "The rows as Markdown."
     return markdown_table(["preset", "environment", "pairs", "proved impossible", "solved of the others", "blocked", "cut off", "too long", "steps: mean, median, longest",
                            "estimate: correlation", "ms a start: median, mean, longest"], map(_cells, rows))
 
-def _cells(row: Row) -> tuple:
+def _cells(row):
     a, count = row.attempts, lambda failure: int((row.attempts.failure == failure).sum())
     steps, ms, rest = a.steps[a.solved], a.seconds * 1e3, max(int(row.possible.sum()), 1)
     fits = np.corrcoef(row.estimate[a.solved], steps)[0, 1] if len(set(steps.tolist())) > 1 else np.nan
@@ -49,7 +49,7 @@ def _cells(row: Row) -> tuple:
             f"{a.solved[row.possible].sum() / rest:.2%} ({int(a.solved.sum()):,})", count(Failure.BLOCKED), count(Failure.BUDGET), count(Failure.TOO_LONG),
             f"{steps.mean():.1f}, {np.median(steps):.0f}, {steps.max()}", f"{fits:.2f}", f"{np.median(ms):.1f}, {ms.mean():.1f}, {ms.max():.0f}")
 
-# %% ../../nbs/measure/10_oracle.ipynb #74a2af88
+# %% ../../nbs/measure/10_oracle.ipynb #c
 WORLDS = ("XLand-MiniGrid-R1-13x13", "XLand-MiniGrid-R4-13x13")
 
 def report(pairs: int = 2000, seed: int = 2, presets: tuple[str, ...] = ("trivial", "small", "medium", "high")) -> Iterator[Page]:
@@ -63,9 +63,10 @@ def report(pairs: int = 2000, seed: int = 2, presets: tuple[str, ...] = ("trivia
     rows, limit = [], " and ".join(f"{make(name)[1].max_steps} steps on {name.removeprefix('XLand-MiniGrid-')}" for name in WORLDS)
     for preset in presets:
         rows += [measure(preset, name, pairs, seed, progress=True) for name in WORLDS]
-        yield page("The grid oracle",
-            "Random tasks of each preset, all with a symbolic plan (`generate_benchmark`), one random start each. *Solved* means that the actions were replayed in the real "
-            "environment and reached the goal with the last of them. *Proved impossible*: the goal cannot be met even in a world more generous than the real one "
-            f"(`benchmarks.proofs`). A trial has {limit}. Times are those of one process for planning alone.", oracle_table(rows))
+        yield Page("The grid oracle",
+            "Random tasks of each preset, all with a symbolic plan, one random start each. *Solved*: replayed in the "
+            "real environment, the last action reached the goal. *Proved impossible*: even in a more generous world "
+            f"(`benchmarks.proofs`). A trial has {limit}. Times are of one process, for planning "
+            "alone.", oracle_table(rows))
 
 script(report)

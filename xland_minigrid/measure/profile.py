@@ -6,7 +6,7 @@
 __all__ = ['matmul_peak', 'matrix_flops', 'network_flops', 'one_step', 'begin_play', 'Part', 'parts_of', 'Profile',
            'profile_update', 'profile_table', 'config_named', 'report']
 
-# %% ../../nbs/measure/06_profile.ipynb #63115985
+# %% ../../nbs/measure/06_profile.ipynb #a
 import dataclasses
 import functools
 import time
@@ -22,11 +22,11 @@ from flax import nnx
 from ..baselines.ppo import advantages, collect, make_optimizer, policy_step, run_epochs, update
 from ..baselines.rl2 import TrainConfig, abstract_agent, enter, make_world, new_agent, preset
 from ..benchmarks.benchmark import generate_benchmark
-from .report import Page, in_turns, markdown_table, page, script, seconds_of
+from .report import Page, in_turns, markdown_table, script, seconds_of
 
-# %% ../../nbs/measure/06_profile.ipynb #001a478d
+# %% ../../nbs/measure/06_profile.ipynb #b
 def matmul_peak(seconds: float = 1.0, size: int = 1024) -> float:
-    "The largest rate of float32 products of `(size, size)` matrices seen on this device within about `seconds`, in FLOP/s."
+    "The largest FLOP/s of float32 `(size, size)` products seen within about `seconds`. Raises `ValueError`."
     if not seconds > 0 or size < 1:
         raise ValueError(f"seconds is {seconds} and size {size}: both must be above 0.")
     product, x = jax.jit(lambda x: x @ x), jnp.ones((size, size), jnp.float32) / size
@@ -36,15 +36,16 @@ def matmul_peak(seconds: float = 1.0, size: int = 1024) -> float:
         best = min(best, seconds_of(lambda: product(x)))
     return 2 * size**3 / best
 
-# %% ../../nbs/measure/06_profile.ipynb #655a7a34
+# %% ../../nbs/measure/06_profile.ipynb #c
 def matrix_flops(function: Callable, *args) -> int:
-    """Floating-point operations (a multiplication and an addition are two) of all matrix products and convolutions in `function(*args)`.
+    """FLOPs (multiply and add are two) of all matrix products and convolutions in `function(*args)`.
 
-    `args` are arrays or `jax.ShapeDtypeStruct`; nothing is computed. A loop of unknown length counts once, of several branches the largest.
+    `args` may be `jax.ShapeDtypeStruct`; nothing is computed. Loops of unknown length count once, branches by the
+    largest.
     """
     return _count(jax.make_jaxpr(function)(*args).jaxpr)
 
-def _count(jaxpr) -> int:
+def _count(jaxpr):
     total = 0
     for equation in jaxpr.eqns:
         name, out = equation.primitive.name, equation.outvars[0].aval if equation.outvars else None
@@ -62,7 +63,6 @@ def _count(jaxpr) -> int:
     return total
 
 def _programs(values):
-    "The programs among the parameters of an operation."
     for value in values:
         if hasattr(value, "jaxpr"):
             yield value.jaxpr
@@ -71,13 +71,13 @@ def _programs(values):
         elif isinstance(value, (tuple, list)):
             yield from _programs(value)
 
-# %% ../../nbs/measure/06_profile.ipynb #e7a6c675
+# %% ../../nbs/measure/06_profile.ipynb #d
 def network_flops(config: TrainConfig) -> int:
-    "Floating-point operations of the network for one step of one agent, forward, in matrix products alone."
+    "FLOPs of the network's products for a step of one agent, forward."
     return matrix_flops(*one_step(config))
 
 def one_step(config: TrainConfig):
-    "The network as a function of parameters and a single agent in play, and the shapes of these."
+    "The network as a function of parameters and one agent in play, and their shapes."
     agent = abstract_agent(config)
     step_once = lambda parameters, play: policy_step(nnx.merge(agent.structure, parameters), play.inputs, play.memory, play.told)
     return step_once, *jax.eval_shape(lambda parameters: (parameters, begin_play(config, agent, parameters, 1)[0]), agent.parameters)
@@ -88,21 +88,21 @@ def _some_tasks():
         return generate_benchmark("trivial", n=64)
 
 def begin_play(config: TrainConfig, agent, parameters, agents: int):
-    "Agents at the beginning of a task each, and the function that steps them: `RolloutState (agents,)`, `step`."
+    "Agents that begin a task each, `RolloutState (agents,)`, and the function that steps them."
     env, params = make_world(config)
     number = jnp.arange(agents, dtype=jnp.int32)
     rulesets = jax.vmap(_some_tasks().get_ruleset)(number % 64) if config.benchmark else None
     return enter(config, env, params, nnx.merge(agent.structure, parameters), rulesets, number, jax.random.key(1))
 
-# %% ../../nbs/measure/06_profile.ipynb #969784f3
+# %% ../../nbs/measure/06_profile.ipynb #e
 class Part(NamedTuple):
-    "A piece of an update: how deep it lies inside it, a compiled program as a call without arguments, and the FLOPs that an update needs there."
+    "A piece of an update: depth, a compiled call, and the FLOPs needed."
     depth: int
     call: Callable[[], object]
     flops: int = 0
 
 def parts_of(config: TrainConfig) -> dict[str, Part]:
-    "The pieces by name, with agents in the middle of play."
+    "The pieces by name, with agents in play."
     agent, ppo, steps, optimizer = new_agent(config), config.ppo, config.steps_per_update, make_optimizer(config.ppo, 100)
     parameters, needed = agent.parameters, network_flops(config) * steps * config.num_envs
     learned, network = (parameters, optimizer.init(parameters)), lambda parameters: nnx.merge(agent.structure, parameters)
@@ -131,16 +131,14 @@ def parts_of(config: TrainConfig) -> dict[str, Part]:
             "network": Part(2, lambda: acting(parameters, play.memory, batch.inputs), needed),
             "learn": Part(1, lambda: learn(learned, play, batch, advantage), 3 * ppo.update_epochs * needed)}
 
-# %% ../../nbs/measure/06_profile.ipynb #8deac592
+# %% ../../nbs/measure/06_profile.ipynb #f
 @dataclass(frozen=True)
 class Profile:
     """Where an update spends its time.
 
     Attributes:
-        parts: those of `parts_of`, by name.
-        seconds: a part to the seconds an update spends there, `(turns,)`; what is measured alone need not add up exactly.
-        peak: FLOP/s of matrix products, `(turns,)`, measured in the same turns.
-        step_flops: the network's, forward, a step.
+        parts: of `parts_of`. seconds: of each part, `(turns,)`; measured alone, they need not add up.
+        peak: FLOP/s of products in the same turns, `(turns,)`. step_flops: of a step forward.
     """
     config: TrainConfig
     parts: dict[str, Part]
@@ -149,29 +147,26 @@ class Profile:
     step_flops: int
 
     def shares(self, name: str = "update") -> np.ndarray:
-        "Share of the matrix-product peak that a part reaches, `(turns,)`."
+        "Share of the peak that a part reaches, `(turns,)`."
         return self.parts[name].flops / self.seconds[name] / self.peak
 
-    def _repr_markdown_(self) -> str:
+    def _repr_markdown_(self):
         return profile_table(self)
 
-# %% ../../nbs/measure/06_profile.ipynb #4a9d7ce0
 def profile_update(config: TrainConfig, *, turns: int = 7, seconds: float = 0.2) -> Profile:
-    """Measure one update of a configuration, part by part, everything once a turn.
+    """Measure an update part by part, everything once a turn; medians are shown.
 
-    Args:
-        turns: how often; medians are shown. seconds: how long the yardstick is measured in every turn.
-    Raises `ValueError` when `turns` is below 1. The tasks are generated `trivial` ones whatever `config.benchmark` says; one device is used.
+    seconds: to measure the peak in each turn. Uses generated `trivial` tasks and one device. Raises `ValueError` for
+    `turns` below 1.
     """
     if turns < 1:
         raise ValueError(f"turns is {turns}: it must be at least 1.")
     parts, peaks = parts_of(config), []
-    took = in_turns({"peak": lambda: peaks.append(matmul_peak(seconds)), **{name: part.call for name, part in parts.items()}}, turns)
-    return Profile(config, parts, took, np.array(peaks[1:]), network_flops(config))
+    calls = {"peak": lambda: peaks.append(matmul_peak(seconds)), **{name: part.call for name, part in parts.items()}}
+    return Profile(config, parts, in_turns(calls, turns), np.array(peaks[1:]), network_flops(config))
 
-# %% ../../nbs/measure/06_profile.ipynb #b28a9886
 def profile_table(p: Profile) -> str:
-    "The profile as Markdown: milliseconds, share of the update, GFLOP needed, share of the matrix-product peak."
+    "The profile as Markdown."
     whole, shares = np.median(p.seconds["update"]), p.shares()
     rows = [(f"{'&nbsp;' * 4 * part.depth}{name}", f"{np.median(p.seconds[name]) * 1e3:.1f}", f"{np.median(p.seconds[name]) / whole:.0%}",
              *((f"{part.flops / 1e9:.1f}", f"{np.median(p.shares(name)):.0%}") if part.flops else ("", ""))) for name, part in p.parts.items()]
@@ -180,20 +175,19 @@ def profile_table(p: Profile) -> str:
             f"(from {shares.min():.0%} to {shares.max():.0%} over turns).")
     return markdown_table(["part", "ms", "of the update", "GFLOP needed", "of the peak"], rows) + f"\n\n{said}"
 
-# %% ../../nbs/measure/06_profile.ipynb #dc5d95d4
+# %% ../../nbs/measure/06_profile.ipynb #g
 def config_named(name: str) -> TrainConfig:
-    "A configuration by name: a preset, or `demo`."
+    "A preset, or `demo`."
     if name == "demo":
         from xland_minigrid.baselines.demo import demo_plan
         return demo_plan().config
     return preset(name)
 
-def _shape(config: TrainConfig) -> str:
+def _shape(config):
     n, p = config.network, config.ppo
     return (f"{config.env_id}{'' if config.size is None else f' at {config.size}x{config.size}'}, {config.num_envs} agents, {config.steps_per_update} steps an update, "
             f"{p.num_minibatches} minibatches, {p.update_epochs} epochs; {n.encoder_kind} encoder {n.encoder_width}, {n.core} {n.memory}{'' if n.layers == 1 else f' x {n.layers}'}, heads {n.head}.")
 
-# %% ../../nbs/measure/06_profile.ipynb #d6b8677c
 def report(preset: tuple[str, ...] = ("laptop",), turns: int = 7) -> Iterator[Page]:
     """Measure where the time of a training update goes, against the matrix-product peak.
 
@@ -204,9 +198,9 @@ def report(preset: tuple[str, ...] = ("laptop",), turns: int = 7) -> Iterator[Pa
     configs, parts = {name: config_named(name) for name in preset}, []
     for name, config in configs.items():
         parts += [f"## {name}", _shape(config), profile_table(profile_update(config, turns=turns))]
-        yield page("Where the time of an update goes",
-            "Medians over turns; every turn measures the peak, the update and its parts one after the other, each part compiled by itself. What parts do is done again within the "
-            "update, sometimes better, because there the compiler sees more; so they need not add up. Needed are one forward pass a step while acting, and per epoch of learning one forward and "
-            "twice as much backward.", *parts)
+        yield Page("Where the time of an update goes",
+            "Medians over turns; every turn measures the peak, the update and its parts, each compiled by itself, so "
+            "they need not add up. Needed are one forward pass a step while acting, and per epoch of learning one "
+            "forward and twice as much backward.", *parts)
 
 script(report)

@@ -7,7 +7,7 @@ __all__ = ['R1', 'SIDE_BY_SIDE', 'SIDE', 'FIGURES', 'Job', 'Point', 'Sizes', 'si
            'peers', 'training_config', 'grid_jobs', 'rule_jobs', 'price_jobs', 'Figure', 'chosen_figures', 'measured',
            'measure_figure', 'lines_of', 'note', 'draw_figure', 'figure_table', 'report']
 
-# %% ../../nbs/measure/03_scaling.ipynb #861dd5e4
+# %% ../../nbs/measure/03_scaling.ipynb #a
 import dataclasses
 import importlib.util
 import json
@@ -23,20 +23,20 @@ from ..baselines.rl2 import TrainConfig, make_round, mesh_of, start_run, table_6
 from ..baselines.scale import replicate
 from ..benchmarks.benchmark import generate_benchmark
 from ..envs.registration import registered_environments
-from .report import Page, circumstances, deliver, in_turns, markdown_table, page, script
+from .report import Page, circumstances, deliver, in_turns, markdown_table, script
 from .throughput import Case, measure
 from ..viz.plots import MARKERS, PALETTE, empty_figure
 
-# %% ../../nbs/measure/03_scaling.ipynb #17928ea4
+# %% ../../nbs/measure/03_scaling.ipynb #b
 class Job(NamedTuple):
-    "A case of simulation with its engines, or a configuration of training; `x` is its place on the horizontal axis."
+    "A case of simulation with its engines, or a configuration of training, at `x` on the horizontal axis."
     x: float
     case: Case | TrainConfig
     engines: tuple[str, ...] = ("xland_minigrid",)
 
 @dataclass(frozen=True)
 class Point:
-    "A measured point: its place, engine and case, and steps per second: the median over turns, the slowest and the fastest."
+    "A measured point, with steps per second: median over turns, slowest, fastest."
     x: float
     engine: str
     case: Case | TrainConfig
@@ -50,10 +50,10 @@ class Point:
 
 
 
-# %% ../../nbs/measure/03_scaling.ipynb #c128ebc8
+# %% ../../nbs/measure/03_scaling.ipynb #c
 @dataclass(frozen=True)
 class Sizes:
-    "How much is measured: see the comments."
+    "How much is measured."
     num_envs: tuple[int, ...]  # environments side by side, on one device
     num_steps: int  # of one timed rollout
     repeats: int  # timed rollouts
@@ -77,7 +77,7 @@ _SIZES = {
     "quick": Sizes((64, 256), 16, 3, 2, grids=(9, 25), rules=(1, 24), images=(4,), image_steps=2, training=(16, 32), sequence=32, units=32)}
 
 def sizes_for(quick: bool = False, **changes) -> Sizes:
-    "The sizes for this platform. `changes` replace fields; None leaves one as it is."
+    "The sizes for this platform; `changes` that are not None replace fields."
     kind = "quick" if quick else "cpu" if jax.devices()[0].platform == "cpu" else "accelerator"
     return dataclasses.replace(_SIZES[kind], **{name: value for name, value in changes.items() if value is not None})
 
@@ -86,23 +86,23 @@ def device_counts() -> tuple[int, ...]:
     return tuple(2**i for i in range(jax.device_count().bit_length()))
 
 def paper_environments(count: int | None = None) -> tuple[str, ...]:
-    "Ids of the 44 environments of xminigrid 0.9.3, or of `count` evenly chosen ones."
+    "Ids of the 44 environments of xminigrid 0.9.3, or `count` evenly chosen ones. Raises `ValueError`."
     ids = [name for name in registered_environments() if not any(ours in name for ours in ("-Maze-", "-Rooms-", "LavaGap"))]
     count = len(ids) if count is None else count
     if not 1 <= count <= len(ids):
         raise ValueError(f"environments is {count}: choose from 1 to {len(ids)}.")
     return tuple(ids[i] for i in np.linspace(0, len(ids) - 1, count).round().astype(int))
 
-# %% ../../nbs/measure/03_scaling.ipynb #3eb4044b
+# %% ../../nbs/measure/03_scaling.ipynb #d
 def peers() -> tuple[str, ...]:
-    "This package, and xminigrid where it is installed."
+    "This package, and xminigrid if installed."
     return ("xland_minigrid", *(["xminigrid"] if importlib.util.find_spec("xminigrid") else []))
 
-# %% ../../nbs/measure/03_scaling.ipynb #c2f776ad
+# %% ../../nbs/measure/03_scaling.ipynb #e
 R1 = "XLand-MiniGrid-R1-9x9"
 
 def training_config(num_envs: int, sizes: Sizes, devices: int = 1, dtype: str = "float32") -> TrainConfig:
-    "Table 6 on R1-9x9 with `trivial` tasks, for `num_envs` agents: minibatches of at least 8 agents a device, 32 at most."
+    "Table 6 on R1-9x9 with `trivial` tasks; minibatches of at least 8 agents a device, 32 at most."
     paper = table_6()
     width = min(256, sizes.units)
     network = dataclasses.replace(paper.network, memory=sizes.units, encoder_width=width, head=width, dtype=dtype)
@@ -123,10 +123,9 @@ def price_jobs(s: Sizes) -> list[Job]:
     n = s.training[-1]
     return [Job(0, Case(R1, "trivial", None, n, s.sequence)), Job(1, training_config(n, s)), Job(2, training_config(n, s, dtype="bfloat16"))]
 
-# %% ../../nbs/measure/03_scaling.ipynb #8387509b
 @dataclass(frozen=True)
 class Figure:
-    "A figure: its title, what its horizontal axis shows, its jobs, and what tells its lines apart."
+    "A figure: title, horizontal axis, jobs, and the line of a point."
     title: str
     axis: str
     jobs: Callable[[Sizes], list[Job]]
@@ -149,15 +148,15 @@ FIGURES: dict[str, Figure] = {
                  lambda s: [Job(n, Case(R1, "trivial", None, n, s.image_steps, images=True), peers()) for n in s.images])}
 
 def chosen_figures(names) -> list[str]:
-    "Names of figures, or `all`, as a list without repetitions. Raises `ValueError` for a figure that does not exist."
+    "Names of figures, or `all`, without repetitions. Raises `ValueError` for an unknown one."
     chosen = dict.fromkeys(FIGURES if list(names) == ["all"] else names)
     if unknown := [name for name in chosen if name not in FIGURES]:
         raise ValueError(f"There is no figure {unknown[0]!r}: choose from {', '.join(FIGURES)}, or all.")
     return list(chosen)
 
-# %% ../../nbs/measure/03_scaling.ipynb #79980d2f
+# %% ../../nbs/measure/03_scaling.ipynb #g
 def measured(case: Case | TrainConfig, engines: Sequence[str], repeats: int) -> list[tuple[float, float, float]]:
-    "Steps per second of each engine: median, slowest, fastest. Training is timed after a first round that compiles and warms up."
+    "Steps per second of each engine: median, slowest, fastest; training after a round to warm up."
     if isinstance(case, Case):
         return [tuple(r.rate(float(found(r.seconds))) for found in (np.median, np.max, np.min)) for r in measure(case, engines, repeats, compile_turns=1)]
     mesh = mesh_of(case)
@@ -171,10 +170,7 @@ def measured(case: Case | TrainConfig, engines: Sequence[str], repeats: int) -> 
     return [(float(np.median(rates)), float(rates.min()), float(rates.max()))]
 
 def measure_figure(name: str, sizes: Sizes, out="scaling", progress: bool = True) -> list[Point]:
-    """Measure what a figure of the paper shows; see `sizes_for`.
-
-    What is measured is kept in `out/NAME.json` at once, and is not measured again under the same circumstances.
-    """
+    "Measure a figure; results are kept in `out/NAME.json` and not measured again under the same circumstances."
     from tqdm.auto import tqdm
     path, points = Path(out) / f"{name}.json", []
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -186,23 +182,23 @@ def measure_figure(name: str, sizes: Sizes, out="scaling", progress: bool = True
         points += [Point(x, engine, case, *known[keys[engine]]) for engine in engines]
     return points
 
-# %% ../../nbs/measure/03_scaling.ipynb #72651bf4
+# %% ../../nbs/measure/03_scaling.ipynb #h
 def lines_of(name: str, points: list[Point]) -> dict[str, list[tuple[float, float, float, float]]]:
-    "The lines of a figure by name, each a list of `(x, steps/s, low, high)`; points at the same place (of several environments) are averaged."
+    "Lines of a figure: name to `(x, steps/s, low, high)`, averaged at each place."
     lines = {}
     for p in points:
         lines.setdefault(FIGURES[name].line(p), {}).setdefault(p.x, []).append((p.rate, p.low, p.high))
     return {line: [(x, *(float(v) for v in np.mean(places[x], axis=0))) for x in sorted(places)] for line, places in lines.items()}
 
 def note(points: list[Point], repeats: int) -> str:
-    "What a reader of the figure must know of the machine."
+    "What a reader must know of the machine."
     device, processor = circumstances().split("; ")[:2]
     kinds, forced = {p.case.env for p in points if isinstance(p.case, Case)}, any(p.case.devices > 1 for p in points) and device.startswith("cpu")
     return (f"{device}; {processor}. Median, slowest and fastest of {repeats}." + (f" Mean over {len(kinds)} environments." if len(kinds) > 1 else "")
             + (f" The devices are parts of one processor (forced host devices): they share {processor.split(', ')[-1]}." if forced else ""))
 
 def draw_figure(name: str, points: list[Point], below: str = "", path=None):
-    "Draw the points of a figure, with a note below; with a `path`, save it there as PNG. Returns the matplotlib `Figure`."
+    "Draw the points of a figure, with a note below; returns the matplotlib `Figure`, saved as PNG if `path`."
     from matplotlib.ticker import EngFormatter
     about, rates = FIGURES[name], [p.rate for p in points]
     figure, (axis,) = empty_figure(1, 5.4, 3.8)
@@ -228,9 +224,9 @@ def draw_figure(name: str, points: list[Point], below: str = "", path=None):
         figure.savefig(path, dpi=90, metadata={"Software": None})
     return figure
 
-# %% ../../nbs/measure/03_scaling.ipynb #e10132bc
+# %% ../../nbs/measure/03_scaling.ipynb #i
 def figure_table(name: str, points: list[Point]) -> str:
-    "The lines of a figure as Markdown, with ours divided by xminigrid's where both were measured."
+    "The lines of a figure as Markdown, with ours over xminigrid's."
     lines, axis = lines_of(name, points), FIGURES[name].axis
     theirs = {line.replace("xminigrid", "xland_minigrid", 1): {row[0]: row[1] for row in rows} for line, rows in lines.items() if line.startswith("xminigrid")}
     ratio = lambda line, x, y: f"{y / theirs[line][x]:.1f}" if x in theirs.get(line, {}) else ""
@@ -256,8 +252,10 @@ def report(figure: tuple[str, ...] = ("all",), quick: bool = False, environments
         below = note(points, sizes.repeats)
         draw_figure(name, points, below, folder / f"{name}.png")
         parts += [f"## Figure {name}: {FIGURES[name].title}", f"![Figure {name}]({folder.name}/{name}.png)", below, figure_table(name, points)]
-        yield page("The paper's throughput figures",
-            "Simulation: random actions drawn in advance, auto-reset on, trials desynchronised, a ruleset in every world, observations summed at every step. xminigrid ran in turn with ours in "
-            "the same process. Training: whole rounds of RL² with Table 6's network at the given size of GRU. On a machine that others use too, read the ratios.", *parts)
+        yield Page("The paper's throughput figures",
+            "Simulation: random actions drawn in advance, auto-reset on, trials desynchronised, a ruleset in every "
+            "world, observations summed at every step; xminigrid in turn with ours in one process. Training: whole "
+            "rounds of RL² with Table 6's network at the given size of GRU. On a busy machine, read the "
+            "ratios.", *parts)
 
 script(report)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['time_to_solve', 'report']
 
-# %% ../../nbs/measure/09_single_tasks.ipynb #c080a059
+# %% ../../nbs/measure/09_single_tasks.ipynb #a
 import contextlib
 import io
 import tempfile
@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 from ..baselines.evaluation import evaluate
 from ..baselines.rl2 import TrainConfig, preset, train
-from .report import Page, markdown_table, page, script
+from .report import Page, markdown_table, script
 
-# %% ../../nbs/measure/09_single_tasks.ipynb #122af2cb
+# %% ../../nbs/measure/09_single_tasks.ipynb #b
 def time_to_solve(config: TrainConfig, success: float = 0.95, tests: int = 512, progress: bool = True) -> dict:
     """Train on a single task until the `success` of a round reaches the one given, or `config.total_steps` are over.
 
@@ -48,7 +48,7 @@ def report(envs: tuple[str, ...] = ("MiniGrid-Empty-8x8", "MiniGrid-DoorKey-5x5"
         with tempfile.TemporaryDirectory() as folder:
             x = time_to_solve(preset("laptop", env, seed=seed, out=f"{folder}/run", loggers=("jsonl",)), success, progress=False)
         rows.append((env, seed, x["seconds"], f"{x['steps']:,}", "yes" if x["solved"] else "no", f"{x['tested']:.1%}", f"{x['steps in the test']:.1f}"))
-        yield page("Single tasks",
+        yield Page("Single tasks",
             f"Recurrent PPO, preset `laptop`, until {success:.0%} of the first trials in a round (32,768 steps) are "
             "solved. Seconds count everything from the call of `train`: compiling, checkpoints, the figure. The test "
             "is 512 fresh starts, actions drawn from the policy.",

@@ -6,7 +6,7 @@
 __all__ = ['PAPER_TABLE_5', 'mean_of', 'figure_4', 'plot_statistics', 'sizes_table', 'statistics_page', 'save_figures',
            'generated_names', 'benchmark_sizes', 'report']
 
-# %% ../../nbs/measure/12_statistics.ipynb #395916ce
+# %% ../../nbs/measure/12_statistics.ipynb #a
 import contextlib
 import os
 import sys
@@ -24,26 +24,26 @@ from ..benchmarks.statistics import benchmark_statistics
 from .report import Page, markdown_table, script
 from ..viz.plots import MARKERS, PALETTE, empty_figure
 
-# %% ../../nbs/measure/12_statistics.ipynb #8eb30d89
-def _percent(axis) -> None:
+# %% ../../nbs/measure/12_statistics.ipynb #b
+def _percent(axis):
     from matplotlib.ticker import PercentFormatter
     axis.set_major_formatter(PercentFormatter(1, decimals=None))
 
 def mean_of(histogram: Mapping) -> float:
-    "The mean of the numbers in a histogram `{value: count}`; what is no number is left out."
+    "The mean of a histogram `{value: count}`, without values that are text."
     numbers = {k: v for k, v in histogram.items() if not isinstance(k, str)}
     return sum(k * v for k, v in numbers.items()) / max(1, sum(numbers.values()))
 
-def _shares(histogram: Mapping) -> tuple[list, np.ndarray]:
-    "Values and their shares; numbers in order and without gaps, what is no number last."
+def _shares(histogram):
+    "Values and their shares; numbers in order without gaps, text last."
     numbers = [k for k in histogram if not isinstance(k, str)]
     labels = [*(range(min(numbers), max(numbers) + 1) if numbers else ()), *(k for k in histogram if isinstance(k, str))]
     return labels, np.array([histogram.get(k, 0) for k in labels], float) / max(1, sum(histogram.values()))
 
 def figure_4(statistics: Mapping[str, Mapping], title: str = "How many rules a task has"):
-    """The paper's Figure 4: the distribution of the number of rules, one line for each benchmark. Returns a matplotlib `Figure`.
+    """The paper's Figure 4: how many rules tasks have, a line for each benchmark; a matplotlib `Figure`.
 
-    Takes `{name: what benchmark_statistics returned}`. Raises `ValueError` when there is nothing to draw.
+    Takes `{name: benchmark_statistics(...)}`. Raises `ValueError` for nothing to draw.
     """
     from matplotlib.ticker import MaxNLocator
     if not statistics or not all(found.get("rules_per_task") for found in statistics.values()):
@@ -58,8 +58,8 @@ def figure_4(statistics: Mapping[str, Mapping], title: str = "How many rules a t
     _make_room(axis)
     return figure
 
-def _make_room(axis) -> None:
-    "Where all tasks of some benchmarks have one number of rules, cut their peaks off and say so, so that the others can be read."
+def _make_room(axis):
+    "Cut off, and label, the peaks of benchmarks with one number of rules, so that the others can be read."
     whole = [line for line in axis.lines if line.get_ydata().max() == 1]
     top = max((peak for line in axis.lines if (peak := line.get_ydata().max()) < 1), default=0)
     for line in whole if top else ():
@@ -69,7 +69,7 @@ def _make_room(axis) -> None:
         axis.plot(x, 1.1 * top, color=line.get_color(), marker="^", markersize=8)
         axis.annotate(f"100%: {line.get_label().split(' (')[0]}", (x, 1.1 * top), (8, -3), textcoords="offset points", fontsize=9)
 
-# %% ../../nbs/measure/12_statistics.ipynb #fbe2520e
+# %% ../../nbs/measure/12_statistics.ipynb #c
 _PANELS = {
     "rules_per_task": "rules per task", "depth": "levels of rules under the goal", "distractor_rules": "distractor rules per task",
     "objects": "objects placed per task", "distractor_objects": "objects that nothing takes", "dead_end_rules": "rules that are dead ends",
@@ -77,9 +77,9 @@ _PANELS = {
 }
 
 def plot_statistics(statistics: Mapping, title: str = ""):
-    """What a benchmark is made of, one panel for each histogram that `benchmark_statistics` returned: a matplotlib `Figure`.
+    """A benchmark's histograms from `benchmark_statistics`, a panel each: a matplotlib `Figure`.
 
-    Raises `ValueError` when there is nothing to draw.
+    Raises `ValueError` for nothing to draw.
     """
     panels = [name for name in _PANELS if statistics.get(name)]
     if not panels:
@@ -92,8 +92,7 @@ def plot_statistics(statistics: Mapping, title: str = ""):
     figure.suptitle(title)
     return figure
 
-def _panel(axis, name: str, histogram: Mapping) -> None:
-    "One histogram: bars that stand for numbers, bars that lie for names."
+def _panel(axis, name, histogram):
     labels, shares = _shares(histogram)
     if name in ("goal_kinds", "rule_kinds", "products"):
         what = "rules" if name != "goal_kinds" else "tasks"
@@ -107,30 +106,28 @@ def _panel(axis, name: str, histogram: Mapping) -> None:
         axis.set_xticks(range(0, len(labels), step), [str(k) for k in labels[::step]])
         axis.set(xlabel=_PANELS[name], ylabel="share of tasks"), _percent(axis.yaxis)
 
-# %% ../../nbs/measure/12_statistics.ipynb #d6b73e19
+# %% ../../nbs/measure/12_statistics.ipynb #d
 PAPER_TABLE_5 = {"trivial-1m": (38.0, 5.7), "small-1m": (69.0, 13.7), "medium-1m": (112.0, 17.7),  # MB in memory, MB compressed
                  "medium-3m": (336.0, 53.1), "high-1m": (193.0, 31.6), "high-3m": (579.0, 94.8)}
 
-def _mean_and_most(histogram: Mapping) -> str:
+def _mean_and_most(histogram):
     numbers = [k for k in histogram if not isinstance(k, str)]
     return f"{mean_of(histogram):.2f} ({max(numbers)})" if numbers else ""
 
-def _share_table(what: str, statistics: Mapping, key: str) -> str:
-    "How often each value occurs in each benchmark, in percent."
+def _share_table(what, statistics, key):
     values = list(dict.fromkeys(k for found in statistics.values() for k in found.get(key, {})))
     values.sort(key=lambda k: (isinstance(k, str) and key == "depth", k if not isinstance(k, str) else 0))
     cell = lambda found, k: f"{100 * found[key][k] / sum(found[key].values()):.2f}" if k in found.get(key, {}) else ""
     return markdown_table([what, *statistics], [[k, *(cell(found, k) for found in statistics.values())] for k in values], "---:")
 
-def _found_table(statistics: Mapping) -> str:
-    "One row for each benchmark: how many tasks, how many different ones, and what they are made of."
+def _found_table(statistics):
     head = ["benchmark", "tasks", "repeated by ruleset_id", "not canonical", "distinct goal_ids", "distinct goals", "depth", "rules", "of them distractors", "objects", "of them taken by nothing"]
     columns = ("depth", "rules_per_task", "distractor_rules", "objects", "distractor_objects")
     return markdown_table(head, [[name, *(f"{found[k]:,}" for k in ("num_rulesets", "duplicates", "not_canonical", "distinct_goal_ids", "distinct_goals")),
                           *(_mean_and_most(found[k]) for k in columns)] for name, found in statistics.items()], "---:")
 
 def sizes_table(sizes: Mapping[str, Mapping]) -> str:
-    "Sizes and loading times next to the paper's Table 5. Takes `{name: benchmark_sizes(name)}`."
+    "Sizes and loading times next to Table 5. Takes `{name: benchmark_sizes(name)}`."
     rows = []
     for name, found in sizes.items():
         memory, compressed = PAPER_TABLE_5.get(name, (None, None))
@@ -141,9 +138,9 @@ def sizes_table(sizes: Mapping[str, Mapping]) -> str:
                    "load cold, s", "load warm, s", "unpack, s"], rows, "---:")
 
 def statistics_page(statistics: Mapping[str, Mapping], sizes: Mapping | None = None) -> Page:
-    "What was found in benchmarks. Takes `{name: benchmark_statistics(benchmark)}` and, if they were measured, `{name: benchmark_sizes(benchmark)}`."
+    "A page of `{name: benchmark_statistics(...)}` and, if measured, `{name: benchmark_sizes(...)}`."
     shares = lambda what, key: ("Percent of rules." if key == "rule_kinds" else "Percent of tasks.", _share_table(what, statistics, key))
-    return Page("What is in the benchmarks", [
+    return Page("What is in the benchmarks",
         f"The command looks at every task. Generator version {GENERATOR_VERSION}. All numbers but loading times are the same on every machine.",
         "## Every task, once",
         "Repeated: tasks whose `ruleset_id` (canonical goal, rules and objects) is that of an earlier one. Not canonical: tasks that are spelled otherwise than `canonical` spells them. "
@@ -152,11 +149,11 @@ def statistics_page(statistics: Mapping[str, Mapping], sizes: Mapping | None = N
         "## Levels of rules under the goal", *shares("depth", "depth"), "## Distractor rules", *shares("distractor rules", "distractor_rules"),
         "## Goals", *shares("goal", "goal_kinds"), "## Rules", *shares("rule", "rule_kinds"),
         *(("## Sizes (the paper's Table 5)", "MB are 10⁶ bytes. In memory, and in the uncompressed file of the cache: uint8 arrays as wide as the "
-           "recipe can need. Packed: the file to hand around.", sizes_table(sizes)) if sizes else ())], machine=False)
+           "recipe can need. Packed: the file to hand around.", sizes_table(sizes)) if sizes else ()), machine=False)
 
-# %% ../../nbs/measure/12_statistics.ipynb #70a720db
-def _save(figure, path: Path) -> list[Path]:
-    "A figure as PNG and as SVG, the latter the same for the same numbers."
+# %% ../../nbs/measure/12_statistics.ipynb #e
+def _save(figure, path):
+    "A figure as SVG, reproducible, and PNG."
     import matplotlib
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"svg.hashsalt": path.stem}):
@@ -167,7 +164,7 @@ def _save(figure, path: Path) -> list[Path]:
 _FIGURE_4 = ("trivial-1m", "small-1m", "medium-1m", "high-1m")
 
 def save_figures(statistics: Mapping[str, Mapping], folder) -> list[Path]:
-    "Figure 4 (`figure_04_rules`) and one overview for each benchmark (`statistics_NAME`), written to a folder; returns the paths."
+    "Write Figure 4 (`figure_04_rules`) and an overview of each benchmark (`statistics_NAME`); returns the paths."
     folder, few = Path(folder), {name: statistics[name] for name in _FIGURE_4 if name in statistics} or statistics
     paths = _save(figure_4({name.removesuffix("-1m"): found for name, found in few.items()}), folder / "figure_04_rules")
     for name, found in few.items():
@@ -175,14 +172,14 @@ def save_figures(statistics: Mapping[str, Mapping], folder) -> list[Path]:
     return paths
 
 def generated_names() -> list[str]:
-    "The named benchmarks that are made by a recipe and kept in a file; hand-made ones are looked at one by one."
+    "The named benchmarks that a recipe makes."
     kept = []
     for name in registered_benchmarks():
         with contextlib.suppress(ValueError):  # benchmark_file refuses hand-made ones
             kept += [name] * bool(benchmark_file(name))
     return kept
 
-def _chosen(names, everything: bool) -> list[str]:
+def _chosen(names, everything):
     known = generated_names()
     if not (names or everything):
         raise ValueError("There is nothing to look at: name benchmarks with --names, or give --all.")
@@ -190,12 +187,12 @@ def _chosen(names, everything: bool) -> list[str]:
         raise ValueError(f"There is no benchmark {unknown[0]} made by a recipe: choose from {', '.join(known)}.")
     return known if everything else list(names)
 
-# %% ../../nbs/measure/12_statistics.ipynb #2be6099a
+# %% ../../nbs/measure/12_statistics.ipynb #f
 def benchmark_sizes(source) -> dict:
-    """Sizes and loading times of a benchmark (a name, a path or a `Benchmark`) in both shapes of the format, measured in a temporary folder.
+    """Sizes and loading times of a benchmark (name, path or `Benchmark`) in both forms, in a temporary folder.
 
-    `memory`, `cache` (file) and `packed` (file) in MB (10⁶ bytes). Seconds with every check: to load the cache file after the operating system forgot it (`load_cold`;
-    None where it cannot) and right after that (`load_warm`), and to `unpack`.
+    MB (10⁶ bytes) in `memory`, `cache` and `packed` files; seconds, with checks, of `load_cold` (None if the system
+    cannot forget a file), `load_warm` and `unpack`.
     """
     benchmark, _ = find_benchmark(source)
     with tempfile.TemporaryDirectory() as place:
@@ -205,13 +202,13 @@ def benchmark_sizes(source) -> dict:
                  "cache": cache.stat().st_size / 1e6, "packed": packed.stat().st_size / 1e6}
         return sizes | {"load_cold": _seconds(cache) if _forgotten(cache) else None, "load_warm": min(_seconds(cache) for _ in range(3)), "unpack": _seconds(packed)}
 
-def _seconds(path: Path) -> float:
+def _seconds(path):
     begin = time.perf_counter()
     load_benchmark_from_path(path, as_numpy=True)
     return time.perf_counter() - begin
 
-def _forgotten(path: Path) -> bool:
-    "Ask the operating system to drop a file from its memory; whether it can be asked."
+def _forgotten(path):
+    "Whether the system could be asked to drop a file from memory."
     if not hasattr(os, "posix_fadvise"):
         return False
     with open(path, "rb") as file:
@@ -219,7 +216,7 @@ def _forgotten(path: Path) -> bool:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return True
 
-# %% ../../nbs/measure/12_statistics.ipynb #8d23098c
+# %% ../../nbs/measure/12_statistics.ipynb #g
 def report(names: tuple[str, ...] = (), all: bool = False, sizes: bool = False, figures: Path | None = None) -> Iterator[Page]:
     """Look at every task of benchmarks and write what is in them. Fails when a task is there twice, or in another spelling than the canonical one.
 

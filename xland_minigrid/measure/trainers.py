@@ -6,7 +6,7 @@
 __all__ = ['TASKS', 'our_config', 'Trainer', 'our_trainer', 'load_theirs', 'their_trainer', 'TrainerRow', 'take_turns',
            'trainers_table', 'trainers_page', 'report']
 
-# %% ../../nbs/measure/07_trainers.ipynb #385eaf3d
+# %% ../../nbs/measure/07_trainers.ipynb #a
 import contextlib
 import importlib.util
 import io
@@ -27,28 +27,28 @@ from ..baselines.rl2 import TrainConfig, make_round, start_run
 from ..benchmarks.benchmark import generate_benchmark
 from ..interop.upstream import benchmark_to_upstream
 from .profile import matmul_peak, matrix_flops, network_flops
-from .report import Page, in_turns, markdown_table, page, script
+from .report import Page, in_turns, markdown_table, script
 
-# %% ../../nbs/measure/07_trainers.ipynb #95418a97
+# %% ../../nbs/measure/07_trainers.ipynb #b
 def our_config(gru: int, num_envs: int = 512, steps: int = 32, minibatches: int = 8) -> TrainConfig:
-    "The work, from which both trainers are told: plain RL² with `gru` units of memory, no belief, no attention. Raises `ValueError` for impossible numbers."
+    "The work of both trainers: plain RL² with `gru` units, no belief, no attention. Raises `ValueError`."
     network = NetworkConfig(encoder_kind="conv", embedding=16, encoder_width=256, event=0, attention=False, memory=gru, head=256)
     ppo = PPOConfig(lr=1e-3, gamma=0.99, gae_lambda=0.95, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5, belief_coef=0.0, max_grad_norm=0.5,
                     num_minibatches=minibatches, update_epochs=1)
     return TrainConfig(env_id="XLand-MiniGrid-R1-9x9", total_steps=10_000 * num_envs * steps, num_envs=num_envs, steps_per_task=steps,
                        steps_per_update=steps, devices=1, seed=42, ppo=ppo, network=network)
 
-# %% ../../nbs/measure/07_trainers.ipynb #03c4a567
+# %% ../../nbs/measure/07_trainers.ipynb #c
 TASKS = 10_000  # generated `trivial` ones, from which both draw
 
 @dataclass(frozen=True)
 class Trainer:
-    "One update (a call that ends when it is done), and the matrix products of its network, in FLOPs a step forward."
+    "One update, as a call that ends when it is done, and FLOPs of the network's products for a step forward."
     once: Callable[[], None]
     flops: int
 
 def our_trainer(config: TrainConfig) -> Trainer:
-    "Our trainer at this work. Nothing is compiled before the first call."
+    "Our trainer; compiled at the first call."
     state, one_round, tasks = start_run(config), make_round(config), generate_benchmark("trivial", n=TASKS)
 
     def once():
@@ -57,13 +57,13 @@ def our_trainer(config: TrainConfig) -> Trainer:
 
     return Trainer(once, network_flops(config))
 
-# %% ../../nbs/measure/07_trainers.ipynb #46b6ad76
+# %% ../../nbs/measure/07_trainers.ipynb #d
 _THEIR_FILES = ("train_meta_task", "nn", "utils")
 
 def load_theirs(folder):
-    """The module `train_meta_task` of xminigrid's trainer, from the folder `training/` of a clone of its repository.
+    """`train_meta_task` of xminigrid's trainer, from `training/` of a clone of its repository.
 
-    Raises `FileNotFoundError` when the files are not there, `ModuleNotFoundError` when a package that they need is missing.
+    Raises `FileNotFoundError` for missing files, `ModuleNotFoundError` for a missing package.
     """
     folder = Path(folder).expanduser().resolve()
     if missing := [f"{name}.py" for name in _THEIR_FILES if not (folder / f"{name}.py").is_file()]:
@@ -79,8 +79,8 @@ def load_theirs(folder):
             raise ValueError("Python 3.11 and newer refuse the array defaults of RolloutStats in their utils.py: write each as struct.field(default_factory=lambda: ...).") from error
 
 @contextlib.contextmanager
-def _alone(folder: Path):
-    "Imports come from this folder first; of its modules none stays in `sys.modules`, of others all do, for jax must not be imported twice."
+def _alone(folder):
+    "Import from this folder first; its modules do not stay in `sys.modules`, others do, since jax must not load twice."
     stand_ins, kept = {"wandb": {}, "pyrallis": {"wrap": lambda: lambda function: function}}, {}
     try:
         with mock.patch.dict(sys.modules), mock.patch.object(sys, "path", [str(folder), *sys.path]):
@@ -99,9 +99,9 @@ def _alone(folder: Path):
     finally:
         sys.modules.update(kept)
 
-# %% ../../nbs/measure/07_trainers.ipynb #aaf81f07
+# %% ../../nbs/measure/07_trainers.ipynb #e
 def their_trainer(theirs, ours: TrainConfig) -> Trainer:
-    "xminigrid's trainer at the work of ours, `theirs` from `load_theirs`. It is compiled here."
+    "xminigrid's trainer (`load_theirs`) at the same work, compiled here."
     import xminigrid
     from xminigrid.benchmarks import Benchmark
     tasks = Benchmark(**{name: jnp.asarray(x) for name, x in benchmark_to_upstream(generate_benchmark("trivial", n=TASKS)).items()})
@@ -116,7 +116,7 @@ def their_trainer(theirs, ours: TrainConfig) -> Trainer:
     train = theirs.make_train(env, params, tasks, config).lower(*args).compile()
     return Trainer(lambda: jax.block_until_ready(train(*args)["loss_info"]) and None, _their_flops(env, params, state, memory))
 
-def _their_flops(env, params, state, memory) -> int:
+def _their_flops(env, params, state, memory):
     shapes = env.observation_shape(params)
     seen = {"obs_img": jnp.zeros((1, 1, *shapes["img"])), "obs_dir": jnp.zeros((1, 1, shapes["direction"])), "prev_action": jnp.zeros((1, 1), jnp.int32), "prev_reward": jnp.zeros((1, 1))}
 
@@ -125,14 +125,14 @@ def _their_flops(env, params, state, memory) -> int:
         return dist.logits, value, memory
     return matrix_flops(policy_step, state.params, seen, memory[:1])
 
-# %% ../../nbs/measure/07_trainers.ipynb #d302816b
+# %% ../../nbs/measure/07_trainers.ipynb #f
 @dataclass(frozen=True)
 class TrainerRow:
     """Both trainers with a memory of `gru` units.
 
     Attributes:
-        theirs, ours, peak: environment steps a second, and FLOP/s of matrix products, `(turns,)`.
-        their_flops, our_flops: what the networks need for a step, forward.
+        theirs, ours, peak: environment steps a second, and FLOP/s of products, `(turns,)`.
+        their_flops, our_flops: of a step forward.
     """
     gru: int
     epochs: int
@@ -144,43 +144,48 @@ class TrainerRow:
 
     @property
     def ratio(self) -> float:
-        "Our steps for one of theirs, median over turns."
+        "Our steps for one of theirs, median."
         return float(np.median(self.ours / self.theirs))
 
     def share(self, whose: str) -> float:
-        "Share of the matrix-product peak that `ours` or `theirs` reaches, counting one forward pass for acting and, per epoch, three for learning."
+        "Share of the peak that `ours` or `theirs` reaches: a forward pass to act, three per epoch to learn."
         flops = {"ours": self.our_flops, "theirs": self.their_flops}[whose] * (1 + 3 * self.epochs)
         return float(np.median(flops * getattr(self, whose) / self.peak))
 
 def take_turns(theirs: Trainer, ours: Trainer, config: TrainConfig, repeats: int = 3) -> TrainerRow:
-    "Time both at the work of `config`, alternately, and the matrix-product peak with them. Raises `ValueError` when `repeats` is below 1."
+    "Time both alternately, and the peak. Raises `ValueError` for `repeats` below 1."
     peaks = []
     seconds = in_turns({"theirs": theirs.once, "ours": ours.once, "peak": lambda: peaks.append(matmul_peak(0.2))}, repeats)
     rates = (config.steps_per_round / seconds[name] for name in ("theirs", "ours"))
     return TrainerRow(config.network.memory, config.ppo.update_epochs, *rates, np.array(peaks[1:]), theirs.flops, ours.flops)
 
-# %% ../../nbs/measure/07_trainers.ipynb #2bffa39e
+# %% ../../nbs/measure/07_trainers.ipynb #g
 def trainers_table(rows: list[TrainerRow]) -> str:
-    "The rows as a Markdown table. *ratio* is ours to theirs."
+    "The rows as Markdown; *ratio* is ours to theirs."
     head = ["GRU", "theirs (steps/s)", "ours (steps/s)", "ratio", "over turns", "network, theirs / ours (MFLOP a step)", "of the peak, theirs / ours"]
     return markdown_table(head, [
         (r.gru, f"{np.median(r.theirs):,.0f}", f"{np.median(r.ours):,.0f}", f"**{r.ratio:.2f}**",
          f"{min(r.ours / r.theirs):.2f} – {max(r.ours / r.theirs):.2f}", f"{r.their_flops / 1e6:.2f} / {r.our_flops / 1e6:.2f}",
          f"{r.share('theirs'):.0%} / {r.share('ours'):.0%}") for r in rows])
 
-# %% ../../nbs/measure/07_trainers.ipynb #7aef6bc8
+# %% ../../nbs/measure/07_trainers.ipynb #h
 def trainers_page(rows: list[TrainerRow], config: TrainConfig, repeats: int) -> Page:
     "What was measured, and the table."
     peak = np.median(np.concatenate([r.peak for r in rows])) / 1e9
-    return page("Our trainer and xminigrid's own", f"Matrix products ran at {peak:.0f} GFLOP/s (median over turns).",
-        f"{config.env_id}, {TASKS:,} generated `trivial` tasks, {config.num_envs} agents, {config.steps_per_update} steps an update, "
-        f"{config.ppo.num_minibatches} minibatches, {config.ppo.update_epochs} epoch(s), float32; views of 5x5, "
-        f"embeddings of {config.network.embedding}, three convolutions (16, 32, 64), one GRU, heads of {config.network.head}. Ours has a layer of 256 between encoder and memory and one "
-        "layer for both heads, theirs no such layer and one for each. A call is one update: new tasks, collecting, and all gradient steps, without evaluation.",
-        "PATH is `training/` of a clone of github.com/dunnolab/xland-minigrid. Its network needs distrax, and on a recent jax that needs tfp-nightly; Python 3.11 and newer refuse the array "
-        "defaults of `RolloutStats` in its `utils.py`, which have to be written as `default_factory`.",
-        f"Medians of {repeats} turns, theirs and ours one after the other in one process, after one call each to warm up. Where the machine has other work meanwhile, the rates are "
-        "lower than on a quiet one: the ratios count. *Of the peak* counts one forward pass for acting and three for each epoch of learning.", trainers_table(rows))
+    return Page("Our trainer and xminigrid's own", f"Matrix products ran at {peak:.0f} GFLOP/s (median over turns).",
+        f"{config.env_id}, {TASKS:,} generated `trivial` tasks, {config.num_envs} agents, {config.steps_per_update} "
+        f"steps an update, {config.ppo.num_minibatches} minibatches, {config.ppo.update_epochs} epoch(s), float32; "
+        f"views of 5x5, embeddings of {config.network.embedding}, three convolutions (16, 32, 64), one GRU, heads of "
+        f"{config.network.head}. Ours has a layer of 256 between encoder and memory and one layer for both heads, "
+        "theirs no such layer and one for each. A call is one update: new tasks, collecting, and all gradient steps, "
+        "without evaluation.",
+        "PATH is `training/` of a clone of github.com/dunnolab/xland-minigrid. It needs distrax, and with a recent "
+        "jax tfp-nightly; Python 3.11 and newer refuse the array defaults of `RolloutStats` in its `utils.py`: write "
+        "each as `default_factory`.",
+        f"Medians of {repeats} turns, theirs and ours alternately in one process, after one call each to warm up. On a "
+        "busy machine the ratios count. *Of the peak* counts one forward pass for acting and three for each epoch of "
+        "learning.",
+        trainers_table(rows))
 
 def report(folder: Path = Path("training"), sizes: tuple[int, ...] = (64, 256, 1024), repeats: int = 3, envs: int = 512, steps: int = 32, minibatches: int = 8) -> Iterator[Page]:
     """Compare our trainer with xminigrid's own.

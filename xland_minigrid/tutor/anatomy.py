@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BALL', 'KEY', 'STAR', 'REASONS', 'BROKEN', 'act_out', 'forge', 'trap', 'repaired', 'tree']
 
-# %% ../../nbs/tutor/03_anatomy.ipynb #a652146c
+# %% ../../nbs/tutor/03_anatomy.ipynb #a
 import functools
 from collections import Counter
 
@@ -13,8 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..benchmarks.planner import solve_from
+from ..benchmarks.solve import Reason, plan_of, prove
 from ..core.actions import AgentState
 from ..core.compose import begin
+from ..core.parse import parse_ruleset
 from ..core.walls import room
 from ..core.ruleset import RuleSet, pad_ruleset
 from ..core.tiles import Colors, Tiles, pack, pack_pairs, tile_name
@@ -22,42 +25,47 @@ from ..envs.environment import TimeStep
 from ..envs.xland import XLandMiniGrid
 from .exercise import WrongAnswer, exercise, refuse
 
-# %% ../../nbs/tutor/03_anatomy.ipynb #59aa1d90
-def _task(answer, name: str) -> RuleSet:
-    "The answer as a padded ruleset, or `WrongAnswer` with the reason why it is none."
-    refuse(not isinstance(answer, RuleSet), f"`{name}` is of the type {type(answer).__name__}, no RuleSet: build one with make_ruleset(goal=..., rules=[...], init_tiles=[...]).")
-    refuse(np.ndim(answer.goal) != 1, f"`{name}` is a batch of tasks, its goal has the shape {np.shape(answer.goal)}: hand in a single one.")
+# %% ../../nbs/tutor/03_anatomy.ipynb #b
+def _task(answer, name):
+    "The answer as a padded ruleset. Raises `WrongAnswer`."
+    refuse(not isinstance(answer, RuleSet), f"`{name}` is of the type {type(answer).__name__}, no RuleSet: build one "
+           "with make_ruleset(goal=..., rules=[...], init_tiles=[...]).")
+    refuse(np.ndim(answer.goal) != 1, f"`{name}` is a batch of tasks: hand in a single one.")
     try:
         answer.validate()
     except ValueError as error:
         raise WrongAnswer(str(error)) from None
-    refuse(_objects(answer) == [] or len(_objects(answer)) > 8 or len(_rules(answer)) > 8, f"There are {len(_objects(answer))} objects and {len(_rules(answer))} rules in it: one to eight objects and at most eight rules are enough here.")
-    return pad_ruleset(answer.replace(rules=_rows(_rules(answer), 7), init_tiles=_rows(_objects(answer), 2)) if answer.extended is None else answer, 8, 8)
+    objects, rules = _objects(answer), _rules(answer)
+    refuse(not 0 < len(objects) <= 8 or len(rules) > 8, f"There are {len(objects)} objects and {len(rules)} rules in "
+           "it: one to eight objects and at most eight rules are enough here.")
+    if answer.extended is None:
+        answer = answer.replace(rules=_rows(rules, 7), init_tiles=_rows(objects, 2))
+    return pad_ruleset(answer, 8, 8)
 
-def _objects(ruleset) -> list[tuple]:
-    "What lies in the room at the start: (tile, colour) pairs."
+def _objects(ruleset):
     return [tuple(t) for t in np.asarray(ruleset.init_tiles).tolist() if t[0] > Tiles.EMPTY]
 
-def _rules(ruleset) -> list[tuple]:
-    "The rules that are no padding, as tuples of seven numbers."
+def _rules(ruleset):
     return [tuple(r) for r in np.asarray(ruleset.rules).tolist() if r[0]]
 
-def _rows(rows, width: int) -> np.ndarray:
+def _rows(rows, width):
     return np.array(rows, np.uint8).reshape(-1, width)
 
-# %% ../../nbs/tutor/03_anatomy.ipynb #772d5a50
+# %% ../../nbs/tutor/03_anatomy.ipynb #c
 @functools.cache
-def _world(height: int, width: int):
-    "A room with its compiled reset and step; they take the task first."
+def _world(height, width):
+    "A room with its compiled reset and step, which take the task first."
     env = XLandMiniGrid()
     params = env.default_params(height=height, width=width, max_steps=200)
     return (env, params, jax.jit(lambda task, key: env.reset(params.replace(ruleset=task), key)),
             jax.jit(lambda task, timestep, action: env.step(params.replace(ruleset=task), timestep, action)))
 
-def act_out(ruleset: RuleSet, objects: dict, position, direction: int, actions, height: int = 7, width: int = 7) -> list[TimeStep]:
-    """Play a scene in a room of `height` x `width` cells, walls included; returns the time step after each action.
+def act_out(ruleset: RuleSet, objects: dict, position, direction: int, actions, height: int = 7,
+            width: int = 7) -> list[TimeStep]:
+    """Play a scene in a room of `height` x `width` cells with walls; returns the time step after each action.
 
-    objects: `{(row, column): (tile, colour)}`. position, direction: of the agent at the start. actions: a list of actions 0 to 5.
+    objects: `{(row, column): (tile, colour)}`. position, direction: of the agent at the start. actions: a list of 0 to
+    5.
     """
     _, _, reset, step = _world(height, width)
     cells = pack_pairs(np.asarray(room(height, width)))
@@ -72,7 +80,7 @@ def act_out(ruleset: RuleSet, objects: dict, position, direction: int, actions, 
         seen.append(timestep)
     return seen
 
-# %% ../../nbs/tutor/03_anatomy.ipynb #113afd93
+# %% ../../nbs/tutor/03_anatomy.ipynb #d
 BALL, KEY, STAR = (Tiles.BALL, Colors.BLUE), (Tiles.KEY, Colors.GREEN), (Tiles.STAR, Colors.RED)
 # The agent at (3, 3) looks right at the ball. Pick it up, put it back: now it was put down beside the key.
 _SCENES = (
@@ -83,36 +91,42 @@ _SCENES = (
 @exercise("1.1", "The forge", level=1, minutes=10)
 def forge(answer) -> str:
     "A blue ball and a green key, next to each other, become a red star; the goal is to hold it."
-    task = _task(answer, "forge")
-    refuse(sorted(_objects(answer)) != sorted([BALL, KEY]), f"At the start there should lie a blue ball and a green key, but there lies: {', '.join(tile_name(*t) for t in _objects(answer)) or 'nothing'}.")
-    for where, objects, actions in _SCENES:
-        steps = act_out(task, objects, (3, 3), 1, actions)
-        key_at = next(place for place, tile in objects.items() if tile == KEY)
+    task, objects = _task(answer, "forge"), _objects(answer)
+    refuse(sorted(objects) != sorted([BALL, KEY]), "At the start there should lie a blue ball and a green key, but "
+           f"there lies: {', '.join(tile_name(*t) for t in objects) or 'nothing'}.")
+    for where, scene, actions in _SCENES:
+        steps = act_out(task, scene, (3, 3), 1, actions)
+        key_at = next(place for place, tile in scene.items() if tile == KEY)
         made = tuple(np.asarray(steps[1].state.grid[key_at]).tolist())
-        refuse(any(bool(t.last()) for t in steps[:-1]), "The goal was reached before the agent held the star: look at the goal.")
-        refuse(made != STAR, f"The ball was put down with the key {where}, and in the key's place there is now: {tile_name(*made)}. Look at the rule.")
-        refuse(float(steps[-1].discount) != 0, "The agent picked the star up and the goal was not reached: look at the goal.")
+        refuse(any(bool(t.last()) for t in steps[:-1]), "The goal was reached before the agent held the star: look at "
+               "the goal.")
+        refuse(made != STAR, f"The ball was put down with the key {where}, and in the key's place there is now: "
+               f"{tile_name(*made)}. Look at the rule.")
+        refuse(float(steps[-1].discount) != 0, "The agent picked the star up and the goal was not reached: look at the "
+               "goal.")
     return "Right: the forge works."
 
-# %% ../../nbs/tutor/03_anatomy.ipynb #9c7267c5
+# %% ../../nbs/tutor/03_anatomy.ipynb #e
 REASONS = {
-    "NO_GOAL": "it has no goal", "MISSING": "something that is needed is neither in the room nor made by a rule", "NEEDED_TWICE": "one object is needed in two places",
+    "NO_GOAL": "it has no goal", "MISSING": "something that is needed is neither in the room nor made by a "
+    "rule", "NEEDED_TWICE": "one object is needed in two places",
     "SPOILED_NEAR": "coming near destroys what is needed", "SPOILED_HELD": "picking it up destroys what is needed",
-    "SPOILED_AT_BIRTH": "another rule takes it in the very step in which it is made", "SPOILED_PAIR": "putting two things together sets off another rule first",
-    "STUCK": "something has to be carried that cannot be carried", "UNKNOWN_KIND": "it uses more than the tables of goals and rules"}
+    "SPOILED_AT_BIRTH": "another rule takes it in the very step in which it is "
+    "made", "SPOILED_PAIR": "putting two things together sets off another rule first",
+    "STUCK": "something has to be carried that cannot be carried", "UNKNOWN_KIND": "it uses more than the tables of "
+    "goals and rules"}
 
-def _plan(ruleset, name: str):
-    "The plan of a task; `WrongAnswer` with the reason where there is none."
-    from xland_minigrid.benchmarks.solve import Reason, plan_of, prove
+def _plan(ruleset, name):
+    "The plan of a task. Raises `WrongAnswer` with the reason where there is none."
     plan = plan_of(ruleset)
     if plan is None:
-        reason = Reason(int(prove(*(np.asarray(x)[None] for x in (ruleset.goal, ruleset.rules, ruleset.init_tiles)), workers=1).reason[0])).name
+        rows = (np.asarray(x)[None] for x in (ruleset.goal, ruleset.rules, ruleset.init_tiles))
+        reason = Reason(int(prove(*rows, workers=1).reason[0])).name
         raise WrongAnswer(f"`{name}` cannot be solved: {REASONS.get(reason, reason)}.")
     return plan
 
-def _solved(ruleset, name: str) -> list[int]:
-    "The steps that the oracle takes from three starts, each replayed in the environment."
-    from xland_minigrid.benchmarks.planner import solve_from
+def _solved(ruleset, name):
+    "Steps of the oracle from three starts, replayed in the environment. Raises `WrongAnswer`."
     _, params, reset, step = _world(7, 7)
     lengths = []
     for seed in range(3):
@@ -120,14 +134,15 @@ def _solved(ruleset, name: str) -> list[int]:
         solution = solve_from(ruleset, timestep, params)
         for action in solution.actions.tolist():
             timestep = step(ruleset, timestep, action)
-        refuse(not solution.solved or float(timestep.discount) != 0, f"In a room of 7 x 7 cells `{name}` was not solved from start {seed}: {solution.detail or 'the goal was not reached.'}")
+        refuse(not solution.solved or float(timestep.discount) != 0, f"In a room of 7 x 7 cells `{name}` was not "
+               f"solved from start {seed}: {solution.detail or 'the goal was not reached.'}")
         lengths.append(len(solution.actions))
     return lengths
 
-# %% ../../nbs/tutor/03_anatomy.ipynb #c02355b7
+# %% ../../nbs/tutor/03_anatomy.ipynb #f
 @functools.cache
 def _crowd():
-    "Compiled: 512 worlds of one task in which agents act at random for 150 steps; an agent that is done does nothing more."
+    "Compiled: 512 worlds of a task in which agents act at random for 150 steps, or until they are done."
     env, params, _, _ = _world(6, 6)
 
     def stroll(task, key):
@@ -139,29 +154,33 @@ def _crowd():
         return jax.lax.scan(step, env.reset(params_of, first), jax.random.randint(draw, (150,), 0, 5))[0]
     return jax.jit(lambda task: jax.vmap(stroll, (None, 0))(task, jax.random.split(jax.random.key(0), 512)))
 
-def _left_over(ruleset) -> dict[tuple, int]:
-    "What objects there are at the end where the goal was not reached: sorted packed objects to the number of worlds."
+def _left_over(ruleset):
+    "Objects that remain where the goal was not reached: sorted packed objects to number of worlds."
     end = _crowd()(ruleset)
-    cells = np.concatenate([np.asarray(end.state.cells).reshape(512, -1), pack_pairs(np.asarray(end.state.agent.pocket))[:, None]], axis=1)
-    lost = np.asarray(end.discount) != 0
-    return dict(Counter(tuple(sorted(c for c in row if c >> 4 > Tiles.WALL)) for row in cells[lost].tolist()))
+    pocket = pack_pairs(np.asarray(end.state.agent.pocket))[:, None]
+    cells = np.concatenate([np.asarray(end.state.cells).reshape(512, -1), pocket], axis=1)
+    lost = cells[np.asarray(end.discount) != 0].tolist()
+    return dict(Counter(tuple(sorted(c for c in row if c >> 4 > Tiles.WALL)) for row in lost))
 
-# %% ../../nbs/tutor/03_anatomy.ipynb #9e426d5a
 @exercise("1.2", "A trap", level=2, minutes=15)
 def trap(answer) -> str:
     "A task that can be solved, and in which one wrong move makes that impossible."
-    from xland_minigrid.benchmarks.solve import prove
     task = _task(answer, "trap")
     _plan(task, "trap")
     lengths = _solved(task, "trap")
     ends = [(objects, count) for objects, count in _left_over(task).items() if len(objects) <= 8]
-    rooms = np.stack([_rows([(c >> 4, c & 15) for c in objects] + [(0, 0)] * (8 - len(objects)), 2) for objects, _ in ends]) if ends else np.zeros((0, 8, 2), np.uint8)
+    rooms = np.zeros((len(ends), 8, 2), np.uint8)
+    for room, (objects, _) in zip(rooms, ends):
+        room[:len(objects)] = _rows([(c >> 4, c & 15) for c in objects], 2)
     spread = [np.repeat(np.asarray(x)[None], len(ends), 0) for x in (task.goal, task.rules)]
-    lost = [count for (_, count), hope in zip(ends, prove(*spread, rooms, workers=1).solvable if ends else []) if not hope]
-    refuse(not lost, "512 agents acted at random for 150 steps, and each of them had still everything that the goal needs: add a rule that takes something away for good.")
-    return f"Right: it can be solved (in {lengths[0]} steps from the first start), and {sum(lost)} of 512 agents that acted at random spoiled it."
+    hopes = prove(*spread, rooms, workers=1).solvable if ends else ()
+    lost = [count for (_, count), hope in zip(ends, hopes) if not hope]
+    refuse(not lost, "512 agents acted at random for 150 steps, and each of them had still everything that the goal "
+           "needs: add a rule that takes something away for good.")
+    return (f"Right: it can be solved (in {lengths[0]} steps from the first start), and {sum(lost)} of 512 agents that "
+            "acted at random spoiled it.")
 
-# %% ../../nbs/tutor/03_anatomy.ipynb #ca2314f6
+# %% ../../nbs/tutor/03_anatomy.ipynb #g
 BROKEN = """Your goal: stand next to a pink hex.
 In this world:
   1. A yellow pyramid next to a blue square becomes a green key.
@@ -169,33 +188,36 @@ In this world:
   3. A pink hex beside you becomes a grey ball.
 At the start there are: a yellow pyramid, a blue square, a red ball."""
 
-def _changes(before, after) -> int:
-    "How many rows were changed, added or left out, between two lists of rows."
+def _changes(before, after):
     before, after = Counter(before), Counter(after)
     return max((before - after).total(), (after - before).total())
 
 @exercise("1.3", "A repair", level=2, minutes=15)
 def repaired(answer) -> str:
     "The broken task with one change, so that it can be solved."
-    from xland_minigrid.core.parse import parse_ruleset
-    task, broken = _task(answer, "repaired"), parse_ruleset(BROKEN)
-    refuse(answer.extended is not None or not np.array_equal(answer.goal, broken.goal), "The goal is another one now: repair the rules or the objects, and leave the goal as it is.")
-    refuse(tuple(np.asarray(broken.goal)[1:3].tolist()) in _objects(answer), "A pink hex lies in the room from the start now: it still has to be made.")
-    changes = _changes(_rules(broken), _rules(answer)) + _changes(_objects(broken), _objects(answer))
-    refuse(changes != 1, f"{changes} rows of rules and objects are different: exactly one should be changed, added or left out.")
+    task, broken, objects = _task(answer, "repaired"), parse_ruleset(BROKEN), _objects(answer)
+    refuse(answer.extended is not None or not np.array_equal(answer.goal, broken.goal),
+           "The goal is another one now: repair the rules or the objects, and leave the goal as it is.")
+    refuse(tuple(np.asarray(broken.goal)[1:3].tolist()) in objects,
+           "A pink hex lies in the room from the start now: it still has to be made.")
+    changes = _changes(_rules(broken), _rules(answer)) + _changes(_objects(broken), objects)
+    refuse(changes != 1, f"{changes} rows of rules and objects are different: change, add or leave out exactly one.")
     _plan(task, "repaired")
-    return f"Right: with one change it can be solved, in {', '.join(map(str, _solved(task, 'repaired')))} steps from three starts."
+    steps = ", ".join(map(str, _solved(task, "repaired")))
+    return f"Right: with one change it can be solved, in {steps} steps from three starts."
 
-# %% ../../nbs/tutor/03_anatomy.ipynb #17002144
+# %% ../../nbs/tutor/03_anatomy.ipynb #h
 @exercise("1.4", "A tree of two steps", level=3, minutes=20)
 def tree(answer) -> str:
     "A task whose plan is a chain of two rules, from at most three objects, with no rule that is not needed."
-    from xland_minigrid.benchmarks.solve import plan_of
-    task = _task(answer, "tree")
-    refuse(len(_objects(answer)) > 3, f"There are {len(_objects(answer))} objects in the room at the start: three are enough.")
+    task, objects, rules = _task(answer, "tree"), _objects(answer), _rules(answer)
+    refuse(len(objects) > 3, f"There are {len(objects)} objects in the room at the start: three are enough.")
     plan = _plan(task, "tree")
-    refuse(plan.depth != 2, f"The longest chain of rules in its plan has length {plan.depth}, not 2: what one rule makes has to be what another one needs.")
-    for i, row in enumerate(_rules(answer)):
-        others = _rows([r for j, r in enumerate(_rules(answer)) if j != i], 7)
-        refuse(plan_of(pad_ruleset(task.replace(rules=others), 8, 8)) is not None, f"It can be solved without rule {i + 1} as well: leave out what is not needed.")
-    return f"Right: {len(plan.steps)} rules one after the other, and the oracle did it in {_solved(task, 'tree')[0]} steps."
+    refuse(plan.depth != 2, f"The longest chain of rules in its plan has length {plan.depth}, not 2: what one rule "
+           "makes has to be what another one needs.")
+    for i in range(len(rules)):
+        others = pad_ruleset(task.replace(rules=_rows(rules[:i] + rules[i + 1:], 7)), 8, 8)
+        refuse(plan_of(others) is not None, f"It can be solved without rule {i + 1} as well: leave out what is not "
+               "needed.")
+    steps = _solved(task, "tree")[0]
+    return f"Right: {len(plan.steps)} rules one after the other, and the oracle did it in {steps} steps."

@@ -5,125 +5,137 @@
 # %% auto #0
 __all__ = ['wanted', 'by_goal', 'easiest', 'diet']
 
-# %% ../../nbs/tutor/05_benchmarks.ipynb #64476352
+# %% ../../nbs/tutor/05_benchmarks.ipynb #a
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .exercise import WrongAnswer, exercise, refuse
+from .exercise import WrongAnswer, exercise, pair, refuse
 
-# %% ../../nbs/tutor/05_benchmarks.ipynb #7eb0af6b
+# %% ../../nbs/tutor/05_benchmarks.ipynb #b
 @functools.cache
-def _tasks(preset: str, n: int, **options):
+def _tasks(preset, n, **options):
     from xland_minigrid.benchmarks import generate_benchmark
     return generate_benchmark(preset, n=n, solvable=False, **options)
 
-# %% ../../nbs/tutor/05_benchmarks.ipynb #b25d4927
+# %% ../../nbs/tutor/05_benchmarks.ipynb #c
 @exercise("3.1", "A filter", level=1, minutes=10)
 def wanted(answer) -> str:
     "`wanted(goal, rules)`: the goal is to hold something, and there are at least two rules."
     tasks = _tasks("medium", 500)
     found = np.asarray(jax.vmap(answer)(tasks.goals, tasks.rules))
-    refuse(found.shape != (500,) or found.dtype != bool, f"For one task it returns {found.dtype} of shape {found.shape[1:]}; one True or False is needed.")
+    refuse(found.shape != (500,) or found.dtype != bool,
+           f"For one task it returns {found.dtype} of shape {found.shape[1:]}; one True or False is needed.")
     holds, count = np.asarray(tasks.goals)[:, 0] == 1, np.asarray(tasks.num_rules)
-    if (wrong := np.flatnonzero(found != (holds & (count >= 2)))).size:
-        i = wrong[0]
-        raise WrongAnswer(f"It {'keeps' if found[i] else 'drops'} a task whose goal {'is' if holds[i] else 'is not'} to hold something, with {_number(count[i], 'rule')} "
-                          f"in a table of {tasks.rules.shape[1]} rows.")
+    for i in np.flatnonzero(found != (holds & (count >= 2)))[:1]:
+        raise WrongAnswer(f"It {'keeps' if found[i] else 'drops'} a task whose goal {'is' if holds[i] else 'is not'} "
+                          f"to hold something, with {_number(count[i], 'rule')} in a table of {tasks.rules.shape[1]} "
+                          "rows.")
     return f"Right: it keeps {found.sum()} of 500 tasks, the right ones."
 
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "s")
+def _number(count, what):
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
-# %% ../../nbs/tutor/05_benchmarks.ipynb #bc798f9b
+# %% ../../nbs/tutor/05_benchmarks.ipynb #d
 @exercise("3.2", "No goal twice", level=2, minutes=15)
 def by_goal(answer) -> str:
     "`by_goal(benchmark)`: rows to train on and rows to test on that share no goal."
     tasks = _tasks("small", 2000, goal_kinds=(1, 3))
     train, test = _two_sides(answer(tasks), len(tasks))
-    if (both := np.intersect1d(train, test)).size:
-        raise WrongAnswer(f"{_number(both.size, 'task')} {'is' if both.size == 1 else 'are'} on both sides, number {both[0]} for one.")
-    if (missing := len(tasks) - len(np.union1d(train, test))):
-        raise WrongAnswer(f"{_number(missing, 'task')} of {len(tasks)} {'is' if missing == 1 else 'are'} on neither side.")
-    refuse(not .1 <= len(test) / len(tasks) <= .3, f"The test has {len(test) / len(tasks):.0%} of the tasks; between 10 and 30 % are asked for.")
-    goals = [{bytes(goal) for goal in np.asarray(tasks.goals)[rows]} for rows in (train, test)]
-    if (shared := goals[0] & goals[1]):
-        seen = np.mean([bytes(goal) in shared for goal in np.asarray(tasks.goals)[test]])
-        raise WrongAnswer(f"It leaks: {len(shared)} goals are on both sides, so {seen:.0%} of the test tasks have a goal that was trained on.")
-    return f"Right: {len(goals[0])} goals to train on, {len(goals[1])} others to test on."
+    both, missing = np.intersect1d(train, test), len(tasks) - len(np.union1d(train, test))
+    refuse(both.size, f"Tasks are on both sides, {both.size} of them, such as number {both[:1]}.")
+    refuse(missing, f"Tasks are on neither side, {missing} of {len(tasks)}.")
+    share = len(test) / len(tasks)
+    refuse(not .1 <= share <= .3, f"The test has {share:.0%} of the tasks; between 10 and 30 % are asked for.")
+    goals = [[bytes(goal) for goal in np.asarray(tasks.goals)[rows]] for rows in (train, test)]
+    known, new = map(set, goals)
+    refuse(known & new, f"It leaks: {len(known & new)} goals are on both sides, so "
+           f"{np.mean([g in known for g in goals[1]]):.0%} of "
+           "the test tasks have a goal that was trained on.")
+    return f"Right: {len(known)} goals to train on, {len(new)} others to test on."
 
-def _two_sides(found, n: int) -> list[np.ndarray]:
-    "Two lists of row numbers, or words about what they are instead."
-    refuse(not isinstance(found, (tuple, list)) or len(found) != 2, "Two things are to be returned: the rows to train on and the rows to test on.")
-    sides = [np.asarray(side) for side in found]
-    refuse(any(side.ndim != 1 or side.dtype.kind not in "iu" for side in sides), "Row numbers are needed, two lists of integers; np.flatnonzero makes them from a mask.")
-    refuse(any(side.size and not 0 <= side.min() <= side.max() < n for side in sides), f"There is a row number that the benchmark does not have; it has {n} tasks, numbered from 0.")
+def _two_sides(found, n):
+    "Two lists of row numbers. Raises `WrongAnswer`."
+    sides = [np.asarray(side) for side in pair(found, "by_goal", "the rows to train on and the rows to test on")]
+    refuse(any(side.ndim != 1 or side.dtype.kind not in "iu" for side in sides),
+           "Row numbers are needed, two lists of integers; np.flatnonzero makes them from a mask.")
+    refuse(any(side.size and not 0 <= side.min() <= side.max() < n for side in sides),
+           f"There is a row number that the benchmark does not have; it has {n} tasks, numbered from 0.")
     return sides
 
-# %% ../../nbs/tutor/05_benchmarks.ipynb #0aa94e90
+# %% ../../nbs/tutor/05_benchmarks.ipynb #e
 @exercise("3.3", "Easy ones first", level=2, minutes=15)
 def easiest(answer) -> str:
     "`easiest(benchmark, k)`: the rows of the k easiest tasks, easiest first."
     tasks, steps, dead = _planned()
     for k in (300, 1):
         found = np.asarray(answer(tasks, k))
-        refuse(found.shape != (k,) or found.dtype.kind not in "iu" or not 0 <= found.min() <= found.max() < len(tasks), f"For k = {k} it returns {found.dtype} of shape {found.shape}; {k} row numbers from 0 to {len(tasks) - 1} are needed.")
+        refuse(found.shape != (k,) or found.dtype.kind not in "iu" or not 0 <= found.min() <= found.max() < len(tasks),
+               f"For k = {k} it returns {found.dtype} of shape {found.shape}; {k} row numbers from 0 to "
+               f"{len(tasks) - 1} are needed.")
         refuse(len(np.unique(found)) < k, "Some rows are there twice.")
         _check_order(found, steps, dead)
     return "Right: few rules first, then few dead ends, then the order of the benchmark."
 
 @functools.cache
 def _planned():
-    "Solvable tasks; the rules that their plans trigger, and their dead ends."
+    "Solvable tasks, the rules that their plans trigger, and their dead ends."
     tasks = _tasks("medium", 600)
     plans = tasks.plans()
     keep = plans.solvable
     return tasks.take(np.flatnonzero(keep)), plans.num_steps[keep].astype(int), plans.dead_ends[keep].astype(int)
 
-def _check_order(found, steps, dead) -> None:
+def _check_order(found, steps, dead):
     right = np.lexsort((dead, steps))[:len(found)]
-    if (steps[found] != steps[right]).any():
-        i = np.flatnonzero(steps[found] != steps[right])[0]
-        raise WrongAnswer(f"In place {i} is a task whose plan triggers {_number(steps[found[i]], 'rule')}; one with {steps[right[i]]} belongs there.")
-    if (dead[found] != dead[right]).any():
-        i = np.flatnonzero(dead[found] != dead[right])[0]
-        raise WrongAnswer(f"The number of rules is right, but in place {i} is a task with {_number(dead[found[i]], 'dead end')}; one with {dead[right[i]]} belongs there.")
-    refuse((found != right).any(), "Among equals the order of the benchmark is lost: use a stable sort (np.lexsort is one).")
+    for key, what, before in ((steps, "rule", "a task whose plan triggers"),
+                              (dead, "dead end", "among tasks with as many rules, one with")):
+        for i in np.flatnonzero(key[found] != key[right])[:1]:
+            raise WrongAnswer(f"In place {i} is {before} {_number(key[found[i]], what)}; one with {key[right[i]]} "
+                              "belongs there.")
+    refuse((found != right).any(), "Among equals the order of the benchmark is lost: use a stable sort, such as "
+           "np.lexsort.")
 
-# %% ../../nbs/tutor/05_benchmarks.ipynb #0c0a429d
+# %% ../../nbs/tutor/05_benchmarks.ipynb #f
 @exercise("3.4", "A mixed diet", level=3, minutes=20)
 def diet(answer) -> str:
     "`diet(key, easy, hard, n, share)`: n tasks, each from `easy` with probability `share`."
-    easy, hard = (_tasks("small", 1000, goal_kinds=(kind,), num_distractor_rules=distractors).pad_to(4, 10) for kind, distractors in ((1, 0), (3, 2)))
+    easy, hard = (_tasks("small", 1000, goal_kinds=(kind,), num_distractor_rules=distractors).pad_to(4, 10)
+                  for kind, distractors in ((1, 0), (3, 2)))
     draw = jax.jit(answer, static_argnums=3)
     batch = draw(jax.random.key(0), easy, hard, 4000, .25)
     _check_batch(batch, easy)
     batch = jax.tree.map(np.asarray, batch)
     kind, rows = batch.goal[:, 0], {1: _rows_of(easy), 3: _rows_of(hard)}
-    number = np.array([rows.get(int(k), {}).get(_bytes(batch, i), -1) for i, k in enumerate(kind)])
-    if (number < 0).any():
-        raise WrongAnswer(f"Task {int((number < 0).argmax())} of the batch is in neither benchmark: goal, rules and objects of one task must come from one row.")
+    tasks = map(_bytes, batch.goal, batch.rules, batch.init_tiles)
+    number = np.array([rows.get(int(k), {}).get(task, -1) for k, task in zip(kind, tasks)])
+    refuse((number < 0).any(), f"Task {int((number < 0).argmax())} of the batch is in neither benchmark: goal, rules "
+           "and objects of one task must come from one row.")
     share = (kind == 1).mean()
     refuse(abs(share - .25) > .05, f"With share = 0.25, {share:.0%} of the tasks are easy.")
     for name, mine in (("easy", number[kind == 1]), ("hard", number[kind == 3])):
-        refuse(len(np.unique(mine)) < .5 * min(len(mine), 1000), f"Among {len(mine)} {name} tasks only {len(np.unique(mine))} are different: every draw needs a key of its own.")
-        refuse(abs(mine.mean() - 499.5) > 60, f"The {name} tasks come from one part of their benchmark (mean row {mine.mean():.0f} of 1000): the coin and the choice share a key.")
+        refuse(len(np.unique(mine)) < .5 * min(len(mine), 1000), f"Among {len(mine)} {name} tasks only "
+               f"{len(np.unique(mine))} are different: every draw needs a key of its own.")
+        refuse(abs(mine.mean() - 499.5) > 60, f"The {name} tasks come from one part of their benchmark (mean row "
+               f"{mine.mean():.0f} of 1000): the coin and the choice share a key.")
     ends = [set(np.asarray(draw(jax.random.key(3), easy, hard, 4000, share).goal)[:, 0].tolist()) for share in (0., 1.)]
     refuse(ends != [{3}, {1}], "With share = 0 no task is to be easy, and with share = 1 all of them.")
-    refuse(np.array_equal(draw(jax.random.key(1), easy, hard, 4000, .25).goal, batch.goal), "Another key gives the same tasks: use the key that is passed.")
+    other = draw(jax.random.key(1), easy, hard, 4000, .25).goal
+    refuse(np.array_equal(other, batch.goal), "Another key gives the same tasks: use the key that is passed.")
     return f"Right: of 4,000 tasks {share:.0%} are easy, and one coin tells nothing about the choice."
 
-def _bytes(batch, i: int) -> bytes:
-    return b"".join(part[i].tobytes() for part in (batch.goal, batch.rules, batch.init_tiles))
+def _bytes(*parts):
+    return b"".join(part.tobytes() for part in parts)
 
-def _rows_of(benchmark) -> dict[bytes, int]:
+def _rows_of(benchmark):
     whole = benchmark.to_numpy()
-    return {goal.tobytes() + rule.tobytes() + tiles.tobytes(): i for i, (goal, rule, tiles) in enumerate(zip(whole.goals, whole.rules, whole.init_tiles))}
+    return {row: i for i, row in enumerate(map(_bytes, whole.goals, whole.rules, whole.init_tiles))}
 
-def _check_batch(batch, like) -> None:
+def _check_batch(batch, like):
     from xland_minigrid import RuleSet
-    refuse(not isinstance(batch, RuleSet), f"It returns a {type(batch).__name__}; a batch of tasks is one RuleSet whose arrays have {4000:,} rows.")
+    refuse(not isinstance(batch, RuleSet),
+           f"It returns a {type(batch).__name__}; a batch of tasks is one RuleSet whose arrays have 4,000 rows.")
     for name, expected in (("goal", like.goals), ("rules", like.rules), ("init_tiles", like.init_tiles)):
-        refuse(np.shape(getattr(batch, name)) != (4000, *expected.shape[1:]), f"`{name}` has shape {np.shape(getattr(batch, name))}; for n = 4000 it should be {(4000, *expected.shape[1:])}.")
+        shape, right = np.shape(getattr(batch, name)), (4000, *expected.shape[1:])
+        refuse(shape != right, f"`{name}` has shape {shape}; for n = 4000 it should be {right}.")

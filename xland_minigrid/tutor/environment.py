@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TRIALS', 'STEPS', 'NEEDED', 'steps_taken', 'on_the_map', 'trial_return', 'arrivals', 'policy']
 
-# %% ../../nbs/tutor/04_environment.ipynb #b23260fa
+# %% ../../nbs/tutor/04_environment.ipynb #a
 import functools
 
 import jax
@@ -16,35 +16,40 @@ from ..core.observation import look
 from ..core.walls import DIRECTION_NAMES
 from ..envs.environment import reward_table
 from ..envs.registration import make
-from .exercise import WrongAnswer, exercise, function, refuse
+from .exercise import WrongAnswer, exercise, function, number, refuse
 
-# %% ../../nbs/tutor/04_environment.ipynb #9f2041a6
-def _under_jit(call, name: str):
-    "What `call()` returns; `WrongAnswer` where it uses Python that cannot be compiled."
-    errors = (jax.errors.TracerBoolConversionError, jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
+# %% ../../nbs/tutor/04_environment.ipynb #b
+_NO_VALUE = (jax.errors.TracerBoolConversionError, jax.errors.ConcretizationTypeError,
+             jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
+
+def _under_jit(call, name):
+    "What `call()` returns. Raises `WrongAnswer` where it cannot be compiled."
     try:
         return call()
-    except errors:
-        raise WrongAnswer(f"`{name}` cannot be compiled: under jit an array has no value yet, so `if`, `while`, `int(...)` and NumPy cannot be used on it. Use jnp.where, and jnp instead of np.") from None
+    except _NO_VALUE:
+        raise WrongAnswer(f"`{name}` cannot be compiled: under jit an array has no value yet, so `if`, `while`, "
+                          "`int(...)` and NumPy cannot be used on it. Use jnp.where, and jnp instead of np.") from None
 
-# %% ../../nbs/tutor/04_environment.ipynb #de1d0da5
+# %% ../../nbs/tutor/04_environment.ipynb #c
 @exercise("2.1", "Back from the reward", level=1, minutes=10)
 def steps_taken(answer) -> str:
-    "A function of a reward and the time limit that returns the number of steps; None where there was no reward."
+    "A function of a reward and the time limit: the number of steps; None for no reward."
     function(answer, "steps_taken", "reward", "max_steps")
     for limit in (100, 243, 507, 30):
         for t in (1, 2, limit // 3, limit - 1, limit):
-            found = answer(float(reward_table(limit)[t]), limit)
-            refuse(found is None or np.ndim(found) or not np.isclose(float(found), t, atol=.5), f"A reward of {reward_table(limit)[t]:.4f} with {limit} steps at most means step {t}; your function says {found}.")
-            refuse(float(found) != t, f"{found!r} is no whole number: rewards have 32 bits, so round the result.")
+            reward = float(reward_table(limit)[t])
+            found = number(answer(reward, limit), "steps_taken")
+            refuse(abs(found - t) > .5, f"A reward of {reward:.4f} with {limit} steps at most means step {t}; your "
+                   f"function says {found:g}.")
+            refuse(found != t, f"{found!r} is no whole number: rewards have 32 bits, so round the result.")
     nothing = answer(0.0, 100)
     refuse(nothing is not None, f"A reward of 0 means that the goal was not reached: return None, not {nothing!r}.")
     return "Right, to the step."
 
-# %% ../../nbs/tutor/04_environment.ipynb #abc89237
+# %% ../../nbs/tutor/04_environment.ipynb #d
 @functools.cache
-def _numbered(view_size: int):
-    "Compiled: the number of the cell of a 15 x 15 map that each cell in view shows, for a position and a direction."
+def _numbered(view_size):
+    "Compiled: the cell numbers of a 15 x 15 map in view, for a position and a direction."
     cells = jnp.arange(225, dtype=jnp.uint8).reshape(15, 15)
     return jax.jit(lambda position, direction: look(cells, position, direction, view_size)[:-1].reshape(view_size, view_size))
 
@@ -57,21 +62,23 @@ def on_the_map(answer) -> str:
         for direction, name in enumerate(DIRECTION_NAMES):
             position = (7, 6 + direction // 2)
             seen = np.asarray(_numbered(view_size)(jnp.array(position), direction))
-            for (row, col), number in np.ndenumerate(seen):
-                _same_place(answer(row, col, position, direction, view_size), divmod(int(number), 15), (row, col), f"{position} facing {name}", view_size)
+            for (row, col), cell in np.ndenumerate(seen):
+                found, agent = answer(row, col, position, direction, view_size), f"{position} facing {name}"
+                _same_place(found, divmod(int(cell), 15), (row, col), agent, view_size)
                 tried += 1
     return f"Right for all {tried} cells."
 
-def _same_place(found, place, cell, agent: str, view_size: int) -> None:
+def _same_place(found, place, cell, agent, view_size):
     try:
         row, col = (int(v) for v in found)
     except (TypeError, ValueError):
         raise WrongAnswer(f"It returned {found!r}: return a pair, row and column.") from None
     if (row, col) != place:
         where = "the cell on which it stands" if cell == (view_size - 1, view_size // 2) else f"cell {cell} of its view"
-        raise WrongAnswer(f"Of an agent at {agent} that sees {view_size} x {view_size} cells, {where} is at {place} on the map; your function says {(row, col)}.")
+        raise WrongAnswer(f"Of an agent at {agent} that sees {view_size} x {view_size} cells, {where} is at {place} on "
+                          f"the map; your function says {(row, col)}.")
 
-# %% ../../nbs/tutor/04_environment.ipynb #4b0baafa
+# %% ../../nbs/tutor/04_environment.ipynb #e
 _WAY = (0, 0, 1, 0, 0)  # from the start of MiniGrid-Empty-5x5 to its goal
 TRIALS = {
     "straight to the goal": (*_WAY, *[2] * 7),
@@ -85,8 +92,7 @@ def _empty_room():
     env, params = make("MiniGrid-Empty-5x5")
     return env, params, jax.jit(env.reset), jax.jit(env.step)
 
-def _true_return(actions, gamma: float) -> float:
-    "The discounted return up to the end of the trial, step by step."
+def _true_return(actions, gamma):
     _, params, reset, step = _empty_room()
     timestep, total = reset(params, jax.random.key(0)), 0.0
     for t, action in enumerate(actions):
@@ -96,22 +102,21 @@ def _true_return(actions, gamma: float) -> float:
             break
     return total
 
-# %% ../../nbs/tutor/04_environment.ipynb #a492f5be
 @exercise("2.3", "The return of a trial", level=2, minutes=20)
 def trial_return(answer) -> str:
-    "A function that plays actions under jit and returns the discounted sum of the rewards up to the end of the trial."
+    "A function that plays actions under jit: the discounted sum of rewards up to the end of the trial."
     function(answer, "trial_return", "env", "params", "key", "actions", "gamma")
     env, params, _, _ = _empty_room()
     play = jax.jit(lambda actions, gamma: answer(env, params, jax.random.key(0), actions, gamma))
     for name, actions in TRIALS.items():
         for gamma in (1.0, 0.9):
-            found = _under_jit(lambda: play(jnp.array(actions), gamma), "trial_return")
-            refuse(found is None or jnp.shape(found) != (), f"It returned {'nothing' if found is None else f'an array of the shape {jnp.shape(found)}'}: return a single number.")
+            found = number(_under_jit(lambda: play(jnp.array(actions), gamma), "trial_return"), "trial_return")
             right = _true_return(actions, gamma)
-            refuse(not np.isclose(float(found), right, atol=1e-5), f"In the trial '{name}', {list(actions)} with gamma {gamma:g}, the return is {right:.4f}; your function says {float(found):.4f}.")
+            refuse(not np.isclose(found, right, atol=1e-5), f"In the trial '{name}', {list(actions)} with gamma "
+                   f"{gamma:g}, the return is {right:.4f}; your function says {found:.4f}.")
     return f"Right, for {len(TRIALS)} trials and two discounts."
 
-# %% ../../nbs/tutor/04_environment.ipynb #a43ace4d
+# %% ../../nbs/tutor/04_environment.ipynb #f
 STEPS, NEEDED = 40, .95
 
 @functools.cache
@@ -121,7 +126,7 @@ def _hall():
     return params, start, jax.jit(jax.vmap(env.step, (None, 0, 0)))
 
 def arrivals(policy) -> np.ndarray:
-    "In which step each of 256 agents in MiniGrid-EmptyRandom-8x8 arrived, int32 `(256,)`; 0 for those that did not within forty steps."
+    "The step in which each of 256 agents in MiniGrid-EmptyRandom-8x8 arrived, int32 `(256,)`; 0 for not within forty."
     params, start, step = _hall()
     act, timestep, arrived = jax.jit(jax.vmap(policy)), start, np.zeros(256, np.int32)
     for t in range(1, STEPS + 1):
@@ -129,20 +134,21 @@ def arrivals(policy) -> np.ndarray:
         arrived[(arrived == 0) & (np.asarray(timestep.reward) > 0)] = t
     return arrived
 
-# %% ../../nbs/tutor/04_environment.ipynb #bd748701
 @exercise("2.4", "A policy", level=3, minutes=30)
 def policy(answer) -> str:
     "A function from an observation (7, 7, 2) to an action 0 to 5 that reaches the goal in an empty room."
     function(answer, "policy", "observation")
-    start = _hall()[1]
+    start, asked = _hall()[1], "return one action, an integer from 0 to 5"
     action = _under_jit(lambda: jax.jit(answer)(start.observation[0]), "policy")
-    refuse(action is None, "It returned nothing: return an action, an integer from 0 to 5.")
-    refuse(jnp.shape(action) != () or not jnp.issubdtype(jnp.asarray(action).dtype, jnp.integer), f"It returned {jnp.asarray(action).dtype} of the shape {jnp.shape(action)}: return one action, an integer from 0 to 5.")
+    number(action, "policy", asked)
+    kind = jnp.asarray(action).dtype
+    refuse(not jnp.issubdtype(kind, jnp.integer), f"It returned {kind}: {asked}.")
     steps = _under_jit(lambda: arrivals(answer), "policy")
     there = steps > 0
     if there.mean() < NEEDED:
         lost = int(np.argmax(~there))
         where = tuple(np.asarray(start.state.agent.position[lost]).tolist())
         facing = DIRECTION_NAMES[int(start.state.agent.direction[lost])]
-        raise WrongAnswer(f"{there.mean():.0%} of 256 agents reached the goal within {STEPS} steps; {NEEDED:.0%} are needed. One that did not began at {where} facing {facing}.")
+        raise WrongAnswer(f"{there.mean():.0%} of 256 agents reached the goal within {STEPS} steps; {NEEDED:.0%} are "
+                          f"needed. One that did not began at {where} facing {facing}.")
     return f"Right: {there.mean():.0%} arrived, in {steps[there].mean():.1f} steps on average."

@@ -6,7 +6,7 @@
 __all__ = ['AGENT', 'RECORDS', 'BELIEFS', 'STARTS', 'TRIALS', 'AT_FIRST', 'AT_LAST', 'record', 'first_success', 'entropy',
            'attempts', 'riddle']
 
-# %% ../../nbs/tutor/02_five_minutes.ipynb #015daf0d
+# %% ../../nbs/tutor/02_five_minutes.ipynb #a
 import functools
 import math
 
@@ -15,13 +15,13 @@ import numpy as np
 
 from ..core.ruleset import RuleSet, pad_ruleset
 from ..envs.environment import StepType, TimeStep
-from .exercise import WrongAnswer, compare, exercise, function, refuse
+from .exercise import WrongAnswer, compare, exercise, function, number, refuse
 
 AGENT = "r1-9x9-trivial"
 
-# %% ../../nbs/tutor/02_five_minutes.ipynb #b7ab26c4
+# %% ../../nbs/tutor/02_five_minutes.ipynb #b
 def record(*trials: tuple[int, float]) -> list:
-    "Moments of trials (steps, reward at the end), as `watch` returns them; time steps without a state or an observation."
+    "Moments of trials (steps, reward), as `watch` returns them, without states and observations."
     from xland_minigrid.baselines.evaluation import Moment
     moments = []
     for number, (steps, reward) in enumerate(trials, 1):
@@ -36,33 +36,36 @@ RECORDS = {1: ((7, .87),), 2: ((50, 0), (12, .78), (50, 0), (9, .84)), 4: ((50, 
 
 @exercise("0.1", "The first success", level=1, minutes=10)
 def first_success(answer) -> str:
-    "A function of moments that returns the number of the first trial in which the goal was reached; None if it never was."
+    "A function of moments: the number of the first trial that reached the goal; None if none did."
     function(answer, "first_success", "moments")
     for right, trials in RECORDS.items():
         found = answer(record(*trials))
-        if np.ndim(found) or isinstance(found, bool) or found != right:
-            ends = ", ".join(f"reward {reward:g}" if reward else "nothing" for _, reward in trials)
-            raise WrongAnswer(f"Trials that ended with {ends}: the first success is {'in none, so return None' if right is None else f'in trial {right}'}; your function says {found!r}.")
+        ends = ", ".join(f"reward {reward:g}" if reward else "nothing" for _, reward in trials)
+        where = "in none, so return None" if right is None else f"in trial {right}"
+        refuse(np.ndim(found) or isinstance(found, bool) or found != right,
+               f"Trials that ended with {ends}: the first success is {where}; your function says {found!r}.")
     return f"Right, for {len(RECORDS)} records."
 
-# %% ../../nbs/tutor/02_five_minutes.ipynb #0f5eef52
-BELIEFS = {"one of sixteen, all alike": np.full(16, 1 / 16), "one of two": np.array([.5, .5] + [0] * 14), "certain": np.eye(16)[5], "rather sure": np.array([.85, .1, .05] + [0] * 13)}
+# %% ../../nbs/tutor/02_five_minutes.ipynb #c
+BELIEFS = {"one of sixteen, all alike": np.full(16, 1 / 16), "one of two": np.array([.5, .5] + [0] * 14),
+           "certain": np.eye(16)[5], "rather sure": np.array([.85, .1, .05] + [0] * 13)}
 
 @exercise("0.2", "How sure is it?", level=1, minutes=10)
 def entropy(answer) -> str:
-    "A function of probabilities (16,) that returns their entropy in nats."
+    "A function of probabilities (16,): their entropy in nats."
     function(answer, "entropy", "p")
     for name, p in BELIEFS.items():
         with np.errstate(all="ignore"):
-            found = answer(p.copy())
+            found = number(answer(p.copy()), "entropy")
         right = -sum(float(x) * math.log(x) for x in p if x > 0)
-        refuse(np.ndim(found) or found is None, f"It returned {'nothing' if found is None else f'something of the shape {np.shape(found)}'}: return one number.")
-        said = f"For the belief '{name}' the entropy is {right:.3f} nats; your function says {float(found):.3f}."
-        mistakes = {" Not a number: leave out what has the probability 0.": np.nan, " That is in bits: use the natural logarithm.": right / math.log(2), " The sign is wrong.": -right}
-        compare(float(found), right, said, {said + hint: value for hint, value in mistakes.items()}, atol=1e-3)
+        said = f"For the belief '{name}' the entropy is {right:.3f} nats; your function says {found:.3f}."
+        compare(found, right, said, {
+            said + " Not a number: leave out what has the probability 0.": np.nan,
+            said + " That is in bits: use the natural logarithm.": right / math.log(2),
+            said + " The sign is wrong.": -right}, atol=1e-3)
     return "Right: 0 for who is certain, and ln n where n answers are alike."
 
-# %% ../../nbs/tutor/02_five_minutes.ipynb #7d6c30ca
+# %% ../../nbs/tutor/02_five_minutes.ipynb #d
 STARTS, TRIALS, AT_FIRST, AT_LAST = 64, 10, .6, .8
 
 @functools.cache
@@ -71,19 +74,19 @@ def _agent():
     return load_agent(AGENT)
 
 def attempts(ruleset: RuleSet) -> np.ndarray:
-    "How often the agent in the box reaches the goal of a task in trials 1 to 10, from 64 starts; shares `(10,)`."
+    "Shares `(10,)` of 64 starts from which the agent in the box solves a task in trials 1 to 10."
     from xland_minigrid.baselines.evaluation import evaluate
     from xland_minigrid.benchmarks.benchmark import Benchmark
     task = pad_ruleset(ruleset, max(1, len(ruleset.rules)), max(5, len(ruleset.init_tiles)))
     many = Benchmark.from_arrays(*(np.repeat(np.asarray(x)[None], STARTS, 0) for x in (task.goal, task.rules, task.init_tiles)))
     return evaluate(_agent(), many, num_tasks=STARTS, num_trials=TRIALS).success.mean(0)
 
-# %% ../../nbs/tutor/02_five_minutes.ipynb #b8a29f9e
 @exercise("0.3", "A riddle", level=2, minutes=15)
 def riddle(answer) -> str:
     "A task that the agent seldom solves at first, and nearly always in the end."
     if not isinstance(answer, RuleSet) or np.ndim(answer.goal) != 1 or answer.extended is not None:
-        what = "several tasks, or uses more than the tables" if isinstance(answer, RuleSet) else f"of the type {type(answer).__name__}"
+        kind = f"of the type {type(answer).__name__}"
+        what = "several tasks, or uses more than the tables" if isinstance(answer, RuleSet) else kind
         raise WrongAnswer(f"`riddle` is {what}: make one plain task, with parse_ruleset for example.")
     try:
         answer.validate()
@@ -92,8 +95,8 @@ def riddle(answer) -> str:
         raise WrongAnswer(str(error)) from None
     return _is_riddle(success)
 
-def _is_riddle(success: np.ndarray) -> str:
-    "What shares of success `(10,)` say; `WrongAnswer` where the task is no riddle."
+def _is_riddle(success):
+    "What shares of success `(10,)` say. Raises `WrongAnswer`."
     told = f"It reached the goal in {success[0]:.0%} of its first trials and in {success[-1]:.0%} of its tenth ones"
     refuse(success[-1] < AT_LAST, f"{told}: too hard, {AT_LAST:.0%} are needed in the end. Which kinds of goals is it good at?")
     refuse(success[0] > AT_FIRST, f"{told}: too easy, {AT_FIRST:.0%} at first are the most. Give it something to choose from.")

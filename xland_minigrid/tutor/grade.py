@@ -6,7 +6,7 @@
 __all__ = ['Grade', 'Grades', 'NotGraded', 'read_notebook', 'exercises_in', 'find_exercise', 'grade_notebook', 'find_notebooks',
            'grade', 'grade_parser', 'run_grade']
 
-# %% ../../nbs/tutor/12_grade.ipynb #87392e86
+# %% ../../nbs/tutor/12_grade.ipynb #a
 import asyncio
 import csv
 import importlib
@@ -24,9 +24,9 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-# %% ../../nbs/tutor/12_grade.ipynb #2bcf0730
+# %% ../../nbs/tutor/12_grade.ipynb #b
 class Grade(NamedTuple):
-    "One exercise of one notebook. minutes: the time that the tutorial gives it; 0 without an exercise."
+    "One exercise of one notebook. minutes: that the tutorial gives it; 0 without an exercise."
 
     notebook: str
     exercise: str
@@ -35,16 +35,15 @@ class Grade(NamedTuple):
     message: str
     minutes: int
 
-# %% ../../nbs/tutor/12_grade.ipynb #94e792e8
 class Grades(list):
-    "A list of `Grade`, shown as a table. `status`: 0 all solved, 1 some not, 2 a notebook could not be graded."
+    "`Grade`s as a table. `status`: 0 all solved, 1 some not, 2 a notebook could not be graded."
 
     @property
     def status(self) -> int:
         return 2 if any(not row.exercise for row in self) else int(not all(row.ok for row in self))
 
     def totals(self) -> dict[str, tuple[int, int]]:
-        "Notebook -> (solved, exercises)."
+        "Notebook to (solved, exercises)."
         found = {row.notebook: [r for r in self if r.notebook == row.notebook and r.exercise] for row in self}
         return {name: (sum(row.ok for row in rows), len(rows)) for name, rows in found.items()}
 
@@ -55,7 +54,7 @@ class Grades(list):
             lines += [f"  {'✓' if row.ok else '✗'} {f'{row.exercise} {row.title}: ' if row.exercise else ''}{row.message}" for row in self if row.notebook == name]
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self):
         body = "".join(f"<tr><td>{escape(row.notebook)}</td><td>{escape(row.exercise)} {escape(row.title)}</td><td>{'✓' if row.ok else '✗'}</td><td style='text-align:left'>{escape(row.message)}</td></tr>"
                        for row in self)
         return f"<table><tr><th>notebook</th><th>exercise</th><th>solved</th><th>verdict</th></tr>{body}</table>"
@@ -72,12 +71,12 @@ class Grades(list):
                 csv.writer(file).writerows([Grade._fields, *self])
         return path
 
-# %% ../../nbs/tutor/12_grade.ipynb #56777d3e
+# %% ../../nbs/tutor/12_grade.ipynb #c
 class NotGraded(ValueError):
-    "The reason why a file cannot be graded."
+    "Why a file cannot be graded."
 
 def read_notebook(path) -> list[tuple[str, str]]:
-    "Cells of a notebook as pairs (kind, source). Raises `NotGraded` unless it is a Python notebook with code."
+    "Cells of a notebook as (kind, source). Raises `NotGraded` unless it is Python with code."
     try:
         nb = json.loads(Path(path).read_bytes())
     except OSError as error:
@@ -96,15 +95,15 @@ def read_notebook(path) -> list[tuple[str, str]]:
         raise NotGraded("The notebook is empty: it has no cell of code.")
     return cells
 
-def _source(source) -> str:
+def _source(source):
     return "".join(map(str, source)) if isinstance(source, list) else str(source)
 
-# %% ../../nbs/tutor/12_grade.ipynb #36f71740
+# %% ../../nbs/tutor/12_grade.ipynb #d
 _HEADING = re.compile(r"^#{1,6}\s+Exercise\s+(\d+\.\d+)\b", re.MULTILINE)
 _IMPORT = re.compile(r"^\s*from\s+xland_minigrid\.tutor\s+import\s+(\w+)", re.MULTILINE)
 
 def exercises_in(cells) -> list[str]:
-    "Numbers of the exercises in a notebook, in order. Raises `NotGraded` if it has none."
+    "Numbers of a notebook's exercises, in order. Raises `NotGraded` for none."
     from xland_minigrid.tutor.exercise import EXERCISES, MODULES
     text = {kind: "\n\n".join(source for k, source in cells if k == kind) for kind in ("markdown", "code")}
     numbers = list(dict.fromkeys(_HEADING.findall(text["markdown"])))
@@ -118,7 +117,7 @@ def exercises_in(cells) -> list[str]:
     return sorted(numbers, key=lambda number: [int(part) for part in number.split(".")])
 
 def find_exercise(number: str):
-    "The `Exercise` with this number. Raises `NotGraded` if none has it."
+    "The `Exercise` with this number. Raises `NotGraded`."
     from xland_minigrid.tutor.exercise import EXERCISES, MODULES
     try:
         importlib.import_module(f"xland_minigrid.tutor.{MODULES[int(number.partition('.')[0])]}")
@@ -126,14 +125,14 @@ def find_exercise(number: str):
     except (ValueError, LookupError):
         raise NotGraded(f"There is no exercise {number} in this version of the package.") from None
 
-# %% ../../nbs/tutor/12_grade.ipynb #312e8a9b
+# %% ../../nbs/tutor/12_grade.ipynb #e
 _MIME = "application/vnd.xland-minigrid.grade+json"
 
-def _question(number: str, token: str) -> str:
+def _question(number, token):
     return (f"import sys as _sys\nfor _name in [*_sys.modules]:\n    if _name.startswith('xland_minigrid.tutor'):\n        del _sys.modules[_name]\n"
             f"from xland_minigrid.tutor.grade import _judge\n_judge({number!r}, {token!r})")
 
-def _judge(number: str, token: str) -> None:
+def _judge(number, token):
     "In the student's kernel: judge an answer and send the verdict."
     from IPython import get_ipython
     from IPython.core.displaypub import DisplayPublisher
@@ -145,14 +144,12 @@ def _judge(number: str, token: str) -> None:
         found = {"ok": False, "missing": True, "message": f"The notebook does not define `{one.answer}`."}
     type(shell.display_pub).publish(shell.display_pub, {_MIME: found | {"token": token, "exercise": number}})
 
-# %% ../../nbs/tutor/12_grade.ipynb #e0aae26f
+# %% ../../nbs/tutor/12_grade.ipynb #f
 def _notebook(cells):
-    "A notebook of cells (kind, source); all but code is raw text."
     import nbformat.v4 as v4
     return v4.new_notebook(cells=[v4.new_code_cell(source) if kind == "code" else v4.new_raw_cell(source) for kind, source in cells])
 
 def _client(nb):
-    "A client whose kernel is this Python, whatever kernels are registered."
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
@@ -162,9 +159,9 @@ def _client(nb):
     client.owns_km, client.log = True, logging.Logger("grade", logging.CRITICAL + 1)
     return client
 
-# %% ../../nbs/tutor/12_grade.ipynb #d8474785
+# %% ../../nbs/tutor/12_grade.ipynb #g
 class _Run:
-    "One notebook in a fresh kernel, in a temporary folder. `trouble`: pairs (cell, what went wrong). `over`: why the kernel is gone, else None."
+    "One notebook in a fresh kernel. `trouble`: (cell, what went wrong). `over`: why the kernel is gone."
 
     def __init__(self, cells, timeout: float, total: float, full: bool):
         self.nb = _notebook(cells)
@@ -172,7 +169,7 @@ class _Run:
         self.token, self.trouble, self.over = secrets.token_hex(16), [], None
 
     async def everything(self, numbers) -> dict[str, dict]:
-        "Run the student's cells, then ask about each exercise. Returns number -> verdict."
+        "Run the student's cells, then ask about each exercise: number to verdict."
         with tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True) as folder:
             self.client = _client(self.nb)
             env = {key: value for key, value in os.environ.items() if key != "XLAND_FAST"} | ({} if self.full else {"XLAND_FAST": "1"})
@@ -208,7 +205,7 @@ class _Run:
             self.trouble.append((name, f"stopped with {failed[0].ename}: {(failed[0].evalue.splitlines() or [''])[0]}"))
 
     async def ask(self, number: str) -> dict:
-        "The checker's verdict on an exercise."
+        "The verdict on an exercise."
         if self.over:
             return {"ok": False, "message": f"{self.over}, so nothing could be checked."}
         cell, before = _notebook([("code", _question(number, self.token))]).cells[0], len(self.trouble)
@@ -222,12 +219,12 @@ class _Run:
         why = self.over or " ".join(next(iter(self.trouble[before:]), ("The check", "gave no verdict")))
         return {"ok": False, "message": f"{why}. Does the answer come to an end?" if "took longer" in why else f"{why}."}
 
-# %% ../../nbs/tutor/12_grade.ipynb #46020863
+# %% ../../nbs/tutor/12_grade.ipynb #h
 def grade_notebook(path, *, name: str | None = None, exercises=None, timeout: float = 120, total: float = 1800, full: bool = False) -> Grades:
-    """Run one notebook in a fresh kernel and judge its exercises. The file is only read, and every failure becomes a row.
+    """Run a notebook in a fresh kernel and judge its exercises. It is only read; every failure becomes a row.
 
-    name: how the rows call it (default: the path). exercises: their numbers (default: those in the notebook's headings). timeout: seconds for each cell and each check.
-    total: seconds for all of the student's cells. full: run without `XLAND_FAST`.
+    name: in the rows (default: the path). exercises: numbers (default: those in headings). timeout: seconds for each
+    cell and check. total: seconds for all of the student's cells. full: run without `XLAND_FAST`.
     """
     name = str(path) if name is None else name
     try:
@@ -236,12 +233,12 @@ def grade_notebook(path, *, name: str | None = None, exercises=None, timeout: fl
         run = _Run(cells, timeout, total, full)
         with ThreadPoolExecutor(1) as thread:
             found = thread.submit(asyncio.run, run.everything([one.number for one in known])).result()
-    except (RuntimeError, OSError, NotGraded) as error:  # without NotGraded: the kernel did not start, or its folder could not be made
+    except (RuntimeError, OSError, NotGraded) as error:  # the kernel or its folder could not be made
         return Grades([Grade(name, "", "", False, str(error) if isinstance(error, NotGraded) else f"The notebook could not be run: {error}", 0)])
     return Grades(Grade(name, one.number, one.title, found[one.number]["ok"], found[one.number]["message"], one.minutes) for one in known)
 
 def find_notebooks(paths) -> dict[str, Path]:
-    "Name -> file of the notebooks in `paths` (files, or folders at any depth). Raises `ValueError` for a missing path or a folder without notebooks."
+    "Name to file of the notebooks in `paths`, files or folders of any depth. Raises `ValueError`."
     found = {}
     for path in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):
         if not path.exists():
@@ -252,14 +249,15 @@ def find_notebooks(paths) -> dict[str, Path]:
         found |= {str(p): p for p in inside}
     return found
 
-# %% ../../nbs/tutor/12_grade.ipynb #0cfadcc1
 def grade(paths, *, jobs: int = 1, progress=None, timeout: float = 120, total: float = 1800, **how) -> Grades:
-    """Grade notebooks: one row for each exercise of each notebook.
+    """Grade notebooks: a row for each exercise of each notebook.
 
-    paths: files or folders, one or several. jobs: notebooks at once. progress: called with the `Grades` of each finished notebook. For the rest see `grade_notebook`.
-    Raises `ValueError` for a missing path, or times or jobs that are not positive, and `ModuleNotFoundError` without nbclient.
+    paths: files or folders. jobs: notebooks at once. progress: called with the `Grades` of each. The rest as
+    `grade_notebook`.
+    Raises `ValueError` for a missing path, or times or jobs that are not positive; `ModuleNotFoundError` without
+    nbclient.
     """
-    import nbclient  # noqa: F401  said here, once, rather than once for each notebook
+    import nbclient  # noqa: F401  raised once, not for each notebook
     if timeout <= 0 or total <= 0 or jobs < 1:
         raise ValueError("timeout, total and jobs have to be positive.")
     rows = Grades()
@@ -270,7 +268,7 @@ def grade(paths, *, jobs: int = 1, progress=None, timeout: float = 120, total: f
                 progress(grades)
     return rows
 
-# %% ../../nbs/tutor/12_grade.ipynb #b38b28f0
+# %% ../../nbs/tutor/12_grade.ipynb #i
 def grade_parser(commands) -> None:
     "The command `xland-minigrid grade`."
     parser = commands.add_parser("grade", help="which exercises of students' notebooks are solved", description="Run notebooks in fresh kernels and judge their exercises. "
@@ -285,9 +283,9 @@ def grade_parser(commands) -> None:
     parser.set_defaults(run_command=run_grade)
 
 def run_grade(args) -> int:
-    "What the command does; returns the exit status."
+    "Run the command; returns the exit status."
     if args.out is not None:
-        Grades().save(args.out)  # an unusable name is told now, not after an hour
+        Grades().save(args.out)  # refuse an unusable name now
     found = grade(args.notebooks, exercises=args.exercises, timeout=args.timeout, total=args.total, full=args.full, jobs=args.jobs, progress=lambda grades: print(grades, flush=True))
     totals = found.totals().values()
     print(f"{len(totals)} notebook{'s' * (len(totals) != 1)}, {sum(solved for solved, _ in totals)} of {sum(number for _, number in totals)} exercises solved")

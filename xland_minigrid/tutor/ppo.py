@@ -5,22 +5,22 @@
 # %% auto #0
 __all__ = ['returns', 'normalised', 'gae', 'clipped_loss']
 
-# %% ../../nbs/tutor/07_ppo.ipynb #eba2eff0
+# %% ../../nbs/tutor/07_ppo.ipynb #a
 import numpy as np
 
 from .exercise import WrongAnswer, compare, exercise, numbers, refuse
 
-# %% ../../nbs/tutor/07_ppo.ipynb #d17d30ea
-def _array(found, shape: tuple, name: str, asked: str = "one number for each step") -> np.ndarray:
-    "An answer's result as float64 of that shape. Raises `WrongAnswer` for what is none, and for what is not finite."
+# %% ../../nbs/tutor/07_ppo.ipynb #b
+def _array(found, shape, name, asked="one number for each step"):
+    "`numbers` that must be finite."
     found = numbers(found, shape, name, asked)
     refuse(not np.isfinite(found).all(), f"`{name}` gives back what is no number ({found.ravel()[:4]} …): was something divided by 0?")
     return found
 
-def _row(values) -> str:
+def _row(values):
     return np.array2string(np.asarray(values, np.float64).round(3) + 0.0, separator=", ")
 
-# %% ../../nbs/tutor/07_ppo.ipynb #f17e5fbe
+# %% ../../nbs/tutor/07_ppo.ipynb #c
 _RETURNS = (  # what it shows, rewards, done, gamma, right
     ("a reward at the end is discounted once for each step before it", [0, 0, 1], [0, 0, 1], 0.5, [0.25, 0.5, 1]),
     ("a reward counts in full for the step that earned it", [1, 2, 4], [0, 0, 1], 0.5, [3, 4, 4]),
@@ -30,13 +30,13 @@ _RETURNS = (  # what it shows, rewards, done, gamma, right
 
 @exercise("5.1", "Discounted returns", level=1, minutes=10)
 def returns(answer) -> str:
-    "`answer(reward, done, gamma)` gives the discounted sum of rewards from each step to the end of its episode."
+    "`answer(reward, done, gamma)`: the discounted rewards from each step to the end of its episode."
     for why, reward, done, gamma, right in _RETURNS:
         found = _array(answer(np.array(reward, np.float64), np.array(done, bool), gamma), (len(reward),), "returns")
         compare(found, right, f"For rewards {reward}, done {done} and gamma {gamma} you get {_row(found)}, not {_row(right)}: {why}.")
     return "Right: rewards go back in time, and stop where an episode begins."
 
-# %% ../../nbs/tutor/07_ppo.ipynb #3017c44d
+# %% ../../nbs/tutor/07_ppo.ipynb #d
 @exercise("5.2", "Normalised", answer="my_normalised", level=1, minutes=5)
 def normalised(answer) -> str:
     "`answer(advantage)` has mean 0 and standard deviation 1 over the whole array."
@@ -46,15 +46,17 @@ def normalised(answer) -> str:
         right = (advantage - advantage.mean()) / advantage.std()
         if np.allclose(found, right, atol=2e-3):
             continue
-        refuse(abs(found.mean()) > 1e-3, f"The mean of what you give back for the shape {advantage.shape} is {found.mean():.3g}, not 0: subtract the mean over all of it.")
-        refuse(abs(found.std() - 1) > 1e-2, f"The standard deviation of what you give back for the shape {advantage.shape} is {found.std():.3g}, not 1: divide by the standard deviation over all of it.")
-        raise WrongAnswer("Mean and deviation are right, but the order of the advantages is not the one they came in: normalise all of them together.")
+        what = f"of what you give back for the shape {advantage.shape} is"
+        refuse(abs(found.mean()) > 1e-3, f"The mean {what} {found.mean():.3g}, not 0: subtract the mean over all of "
+               "it.")
+        refuse(abs(found.std() - 1) > 1e-2, f"The standard deviation {what} {found.std():.3g}, not 1: divide by that "
+               "over all.")
+        raise WrongAnswer("Mean and deviation are right, but the advantages are not in the order they came in.")
     equal = _array(answer(jnp.full((2, 3), 0.5)), (2, 3), "my_normalised", "one number for each advantage")
-    if np.abs(equal).max() > 1e-3:
-        raise WrongAnswer(f"Equal advantages say nothing, and you make {equal.ravel()[0]:.3g} of them: they should become 0.")
+    refuse(np.abs(equal).max() > 1e-3, f"Equal advantages should become 0; you make {equal.ravel()[0]:.3g} of them.")
     return "Right, also where all advantages are equal."
 
-# %% ../../nbs/tutor/07_ppo.ipynb #5a9b4f68
+# %% ../../nbs/tutor/07_ppo.ipynb #e
 def _gae(reward, done, value, last_value, gamma, lam):
     found, later, following = np.zeros(len(reward)), 0.0, np.append(value[1:], last_value)
     for t in reversed(range(len(reward))):
@@ -72,22 +74,24 @@ _GAE = (  # what it shows, done, last value, gamma, lambda
 
 @exercise("5.3", "Generalised advantages", level=2, minutes=15)
 def gae(answer) -> str:
-    "`answer(reward, done, value, last_value, gamma, lam)` gives the generalised advantage of each step."
+    "`answer(reward, done, value, last_value, gamma, lam)`: the generalised advantage of each step."
     reward, value = np.array([0.0, 1.0, 0.5, 0.0]), np.array([0.5, 0.2, 0.4, 0.3])
     for why, done, last, gamma, lam in _GAE:
         done = np.array(done, bool)
         right = _gae(reward, done, value, last, gamma, lam)
         found = _array(answer(reward.copy(), done.astype(np.float64), value.copy(), last, gamma, lam), (4,), "gae")
-        compare(found, right, f"For done {done.astype(int).tolist()}, last_value {last}, gamma {gamma} and lam {lam} (rewards {reward.tolist()}, values {value.tolist()}) you get {_row(found)}, not {_row(right)}: {why}.")
+        compare(found, right, f"For done {done.astype(int).tolist()}, last_value {last}, gamma {gamma} and lam {lam} "
+                f"(rewards {reward.tolist()}, values {value.tolist()}) you get {_row(found)}, not {_row(right)}: "
+                f"{why}.")
     return "Right: nothing crosses the end of an episode, neither value nor TD error."
 
-# %% ../../nbs/tutor/07_ppo.ipynb #18f61ef4
+# %% ../../nbs/tutor/07_ppo.ipynb #f
 _RATIOS = np.array([1.0, 1.1, 1.5, 0.5, 1.5, 0.5, 0.9, 1.19, 0.81])
 _SIGNS = np.array([1.0, -2.0, 1.0, 1.0, -1.0, -1.0, 0.5, 3.0, -1.0])
 
 @exercise("5.4", "The clipped loss", level=2, minutes=10)
 def clipped_loss(answer) -> str:
-    "`answer(new_log_prob, old_log_prob, advantage, eps)` is PPO's clipped loss, a scalar with the right gradient."
+    "`answer(new_log_prob, old_log_prob, advantage, eps)`: PPO's clipped loss, with the right gradient."
     import jax
     import jax.numpy as jnp
     old = jnp.log(jnp.linspace(0.1, 0.6, len(_RATIOS)))
@@ -101,17 +105,16 @@ def clipped_loss(answer) -> str:
     flat = (_RATIOS > 1.2) & (_SIGNS > 0) | (_RATIOS < 0.8) & (_SIGNS < 0)
     wanted = np.where(flat, 0.0, -_RATIOS * _SIGNS)
     for ratio, sign, have, want in zip(_RATIOS, _SIGNS, gradient, wanted):
-        if abs(have - want) > 1e-4:
-            raise WrongAnswer(_why_slope(ratio, sign, have, want))
-    refuse(not np.isclose(value, right, atol=1e-5), f"Its gradient is right, but its value is {value:.4f} instead of {right:.4f} on a batch of {len(_RATIOS)}: has a constant been added?")
+        refuse(abs(have - want) > 1e-4, _why_slope(ratio, sign, have, want))
+    refuse(not np.isclose(value, right, atol=1e-5), f"Its gradient is right, but its value is {value:.4f} instead of "
+           f"{right:.4f}: has a constant been added?")
     narrow = float(answer(jnp.log(jnp.array([1.15])), jnp.zeros(1), jnp.ones(1), 0.1))
     refuse(not np.isclose(narrow, -1.1, atol=1e-5), "With eps = 0.1 a ratio of 1.15 should be clipped to 1.1: use eps, not 0.2.")
     return "Right: no gradient where the clip holds, and a way back everywhere else."
 
-def _why_slope(ratio: float, sign: float, have: float, want: float) -> str:
-    where = f"At the ratio {ratio:g} with the advantage {sign:+g} the gradient (for this entry, times the size of the batch) is {have:.3f}, not {want:.3f}: "
-    if want == 0:
-        return where + "the policy has moved far enough in the right direction, so nothing more is to be gained."
-    if have == 0:
-        return where + "the policy has moved in the wrong direction, and must be able to come back; that is what the minimum is for."
-    return where + "is the ratio exp(new - old)?"
+def _why_slope(ratio, sign, have, want):
+    return (f"At the ratio {ratio:g} with the advantage {sign:+g} the gradient (times the size of the batch) is "
+            f"{have:.3f}, not {want:.3f}: " + (
+        "the policy has moved far enough in the right direction, so nothing more is to be gained." if want == 0 else
+        "the policy has moved in the wrong direction, and must be able to come back." if have == 0 else
+        "is the ratio exp(new - old)?"))

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['held_out', 'normalised_score', 'pca', 'versus_chance']
 
-# %% ../../nbs/tutor/09_probing.ipynb #f4ddb6f7
+# %% ../../nbs/tutor/09_probing.ipynb #a
 import functools
 
 import numpy as np
 
-from .exercise import WrongAnswer, compare, exercise, numbers, pair, refuse
+from .exercise import compare, exercise, number, numbers, pair, refuse
 
-# %% ../../nbs/tutor/09_probing.ipynb #4d6f1609
+# %% ../../nbs/tutor/09_probing.ipynb #b
 @functools.lru_cache(maxsize=1)
 def _benchmarks():
     from xland_minigrid.benchmarks import generate_benchmark
@@ -20,77 +20,83 @@ def _benchmarks():
 
 @exercise("7.1", "Held out, really", level=1, minutes=10)
 def held_out(answer) -> str:
-    "`answer(train, test)` are the rows of `test` whose goal_id is nowhere in `train`."
+    "`answer(train, test)`: the rows of `test` whose goal_id is nowhere in `train`."
     train, test = _benchmarks()
     leaks = np.isin(test.goal_ids(), train.goal_ids())
     found = answer(train, test)
     refuse(found is None or found is ..., "`held_out` gives nothing back: it has to end with `return`.")
-    found = np.asarray(found)
-    refuse(found.dtype == bool, "That says for each task whether it is held out; asked for are their numbers (np.flatnonzero).")
-    refuse(found.ndim != 1 or found.dtype.kind not in "iu", "`held_out` gives back no list of whole numbers: the rows of the test tasks are asked for.")
-    if len(found) and (found.max() >= len(test) or found.min() < 0):
-        raise WrongAnswer(f"You name the row {found.max()}, but there are {len(test)} test tasks: the rows of `test` are asked for, not identities or rows of `train`.")
-    refuse(leaks[found].any(), f"{leaks[found].sum()} of your {len(found)} tasks have a goal that was trained on: compare goal_ids(), which do not depend on the scenery.")
-    refuse(len(np.unique(found)) < (~leaks).sum(), f"{len(np.unique(found))} of {(~leaks).sum()} tasks with new goals are named: leave out only those whose goal is in training.")
-    refuse(len(found) > (~leaks).sum(), "Some rows are named twice: one number for each task.")
+    found, new = np.asarray(found), (~leaks).sum()
+    refuse(found.dtype == bool, "That says of each task whether it is held out; give their numbers (np.flatnonzero).")
+    refuse(found.ndim != 1 or found.dtype.kind not in "iu", "`held_out` gives back no list of whole numbers.")
+    refuse(len(found) and (found.max() >= len(test) or found.min() < 0), f"You name the row {max(found, default=0)}, "
+           f"but there are {len(test)} test tasks: give rows of `test`, not identities or rows of `train`.")
+    refuse(leaks[found].any(), f"{leaks[found].sum()} of your {len(found)} tasks have a goal that was trained on: "
+           "compare goal_ids(), which do not depend on the scenery.")
+    refuse(len(np.unique(found)) < new, f"{len(np.unique(found))} of {new} tasks with new goals are named: leave out "
+           "only those whose goal is in training.")
+    refuse(len(found) > new, "Some rows are named twice: one number for each task.")
     return f"Right: {leaks.mean():.0%} of these test tasks would have leaked."
 
-# %% ../../nbs/tutor/09_probing.ipynb #32221c87
+# %% ../../nbs/tutor/09_probing.ipynb #c
 @exercise("7.2", "Normalised", level=2, minutes=10)
 def normalised_score(answer) -> str:
-    "`answer(returns (tasks, trials), par (tasks,), max_steps)` is the mean over tasks with a par of the mean return over the oracle's."
+    "`answer(returns (tasks, trials), par (tasks,), max_steps)`: the mean return over the oracle's, where known."
     returns = np.array([[0.0, 0.41, 0.82], [0.0, 0.0, 0.0], [0.5, 0.6, 0.7], [0.0, 0.275, 0.55]])
     par, steps = np.array([10.0, np.nan, 5.0, 25.0]), 50
     best = 1 - 0.9 * par / steps
-    right = np.nanmean((returns / best[:, None]).mean(1))
+    scores = (returns / best[:, None]).mean(1)
+    right = np.nanmean(scores)
     with np.errstate(all="ignore"):
-        found = float(numbers(answer(returns.copy(), par.copy(), steps), (), "normalised_score", "one number"))
-    mistakes = {
+        found = number(answer(returns.copy(), par.copy(), steps), "normalised_score")
+    compare(found, right, f"You get {found:.4f}, not {right:.4f}: is the oracle's return 1 - 0.9 * par / max_steps?", {
         "One par is NaN, and so is your score: leave out the tasks that the oracle could not solve.": np.nan,
-        "The task without par counts as 0 there: leave it out instead.": np.nansum((returns / best[:, None]).mean(1)) / 4,
-        "That divides sums: take the score of each task first, then the mean; else tasks with a high par hardly count.": returns[[0, 2, 3]].mean() / np.nanmean(best),
-        "That divides the returns by par: the oracle's *return* for that many steps is asked for.": np.nanmean((returns / par[:, None]).mean(1)),
-        "That is the oracle's return minus yours, the regret.": np.nanmean(best[:, None] - returns)}
-    compare(found, right, f"You get {found:.4f}, not {right:.4f}: is the oracle's return 1 - 0.9 * par / max_steps?", mistakes)
-    compare(float(answer(np.full((2, 1), 0.5), np.array([50.0, 50.0]), 100)), 0.5 / 0.55, "With max_steps = 100 it goes wrong: do not put 50 into it.")
+        "The task without par counts as 0 there: leave it out instead.": np.nansum(scores) / 4,
+        "That divides sums: first the score of each task, then the mean, or tasks with a high par hardly count.":
+            returns[[0, 2, 3]].mean() / np.nanmean(best),
+        "That divides by par: take the oracle's *return* for that many steps.":
+            np.nanmean((returns / par[:, None]).mean(1)),
+        "That is the oracle's return minus yours, the regret.": np.nanmean(best[:, None] - returns)})
+    other = float(answer(np.full((2, 1), 0.5), np.array([50.0, 50.0]), 100))
+    compare(other, 0.5 / 0.55, "With max_steps = 100 it goes wrong: do not put 50 into it.")
     return "Right: compared with what was possible, where that is known."
 
-# %% ../../nbs/tutor/09_probing.ipynb #7ba86104
+# %% ../../nbs/tutor/09_probing.ipynb #d
 @exercise("7.3", "Principal components", level=2, minutes=15)
 def pca(answer) -> str:
-    "`answer(states (rows, units), n)` gives coordinates `(rows, n)` and the share of variance of each, `(n,)`."
+    "`answer(states (rows, units), n)`: coordinates `(rows, n)`, and the share of variance of each, `(n,)`."
     random = np.random.default_rng(0)
-    states = random.normal(size=(60, 12)) @ np.diag(np.linspace(3, 0.1, 12)) @ np.linalg.qr(random.normal(size=(12, 12)))[0] + 5
-    x = states - states.mean(0)
-    u, s, _ = np.linalg.svd(x, full_matrices=False)
+    states = random.normal(size=(60, 12)) @ np.diag(np.linspace(3, 0.1, 12))
+    states = states @ np.linalg.qr(random.normal(size=(12, 12)))[0] + 5
+    u, s, _ = np.linalg.svd(states - states.mean(0), full_matrices=False)
     for n in (2, 4):
         points, share = pair(answer(states.copy(), n), "pca", "the coordinates and the shares")
-        points, share = numbers(points, (60, n), "pca", f"coordinates of {n} components for 60 rows"), numbers(share, (n,), "pca", "the share of the variance of each component")
-        right = u[:, :n] * s[:n]
-        if not np.allclose(np.abs((points * right).sum(0)), (right ** 2).sum(0), rtol=1e-3) or not np.allclose(np.abs(points), np.abs(right), atol=1e-3):
-            raise WrongAnswer(_why_points(states, points, u, n))
-        if not np.allclose(share, (s ** 2 / (s ** 2).sum())[:n], atol=1e-4):
-            raise WrongAnswer(_why_share(share, s, n))
+        points = numbers(points, (60, n), "pca", f"coordinates of {n} components for 60 rows")
+        share = numbers(share, (n,), "pca", "the share of the variance of each component")
+        right, true = u[:, :n] * s[:n], (s ** 2 / (s ** 2).sum())[:n]
+        refuse(not np.allclose(np.abs((points * right).sum(0)), (right ** 2).sum(0), rtol=1e-3)
+               or not np.allclose(np.abs(points), np.abs(right), atol=1e-3), _why_points(points, u[:, :n]))
+        refuse(not np.allclose(share, true, atol=1e-4), _why_share(share, s, true))
     return "Right, whatever the signs."
 
-def _why_points(states, points, u, n: int) -> str:
+def _why_points(points, u):
     if np.abs(points.mean(0)).max() > 1e-6:
-        return "Your coordinates do not have the mean 0: subtract the mean of the rows first, or the first component points at the mean."
-    if np.allclose(np.abs(points), np.abs(u[:, :n]), atol=1e-6):
+        return "Your coordinates do not have the mean 0: subtract the mean of the rows first."
+    if np.allclose(np.abs(points), np.abs(u), atol=1e-6):
         return "Your components all have the same length: multiply the columns of U by the singular values."
     return "Your coordinates are not the first columns of U S: are components the columns, and the largest first?"
 
-def _why_share(share, s, n: int) -> str:
-    if np.allclose(share, (s / s.sum())[:n], atol=1e-4):
+def _why_share(share, s, true):
+    if np.allclose(share, (s / s.sum())[:len(true)], atol=1e-4):
         return "Those are shares of the singular values; variances are in proportion to their squares."
     if np.isclose(share.sum(), 1):
-        return f"Your shares of {n} components add up to 1, but there are more components: divide by the variance of all of them."
-    return f"The shares are {np.round(share, 3).tolist()}, not {np.round((s ** 2 / (s ** 2).sum())[:n], 3).tolist()}: the squares of the singular values over the sum of all of them."
+        return f"Your shares of {len(true)} components add up to 1: divide by the variance of all components."
+    return (f"The shares are {np.round(share, 3).tolist()}, not {np.round(true, 3).tolist()}: the squared singular "
+            "values over their sum.")
 
-# %% ../../nbs/tutor/09_probing.ipynb #e302a39f
+# %% ../../nbs/tutor/09_probing.ipynb #e
 @exercise("7.4", "Accuracy and chance", level=2, minutes=15)
 def versus_chance(answer) -> str:
-    "`answer(said, truth)` gives the accuracy, and that of a blind guesser with the same habits."
+    "`answer(said, truth)`: the accuracy, and that of a blind guesser with the same habits."
     cases = (
         ("two labels, equally common", [0, 1, 0, 1], [0, 1, 1, 0], 0.5, 0.5),
         ("always the same answer", [3, 3, 3, 3], [3, 3, 3, 7], 0.75, 0.75),
@@ -98,11 +104,12 @@ def versus_chance(answer) -> str:
         ("a label that is never said", [1, 1, 1, 14], [1, 14, 2, 14], 0.5, 0.3125))
     for why, said, truth, accuracy, chance in cases:
         found = pair(answer(np.array(said), np.array(truth)), "versus_chance", "the accuracy and the chance level")
-        found = [float(numbers(x, (), "versus_chance", "two numbers")) for x in found]
-        case, (said_right, blind) = f"For {why} (said {said}, truth {truth})", found
+        said_right, blind = (number(x, "versus_chance") for x in found)
+        case = f"For {why} (said {said}, truth {truth})"
         compare(said_right, accuracy, f"{case} the accuracy is {accuracy}, not {said_right:.4f}.")
         level = f"{case} the chance level is {chance}, not {blind:.4f}: "
         compare(blind, chance, level + "for each label, how often it is said times how often it is true; add up.", {
-            level + "that is the share of the commonest label; the guesser says each label as often as `said` does.": max(truth.count(label) for label in truth) / 4,
+            level + "that is the share of the commonest label; the guesser says each as often as `said` does.":
+                max(map(truth.count, truth)) / 4,
             level + "that would be right if all labels were equally common.": 1 / len(set(truth))})
     return "Right: an accuracy means something only beside its chance."

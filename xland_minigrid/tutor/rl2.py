@@ -5,55 +5,53 @@
 # %% auto #0
 __all__ = ['wipe', 'nats', 'per_trial', 'p20']
 
-# %% ../../nbs/tutor/08_rl2.ipynb #cf01fe70
+# %% ../../nbs/tutor/08_rl2.ipynb #a
 import numpy as np
 
-from .exercise import WrongAnswer, compare, exercise, numbers, refuse
+from .exercise import compare, exercise, number, numbers, refuse
 
-# %% ../../nbs/tutor/08_rl2.ipynb #5c1669e0
+# %% ../../nbs/tutor/08_rl2.ipynb #b
 _DONE = np.array([0, 0, 1, 0, 1, 1, 0, 0, 1, 0, 1, 0], bool)  # six trials of 3, 2, 1, 3, 2 steps and one that goes on
 
 @exercise("6.1", "When to forget", level=1, minutes=10)
 def wipe(answer) -> str:
-    "`answer(done, trials)` is true before the first step of each task of `trials` trials."
+    "`answer(done, trials)`: true before the first step of each task of `trials` trials."
     for trials, right in ((2, [0, 5, 9]), (1, [0, 3, 5, 6, 9, 11]), (3, [0, 6]), (7, [0])):
         found = numbers(answer(_DONE.copy(), trials), _DONE.shape, "wipe", "true or false for each step")
         at = np.flatnonzero(found).tolist()
-        if at == right:
-            continue
-        where = f"With done = {_DONE.astype(int).tolist()} and {trials} trial{'s' * (trials > 1)} a task you wipe the memory before the steps {at}, not {right}: "
-        raise WrongAnswer(where + _why_wiped(at, right, trials))
+        refuse(at != right, f"With done = {_DONE.astype(int).tolist()} and {trials} trial{'s' * (trials > 1)} a task "
+               f"you wipe the memory before the steps {at}, not {right}: {_why_wiped(at, trials)}")
     return "Right: between trials it remembers, between tasks it forgets."
 
-def _why_wiped(at: list, right: list, trials: int) -> str:
+def _why_wiped(at, trials):
     starts = [0, *(np.flatnonzero(_DONE[:-1]) + 1).tolist()]
     if 0 not in at:
         return "the first task begins with step 0, in an empty memory."
     if at == starts:
-        return "that is the beginning of every trial, so nothing would ever be remembered from one trial to the next."
+        return "that is before every trial, so nothing would be remembered from one trial to the next."
     if any(t not in starts for t in at):
         return "no trial begins at some of these; a task begins at the step *after* the one that ended the last trial."
     return f"a task begins after every {trials} trials, counted from the first."
 
-# %% ../../nbs/tutor/08_rl2.ipynb #6d505378
+# %% ../../nbs/tutor/08_rl2.ipynb #c
 @exercise("6.2", "What is still open", level=1, minutes=5)
 def nats(answer) -> str:
-    "`answer(belief (..., K))` is the entropy over the last axis in nats."
+    "`answer(belief (..., K))`: the entropy over the last axis, in nats."
     quarter, half, sure = np.full(4, 0.25), np.array([0.5, 0.5, 0.0, 0.0]), np.array([0.0, 1.0, 0.0, 0.0])
     with np.errstate(all="ignore"):
-        found = float(numbers(answer(quarter), (), "nats", "one number for one belief"))
-        compare(found, np.log(4), f"For four equal probabilities you get {found:.3f}, not ln 4 = 1.386.", {
-            "For four equal probabilities you get 2: those are bits. Take the natural logarithm.": 2.0,
-            "For four equal probabilities you get a negative number: doubt is counted from 0 upwards.": -np.log(4)}, atol=1e-5)
+        found, four = number(answer(quarter), "nats", "one number a belief"), "For four equal probabilities you get"
+        compare(found, np.log(4), f"{four} {found:.3f}, not ln 4 = 1.386.", {
+            f"{four} 2: those are bits. Take the natural logarithm.": 2.0,
+            f"{four} a negative number: doubt is counted from 0 upwards.": -np.log(4)}, atol=1e-5)
         batch = np.stack([quarter, half, sure])[:, None].repeat(2, axis=1)
         found = numbers(answer(batch), (3, 2), "nats", "one number for each belief: sum over the last axis only")
     refuse(np.isnan(found).any(), "Where a probability is 0 you get nan: what is impossible adds nothing.")
-    compare(found, np.log([4, 2, 1])[:, None], f"For four, two and one possibilities you get {found[:, 0].round(3).tolist()}, not ln 4, ln 2 and ln 1, that is [1.386, 0.693, 0.0].", atol=1e-4)
+    compare(found, np.log([4, 2, 1])[:, None], f"For four, two and one possibilities you get "
+            f"{found[:, 0].round(3).tolist()}, not ln 4, ln 2 and ln 1, that is [1.386, 0.693, 0.0].", atol=1e-4)
     return "Right: four possibilities are 1.39 nats, two 0.69, certainty 0."
 
-# %% ../../nbs/tutor/08_rl2.ipynb #97a02eaa
+# %% ../../nbs/tutor/08_rl2.ipynb #d
 def _games():
-    "Rewards and ends of three tasks, `(10, 3)`: their trials and how they went, (steps, reward)."
     trials = [[(2, 0.8), (3, 0.0), (5, 0.3)], [(4, 0.0), (1, 0.9), (2, 0.5), (3, 0.1)], [(6, 0.0), (3, 0.6)]]
     reward, done = np.zeros((10, 3)), np.zeros((10, 3), bool)
     for task, row in enumerate(trials):
@@ -63,34 +61,36 @@ def _games():
 
 @exercise("6.3", "Success per trial", level=2, minutes=15)
 def per_trial(answer) -> str:
-    "`answer(reward, done, trials)` is the share of tasks that solved each trial, of those that finished it."
+    "`answer(reward, done, trials)`: the share of tasks that solved each trial, of those that finished it."
     reward, done = _games()
     for trials, right in ((2, [1 / 3, 2 / 3]), (3, [1 / 3, 2 / 3, 1.0])):
         found = numbers(answer(reward.copy(), done.copy(), trials), (trials,), "per_trial", "one share for each trial")
         for k, (have, want) in enumerate(zip(found, right)):
-            if not np.isclose(have, want, atol=1e-5):
-                raise WrongAnswer(f"Three tasks, trials of different lengths: for trial {k + 1} you get {have:.3f}, not {want:.3f}. {_why_share(k, have)}")
+            refuse(not np.isclose(have, want, atol=1e-5), f"Three tasks, trials of different lengths: for trial "
+                   f"{k + 1} you get {have:.3f}, not {want:.3f}. {_why_share(k, have)}")
     return "Right: trial by trial, however long the trials are."
 
-def _why_share(k: int, have: float) -> str:
+def _why_share(k, have):
     if k == 2 and np.isclose(have, 2 / 3):
         return "One task never finished it, so it counts neither as a success nor as a failure."
     if np.isclose(have, (0.8 / 3, 1.5 / 3, 0.4)[k], atol=1e-3):
         return "That is the mean reward: a trial is solved when its reward is above 0, however small."
     return "Which trial does a step belong to? The one whose number is the count of trials that ended before it."
 
-# %% ../../nbs/tutor/08_rl2.ipynb #8e2a062c
+# %% ../../nbs/tutor/08_rl2.ipynb #e
 @exercise("6.4", "The 20th percentile", level=1, minutes=10)
 def p20(answer) -> str:
-    "`answer(returns (tasks, trials))` is the 0.2-quantile over tasks of their mean return."
+    "`answer(returns (tasks, trials))`: the 0.2-quantile over tasks of their mean return."
     returns = np.random.default_rng(3).beta(2, 2, (50, 8)) * np.linspace(0.1, 1, 50)[:, None] * np.linspace(0.3, 1, 8)
-    found, right = float(numbers(answer(returns.copy()), (), "p20", "one number")), float(np.quantile(returns.mean(1), 0.2))
-    mistakes = {
+    means = returns.mean(1)
+    found, right = number(answer(returns.copy()), "p20"), float(np.quantile(means, 0.2))
+    compare(found, right, f"For returns of 50 tasks in 8 trials you get {found:.4f}, not {right:.4f}: the quantile 0.2 "
+            "(np.quantile, with its interpolation) over the tasks' means.", {
         "That is the mean over everything: it hides the tasks that fail.": returns.mean(),
-        "That is the percentile of single trials: first the mean of each task, then the percentile over tasks.": np.quantile(returns, 0.2),
-        "That is a percentile over trials: average over the trials (axis 1), and take it over the tasks.": np.quantile(returns.mean(0), 0.2),
-        "That is the 80th percentile: a fifth of the tasks is to lie *below*.": np.quantile(returns.mean(1), 0.8),
-        "First the percentile of each task and then the mean is another number: it asks about bad trials, not about hard tasks.": np.quantile(returns, 0.2, axis=1).mean(),
-        "That is 0.2 %: `np.quantile` wants 0.2, `np.percentile` wants 20.": np.percentile(returns.mean(1), 0.2)}
-    compare(found, right, f"For returns of 50 tasks in 8 trials you get {found:.4f}, not {right:.4f}: the quantile 0.2 (np.quantile, with its interpolation) over the tasks' means.", mistakes, atol=1e-9)
+        "That is the percentile of single trials: first take the mean of each task.": np.quantile(returns, 0.2),
+        "That is a percentile over trials: average over the trials (axis 1).": np.quantile(returns.mean(0), 0.2),
+        "That is the 80th percentile: a fifth of the tasks is to lie *below*.": np.quantile(means, 0.8),
+        "First the percentile of each task and then the mean asks about bad trials, not about hard tasks.":
+            np.quantile(returns, 0.2, axis=1).mean(),
+        "That is 0.2 %: `np.quantile` wants 0.2, `np.percentile` wants 20.": np.percentile(means, 0.2)}, atol=1e-9)
     return "Right: a fifth of the tasks lies below."

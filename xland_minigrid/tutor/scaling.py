@@ -5,22 +5,27 @@
 # %% auto #0
 __all__ = ['crowd', 'same_room', 'play', 'hands']
 
-# %% ../../nbs/tutor/06_scaling.ipynb #9acce351
+# %% ../../nbs/tutor/06_scaling.ipynb #a
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..benchmarks import generate_benchmark
+from ..core.actions import ACTION_NAMES
+from ..core.goals import AgentHoldGoal
+from ..core.rules import AgentHoldRule
+from ..core.ruleset import RuleSet, make_ruleset
+from ..envs.environment import TimeStep
+from ..envs.registration import make
 from ..core.tiles import EMPTY, FLOOR, PICKABLE, Colors, Tiles, tile_name
 from .exercise import WrongAnswer, exercise, refuse
 
-# %% ../../nbs/tutor/06_scaling.ipynb #11b2f85d
+# %% ../../nbs/tutor/06_scaling.ipynb #b
 @functools.cache
 def _three_by_four():
-    "An environment, its parameters, three tasks, four keys, and cells (3, 4, 9, 9) and goals (3, 4, 5) as single resets make them."
-    from xland_minigrid import make
-    from xland_minigrid.benchmarks import generate_benchmark
+    "An environment, parameters, three tasks, four keys, and single resets: cells (3, 4, 9, 9), goals (3, 4, 5)."
     env, params = make("XLand-MiniGrid-R1-9x9")
     tasks = generate_benchmark("trivial", n=3, solvable=False).get_rulesets(np.arange(3))
     keys = jax.random.split(jax.random.key(5), 4)
@@ -31,10 +36,9 @@ def _three_by_four():
 @exercise("4.1", "Every task with every key", level=1, minutes=10)
 def crowd(answer) -> str:
     "`crowd(env, params, tasks, keys)`: the time steps of all pairs, arrays `(T, K, ...)`."
-    from xland_minigrid import TimeStep
     env, params, tasks, keys, cells, goals = _three_by_four()
     program = jax.jit(lambda tasks, keys: answer(env, params, tasks, keys)).trace(tasks, keys)
-    shapes = program.out_info  # what is wrong in shape needs no compiling
+    shapes = program.out_info
     refuse(not isinstance(shapes, TimeStep), f"It returns {_kind(shapes)}; what `env.reset` returns is wanted, with two more axes.")
     lead = np.shape(shapes.reward)
     refuse(lead == (4, 3), "The axes are the wrong way round: for 3 tasks and 4 keys it makes (4, 3) worlds. The outer vmap gives the first axis.")
@@ -44,16 +48,13 @@ def crowd(answer) -> str:
     refuse(not np.array_equal(found.state.cells, cells), "A world is not that of its key: place [i, j] is what `env.reset` makes of task i with key j.")
     return "Right: twelve worlds, each with its own task and key."
 
-def _kind(found) -> str:
+def _kind(found):
     return "an array" if isinstance(found, jax.ShapeDtypeStruct) else f"a list of {len(found)}" if isinstance(found, (list, tuple)) else f"a {type(found).__name__}"
 
-# %% ../../nbs/tutor/06_scaling.ipynb #c363b4ec
+# %% ../../nbs/tutor/06_scaling.ipynb #c
 @functools.cache
 def _unequal():
-    "Five tasks of different sizes; the most rules and the most objects are not in the same one."
-    from xland_minigrid.core.goals import AgentHoldGoal
-    from xland_minigrid.core.rules import AgentHoldRule
-    from xland_minigrid.core.ruleset import make_ruleset
+    "Five tasks of different sizes; most rules and most objects are in different ones."
     things = [(Tiles.BALL, color) for color in (Colors.RED, Colors.GREEN, Colors.BLUE, Colors.PURPLE, Colors.YELLOW, Colors.GREY)]
     sizes = ((1, 2), (3, 1), (2, 5), (1, 1), (2, 3))
     return [make_ruleset(AgentHoldGoal(things[-1]), [AgentHoldRule(a, b) for a, b in zip(things[:r], things[1:])], things[:t]) for r, t in sizes]
@@ -61,28 +62,28 @@ def _unequal():
 @exercise("4.2", "One program for all", level=2, minutes=15)
 def same_room(answer) -> str:
     "`same_room(tasks)`: the same tasks, all of one shape, no larger than needed."
-    from xland_minigrid import RuleSet
     tasks, traced = _unequal(), []
     found = answer(list(tasks))
     refuse(not isinstance(found, (list, tuple)) or len(found) != len(tasks) or not all(isinstance(task, RuleSet) for task in found), f"For {len(tasks)} tasks a list of {len(tasks)} rulesets is wanted; it returns {_kind(found)}.")
     for i, (old, new) in enumerate(zip(tasks, found)):
-        if new.rules.shape[0] < old.rules.shape[0] or new.init_tiles.shape[0] < old.init_tiles.shape[0]:
-            raise WrongAnswer(f"Task {i} has lost something: it had {old.rules.shape[0]} rules and {old.init_tiles.shape[0]} objects, and has room for {new.rules.shape[0]} and {new.init_tiles.shape[0]}.")
+        had, has = ((len(task.rules), len(task.init_tiles)) for task in (old, new))
+        refuse(has[0] < had[0] or has[1] < had[1], f"Task {i} has lost something: it had {had[0]} rules and {had[1]} "
+               f"objects, and has room for {has[0]} and {has[1]}.")
         refuse(not _padded(old, new), f"Task {i} is another task now: what is added must be rows of zeros, at the end, and the goal must stay.")
     probe = jax.jit(lambda task: traced.append(task.rules.shape) or task.goal)
     for task in found:
         probe(task)
     refuse(len(traced) > 1, f"{len(traced)} programs are compiled for {len(tasks)} tasks: the numbers of rules and of objects must both be the same for all.")
-    if (found[0].rules.shape[0], found[0].init_tiles.shape[0]) != (3, 5):
-        raise WrongAnswer(f"There is room for {found[0].rules.shape[0]} rules and {found[0].init_tiles.shape[0]} objects; 3 and 5 are enough for all of these tasks.")
+    room = len(found[0].rules), len(found[0].init_tiles)
+    refuse(room != (3, 5), f"There is room for {room[0]} rules and {room[1]} objects; 3 and 5 are enough for all "
+           "tasks.")
     return "Right: one program for five tasks."
 
-def _padded(old, new) -> bool:
-    "Whether `new` is the task `old` with rows of zeros added."
+def _padded(old, new):
     pairs = ((old.rules, new.rules), (old.init_tiles, new.init_tiles))
     return np.array_equal(old.goal, new.goal) and all(np.array_equal(a, np.asarray(b)[:len(a)]) and not np.asarray(b)[len(a):].any() for a, b in pairs)
 
-# %% ../../nbs/tutor/06_scaling.ipynb #5930f122
+# %% ../../nbs/tutor/06_scaling.ipynb #d
 class _Counted:
 
     def __init__(self, env, step):
@@ -97,8 +98,7 @@ class _Counted:
 
 @functools.cache
 def _walk():
-    "An environment and its compiled step, parameters, a start, actions int32 (8,), and what a loop makes of them."
-    from xland_minigrid import make
+    "An environment, its compiled step, parameters, a start, actions int32 (8,), and what a loop makes of them."
     env, params = make("MiniGrid-Empty-5x5")
     start, step = jax.jit(env.reset)(params, jax.random.key(0)), jax.jit(env.step)
     actions, timestep, total = jnp.array([0, 0, 1, 0, 0, 1, 1, 2]), start, 0.
@@ -110,39 +110,35 @@ def _walk():
 @exercise("4.3", "From loop to scan", level=2, minutes=15)
 def play(answer) -> str:
     "`play(env, params, timestep, actions)`: the last time step and the sum of the rewards, with `scan`."
-    from xland_minigrid import TimeStep
     env, step, params, start, actions, last, total = _walk()
     env = _Counted(env, step)
     program = jax.jit(lambda timestep, actions: answer(env, params, timestep, actions)).trace(start, actions)
     shapes = program.out_info
     refuse(not isinstance(shapes, tuple) or len(shapes) != 2 or not isinstance(shapes[0], TimeStep), "Two things are to be returned, in this order: the last time step, and the sum of the rewards.")
     refuse(np.shape(shapes[1]) != (), f"The rewards have shape {np.shape(shapes[1])}; their sum is wanted, one number.")
-    if env.traced > 3:  # scan may trace its body again to settle dtypes
-        raise WrongAnswer(f"`env.step` is traced {env.traced} times for {len(actions)} actions: the loop is still unrolled.")
+    refuse(env.traced > 3, f"`env.step` is traced {env.traced} times for {len(actions)} actions: the loop is unrolled.")
     found = program.lower().compile()(start, actions)
-    if int(found[0].state.step_num) != len(actions):
-        raise WrongAnswer(f"The last time step has done {int(found[0].state.step_num)} steps; there are {len(actions)} actions.")
+    done = int(found[0].state.step_num)
+    refuse(done != len(actions), f"The last time step has done {done} steps; there are {len(actions)} actions.")
     refuse(not np.array_equal(found[0].state.agent.position, last.state.agent.position) or int(found[0].state.agent.direction) != int(last.state.agent.direction), "The agent ends somewhere else than in the loop: is each action used once, in order?")
     refuse(abs(float(found[1]) - total) > 1e-6, f"The sum of the rewards is {float(found[1]):.3f}; in the loop it is {total:.3f}.")
     return "Right: one step is compiled, however many there are."
 
-# %% ../../nbs/tutor/06_scaling.ipynb #f3765c21
-def _hands(cell: int, pocket: int, action: int) -> tuple[int, int]:
-    "What picking up and putting down do, in Python."
+# %% ../../nbs/tutor/06_scaling.ipynb #e
+def _hands(cell, pocket, action):
     if action == 3 and cell >> 4 in PICKABLE and pocket == EMPTY:
         return int(FLOOR), cell
     if action == 4 and pocket != EMPTY and cell == FLOOR:
         return pocket, int(EMPTY)
     return cell, pocket
 
-def _situations() -> np.ndarray:
+def _situations():
     "What lies ahead, what is carried, what is done: uint8 `(n, 3)`."
     things = [Tiles.BALL << 4 | Colors.RED, Tiles.KEY << 4 | Colors.BLUE, Tiles.SQUARE << 4 | Colors.GREEN]
     ahead = [*things, int(FLOOR), Tiles.WALL << 4 | Colors.GREY, Tiles.GOAL << 4 | Colors.GREEN, Tiles.DOOR_OPEN << 4 | Colors.RED, Tiles.FLOOR << 4 | Colors.RED]
     return np.array([(cell, pocket, action) for cell in ahead for pocket in (int(EMPTY), *things) for action in range(6)], np.uint8)
 
-def _primitives(jaxpr) -> set[str]:
-    "The names of all primitives in a recorded program, inner ones included."
+def _primitives(jaxpr):
     names = set()
     for equation in jaxpr.eqns:
         names.add(equation.primitive.name)
@@ -152,7 +148,6 @@ def _primitives(jaxpr) -> set[str]:
                 names |= _primitives(inner) if hasattr(inner, "eqns") else set()
     return names
 
-# %% ../../nbs/tutor/06_scaling.ipynb #f110686a
 @exercise("4.4", "Hands without branches", level=3, minutes=25)
 def hands(answer) -> str:
     "`hands(cell, pocket, action)`: the cell ahead and the pocket afterwards, packed bytes, without a branch."
@@ -161,17 +156,15 @@ def hands(answer) -> str:
     refuse(not isinstance(found, (tuple, list)) or len(found) != 2 or any(np.shape(part) != (len(cases),) for part in found), "Two bytes are to be returned: the cell ahead, and the pocket.")
     for case, cell, pocket in zip(cases.tolist(), *(np.asarray(part).tolist() for part in found)):
         right = _hands(*case)
-        if (cell, pocket) != right:
-            raise WrongAnswer(f"{_words(*case)}: afterwards there should be {_thing(right[0])} ahead and {_thing(right[1])} in the pocket; "
-                              f"here it is {_thing(cell)} and {_thing(pocket)}.")
+        refuse((cell, pocket) != right, f"{_words(*case)}: afterwards there should be {_thing(right[0])} ahead and "
+               f"{_thing(right[1])} in the pocket; here it is {_thing(cell)} and {_thing(pocket)}.")
     if branches := _primitives(jax.make_jaxpr(answer)(*map(jnp.asarray, cases[0])).jaxpr) & {"cond", "while", "scan"}:
         raise WrongAnswer(f"All cases are right, but the program contains `{branches.pop()}`; jnp.where needs none.")
     return f"Right in all {len(cases)} cases, without a branch."
 
-def _thing(byte: int) -> str:
+def _thing(byte):
     named = {int(FLOOR): "floor", int(EMPTY): "nothing"}
     return named.get(int(byte)) or (f"a {tile_name(int(byte) >> 4, int(byte) & 15)}" if 0 <= byte < 240 and int(byte) & 15 < 14 else f"the number {byte}")
 
-def _words(cell: int, pocket: int, action: int) -> str:
-    from xland_minigrid.core.actions import ACTION_NAMES
+def _words(cell, pocket, action):
     return f"{_thing(cell).capitalize()} ahead, {_thing(pocket)} in the pocket, action {action} ({ACTION_NAMES[action].lower().replace('_', ' ')})"

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['guide', 'advantages', 'ThinIce', 'mean_rewards']
 
-# %% ../../nbs/tutor/10_sessions.ipynb #6acd13b5
+# %% ../../nbs/tutor/10_sessions.ipynb #a
 import inspect
 
 import numpy as np
@@ -14,10 +14,10 @@ from ..pool.episodes import Env
 from ..pool.pool import EnvPool, run_here
 from .exercise import WrongAnswer, compare, exercise, numbers, refuse
 
-def _coroutine(function, name: str):
+def _coroutine(function, name):
     refuse(not inspect.iscoroutinefunction(function), f"`{name}` is no coroutine function: it has to begin with `async def {name}(`.")
 
-# %% ../../nbs/tutor/10_sessions.ipynb #dc9f74af
+# %% ../../nbs/tutor/10_sessions.ipynb #b
 _LAKES = (1, 2, 5, 8, 13)
 
 @exercise("8.1", "A guide over the ice", level=1, minutes=10)
@@ -31,27 +31,27 @@ def guide(answer) -> str:
                 raise WrongAnswer(f"On the lake of seed {seed} the episode ended {_how(rollout)}")
     return f"Right: {len(_LAKES)} lakes crossed."
 
-def _how(rollout) -> str:
+def _how(rollout):
     if rollout.error:
         return f"without a reward: {rollout.error}"
     status = rollout.info.get("status")
     return {"hole": f"in a hole, at step {rollout.num_turns}.", "goal": f"at the goal, but with the reward {rollout.reward:g}: return nothing."}.get(
         status, f"before the goal, after {rollout.num_turns} steps: step until the episode is done.")
 
-# %% ../../nbs/tutor/10_sessions.ipynb #627bcc3c
+# %% ../../nbs/tutor/10_sessions.ipynb #c
 _REWARDS = (([1.0, 0.0], [0.5, -0.5]), ([1.0, 1.0, 1.0], [0, 0, 0]), ([1.0, None, 0.0, 0.0], [2 / 3, 0, -1 / 3, -1 / 3]), ([None, None], [0, 0]), ([None, 0.25], [0, 0]))
 
 @exercise("8.2", "Advantages by hand", level=1, minutes=10)
 def advantages(answer) -> str:
-    "A function from the rewards of a group, None for what could not be scored, to their advantages."
+    "A function from a group's rewards, None for failures, to advantages."
     for rewards, right in _REWARDS:
         found = numbers(answer(list(rewards)), (len(rewards),), "advantages", "one advantage for each reward")
         compare(found, right, f"For the rewards {rewards} it returned {found.round(3).tolist()}, not {np.round(right, 3).tolist()}: what is None neither counts nor gets anything.")
     return "Right, failures and all."
 
-# %% ../../nbs/tutor/10_sessions.ipynb #b967a4aa
+# %% ../../nbs/tutor/10_sessions.ipynb #d
 class ThinIce(Env):
-    "One step long. The reward is `good` for every reply; tasks with `thin` break on the replies that it lists."
+    "One step long, with the reward `good`; tasks with `thin` break on the replies that it lists."
 
     async def reset(self, config):
         return "Say a number.", {}, ""
@@ -67,10 +67,10 @@ class ThinIce(Env):
 _TASKS = ({"good": 0.5}, {"good": 1.0, "thin": ["1", "2"]}, {"good": 1.0, "thin": ["0", "1", "2", "3"]}, {"good": 0.25, "thin": ["3"]})
 _MEANS = [0.5, 1.0, None, 0.25]
 
-# %% ../../nbs/tutor/10_sessions.ipynb #0ebf05c8
+# %% ../../nbs/tutor/10_sessions.ipynb #e
 @exercise("8.3", "Means over thin ice", level=2, minutes=15)
 def mean_rewards(answer) -> str:
-    "A coroutine function from a pool, a rollout function and tasks to the mean reward of each task."
+    "A coroutine function from a pool, a rollout function and tasks to each task's mean reward."
     _coroutine(answer, "mean_rewards")
 
     async def rollout(episode):
@@ -86,5 +86,7 @@ def mean_rewards(answer) -> str:
 def _judge_means(found):
     refuse(not isinstance(found, (list, tuple)) or len(found) != len(_TASKS), f"It returned {found!r}: a list with one entry for each of the {len(_TASKS)} tasks is wanted.")
     for i, (mean, right) in enumerate(zip(found, _MEANS)):
-        refuse(mean is not None and not isinstance(mean, (int, float, np.number)), f"For task {i} it returned a {type(mean).__name__}: a number is wanted, or None.")
-        refuse((mean is None) != (right is None) or right is not None and not abs(mean - right) <= 1e-6, f"For task {i} it returned {mean}, not {right}: a failure is no reward, and where nothing could be scored there is no mean.")
+        refuse(not isinstance(mean, (int, float, np.number, type(None))),
+               f"For task {i} it returned a {type(mean).__name__}: a number is wanted, or None.")
+        refuse((mean is None) != (right is None) or right is not None and not abs(mean - right) <= 1e-6, f"For task {i} "
+               f"it returned {mean}, not {right}: a failure is no reward, and without scores there is no mean.")

@@ -5,38 +5,44 @@
 # %% auto #0
 __all__ = ['KEY', 'BALL', 'STAR', 'in_passing', 'first_and_then', 'hall', 'fetch']
 
-# %% ../../nbs/tutor/11_yours.ipynb #513c95eb
+# %% ../../nbs/tutor/11_yours.ipynb #a
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.compose import Composed, compose
+from ..core.goals import BaseGoal
+from ..core.layouts import Layout, check_layout
+from ..core.rules import BaseRule, rule_kinds
+from ..core.ruleset import make_ruleset, pad_ruleset
 from ..core.tiles import FLOOR, WALL, Colors, Tiles, pack, tile_name
 from ..core.walls import DIRECTION_NAMES, DIRECTIONS
+from ..envs.environment import Environment
+from ..envs.registration import make
 from .anatomy import act_out
 from .exercise import WrongAnswer, exercise, refuse
 
 KEY, BALL, STAR = (Tiles.KEY, Colors.YELLOW), (Tiles.BALL, Colors.RED), (Tiles.STAR, Colors.PURPLE)  # those of the tutorial
 
-# %% ../../nbs/tutor/11_yours.ipynb #cd36fbe9
+# %% ../../nbs/tutor/11_yours.ipynb #b
 _play = functools.partial(act_out, height=7, width=9)
 
-# %% ../../nbs/tutor/11_yours.ipynb #2a0434c4
+# %% ../../nbs/tutor/11_yours.ipynb #c
 @exercise("9.1", "In passing", answer="InPassing", level=2, minutes=15)
 def in_passing(answer) -> str:
-    "`InPassing`: after a step forward, a thing to the left or right of the agent becomes another."
-    from xland_minigrid.core.rules import BaseRule, rule_kinds
-    from xland_minigrid.core.ruleset import make_ruleset
+    "`InPassing`: after a step forward, a thing left or right of the agent becomes another."
     if isinstance(answer, BaseRule):
         answer = type(answer)
     refuse(not isinstance(answer, type) or not issubclass(answer, BaseRule), "A class is wanted that derives from OneTileRule.")
-    refuse(rule_kinds.classes.get(getattr(answer, "ID", None)) is not answer, "The class is not registered: put @register_rule(id=250) above it.")
-    refuse(answer.ID != 250, f"It is registered under {answer.ID}; 250 is asked for, so that files written elsewhere can be read.")
+    known = rule_kinds.classes.get(getattr(answer, "ID", None)) is answer
+    refuse(not known or answer.ID != 250, "The class is not registered under 250: put @register_rule(id=250) above it.")
     try:
         task = make_ruleset(None, [answer(BALL, STAR)], [BALL]).extend()
     except TypeError:
-        raise WrongAnswer("The rule should take two things, one that is there and one that it becomes: derive from OneTileRule.") from None
+        raise WrongAnswer("The rule should take two things, what is there and what it becomes: derive from "
+                          "OneTileRule.") from None
     for facing in range(4):
         for side, where in enumerate(("ahead of it", "to its right", "behind it", "to its left")):
             _check_passing(task, facing, side, where)
@@ -44,20 +50,20 @@ def in_passing(answer) -> str:
 
 _TRIALS = (((0,), "a step forward"), ((1, 2), "turning there and back"), ((5,), "toggling"))
 
-def _check_passing(task, facing: int, side: int, where: str) -> None:
+def _check_passing(task, facing, side, where):
     middle = np.array([3, 4])
     spot = tuple(int(x) for x in middle + DIRECTIONS[(facing + side) % 4])
     for actions, what in _TRIALS:
         begin = middle - DIRECTIONS[facing] if actions == (0,) else middle
         changes = actions == (0,) and side in (1, 3)
         thing = int(_play(task, {spot: BALL}, begin, facing, actions)[-1].state.cells[spot])
-        if (thing == pack(*STAR)) != changes:
-            raise WrongAnswer(f"The agent looks {DIRECTION_NAMES[facing]} on the map, and after {what} a ball lies {where}: it should "
-                              f"{'become a star' if changes else 'stay a ball'}, and here it is a {tile_name(thing >> 4, thing & 15)}.")
+        refuse((thing == pack(*STAR)) != changes, f"The agent looks {DIRECTION_NAMES[facing]} on the map, and after "
+               f"{what} a ball lies {where}: it should {'become a star' if changes else 'stay a ball'}, and is a "
+               f"{tile_name(thing >> 4, thing & 15)}.")
 
 
 
-# %% ../../nbs/tutor/11_yours.ipynb #f11f8301
+# %% ../../nbs/tutor/11_yours.ipynb #d
 _SCRIPTS = (  # what happens, things, actions, and after which action the goal is reached
     ("The agent picks up the key, walks to the ball and puts the key down there", {(2, 3): KEY, (2, 7): BALL}, (3, 0, 0, 0, 0, 1, 4, 1), 7),
     ("The agent walks to the ball without ever having had the key", {(4, 3): KEY, (2, 7): BALL}, (0, 0, 0, 0, 1, 1), None),
@@ -68,29 +74,25 @@ _SCRIPTS = (  # what happens, things, actions, and after which action the goal i
 @exercise("9.2", "First and then", level=2, minutes=15)
 def first_and_then(answer) -> str:
     "A composed goal: have held the key, later be next to the ball without it."
-    from xland_minigrid.core.compose import Composed, compose
-    from xland_minigrid.core.goals import BaseGoal
-    from xland_minigrid.core.ruleset import make_ruleset, pad_ruleset
     refuse(not isinstance(answer, (BaseGoal, Composed)), "A goal is wanted: one of the classes of goals, or AllOf, AnyOf, Not, InOrder of goals.")
     task = make_ruleset(answer, [], [KEY, BALL]).extend()
     task = pad_ruleset(task, 1, 2, max(8, len(compose(answer))))
     for what, things, actions, right in _SCRIPTS:
         seen = _play(task, things, (2, 2), 1, actions)
         won = next((i for i, timestep in enumerate(seen, 1) if float(timestep.reward) > 0), None)
-        if won != right:
-            at = lambda step: "never" if step is None else f"after action {step}"
-            raise WrongAnswer(f"{what} (actions {list(actions)}). The goal should be reached {at(right)}; here it is {at(won)}.")
+        at = lambda step: "never" if step is None else f"after action {step}"
+        refuse(won != right, f"{what} (actions {list(actions)}). The goal should be reached {at(right)}; here it is "
+               f"{at(won)}.")
     return "Right: in all four scripts the goal is reached exactly when it should be."
 
-# %% ../../nbs/tutor/11_yours.ipynb #f1cb1295
-def _is_wall(n: int) -> np.ndarray:
+# %% ../../nbs/tutor/11_yours.ipynb #e
+def _is_wall(n):
     row, col = np.indices((n, n))
     return (row % (n - 1) == 0) | (col % (n - 1) == 0) | ((row % 2 == 0) & (col % 2 == 0))
 
 @exercise("9.3", "A hall of pillars", level=2, minutes=20)
 def hall(answer) -> str:
     "`hall(n)`: a layout with pillars where row and column are even."
-    from xland_minigrid.core.layouts import Layout, check_layout
     for n in (7, 9, 13):
         plan = answer(n)
         refuse(not isinstance(plan, Layout), f"hall({n}) is a {type(plan).__name__}; a Layout is wanted (`drawn` makes one from a drawing).")
@@ -102,38 +104,35 @@ def hall(answer) -> str:
     _check_resets(plan)
     return f"Right: a hall of any odd size, {int(plan.num_free)} free cells at size 13."
 
-def _check_hall(n: int, plan) -> None:
+def _check_hall(n, plan):
     cells, wall = np.asarray(plan.cells), _is_wall(n)
-    if (wrong := np.argwhere((cells == WALL) != wall)).size:
-        row, col = wrong[0]
+    for row, col in np.argwhere((cells == WALL) != wall)[:1]:
         raise WrongAnswer(f"In hall({n}), row {row}, column {col} should be {'wall' if wall[row, col] else 'floor'}.")
     refuse((cells[~wall] != FLOOR).any(), f"In hall({n}) a cell is neither wall nor floor.")
     free = np.asarray(plan.free)[:int(plan.num_free)]
-    if not np.array_equal(np.sort(free), np.flatnonzero(~wall.ravel())):
-        raise WrongAnswer(f"hall({n}) has {(~wall).sum()} cells of floor, and `free` lists {int(plan.num_free)} cells"
-                          f"{', some of which are wall' if wall.ravel()[free].any() else ''}: things are put on those.")
+    refuse(not np.array_equal(np.sort(free), np.flatnonzero(~wall.ravel())), f"hall({n}) has {(~wall).sum()} cells of "
+           f"floor, and `free` lists {int(plan.num_free)} "
+           f"cells{', some of them wall' if wall.ravel()[free].any() else ''}.")
     refuse(np.asarray(plan.num_places).any(), f"hall({n}) has doors; none are wanted.")
 
-def _check_resets(plan) -> None:
-    from xland_minigrid import make, make_ruleset
+def _check_resets(plan):
     n = plan.cells.shape[0]
     env, params = make("XLand-MiniGrid-R1-9x9", height=n, width=n, layout=plan, ruleset=make_ruleset(None, [], [KEY, BALL, STAR]))
     state = jax.jit(jax.vmap(env.reset, (None, 0)))(params, jax.random.split(jax.random.key(0), 100)).state
     things = ((state.cells != FLOOR) & (state.cells != WALL)).sum((1, 2))
-    refuse(not (np.asarray(things) == 3).all() or not ((np.asarray(state.cells) == WALL) == _is_wall(n)).all(), "Played, things lie in walls or get lost: `free` and `num_free` do not fit the cells.")
+    refuse(not (np.asarray(things) == 3).all() or not ((np.asarray(state.cells) == WALL) == _is_wall(n)).all(),
+           "Played, things lie in walls or get lost: `free` and `num_free` do not fit the cells.")
 
-# %% ../../nbs/tutor/11_yours.ipynb #3af607d6
+# %% ../../nbs/tutor/11_yours.ipynb #f
 @exercise("9.4", "Fetch", answer="Fetch", level=3, minutes=30)
 def fetch(answer) -> str:
     "`Fetch`, an environment: in an empty room pick up the star and not the ball."
-    from xland_minigrid import Environment
     refuse(not isinstance(answer, type) or not issubclass(answer, Environment), "A class is wanted that derives from MiniGridTask (or Environment).")
     env = answer()
     params, other = env.default_params(), env.default_params(height=8, width=7, max_steps=10)
-    found = (params.height, params.width, params.max_steps), (other.height, other.width, other.max_steps)
-    if found[0] != (6, 6, 144):
-        raise WrongAnswer(f"By default it is {found[0][0]} by {found[0][1]} with a limit of {found[0][2]} steps; 6 by 6 and 144 are wanted.")
-    refuse(found[1] != (8, 7, 10), f"With height=8, width=7, max_steps=10 the parameters are {found[1]}: what is asked for should win over the defaults.")
+    usual, asked = ((p.height, p.width, p.max_steps) for p in (params, other))
+    refuse(usual != (6, 6, 144), f"By default height, width and max_steps are {usual}; (6, 6, 144) is wanted.")
+    refuse(asked != (8, 7, 10), f"With height=8, width=7, max_steps=10 the parameters are {asked}.")
     keys = jax.random.split(jax.random.key(0), 300)
     starts = jax.jit(jax.vmap(env.reset, (None, 0)))(other, keys)
     _check_rooms(np.asarray(starts.state.cells), np.asarray(starts.state.agent.position))
@@ -141,29 +140,35 @@ def fetch(answer) -> str:
     _check_goal(env, other, jax.tree.map(lambda x: x[0], starts))
     return "Right: three hundred rooms, all different, and only the star counts."
 
-def _check_rooms(cells, position) -> None:
+def _check_rooms(cells, position):
     wall = np.ones((8, 7), bool)
     wall[1:-1, 1:-1] = False
     refuse(cells.shape[1:] != (8, 7), f"With height=8 and width=7 the grid is {cells.shape[1]} by {cells.shape[2]}.")
     refuse(not ((cells == WALL) == wall).all(), "The walls are not those of an empty room: all around, and nowhere else.")
     for thing, name in ((STAR, "star"), (BALL, "ball")):
         count = (cells == pack(*thing)).sum((1, 2))
-        refuse((count != 1).any(), f"In {np.mean(count != 1):.0%} of 300 starts there {'is no' if (count == 0).any() else 'are several'} {tile_name(*thing)}: draw different places, once each.")
+        refuse((count != 1).any(), f"In {np.mean(count != 1):.0%} of 300 starts there "
+               f"{'is no' if (count == 0).any() else 'are several'} "
+               f"{tile_name(*thing)}: draw different places, once each.")
     refuse((np.isin(cells, (WALL, FLOOR)).sum((1, 2)) != 54).any(), "There is something in the room beside star and ball.")
     under = cells[np.arange(len(cells)), *position.T]
     refuse((under != FLOOR).any(), f"In {np.mean(under != FLOOR):.0%} of 300 starts the agent does not stand on floor.")
 
-def _check_chance(state, keys) -> None:
+def _check_chance(state, keys):
     agents = np.asarray(state.agent.position) @ np.array([7, 1])
     places = {"star": np.asarray(state.cells).reshape(300, -1) == pack(*STAR), "ball": np.asarray(state.cells).reshape(300, -1) == pack(*BALL)}
     places = {"agent": agents, **{name: where.argmax(1) for name, where in places.items()}}
     for name, where in places.items():
         refuse(len(np.unique(where)) < 24, f"In 300 starts the {name} is only on {len(np.unique(where))} different cells; the room has 30.")
-    refuse(len(np.unique(places["agent"] * 100 + places["star"])) < 180 or len(np.unique(places["star"] * 100 + places["ball"])) < 180, "The places depend on each other: draw each with random bits of its own.")
-    refuse(len(np.unique(np.asarray(state.agent.direction))) < 4, f"The agent looks in {len(np.unique(np.asarray(state.agent.direction)))} of four directions only.")
-    refuse((np.asarray(jax.random.key_data(state.key)) == np.asarray(jax.random.key_data(keys))).all(-1).any(), "The state carries the very key that the reset was given: split it, and put in a part that nothing else uses, or the next trial repeats this one.")
+    refuse(any(len(np.unique(places[a] * 100 + places[b])) < 180 for a, b in (("agent", "star"), ("star", "ball"))),
+           "The places depend on each other: draw each with random bits of its own.")
+    looks = len(np.unique(np.asarray(state.agent.direction)))
+    refuse(looks < 4, f"The agent looks in {looks} of four directions only.")
+    carried, given = (np.asarray(jax.random.key_data(key)) for key in (state.key, keys))
+    refuse((carried == given).all(-1).any(), "The state carries the very key that the reset was given, so the next "
+           "trial repeats this one: split it, and put in a part that nothing else uses.")
 
-def _check_goal(env, params, start) -> None:
+def _check_goal(env, params, start):
     step = jax.jit(env.step)
     for thing, name in ((BALL, "ball"), (STAR, "star")):
         row, col = np.argwhere(np.asarray(start.state.cells) == pack(*thing))[0]
@@ -172,4 +177,5 @@ def _check_goal(env, params, start) -> None:
         turned = step(params, start.replace(state=start.state.replace(agent=agent)), jnp.int32(1))
         held = step(params, turned, jnp.int32(3))
         refuse(float(turned.reward) > 0, f"The trial is won by standing before the {name}; it should be held.")
-        refuse((float(held.reward) > 0 and bool(held.last())) != (name == "star"), f"Picking up the {name} {'does not win' if name == 'star' else 'wins'} the trial.")
+        refuse((float(held.reward) > 0 and bool(held.last())) != (name == "star"),
+               f"Picking up the {name} {'does not win' if name == 'star' else 'wins'} the trial.")

@@ -7,7 +7,7 @@ __all__ = ['KEYS', 'WORDS', 'HELP', 'WON', 'LOST', 'LATE', 'LEFT', 'read_line', 
            'Session', 'task_in_words', 'figure_task', 'world_of', 'play_lines', 'raw_terminal', 'read_key', 'play_keys',
            'control', 'is_terminal', 'play_from']
 
-# %% ../../nbs/viz/06_control.ipynb #3e3d52fc
+# %% ../../nbs/viz/06_control.ipynb #a
 import contextlib
 import functools
 import os
@@ -31,10 +31,10 @@ from ..core.tiles import Colors, Tiles, tile_name, unpack
 from ..envs.environment import EnvParams, Environment
 from ..envs.registration import make
 from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
-from .player import Player, play
+from .player import play
 from .render import describe_grid, render, render_text, view_to_world
 
-# %% ../../nbs/viz/06_control.ipynb #1fed6aad
+# %% ../../nbs/viz/06_control.ipynb #b
 KEYS = {"up": 0, "w": 0, "right": 1, "d": 1, "left": 2, "a": 2, "p": 3, "e": 3, "x": 4, "down": 4, "s": 4, "t": 5, " ": 5,
         "r": "reset", "q": "quit", "h": "task", "?": "help"}
 
@@ -46,7 +46,7 @@ right, d    turn clockwise         x, s     put down        h   show or hide goa
 left, a     turn counter-clockwise t, space toggle a door   ?   this help       q   quit"""
 
 def read_line(line: str) -> list:
-    """The commands in a line of words (`forward`), action numbers (`0`) or joined keys (`wwdp`); `#` begins a comment.
+    """Commands in a line of words (`forward`), action numbers (`0`) or joined keys (`wwdp`); `#` begins a comment.
 
     Raises `ValueError` for anything else.
     """
@@ -60,22 +60,22 @@ def read_line(line: str) -> list:
         elif all(letter in KEYS for letter in word):
             commands += [KEYS[letter] for letter in word]
         else:
-            raise ValueError(f"{word!r} is no command: use {', '.join(w for w in WORDS if w not in ('clockwise', 'counterclockwise'))}, "
-                             f"a number 0 to {NUM_ACTIONS - 1}, or keys such as wwdp.")
+            raise ValueError(f"{word!r} is no command: use {', '.join(WORDS)}, a number 0 to {NUM_ACTIONS - 1}, or keys "
+                             "such as wwdp.")
     return commands
 
-# %% ../../nbs/viz/06_control.ipynb #b653c04d
+# %% ../../nbs/viz/06_control.ipynb #c
 @functools.lru_cache(maxsize=16)
 def compiled(env, kind=None):
-    "The compiled `reset` and `step` of an environment; environments without attributes share those of their class."
+    "The compiled `reset` and `step` of an environment, shared within a class without attributes."
     if kind is None and not vars(env):
         return compiled(None, type(env))
     env = env if kind is None else kind()
     return jax.jit(env.reset), jax.jit(env.step)
 
-# %% ../../nbs/viz/06_control.ipynb #bcfbb59a
+# %% ../../nbs/viz/06_control.ipynb #d
 def view_of(env, params, timestep) -> np.ndarray:
-    "The agent's view as (tile, colour) pairs, uint8 `(V, V, 2)`, whatever a wrapper made of the observation; the agent looks up from the bottom centre."
+    "The agent's view, uint8 `(V, V, 2)` of (tile, colour), whatever a wrapper made of the observation."
     seen = timestep.observation
     seen = seen.get("img") if isinstance(seen, dict) else seen
     if seen is not None and np.shape(seen) == (params.view_size, params.view_size, 2):
@@ -84,22 +84,23 @@ def view_of(env, params, timestep) -> np.ndarray:
     view = look(state.cells, state.agent.position, state.agent.direction, size)[:-1].reshape(size, size)
     return np.asarray(unpack(view if params.see_through_walls else hide(view)))
 
-# %% ../../nbs/viz/06_control.ipynb #4d723a7c
+# %% ../../nbs/viz/06_control.ipynb #e
 WON, LOST, LATE, LEFT = "won", "lost", "out of time", "given up"
 
 class Trial(NamedTuple):
-    "A finished trial; `how` is `'won'`, `'lost'`, `'out of time'` or `'given up'`."
+    "A finished trial; `how`: `'won'`, `'lost'`, `'out of time'` or `'given up'`."
     number: int
     how: str
     steps: int
     reward: float
 
     def __str__(self):
-        what = {WON: "goal reached in {}, reward {:.2f}", LOST: "the trial is lost after {}", LATE: "out of time after {}", LEFT: "given up after {}"}[self.how]
+        what = {WON: "goal reached in {}, reward {:.2f}", LOST: "the trial is lost after {}"}
+        what = what.get(self.how, self.how + " after {}")
         return f"trial {self.number}: " + what.format(f"{self.steps} step{'s' * (self.steps != 1)}", self.reward)
 
 class Moment(NamedTuple):
-    "A step of a session: `done` is an action's name or `'start'`; `visible` masks the cells that the agent sees, `(H, W)` bool."
+    "A step of a session; `done`: an action's name or `'start'`; `visible`: cells that the agent sees, `(H, W)` bool."
     trial: int
     step: int
     done: str
@@ -107,20 +108,21 @@ class Moment(NamedTuple):
     agent: object
     visible: np.ndarray
 
-# %% ../../nbs/viz/06_control.ipynb #01558f0a
-def _film(self, tile_size: int = 16, fps: float = 4) -> Player:
-    "Everything played so far, as a `Player` with a mark for each trial. tile_size: pixels per cell. fps: frames per second."
+def _film(self, tile_size=16, fps=4):
+    "Everything played so far as a `Player`, with a mark for each trial. tile_size: pixels per cell."
     starts = {t: str(m.trial) if t else f"trial {m.trial}" for t, m in enumerate(self.moments) if m.done == "start"}
     frames = [render(m.cells, m.agent, tile_size=tile_size, visible=m.visible) for m in self.moments]
     return play(frames, [f"trial {m.trial}, step {m.step}: {m.done}" for m in self.moments], markers=starts if len(starts) > 1 else {},
                 fps=fps, tile_size=tile_size, title=self.name)
 
-# %% ../../nbs/viz/06_control.ipynb #8ef3a659
+# %% ../../nbs/viz/06_control.ipynb #f
 class Session:
     """A world played by hand: `do(command)` changes it, `frame()` shows it as `rich` markup.
 
-    env, params: from `make`, without auto-reset. seed: of the first trial; later trials follow from it. view: show only the agent's view.
-    Attributes: `timestep`; `trial`, counted from 1; `trials`, the finished ones; `moments`, all steps so far; `seen`, the agent's view; `message`.
+    env, params: from `make`, without auto-reset. seed: of the first trial; others follow from it. view: show only the
+    view.
+    Attributes: `timestep`; `trial`, from 1; `trials`, the finished ones; `moments`; `seen`, the agent's view;
+    `message`.
     """
 
     def __init__(self, env, params, seed: int = 0, view: bool = False, name: str = "world"):
@@ -130,11 +132,11 @@ class Session:
         self.trial, self.trials, self.moments, self.show_task, self.show_help = 0, [], [], False, False
         self.begin_trial()
 
-    rewards = property(lambda self: [t.reward for t in self.trials if t.how != LEFT], doc="Rewards of the trials played to their end.")
+    rewards = property(lambda self: [t.reward for t in self.trials if t.how != LEFT], doc="Rewards of ended trials.")
     film = _film
 
     def begin_trial(self) -> None:
-        "Begin a new trial of the same task; an unfinished one counts as given up."
+        "Begin a new trial of the same task, giving up an unfinished one."
         if self.moments and self.moments[-1].step and not bool(self.timestep.last()):
             self.trials.append(Trial(self.trial, LEFT, self.moments[-1].step, 0.0))
         self._key, key = jax.random.split(self._key)
@@ -142,7 +144,7 @@ class Session:
         self.message = f"trial {self.trial} begins" if self.trial > 1 else ""
         self._arrive(self._reset(self.params, key), "start")
 
-    def _arrive(self, timestep, done: str) -> None:
+    def _arrive(self, timestep, done):
         self.timestep, self.seen = timestep, view_of(self.env, self.params, timestep)
         cells, agent = jax.tree.map(np.asarray, (timestep.state.cells, timestep.state.agent))
         visible = view_to_world(self.seen[..., 0] != Tiles.UNSEEN, agent, cells.shape)
@@ -174,7 +176,7 @@ class Session:
         lines += ["", escape(task_in_words(self.params, state))] if self.show_task else []
         return "\n".join([*lines, *(["", HELP] if self.show_help else [])])
 
-# %% ../../nbs/viz/06_control.ipynb #5b4157c4
+# %% ../../nbs/viz/06_control.ipynb #g
 def task_in_words(params, state) -> str:
     "Goal and rules in English."
     if hasattr(params, "ruleset"):
@@ -182,17 +184,16 @@ def task_in_words(params, state) -> str:
     rules = [describe_rule(r) for r in np.asarray(state.rule_encoding) if r[0]]
     return "\n".join([f"Your goal: {describe_goal(np.asarray(state.goal_encoding))}.", *(f"  {i}. {r}." for i, r in enumerate(rules, 1))])
 
-# %% ../../nbs/viz/06_control.ipynb #7aed6e26
+# %% ../../nbs/viz/06_control.ipynb #h
 def figure_task() -> RuleSet:
-    "The task of the paper's Figures 1 to 3: the goal `TileNear(red ball, green ball)`, and two rules, one of them a dead end."
+    "The task of the paper's Figures 1 to 3: `TileNear(red ball, green ball)`, a rule, and a dead end."
     pyramid, square, star = (Tiles.PYRAMID, Colors.BLUE), (Tiles.SQUARE, Colors.PURPLE), (Tiles.STAR, Colors.ORANGE)
     red, green, yellow = ((Tiles.BALL, color) for color in (Colors.RED, Colors.GREEN, Colors.YELLOW))
     return RuleSet(goal=np.array([4, *red, *green], np.uint8), rules=np.array([[3, *pyramid, *square, *red], [3, *square, *yellow, *star]], np.uint8),
                    init_tiles=np.array([pyramid, square, green, yellow], np.uint8))
 
-# %% ../../nbs/viz/06_control.ipynb #c610c2b7
+# %% ../../nbs/viz/06_control.ipynb #i
 def _environment(env, params):
-    "Name, environment and parameters of an argument `env`. Raises `TypeError` or `ValueError`."
     if params is not None and not isinstance(params, EnvParams):
         raise TypeError(f"params is {type(params).__name__}: give the second of env, params = make(...).")
     if isinstance(env, str):
@@ -207,12 +208,12 @@ def _environment(env, params):
         inner = inner._env
     return type(inner).__name__, env, env.default_params() if params is None else params
 
-# %% ../../nbs/viz/06_control.ipynb #ce56132b
 def world_of(env, params=None, ruleset=None) -> tuple[str, Environment, EnvParams]:
     """Name, environment and parameters of a world with one task.
 
-    env: a name or an `Environment`. params: by default those of the environment. ruleset: an XLand environment without a task gets `figure_task`.
-    Raises `TypeError` or `ValueError` for an auto-resetting environment, a batch of tasks, or a ruleset that the environment cannot have.
+    env: a name or an `Environment`. params: default: the environment's. ruleset: default: that of `params`, or
+    `figure_task`.
+    Raises `TypeError` or `ValueError` for an auto-resetting environment, a batch of tasks, or an unfit ruleset.
     """
     name, env, params = _environment(env, params)
     if not hasattr(params, "ruleset"):
@@ -227,18 +228,17 @@ def world_of(env, params=None, ruleset=None) -> tuple[str, Environment, EnvParam
         raise ValueError(f"These are {len(ruleset.goal)} tasks: play one at a time, benchmark.get_ruleset(0) say.")
     return name, env, params.replace(ruleset=ruleset)
 
-# %% ../../nbs/viz/06_control.ipynb #09e161cd
-def _grid_text(session: Session) -> str:
-    "The grid, with the visible cells lighter, or only the agent's view; two characters per cell."
+# %% ../../nbs/viz/06_control.ipynb #j
+def _grid_text(session):
     if session.view:
         size = len(session.seen)
         return render_text(session.seen, SimpleNamespace(position=(size - 1, size // 2), direction=0), wide=True)
     moment = session.moments[-1]
     return render_text(moment.cells, moment.agent, visible=moment.visible, wide=True)
 
-# %% ../../nbs/viz/06_control.ipynb #edf04606
+# %% ../../nbs/viz/06_control.ipynb #k
 def play_lines(session: Session, lines, console) -> None:
-    "Print a frame for the start and one for each command of the lines. Raises `ValueError` with the number of a wrong line."
+    "Print a frame for the start and for each command. Raises `ValueError` with the number of a wrong line."
     _show(session, console)
     for number, line in enumerate(lines, 1):
         try:
@@ -251,17 +251,17 @@ def play_lines(session: Session, lines, console) -> None:
             console.print("")
             _show(session, console)
 
-def _show(session: Session, console) -> None:
-    "Print a frame; without colours, also the names of the objects in it."
+def _show(session, console):
+    "Print a frame; without colours, also the names of objects."
     console.print(session.frame())
     if console.color_system is None:
         grid = session.seen if session.view else session.moments[-1].cells
         console.print("; ".join(describe_grid(grid).split("; ")[1:]) or "nothing there", markup=False, highlight=False)
 
-# %% ../../nbs/viz/06_control.ipynb #0915416b
+# %% ../../nbs/viz/06_control.ipynb #l
 @contextlib.contextmanager
 def raw_terminal(file_in: int, out):
-    "Read single keys, on an alternative screen; restores the terminal at the end."
+    "Read single keys, on an alternative screen; restores the terminal."
     import termios
     import tty
     before = termios.tcgetattr(file_in)
@@ -270,7 +270,7 @@ def raw_terminal(file_in: int, out):
     caught = [signal.SIGTERM, signal.SIGHUP] if threading.current_thread() is threading.main_thread() else []
     handlers = {number: signal.signal(number, leave) for number in caught}
     try:
-        tty.setcbreak(file_in, termios.TCSANOW)  # the usual TCSAFLUSH would throw away keys that were pressed early
+        tty.setcbreak(file_in, termios.TCSANOW)  # TCSAFLUSH would drop keys pressed early
         out.write("\x1b[?1049h\x1b[?25l")
         yield
     finally:
@@ -280,7 +280,7 @@ def raw_terminal(file_in: int, out):
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
-# %% ../../nbs/viz/06_control.ipynb #2736ae80
+# %% ../../nbs/viz/06_control.ipynb #m
 _ARROWS = {b"A": "up", b"B": "down", b"C": "right", b"D": "left"}
 
 def read_key(file_in: int) -> str:
@@ -293,16 +293,15 @@ def read_key(file_in: int) -> str:
         rest += os.read(file_in, 1)
     return _ARROWS.get(rest[1:], "escape") if rest[:1] in (b"[", b"O") else "escape"
 
-# %% ../../nbs/viz/06_control.ipynb #7432b54e
-def _paint(out, console, text: str) -> None:
-    "Draw a frame over the last one, without flicker."
+# %% ../../nbs/viz/06_control.ipynb #n
+def _paint(out, console, text):
     with console.capture() as captured:
         console.print(text, highlight=False)
     out.write("\x1b[H" + captured.get().replace("\n", "\x1b[K\n") + "\x1b[J")
     out.flush()
 
 def play_keys(session: Session, file_in: int, out) -> None:
-    "Play key by key until `q`, the end of input, or Ctrl-C, which raises `KeyboardInterrupt`."
+    "Play until `q`, the end of input, or Ctrl-C, which raises `KeyboardInterrupt`."
     from rich.console import Console
     with raw_terminal(file_in, out):
         console = Console(file=out, force_terminal=True, force_jupyter=False)
@@ -315,9 +314,8 @@ def play_keys(session: Session, file_in: int, out) -> None:
             if key not in KEYS:
                 session.message = f"{key!r} does nothing: press ? for help"
 
-# %% ../../nbs/viz/06_control.ipynb #6223f03b
-def _task(benchmark: str | None, number: int | None) -> RuleSet | None:
-    "A ruleset of a benchmark; None if none was asked for."
+# %% ../../nbs/viz/06_control.ipynb #o
+def _task(benchmark, number):
     if benchmark is None:
         if number is not None:
             raise ValueError("A ruleset has a number within a benchmark: add --benchmark NAME.")
@@ -327,13 +325,14 @@ def _task(benchmark: str | None, number: int | None) -> RuleSet | None:
         raise ValueError(f"There is no ruleset {number}: {benchmark} has 0 to {len(tasks) - 1}.")
     return tasks.get_ruleset(number or 0)
 
-# %% ../../nbs/viz/06_control.ipynb #ab0c7fad
-def control(name: str, *, benchmark: str | None = None, ruleset: int | None = None, seed: int = 0, view: bool = False, view_size: int | None = None,
-            see_through_walls: bool | None = None, save: str | None = None, file_in=None, file_out=None) -> Session:
-    """Play an environment with keys in a terminal, or with lines of text from any other stream; returns the session.
+def control(name: str, *, benchmark: str | None = None, ruleset: int | None = None, seed: int = 0, view: bool = False,
+            view_size: int | None = None, see_through_walls: bool | None = None, save: str | None = None, file_in=None,
+            file_out=None) -> Session:
+    """Play with keys in a terminal, or with lines from any other stream; returns the session.
 
-    benchmark, ruleset: the task, by benchmark (name or file) and number; by default that of the paper's Figure 2. view: show only the agent's view.
-    save: a page (`.html`) or animation (`.gif`) to write at the end. file_in, file_out: by default the standard streams.
+    benchmark, ruleset: the task, by name or file and number; default: that of the paper's Figure 2. view: show only the
+    view.
+    save: a page (`.html`) or animation (`.gif`) to write. file_in, file_out: default: the standard streams.
     Raises `ValueError` for a wrong name, number or setting.
     """
     if save is not None and not save.endswith((".html", ".gif")):
@@ -351,9 +350,8 @@ def control(name: str, *, benchmark: str | None = None, ruleset: int | None = No
             film.save(save) if save.endswith(".html") else film.gif(save)
     return session
 
-# %% ../../nbs/viz/06_control.ipynb #d17f23e9
 def is_terminal(*streams) -> bool:
-    "Whether single keys can be read: all streams are terminals, on a system with termios."
+    "Whether single keys can be read from these streams."
     try:
         import termios  # noqa: F401
     except ImportError:
@@ -361,7 +359,7 @@ def is_terminal(*streams) -> bool:
     return all(s.isatty() for s in streams)
 
 def play_from(session: Session, file_in, file_out) -> None:
-    "Play with keys in a terminal, or with lines of text from any other stream."
+    "Play with keys in a terminal, or with lines of text."
     if is_terminal(file_in, file_out):
         play_keys(session, file_in.fileno(), file_out)
         finished = ", ".join(f"{r:.2f}" for r in session.rewards) or "none finished"

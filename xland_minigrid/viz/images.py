@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['tile_table', 'images_from_observations', 'RGBImgObservationWrapper']
 
-# %% ../../nbs/viz/05_images.ipynb #e655cbe0
+# %% ../../nbs/viz/05_images.ipynb #a
 import functools
 import hashlib
 import inspect
@@ -24,30 +24,29 @@ from ..core.tiles import FLOOR, NUM_COLORS, Tiles, pack_pairs
 from ..envs.wrappers import ObservationWrapper
 from .render import agent_sprite, draw_tile, render, stamp
 
-# %% ../../nbs/viz/05_images.ipynb #a964ac59
-def _cell_picture(byte: int, size: int) -> np.ndarray:
+# %% ../../nbs/viz/05_images.ipynb #b
+def _cell_picture(byte, size):
     "The sprite of a packed cell; a magenta chequer for an invalid byte."
     if byte & 15 < NUM_COLORS:
         return draw_tile(byte >> 4, byte & 15, size)
     dark = np.indices((size, size)).sum(0) * 4 // size % 2 == 0
     return np.where(dark[..., None], np.uint8([90, 0, 90]), np.uint8([255, 0, 255]))
 
-def _draw_table(size: int) -> np.ndarray:
+def _draw_table(size):
     plain = np.stack([_cell_picture(byte, size) for byte in range(256)])
     with_agent = plain.copy()
     for picture in with_agent:
         stamp(picture, agent_sprite(0, None, size), 0, 0)
     return np.stack([plain, with_agent])
 
-# %% ../../nbs/viz/05_images.ipynb #cc4d20ad
-def _cache_file(size: int) -> Path | None:
-    "Where the table of this tile size is kept, or None."
+# %% ../../nbs/viz/05_images.ipynb #c
+def _cache_file(size):
     folder = os.environ.get("XLAND_MINIGRID_CACHE")
     version = hashlib.sha256(inspect.getsource(sys.modules[render.__module__]).encode()).hexdigest()[:12] if folder else ""
     return Path(folder).expanduser() / f"tiles-{size}-{version}.npz" if folder else None
 
-def _read_table(path: Path, size: int) -> np.ndarray | None:
-    "The table of a cache file; None if it is missing, or damaged, which its checksums tell, or to be drawn again."
+def _read_table(path, size):
+    "The table of a cache file; None if it is missing, damaged, or to be drawn again."
     if os.environ.get("XLAND_MINIGRID_RELOAD_CACHE", "").strip().lower() not in ("", "0", "false", "no"):
         return None
     try:
@@ -57,17 +56,16 @@ def _read_table(path: Path, size: int) -> np.ndarray | None:
         return None
     return table if table.dtype == np.uint8 and table.shape == (2, 256, size, size, 3) else None
 
-# %% ../../nbs/viz/05_images.ipynb #c8fc1947
 def tile_table(tile_size: int = 32) -> np.ndarray:
-    """All packed cells as pictures, read-only uint8 `(2, 256, tile_size, tile_size, 3)`: plain, and under the agent looking up.
+    """All packed cells, uint8 `(2, 256, tile_size, tile_size, 3)`, read-only: plain, and under the agent looking up.
 
-    Kept in memory, and in the folder that `XLAND_MINIGRID_CACHE` names. Raises `ValueError` for a size other than an integer from 4,
+    Kept in memory, and in the folder `XLAND_MINIGRID_CACHE`. Raises `ValueError` for a size that is no integer from 4,
     `OSError` if the folder cannot be written.
     """
     return _table(checked_int("tile_size", tile_size, 4))
 
 @functools.lru_cache(maxsize=8)
-def _table(size: int) -> np.ndarray:
+def _table(size):
     path = _cache_file(size)
     table = None if path is None else _read_table(path, size)
     if table is None:
@@ -78,20 +76,19 @@ def _table(size: int) -> np.ndarray:
     table.flags.writeable = False
     return table
 
-# %% ../../nbs/viz/05_images.ipynb #1742ff2b
-def _lay(table: np.ndarray, index) -> jax.Array:
-    "Sprites `(K, s, s, 3)` arranged by `index (..., H, W)`, `(..., H * s, W * s, 3)`."
+# %% ../../nbs/viz/05_images.ipynb #d
+def _lay(table, index):
+    "Sprites `(K, s, s, 3)` arranged by `index (..., H, W)`: `(..., H * s, W * s, 3)`."
     size, (*batch, height, width) = table.shape[1], index.shape
     rows = jnp.asarray(table.reshape(-1, size * 3))
     which = index.astype(jnp.int32)[..., :, None, :] * size + np.arange(size, dtype=np.int32)[:, None]
     return rows.at[which].get(mode="promise_in_bounds").reshape(*batch, height * size, width * size, 3)
 
-# %% ../../nbs/viz/05_images.ipynb #86f482a4
+# %% ../../nbs/viz/05_images.ipynb #e
 def images_from_observations(observations, tile_size: int = 32) -> jax.Array:
-    """Observations as pictures, under `jit` and for any batch axes.
+    """Observations, uint8 `(..., V, V, 2)`, as pictures, uint8 `(..., V * tile_size, V * tile_size, 3)`.
 
-    observations: uint8 `(..., V, V, 2)` of (tile, colour). tile_size: pixels per cell, static.
-    Returns uint8 `(..., V * tile_size, V * tile_size, 3)`; the agent looks up from the bottom centre. Raises `ValueError` for other shapes.
+    Works under `jit`. The agent looks up from the bottom centre. Raises `ValueError` for other shapes.
     """
     shape = jnp.shape(observations)
     if len(shape) < 3 or shape[-1] != 2 or shape[-2] != shape[-3] or not jnp.issubdtype(observations.dtype, jnp.integer):
@@ -102,11 +99,11 @@ def images_from_observations(observations, tile_size: int = 32) -> jax.Array:
     table = tile_table(tile_size)
     return _lay(table.reshape(-1, *table.shape[2:]), pack_pairs(jnp.asarray(observations)).astype(jnp.int32) + here)
 
-# %% ../../nbs/viz/05_images.ipynb #5a31e6f7
+# %% ../../nbs/viz/05_images.ipynb #f
 class RGBImgObservationWrapper(ObservationWrapper):
-    """Observations as images, uint8 `(V * tile_size, V * tile_size, 3)`, by default 224 x 224; in a dict of observations, the entry `"img"`.
+    """Observations as images, uint8 `(V * tile_size, V * tile_size, 3)`; in dicts, the entry `"img"`.
 
-    Raises `ValueError` if the observations are images already.
+    Raises `ValueError` if they are images already.
     """
 
     def __init__(self, env, tile_size: int = 32):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['play', 'split_blocks', 'Bars', 'Curve', 'Player', 'trial_markers', 'play_rollout']
 
-# %% ../../nbs/viz/02_player.ipynb #637880a2
+# %% ../../nbs/viz/02_player.ipynb #a
 import json
 from html import escape
 from types import SimpleNamespace
@@ -13,13 +13,14 @@ from types import SimpleNamespace
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from ..core.helpers import checked_int
 from .render import data_uri, draw_tile, render
 
-# %% ../../nbs/viz/02_player.ipynb #cfc56350
+# %% ../../nbs/viz/02_player.ipynb #b
 def split_blocks(frames: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut frames `(T, H, W, 3)` uint8 into squares of `size` pixels, black beyond the right and lower edges.
+    """Cut frames `(T, H, W, 3)` uint8 into squares of `size` pixels, black beyond the edges.
 
-    Returns the distinct squares `(K, size, size, 3)`, and the number of the square at each place of each frame, `(T, rows, columns)`.
+    Returns the distinct squares `(K, size, size, 3)`, and their numbers at each place, `(T, rows, columns)`.
     """
     frames = np.pad(frames, [(0, 0), (0, -frames.shape[1] % size), (0, -frames.shape[2] % size), (0, 0)])
     t, h, w, _ = frames.shape
@@ -30,31 +31,35 @@ def split_blocks(frames: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]
     blocks = np.stack([np.frombuffer(b, np.uint8) for b in seen]).reshape(-1, size, size, 3)
     return blocks, index.reshape(t, h // size, w // size)
 
-# %% ../../nbs/viz/02_player.ipynb #d4850a08
-def _changes(index: np.ndarray) -> list:
-    "The changes in each frame since the one before, flat: `[place, square, place, square, ...]`; the first frame in full."
+# %% ../../nbs/viz/02_player.ipynb #c
+def _changes(index):
+    "Changes of each frame, flat: `[place, square, place, square, ...]`; the first in full."
     flat = index.reshape(len(index), -1)
     before = np.vstack([np.full_like(flat[:1], -1), flat[:-1]])
     return [np.stack([np.flatnonzero(a != b), a[a != b]], axis=1).ravel().tolist() for a, b in zip(flat, before)]
 
-# %% ../../nbs/viz/02_player.ipynb #ba2c048c
+# %% ../../nbs/viz/02_player.ipynb #d
 class Bars:
-    """Numbers between 0 and 1 next to the frames, for example the agent's belief over objects.
+    """Numbers between 0 and 1 next to the frames, such as the agent's belief.
 
-    labels: N names. values: `(T, N)`, one row per frame; a row of NaN stays empty. sprites: N pairs (tile, colour) drawn next to the names, or None.
-    truth: index of the true label, one number or one per frame, or None. top: number of bars, largest first; None shows all in order.
+    labels: N names. values: `(T, N)`; a row of NaN stays empty. sprites: N (tile, colour) pairs next to the names, or
+    None.
+    truth: index of the true label, one or one per frame, or None. top: number of bars, largest first; None: all, in
+    order.
     """
 
     def __init__(self, labels, values, *, sprites=None, truth=None, title: str = "belief", top: int | None = 8):
-        self.labels, self.values, self.title = [str(l) for l in labels], np.asarray(values, np.float32), title
-        if self.values.ndim != 2 or self.values.shape[1] != len(self.labels):
-            raise ValueError(f"Bars need values of shape (frames, {len(self.labels)}), one column a label; these are {self.values.shape}.")
+        self.labels, self.values, self.title = list(map(str, labels)), np.asarray(values, np.float32), title
+        n = len(self.labels)
+        if self.values.ndim != 2 or self.values.shape[1] != n:
+            raise ValueError(f"Bars need values of shape (frames, {n}), one column a label; these are "
+                             f"{self.values.shape}.")
         self.sprites = None if sprites is None else [(int(t), int(c)) for t, c in np.asarray(sprites)]
-        if self.sprites is not None and len(self.sprites) != len(self.labels):
-            raise ValueError(f"Bars need one sprite a label: {len(self.labels)} labels, {len(self.sprites)} sprites.")
+        if self.sprites is not None and len(self.sprites) != n:
+            raise ValueError(f"Bars need one sprite a label: {n} labels, {len(self.sprites)} sprites.")
         self.truth = None if truth is None else np.broadcast_to(np.asarray(truth, int), len(self.values))
-        self.sorted = top is not None and top < len(self.labels)
-        self.top = min(top or len(self.labels), len(self.labels))
+        self.top = min(top or n, n)
+        self.sorted = top is not None and top < n
 
     def at(self, t: int) -> list[tuple[int, float]]:
         "The bars of frame `t`: (label index, value)."
@@ -65,9 +70,9 @@ class Bars:
     def __len__(self):
         return len(self.values)
 
-# %% ../../nbs/viz/02_player.ipynb #b6ba227d
-def _bars_data(bars: Bars) -> dict:
-    "The bars as JSON for the script: values in thousandths (-1 for none), and each sprite that appears."
+# %% ../../nbs/viz/02_player.ipynb #e
+def _bars_data(bars):
+    "The bars for the script: values in thousandths (-1 for none), and each sprite that appears."
     frames = [[(i, -1 if np.isnan(v) else round(1000 * v)) for i, v in bars.at(t)] for t in range(len(bars.values))]
     shown = sorted({i for frame in frames for i, _ in frame})
     sprites = {i: data_uri(draw_tile(*bars.sprites[i], 16)) for i in shown} if bars.sprites else {}
@@ -75,28 +80,28 @@ def _bars_data(bars: Bars) -> dict:
             "frames": [[v for pair in frame for v in pair] for frame in frames],
             "truth": [] if bars.truth is None else bars.truth.tolist()}
 
-# %% ../../nbs/viz/02_player.ipynb #d610358d
+# %% ../../nbs/viz/02_player.ipynb #f
 class Curve:
-    """One number per frame, drawn as a line between frames and slider.
+    """A number per frame, drawn as a line above the slider.
 
-    values: `(T,)`, NaN for none. dots: frames to mark, for example those with a reward. digits: decimals of the number shown.
+    values: `(T,)`, NaN for none. dots: frames to mark. digits: decimals of the number shown.
     """
 
     def __init__(self, values, *, title: str = "value", dots=(), digits: int = 2):
-        self.values, self.title, self.dots, self.digits = np.asarray(values, np.float64), title, [int(t) for t in dots], digits
+        self.values, self.title, self.dots, self.digits = np.asarray(values, float), title, list(map(int, dots)), digits
         if self.values.ndim != 1 or not np.isfinite(self.values).any():
-            raise ValueError(f"A curve needs one number a frame (T,), at least one of them finite; this is {self.values.shape}.")
+            raise ValueError(f"A curve needs one number a frame, at least one finite; this is {self.values.shape}.")
 
     def __len__(self):
         return len(self.values)
 
     def points(self) -> np.ndarray:
-        "Points `(T, 2)` in a box 1000 wide and 100 high that includes zero; NaN for no number."
+        "Points `(T, 2)` in a box 1000 wide and 100 high that includes zero; NaN for none."
         low, high = min(0, np.nanmin(self.values)), max(0, np.nanmax(self.values))
         y = 96 - 92 * (self.values - low) / max(high - low, 1e-9)
         return np.column_stack([1000 * np.arange(len(self)) / max(len(self) - 1, 1), y])
 
-def _curve_svg(curve: Curve) -> str:
+def _curve_svg(curve):
     points, known = curve.points(), np.isfinite(curve.values)
     pieces = np.split(np.arange(len(curve)), np.flatnonzero(np.diff(known.astype(int))) + 1)
     path = " ".join("M" + "L".join(f"{x:.0f} {y:.1f}" for x, y in points[piece]) for piece in pieces if known[piece[0]])
@@ -105,7 +110,7 @@ def _curve_svg(curve: Curve) -> str:
     return (f'<svg viewBox="0 0 1000 100" preserveAspectRatio="none" aria-hidden="true"><path class="xmg-line" d="{path}"/><path class="xmg-dots" d="{dots}"/>'
             '<path class="xmg-now" d="M0 0V100"/></svg>')
 
-# %% ../../nbs/viz/02_player.ipynb #8b93d5d2
+# %% ../../nbs/viz/02_player.ipynb #g
 _STYLE = """
 .xmg{color:inherit;font:13px/1.4 system-ui,-apple-system,"Segoe UI",sans-serif;display:inline-block;max-width:100%}
 .xmg-top{display:flex;flex-wrap:wrap;gap:14px;align-items:flex-start}
@@ -145,7 +150,7 @@ _STYLE = """
 .xmg-head{font-weight:600;margin-bottom:2px}
 """
 
-# %% ../../nbs/viz/02_player.ipynb #83fd9ba2
+# %% ../../nbs/viz/02_player.ipynb #h
 _SCRIPT = """
 (() => { for (const root of document.querySelectorAll('.xmg:not([data-ready])')) {
   const d = JSON.parse(root.dataset.player), $ = s => root.querySelector(s), n = d.frames.length;
@@ -183,8 +188,8 @@ _SCRIPT = """
 } })();
 """
 
-# %% ../../nbs/viz/02_player.ipynb #4ed1cd77
-def _icon(path: str) -> str:
+# %% ../../nbs/viz/02_player.ipynb #i
+def _icon(path):
     return f'<svg viewBox="0 0 12 12" aria-hidden="true"><path d="{path}"/></svg>'
 
 _CONTROLS = (
@@ -194,34 +199,32 @@ _CONTROLS = (
     '<select aria-label="speed"><option value="0.25">¼×</option><option value="0.5">½×</option><option value="1" selected>1×</option>'
     '<option value="2">2×</option><option value="4">4×</option></select><span class="xmg-count"></span></div>')
 
-# %% ../../nbs/viz/02_player.ipynb #743bacef
-def _ticks(markers: dict, last: int) -> str:
-    "A button under the slider for each marker; a label without room is only a tooltip."
+def _ticks(markers, last):
+    "A button under the slider for each marker; labels without room are tooltips."
     out, free = [], -1.
     for at, label in sorted(markers.items()):
-        share = at / max(last, 1)
-        words = str(label) if share >= free else ""
-        free = share + .012 * (len(words) + 3) if words else free
+        share, words = at / max(last, 1), escape(str(label))
+        shown = words if share >= free else ""
+        free = share + .012 * (len(str(label)) + 3) if shown else free
         place = f"left:calc({100 * share:.1f}% + {8 - 16 * share:.1f}px)" if share else "left:0;transform:none"
-        out.append(f'<button type="button" data-at="{at}" title="{escape(str(label))}" aria-label="{escape(str(label))}" '
-                   f'style="{place}">{escape(words)}</button>')
+        out.append(f'<button type="button" data-at="{at}" title="{words}" aria-label="{words}" '
+                   f'style="{place}">{shown}</button>')
     return f'<div class="xmg-ticks">{"".join(out)}</div>' if out else ""
 
-def _chips(chips: dict) -> str:
-    "A wrapping row of buttons, with room for longer labels than the ticks have."
-    made = "".join(f'<button type="button" data-at="{at}" title="go to frame {at + 1}">{escape(str(label))}</button>' for at, label in sorted(chips.items()))
+def _chips(chips):
+    made = "".join(f'<button type="button" data-at="{at}" title="go to frame {at + 1}">{escape(str(label))}</button>'
+                   for at, label in sorted(chips.items()))
     return f'<div class="xmg-chips">{made}</div>' if chips else ""
 
-def _curve_body(curve: Curve) -> str:
+def _curve_body(curve):
     return f'<div class="xmg-curve"><b></b><span>{escape(curve.title)}</span>{_curve_svg(curve)}</div>'
 
-def _bars_body(bars: Bars) -> str:
-    "Empty rows for bars, which the script fills."
+def _bars_body(bars):
     row = '<div class="xmg-row"><img alt=""><span></span><span class="xmg-track"><i class="xmg-fill"></i></span><span></span></div>'
     plain = "" if bars.sprites else " xmg-plain"
     return f'<div class="xmg-bars{plain}"><div class="xmg-head">{escape(bars.title)}</div>{row * bars.top}</div>'
 
-def _player_html(self) -> str:
+def _player_html(self):
     _, h, w, _ = self.frames.shape
     scale = max(1, round(260 / w))
     slider = f'<input type="range" min="0" max="{len(self) - 1}" value="0" aria-label="frame">'
@@ -233,34 +236,37 @@ def _player_html(self) -> str:
     return (f'<div class="xmg" role="group" aria-label="{escape(self.title)}" data-player="{data}"><style>{_STYLE}</style>'
             f'{_still(self)}</div><script>{_SCRIPT}</script>')
 
-# %% ../../nbs/viz/02_player.ipynb #388fbbc4
+# %% ../../nbs/viz/02_player.ipynb #k
 class Player:
     """A rollout that plays in a notebook, on a page or as a file.
 
-    frames: `(T, H, W, 3)` uint8, or a list of T pictures of one size. captions: T strings. bars: a `Bars`, a dict of its arguments, a `Curve`, or a list of these.
-    markers: frame number to label, shown under the slider; chips: the same, as buttons with room for words. fps: frames per second at speed 1.
-    tile_size: pixels per cell, which makes the page small. start: first frame shown. Raises `ValueError` when lengths or shapes disagree.
+    frames: `(T, H, W, 3)` uint8, or T pictures of one size. captions: T strings. bars: a `Bars` or a dict of its
+    arguments, a `Curve`, or a list of these. markers: frame to label, under the slider; chips: the same as buttons with
+    room for words.
+    fps: frames per second at speed 1. tile_size: pixels per cell, which makes the page small. start: first frame shown.
+    Raises `ValueError` when lengths or shapes disagree.
     """
 
-    def __init__(self, frames, captions=None, bars=None, *, markers=None, fps: float = 6, tile_size: int | None = None, title: str = "rollout", chips=None, start: int = 0):
+    def __init__(self, frames, captions=None, bars=None, *, markers=None, fps: float = 6, tile_size: int | None = None,
+                 title: str = "rollout", chips=None, start: int = 0):
         self.frames = np.stack([np.asarray(f) for f in frames]) if isinstance(frames, (list, tuple)) else np.asarray(frames)
         if self.frames.ndim != 4 or self.frames.shape[-1] != 3 or self.frames.dtype != np.uint8 or not len(self.frames):
             raise ValueError(f"A player wants frames (time, height, width, 3) uint8; these are {self.frames.shape} {self.frames.dtype}.")
         given = list(bars) if isinstance(bars, (list, tuple)) else [] if bars is None else [bars]
-        self.captions, self.panels = list(captions or []), [Bars(**panel) if isinstance(panel, dict) else panel for panel in given]
-        for what, n in (("captions", len(self.captions)), *(("rows of bars" if isinstance(p, Bars) else "points of a curve", len(p)) for p in self.panels)):
+        self.captions, self.panels = list(captions or []), [Bars(**p) if isinstance(p, dict) else p for p in given]
+        for n, what in ((len(self.captions), "captions"),
+                        *((len(p), "rows of bars" if isinstance(p, Bars) else "points of a curve") for p in self.panels)):
             if n and n != len(self.frames):
                 raise ValueError(f"{len(self.frames)} frames but {n} {what}: give one a frame.")
-        if not 0 <= start < len(self.frames):
-            raise ValueError(f"start is {start}, and there are {len(self.frames)} frames: choose from 0 to {len(self.frames) - 1}.")
+        start = checked_int("start", start, 0, len(self.frames) - 1)
         if fps <= 0:
             raise ValueError(f"fps={fps} would never move: give frames a second above 0.")
         self.markers, self.chips = ({int(k): v for k, v in (found or {}).items()} for found in (markers, chips))
-        self.fps, self.tile_size, self.title, self.start = fps, tile_size, title, int(start)
+        self.fps, self.tile_size, self.title, self.start = fps, tile_size, title, start
 
     _repr_html_ = _player_html
 
-    def _kind(self, kind) -> list:
+    def _kind(self, kind):
         return [panel for panel in self.panels if isinstance(panel, kind)]
 
     def __len__(self):
@@ -275,26 +281,24 @@ class Player:
             file.write(_PAGE.format(title=escape(self.title), body=self._repr_html_()))
 
     def picture(self, t: int, scale: int = 1) -> np.ndarray:
-        "Frame `t`, enlarged `scale` times, with caption and bars, as `(H, W, 3)` uint8. Raises `IndexError` for a frame out of range."
-        if not 0 <= t < len(self):
-            raise IndexError(f"There is no frame {t}: choose from 0 to {len(self) - 1}.")
-        return _page_of(self, t, scale)
+        "Frame `t`, enlarged, with caption and bars, `(H, W, 3)` uint8. Raises `IndexError`."
+        return _page_of(self, checked_int("frame", t, 0, len(self) - 1, IndexError), scale)
 
     def gif(self, path, scale: int = 1):
-        "Write an animated GIF that loops and rests for a second on its last frame; `scale` is as for `picture`."
+        "Write an animated GIF that loops, resting a second on its last frame."
         pages = [Image.fromarray(self.picture(t, scale)) for t in range(len(self))]
         durations = [round(1000 / self.fps)] * (len(pages) - 1) + [1000]
         pages[0].save(path, "GIF", save_all=True, append_images=pages[1:], duration=durations, loop=0)
 
-# %% ../../nbs/viz/02_player.ipynb #72c55bd4
-def _sheet(blocks: np.ndarray, wide: int = 16) -> np.ndarray:
+# %% ../../nbs/viz/02_player.ipynb #l
+def _sheet(blocks, wide=16):
     "Squares `(K, s, s, 3)` in one picture, `wide` to a row."
     k, s = blocks.shape[:2]
     full = np.zeros((-(-k // wide) * wide, s, s, 3), np.uint8)
     full[:k] = blocks
     return full.reshape(-1, wide, s, s, 3).swapaxes(1, 2).reshape(-1, wide * s, 3)
 
-def _player_data(player: Player) -> dict:
+def _player_data(player):
     _, height, width, _ = player.frames.shape
     size = player.tile_size if player.tile_size and height % player.tile_size == width % player.tile_size == 0 else 16
     blocks, index = split_blocks(player.frames, size)
@@ -304,9 +308,8 @@ def _player_data(player: Player) -> dict:
             "captions": player.captions, "fps": player.fps, "bars": None if not sets else sets[0] if len(sets) == 1 else sets,
             "curves": curves, "start": player.start}
 
-# %% ../../nbs/viz/02_player.ipynb #3177701a
-def _still(player: Player, shown: int = 6) -> str:
-    "A few frames side by side, for pages without scripts."
+# %% ../../nbs/viz/02_player.ipynb #m
+def _still(player, shown=6):
     picks = np.unique(np.linspace(0, len(player) - 1, shown).astype(int))
     step = max(1, player.frames.shape[2] // 112)
     strip = np.hstack([np.pad(player.frames[i, ::step, ::step], ((0, 0), (0, 4), (0, 0)), constant_values=255) for i in picks])
@@ -321,8 +324,8 @@ _PAGE = """<!doctype html>
 </html>
 """
 
-# %% ../../nbs/viz/02_player.ipynb #01a6ba6f
-def _draw_panel(bars: Bars, t: int, height: int, font) -> Image.Image:
+# %% ../../nbs/viz/02_player.ipynb #n
+def _draw_panel(bars, t, height, font):
     panel = Image.new("RGB", (250, max(height, 26 + 20 * bars.top)), "white")
     draw = ImageDraw.Draw(panel)
     draw.text((12, 4), bars.title, "#1c2230", font)
@@ -335,8 +338,7 @@ def _draw_panel(bars: Bars, t: int, height: int, font) -> Image.Image:
         draw.rectangle([146, y + 4, 146 + round(100 * min(1, np.nan_to_num(value))), y + 12], "#2e9e5b" if right else "#3b8cff")
     return panel
 
-def _page_of(player: Player, t: int, scale: int) -> np.ndarray:
-    "Frame `t` with caption and bars, `(H, W, 3)` uint8."
+def _page_of(player, t, scale):
     font, frame = ImageFont.load_default(12), player.frames[t]
     grid = Image.fromarray(frame).resize((frame.shape[1] * scale, frame.shape[0] * scale), Image.Resampling.NEAREST)
     parts = [grid, *(_draw_panel(bars, t, grid.height, font) for bars in player._kind(Bars))]
@@ -349,11 +351,11 @@ def _page_of(player: Player, t: int, scale: int) -> np.ndarray:
         ImageDraw.Draw(page).text((4, page.height - 18), player.captions[t], "#1c2230", font)
     return np.asarray(page)
 
-# %% ../../nbs/viz/02_player.ipynb #04bb9532
+# %% ../../nbs/viz/02_player.ipynb #o
 play = Player  # of RGB frames
 
 def _unstack(rollout):
-    "Grids `(T, ...)`, a list of T agents, and step numbers `(T,)` or None of any form of a rollout."
+    "Grids `(T, ...)`, T agents, and step numbers `(T,)` or None, of any form of rollout."
     state, steps = getattr(rollout, "state", rollout), None
     if isinstance(rollout, (tuple, list)) and not hasattr(rollout, "_fields"):
         grids, agents = rollout
@@ -366,7 +368,6 @@ def _unstack(rollout):
         agents = [SimpleNamespace(**{k: v[t] for k, v in parts.items()}) for t in range(len(grids))]
     return np.asarray(grids), agents, None if steps is None else np.asarray(steps)
 
-# %% ../../nbs/viz/02_player.ipynb #4733d75a
 def trial_markers(steps: np.ndarray | None, rewards) -> tuple[dict, list]:
     "Markers and captions from step numbers and rewards."
     if steps is None:
@@ -377,14 +378,16 @@ def trial_markers(steps: np.ndarray | None, rewards) -> tuple[dict, list]:
     markers = {t: f"trial {i}" if i == 1 else str(i) for i, t in enumerate(starts, 1)} if len(starts) > 1 else {}
     return markers, [f"trial {i}, step {s}{r}" if markers else f"step {s}{r}" for i, s, r in zip(trial, steps, won)]
 
-def play_rollout(rollout, captions=None, bars=None, *, view_size: int | None = None, tile_size: int = 16, markers=None, pocket: str = "agent", **look) -> Player:
+def play_rollout(rollout, captions=None, bars=None, *, view_size: int | None = None, tile_size: int = 16, markers=None,
+                 pocket: str = "agent", **look) -> Player:
     """A `Player` of one rollout with a leading time axis.
 
-    rollout: stacked `TimeStep`s or `State`s, or `(grids, agents)` with grids `(T, H, W, 2)` or packed `(T, H, W)`, and a list of T agents or a stack
-    (`position` (T, 2), `direction` (T,), `pocket` (T, 2)). view_size, pocket: as for `render`. Captions and markers come from the step numbers
-    unless given. Other arguments are those of `Player`.
+    rollout: stacked `TimeStep`s or `State`s, or `(grids, agents)`: grids `(T, H, W, 2)` or packed `(T, H, W)`, and T
+    agents or a stack (`position` (T, 2), `direction` (T,), `pocket` (T, 2)). view_size, pocket: as for `render`.
+    Captions and markers come from step numbers unless given. The rest as for `Player`.
     """
     grids, agents, steps = _unstack(rollout)
     auto_markers, auto_captions = trial_markers(steps, getattr(rollout, "reward", None))
     frames = np.stack([render(*pair, view_size, tile_size, pocket=pocket) for pair in zip(grids, agents)])
-    return Player(frames, auto_captions if captions is None else captions, bars, markers=auto_markers if markers is None else markers, tile_size=tile_size, **look)
+    return Player(frames, auto_captions if captions is None else captions, bars,
+                  markers=auto_markers if markers is None else markers, tile_size=tile_size, **look)

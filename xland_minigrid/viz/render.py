@@ -6,7 +6,7 @@
 __all__ = ['RGB', 'GLYPHS', 'draw_tile', 'to_png', 'data_uri', 'Picture', 'show', 'agent_sprite', 'view_to_world',
            'field_of_view', 'stamp', 'render', 'render_observation', 'render_text', 'describe_grid', 'grid_html']
 
-# %% ../../nbs/viz/01_render.ipynb #721c23d1
+# %% ../../nbs/viz/01_render.ipynb #a
 import base64
 import functools
 import io
@@ -19,10 +19,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from ..core.helpers import checked_int
-from ..core.tiles import COLOR_NAMES, NUM_COLORS, NUM_TILES, TILE_NAMES, Colors, Tiles, pack_pairs, tile_name
+from ..core.tiles import COLOR_NAMES, NUM_COLORS, NUM_TILES, Colors, Tiles, pack_pairs, tile_name
 from ..core.walls import DIRECTION_NAMES, DIRECTIONS
 
-# %% ../../nbs/viz/01_render.ipynb #bff14fb1
+# %% ../../nbs/viz/01_render.ipynb #b
 RGB = {
     Colors.END_OF_MAP: (52, 54, 66), Colors.UNSEEN: (92, 96, 112), Colors.EMPTY: (176, 182, 196),
     Colors.RED: (243, 50, 58), Colors.GREEN: (30, 210, 130), Colors.BLUE: (70, 130, 245), Colors.PURPLE: (126, 30, 246),
@@ -30,26 +30,23 @@ RGB = {
     Colors.WHITE: (250, 250, 250), Colors.BROWN: (104, 30, 2), Colors.PINK: (254, 137, 222),
 }
 
-# %% ../../nbs/viz/01_render.ipynb #03bc79fb
-def _mix(a, b, share: float) -> tuple:
-    "The colour `share` of the way from `a` to `b`."
+# %% ../../nbs/viz/01_render.ipynb #c
+def _mix(a, b, share):
     return tuple(round(x + (y - x) * share) for x, y in zip(a, b))
 
-def _luminance(paint) -> float:
-    "Relative luminance of an sRGB colour, 0 to 1 (WCAG 2)."
+def _luminance(paint):
     light = [v / 12.92 if v <= .04045 else ((v + .055) / 1.055) ** 2.4 for v in (c / 255 for c in paint)]
     return .2126 * light[0] + .7152 * light[1] + .0722 * light[2]
 
-def _is_dark(paint) -> bool:
+def _is_dark(paint):
     return _luminance(paint) < .18
 
-def _contour(paint) -> tuple:
-    "The colour of the line around a shape painted in `paint`."
+def _contour(paint):
     return _mix(paint, (255, 255, 255), .5) if _is_dark(paint) else _mix(paint, (0, 0, 0), .45)
 
-# %% ../../nbs/viz/01_render.ipynb #d94ae263
+# %% ../../nbs/viz/01_render.ipynb #d
 class _Pen:
-    "Draws shapes of the unit square on an RGBA canvas, which `sprite` reduces to `size` pixels with smooth edges."
+    "Draws shapes of the unit square on an RGBA canvas, which `sprite` reduces to `size` smooth pixels."
 
     def __init__(self, size: int, line: float = .03):
         self.pixels, self.size = size, size * max(4, -(-128 // size))
@@ -70,9 +67,8 @@ class _Pen:
         box = [v * self.size for v in (x - r, y - r, x + r, y + r)]
         self.draw.ellipse(box, fill, line, self.line)
 
-# %% ../../nbs/viz/01_render.ipynb #58df4680
-def _around(n: int, radii, turn: float = 0.) -> list:
-    "`n` points around the centre, clockwise from the top, at the `radii` in turn."
+# %% ../../nbs/viz/01_render.ipynb #e
+def _around(n, radii, turn=0.):
     angles = [2 * math.pi * (i / n + turn) for i in range(n)]
     return [(.5 + radii[i % len(radii)] * math.sin(a), .5 - radii[i % len(radii)] * math.cos(a)) for i, a in enumerate(angles)]
 
@@ -92,7 +88,6 @@ def _hex(pen, paint, line):
 def _star(pen, paint, line):
     pen.poly(*_around(10, [.43, .185]), fill=paint, line=line)
 
-# %% ../../nbs/viz/01_render.ipynb #c969fa83
 def _key(pen, paint, line):
     pen.disc(.5, .29, .19, paint, line)
     pen.disc(.5, .29, .075, RGB[Colors.BLACK], line)
@@ -111,7 +106,7 @@ def _wall(pen, paint, line):
     for y in (.32, .64):
         pen.rect(0, y, 1, y + .04, mortar)
 
-# %% ../../nbs/viz/01_render.ipynb #bc6aa3a8
+# %% ../../nbs/viz/01_render.ipynb #f
 def _lava(pen, paint, line):
     pen.rect(0, 0, 1, 1, paint)
     for y in (.2, .5, .8):
@@ -136,7 +131,7 @@ def _door_open(pen, paint, line):
     pen.rect(.68, .02, .99, .99, paint, line)
     pen.rect(.79, .12, .88, .7, RGB[Colors.BLACK])
 
-# %% ../../nbs/viz/01_render.ipynb #cf003ef1
+# %% ../../nbs/viz/01_render.ipynb #g
 def _floor(pen, paint, line):
     pen.rect(0, 0, 1, 1, (72, 72, 76))
     pen.rect(.035, .035, 1, 1, _mix((0, 0, 0), paint, .4))
@@ -155,13 +150,12 @@ def _empty(pen, paint, line):
     pen.rect(.2, .2, .8, .8, paint, line)
     pen.rect(.28, .28, .72, .72, (0, 0, 0, 0))
 
-# %% ../../nbs/viz/01_render.ipynb #59a7eec0
 _SPRITES = {getattr(Tiles, f.__name__[1:].upper()): f for f in (
     _end_of_map, _unseen, _empty, _floor, _wall, _ball, _square, _pyramid, _goal, _key,
     _door_locked, _door_closed, _door_open, _hex, _star, _lava)}
 
 @functools.lru_cache(maxsize=4096)
-def _sprite(tile: int, color: int, size: int):
+def _sprite(tile, color, size):
     "A tile as RGBA, transparent around objects."
     if tile not in _SPRITES or color not in RGB:
         raise ValueError(f"({tile}, {color}) is no tile: tiles are 0 to {NUM_TILES - 1}, colours 0 to {NUM_COLORS - 1}.")
@@ -170,22 +164,18 @@ def _sprite(tile: int, color: int, size: int):
     _SPRITES[tile](pen, RGB[color], _contour(RGB[color]))
     return pen.sprite()
 
-# %% ../../nbs/viz/01_render.ipynb #b44c1964
 @functools.lru_cache(maxsize=4096)
 def draw_tile(tile: int, color: int, size: int = 32) -> np.ndarray:
-    """One cell as a picture: `(size, size, 3)` uint8, read-only because it is cached.
-
-    Raises `ValueError` for numbers outside Table 1 and for sizes below 4.
-    """
+    "A cell as `(size, size, 3)` uint8, read-only because cached. Raises `ValueError` outside Table 1, or below size 4."
     picture = _sprite(Tiles.FLOOR, Colors.BLACK, size).copy()
     picture.alpha_composite(_sprite(tile, color, size))
     picture = np.asarray(picture.convert("RGB"))
     picture.flags.writeable = False
     return picture
 
-# %% ../../nbs/viz/01_render.ipynb #69036bbc
+# %% ../../nbs/viz/01_render.ipynb #h
 def _to_pillow(image):
-    "A `(H, W, 3)` uint8 array as a Pillow image, with a palette if it has at most 256 colours."
+    "A `(H, W, 3)` uint8 array as a Pillow image, with a palette up to 256 colours."
     image = np.asarray(image)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
         raise ValueError(f"A picture is a (height, width, 3) uint8 array; this one is {image.shape} {image.dtype}.")
@@ -198,18 +188,17 @@ def _to_pillow(image):
     return picture
 
 def to_png(image) -> bytes:
-    "A `(H, W, 3)` uint8 array as the bytes of a PNG file."
+    "A `(H, W, 3)` uint8 array as PNG."
     buffer = io.BytesIO()
     _to_pillow(image).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 def data_uri(image) -> str:
-    "A `(H, W, 3)` uint8 array, or the bytes of a PNG, as a `data:` URI for HTML and SVG."
+    "A `(H, W, 3)` uint8 array, or PNG bytes, as a `data:` URI."
     return "data:image/png;base64," + base64.b64encode(image if isinstance(image, bytes) else to_png(image)).decode()
 
-# %% ../../nbs/viz/01_render.ipynb #afb3880b
 class Picture:
-    "An image that a notebook displays. `pixels`, also `np.asarray(picture)`, are `(H, W, 3)` uint8."
+    "An image for notebooks. `pixels`, also `np.asarray(picture)`: `(H, W, 3)` uint8."
 
     def __init__(self, pixels, alt: str = "picture"):
         self.pixels, self.alt = np.asarray(pixels), alt
@@ -224,13 +213,12 @@ class Picture:
         return to_png(self.pixels)
 
     def save(self, path):
-        "Write the picture as a PNG file."
+        "Write a PNG file."
         with open(path, "wb") as file:
             file.write(to_png(self.pixels))
 
-# %% ../../nbs/viz/01_render.ipynb #1373d58b
 def show(*images, gap: int = 8, background=(255, 255, 255)) -> Picture:
-    "Pictures side by side, vertically centred on a `background`."
+    "Pictures side by side, vertically centred."
     images = [np.asarray(i) for i in images]
     height, width = max(i.shape[0] for i in images), sum(i.shape[1] for i in images) + gap * (len(images) - 1)
     sheet = np.full((height, width, 3), background, np.uint8)
@@ -241,10 +229,10 @@ def show(*images, gap: int = 8, background=(255, 255, 255)) -> Picture:
         left += i.shape[1] + gap
     return Picture(sheet)
 
-# %% ../../nbs/viz/01_render.ipynb #974dcd41
+# %% ../../nbs/viz/01_render.ipynb #j
 @functools.lru_cache(maxsize=1024)
 def agent_sprite(direction: int, carried, size: int):
-    "The agent as RGBA; `carried` is a (tile, colour) pair or None."
+    "The agent as RGBA; `carried`: a (tile, colour) pair or None."
     pen = _Pen(size)
     pen.poly((.5, .08), (.86, .9), (.14, .9), fill=RGB[Colors.RED], line=RGB[Colors.WHITE])
     pen.image = pen.image.rotate(-90 * direction)
@@ -254,9 +242,9 @@ def agent_sprite(direction: int, carried, size: int):
         pen.image.alpha_composite(_sprite(*carried, round(pen.size * .44)), tuple(int(v) for v in (back - .22) * pen.size))
     return pen.sprite()
 
-# %% ../../nbs/viz/01_render.ipynb #3d9b2435
+# %% ../../nbs/viz/01_render.ipynb #k
 def _read_agent(agent):
-    "Row, column, direction, and the carried (tile, colour) or None, as Python values."
+    "Row, column, direction, and the carried (tile, colour) or None."
     row, col = (int(v) for v in np.asarray(agent.position))
     pocket = getattr(agent, "pocket", None)
     carried = None if pocket is None else tuple(int(v) for v in np.asarray(pocket))
@@ -264,12 +252,9 @@ def _read_agent(agent):
         carried = None
     return row, col, int(agent.direction) % 4, carried
 
-# %% ../../nbs/viz/01_render.ipynb #79ac26a9
+# %% ../../nbs/viz/01_render.ipynb #l
 def view_to_world(mask, agent, shape) -> np.ndarray:
-    """A mask of the observation, `(V, V)` bool, as a mask of the map, `(H, W)` bool.
-
-    shape: (height, width) of the map; cells beyond its edge are dropped.
-    """
+    "A mask of the observation, `(V, V)` bool, as a mask of a map of this shape, without cells beyond its edge."
     row, col, direction, _ = _read_agent(agent)
     up, right = np.nonzero(np.asarray(mask))
     up, right = mask.shape[0] - 1 - up, right - mask.shape[1] // 2
@@ -281,11 +266,11 @@ def view_to_world(mask, agent, shape) -> np.ndarray:
     return world
 
 def field_of_view(shape, agent, view_size: int) -> np.ndarray:
-    "The cells inside the agent's view, `(H, W)` bool; walls do not block it."
+    "Cells in the agent's view, through walls, `(H, W)` bool."
     return view_to_world(np.ones((view_size, view_size), bool), agent, shape)
 
-# %% ../../nbs/viz/01_render.ipynb #49dc790a
-def _cells(grid) -> np.ndarray:
+# %% ../../nbs/viz/01_render.ipynb #m
+def _cells(grid):
     "Any grid as packed uint8 `(H, W)`."
     grid = np.asarray(grid)
     if grid.ndim == 3 and grid.shape[-1] == 2:
@@ -294,27 +279,25 @@ def _cells(grid) -> np.ndarray:
         return grid.astype(np.uint8)
     raise ValueError(f"A grid is (height, width, 2) or packed (height, width); this one is {grid.shape}.")
 
-# %% ../../nbs/viz/01_render.ipynb #c291b153
-def _mosaic(cells: np.ndarray, tile_size: int) -> np.ndarray:
-    "Packed cells `(H, W)` as a picture `(H * tile_size, W * tile_size, 3)`."
+# %% ../../nbs/viz/01_render.ipynb #n
+def _mosaic(cells, tile_size):
     used, index = np.unique(cells, return_inverse=True)
     sprites = np.stack([draw_tile(int(b) >> 4, int(b) & 15, tile_size) for b in used])
     tiles = sprites[index.reshape(cells.shape)]
     return tiles.swapaxes(1, 2).reshape(cells.shape[0] * tile_size, -1, 3)
 
-def _mask_for(visible, shape) -> np.ndarray:
+def _mask_for(visible, shape):
     visible = np.asarray(visible, bool)
     if visible.shape != shape:
         raise ValueError(f"`visible` has shape {visible.shape}, the grid {shape}: lay a mask of the observation onto the map with view_to_world.")
     return visible
 
-def _lighten(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    "The picture with the masked cells a quarter of the way to white."
+def _lighten(image, mask):
+    "The picture with masked cells a quarter of the way to white."
     size = image.shape[0] // mask.shape[0]
     mask = np.kron(mask, np.ones((size, size), bool))[..., None]
     return np.where(mask, image + (255 - image) // 4, image)
 
-# %% ../../nbs/viz/01_render.ipynb #21a1627d
 def stamp(image: np.ndarray, sprite, top: int, left: int):
     "Lay an RGBA sprite over the picture, in place."
     sprite = np.asarray(sprite).astype(np.uint16)
@@ -322,22 +305,21 @@ def stamp(image: np.ndarray, sprite, top: int, left: int):
     alpha = sprite[..., 3:]
     here[:] = (sprite[..., :3] * alpha + here * (255 - alpha) + 127) // 255
 
-def _pocket_strip(carried, width: int, tile_size: int) -> np.ndarray:
-    "A row of pixels with the object that the agent carries."
+def _pocket_strip(carried, width, tile_size):
     strip = np.full((tile_size, width, 3), 36, np.uint8)
     stamp(strip, _sprite(*(carried or (Tiles.EMPTY, Colors.EMPTY)), tile_size), 0, 0)
     return strip
 
-# %% ../../nbs/viz/01_render.ipynb #8e1c30a8
+# %% ../../nbs/viz/01_render.ipynb #o
 def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, *, visible=None, pocket: str = "agent") -> np.ndarray:
     """A picture of a grid, `(H * tile_size, W * tile_size, 3)` uint8.
 
     grid: `(H, W, 2)` pairs or packed `(H, W)`, NumPy or JAX.
-    agent: has `position` (row, col), `direction` (0 up, 1 right, 2 down, 3 left) and optionally `pocket` (tile, colour); or None.
-    view_size: side of the agent's field of view, drawn brighter. visible: `(H, W)` bool, the cells to draw brighter instead (see `view_to_world`).
-    pocket: `"agent"` draws the carried object on the agent's back, `"strip"` in a row below the grid, `"hide"` not at all.
-
-    Raises `ValueError` for a grid of another shape, an unknown tile, or an agent outside the grid.
+    agent: has `position` (row, col), `direction` (0 up, 1 right, 2 down, 3 left), perhaps `pocket` (tile, colour); or
+    None.
+    view_size: side of the agent's view, drawn brighter; visible: `(H, W)` bool, cells to brighten instead.
+    pocket: `"agent"` draws what it carries on its back, `"strip"` in a row below, `"hide"` not at all.
+    Raises `ValueError` for another shape, an unknown tile, or an agent off the grid.
     """
     if pocket not in ("agent", "strip", "hide"):
         raise ValueError(f"pocket={pocket!r} is unknown: choose 'agent', 'strip' or 'hide'.")
@@ -350,51 +332,46 @@ def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, 
         image = _lighten(image, _mask_for(visible, cells.shape))
     return image if agent is None else _draw_agent(image, agent, tile_size, pocket)
 
-# %% ../../nbs/viz/01_render.ipynb #2142c9d2
-def _check_inside(row: int, col: int, shape) -> None:
+def _check_inside(row, col, shape):
     if not (0 <= row < shape[0] and 0 <= col < shape[1]):
         raise ValueError(f"The agent stands at ({row}, {col}), outside this grid of {shape[0]} by {shape[1]}: give (row, column).")
 
-def _draw_agent(image: np.ndarray, agent, tile_size: int, pocket: str) -> np.ndarray:
-    "A picture with the agent on it, and the strip for its pocket if wanted."
+def _draw_agent(image, agent, tile_size, pocket):
     row, col, direction, carried = _read_agent(agent)
     height, width = (n // tile_size for n in image.shape[:2])
     _check_inside(row, col, (height, width))
     stamp(image, agent_sprite(direction, carried if pocket == "agent" else None, tile_size), row * tile_size, col * tile_size)
     return np.vstack([image, _pocket_strip(carried, image.shape[1], tile_size)]) if pocket == "strip" else image
 
-# %% ../../nbs/viz/01_render.ipynb #8e1d1e9d
+# %% ../../nbs/viz/01_render.ipynb #p
 def render_observation(observation, tile_size: int = 32, pocket=None) -> np.ndarray:
-    "An observation `(V, V, 2)` as a picture `(V * tile_size, V * tile_size, 3)`; the agent looks up from the bottom centre."
+    "An observation `(V, V, 2)` as a picture, the agent looking up from the bottom centre."
     height, width = _cells(observation).shape
     agent = SimpleNamespace(position=(height - 1, width // 2), direction=0, pocket=pocket)
     return render(observation, agent, tile_size=tile_size)
 
-# %% ../../nbs/viz/01_render.ipynb #a12544bf
+# %% ../../nbs/viz/01_render.ipynb #q
 GLYPHS = {
     Tiles.END_OF_MAP: "×", Tiles.UNSEEN: "?", Tiles.EMPTY: " ", Tiles.FLOOR: "·", Tiles.WALL: "█", Tiles.BALL: "●", Tiles.SQUARE: "◼",
     Tiles.PYRAMID: "▲", Tiles.GOAL: "▣", Tiles.KEY: "K", Tiles.DOOR_LOCKED: "L", Tiles.DOOR_CLOSED: "C", Tiles.DOOR_OPEN: "O",
     Tiles.HEX: "⬢", Tiles.STAR: "★", Tiles.LAVA: "≈",
 }
 
-def _ink(color: int) -> str:
+def _ink(color):
     "A colour for dark and light terminals; black becomes grey."
     return "#{:02x}{:02x}{:02x}".format(*(RGB[color] if sum(RGB[color]) > 100 else (110, 110, 110)))
 
-# %% ../../nbs/viz/01_render.ipynb #bf530854
 _SEEN, _AGENT = " on #3a3a3a", "bold white on #c01820"  # styles of visible cells and of the agent
 
-def _glyph(byte: int, seen: bool) -> tuple[str, str]:
-    "Style and character of a packed cell."
+def _glyph(byte, seen):
     if byte & 15 >= NUM_COLORS:
         raise ValueError(f"({byte >> 4}, {byte & 15}) is no tile: tiles are 0 to {NUM_TILES - 1}, colours 0 to {NUM_COLORS - 1}.")
     return f"bold {_ink(byte & 15)}{_SEEN * seen}", GLYPHS[byte >> 4]
 
 def render_text(grid, agent=None, *, visible=None, wide: bool = False) -> str:
-    """A grid as `rich` markup, one line per row and one character per cell; the agent is `^`, `>`, `v` or `<`.
+    """A grid as `rich` markup, a line per row and a character per cell; the agent is `^`, `>`, `v` or `<`.
 
-    visible: `(H, W)` bool, cells with a lighter background. wide: two characters per cell, which looks square in most terminals.
-    Raises `ValueError` as `render` does.
+    visible: `(H, W)` bool, cells to lighten. wide: two characters per cell, about square. Raises as `render`.
     """
     cells = _cells(grid)
     seen = np.zeros(cells.shape, bool) if visible is None else _mask_for(visible, cells.shape)
@@ -408,9 +385,9 @@ def render_text(grid, agent=None, *, visible=None, wide: bool = False) -> str:
     runs = [[(ink, "".join(g for _, g in run)) for ink, run in groupby(row, key=lambda pair: pair[0])] for row in glyphs]
     return "\n".join("".join(f"[{ink}]{text}[/]" for ink, text in row) for row in runs)
 
-# %% ../../nbs/viz/01_render.ipynb #9fe44435
+# %% ../../nbs/viz/01_render.ipynb #r
 def describe_grid(grid, agent=None) -> str:
-    "A grid in words: its size, the agent, and each object with its (row, column)."
+    "A grid in words: size, agent, and each object with its (row, column)."
     cells = _cells(grid)
     plain = (Tiles.END_OF_MAP, Tiles.UNSEEN, Tiles.EMPTY, Tiles.FLOOR, Tiles.WALL)
     things = [f"{tile_name(int(b) >> 4, int(b) & 15)} ({r}, {c})" for (r, c), b in np.ndenumerate(cells) if b >> 4 not in plain]
@@ -421,9 +398,10 @@ def describe_grid(grid, agent=None) -> str:
         parts.append(f"agent ({row}, {col}) facing {DIRECTION_NAMES[direction]} carrying {load}")
     return "; ".join([*parts, *things])
 
-# %% ../../nbs/viz/01_render.ipynb #788cb9e0
-def grid_html(grid, agent=None, view_size: int | None = None, *, caption: str = "", tile_size: int | None = None, visible=None) -> str:
-    "A grid as HTML: picture, alternative text, plain caption. By default the picture is about 320 pixels wide."
+# %% ../../nbs/viz/01_render.ipynb #s
+def grid_html(grid, agent=None, view_size: int | None = None, *, caption: str = "", tile_size: int | None = None,
+              visible=None) -> str:
+    "A grid as HTML with alternative text and plain caption, by default about 320 pixels wide."
     cells = _cells(grid)
     tile_size = tile_size or int(np.clip(320 // max(cells.shape), 12, 32))
     image = render(cells, agent, view_size, tile_size, visible=visible)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TaskObject', 'Node', 'TaskTree', 'task_tree', 'Drawing', 'draw_ruleset']
 
-# %% ../../nbs/viz/04_tree.ipynb #58da7785
+# %% ../../nbs/viz/04_tree.ipynb #a
 import base64
 import re
 from html import escape
@@ -20,21 +20,19 @@ from ..core.rules import rule_kinds
 from ..core.tiles import Tiles, tile_name
 from .render import data_uri, draw_tile
 
-# %% ../../nbs/viz/04_tree.ipynb #c49babfc
+# %% ../../nbs/viz/04_tree.ipynb #b
 TaskObject = tuple[int, int]  # (tile, colour)
 
-def _rule_parts(rule) -> tuple[list[TaskObject], TaskObject]:
-    "Inputs and product of an encoded rule `(7,)`."
+def _rule_parts(rule):
     i, *a = (int(v) for v in rule)
     return ([(a[0], a[1]), (a[2], a[3])], (a[4], a[5])) if rule_kinds.two[i] else ([(a[0], a[1])], (a[2], a[3]))
 
-def _used_up(rule) -> list[TaskObject]:
-    "The inputs that a rule removes: all except a tool that the agent keeps."
+def _used_up(rule):
     inputs, cls = _rule_parts(rule)[0], rule_kinds.classes.get(int(rule[0]))
     return inputs[:1] if cls and cls.looks.tool == 1 else inputs
 
-def _goal_objects(goal) -> list[TaskObject]:
-    "The distinct objects of a goal: a `Composed`, a goal, or an encoding `(5,)`."
+def _goal_objects(goal):
+    "Distinct objects of a goal: `Composed`, a goal, or an encoding `(5,)`."
     if isinstance(goal, Not):
         return []
     if isinstance(goal, Composed):
@@ -44,40 +42,39 @@ def _goal_objects(goal) -> list[TaskObject]:
         return []
     return [(a[0], a[1]), (a[2], a[3])] if goal_kinds.two[i] else [(a[0], a[1])]
 
-# %% ../../nbs/viz/04_tree.ipynb #2b37c549
+# %% ../../nbs/viz/04_tree.ipynb #c
 _WORDS = {"AgentHoldRule": "pick up", "AgentHoldGoal": "hold", "AgentOnTileGoal": "stand on", "AgentOnPositionGoal": "go to ({0}, {1})", "TileOnPositionGoal": "put at ({2}, {3})", "EmptyGoal": "nothing"}
 for _kind in ("Rule", "Goal"):
     _WORDS |= {f"AgentNear{_kind}": "stand next to", f"TileNear{_kind}": "put next to each other"}
     for _side, _beside, _stand in (("Up", "above", "below"), ("Right", "right of", "left of"), ("Down", "below", "above"), ("Left", "left of", "right of")):
         _WORDS |= {f"TileNear{_side}{_kind}": f"put {{b}} {_beside} {{a}}", f"AgentNear{_side}{_kind}": f"stand {_stand}"}
 
-def _words(registry, encoding, objects) -> str:
-    "The condition of a rule or a goal: `'pick up'`, `'put blue star above red ball'`, and `'open with key'` for a registered class `OpenWithKey`."
+def _words(registry, encoding, objects):
+    "The condition of a rule or goal: `'put blue star above red ball'`, or `'open with key'` for `OpenWithKey`."
     i, *numbers = (int(v) for v in encoding)
     name = registry.classes[i].__name__ if i in registry.classes else f"{registry.what} {i}"
     words = _WORDS.get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
     return words.format(*numbers, **dict(zip("ab", (tile_name(*t) for t in objects))))
 
-def _rule_words(rule) -> str:
+def _rule_words(rule):
     return _words(rule_kinds, rule, _rule_parts(rule)[0])
 
-def _goal_words(goal) -> str:
-    "The condition of a goal; a clause of at most 90 characters for a composed goal."
+def _goal_words(goal):
     if not isinstance(goal, Composed):
         return _words(goal_kinds, goal, _goal_objects(goal))
     words = describe_goal(goal)
     return words if len(words) <= 90 else words[:words.rfind(" ", 0, 88)] + " …"
 
-# %% ../../nbs/viz/04_tree.ipynb #19d5b5d3
+# %% ../../nbs/viz/04_tree.ipynb #d
 class Node(NamedTuple):
-    "An object; `makers` are (rule index, input nodes) of the rules that make it. `again`: they are drawn elsewhere in the tree."
+    "An object; `makers`: (rule index, input nodes). `again`: its makers are drawn elsewhere."
     object_: TaskObject
     initial: bool
     makers: tuple = ()
     again: bool = False
 
 class TaskTree(NamedTuple):
-    "A ruleset as a tree below its goal, and its distractors."
+    "A ruleset as a tree below its goal, and distractors."
     goal: np.ndarray | Composed
     rules: np.ndarray
     roots: tuple
@@ -86,12 +83,11 @@ class TaskTree(NamedTuple):
     initial: frozenset
     more: np.ndarray  # further products of each rule, (R, 2, 2), zeros for none
 
-# %% ../../nbs/viz/04_tree.ipynb #48715bc0
-def _products(rule, more) -> list[TaskObject]:
+def _products(rule, more):
     return [_rule_parts(rule)[1], *((int(t), int(c)) for t, c in more if t)]
 
-def _grow(object_: TaskObject, rules: np.ndarray, more: np.ndarray, initial: set, used: set) -> Node:
-    "The node of `object_` and the tree below it; `used` collects the rules in the tree, each of which appears once."
+def _grow(object_, rules, more, initial, used):
+    "The node of `object_` and the tree below it; `used` collects the tree's rules, each of which appears once."
     makers = [i for i, r in enumerate(rules) if r[0] and _rule_parts(r)[1] == object_]
     if not makers and object_ not in initial:  # the goal may need only a further product
         makers = [i for i, r in enumerate(rules) if r[0] and object_ in _products(r, more[i])]
@@ -100,17 +96,17 @@ def _grow(object_: TaskObject, rules: np.ndarray, more: np.ndarray, initial: set
     below = tuple((i, tuple(_grow(t, rules, more, initial, used) for t in _rule_parts(rules[i])[0])) for i in fresh)
     return Node(object_, object_ in initial, below, bool(makers) and not fresh)
 
-def _things(node: Node) -> set:
+def _things(node):
     return {node.object_}.union(*(_things(n) for _, inputs in node.makers for n in inputs))
 
-# %% ../../nbs/viz/04_tree.ipynb #6d595e44
 def task_tree(ruleset) -> TaskTree:
     """Split a ruleset into the tree below its goal and its distractors.
 
-    ruleset: has `goal` (5,), `rules` (R, 7), `init_tiles` (N, 2) and optionally `extended`; padding rows are zero. Raises `ValueError` for a batch.
+    ruleset: has `goal` (5,), `rules` (R, 7), `init_tiles` (N, 2), perhaps `extended`. Raises `ValueError` for a batch.
     """
     if np.ndim(ruleset.goal) != 1:
-        raise ValueError(f"This is a batch of tasks (goal {np.shape(ruleset.goal)}): draw one at a time, for example jax.tree.map(lambda x: x[0], rulesets).")
+        raise ValueError(f"This is a batch of tasks (goal {np.shape(ruleset.goal)}): draw one at a time, such as "
+                         "jax.tree.map(lambda x: x[0], rulesets).")
     goal, rules = np.asarray(ruleset.goal), np.asarray(ruleset.rules).reshape(-1, 7)
     extended, more = getattr(ruleset, "extended", None), np.zeros((len(rules), 2, 2), np.uint8)
     if extended is not None:
@@ -123,34 +119,31 @@ def task_tree(ruleset) -> TaskTree:
     needed = set().union(*(_things(n) for n in roots), *(_rule_parts(rules[i])[0] for i in spare))
     return TaskTree(goal, rules, roots, spare, tuple(t for t in placed if t not in needed), frozenset(placed), more)
 
-# %% ../../nbs/viz/04_tree.ipynb #30d1da0f
+# %% ../../nbs/viz/04_tree.ipynb #f
 _INK, _MUTED, _EDGE, _START, _TRAP = "#1c2230", "#566072", "#8a93a5", "#0f766e", "#b3261e"
 _SPRITE, _ROW, _PILL = 36, 66, 24  # pixels: an object's picture, an object with its name, a rule's box
 
-def _width(words: str) -> float:
-    "Estimated width of `words` at 11 pixels."
+def _width(words):
     return 6.1 * len(words)
 
-def _text(x, y, words, fill=_INK, anchor="middle", weight="normal") -> str:
+def _text(x, y, words, fill=_INK, anchor="middle", weight="normal"):
     return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="11" font-weight="{weight}" '
             f'fill="{fill}">{escape(words)}</text>')
 
-def _pill(x, y, words, fill="#ffffff", line=_EDGE, ink=_INK) -> str:
-    "A rounded box with words; its top is at `y`, its middle at `x`."
+def _pill(x, y, words, fill="#ffffff", line=_EDGE, ink=_INK):
     w = _width(words) + 18
     return (f'<rect x="{x - w / 2:.1f}" y="{y:.1f}" width="{w:.1f}" height="{_PILL}" rx="12" fill="{fill}" stroke="{line}"/>'
             + _text(x, y + 16, words, ink))
 
-def _edge(x0, y0, x1, y1, arrow=False) -> str:
-    "A curve upwards from (x0, y0) to (x1, y1), with an optional arrow head."
+def _edge(x0, y0, x1, y1, arrow=False):
     tip = f'<path d="M{x1 - 4:.1f} {y1 + 7:.1f}L{x1:.1f} {y1:.1f}L{x1 + 4:.1f} {y1 + 7:.1f}Z" fill="{_EDGE}"/>' if arrow else ""
     bend = (y0 - y1) * .5
     return (f'<path d="M{x0:.1f} {y0:.1f}C{x0:.1f} {y0 - bend:.1f} {x1:.1f} {y1 + bend:.1f} {x1:.1f} {y1 + 5 * arrow:.1f}" '
             f'fill="none" stroke="{_EDGE}" stroke-width="1.5"/>' + tip)
 
-# %% ../../nbs/viz/04_tree.ipynb #aadce7ff
-def _sprite(x, y, object_: TaskObject, frame: str = "", s: int = _SPRITE) -> str:
-    "An object in `s` pixels, top at `y`, middle at `x`; `frame` holds the SVG attributes of a border."
+# %% ../../nbs/viz/04_tree.ipynb #g
+def _sprite(x, y, object_, frame="", s=_SPRITE):
+    "An object in `s` pixels, top `y`, middle `x`; `frame`: SVG attributes of a border."
     if object_[0] == Tiles.FLOOR:
         border = f'fill="none" stroke="{_EDGE}" stroke-dasharray="3 3"'
         return f'<rect x="{x - s / 2:.1f}" y="{y:.1f}" width="{s}" height="{s}" rx="6" {border}/>'
@@ -158,38 +151,35 @@ def _sprite(x, y, object_: TaskObject, frame: str = "", s: int = _SPRITE) -> str
     return (f'<image x="{x - s / 2:.1f}" y="{y:.1f}" width="{s}" height="{s}" '
             f'href="{data_uri(draw_tile(*object_, 48))}"><title>{tile_name(*object_)}</title></image>' + border)
 
-def _name(object_: TaskObject) -> str:
+def _name(object_):
     return "vanishes" if object_[0] == Tiles.FLOOR else tile_name(*object_)
 
-def _besides(x, y, things) -> str:
-    "Further products of a rule as \"+ picture\", to the right of `x`, next to a box at `y`."
+def _besides(x, y, things):
+    """Further products as "+ picture", right of `x`, next to a box at `y`."""
     return "".join(_text(x + 10 + 36 * i, y + 16, "+", _MUTED) + _sprite(x + 27 + 36 * i, y + 2, object_, s=20) for i, object_ in enumerate(things))
 
 _AT_START, _NOWHERE = f'stroke="{_START}" stroke-width="3"', f'stroke="{_TRAP}" stroke-width="2" stroke-dasharray="4 3"'
 
-def _label(node: Node) -> str:
-    "The name of an object; says if its makers are drawn above, or if the task lacks the object."
+def _label(node):
     return _name(node.object_) + (" (see above)" if node.again else "" if node.makers or node.initial else " (nowhere)")
 
-def _object(x, y, node: Node) -> str:
+def _object(x, y, node):
     frame = _AT_START if node.initial else "" if node.makers or node.again else _NOWHERE
     return _sprite(x, y, node.object_, frame) + _text(x, y + _SPRITE + 15, _label(node))
 
-# %% ../../nbs/viz/04_tree.ipynb #fa1a7056
-def _span(node: Node, tree: TaskTree) -> float:
+# %% ../../nbs/viz/04_tree.ipynb #h
+def _span(node, tree):
     below = sum(_maker_span(i, inputs, tree) for i, inputs in node.makers)
     return max(_width(_label(node)) + 20, below)
 
-def _maker_span(i: int, inputs, tree: TaskTree) -> float:
-    "The width of a rule and its inputs in pixels."
+def _maker_span(i, inputs, tree):
     more = 36 * int((tree.more[i, :, 0] > 0).sum())
     return max(_width(_rule_words(tree.rules[i])) + 34 + 2 * more, sum(_span(n, tree) for n in inputs))
 
-def _depth(nodes) -> int:
-    "Levels of rules below these nodes."
+def _depth(nodes):
     return max((1 + _depth(inputs) for n in nodes for _, inputs in n.makers), default=0)
 
-def _plant(nodes, left, y, width, tree: TaskTree, out: list) -> list:
+def _plant(nodes, left, y, width, tree, out):
     "Add subtrees side by side to `out`, centred in `width` pixels from `left`; returns the middle of each root."
     spans = [_span(n, tree) for n in nodes]
     left += (width - sum(spans)) / 2
@@ -202,9 +192,7 @@ def _plant(nodes, left, y, width, tree: TaskTree, out: list) -> list:
         left += span
     return middles
 
-# %% ../../nbs/viz/04_tree.ipynb #d6c5c09a
-def _plant_makers(node, x, left, y, span, tree: TaskTree, out: list):
-    "Add the rules that make `node`, and their inputs, to `out`."
+def _plant_makers(node, x, left, y, span, tree, out):
     widths = [_maker_span(i, inputs, tree) for i, inputs in node.makers]
     left += (span - sum(widths)) / 2
     top = y + _ROW + 14
@@ -217,9 +205,9 @@ def _plant_makers(node, x, left, y, span, tree: TaskTree, out: list):
         out += [_edge(middle, top, x, y + _ROW - 11, arrow=True), _pill(middle, top, words), _besides(middle + _width(words) / 2 + 9, top, made)]
         left += width
 
-# %% ../../nbs/viz/04_tree.ipynb #8c5b9a66
-def _distractor_rule(tree: TaskTree, i: int, y, needed: set) -> tuple[str, float]:
-    "Distractor rule `i` as one line of SVG, and the x at which it ends."
+# %% ../../nbs/viz/04_tree.ipynb #i
+def _distractor_rule(tree, i, y, needed):
+    "A distractor rule as a line of SVG, and the x at which it ends."
     rule, x, out = tree.rules[i], 36., []
     (inputs, product), words = _rule_parts(rule), _rule_words(rule)
     lost = [tile_name(*t) for t in dict.fromkeys(_used_up(rule)) if t in needed]
@@ -232,9 +220,7 @@ def _distractor_rule(tree: TaskTree, i: int, y, needed: set) -> tuple[str, float
     line, x = _name(product) + (f" · dead end: uses up {' and '.join(lost)}" if lost else ""), x + 36 * len(made)
     return "".join(out) + _text(x + 56, y + 22, line, _TRAP if lost else _MUTED, "start"), x + 66 + _width(line)
 
-# %% ../../nbs/viz/04_tree.ipynb #c2561685
-def _distractors(tree: TaskTree, y: float) -> tuple[str, float, float]:
-    "SVG of the distractors, and its width and height."
+def _distractors(tree, y):
     needed = set().union(*(_things(n) for n in tree.roots))
     out, width, top = [], 0., y
     if tree.distractor_rules or tree.distractor_objects:
@@ -250,9 +236,9 @@ def _distractors(tree: TaskTree, y: float) -> tuple[str, float, float]:
         x += 2 * half
     return "".join(out), max(width, x), y + (_ROW if tree.distractor_objects else 0) - top
 
-# %% ../../nbs/viz/04_tree.ipynb #c4c752cb
+# %% ../../nbs/viz/04_tree.ipynb #j
 class Drawing:
-    "An SVG that a notebook displays; `svg` is its text, `alt` its description."
+    "An SVG for notebooks; `svg`: its text, `alt`: its description."
 
     def __init__(self, svg: str, alt: str = "drawing"):
         self.svg, self.alt = svg, alt
@@ -268,27 +254,24 @@ class Drawing:
         return f'<img alt="{escape(self.alt)}" style="max-width:100%" src="{address}">'
 
     def save(self, path):
-        "Write the drawing as an SVG file."
+        "Write an SVG file."
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.svg)
 
-# %% ../../nbs/viz/04_tree.ipynb #9573fab3
-def _card(parts: list, width: float, height: float, alt: str) -> Drawing:
+def _card(parts, width, height, alt):
     return Drawing(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'role="img" aria-label="{escape(alt)}" font-family="system-ui, -apple-system, Segoe UI, DejaVu Sans, sans-serif">'
         f'<rect width="{width:.0f}" height="{height:.0f}" rx="10" fill="#f4f5f8"/>{"".join(parts)}</svg>', alt)
 
-def _alt(tree: TaskTree) -> str:
-    "A description of the tree in one sentence."
+def _alt(tree):
     goal = "" if isinstance(tree.goal, Composed) else " and ".join(tile_name(*t) for t in _goal_objects(tree.goal))
     return f"task tree; goal: {_goal_words(tree.goal)} {goal}".strip() + f"; {_depth(tree.roots)} levels of rules"
 
-# %% ../../nbs/viz/04_tree.ipynb #349d779f
 def draw_ruleset(ruleset) -> Drawing:
-    """Draw the task tree of a ruleset (Figure 3 of the paper): goal on top, rules and their inputs below, then the distractors.
+    """Draw the task tree of a ruleset (the paper's Figure 3): goal on top, rules and inputs below, then distractors.
 
-    ruleset: as for `task_tree`. Returns a `Drawing`, with `.svg` and `.save(path)`. Raises `ValueError` for a batch.
+    ruleset: as for `task_tree`. Returns a `Drawing`. Raises `ValueError` for a batch.
     """
     tree = task_tree(ruleset)
     goal, y = "goal: " + _goal_words(tree.goal), 62

@@ -6,7 +6,7 @@
 __all__ = ['MiniGridTask', 'Empty', 'EmptyRandom', 'LavaGap', 'DoorKey', 'Unlock', 'UnlockPickUp', 'BlockedUnlockPickUp',
            'FourRooms', 'LockedRoom', 'MemoryCarry', 'Memory', 'PlaygroundEnvParams', 'Playground']
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #018ca211
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #a
 import itertools
 
 import jax
@@ -21,109 +21,104 @@ from ...core.struct import PyTreeNode, field
 from ...core.tiles import FLOOR, WALL, Colors, Tiles, pack
 from ..environment import EnvCarry, EnvParams, Environment, State, check_params, is_integer
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #ca16ce7b
-def _complete(params: EnvParams, task: str, fits: bool, sizes: str, max_steps: int) -> EnvParams:
-    "Checked parameters with the task's time limit unless they have one. `sizes` completes the error's sentence."
-    check_params(params)
-    if not fits:
-        raise ValueError(f"{task} has no {params.height}x{params.width} grid: choose {sizes}.")
-    return params if params.max_steps is not None else params.replace(max_steps=max_steps)
-
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #2e84fb7d
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #b
 def _below(bits, n):
-    "An integer from 0 to n - 1, int32, from random bits; `n` may be traced."
+    "An integer below `n`, which may be traced, from random bits; int32."
     return (bits % jnp.asarray(n, jnp.uint32)).astype(jnp.int32)
 
 def _two_below(bits, n):
-    "Two different integers from 0 to n - 1, every ordered pair alike, from random bits `(2,)`."
+    "Two different integers below `n`, every ordered pair alike, from random bits `(2,)`."
     first, second = _below(bits[0], n), _below(bits[1], n - 1)
     return first, second + (second >= first)
 
 def _spot(index, columns, left=1):
-    "Row and column of a cell, by its index in the room of so many columns that begins at row 1, column `left`."
+    "Row and column of a cell by its index in a room of so many columns that begins at row 1, column `left`."
     return 1 + index // columns, left + index % columns
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #79f368a2
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #c
 def _put(cells, *things):
-    "A packed grid with things (row, column, packed tile) put on it, a later one over an earlier one."
+    "A packed grid with things (row, column, packed tile) put on it, later ones over earlier ones."
     at = np.arange(cells.size).reshape(cells.shape)
     for row, col, tile in things:
         cells = jnp.where(at == row * cells.shape[1] + col, tile, cells)
     return cells
 
-def _begin(key, cells, row, col, turn, goal, carry=EnvCarry()) -> State:
-    "The first state of a trial: the agent at (row, col), its direction the last two bits of `turn`."
+def _begin(key, cells, row, col, turn, goal, carry=EnvCarry()):
+    "A first state: the agent at (row, col), its direction the last two bits of `turn`."
     agent = AgentState(position=jnp.where(np.arange(2) == 0, row, col).astype(jnp.int32), direction=jnp.asarray(turn & 3, jnp.int32))
     return State(key=key, step_num=jnp.int32(0), cells=jnp.asarray(cells), agent=agent, goal_encoding=jnp.asarray(goal, jnp.uint8),
                  rules=jnp.zeros((1, 1), jnp.uint32), carry=carry)
 
 class MiniGridTask(Environment):
-    "A world without rules: the step need not compare them with what it sees."
-    has_rules = False
+    "A world without rules: steps do not compare them. Subclasses set `defaults` and `limits`, or `default_params`."
+    has_rules, defaults = False, EnvParams()
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #5314b082
+    def limits(self, h: int, w: int) -> tuple[bool, str, int]:
+        "Whether an `h` by `w` grid exists, the sizes that do, and the time limit, as in MiniGrid."
+        raise NotImplementedError
+
+    def default_params(self, **kwargs) -> EnvParams:
+        "Checked `defaults`, overridden by `kwargs`, with a time limit. Raises `ValueError` for an impossible size."
+        params = check_params(self.defaults.replace(**kwargs))
+        fits, sizes, max_steps = self.limits(params.height, params.width)
+        if not fits:
+            raise ValueError(f"{type(self).__name__} has no {params.height}x{params.width} grid: choose {sizes}.")
+        return params if params.max_steps is not None else params.replace(max_steps=max_steps)
+
 def _colored(tile, color):
     "A packed tile of a traced kind or colour, uint8."
     return jnp.asarray(tile, jnp.uint8) << 4 | jnp.asarray(color, jnp.uint8)
 
 def _pair(packed):
-    "A packed tile as a (tile, colour) pair for a goal, uint8 `(2,)`."
     return jnp.stack([packed >> 4, packed & 15])
 
 def _color(bits):
-    "One of MiniGrid's six colours, uint8."
     return take(DOOR_COLORS, _below(bits, len(DOOR_COLORS)))
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #c6366206
 _GOAL = pack(Tiles.GOAL, Colors.GREEN)
 _RIGHT = 1      # the direction in which some tasks begin
 
 def _walk_to_goal():
-    "The goal of standing on the green goal tile, uint8 `(5,)`."
     return np.array([AgentOnTileGoal.ID, Tiles.GOAL, Colors.GREEN, 0, 0], np.uint8)
 
-def _goal_in_corner(height: int, width: int) -> np.ndarray:
-    "One room with the green goal at the lower right; packed uint8 `(height, width)`."
+def _goal_in_corner(height, width):
+    "One room with the goal at the lower right; packed uint8 `(height, width)`."
     cells = layout("R1", height, width).cells.copy()
     cells[height - 2, width - 2] = _GOAL
     return cells
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #4268fed0
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #e
 class Empty(MiniGridTask):
     "An empty room: from the upper left corner, looking right, to the green square at the lower right."
 
-    def default_params(self, **kwargs) -> EnvParams:
-        "Defaults for a 9x9 room; `max_steps = 4 * height * width` unless given, as in MiniGrid."
-        params = EnvParams().replace(**kwargs)
-        h, w = params.height, params.width
-        return _complete(params, "An empty room with agent and goal", min(h, w) >= 4, "at least 4x4", 4 * h * w)
+    def limits(self, h, w):
+        return min(h, w) >= 4, "at least 4x4", 4 * h * w
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         return _begin(key, _goal_in_corner(params.height, params.width), 1, 1, _RIGHT, _walk_to_goal())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #1da205f7
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #f
 class EmptyRandom(Empty):
     "An empty room: from a random place and direction to the green square at the lower right."
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         height, width = params.height, params.width
         key, bits = draw_once(key, 2)
-        row, col = _spot(_below(bits[0], (height - 2) * (width - 2) - 1), width - 2)   # the last cell of the room holds the goal
+        row, col = _spot(_below(bits[0], (height - 2) * (width - 2) - 1), width - 2)  # the last cell is the goal
         return _begin(key, _goal_in_corner(height, width), row, col, bits[1], _walk_to_goal())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #6a3467fa
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #g
 _LAVA = pack(Tiles.LAVA, Colors.RED)
 
 class LavaGap(MiniGridTask):
     "Past a vertical wall of lava with one gap to the green square at the lower right. Stepping on lava ends the trial without reward."
 
-    def default_params(self, **kwargs) -> EnvParams:
-        "Defaults for a 7x7 room; `max_steps = 4 * height * width` unless given, as in MiniGrid."
-        params = EnvParams(height=7, width=7).replace(**kwargs)
-        h, w = params.height, params.width
-        return _complete(params, "LavaGap", min(h, w) >= 5, "at least 5x5", 4 * h * w)
+    defaults = EnvParams(height=7, width=7)
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def limits(self, h, w):
+        return min(h, w) >= 5, "at least 5x5", 4 * h * w
+
+    def _generate_problem(self, params, key):
         height, width = params.height, params.width
         key, bits = draw_once(key, 2)
         col, gap = 2 + _below(bits[0], width - 4), 1 + _below(bits[1], height - 2)
@@ -131,17 +126,16 @@ class LavaGap(MiniGridTask):
         lava = (here == col) & (row != gap) & (row > 0) & (row < height - 1)
         return _begin(key, jnp.where(lava, _LAVA, cells), 1, 1, _RIGHT, _walk_to_goal())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #68cdd886
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #h
 class DoorKey(MiniGridTask):
     "Fetch the yellow key, unlock the door in the wall, walk to the green square at the lower right."
 
-    def default_params(self, **kwargs) -> EnvParams:
-        "Defaults for a 5x5 grid; `max_steps = 10 * height * width` unless given, as in MiniGrid."
-        params = EnvParams(height=5, width=5).replace(**kwargs)
-        h, w = params.height, params.width
-        return _complete(params, "DoorKey", h >= 4 and w >= 5, "at least 4 rows and 5 columns", 10 * h * w)
+    defaults = EnvParams(height=5, width=5)
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def limits(self, h, w):
+        return h >= 4 and w >= 5, "at least 4 rows and 5 columns", 10 * h * w
+
+    def _generate_problem(self, params, key):
         height, width = params.height, params.width
         key, bits = draw_once(key, 5)
         wall, door = 2 + _below(bits[0], width - 4), 1 + _below(bits[1], height - 3)
@@ -150,31 +144,26 @@ class DoorKey(MiniGridTask):
         cells = _put(cells, (door, wall, pack(Tiles.DOOR_LOCKED, Colors.YELLOW)), (*_spot(key_at, wall - 1), pack(Tiles.KEY, Colors.YELLOW)))
         return _begin(key, cells, *_spot(agent_at, wall - 1), bits[4], _walk_to_goal())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #97ad78cd
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #i
 _OBJECTS = np.array([Tiles.BALL, Tiles.SQUARE, Tiles.PYRAMID, Tiles.HEX, Tiles.STAR], np.uint8)
 
-def _two_rooms(params: EnvParams) -> tuple[np.ndarray, int, int]:
-    "The empty grid, the column of the wall, and the number of cells of the left room."
+def _two_rooms(params):
+    "The empty grid, the wall's column, and the number of cells of the left room."
     wall = params.width // 2
     return layout("R2", params.height, params.width).cells, wall, (params.height - 2) * (wall - 1)
 
 def _object(kind, color):
-    "One of the five kinds of object in one of the six colours, packed uint8, from random bits."
     return _colored(take(_OBJECTS, _below(kind, len(_OBJECTS))), _color(color))
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #7a99531c
 class Unlock(MiniGridTask):
     "Fetch the key and open the locked door between two rooms."
-    smallest, time_factor = (4, 5), 8
+    defaults, smallest, time_factor = EnvParams(height=6, width=11), (4, 5), 8
 
-    def default_params(self, **kwargs) -> EnvParams:
-        "Defaults for a 6x11 grid; `max_steps = 8 * height ** 2` unless given (16 where the door is blocked), as in MiniGrid."
-        params = EnvParams(height=6, width=11).replace(**kwargs)
-        (rows, cols), (h, w) = self.smallest, (params.height, params.width)
-        sizes = f"at least {rows} rows and {cols} columns"
-        return _complete(params, type(self).__name__, h >= rows and w >= cols, sizes, self.time_factor * h**2)
+    def limits(self, h, w):
+        rows, cols = self.smallest
+        return h >= rows and w >= cols, f"at least {rows} rows and {cols} columns", self.time_factor * h**2
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         cells, wall, room = _two_rooms(params)
         key, bits = draw_once(key, 5)
         color, door = _color(bits[0]), 1 + _below(bits[1], params.height - 2)
@@ -183,11 +172,10 @@ class Unlock(MiniGridTask):
         goal = TileOnPositionGoal(_pair(_colored(Tiles.DOOR_OPEN, color)), jnp.stack([door, jnp.int32(wall)]).astype(jnp.uint8))
         return _begin(key, cells, *_spot(agent_at, wall - 1), bits[4], goal.encode())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #99032dd1
 class UnlockPickUp(Unlock):
     "Fetch the key, open the door between two rooms, and pick up the object behind it."
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         cells, wall, room = _two_rooms(params)
         key, bits = draw_once(key, 8)
         color, thing, door = _color(bits[0]), _object(bits[1], bits[2]), 1 + _below(bits[3], params.height - 2)
@@ -198,15 +186,16 @@ class UnlockPickUp(Unlock):
                      (*_spot(key_at, wall - 1), _colored(Tiles.KEY, color)))
         return _begin(key, cells, *_spot(agent_at, wall - 1), bits[7], AgentHoldGoal(_pair(thing)).encode())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #6010b105
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #j
 class BlockedUnlockPickUp(Unlock):
-    "As `UnlockPickUp`, with another object in front of the door that has to be carried out of the way."
+    "As `UnlockPickUp`, with an object in front of the door that has to be moved away."
     smallest, time_factor = (4, 7), 16
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         cells, wall, room = _two_rooms(params)
         key, bits = draw_once(key, 10)
-        color, thing, block, door = _color(bits[0]), _object(bits[1], bits[2]), _object(bits[3], bits[4]), 1 + _below(bits[5], params.height - 2)
+        color, thing, block = _color(bits[0]), _object(bits[1], bits[2]), _object(bits[3], bits[4])
+        door = 1 + _below(bits[5], params.height - 2)
         blocked = (door - 1) * (wall - 1) + wall - 2
         key_at, agent_at = (spot + (spot >= blocked) for spot in _two_below(bits[6:8], room - 1))
         right = params.width - 2 - wall
@@ -215,16 +204,16 @@ class BlockedUnlockPickUp(Unlock):
                      (*_spot(key_at, wall - 1), _colored(Tiles.KEY, color)))
         return _begin(key, cells, *_spot(agent_at, wall - 1), bits[9], AgentHoldGoal(_pair(thing)).encode())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #ec4e5695
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #k
 class FourRooms(MiniGridTask):
     "Through gaps in the walls of four rooms to the green square; both begin anywhere."
 
-    def default_params(self, **kwargs) -> EnvParams:
-        "Defaults for a 19x19 grid; `max_steps = 100` unless given, as in MiniGrid. Sides are odd, or gaps would lead out of the world."
-        params = EnvParams(height=19, width=19).replace(**kwargs)
-        return _complete(params, "FourRooms", valid_size("R4", params.height, params.width), "a square of side 5, 7, 9, ...", 100)
+    defaults = EnvParams(height=19, width=19)
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def limits(self, h, w):
+        return valid_size("R4", h, w), "a square of side 5, 7, 9, ...", 100
+
+    def _generate_problem(self, params, key):
         plan, width = layout("R4", params.height, params.width), params.width
         key, bits = draw_once(key, 7)
         places = plan.doors.shape[1]
@@ -233,24 +222,23 @@ class FourRooms(MiniGridTask):
         cells = _put(plan.cells, *((0, gap, FLOOR) for gap in gaps), (0, goal_at, _GOAL))
         return _begin(key, cells, agent_at // width, agent_at % width, bits[6], _walk_to_goal())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #cc495cfc
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #l
 _COLOR_ORDERS = np.array(list(itertools.permutations(DOOR_COLORS)), np.uint8)                 # (720, 6)
 _ROOM_PAIRS = np.array(list(itertools.permutations(range(6), 2)), np.int32)                   # (30, 2)
 
-def _room_corners(height: int, width: int) -> np.ndarray:
-    "Upper left corners (row, column) of the walls of the six rooms, the left ones first; int32 `(6, 2)`."
+def _room_corners(height, width):
+    "Upper left corners (row, column) of the six rooms' walls, the left ones first; int32 `(6, 2)`."
     return np.array([(i * (height // 3), left) for left in (0, width // 2 + 2) for i in range(3)], np.int32)
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #e63bc153
 class LockedRoom(MiniGridTask):
     "Find the key in one of six rooms, unlock the door of its colour, and walk to the green square behind it."
 
-    def default_params(self, **kwargs) -> EnvParams:
-        "Defaults for a 19x19 grid; `max_steps = 10 * height` unless given, as in MiniGrid."
-        params = EnvParams(height=19, width=19).replace(**kwargs)
-        return _complete(params, "LockedRoom", valid_size("R6", params.height, params.width), "a square of side 13, 17 or 19", 10 * params.height)
+    defaults = EnvParams(height=19, width=19)
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def limits(self, h, w):
+        return valid_size("R6", h, w), "a square of side 13, 17 or 19", 10 * h
+
+    def _generate_problem(self, params, key):
         height, width = params.height, params.width
         plan, (key, bits) = layout("R6", height, width), draw_once(key, 9)
         colors = jnp.asarray(_COLOR_ORDERS)[_below(bits[0], len(_COLOR_ORDERS))]
@@ -264,7 +252,7 @@ class LockedRoom(MiniGridTask):
         row, col = 1 + _below(bits[6], height - 2), width // 2 - 1 + _below(bits[7], 2)
         return _begin(key, cells, row, col, bits[8], _walk_to_goal())
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #8f25512c
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #m
 class MemoryCarry(PyTreeNode):
     "Where the trial is won and where it is lost: (row, column), int32 `(2,)` each."
     success_pos: jax.Array
@@ -272,23 +260,23 @@ class MemoryCarry(PyTreeNode):
 
 _BALL_AND_KEY = np.array([pack(Tiles.BALL, Colors.GREEN), pack(Tiles.KEY, Colors.GREEN)])
 
-def _memory_walls(width: int) -> np.ndarray:
-    "The room, the corridor and the fork at its end, without objects; packed uint8 `(7, width)`."
+def _memory_walls(width):
+    "Room, corridor and fork, without objects; packed uint8 `(7, width)`."
     cells = layout("R1", 7, width).cells.copy()
     cells[[1, 5], :5] = cells[[1, 5], width - 3] = WALL
     cells[[2, 4], 4 : width - 2] = WALL
     return cells
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #1f804f5a
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #n
 class Memory(MiniGridTask):
     "Remember the object in the first room, and walk to the same one at the end of the corridor."
 
-    def default_params(self, **kwargs) -> EnvParams:
-        "Defaults for 13 columns and a view of 3x3; `max_steps = 5 * width ** 2` unless given, as in MiniGrid."
-        params = EnvParams(height=7, width=13, view_size=3).replace(**kwargs)
-        return _complete(params, "Memory", params.height == 7 and params.width >= 7, "7 rows and at least 7 columns", 5 * params.width**2)
+    defaults = EnvParams(height=7, width=13, view_size=3)
 
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def limits(self, h, w):
+        return h == 7 and w >= 7, "7 rows and at least 7 columns", 5 * w**2
+
+    def _generate_problem(self, params, key):
         end = params.width - 2
         key, bits = draw_once(key, 3)
         shown, upper = _below(bits[0], 2), _below(bits[1], 2)
@@ -301,30 +289,33 @@ class Memory(MiniGridTask):
     def step(self, params: EnvParams, timestep, action):
         return super().step(params, timestep, jnp.where(jnp.asarray(action) == Actions.PICK_UP, Actions.TOGGLE, action))
 
-    def _outcome(self, params: EnvParams, state: State, here, reached):
+    def _outcome(self, params, state, here, reached):
         return (state.agent.position == state.carry.success_pos).all(), (state.agent.position == state.carry.failure_pos).all()
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #6ab609d1
+# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #o
 _TOYS = np.array([pack(t, c) for t in (*_OBJECTS, Tiles.KEY, Tiles.GOAL) for c in DOOR_COLORS.tolist()])
 
 class PlaygroundEnvParams(EnvParams):
-    "Parameters of `Playground`: `num_objects` things are strewn over the rooms."
+    "Parameters of `Playground`, with `num_objects` things in the rooms."
     num_objects: int = field(pytree_node=False, default=12)
 
-# %% ../../../nbs/envs/minigrid/01_tasks.ipynb #5460feca
 class Playground(MiniGridTask):
     "Nine rooms full of things; no goal and no reward."
 
+    defaults = PlaygroundEnvParams(height=19, width=19)
+
+    def limits(self, h, w):
+        return valid_size("R9", h, w), "a square of side 7, 10, 13, 16, 19, ...", 512
+
     def default_params(self, **kwargs) -> PlaygroundEnvParams:
-        "Defaults for a 19x19 grid with 12 objects; `max_steps = 512` unless given."
-        params = PlaygroundEnvParams(height=19, width=19).replace(**kwargs)
-        params = _complete(params, "Playground", valid_size("R9", params.height, params.width), "a square of side 7, 10, 13, 16, 19, ...", 512)
+        params = super().default_params(**kwargs)
         free = len(layout("R9", params.height, params.width).free)
         if not is_integer(params.num_objects) or not 0 <= params.num_objects < free:
-            raise ValueError(f"num_objects is {params.num_objects!r}; choose 0 to {free - 1}, for the agent needs one of {free} free cells.")
+            raise ValueError(f"num_objects is {params.num_objects!r}; choose 0 to {free - 1}, for the agent needs "
+                         f"one of {free} free cells.")
         return params
 
-    def _generate_problem(self, params: PlaygroundEnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         plan, n, width = layout("R9", params.height, params.width), params.num_objects, params.width
         key, bits = draw_once(key, 2 + 2 * n + 24)
         spots = take(plan.free, sample_without_replacement(bits[: n + 1], len(plan.free)))

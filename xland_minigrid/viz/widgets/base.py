@@ -6,7 +6,7 @@
 __all__ = ['STYLE', 'VIEW', 'ipywidgets', 'picture_html', 'table_html', 'banner', 'folded', 'words_html', 'still_page', 'Shown',
            'html', 'row', 'column', 'grid', 'button', 'spoken', 'picture', 'framed', 'key_pad']
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #53c3eb94
+# %% ../../../nbs/viz/widgets/01_base.ipynb #a
 import functools
 import importlib
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ import numpy as np
 
 from ..render import data_uri
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #a452c802
+# %% ../../../nbs/viz/widgets/01_base.ipynb #b
 def ipywidgets():
-    "The module ipywidgets. Raises `ImportError` that says how to install it."
+    "The module. Raises `ImportError` that says how to install it."
     try:
         return importlib.import_module("ipywidgets")
     except ImportError:
         raise ImportError('The live widget needs ipywidgets: install them with pip install "xland_minigrid[notebook]".') from None
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #1c0a48dc
+# %% ../../../nbs/viz/widgets/01_base.ipynb #c
 STYLE = """
 .xmg-w{font:13px/1.45 system-ui,-apple-system,"Segoe UI",sans-serif;color:inherit;max-width:100%}
 .xmg-w .widget-html,.xmg-w .widget-html-content,.xmg-w .jupyter-widgets{color:inherit}
@@ -72,14 +72,14 @@ STYLE = """
 .xmg-w-pad:focus{outline:2px solid #3b8cff;outline-offset:1px;border-style:solid}
 """
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #09af83dd
+# %% ../../../nbs/viz/widgets/01_base.ipynb #d
 def picture_html(picture, alt: str, width: int | None = None) -> str:
-    "A picture, `(H, W, 3)` uint8 or the bytes of a PNG, as HTML with its data. alt: its description. width: in pixels; needed for a PNG."
+    "A picture, `(H, W, 3)` uint8 or PNG bytes, as HTML. alt: description. width: in pixels; required for a PNG."
     width = np.asarray(picture).shape[1] if width is None else width
     return f'<img class="xmg-w-picture" alt="{escape(alt)}" width="{width}" style="max-width:100%" src="{data_uri(picture)}">'
 
 def table_html(header: Sequence[str], rows: Sequence[Sequence]) -> str:
-    "A small table; all cells are HTML."
+    "A small table of HTML cells."
     line = lambda cells, tag: "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>"
     return f'<table class="xmg-w-table"><thead>{line(header, "th")}</thead><tbody>{"".join(line(row, "td") for row in rows)}</tbody></table>'
 
@@ -88,32 +88,32 @@ def banner(words: str, tone: str = "") -> str:
     return f'<div role="status" class="xmg-w-banner xmg-w-{tone}">{escape(words)}</div>'
 
 def folded(title: str, body: str, name: str = "folded") -> str:
-    "HTML that a reader can unfold."
+    "HTML to unfold."
     return f'<details class="xmg-w-{name}"><summary>{escape(title)}</summary><div>{body}</div></details>'
 
 def words_html(text: str) -> str:
-    "Plain text as HTML, with its line breaks."
+    "Plain text as HTML, with line breaks."
     return f'<div class="xmg-w-words">{escape(text)}</div>'
 
 def still_page(body: str, name: str, label: str, note: str = "A still of the widget: run this cell to use it.") -> str:
-    "The still of a widget: `body` with its style. label: its accessible name. note: a last line in small print."
+    "The still of a widget: `body` with its style. label: accessible name. note: in small print."
     return (f'<div class="xmg-w xmg-w-still xmg-w-{name}" role="group" aria-label="{escape(label)}"><style>{STYLE}</style>{body}'
             f'<div class="xmg-w-soft xmg-w-small" style="margin-top:6px">{escape(note)}</div></div>')
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #abafe6f8
+# %% ../../../nbs/viz/widgets/01_base.ipynb #e
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 class Shown:
-    """Base of the widgets: displays live with a kernel, and as a still without one.
+    """Base of the widgets: live with a kernel, a still without.
 
-    Subclasses define `still()`, HTML without scripts; `_build()`, a list of ipywidgets; `_name`, the class of the outer box (`xmg-w-NAME`);
-    `_html`, functions from the widget to the HTML of its `_parts`, by name; and `_voice`, the part that shows errors.
+    Subclasses define `still()`, HTML without scripts; `_build()`, a list of ipywidgets; `_name`: the outer box is
+    `xmg-w-NAME`; `_html`: name to a function from the widget to the HTML of that part; `_voice`: the part for errors.
     """
     _name, _html, _voice, _widget = "shown", {}, "", None
 
     @property
     def widget(self):
-        "The live widget, an ipywidgets `VBox`, made on first use. Raises `ImportError` without ipywidgets."
+        "The live widget, an ipywidgets `VBox`, made on first use. Raises `ImportError`."
         if self._widget is None:
             ipywidgets()
             self.buttons, self._parts = {}, {name: html("", name) for name in {**self._html, self._voice: None}}
@@ -125,21 +125,21 @@ class Shown:
         return self._widget
 
     def _update(self):
-        "Bring the live widget up to date, if there is one; returns the object."
+        "Bring the live widget up to date; returns the object."
         if self._widget is not None:
             for name, make_html in self._html.items():
                 self._parts[name].value = make_html(self)
         return self
 
-    def _say(self, words: str) -> None:
+    def _say(self, words):
         self._parts[self._voice].value = banner(words, "bad")
 
-    def _button(self, name: str, words: str, on_click, tooltip: str = "", main: bool = False):
-        "A button in `buttons[name]`, whose errors are shown by `_say`."
+    def _button(self, name, words, on_click, tooltip="", main=False):
+        "A button in `buttons[name]`, whose errors `_say` shows."
         self.buttons[name] = button(words, name, on_click, tooltip=tooltip, main=main, say=self._say)
         return self.buttons[name]
 
-    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
+    def _repr_mimebundle_(self, include=None, exclude=None):
         bundle = {"text/plain": repr(self)}
         try:
             bundle[VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
@@ -151,9 +151,8 @@ class Shown:
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #4bd81e3d
-def _named(widget, name: str):
-    "Add the class `xmg-w-NAME` to a widget, for each of the names."
+# %% ../../../nbs/viz/widgets/01_base.ipynb #f
+def _named(widget, name):
     for word in name.split():
         widget.add_class(f"xmg-w-{word}")
     return widget
@@ -162,35 +161,34 @@ def html(text: str = "", name: str = "text"):
     "An HTML part; change its `value`."
     return _named(ipywidgets().HTML(text), name)
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #12a34fed
+# %% ../../../nbs/viz/widgets/01_base.ipynb #g
 def row(*children, name: str = "", tight: bool = False, middle: bool = False):
-    "Children side by side, wrapped if there is no room. tight: with small gaps. middle: centred vertically, else aligned at the top."
+    "Children side by side, wrapping. tight: small gaps. middle: centred vertically."
     w = ipywidgets()
     box = w.HBox(children, layout=w.Layout(flex_flow="row wrap", align_items="center" if middle else "flex-start", overflow="visible"))
     return _named(box, f"row {'tight ' * tight}{name}")
 
 def column(*children, name: str = "", width: int | None = None, least: int | None = None):
-    "Children below one another, as wide as they need, or at most `width` pixels, or all the room of a row but at least `least` pixels."
+    "Children below one another, at most `width` pixels, or filling a row but at least `least` pixels."
     w = ipywidgets()
     wide = {} if width is None else {"width": f"{width}px", "max_width": "100%"}
     wide |= {} if least is None else {"flex": f"1 1 {least}px", "min_width": "0"}
     return _named(w.VBox(children, layout=w.Layout(overflow="visible", **wide)), f"column {name}")
 
 def grid(*children, columns: int = 3, name: str = "", width: int = 330):
-    "Children in `columns` of equal width, together at most `width` pixels."
+    "Children in equal columns, together at most `width` pixels."
     w = ipywidgets()
     layout = w.Layout(display="grid", grid_template_columns=f"repeat({columns}, minmax(0, 1fr))", grid_gap="6px", width="100%", max_width=f"{width}px", overflow="visible")
     return _named(w.Box(children, layout=layout), f"grid {name}")
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #bf45347b
 def button(words: str, name: str, on_click, *, tooltip: str = "", main: bool = False, say=None):
-    "A button that calls `on_click()`. say: as for `spoken`."
+    "A button that calls `on_click()`. say: see `spoken`."
     made = _named(ipywidgets().Button(description=words, tooltip=tooltip or words), f"{name}{' main' * main}")
     made.on_click(lambda _: spoken(on_click, say))
     return made
 
 def spoken(action, say=None):
-    "Call `action()`; with `say`, a `ValueError`, `TypeError`, `LookupError` or `RuntimeError` is not raised but goes to `say(words)`."
+    "Call `action()`; with `say`, value, type, lookup and runtime errors go to `say(words)`."
     if say is None:
         return action()
     try:
@@ -198,13 +196,13 @@ def spoken(action, say=None):
     except (ValueError, TypeError, LookupError, RuntimeError) as error:
         say(str(error.args[0] if isinstance(error, KeyError) and error.args else error))
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #3b883ea3
+# %% ../../../nbs/viz/widgets/01_base.ipynb #h
 def picture(png: bytes, name: str, width: int):
-    "A PNG as a part, `width` pixels wide; change its `value`."
+    "A PNG part, `width` pixels wide; change its `value`."
     w = ipywidgets()
     return _named(w.Image(value=png, format="png", layout=w.Layout(width=f"{width}px", max_width="100%", height="auto")), f"picture {name}")
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #c92c1572
+# %% ../../../nbs/viz/widgets/01_base.ipynb #i
 _FIT = """
 (() => { let frame = null; try { frame = window.frameElement; } catch { } if (!frame) return;
   const look = () => { const s = getComputedStyle(frame); document.documentElement.style.colorScheme = s.colorScheme; document.body.style.color = s.color; };
@@ -213,12 +211,12 @@ _FIT = """
 """
 
 def framed(body: str, title: str, height: int = 420) -> str:
-    "HTML with scripts, for the `value` of an `html` part. title: the accessible name. height: in pixels, until the frame fits its content."
+    "HTML with scripts, for an `html` part. title: accessible name. height: pixels until the frame fits."
     page = ('<!doctype html><html><meta charset="utf-8"><style>html,body{margin:0;background:transparent;overflow:hidden}'
             f'body{{font:13px/1.45 system-ui,sans-serif;display:flow-root;padding:1px}}</style><body>{body}<script>{_FIT}</script></body></html>')
     return f'<iframe class="xmg-w-frame" title="{escape(title)}" style="height:{height}px" srcdoc="{escape(page)}"></iframe>'
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #024675d1
+# %% ../../../nbs/viz/widgets/01_base.ipynb #j
 _KEYS_SCRIPT = """
 function render({ model, el }) {
   const pad = document.createElement('div');
@@ -254,10 +252,9 @@ function render({ model, el }) {
 export default { render };
 """
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #ca1c6b3d
+# %% ../../../nbs/viz/widgets/01_base.ipynb #k
 @functools.cache
 def _keys_class():
-    "The class of key pads; None without anywidget."
     try:
         import anywidget
         import traitlets
@@ -270,11 +267,10 @@ def _keys_class():
         pressed, answered = traitlets.List([0, ""]).tag(sync=True), traitlets.Int(0).tag(sync=True)
     return Keys
 
-# %% ../../../nbs/viz/widgets/01_base.ipynb #5ee90bfe
 def key_pad(known, on_key, hint: str = "Click here, then use the keys.", say=None):
-    """A part that calls `on_key(key)` for keys pressed while the focus is inside the widget; without anywidget, a hint to install it.
+    """A part that calls `on_key(key)` for keys pressed inside the widget; without anywidget, a hint.
 
-    known: the keys: single characters in lower case, `'up'`, `'down'`, `'left'`, `'right'`, `'Enter'`. say: as for `spoken`.
+    known: single lower-case characters, `'up'`, `'down'`, `'left'`, `'right'`, `'Enter'`. say: see `spoken`.
     """
     if _keys_class() is None:
         return html('<div class="xmg-w-soft xmg-w-small">Keys work too once anywidget is installed.</div>', "no-keys")

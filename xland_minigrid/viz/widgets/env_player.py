@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['trials_html', 'EnvPlayer']
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #ac9f2663
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #a
 import functools
 from html import escape
 
@@ -20,11 +20,11 @@ from ..render import describe_grid, draw_tile, render, render_observation, to_pn
 from ..tree import draw_ruleset
 from .base import Shown, banner, column, folded, grid, html, key_pad, picture, picture_html, row, still_page, table_html, words_html
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #1f15e2a3
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #b
 _TONE = {WON: "good", LOST: "bad", LATE: "bad", LEFT: ""}
 
 def trials_html(trials, most: int = 12) -> str:
-    "The latest trials as a table, the last one first."
+    "The latest trials as a table, newest first."
     if not trials:
         return '<div class="xmg-w-head">Trials</div><div class="xmg-w-soft xmg-w-small">None is over yet.</div>'
     head = f'<div class="xmg-w-head">Trials <span class="xmg-w-soft" style="font-weight:400">{sum(t.how == WON for t in trials)} of {len(trials)} won</span></div>'
@@ -32,44 +32,41 @@ def trials_html(trials, most: int = 12) -> str:
     more = f'<div class="xmg-w-soft xmg-w-small">and {len(trials) - most} before</div>' if len(trials) > most else ""
     return head + table_html(("trial", "", "steps", "reward"), rows) + more
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #089f7453
-def _action(action) -> int:
-    "The number of an action, given as a number or a word. Raises `ValueError`."
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #c
+def _action(action):
+    "The number of an action, given as number or word. Raises `ValueError`."
     commands = read_line(action) if isinstance(action, str) else [action]
     if len(commands) != 1:
         raise ValueError(f"{action!r} is {len(commands)} actions: give one, such as {', '.join(ACTION_NAMES)}.")
     return checked_int("action", commands[0], 0, NUM_ACTIONS - 1)
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #81ba6084
-def _world_pixels(self) -> np.ndarray:
-    "The room with the agent, its view lit."
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #d
+def _world_pixels(self):
     now = self.moments[-1]
     return render(now.cells, now.agent, tile_size=int(np.clip(324 // max(now.cells.shape), 12, 36)), visible=now.visible)
 
-def _view_pixels(self) -> np.ndarray:
+def _view_pixels(self):
     return render_observation(self.seen, tile_size=max(8, 140 // len(self.seen)))
 
-def _alt(self) -> str:
+def _alt(self):
     return describe_grid(self.moments[-1].cells, self.moments[-1].agent)
 
-def _facts_html(self) -> str:
+def _facts_html(self):
     parts = [("trial", str(self.trial)), ("step", f"{int(self.timestep.state.step_num)} of {self.params.max_steps}"), ("reward", f"{float(self.timestep.reward):.2f}")]
     told = "".join(f'<span style="white-space:nowrap"><span class="xmg-w-soft">{name}</span> <b>{value}</b></span> ' for name, value in parts)
     return f'<div class="xmg-w-number xmg-w-row" style="gap:2px 16px">{told}</div>'
 
-def _pocket_html(self) -> str:
+def _pocket_html(self):
     tile, color = (int(v) for v in np.asarray(self.timestep.state.agent.pocket))
     load = f"{picture_html(draw_tile(tile, color, 28), '')}<b>{tile_name(tile, color)}</b>" if tile > Tiles.FLOOR else '<b>nothing</b>'
     return f'<div class="xmg-w-row" style="align-items:center;min-height:28px"><span class="xmg-w-soft">carries</span>{load}</div>'
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #e4b35b1b
-def _message_html(self) -> str:
-    "The message, coloured at the end of a trial."
+def _message_html(self):
     words = self.message or "Find out what the goal is."
     return banner(words[0].upper() + words[1:], _TONE[self.trials[-1].how] if self.trials and self.timestep.last() else "")
 
-def _task_html(self) -> str:
-    "The task in words and as a drawing, folded; with a ruleset it is made once."
+def _task_html(self):
+    "The task in words and as a drawing, folded; kept if there is a ruleset."
     if self._task is not None:
         return self._task
     told = folded("Goal and rules in English", words_html(task_in_words(self.params, self.timestep.state)), "rules")
@@ -78,12 +75,12 @@ def _task_html(self) -> str:
     self._task = told + folded("Task tree", f'<div class="xmg-w-scroll">{draw_ruleset(self.params.ruleset)._repr_html_()}</div>', "tree")
     return self._task
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #61a9112f
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #e
 _BUTTONS = ((2, "left", "↺ left", "turn left, counter-clockwise"), (0, "forward", "↑ forward", "move forward"), (1, "right", "right ↻", "turn right, clockwise"),
             (3, "pick-up", "pick up", "pick up what is in front"), (4, "put-down", "put down", "put down what is carried"), (5, "toggle", "toggle", "open or close a door in front"))
 _HINT = "Click here, then use the keys: ↑ forward, ← → turn, p pick up, x put down, t toggle, r new trial."
 
-def _build(self) -> list:
+def _build(self):
     pixels = _world_pixels(self)
     self._parts |= {"world": picture(to_png(pixels), "world", pixels.shape[1]), "view": picture(b"", "view", _view_pixels(self).shape[1])}
     moves = [self._button(name, words, functools.partial(self.step, action), tooltip, main=action == 0) for action, name, words, tooltip in _BUTTONS]
@@ -93,24 +90,22 @@ def _build(self) -> list:
     right = column(html('<div class="xmg-w-head">What the agent sees</div>'), self._parts["view"], self._parts["pocket"], self._parts["trials"])
     return [row(left, right, column(self._parts["task"], least=260)), self._parts["words"]]
 
-def _still(self) -> str:
+def _still(self):
     pixels = _world_pixels(self)
     left = f'<div class="xmg-w-column" style="width:{pixels.shape[1]}px;max-width:100%">{_facts_html(self)}{picture_html(pixels, _alt(self))}{_message_html(self)}</div>'
     right = f'<div class="xmg-w-column"><div class="xmg-w-head">What the agent sees</div>{picture_html(_view_pixels(self), "the view of the agent")}{_pocket_html(self)}{trials_html(self.trials)}</div>'
     body = f'<div class="xmg-w-head">{escape(self.name)}</div><div class="xmg-w-row" style="margin-bottom:8px">{left}{right}</div>{_task_html(self)}'
     return still_page(body, "player", f"{self.name}, played by hand", "A still: run this cell to play.")
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #8f5f117b
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #f
 class EnvPlayer(Session, Shown):
     """Play an environment by hand, with buttons, keys or methods.
 
     Args:
-        env: the name of an environment, or an `Environment` without auto-reset.
-        ruleset: the task of an XLand environment; by default that of the paper's Figure 2.
-        params: by default those of the environment.
-        seed: of the first trial; later trials follow from it.
-    Attributes: those of a `Session`.
-    Raises `TypeError` or `ValueError` for a wrong environment, task or seed.
+        env: a name, or an `Environment` without auto-reset. params: default: the environment's.
+        ruleset: of an XLand environment; default: the paper's Figure 2.
+        seed: of the first trial; others follow from it.
+    Attributes: those of a `Session`. Raises `TypeError` or `ValueError` for a wrong environment, task or seed.
     """
     _name, _voice, _task, _build, still = "player", "message", None, _build, _still
     _html = {"facts": _facts_html, "pocket": _pocket_html, "message": _message_html, "task": _task_html, "trials": lambda self: trials_html(self.trials),
@@ -120,7 +115,7 @@ class EnvPlayer(Session, Shown):
         seed = checked_int("seed", seed, 0, 2**32 - 1)
         name, env, params = world_of(env, params, ruleset)
         super().__init__(env, params, seed, name=name)
-        jax.block_until_ready(self._step(params, self.timestep, 0))  # compiles, so the first click is quick
+        jax.block_until_ready(self._step(params, self.timestep, 0))  # compile now
 
     def do(self, command) -> bool:
         going = super().do(command)
@@ -128,9 +123,9 @@ class EnvPlayer(Session, Shown):
         return going
 
     def step(self, action):
-        """Do one action, a number from 0 to 5 or a name such as `"forward"`; after the end of a trial, only begin the next one.
+        """Do one action, 0 to 5 or a name such as `"forward"`; after the end of a trial, only begin the next.
 
-        Returns the next `TimeStep`. Raises `ValueError` for a wrong action.
+        Returns the `TimeStep`. Raises `ValueError`.
         """
         self.do(_action(action))
         return self.timestep
@@ -140,7 +135,7 @@ class EnvPlayer(Session, Shown):
         return self.play("reset")
 
     def play(self, line: str):
-        """Do the actions of a line as in the terminal: words (`"forward right, pick up"`), numbers, or joined keys (`"wwdp"`); `reset` begins a new trial.
+        """Do a line of actions: words (`"forward right, pick up"`), numbers, joined keys (`"wwdp"`), or `reset`.
 
         Returns the last `TimeStep`. Raises `ValueError` for a wrong line, before any action.
         """

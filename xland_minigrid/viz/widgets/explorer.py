@@ -6,7 +6,7 @@
 __all__ = ['PLACES', 'DIFFICULTY', 'Term', 'read_search', 'Facts', 'matches', 'kind_names', 'Found', 'find', 'Example',
            'example_of', 'RulesetExplorer']
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #fd0c3236
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #a
 import functools
 import re
 from html import escape
@@ -32,15 +32,15 @@ from ..player import Player, play_rollout
 from ..tree import draw_ruleset
 from .base import Shown, banner, column, framed, html, ipywidgets, key_pad, row, spoken, still_page, words_html
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #bd67e3f0
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #b
 PLACES = {"goal": "goal", "goals": "goal", "rule": "needs", "rules": "needs", "needs": "needs", "makes": "makes", "product": "makes", "start": "start", "objects": "start"}
 
 class Term(NamedTuple):
-    "Objects to look for, a bool table `(256,)` of packed tiles, and their place in a task; \"\" is anywhere."
+    """Objects to look for, bool `(256,)` by packed tile, and their place in a task; "" is anywhere."""
     place: str
     objects: np.ndarray
 
-def _term(text: str) -> Term:
+def _term(text):
     place, rest = "", text
     if prefix := re.match(r"(\w+)\s*:\s*(.+)", text):
         if prefix[1] not in PLACES:
@@ -54,15 +54,15 @@ def _term(text: str) -> Term:
     return Term(place, objects)
 
 def read_search(text: str) -> list[Term]:
-    "The terms of a search, separated by commas or `and`. Raises `ValueError` for an unknown word."
+    "Terms of a search, separated by commas or `and`. Raises `ValueError` for unknown words."
     if not isinstance(text, str):
         raise TypeError(f"text is {type(text).__name__}: give words such as 'red ball'.")
     parts = re.split(r"[,;]|\band\b", " ".join(text.lower().rstrip(". ").split()))
     return [_term(part.strip()) for part in parts if part.strip()]
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #1634faa5
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #c
 class Facts:
-    "Properties of the `n` tasks of a benchmark, computed on demand. env, params: the world for which steps are estimated."
+    "Properties of a benchmark's `n` tasks, computed on demand. env, params: the world for estimated steps."
 
     def __init__(self, benchmark, env, params):
         self.goals, self.rules, self.tiles, self.num_rules = (np.asarray(x) for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles, benchmark.num_rules))
@@ -77,7 +77,7 @@ class Facts:
         return {"goal": goal_objects(self.goals), "needs": np.concatenate([a, b]), "makes": product, "start": np.ascontiguousarray(pack_pairs(self.tiles).T)}
 
     def prove(self, rows) -> None:
-        "Compute plan, depth and estimated steps of these rows."
+        "Compute plan, depth and estimated steps of rows."
         rows = rows[~self.known[rows]]
         if len(rows):
             tasks = SimpleNamespace(goals=self.goals[rows], rules=self.rules[rows], init_tiles=self.tiles[rows])
@@ -86,7 +86,6 @@ class Facts:
                 getattr(self, name)[rows] = getattr(plans, name)
             self.steps[rows], self.known[rows] = estimated_steps(tasks, *self._world, plans=plans), True
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #8773cc59
 def matches(facts: Facts, term: Term) -> np.ndarray:
     "The tasks that fit a term, bool `(n,)`."
     places = [facts.places[term.place]] if term.place else facts.places.values()
@@ -95,11 +94,10 @@ def matches(facts: Facts, term: Term) -> np.ndarray:
         found |= term.objects[line]
     return found
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #ba21a4cb
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #d
 DIFFICULTY = {"easy": (0, 15), "medium": (15, 40), "hard": (40, np.inf)}  # expected steps
 
-def _limits(name: str, value) -> tuple:
-    "The lowest and the highest value of a filter. Raises `ValueError`."
+def _limits(name, value):
     if np.ndim(value) == 0 and not isinstance(value, (str, bool)):
         value = (value, value)
     if isinstance(value, str) or np.shape(value) != (2,) or not value[0] <= value[1]:
@@ -107,11 +105,11 @@ def _limits(name: str, value) -> tuple:
     return tuple(value)
 
 def kind_names() -> dict[int, str]:
-    "The short names of all kinds of goals: `{1: 'AgentHold', ...}`."
+    "Short names of goals: `{1: 'AgentHold', ...}`."
     return {number: cls.__name__.removesuffix("Goal") for number, cls in goal_kinds.classes.items()}
 
-def _kinds(value) -> list[int]:
-    "Identifiers of one or several kinds of goals, given as numbers, classes or names. Raises `ValueError`."
+def _kinds(value):
+    "Identifiers of goals, given as numbers, classes or names. Raises `ValueError`."
     names = {name.lower(): number for number, name in kind_names().items()}
     numbers = []
     for kind in value if isinstance(value, (list, tuple, set, range, np.ndarray)) else [value]:
@@ -121,17 +119,16 @@ def _kinds(value) -> list[int]:
         numbers.append(int(number))
     return numbers
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #5890362e
 class Found(NamedTuple):
-    "The rows that fit; of `quick` rows that passed the filters without proofs, `looked_at` were proved."
+    "Rows that fit; `looked_at` of `quick` rows that passed the other filters were proved."
     rows: np.ndarray
     looked_at: int
     quick: int
 
-def _within(values, limits) -> np.ndarray:
+def _within(values, limits):
     return (values >= limits[0]) & (values <= limits[1])
 
-def _quick(facts: Facts, goal_kind, num_rules, text: str) -> np.ndarray:
+def _quick(facts, goal_kind, num_rules, text):
     fits = np.ones(len(facts.goals), bool)
     if goal_kind is not None:
         fits &= np.isin(facts.goals[:, 0], _kinds(goal_kind))
@@ -141,11 +138,12 @@ def _quick(facts: Facts, goal_kind, num_rules, text: str) -> np.ndarray:
         fits &= matches(facts, term)
     return np.flatnonzero(fits)
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #3c0d98b9
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #e
 def find(facts: Facts, *, goal_kind=None, num_rules=None, difficulty=None, solvable=None, text: str = "", limit=None, **proved) -> Found:
     "The rows that fit; see `RulesetExplorer.filter`."
     if unknown := proved.keys() - {"depth", "num_steps", "dead_ends"}:
-        raise TypeError(f"There is no filter {unknown.pop()!r}: choose goal_kind, num_rules, depth, num_steps, dead_ends, difficulty, solvable, text or limit.")
+        raise TypeError(f"There is no filter {unknown.pop()!r}: choose goal_kind, num_rules, depth, num_steps, dead_ends, "
+                        "difficulty, solvable, text or limit.")
     if solvable not in (None, True, False):
         raise ValueError(f"solvable is {solvable!r}: give True, False or None.")
     if limit is not None:
@@ -164,7 +162,7 @@ def find(facts: Facts, *, goal_kind=None, num_rules=None, difficulty=None, solva
     fits = [proofs & _within(getattr(facts, name)[rows], limits) for name, limits in ranges.items()] + [proofs == solvable] * (solvable is not None)
     return Found(rows[np.all(fits, axis=0)], len(rows), len(quick))
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #7919fec5
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #f
 class Example(NamedTuple):
     "A task in an example world; `detail` is the message of the oracle."
     row: int
@@ -174,7 +172,7 @@ class Example(NamedTuple):
     detail: str
     film: Player | None
 
-def _film(env, params, timestep, actions, title: str) -> Player:
+def _film(env, params, timestep, actions, title):
     step, moments = _compiled(env)[1], [timestep]
     for action in actions:
         moments.append(step(params, moments[-1], int(action)))
@@ -188,15 +186,14 @@ def example_of(row: int, ruleset, env, params, seed: int = 0) -> Example:
     params, plan = params.replace(ruleset=ruleset), plan_of(ruleset)
     try:
         timestep = _compiled(env)[0](params, jax.random.key(seed))
-    except ValueError as error:                              # for example, too many objects for this room
+    except ValueError as error:  # too many objects, for example
         return Example(row, ruleset, plan, None, f"There is no start: {error}", None)
     solution = solve_from(ruleset, timestep, params)
     par, film = (len(solution.actions), _film(env, params, timestep, solution.actions.tolist(), f"Task {row:,}, solved")) if solution.solved else (None, None)
     return Example(row, ruleset, plan, par, solution.detail, film)
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #f0ff9e72
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #g
 class _Selection:
-    "The tasks of a benchmark that fit a filter, and the task shown."
 
     def __init__(self, benchmark, env="XLand-MiniGrid-R1-9x9", *, params=None, seed: int = 0):
         self.benchmark, _ = find_benchmark(benchmark)
@@ -208,35 +205,40 @@ class _Selection:
         self.facts, self.seed = Facts(self.benchmark, self.env, self.params), checked_int("seed", seed, 0, 2**32 - 1)
         self.filter()
 
-    found = property(lambda self: self._result.rows, doc="The rows that fit the present filter, int64, increasing.")
-    row = property(lambda self: None if self.example is None else self.example.row, doc="The row that is shown; None where no task fits.")
+    found = property(lambda self: self._result.rows, doc="The rows that fit, int64, increasing.")
+    row = property(lambda self: None if self.example is None else self.example.row, doc="The row shown, or None.")
 
     def filter(self, **criteria):
-        """Keep the tasks that fit all criteria, show the first of them, and return the explorer. Earlier criteria are forgotten.
+        """Keep the tasks that fit all criteria, show the first, and return the explorer.
+
+        Earlier criteria are forgotten.
 
         Args:
-            goal_kind: a kind of goal by name (`"AgentHold"`), class or number, or a list of kinds.
-            num_rules, depth, num_steps, dead_ends: rules of the task, its longest chain of rules, rules that its plan triggers, and other rules that
-                take what the plan needs. Each is a number, or the lowest and the highest.
-            difficulty: `"easy"`, `"medium"`, `"hard"`, or the lowest and the highest number of expected steps.
-            solvable: whether there is a plan. text: see `read_search`, for example `"red ball"` or `"goal: key, makes: hex"`.
-            limit: the most tasks to prove; None proves all that need it.
-        Raises `ValueError` or `TypeError` for a wrong criterion, and then changes nothing.
+            goal_kind: a kind of goal by name (`"AgentHold"`), class or number, or a list.
+            num_rules, depth, num_steps, dead_ends: rules, longest chain of rules, rules that the plan triggers, other
+                rules that take what it needs; a number, or the lowest and the highest.
+            difficulty: `"easy"`, `"medium"`, `"hard"`, or the lowest and highest number of expected steps.
+            solvable: whether there is a plan. text: see `read_search`, such as `"goal: key, makes: hex"`.
+            limit: the most tasks to prove (default: all that need it).
+        Raises `ValueError` or `TypeError` for a wrong criterion, and changes nothing.
         """
         given = {name: value for name, value in criteria.items() if value is not None and not (isinstance(value, str) and not value.strip())}
         self._result, self.criteria, self.example = find(self.facts, **given), given, None
         return self.show(self.found[0]) if len(self.found) else self._update()
 
     def show(self, row: int, seed: int | None = None):
-        "Show the task of a row, at the start of `seed` (by default the explorer's), and return the explorer. Raises `IndexError` or `TypeError` for a wrong row."
+        """Show the task of a row, at the start of `seed` (default: the explorer's); returns the explorer.
+
+        Raises `IndexError`.
+        """
         ruleset, start = self.benchmark.get_ruleset(row), self.seed if seed is None else checked_int("seed", seed, 0, 2**32 - 1)
         row = int(row) % len(self.benchmark)
         self.facts.prove(np.array([row]))
         self.example, self._start = example_of(row, ruleset, self.env, self.params, start), start
         return self._update()
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #5db47f98
-def _count_html(self) -> str:
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #h
+def _count_html(self):
     result, n = self._result, len(self.benchmark)
     words = f"<b>{len(result.rows):,}</b> of {n:,} tasks fit"
     if result.looked_at < result.quick:
@@ -245,8 +247,7 @@ def _count_html(self) -> str:
     told = f' <span class="xmg-w-soft">({escape(told)})</span>' if told else ""
     return f'<div role="status" class="xmg-w-number">{words}{told}</div>'
 
-def _facts_html(self) -> str:
-    "Kind of goal, rules, depth, dead ends and steps of the task."
+def _facts_html(self):
     row, facts = self.row, self.facts
     solved = facts.reason[row] == Reason.PROVED
     parts = [kind_names().get(int(facts.goals[row, 0]), "goal"), _plural(facts.num_rules[row], "rule"),
@@ -254,25 +255,23 @@ def _facts_html(self) -> str:
     tags = " ".join(f'<span class="xmg-w-tag">{escape(part)}</span>' for part in parts)
     return f'<div class="xmg-w-row xmg-w-tight" style="align-items:center"><b>Task {row:,}</b> {tags}</div>'
 
-def _plural(count, what: str) -> str:
+def _plural(count, what):
     return f"{int(count)} {what}{'s' * (int(count) != 1)}"
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #391b840a
-def _task_html(self) -> str:
+def _task_html(self):
     if self.example is None:
         return banner("No task fits: change a filter, or take one away.")
     ruleset = self.example.ruleset
     return f'{_facts_html(self)}<div style="margin:6px 0">{words_html(ruleset.describe())}</div>'
 
-def _tree_html(self) -> str:
-    "The task tree, which scrolls where it is wider than the page."
+def _tree_html(self):
     return "" if self.example is None else f'<div class="xmg-w-head">Task tree</div><div class="xmg-w-scroll">{draw_ruleset(self.example.ruleset)._repr_html_()}</div>'
 
-def _why_no_plan(self) -> str:
+def _why_no_plan(self):
     reason = Reason(int(self.facts.reason[self.row])).name.lower().replace("_", " ")
     return f"There is no plan ({reason}): no start of this task can be solved." if reason != "unknown kind" else "The plan of a task with registered kinds is not known."
 
-def _plan_html(self) -> str:
+def _plan_html(self):
     if self.example is None:
         return ""
     plan, par = self.example.plan, self.example.par
@@ -280,33 +279,32 @@ def _plan_html(self) -> str:
     result = f"<b>Par {par} steps</b> from this start" if par is not None else escape(self.example.detail)
     return f'<div class="xmg-w-head">Plan</div>{told}<div class="xmg-w-par" style="margin:8px 0 4px">{result} <span class="xmg-w-soft">({escape(self.world)})</span></div>'
 
-def _film_html(self) -> str:
+def _film_html(self):
     return "" if self.example is None or self.example.film is None else self.example.film._repr_html_()
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #f9886da8
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #i
 _ANY = "any"  # None would show as an empty control
 _DEPTHS = ((_ANY, _ANY), ("0: no rule needed", 0), ("1", 1), ("2", 2), ("3", 3), ("4 or more", (4, 255)))
 _DIFFICULTIES = ((_ANY, _ANY), ("easy: up to 15 steps", "easy"), ("medium: 15 to 40 steps", "medium"), ("hard: 40 steps or more", "hard"))
 
-def _options(self) -> dict:
+def _options(self):
     "Options of the controls, with counts that need no proof."
     kinds, rules = np.bincount(self.facts.goals[:, 0], minlength=256), np.bincount(self.facts.num_rules)
     return {"goal_kind": [(_ANY, _ANY), *((f"{kind_names().get(k, k)} ({kinds[k]:,})", int(k)) for k in np.flatnonzero(kinds))],
             "num_rules": [(_ANY, _ANY), *((f"{k} ({rules[k]:,})", int(k)) for k in np.flatnonzero(rules))],
             "depth": _DEPTHS, "difficulty": _DIFFICULTIES}
 
-def _field(words: str, control, name: str, least: int | None = None):
+def _field(words, control, name, least=None):
     control.add_class(f"xmg-w-{name}")
     field = column(html(f'<span class="xmg-w-soft xmg-w-small">{escape(words)}</span>'), control, name="field", least=least)
     field.layout.max_width = "100%" if least is None else "230px"
     return field
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #9a8b85c6
 _LABELS = {"goal_kind": "kind of goal", "num_rules": "rules", "depth": "depth of the tree", "difficulty": "difficulty", "text": "words, separated by commas"}
-_LOOK = 50_000  # tasks that the live widget proves at once, in about two seconds
+_LOOK = 50_000  # tasks proved at once, in about two seconds
 _PAGE = 50      # tasks in its list
 
-def _build_filters(self) -> list:
+def _build_filters(self):
     w = ipywidgets()
     whole = w.Layout(width="100%")
     self.controls = {name: w.Dropdown(options=options, value=_ANY, layout=whole) for name, options in _options(self).items()}
@@ -317,13 +315,13 @@ def _build_filters(self) -> list:
     return [row(*(_field(_LABELS[name], control, name.replace("_", "-"), 140) for name, control in self.controls.items()), tight=True),
             row(self._parts["count"], more, self._button("clear", "clear", self.filter, "take all filters away"), tight=True, middle=True)]
 
-def _chosen(self, limit) -> None:
+def _chosen(self, limit):
     chosen = {name: control.value for name, control in self.controls.items() if control.value not in (_ANY, "")}
     spoken(lambda: self.filter(**{**self._unsaid, **chosen, "limit": limit}), self._say)
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #9c4cb575
-def _move(self, by: int) -> None:
-    "Show the task `by` places on among those that fit, around the ends."
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #j
+def _move(self, by):
+    "Show the task `by` places on, around the ends."
     if not len(self.found):
         raise ValueError("No task fits: there is nowhere to go.")
     at = int(np.searchsorted(self.found, 0 if self.row is None else self.row))
@@ -335,7 +333,7 @@ _STEPS = (  # name, words, what it does, tooltip
     ("random", "random", lambda self: self.show(int(np.random.default_rng().choice(self.found))) if len(self.found) else None, "any task of those that fit"),
     ("another-start", "another start", lambda self: self.row is None or self.show(self.row, self._start + 1), "the same task in another example world"))
 
-def _build(self) -> list:
+def _build(self):
     w, filters = ipywidgets(), _build_filters(self)
     previous, following, random, another = (self._button(name, words, functools.partial(act, self), tooltip) for name, words, act, tooltip in _STEPS)
     self.list = w.Select(options=[("", None)], value=None, rows=8, layout=w.Layout(width="324px", max_width="100%"))
@@ -347,15 +345,13 @@ def _build(self) -> list:
     solved = row(column(self._parts["plan"], row(another), least=260), column(self._parts["film"], width=290))
     return [*filters, row(left, column(self._parts["task"], solved, self._parts["tree"], least=324))]
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #481fcbdb
-def _listed(self) -> list:
-    "The page of the list with the row shown: pairs of words and rows."
+def _listed(self):
+    "The list's page with the row shown: words and rows."
     at = int(np.searchsorted(self.found, self.row or 0)) // _PAGE * _PAGE
     rows = self.found[at:at + _PAGE]
     return [(f"{r:,}  {describe_goal(self.facts.goals[r])}", int(r)) for r in rows]
 
-def _as_chosen(self, name: str):
-    "The value of a control for the present filter; `_ANY` if it has none."
+def _as_chosen(self, name):
     value = self.criteria.get(name)
     if name == "text":
         return value or ""
@@ -363,8 +359,8 @@ def _as_chosen(self, name: str):
         value = kinds[0] if len(kinds := _kinds(value)) == 1 else None
     return value if isinstance(value, (int, str, tuple)) and value in [v for _, v in self.controls[name].options] else _ANY
 
-def _set_controls(self) -> None:
-    "Set the controls to the present filter; criteria that they cannot express stay in force."
+def _set_controls(self):
+    "Set the controls to the present filter; criteria beyond them stay in force."
     for name, control in self.controls.items():
         control.value = _as_chosen(self, name)
     self._unsaid = {name: value for name, value in self.criteria.items() if name not in self.controls or self.controls[name].value == _ANY}
@@ -377,16 +373,17 @@ def _set_controls(self) -> None:
     for name, shown in (("another-start", self.row is not None), ("more", self._result.looked_at < self._result.quick)):
         self.buttons[name].layout.display = "" if shown else "none"
 
-# %% ../../../nbs/viz/widgets/03_explorer.ipynb #a83900de
+# %% ../../../nbs/viz/widgets/03_explorer.ipynb #l
 class RulesetExplorer(_Selection, Shown):
     """Browse and filter a benchmark.
 
     Args:
-        benchmark: a `Benchmark`, a name or a path. env, params: the world in which tasks are shown. seed: of the example starts.
+        benchmark: a `Benchmark`, a name or a path. env, params: the world in which tasks are shown. seed: of the
+            starts.
     Attributes:
-        found: the rows that fit, int64, increasing. row: the row shown, or None. criteria: the present filter.
+        found: rows that fit, int64, increasing. row: the row shown, or None. criteria: the present filter.
         example: the task shown, with `ruleset`, `plan`, `par` and `film`.
-    Raises `ValueError` for an empty benchmark or a world without rulesets, and the errors of loading a benchmark.
+    Raises `ValueError` for an empty benchmark or a world without rulesets, and as loading a benchmark.
     """
     _name, _voice, _quiet, _build = "explorer", "count", False, _build
     _html = {"count": _count_html, "task": _task_html, "tree": _tree_html, "plan": _plan_html,
@@ -402,7 +399,7 @@ class RulesetExplorer(_Selection, Shown):
         return super()._update()
 
     def still(self) -> str:
-        "The task shown, and the number that fit, as HTML."
+        "The task shown, and how many fit, as HTML."
         solved = f'<div style="flex:0 1 420px;min-width:min(260px,100%)">{_plan_html(self)}</div><div style="max-width:100%">{_film_html(self)}</div>'
         body = f'{_count_html(self)}<div style="margin:8px 0">{_task_html(self)}</div><div class="xmg-w-row" style="margin-bottom:8px">{solved}</div>{_tree_html(self)}'
         return still_page(body, "explorer", "a task of a benchmark", "A still: run this cell to filter and browse.")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ACTS', 'trials_of', 'objects_in', 'over_objects', 'RolloutViewer']
 
-# %% ../../../nbs/viz/widgets/04_rollout.ipynb #52262c6c
+# %% ../../../nbs/viz/widgets/04_rollout.ipynb #a
 import re
 from html import escape
 from typing import Sequence
@@ -19,7 +19,7 @@ from ...core.tiles import Tiles, tile_name, unpack
 from ..player import Bars, Curve, Player, play_rollout
 from .base import picture_html, still_page
 
-# %% ../../../nbs/viz/widgets/04_rollout.ipynb #e33c5b6a
+# %% ../../../nbs/viz/widgets/04_rollout.ipynb #b
 def trials_of(moments: Sequence) -> list[dict]:
     "One row per trial: its number `trial`, first `frame`, `steps`, `reward`, and `success`, None for an unfinished trial."
     rows = []
@@ -38,7 +38,7 @@ def _outcome(row: dict) -> str:
         return f"{row['trial']} · not over"
     return f"{row['trial']} ✓ {row['steps']} steps, {row['reward']:.2f}" if row["success"] else f"{row['trial']} ✗ {row['steps']} steps"
 
-# %% ../../../nbs/viz/widgets/04_rollout.ipynb #243e7d38
+# %% ../../../nbs/viz/widgets/04_rollout.ipynb #c
 _NO_OBJECTS = (Tiles.END_OF_MAP, Tiles.UNSEEN, Tiles.EMPTY, Tiles.FLOOR, Tiles.WALL)
 
 def objects_in(moments: Sequence) -> np.ndarray:
@@ -63,7 +63,6 @@ def over_objects(belief, objects) -> np.ndarray:
     joint = belief[..., 1, objects[:, 0]] * belief[..., 2, objects[:, 1]]
     return joint / np.maximum(joint.sum(-1, keepdims=True), 1e-30)
 
-# %% ../../../nbs/viz/widgets/04_rollout.ipynb #b6cd82c5
 def _beliefs(moments: Sequence) -> np.ndarray | None:
     "All beliefs `(T, 5, 16)`; None unless all have that form."
     found = [m.belief for m in moments]
@@ -87,7 +86,7 @@ def _object_bars(beliefs: np.ndarray, moments: Sequence, objects) -> Bars | None
     return Bars([tile_name(*o) for o in objects.tolist()], over_objects(beliefs, objects), sprites=objects, truth=int(right[0]) if len(right) else None,
                 top=min(8, len(objects)), title="which object is wanted?")
 
-# %% ../../../nbs/viz/widgets/04_rollout.ipynb #bad6030e
+# %% ../../../nbs/viz/widgets/04_rollout.ipynb #e
 ACTS = ("forward", "turn right", "turn left", "pick up", "put down", "toggle")
 
 def _action_bars(moments: Sequence) -> Bars | None:
@@ -104,7 +103,7 @@ def _value_curve(moments: Sequence) -> Curve | None:
     won = [k for k, m in enumerate(moments) if m.timestep.last() and float(m.timestep.reward) > 0]
     return Curve(values, title="expected reward (● goal reached)", dots=won) if np.isfinite(values).any() else None
 
-# %% ../../../nbs/viz/widgets/04_rollout.ipynb #1252693c
+# %% ../../../nbs/viz/widgets/04_rollout.ipynb #f
 def _caption(moment) -> str:
     "Trial, step, and action or outcome."
     t, action = moment.timestep, getattr(moment, "action", None)
@@ -132,7 +131,7 @@ def _player_of(moments, trials, panels, title: str, **look) -> Player:
     return play_rollout((np.stack([np.asarray(s.cells) for s in states]), [s.agent for s in states]), [_caption(m) for m in moments], panels or None, view_size=view_size,
                         markers=marks, chips={row["frame"]: _outcome(row) for row in trials}, title=title, **look)
 
-# %% ../../../nbs/viz/widgets/04_rollout.ipynb #9ff29882
+# %% ../../../nbs/viz/widgets/04_rollout.ipynb #g
 class RolloutViewer:
     """An agent's trials to scrub through, without a kernel: also in a saved notebook and on a page.
 

@@ -6,7 +6,7 @@
 __all__ = ['SIZES', 'STEPS', 'lab_task', 'checked_numbers', 'memory_of', 'compiled_worlds', 'throughput', 'series_of',
            'draw_scaling', 'ScalingLab']
 
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #1779c582
+# %% ../../../nbs/viz/widgets/06_scaling.ipynb #a
 import threading
 import time
 from html import escape
@@ -26,29 +26,29 @@ from ...envs.wrappers import GymAutoResetWrapper
 from .base import ipywidgets, picture, picture_html, row, still_page, table_html
 from .training import COLORS, INK, Background, axes_of, legend, png_of, progress_html, short_number
 
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #f30af01d
+# %% ../../../nbs/viz/widgets/06_scaling.ipynb #b
 def lab_task(rules: int) -> RuleSet:
-    "Hold a green ball; each of `rules` equal rules makes it of a red and a blue ball next to each other."
+    "Hold a green ball; each of `rules` equal rules makes one of a red and a blue ball next to each other."
     red, blue, green = (np.array([Tiles.BALL, color], np.uint8) for color in (Colors.RED, Colors.BLUE, Colors.GREEN))
     rule = np.asarray(TileNearRule(tile_a=red, tile_b=blue, prod_tile=green).encode())
     table = np.tile(rule, (rules, 1)) if rules else np.zeros((1, 7), np.uint8)
     return RuleSet(goal=np.asarray(AgentHoldGoal(green).encode()), rules=table, init_tiles=np.stack([red, blue, blue]))
 
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #a57c5891
+# %% ../../../nbs/viz/widgets/06_scaling.ipynb #c
 def checked_numbers(num_envs, size, rules, steps, repeats=1) -> None:
     "Raise `ValueError` for a number out of range."
     for name, value, low, high in (("num_envs", num_envs, 1, 2**20), ("size", size, 5, 100), ("rules", rules, 0, 100), ("steps", steps, 1, 100_000), ("repeats", repeats, 1, 1000)):
         checked_int(name, value, low, high)
 
 def memory_of(tree, num_envs: int) -> float:
-    "Bytes per world of a batch of worlds."
+    "Bytes per world of a batch."
     size = lambda x: x.size * (8 if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x.dtype.itemsize)
     return sum(map(size, jax.tree.leaves(tree))) / num_envs
 
 def compiled_worlds(num_envs: int, size: int, rules: int, steps: int):
-    """Worlds at random step numbers, the compiled program that takes `steps` random steps in all of them, and the seconds compiling took.
+    """Worlds at random step numbers, the compiled program of `steps` random steps, and the seconds it compiled.
 
-    The program takes worlds and a key, and returns the last time steps and the sum of all observations as uint32.
+    The program takes worlds and a key; returns the last time steps and the uint32 sum of all observations.
     """
     env, params = make("XLand-MiniGrid-R1-9x9", height=size, width=size, max_steps=3 * size**2, ruleset=lab_task(rules))
     env = GymAutoResetWrapper(env)
@@ -69,44 +69,43 @@ def compiled_worlds(num_envs: int, size: int, rules: int, steps: int):
     begun = time.perf_counter()
     return worlds, jax.jit(program).lower(worlds, jax.random.key(0)).compile(), time.perf_counter() - begun
 
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #6a6e5c8a
 def throughput(num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128, repeats: int = 5, *, on_repeat: Callable[[int], bool] = lambda k: False) -> dict | None:
     """Measure the steps per second of `num_envs` worlds side by side.
 
-    on_repeat: called with the number of finished repetitions, from 0; if it returns True, `throughput` ends and returns None.
-    Returns the arguments and `steps_per_second` (median over repetitions), `slowest`, `fastest`, `compile_seconds`, `bytes_per_env` (world and observation),
-    and `checksum` (observations of the last repetition). Raises `ValueError` for a number out of range.
+    on_repeat: called with the number of finished repetitions, from 0; True ends the measurement, with None as result.
+    Returns the arguments and `steps_per_second` (median), `slowest`, `fastest`, `compile_seconds`, `bytes_per_env`
+    (world and observation) and `checksum` (last observations). Raises `ValueError` for a number out of range.
     """
     checked_numbers(num_envs, size, rules, steps, repeats)
     worlds, program, compiling = compiled_worlds(num_envs, size, rules, steps)
     seconds, memory = [], memory_of(worlds, num_envs)
-    for k in range(repeats + 1):                             # the first one warms up
+    for k in range(repeats + 1):  # the first one warms up
         if on_repeat(k):
             return None
         begun = time.perf_counter()
         worlds, total = program(worlds, jax.random.key(k))
-        checksum = int(total)                                # waits until all is computed
+        checksum = int(total)                  # waits for all
         seconds.append(time.perf_counter() - begun)
     speeds = num_envs * steps / np.array(seconds[1:])
     return {"num_envs": int(num_envs), "size": int(size), "rules": int(rules), "steps": int(steps), "repeats": repeats, "steps_per_second": float(np.median(speeds)),
             "slowest": float(speeds.min()), "fastest": float(speeds.max()), "compile_seconds": compiling, "bytes_per_env": memory, "checksum": checksum}
 
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #50a5774a
-def _world_name(r: dict) -> str:
+# %% ../../../nbs/viz/widgets/06_scaling.ipynb #e
+def _world_name(r):
     return f"{r['size']} × {r['size']}"
 
-def _rules(r: dict) -> str:
+def _rules(r):
     return f"{r['rules']} rule{'s' * (r['rules'] != 1)}"
 
 def series_of(rows) -> dict[str, list[dict]]:
-    "Rows in the order of `num_envs`, by the name of their world."
+    "Rows by `num_envs`, by the name of their world."
     found: dict[str, list[dict]] = {}
     for r in sorted(rows, key=lambda r: r["num_envs"]):
         found.setdefault(f"{_world_name(r)}, {_rules(r)}", []).append(r)
     return found
 
 def draw_scaling(rows, width: float = 5.2, height: float = 3.3):
-    "Steps per second over the number of worlds; returns a matplotlib `Figure`."
+    "Steps per second over the number of worlds; a matplotlib `Figure`."
     from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
     figure, axes = axes_of("Steps a second", "worlds side by side", "steps/s", width=width, height=height)
     axes.set_xscale("log", base=4)
@@ -122,15 +121,14 @@ def draw_scaling(rows, width: float = 5.2, height: float = 3.3):
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
     counts, speeds = ([r[key] for r in rows] for key in ("num_envs", "steps_per_second"))
-    axes.set_xlim(.7, 1.4 * max([4096, *counts]))            # fixed limits, so points stay in place
+    axes.set_xlim(.7, 1.4 * max([4096, *counts]))  # so points stay in place
     axes.set_ylim(min([1e4, *(s / 3 for s in speeds)]), max([1e6, *(s * 4 for s in speeds)]))
     legend(axes, loc="upper left")
     return figure
 
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #7a570a40
+# %% ../../../nbs/viz/widgets/06_scaling.ipynb #f
 _MEASURING = threading.Lock()
 
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #cc377bc7
 class _Measuring(Background):
     "Measurements, one at a time in this process."
 
@@ -142,12 +140,12 @@ class _Measuring(Background):
         self.repeats, self._share = repeats, 0.0
 
     def measure(self, num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128) -> dict | None:
-        "Measure and wait; returns what `throughput` does, None if stopped. Raises what `start` raises."
+        "Measure and wait; what `throughput` returns. Raises as `start`."
         self.start(num_envs, size, rules, steps)
         return self.wait()
 
     def start(self, num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128) -> None:
-        "Measure in a thread. Raises `ValueError` for a number out of range, `RuntimeError` during another measurement."
+        "Measure in a thread. Raises `ValueError` for a number out of range, `RuntimeError` while measuring."
         checked_numbers(num_envs, size, rules, steps)
         if not _MEASURING.acquire(blocking=False):
             raise RuntimeError("Something is being measured already: wait until it is done, or stop it.")
@@ -155,14 +153,14 @@ class _Measuring(Background):
         self._spawn("xland-scaling", self._work, num_envs, size, rules, steps)
 
     def stop(self) -> None:
-        "End a measurement after this repetition, without a result."
+        "End after this repetition, without a result."
         with self._lock:
             if self.state == "measuring":
                 self.state, self.words = "stopping", "Stopping …"
                 self._stop.set()
             self._update()
 
-    def _work(self, num_envs: int, size: int, rules: int, steps: int) -> dict | None:
+    def _work(self, num_envs, size, rules, steps):
         def on_repeat(k):
             with self._lock:
                 if not self._stop.is_set():
@@ -171,42 +169,42 @@ class _Measuring(Background):
             return self._stop.is_set()
         return throughput(num_envs, size, rules, steps, self.repeats, on_repeat=on_repeat)
 
-    def _ended(self) -> None:
+    def _ended(self):
         self._rows += [self.result] if self.result else []
         stopped = f"Not measured ({type(self.error).__name__}): {str(self.error).partition(chr(10))[0]}" if self.error else "Stopped: this measurement was dropped."
         self.state, self.words = "idle", _sentence(self.result) if self.result else stopped
         _MEASURING.release()
 
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #334c333b
-def _sentence(r: dict) -> str:
+# %% ../../../nbs/viz/widgets/06_scaling.ipynb #h
+def _sentence(r):
     return (f"{r['num_envs']:,} worlds of {_world_name(r)} with {_rules(r)}: {short_number(r['steps_per_second'])} steps/s "
             f"({short_number(r['slowest'])} to {short_number(r['fastest'])}), compiled in {r['compile_seconds']:.1f} s, {r['bytes_per_env']:.0f} bytes a world.")
 
-def _table(rows) -> str:
-    "The last twelve measurements as a table, the latest first."
+def _table(rows):
+    "The last twelve measurements, latest first."
     cells = [[f"{r['num_envs']:,}", _world_name(r), r["rules"], r["steps"], short_number(r["steps_per_second"]), f"{short_number(r['slowest'])} – {short_number(r['fastest'])}",
               f"{r['compile_seconds']:.1f} s", f"{r['bytes_per_env']:.0f} B", f"{r['num_envs'] * r['bytes_per_env'] / 2**20:.2f} MiB"] for r in reversed(rows[-12:])]
     names = ["worlds", "size", "rules", "steps", "steps/s", "range", "compiled in", "a world", "all worlds"]
     return f'<div style="overflow-x:auto">{table_html(names, cells) if cells else ""}</div>'
 
-# %% ../../../nbs/viz/widgets/06_scaling.ipynb #60b3a83a
+# %% ../../../nbs/viz/widgets/06_scaling.ipynb #i
 SIZES, STEPS = (5, 7, 9, 11, 13, 16, 19, 25), (32, 64, 128, 256, 512)
 
-def _slider(words: str, options, value):
+def _slider(words, options, value):
     w = ipywidgets()
     return w.SelectionSlider(options=[(f"{x:,}", x) for x in options], value=value, description=words, continuous_update=False, style={"description_width": "46px"},
                              layout=w.Layout(width="256px", max_width="100%", margin="0"))
 
-def _said(self) -> str:
+def _said(self):
     words = self.words or "Choose, and measure. One point takes a few seconds, most of them for compiling."
     return f'<div role="status" class="xmg-w-number">{escape(words)}{progress_html(self._share) if self.state != "idle" else ""}</div>'
 
 class ScalingLab(_Measuring):
-    """Measure the steps per second of worlds side by side; displays itself at the end of a cell.
+    """Measure the steps per second of worlds side by side; displays itself.
 
-    Args:
-        num_envs: numbers of worlds to choose from. repeats: repetitions of a measurement.
-    Attributes: `rows`, all measurements as `throughput` returns them; `state`, `'idle'`, `'measuring'` or `'stopping'`; `words`, the last message; `error` of the last measurement.
+    num_envs: numbers of worlds to choose from. repeats: of a measurement.
+    Attributes: `rows`, all results of `throughput`; `state`, `'idle'`, `'measuring'` or `'stopping'`; `words`, the last
+    message; `error` of the last measurement.
     """
     _name, _html = "scaling", {"said": _said, "rows": lambda self: _table(self.rows)}
 
@@ -215,13 +213,13 @@ class ScalingLab(_Measuring):
         return f"ScalingLab({len(self.rows)} measurement{'s' * (len(self.rows) != 1)}{best})"
 
     def still(self) -> str:
-        "Figure and table of all measurements as HTML without scripts."
+        "Figure and table as HTML without scripts."
         image = picture_html(png_of(draw_scaling(self.rows)), "steps a second over the number of worlds: what is in the table, drawn", 520) if self.rows else ""
         words = f"{jax.devices()[0].device_kind}, {jax.device_count()} device{'s' * (jax.device_count() > 1)}"
         return still_page(f'<b>Scaling</b> <span class="xmg-w-soft">{escape(words)}</span><div>{image}</div>{_table(self.rows)}', self._name, "Scaling laboratory",
                           "A still of the laboratory: run this cell to measure.")
 
-    def _build(self) -> list:
+    def _build(self):
         self._sliders = {"num_envs": _slider("worlds", self.choices, self.choices[len(self.choices) // 2]), "size": _slider("side", SIZES, 9),
                          "rules": _slider("rules", (0, 1, 3, 6, 9, 12, 18, 24), 1), "steps": _slider("steps", STEPS, 128)}
         buttons = (self._button("measure", "Measure", lambda: self.start(**{name: s.value for name, s in self._sliders.items()}), "Measure in the background, and add a point", main=True),
@@ -230,7 +228,7 @@ class ScalingLab(_Measuring):
         self._paint()
         return [row(*self._sliders.values(), name="sliders"), row(*buttons, tight=True), self._parts["said"], self._images, self._parts["rows"]]
 
-    def _paint(self) -> None:
+    def _paint(self):
         if self._images is not None:
             self._images.value = png_of(draw_scaling(self.rows))
 
