@@ -55,7 +55,7 @@ def summary(learner: Learner, rows: list[dict], last: dict, tasks: list[dict], b
     return [
         f"A decoder-only transformer ({sum(x.size for x in jax.tree.leaves(learner.state.parameters)):,} parameters, a word list of {learner.vocabulary.size - 3}, one token a move, only moves "
         f"can be said) starts from random numbers and learns from episodes in the pool alone: {c.steps} steps of {c.groups} groups of {c.group_size} episodes, at most {c.max_turns} turns, "
-        f"ice not slippery. It reads the {'latest map' if c.memory == 'latest' else 'whole conversation'}. The reward is the environment's (1 at the goal); in training an episode of n turns is worth "
+        f"ice not slippery. It reads the latest map. The reward is the environment's (1 at the goal); in training an episode of n turns is worth "
         f"{c.discount}ⁿ of it. The training maps have seeds below {TEST_SEED:,} and a share of safe ice of 0.5, 0.65 and 0.8 in turn; the test is {len(tasks)} maps with seeds from {TEST_SEED:,} on "
         f"and 0.8, played greedily, once each, a success being the goal within {c.max_turns} turns. Nothing was chosen by the test: the last state is what counts.",
         markdown_table(["player", "success on the test maps"], [("random moves (exact)", f"{baselines['random']:.1%}"), (f"**GRPO, after {end['seconds']:.0f} s**", f"**{won.mean():.1%}**"),
