@@ -352,9 +352,12 @@ class SessionState:
         "How often its connection broke and was restored."
         return self._link.resumes
 
+    @property
+    def state(self) -> str:
+        return next((name for name in ("closed", "lost", "running", "done") if getattr(self, name)), "idle")
+
     def __repr__(self) -> str:
-        state = "closed" if self.closed else "lost" if self.lost else "running" if self.running else "done" if self.done else "fresh"
-        return f"Session({self.id}, {state}, n={self.n})"
+        return f"Session({self.id}, {self.state}, n={self.n})"
 
     async def _open(self) -> None:
         hello = await self._link.open()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['places', 'open_together', 'Servers', 'claim', 'release', 'candidates', 'wake', 'Roster', 'take', 'PoolStats', 'Batch',
-           'Batcher', 'SlotBatcher', 'settled', 'Play', 'EnvPool', 'run_here', 'SyncPool', 'opened']
+           'Batcher', 'SlotBatcher', 'to_the_end', 'Play', 'EnvPool', 'run_here', 'SyncPool', 'opened']
 
 # %% ../../nbs/pool/13_pool.ipynb #5d77a663
 import asyncio
@@ -13,24 +13,27 @@ import functools
 import inspect
 import itertools
 import json
+import math
 import random
 import threading
 import time
-import urllib.request
 import weakref
 from collections import deque
 from concurrent.futures import CancelledError, Future, InvalidStateError
+from dataclasses import dataclass
 from html import escape
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from ..core.helpers import checked_int
+from ..core.helpers import checked_int, checked_seconds
 from .client import UNDO, IOThread, LocalLink, Session, SocketLink, Step
+from .episodes import Env, envs
 from .errors import (BadRequest, ConnectFailed, DeadlineExceeded, EnvFault, PoolClosed, PoolError, PoolExhausted, ResetRequired, SessionBusy, Unauthorized,
                                         WrongThread)
 from .group import Rollout, RolloutGroup, group_result, html_table
-from .sessions import NO_NUMBER, Host, SlotBackend, TextBackend
+from .server import fetch
+from .sessions import NO_NUMBER, VOID, Host, SlotBackend, TextBackend
 from .slots import DONE, TERMINATED, Slots
 
 # %% ../../nbs/pool/13_pool.ipynb #604ff22a
@@ -262,9 +265,9 @@ class PoolStats(dict):
 class Batch(NamedTuple):
     """What `recv` returns: a row for each environment that has answered.
 
-    observation: arrays with a leading axis `(b,)`, or a list of texts. reward: float32 `(b,)`, 0 after resets. done, terminated: bool `(b,)`.
-    n: steps since the reset, int32 `(b,)`; with autoreset it goes on counting over the trials that begin by themselves.
-    env_id: which environments these are, int32 `(b,)`. errors: environment → `PoolError` for those that failed, which have no row: a failure is not a reward.
+    observation: arrays with a leading axis `(b,)`, or a list of texts. reward: float32 `(b,)`, 0 after resets.
+    done, terminated: bool `(b,)`. n: steps since the reset, int32 `(b,)`; with autoreset since `async_reset`.
+    env_id: int32 `(b,)`. errors: environment → `PoolError` for those that failed, which have no row.
     """
     observation: Any
     reward: np.ndarray
@@ -274,21 +277,21 @@ class Batch(NamedTuple):
     env_id: np.ndarray
     errors: dict
 
-def _columns(join: Callable, *batches: Batch) -> list:
+def _by_column(join: Callable, *batches: Batch) -> list:
     "`join` of each column of some batches, those of an observation by name."
     def one(*columns):
-        return {name: join(*(column[name] for column in columns)) for name in columns[0]} if isinstance(columns[0], dict) else join(*columns)
+        if not isinstance(columns[0], dict):
+            return join(*columns)
+        return {name: join(*(column[name] for column in columns)) for name in columns[0]}
     return [one(*columns) for columns in zip(*(batch[:-1] for batch in batches))]
 
 def _batch_of(rows: list, errors: dict) -> Batch:
     "A `Batch` of single steps, `(env_id, step)`."
     seen = [step.observation for _, step in rows]
-    if seen and isinstance(seen[0], dict):
-        seen = {name: np.stack([o[name] for o in seen]) for name in seen[0]}
-    elif seen and isinstance(seen[0], np.ndarray):
-        seen = np.stack(seen)
-    columns = list(zip(*((s.reward or 0.0, s.done, s.info.get("terminated", s.done), s.n, number) for number, s in rows))) or [()] * 5
-    return Batch(seen, *map(np.array, columns, (np.float32, bool, bool, np.int32, np.int32)), errors)
+    if seen and not isinstance(seen[0], str):
+        (seen,) = _by_column(lambda *x: np.stack(x), *((o, None) for o in seen))
+    columns = zip(*((s.reward or 0.0, s.done, s.info.get("terminated", s.done), s.n, number) for number, s in rows))
+    return Batch(seen, *map(np.array, list(columns) or [()] * 5, (np.float32, bool, bool, np.int32, np.int32)), errors)
 
 # %% ../../nbs/pool/13_pool.ipynb #e9b3b4ad
 class _Requests:
@@ -296,10 +299,11 @@ class _Requests:
     immediate = False  # whether recv has nothing to wait for
 
     def __init__(self, pool):
-        self.pool, self.sent, self._answers, self._lock, self._waiting = weakref.proxy(pool), set(), deque(), threading.Lock(), None
+        self.pool, self.sent, self._answers = weakref.proxy(pool), set(), deque()
+        self._lock, self._waiting = threading.Lock(), None
 
     def post(self, op: str, numbers: list, values) -> None:
-        "Ask some environments. Raises `SessionBusy`, `ResetRequired` or `BadRequest`; none is asked then."
+        "Ask all of these environments, or raise `SessionBusy`, `ResetRequired` or `BadRequest`."
         sessions = [self.pool.sessions[number] for number in numbers]
         if twice := self.sent & set(numbers):
             raise SessionBusy(f"Environment {min(twice)} has not answered yet: recv before the next send.")
@@ -314,10 +318,9 @@ class _Requests:
         return tasks
 
     def _actions(self, numbers: list, sessions: list, actions):
-        "Checked actions."
         for number, session in zip(numbers, sessions):
             if not session.running:
-                raise ResetRequired(f"Environment {number} has no running episode: begin one with async_reset, or with its session's reset.")
+                raise ResetRequired(f"Environment {number} has no running episode: begin one with async_reset.")
         if sessions[0].kind == "text":
             return list(actions)
         array, most = np.asarray(actions), sessions[0].spec["num_actions"]
@@ -344,7 +347,7 @@ class _Requests:
 
 # %% ../../nbs/pool/13_pool.ipynb #a2153620
 class Batcher(_Requests):
-    "The requests of `send` and `async_reset`, and the answers that `recv` has not taken yet. `sent`: environments that have been asked and not received."
+    "The requests of `send` and `async_reset`, and the answers that `recv` has not taken yet. `sent`: who has to answer."
 
     def expected(self, batch_size: int | None) -> int:
         "How many answers a `recv` waits for. Raises `ResetRequired` or `BadRequest`."
@@ -357,7 +360,7 @@ class Batcher(_Requests):
 
     @contextlib.contextmanager
     def arrival(self, need: int):
-        "A future that is done when so many answers are there. Raises `SessionBusy` if another `recv` waits, and `DeadlineExceeded` when the caller's time is over."
+        "A future that is done when so many answers are there. Raises `SessionBusy` or `DeadlineExceeded`."
         with self._lock:
             if self._waiting is not None:
                 raise SessionBusy("Another recv waits for these answers: await it first.")
@@ -366,15 +369,14 @@ class Batcher(_Requests):
         try:
             yield self._waiting[1]
         except TimeoutError:
-            raise DeadlineExceeded(f"{len(self._answers)} of {need} environments have answered in time: recv again, or ask for a smaller batch_size.") from None
+            raise DeadlineExceeded(f"{len(self._answers)} of {need} environments have answered in time: recv again, "
+                                   "or ask for a smaller batch_size.") from None
         finally:
             self._waiting = None
 
     def _tell(self) -> None:
-        need, arrived = self._waiting or (0, None)
-        if arrived is not None and len(self._answers) >= need and not arrived.done():
-            with contextlib.suppress(InvalidStateError):  # gave up waiting
-                arrived.set_result(None)
+        if self._waiting is not None and len(self._answers) >= self._waiting[0]:
+            wake(self._waiting[1])
 
     def close(self) -> None:
         "No more answers come."
@@ -386,7 +388,8 @@ class Batcher(_Requests):
         "The answers that are there."
         answers = [self._answers.popleft() for _ in range(len(self._answers))]
         self.sent -= {number for number, _ in answers}
-        return _batch_of([(number, step) for number, step in answers if isinstance(step, Step)], {number: error for number, error in answers if not isinstance(error, Step)})
+        return _batch_of([answer for answer in answers if isinstance(answer[1], Step)],
+                         {number: error for number, error in answers if not isinstance(error, Step)})
 
 # %% ../../nbs/pool/13_pool.ipynb #229e37a7
 class SlotBatcher(Batcher):
@@ -396,11 +399,9 @@ class SlotBatcher(Batcher):
     def _tasks(self, sessions: list, tasks: list) -> list:
         "Checked tasks; sessions that were lost get another environment."
         tasks = [self.pool._slots.task(task) for task in tasks]
-        if lost := [session for session in sessions if session.lost]:
-            async def heal():
-                for session in lost:
-                    await self.pool._heal(session)
-            self.pool._io.wait(heal())
+        for session in sessions:
+            if session.lost:
+                self.pool._io.wait(self.pool._heal(session))
         return tasks
 
     def _start(self, op: str, numbers: list, sessions: list, values: list) -> None:
@@ -408,21 +409,22 @@ class SlotBatcher(Batcher):
 
     def collect(self) -> Batch:
         batches = [self._tick(*self._answers.popleft()) for _ in range(len(self._answers))]
-        full = [batch for batch in batches if len(batch.env_id)]
-        if len(batches) == 1 or not full:
-            return batches[0]._replace(errors={number: error for batch in batches for number, error in batch.errors.items()})
-        return Batch(*_columns(lambda *parts: np.concatenate(parts), *full), {number: error for batch in batches for number, error in batch.errors.items()})
+        errors = {number: error for batch in batches for number, error in batch.errors.items()}
+        full = [batch for batch in batches if len(batch.env_id)] or batches[:1]
+        if len(full) == 1:
+            return full[0]._replace(errors=errors)
+        return Batch(*_by_column(lambda *parts: np.concatenate(parts), *full), errors)
 
     def _tick(self, op: str, numbers: list, sessions: list, values: list) -> Batch:
         "One compiled call for a batch of environments."
-        slots, seats = self.pool._slots, [session._link.seat for session in sessions]
+        slots, seats, begin = self.pool._slots, [session._link.seat for session in sessions], op == "reset"
         self.sent -= set(numbers)
         where = np.fromiter((seat.place.slot for seat in seats), np.int32, len(seats))
         try:
             with self.pool._backend.lock:
-                if op == "step" and any(seat.epoch != slots.epoch for seat in seats):
-                    raise EnvFault("The environments failed and were rebuilt; the episodes are void: reset and start again.")
-                rows = slots.reset(where.tolist(), values) if op == "reset" else slots.step(where, values)[where]
+                if not begin and any(seat.epoch != slots.epoch for seat in seats):
+                    raise EnvFault(VOID)
+                rows = slots.reset(where.tolist(), values) if begin else slots.step(where, values)[where]
         except EnvFault as fault:
             for session, seat in zip(sessions, seats):
                 session.running = seat.running = False
@@ -431,26 +433,23 @@ class SlotBatcher(Batcher):
             release(sessions)
         observation, reward, flags = slots.unpack(rows)
         done, fine = (flags & DONE) != 0, np.isfinite(reward)
-        n = self._noted(op == "reset", sessions, seats, (fine & (~done | slots.autoreset)).tolist(), slots)
-        batch = Batch(observation, reward * (op != "reset"), done, (flags & TERMINATED) != 0, np.array(n, np.int32), np.array(numbers, np.int32), {})
-        return batch if fine.all() else Batch(*_columns(lambda x: x[fine], batch), {numbers[i]: EnvFault(NO_NUMBER) for i in np.flatnonzero(~fine)})
-
-    def _noted(self, begin: bool, sessions: list, seats: list, going: list, slots: Slots) -> list[int]:
-        "Bring sessions and their seats up to date; returns the steps since the reset. going: where the episode is neither over nor void."
-        for session, seat, goes_on in zip(sessions, seats, going):
+        for session, seat, goes_on in zip(sessions, seats, (fine & (~done | slots.autoreset)).tolist()):
             session.n = seat.n = 0 if begin else seat.n + 1
             session.running = seat.running = goes_on
-            session.done = not goes_on
-            if begin:
-                session.resets, seat.epoch = session.resets + 1, slots.epoch
-            else:
-                session.steps += 1
-        return [seat.n for seat in seats]
+            session.done, seat.epoch = not goes_on, slots.epoch
+            session.resets, session.steps = session.resets + begin, session.steps + (not begin)
+        n = np.array([seat.n for seat in seats], np.int32)
+        terminated = (flags & TERMINATED) != 0
+        batch = Batch(observation, reward * (not begin), done, terminated, n, np.array(numbers, np.int32), {})
+        if fine.all():
+            return batch
+        faults = {numbers[i]: EnvFault(NO_NUMBER) for i in np.flatnonzero(~fine)}
+        return Batch(*_by_column(lambda x: x[fine], batch), faults)
 
 # %% ../../nbs/pool/13_pool.ipynb #c36b580e
-async def settled(task: asyncio.Future) -> None:
-    "Wait until a task is done. If the caller is cancelled meanwhile, that is raised then."
-    cancelled = None
+async def to_the_end(awaitable):
+    "Await something even if the caller is cancelled meanwhile, however often; the cancellation is raised then."
+    task, cancelled = asyncio.ensure_future(awaitable), None
     while not task.done():
         try:
             await asyncio.wait([task])
@@ -458,20 +457,30 @@ async def settled(task: asyncio.Future) -> None:
             cancelled = error
     if cancelled is not None:
         raise cancelled
+    return task.result()
 
 def _is_mistake(error) -> bool:
     "Whether an error is the caller's, or such that no episode can be had at all."
-    return isinstance(error, (BadRequest, ResetRequired, ConnectFailed, Unauthorized)) or error is not None and not isinstance(error, PoolError)
+    if isinstance(error, PoolError):
+        return isinstance(error, (BadRequest, ResetRequired, ConnectFailed, Unauthorized))
+    return error is not None
 
+@dataclass(eq=False)
 class _Ending:
     "How a group ends; see `Play`."
+    pool: "EnvPool"
+    rollout_fn: Callable
+    task: Any
+    sessions: list
+    size: int
+    deadline: float | None
+    on_error: str
 
-    def __init__(self, pool, rollout_fn: Callable, task, sessions: list, size: int, deadline: float | None, on_error: str):
-        self.pool, self.rollout_fn, self.task, self.sessions, self.size, self.deadline, self.on_error = pool, rollout_fn, task, sessions, size, deadline, on_error
+    def __post_init__(self):
         self.rollouts, self.error, self.why, self.tasks = {}, None, "cancelled", []
 
     async def _stop(self, running: list) -> None:
-        "Wait for what was cancelled. A coroutine that does not end keeps its session, which is closed, and the pool gets another one in its place."
+        "Wait for what was cancelled. A coroutine that does not end keeps its session; the pool gets another one."
         stubborn = (await asyncio.wait(running, timeout=self.pool.patience))[1] if running else ()
         for task in stubborn:
             session = self.sessions[self.tasks.index(task)]
@@ -482,7 +491,7 @@ class _Ending:
                 await self.pool._io.call(session._close())
 
     def _kept(self) -> list[Rollout]:
-        "The episodes that count, in their order. Raises the first error if it ends the group, or if every episode failed by a mistake of the caller."
+        "The episodes that count, in order. Raises the error that ends the group, or a mistake that ended every episode."
         errors = [task.exception() if task.done() and not task.cancelled() else None for task in self.tasks]
         for i, error in enumerate(errors):
             if i not in self.rollouts:  # it never began
@@ -490,26 +499,26 @@ class _Ending:
             self.rollouts[i].fail(self.why if error is None else f"{type(error).__name__}: {error}")
         if self.error is not None and (self.on_error == "cancel" or all(map(_is_mistake, errors))):
             raise self.error
-        best = sorted(self.rollouts.values(), key=lambda r: (not r.valid, (r.error or "").startswith("cancelled"), r.seconds if r.valid else 0.0, r.index))
-        return sorted(best[: self.size], key=lambda r: r.index)
+        worth = lambda r: (not r.valid, (r.error or "").startswith("cancelled"), r.seconds if r.valid else 0.0, r.index)
+        return sorted(sorted(self.rollouts.values(), key=worth)[: self.size], key=lambda r: r.index)
 
 # %% ../../nbs/pool/13_pool.ipynb #47706c3b
 class Play(_Ending):
-    "One group while it is played: `run` plays one episode in each session, and keeps `size` of them. The rest as in `EnvPool.run_group`."
+    "One group while it is played: an episode in each session, of which `size` are kept. See `EnvPool.run_group`."
 
     async def run(self) -> list[Rollout]:
         "The episodes that count. None of their tasks is left when this returns or raises."
         self.tasks = [asyncio.ensure_future(self._episode(i, session)) for i, session in enumerate(self.sessions)]
         try:
             self.why = await self._enough()
-        finally:  # what ends from now on ends too late, whatever it returns; nothing is awaited before that is settled
+        finally:  # what ends from now on ends too late; nothing is awaited before that is settled
             running = [i for i, task in enumerate(self.tasks) if not task.done()]
             for i in running:
                 if i in self.rollouts:
                     self.rollouts[i].fail(self.why)
                 self.tasks[i].cancel()
             self.pool.roster.stopping |= set(self.sessions)
-            await settled(asyncio.ensure_future(self._stop([self.tasks[i] for i in running])))
+            await to_the_end(self._stop([self.tasks[i] for i in running]))
         return self._kept()
 
     async def _episode(self, i: int, session: Session) -> None:
@@ -523,9 +532,10 @@ class Play(_Ending):
 
     async def _enough(self) -> str:
         "Wait for as much as is wanted; returns why the others are stopped."
-        end, waiting = None if self.deadline is None else time.monotonic() + self.deadline, set(self.tasks)
+        end, waiting = time.monotonic() + (self.deadline or math.inf), set(self.tasks)
         while waiting:
-            over, waiting = await asyncio.wait(waiting, timeout=None if end is None else max(0.0, end - time.monotonic()), return_when=asyncio.FIRST_COMPLETED)
+            left = None if end == math.inf else max(0.0, end - time.monotonic())
+            over, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not over:
                 return f"deadline: longer than {self.deadline:g} s"
             for task in over:
@@ -537,11 +547,6 @@ class Play(_Ending):
         return ""
 
 # %% ../../nbs/pool/13_pool.ipynb #5d065a94
-def _check_seconds(least: float = 0.0, **given) -> None:
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
-            raise ValueError(f"{name} is {value!r}: give {'a positive number of' if least else ''} seconds.")
-
 def _abandoned(io: IOThread, host: Host | None, sessions: list) -> None:
     "What is done for a pool that nobody closed: when it is collected, or when the program ends."
     async def leave():
@@ -567,21 +572,28 @@ class _Sessions:
     "The sessions of a pool, from `start` to `close`; see `EnvPool`."
     patience = 5.0  # seconds that a cancelled coroutine has to end
 
-    def __init__(self, servers: Servers, size: int, *, group_size: int | None = None, host: Host | None = None, wait: float = 0.0, curriculum=None, completions=None,
-                 max_total_tokens: int | None = None, timeout: float = 120.0, close_timeout: float = 10.0):
+    def __init__(self, servers: Servers, size: int, *, group_size: int | None = None, host: Host | None = None,
+                 wait: float = 0.0, curriculum=None, completions=None, max_total_tokens=None, timeout=120.0, close_timeout=10.0):
         if not isinstance(servers, Servers):
             raise TypeError("Make a pool with EnvPool.local(env, slots) or EnvPool.connect(url, size).")
-        _check_seconds(1e-9, timeout=timeout, close_timeout=close_timeout)
-        if max_total_tokens is not None and max_total_tokens < 1:
-            raise ValueError("max_total_tokens counts tokens: give a positive number, or None for no limit.")
-        self.servers, self.size, self.group_size, self._host, self._wait = servers, size, group_size, host, wait
-        self.curriculum, self.completions, self.max_total_tokens, self.timeout, self.close_timeout = curriculum, completions, max_total_tokens, timeout, close_timeout
+        self.timeout = checked_seconds("timeout", timeout)
+        self.close_timeout = checked_seconds("close_timeout", close_timeout)
+        self.max_total_tokens = None if max_total_tokens is None else checked_int("max_total_tokens", max_total_tokens, 1)
+        self.servers, self.size, self.group_size, self._host, self._wait = servers, size, group_size or size, host, wait
+        self.curriculum, self.completions = curriculum, completions
         self.sessions, self._io, self._caller, self._state, self._lock = [], None, None, "new", threading.Lock()
         self.roster, self._batcher = Roster(self), (Batcher if self._slots is None else SlotBatcher)(self)
-        self._numbers, self._current, self._counts = itertools.count(), None, dict(groups=0, episodes=0, unscorable=0, replaced=0)
+        self._numbers, self._current = itertools.count(), None
+        self._counts = dict(groups=0, episodes=0, unscorable=0, replaced=0)
 
-    _backend = property(lambda self: None if self._host is None else next(iter(self._host.backends.values())), doc="The environments of this process, if they are here.")
-    _slots = property(lambda self: getattr(self._backend, "slots", None), doc="Their slots, unless they speak text.")
+    @property
+    def _backend(self):
+        "The environments of this process, if they are here."
+        return None if self._host is None else next(iter(self._host.backends.values()))
+
+    @property
+    def _slots(self):
+        return getattr(self._backend, "slots", None)
 
     async def start(self):
         "Open all sessions, or none and raise why. `async with` does this."
@@ -601,11 +613,11 @@ class _Sessions:
 
     async def _open(self) -> None:
         "On the I/O thread: open all sessions, and try again while there is time to wait for places."
-        until, delay = time.monotonic() + self._wait, 0.05
-        new = [Session(self._io, self.servers.link(self.servers.urls[0]), timeout=self.timeout * (1 if self._host is None else 2)) for _ in range(self.size)]
+        until, delay, timeout = time.monotonic() + self._wait, 0.05, self.timeout * (1 if self._host is None else 2)
+        new = [Session(self._io, self.servers.link(self.servers.urls[0]), timeout=timeout) for _ in range(self.size)]
         while True:
             try:
-                await self.servers.open(new, self.group_size or self.size)
+                await self.servers.open(new, self.group_size)
                 self.sessions += new
                 return
             except PoolExhausted as full:
@@ -666,13 +678,13 @@ class _Lifetime(_Sessions):
     def __enter__(self):
         raise TypeError("In plain code use `with pool.sync as pool:`, in a coroutine or a notebook cell `async with pool:`.")
 
-    def __exit__(self, *_):
-        return None
+    __exit__ = None
 
     def _need_open(self) -> None:
+        if self._state == "new":
+            raise PoolClosed("The pool is not open: use `async with pool:`, or `with pool.sync:` in plain code.")
         if self._state != "open":
-            raise PoolClosed({"new": "The pool is not open: use `async with pool:`, or `with pool.sync:` in plain code.", "opening": "The pool is being opened: await start() first."}.get(
-                self._state, "The pool is closed: make another one."))
+            raise PoolClosed(f"The pool is {'being opened: await start()' if self._state == 'opening' else 'closed: make another one'}.")
 
 # %% ../../nbs/pool/13_pool.ipynb #5e0c95a0
 class _Episodes(_Lifetime):
@@ -692,7 +704,8 @@ class _Episodes(_Lifetime):
     async def _all(self, op: str, sessions: list, values: list) -> list:
         "The `Step` or the error of one request to each session."
         async def ask_all():
-            return await asyncio.gather(*(self._fresh(s, v) if op == "reset" else s._ask(op, v) for s, v in zip(sessions, values)), return_exceptions=True)
+            ask = self._fresh if op == "reset" else lambda session, value: session._ask(op, value)
+            return await asyncio.gather(*map(ask, sessions, values), return_exceptions=True)
         claim(op, sessions)
         try:
             return await self._io.call(ask_all())
@@ -700,29 +713,31 @@ class _Episodes(_Lifetime):
             release(sessions)
 
     def _seeded(self, task):
-        "The task with a seed, where it has none and episodes would differ without: in text environments, and for rows of a benchmark that a curriculum names."
-        number = next(self._numbers) % 2**32
-        row = isinstance(task, dict) and set(task) == {"ruleset_id"}
+        "The task, with a seed where episodes would differ without: for text, and for rows that a curriculum names."
+        number, open_ = next(self._numbers) % 2**32, task is None or isinstance(task, dict) and "seed" not in task
         text = self.sessions[0].kind == "text" and "seed" not in getattr(self._backend, "config", {})
-        return {**(task or {}), "seed": number} if row or text and (task is None or isinstance(task, dict) and "seed" not in task) else task
+        row = isinstance(task, dict) and set(task) == {"ruleset_id"}
+        return {**(task or {}), "seed": number} if row or text and open_ else task
 
-    async def _group(self, rollout_fn, task, wait: bool, size: int | None, deadline: float | None = None, on_error: str = "mask", over_provision: int = 0) -> RolloutGroup:
+    async def _group(self, rollout_fn, task, wait: bool, size: int | None, deadline: float | None = None,
+                     on_error: str = "mask", over_provision: int = 0) -> RolloutGroup:
         "`run_group`; `wait`: until other groups give their sessions back."
         self._need_open()
         if not callable(rollout_fn):
             raise TypeError(f"rollout_fn is a {type(rollout_fn).__name__}: write `async def rollout(episode): ...`.")
         if on_error not in ("mask", "cancel"):
             raise ValueError(f"on_error is {on_error!r}: choose 'mask' or 'cancel'.")
-        if deadline is not None and not deadline > 0:
-            raise ValueError(f"deadline is {deadline!r}: give a positive number of seconds, or None.")
+        if deadline is not None:
+            checked_seconds("deadline", deadline)
         more = checked_int("over_provision", over_provision, 0)
-        size = (self.group_size or self.size) - more if size is None else checked_int("size", size, 1)
+        size = self.group_size - more if size is None else checked_int("size", size, 1)
         if size < 1:
             raise ValueError(f"With over_provision={more} no episode is left for the group: make a larger pool.")
         async with self.roster.group(size + more, wait) as sessions:
             asked = self.curriculum.next_task() if task is None and self.curriculum is not None else task
             task = self._seeded(asked)
-            group = RolloutGroup(task, await Play(self, rollout_fn, task, sessions, size, deadline, on_error).run(), asked=asked)
+            play = Play(self, rollout_fn, task, sessions, size, deadline, on_error)
+            group = RolloutGroup(task, await play.run(), asked=asked)
         for name, count in (("groups", 1), ("episodes", len(group)), ("unscorable", len(group.errors))):
             self._counts[name] += count
         if self.completions is not None:
@@ -733,27 +748,25 @@ class _Episodes(_Lifetime):
 class _Groups(_Episodes):
     "Groups of episodes; see `EnvPool`."
 
-    async def run_group(self, rollout_fn, task=None, *, size: int | None = None, deadline: float | None = None, on_error: str = "mask", over_provision: int = 0) -> RolloutGroup:
-        """Episodes of one task, all at once and on one server: `await rollout_fn(episode)` in each of `size` sessions, by default `group_size` or the whole pool (less `over_provision`).
+    async def run_group(self, rollout_fn, task=None, *, size: int | None = None, deadline: float | None = None,
+                        on_error: str = "mask", over_provision: int = 0) -> RolloutGroup:
+        """Play one task in `size` sessions of one server at once, by default `group_size` less `over_provision`.
 
-        Args:
-            rollout_fn: `async def rollout(episode: Rollout)`; steps with `await episode.step(action)` while `not episode.done`, and may return the reward of the episode.
-            task: a seed, or a dictionary (`seed`, `ruleset`, `ruleset_id`; an `env_config` for text). None asks the curriculum, if there is one. A text task without seed gets one, the same
-                for all; `group.task` has it.
-            deadline: seconds that an episode may take, its reset included.
-            on_error: "mask", a failed episode has reward None and says why; "cancel", the first failure ends the others and is raised.
-            over_provision: begin so many more episodes than are wanted, keep those that end first, and cancel the rest.
-        If every episode fails by a mistake of the caller (an error that is not the pool's, `BadRequest`, `ResetRequired`) or because no server answers, that error is raised in any case.
-        `PoolExhausted`: other groups have the sessions. `record_group_result(group)` tells the curriculum the result.
+        rollout_fn: `async def rollout(episode: Rollout)`, which steps and may return the reward of the episode.
+        task: a seed, or a dictionary (`seed`, `ruleset`, `ruleset_id`; an `env_config` for text). None asks the
+            curriculum, if there is one. A text task without seed gets one, the same for all: see `group.task`.
+        deadline: seconds for an episode, its reset included. over_provision: begin so many more, keep the first that end.
+        on_error: "mask", a failed episode has reward None; "cancel", the first failure ends the others and is raised.
+        Raises `PoolExhausted` while other groups have the sessions, and a mistake of the caller that ended every episode.
         """
         return await self._group(rollout_fn, task, False, size, deadline, on_error, over_provision)
 
     async def run_groups(self, rollout_fn, tasks, group_size: int | None = None, **options) -> list[RolloutGroup]:
-        "`run_group` for each of several tasks (or a number of tasks that the curriculum chooses), as many at once as the pool has room for. Returns their groups in the order of the tasks."
+        "`run_group` for each of several tasks, or for a number of tasks of the curriculum, as many at once as fit."
         self._need_open()
         if isinstance(tasks, int):
             if self.curriculum is None:
-                raise ValueError("A number of tasks needs a curriculum that chooses them: give the tasks, or the pool a curriculum=.")
+                raise ValueError("A number of tasks needs a curriculum: give the tasks, or the pool a curriculum=.")
             tasks = self.curriculum.next_tasks(tasks)
         try:
             async with asyncio.TaskGroup() as groups:  # waits for all of them even if it is cancelled twice
@@ -763,10 +776,10 @@ class _Groups(_Episodes):
         return [group.result() for group in running]
 
     async def record_group_result(self, task, result=None, success_threshold: float = 0.99) -> tuple[bool, float] | None:
-        """Tell the curriculum the result of a group: whether any episode reached `success_threshold`, and the mean reward of those that could be scored.
+        """Tell the curriculum a group's result: whether any episode reached `success_threshold`, and the mean reward.
 
-        `record_group_result(group)` is enough for a group that `run_group` returned. result: a `RolloutGroup`, or a list of rewards in which None means unscorable. Returns what was recorded;
-        None, and nothing is recorded, if nothing could be scored.
+        `record_group_result(group)` is enough after `run_group`; else give the task and a `RolloutGroup` or rewards.
+        Returns what was recorded; None, and nothing is recorded, if nothing could be scored.
         """
         result = task if result is None else result
         if isinstance(result, RolloutGroup):
@@ -785,12 +798,12 @@ class _Turns(_Groups):
     "A group turn by turn, and batches; see `EnvPool`."
 
     async def reset_group(self, task=None, size: int | None = None) -> list[Step]:
-        """Begin the same task in `size` sessions of one server, by default `group_size` or the whole pool; `run_group_step` then steps these. Returns their first `Step`s.
+        """Begin one task in `size` sessions of one server, by default `group_size`, for `run_group_step`.
 
         All or nothing: if one fails, its error is raised, and there is no group to step.
         """
         self._need_open()
-        size = (self.group_size or self.size) if size is None else checked_int("size", size, 1, self.size)
+        size = self.group_size if size is None else checked_int("size", size, 1, self.size)
         self._current = None
         async with self.roster.group(size) as sessions:
             steps = await self._all("reset", sessions, [self._seeded(task)] * size)
@@ -800,7 +813,7 @@ class _Turns(_Groups):
         return steps
 
     async def run_group_step(self, actions, on_error: str = "raise") -> list:
-        """One action for each session of the group at once; None for those that rest. Returns `Step`s, None for those that rested.
+        """One action for each session of the group at once, None for those that rest. Returns `Step`s, and None for these.
 
         on_error: "raise" raises the first failure, after all have answered; "mask" puts None in its place.
         """
@@ -812,33 +825,40 @@ class _Turns(_Groups):
         if any(session in self.roster.taken or session.resets != resets for session, resets in self._current):
             raise ResetRequired("The sessions of this group have begun other episodes since: call reset_group again.")
         if len(actions) != len(self._current):
-            raise BadRequest(f"{len(actions)} actions came for a group of {len(self._current)}: give one each, None for those that rest.")
+            raise BadRequest(f"{len(actions)} actions came for a group of {len(self._current)}: give one each, or None.")
         moving = [(session, action) for (session, _), action in zip(self._current, actions) if action is not None]
-        steps = iter(await self._all("step", [session for session, _ in moving], [action for _, action in moving]))
+        steps = iter(await self._all("step", *(list(each) for each in zip(*moving))) if moving else ())
         found = [None if action is None else next(steps) for action in actions]
         if on_error == "raise" and (errors := [step for step in found if isinstance(step, BaseException)]):
             raise errors[0]
         return [None if isinstance(step, BaseException) else step for step in found]
 
-    def async_reset(self, tasks=None, env_id=None) -> None:
-        "Begin an episode in the environments `env_id`, by default all: one task for all, or a list with one for each; by default the seeds 0, 1, 2, …. `recv` returns the observations."
-        ids = self._ids(env_id)
-        tasks = ids if tasks is None else list(tasks) if isinstance(tasks, (list, tuple, np.ndarray)) else [tasks] * len(ids)
-        if len(tasks) != len(ids):
-            raise BadRequest(f"{len(tasks)} tasks came for {len(ids)} environments: give one each, or one for all.")
-        self._batcher.post("reset", ids, tasks)
-
     def _ids(self, env_id) -> list[int]:
         "Checked numbers of environments; all of them for None. Raises `BadRequest`."
         self._need_open()
         ids = np.arange(self.size) if env_id is None else np.atleast_1d(np.asarray(env_id))
-        if ids.dtype.kind not in "iu" or ids.ndim != 1 or not ids.size or len(np.unique(ids)) != len(ids) or not ((0 <= ids) & (ids < self.size)).all():
+        if (ids.dtype.kind not in "iu" or ids.ndim != 1 or not ids.size or len(np.unique(ids)) != len(ids)
+                or ids.min() < 0 or ids.max() >= self.size):
             raise BadRequest(f"env_id holds different numbers from 0 to {self.size - 1}.")
         return ids.tolist()
 
 # %% ../../nbs/pool/13_pool.ipynb #8bb687f2
 class _Batches(_Turns):
     "Batches, and numbers for people; see `EnvPool`."
+
+    @property
+    def sync(self) -> "SyncPool":
+        "The same pool for plain code: `with pool.sync as p: p.run_group(...)`."
+        return SyncPool(self)
+
+    def async_reset(self, tasks=None, env_id=None) -> None:
+        "Begin an episode in the environments `env_id`, by default all: one task, a list of them, or the seeds 0, 1, 2, …."
+        ids = self._ids(env_id)
+        if not isinstance(tasks, (list, tuple, np.ndarray)):
+            tasks = ids if tasks is None else [tasks] * len(ids)
+        if len(tasks) != len(ids):
+            raise BadRequest(f"{len(tasks)} tasks came for {len(ids)} environments: give one each, or one for all.")
+        self._batcher.post("reset", ids, list(tasks))
 
     def send(self, actions, env_id=None) -> None:
         "Do one action in each of the environments `env_id`, by default all; returns at once. `recv` returns the results."
@@ -848,9 +868,9 @@ class _Batches(_Turns):
         self._batcher.post("step", ids, actions)
 
     async def recv(self, batch_size: int | None = None, timeout: float | None = None) -> Batch:
-        """Answers of the environments that are ready: at least `batch_size`, by default all that were asked.
+        """At least `batch_size` answers, by default all. Raises `ResetRequired` when nothing was sent.
 
-        Raises `ResetRequired` when nothing was sent, and `DeadlineExceeded` after `timeout` seconds; nothing is lost then, and the answers come with a later `recv`.
+        After `timeout` seconds raises `DeadlineExceeded`; nothing is lost then.
         """
         need = self._batcher.expected(batch_size)
         if not self._batcher.immediate:
@@ -860,11 +880,13 @@ class _Batches(_Turns):
 
     def stats(self) -> PoolStats:
         "Numbers about the pool and its sessions; draws itself as a table."
-        rows = [{"session": i, "id": s.id, "at": s.endpoint, "state": "closed" if s.closed else "lost" if s.lost else "done" if s.done else "running" if s.running else "idle",
-                 **{name: getattr(s, name) for name in ("n", "steps", "resets", "resumes", "failures")}} for i, s in enumerate(self.sessions)]
-        totals = {name: sum(row[name] for row in rows) for name in ("steps", "resets", "resumes", "failures")}
+        counted = ("steps", "resets", "resumes", "failures")
+        rows = [{"session": i, "id": s.id, "at": s.endpoint, "state": s.state, **{name: getattr(s, name) for name in ("n", *counted)}}
+                for i, s in enumerate(self.sessions)]
+        totals = {name: sum(row[name] for row in rows) for name in counted}
         ticks = {} if self._host is None else {"ticks": getattr(self._slots, "ticks", 0)}
-        return PoolStats(pool=self._state, size=self.size, where=", ".join(self.servers.urls), in_groups=len(self.roster.taken), **self._counts, **totals, **ticks, sessions=rows)
+        return PoolStats(pool=self._state, size=self.size, where=", ".join(self.servers.urls),
+                         in_groups=len(self.roster.taken), **self._counts, **totals, **ticks, sessions=rows)
 
     def _repr_html_(self) -> str:
         return self.stats()._repr_html_()
@@ -874,36 +896,38 @@ class _Batches(_Turns):
 
 # %% ../../nbs/pool/13_pool.ipynb #2186700f
 class EnvPool(_Batches):
-    """Environments for many episodes at once. Make one with `EnvPool.local` or `EnvPool.connect`, and use it in `async with`, or `with pool.sync:` in plain code.
+    """Environments for many episodes at once, from `EnvPool.local` or `EnvPool.connect`, for `async with`, or `with pool.sync:` in plain code.
 
-    Settings of both kinds:
-        curriculum: what chooses tasks and learns from results, such as `pool.curriculum.TierCurriculum`; kept as `pool.curriculum`.
-        completions: a file that gets a line of JSON with the whole conversation of every episode.
-        max_total_tokens: the most tokens that an episode may hold, see `Rollout.add_tokens`.
-        timeout: seconds that one request may take. close_timeout: seconds that closing may take.
+    curriculum: chooses tasks and learns from results, such as `pool.curriculum.TierCurriculum`.
+    completions: a file that gets a line of JSON with the whole conversation of every episode.
+    max_total_tokens: the most tokens of an episode, see `Rollout.add_tokens`.
+    timeout, close_timeout: seconds that one request, and closing, may take.
     """
-
     @classmethod
-    def local(cls, env, slots: int = 8, *, benchmark=None, autoreset: bool = False, max_wait: float = 0.0005, latency: float = 0.0, config: dict | None = None, curriculum=None, completions=None,
-              max_total_tokens=None, timeout: float = 120.0, close_timeout: float = 10.0, **params) -> "EnvPool":
+    def local(cls, env, slots: int = 8, *, benchmark=None, autoreset: bool = False, max_wait: float = 0.0005,
+              latency: float = 0.0, config: dict | None = None, curriculum=None, completions=None, max_total_tokens=None,
+              timeout: float = 120.0, close_timeout: float = 10.0, **params) -> "EnvPool":
         """A pool in this process.
 
-        env: a registered environment, the pair `(env, params)`, the name of a text environment, or a class derived from `pool.episodes.Env`. slots: how many.
-        benchmark, autoreset, params: see `Slots`; with autoreset the next trial has the same ruleset in a new world. config: what every `env_config` of a text environment has. latency: seconds to add to each step of a text environment.
+        env: a registered environment, the pair `(env, params)`, or a text environment: its name, or a class derived from
+            `pool.episodes.Env`. slots: how many. benchmark, autoreset, params: see `Slots`.
+        config: what every `env_config` of a text environment has. latency: seconds to add to each of its steps.
         """
         backend = _local_backend(env, slots, benchmark, autoreset, max_wait, latency, config, timeout, params)
         host = Host({"local": backend})
-        return cls(Servers(["local"], lambda url: LocalLink(host)), backend.capacity, host=host, curriculum=curriculum, completions=completions, max_total_tokens=max_total_tokens, timeout=timeout,
-                   close_timeout=close_timeout)
+        return cls(Servers(["local"], lambda url: LocalLink(host)), backend.capacity, host=host, curriculum=curriculum,
+                   completions=completions, max_total_tokens=max_total_tokens, timeout=timeout, close_timeout=close_timeout)
 
     @classmethod
-    def connect(cls, urls, size: int = 8, *, token: str | None = None, env: str | None = None, group_size: int | None = None, wait: float = 0.0, resume_for: float = 30.0, connect_timeout: float = 10.0,
-                ping: float = 10.0, curriculum=None, completions=None, max_total_tokens=None, timeout: float = 120.0, close_timeout: float = 10.0) -> "EnvPool":
-        """A pool on a server, or on several with the same environment. Nothing is connected before `start` or `async with`.
+    def connect(cls, urls, size: int = 8, *, token: str | None = None, env: str | None = None, group_size: int | None = None,
+                wait: float = 0.0, resume_for: float = 30.0, connect_timeout: float = 10.0, ping: float = 10.0,
+                curriculum=None, completions=None, max_total_tokens=None, timeout: float = 120.0,
+                close_timeout: float = 10.0) -> "EnvPool":
+        """A pool on a server, or on several with the same environment; `start` connects.
 
-        urls: an address such as `ws://127.0.0.1:8000`, a `ServerProcess`, or a list of them. size: how many sessions. token: what the servers want to see. env: which of a
-        server's environments. group_size: sessions that have to be on the same server (default: all of them on one server, `size`).
-        wait: seconds to wait for free places, else a full server is an error at once. resume_for: seconds for which a broken connection is tried again.
+        urls: an address such as `ws://127.0.0.1:8000`, a `ServerProcess`, or a list of them. token: the servers' token.
+        size: how many sessions. env: which environment of a server. group_size: how many have to be on one server.
+        wait: seconds to wait for free places. resume_for: seconds for which a broken connection is tried again.
         """
         tokens = {}
         for server in [urls] if isinstance(urls, str) or hasattr(urls, "url") else urls:
@@ -914,24 +938,17 @@ class EnvPool(_Batches):
         if not tokens:
             raise ValueError("urls is empty: give an address such as ws://127.0.0.1:8000, or a list of them.")
         size = checked_int("size", size, 1)
-        group_size = size if group_size is None else checked_int("group_size", group_size, 1, size)
-        if size % group_size:
+        if size % (group_size := checked_int("group_size", group_size or size, 1, size)):
             raise ValueError(f"{size} sessions cannot be divided into groups of {group_size}.")
-        _check_seconds(wait=wait, resume_for=resume_for)
-        _check_seconds(1e-3, connect_timeout=connect_timeout, ping=ping)
-        link = lambda url: SocketLink(url, tokens[url], env, resume_for=resume_for, connect_timeout=connect_timeout, ping=ping)
-        return cls(Servers(list(tokens), link, env), size, group_size=group_size, wait=wait, curriculum=curriculum, completions=completions, max_total_tokens=max_total_tokens, timeout=timeout,
-                   close_timeout=close_timeout)
-
-    @property
-    def sync(self) -> "SyncPool":
-        "The same pool for plain code: `with pool.sync as p: p.run_group(...)`."
-        return SyncPool(self)
+        times = {"resume_for": checked_seconds("resume_for", resume_for, 0), "ping": checked_seconds("ping", ping),
+                 "connect_timeout": checked_seconds("connect_timeout", connect_timeout)}
+        return cls(Servers(list(tokens), lambda url: SocketLink(url, tokens[url], env, **times), env), size,
+                   group_size=group_size, wait=checked_seconds("wait", wait, 0), curriculum=curriculum, completions=completions,
+                   max_total_tokens=max_total_tokens, timeout=timeout, close_timeout=close_timeout)
 
 # %% ../../nbs/pool/13_pool.ipynb #937cce88
 def _local_backend(env, slots: int, benchmark, autoreset: bool, max_wait: float, latency: float, config: dict | None, timeout: float, params: dict):
     "The environments of a pool in this process. Raises `TypeError` for settings of the other kind."
-    from xland_minigrid.pool.episodes import Env, envs
     if isinstance(env, type) and issubclass(env, Env) or isinstance(env, str) and env in envs:
         if wrong := [*["benchmark"] * (benchmark is not None), *["autoreset"] * autoreset, *params]:
             raise TypeError(f"A text environment has no {', '.join(wrong)}: its settings go into config= or the task.")
@@ -949,17 +966,52 @@ def run_here(make_coroutine: Callable):
     finally:
         caller.stop()
 
-class _Plain:
-    "What a `SyncPool` takes from its pool."
+class _Calls:
+    "What a `SyncPool` does on the I/O thread itself."
 
     def __init__(self, pool: EnvPool):
         object.__setattr__(self, "pool", pool)
+
+    def _may_wait(self) -> EnvPool:
+        if threading.current_thread() in [thread.thread for thread in (self.pool._io, self.pool._caller) if thread]:
+            raise WrongThread("A plain call cannot wait inside the pool's own threads: use `await` there.")
+        return self.pool
+
+    def _ask(self, session: Session, op: str, make_coroutine: Callable) -> Step:
+        pool = self._may_wait()
+        pool._need_open()
+        claim(op, [session])
+        try:
+            return pool._io.wait(make_coroutine())
+        finally:
+            release([session])
+
+    def reset(self, session: Session, task=None) -> Step:
+        "`await session.reset(task)`; a session that was lost gets another environment first."
+        return self._ask(session, "reset", lambda: self.pool._fresh(session, task))
+
+    def step(self, session: Session, action) -> Step:
+        return self._ask(session, "step", lambda: session._ask("step", action))
+
+    def recv(self, batch_size: int | None = None, timeout: float | None = None) -> Batch:
+        batcher = self._may_wait()._batcher
+        need = batcher.expected(batch_size)
+        if not batcher.immediate:
+            with batcher.arrival(need) as arrived:
+                arrived.result(timeout)
+        return batcher.collect()
+
+# %% ../../nbs/pool/13_pool.ipynb #bed41a27
+class SyncPool(_Calls):
+    "An `EnvPool` for plain code. What is not here is taken from the pool; its coroutines are run to their end."
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
         found = getattr(self.pool, name)
-        return functools.wraps(found)(lambda *args, **options: self._run(lambda: found(*args, **options))) if inspect.iscoroutinefunction(found) else found
+        if not inspect.iscoroutinefunction(found):
+            return found
+        return functools.wraps(found)(lambda *args, **options: self._run(lambda: found(*args, **options)))
 
     def __setattr__(self, name, value):
         setattr(self.pool, name, value)
@@ -970,30 +1022,17 @@ class _Plain:
     def __repr__(self) -> str:
         return f"{self.pool!r}.sync"
 
-    def _repr_html_(self) -> str:
-        return self.pool._repr_html_()
-
     def _run(self, make_coroutine: Callable):
         "A coroutine of the pool, on the thread for plain callers. Raises `PoolClosed` or `WrongThread`."
         pool = self._may_wait()
         with pool._lock:
             pool._need_open()
-            if pool._caller is None:
-                pool._caller = IOThread("xland-pool-caller")
+            pool._caller = pool._caller or IOThread("xland-pool-caller")
         try:
             return pool._caller.wait(make_coroutine())
         except CancelledError:
             pool._need_open()
             raise
-
-    def _may_wait(self) -> EnvPool:
-        if threading.current_thread() in [thread.thread for thread in (self.pool._io, self.pool._caller) if thread is not None]:
-            raise WrongThread("A plain call cannot wait inside the pool's own threads: use `await` there.")
-        return self.pool
-
-# %% ../../nbs/pool/13_pool.ipynb #bed41a27
-class SyncPool(_Plain):
-    "An `EnvPool` for plain code. What is not here is taken from the pool; its coroutines are run to their end."
 
     def start(self) -> "SyncPool":
         run_here(self.pool.start)
@@ -1007,31 +1046,6 @@ class SyncPool(_Plain):
 
     def __exit__(self, *_) -> None:
         self.close()
-
-    def reset(self, session: Session, task=None) -> Step:
-        "`await session.reset(task)`; a session that was lost gets another environment first."
-        return self._ask(session, "reset", lambda: self.pool._fresh(session, task))
-
-    def step(self, session: Session, action) -> Step:
-        "`await session.step(action)`."
-        return self._ask(session, "step", lambda: session._ask("step", action))
-
-    def _ask(self, session: Session, op: str, make_coroutine: Callable) -> Step:
-        pool = self._may_wait()
-        pool._need_open()
-        claim(op, [session])
-        try:
-            return pool._io.wait(make_coroutine())
-        finally:
-            release([session])
-
-    def recv(self, batch_size: int | None = None, timeout: float | None = None) -> Batch:
-        batcher = self._may_wait()._batcher
-        need = batcher.expected(batch_size)
-        if not batcher.immediate:
-            with batcher.arrival(need) as arrived:
-                arrived.result(timeout)
-        return batcher.collect()
 
 # %% ../../nbs/pool/13_pool.ipynb #8502814e
 def opened(pool) -> tuple[EnvPool, bool]:

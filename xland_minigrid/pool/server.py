@@ -6,8 +6,8 @@
 __all__ = ['PROTOCOL', 'UNREAD', 'is_loopback', 'ServerConfig', 'make_host', 'metrics_text', 'slots_of', 'readiness', 'offered',
            'header', 'shown_token', 'shown_resume', 'same_place', 'Door', 'write_now', 'talk', 'read_by_client',
            'inspect_session', 'openenv_request', 'openenv_value', 'openenv_reply', 'talk_openenv', 'look_after',
-           'Reception', 'EnvServer', 'ServerProcess', 'start_server', 'server_arguments', 'chosen', 'config_of',
-           'load_plugin', 'serve', 'serve_parser', 'run_server']
+           'Reception', 'EnvServer', 'fetch', 'ServerProcess', 'start_server', 'server_arguments', 'chosen',
+           'config_of', 'load_plugin', 'serve', 'serve_parser', 'run_server']
 
 # %% ../../nbs/pool/09_server.ipynb #bc6edfe5
 import argparse
@@ -493,6 +493,12 @@ class EnvServer(Reception):
         await self.stop(0)
 
 # %% ../../nbs/pool/09_server.ipynb #a1ca723b
+def fetch(url: str, path: str, token: str = "", timeout: float = 5.0) -> str:
+    "The body of a page of a server, never through a proxy. Raises `OSError`."
+    request = urllib.request.Request(url.replace("ws", "http", 1) + path, headers={"Authorization": f"Bearer {token}"} if token else {})
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as response:
+        return response.read().decode()
+
 class ServerProcess:
     "A server in a process of its own: `url`, `token`, `pid`, `stats()`, `stop()`. A context manager."
 
@@ -501,10 +507,8 @@ class ServerProcess:
 
     def get(self, path: str, timeout: float = 5.0) -> str:
         "The body of a page of the server, such as `/metrics`. Raises `ConnectFailed`."
-        request = urllib.request.Request(self.url.replace("ws", "http", 1) + path, headers={"Authorization": f"Bearer {self.token}"} if self.token else {})
         try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as response:
-                return response.read().decode()
+            return fetch(self.url, path, self.token, timeout)
         except OSError as error:
             raise ConnectFailed(f"The server does not answer ({type(error).__name__}): start it again.") from None
 
