@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NO_NUMBER', 'VOID', 'MAX_ID', 'Outcome', 'Reply', 'outcomes', 'SlotBackend', 'answer', 'Background', 'Conversation',
            'plain_info', 'TextPlaces', 'TextBackend', 'make_named', 'bounded', 'Seat', 'SeatTable', 'Host',
-           'json_value', 'write_request', 'read_request', 'write_reply', 'read_reply']
+           'checked_token', 'json_value', 'write_request', 'read_request', 'write_reply', 'read_reply']
 
 # %% ../../nbs/pool/07_sessions.ipynb #e6d1fde3
 import asyncio
@@ -459,6 +459,12 @@ class Host(SeatTable):
 
 # %% ../../nbs/pool/07_sessions.ipynb #b9d84e7d
 MAX_ID = 2**53 - 1
+
+def checked_token(token, remedy: str = "give the one that the server was started with") -> str:
+    "A token, perhaps empty. Raises `ValueError`."
+    if not isinstance(token, str) or not all("!" <= c <= "~" for c in token):
+        raise ValueError(f"A token consists of visible ASCII characters without spaces: {remedy}.")
+    return token
 
 def json_value(value):
     "For `json.dumps(default=)`: rulesets, arrays and numbers as plain values. Raises `TypeError` for the rest."
