@@ -460,10 +460,10 @@ class Host(SeatTable):
 # %% ../../nbs/pool/07_sessions.ipynb #b9d84e7d
 MAX_ID = 2**53 - 1
 
-def checked_token(token, remedy: str = "give the one that the server was started with") -> str:
-    "A token, perhaps empty. Raises `ValueError`."
+def checked_token(token, remedy: str = "give the one that the server was started with", error=ValueError) -> str:
+    "A token, perhaps empty. Raises `error`."
     if not isinstance(token, str) or not all("!" <= c <= "~" for c in token):
-        raise ValueError(f"A token consists of visible ASCII characters without spaces: {remedy}.")
+        raise error(f"A token consists of visible ASCII characters without spaces: {remedy}.")
     return token
 
 def json_value(value):
