@@ -15,7 +15,7 @@ from typing import Callable
 
 from ..core.helpers import checked_int
 from ..pool.errors import BadRequest, PoolClosed, PoolError, PoolExhausted, ResetRequired
-from ..pool.group import RolloutGroup, Sequence
+from ..pool.group import RolloutGroup, Sequence, sequence_of
 from ..pool.pool import EnvPool, opened
 
 # %% ../../nbs/interop/08_trl.ipynb #93de5802
@@ -36,13 +36,13 @@ class ChatTokens:
         return list(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False))
 
     def reply(self, observation: str, completion: list[int]) -> list[int]:
-        "The tokens between an answer of the model and its next one. Raises `ValueError` for a template that hides what was said."
+        "The tokens between an answer and the next one. Raises `ValueError` for a template that hides what was said."
         if not getattr(self.tokenizer, "chat_template", None):
             return self._encoded("\n" + observation + "\n")
         talk = [{"role": "user", "content": "."}, {"role": "assistant", "content": _MARK}, {"role": "user", "content": observation}]
         shown = self.tokenizer.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
         if _MARK not in shown:
-            raise ValueError("The chat template does not show earlier answers of the model: give tokens= with a template that does.")
+            raise ValueError("The chat template hides earlier answers of the model: give tokens= with one that does not.")
         ids, end = self._encoded(shown.rpartition(_MARK)[2]), self.tokenizer.eos_token_id
         return ids[1:] if completion and completion[-1] == end and ids[:1] == [end] else ids
 
@@ -55,9 +55,11 @@ class ChatTokens:
 
 # %% ../../nbs/interop/08_trl.ipynb #e799e36c
 class Answers:
-    """`await answers(ids)`: a completion and its log-probabilities, for many conversations in one call of `generate(list of ids)`.
+    """`await answers(ids)`: a completion and its log-probabilities, many in one call of `generate(list of ids)`.
 
-    running: conversations that may ask; `leave` says that one has ended. at_once: the largest batch. max_wait: seconds until those that wait are answered without the others. sizes: of the batches so far.
+    running: conversations that may ask; `leave` says that one has ended. at_once: the largest batch. sizes: of the
+    batches.
+    max_wait: seconds until those that wait are answered without the others.
     """
     def __init__(self, generate: Callable, running: int, at_once: int, max_wait: float = 0.05):
         self.generate, self.running, self.at_once, self.max_wait = generate, running, at_once, max_wait
@@ -87,19 +89,19 @@ class Answers:
         try:
             found = list(self.generate([ids for ids, _ in todo]))
             if len(found) != len(todo):
-                raise ValueError(f"generate gave {len(found)} answers to {len(todo)} contexts: give one pair (completion_ids, logprobs) for each.")
+                raise ValueError(f"generate gave {len(found)} answers to {len(todo)} contexts: give (completion_ids, logprobs) for each.")
             found = [(list(completion), None if logprobs is None else list(logprobs)) for completion, logprobs in found]
-        except Exception as error:
-            failure = RuntimeError("generate ended with StopIteration: it has no more answers.") if isinstance(error, StopIteration) else error  # which no future may hold
+        except Exception as error:  # no future may hold a StopIteration
+            failure = RuntimeError("generate ended with StopIteration: it has no more answers.") if isinstance(error, StopIteration) else error
             for _, mine in todo:
                 mine.set_exception(failure)
-        else:
-            for (_, mine), answer in zip(todo, found):
-                mine.set_result(answer)
+            return
+        for (_, mine), answer in zip(todo, found):
+            mine.set_result(answer)
 
 # %% ../../nbs/interop/08_trl.ipynb #ce26ad5c
 def generate_with_model(contexts: list[list[int]], trainer) -> list[tuple[list[int], list[float]]]:
-    """Completions of the trainer's model, sampled at its temperature, with the log-probability of each token; `max_completion_length` tokens at most.
+    """Completions of the trainer's model, sampled at its temperature, with log-probabilities; at most `max_completion_length`.
 
     For a model in one process. One that is spread over several, or a faster engine, needs a function of its own.
     """
@@ -115,15 +117,15 @@ def generate_with_model(contexts: list[list[int]], trainer) -> list[tuple[list[i
     model.eval()
     try:
         with torch.no_grad():
-            out = model.generate(input_ids=ids, attention_mask=seen, do_sample=True, temperature=args.temperature, top_k=0, top_p=1.0, max_new_tokens=args.max_completion_length, pad_token_id=pad,
-                                 eos_token_id=end, return_dict_in_generate=True, output_logits=True)
+            out = model.generate(input_ids=ids, attention_mask=seen, do_sample=True, temperature=args.temperature, top_k=0,
+                                 top_p=1.0, max_new_tokens=args.max_completion_length, pad_token_id=pad, eos_token_id=end,
+                                 return_dict_in_generate=True, output_logits=True)
     finally:
         model.train(was_training)
-    logits = torch.stack(out.logits, 1).float() / args.temperature
-    new = out.sequences[:, width:]
-    logprobs = torch.log_softmax(logits, -1).gather(-1, new[..., None])[..., 0].tolist()
+    new, logits = out.sequences[:, width:], torch.stack(out.logits, 1).float() / args.temperature
+    logprobs = torch.log_softmax(logits, -1).gather(-1, new[..., None])[..., 0]
     rows = []
-    for row, values in zip(new.tolist(), logprobs):
+    for row, values in zip(new.tolist(), logprobs.tolist()):
         length = row.index(end) + 1 if end in row else len(row)
         rows.append((row[:length], values[:length]))
     return rows
@@ -138,7 +140,8 @@ def task_in_prompt(prompt):
             raise ValueError
         return task
     except (TypeError, ValueError):
-        raise ValueError(f"The prompt {str(text)[:60]!r} is not a task: write the task as JSON, such as '{{\"seed\": 3}}', or give task_of=.") from None
+        raise ValueError(f"The prompt {str(text)[:60]!r} is not a task: write it as JSON, such as '{{\"seed\": 3}}', "
+                         "or give task_of=.") from None
 
 def _runs(prompts: list, most: int | None) -> list[tuple]:
     "Runs of equal prompts: each prompt and how many there are, at most `most`."
@@ -152,19 +155,20 @@ def _runs(prompts: list, most: int | None) -> list[tuple]:
 def trl_fields(groups: list[RolloutGroup], end: int) -> dict:
     """The episodes of some groups as TRL's rollout functions return them, with one entry for each.
 
-    `prompt_ids`, `completion_ids`, `logprobs` (None if some have none), `env_mask` (1: the model's token); and for reward functions `env_reward` (None: unknown),
-    `env_error` (why, else None) and `env_turns`. end: the token that stands where there are none.
+    `prompt_ids`, `completion_ids`, `logprobs` (None if some have none), `env_mask` (1: the model's token), and for reward
+    functions `env_reward` (None: unknown), `env_error` and `env_turns`. end: the token that stands where there are none.
     """
     rollouts = [rollout for group in groups for rollout in group]
     rows = []
     for rollout in rollouts:
-        tokens = rollout.sequence() if rollout.valid or rollout.tokens.turns else Sequence([], [], [], [])
+        tokens = sequence_of(rollout)
         if not tokens.completion_ids:
             tokens = Sequence(tokens.prompt_ids or [end], [end], [0.0], [0])
         rows.append(tokens if rollout.valid else tokens._replace(mask=[0] * len(tokens.mask)))
-    logprobs = [row.logprobs for row in rows]
-    return {"prompt_ids": [row.prompt_ids for row in rows], "completion_ids": [row.completion_ids for row in rows], "logprobs": None if None in logprobs else logprobs, "env_mask": [row.mask for row in rows],
-            "env_reward": [r.reward for r in rollouts], "env_error": [r.error for r in rollouts], "env_turns": [r.num_turns for r in rollouts]}
+    prompts, completions, logprobs, masks = map(list, zip(*rows))
+    return {"prompt_ids": prompts, "completion_ids": completions, "logprobs": None if None in logprobs else logprobs,
+            "env_mask": masks, "env_reward": [r.reward for r in rollouts], "env_error": [r.error for r in rollouts],
+            "env_turns": [r.num_turns for r in rollouts]}
 
 def pool_reward(completions, env_reward, **_) -> list:
     "The reward function for `make_rollout_func`: the environments' rewards, None where unknown."
@@ -172,7 +176,7 @@ def pool_reward(completions, env_reward, **_) -> list:
 
 # %% ../../nbs/interop/08_trl.ipynb #0d5dbce4
 class _Player:
-    "A player on a pool, and a context manager. Opens a new pool and closes it; an open pool stays the caller's. Raises `ValueError` for arrays without `observe` and `act`."
+    "A player on a pool, and a context manager. Opens a new pool and closes it; an open pool stays the caller's."
 
     def __init__(self, pool, task_of, observe, act):
         for name, given in {"task_of": task_of, "observe": observe, "act": act}.items():
@@ -181,7 +185,7 @@ class _Player:
         self.pool, self._mine = opened(pool)
         if any(session.kind != "text" for session in self.pool.sessions) and (observe is None or act is None):
             self.close()
-            raise ValueError("These environments show arrays and take numbers: give observe=, an observation as text, and act=, a text as an action.")
+            raise ValueError("These environments show arrays: give observe=, an observation as text, and act=, a text as an action.")
         self.task_of, self.observe, self.act = task_of, observe or str, act or str
 
     def close(self) -> None:
@@ -218,17 +222,15 @@ def _conversation(player, tokens, answers: Answers) -> Callable:
 class RolloutFunc(_Player):
     """`GRPOTrainer(..., rollout_func=make_rollout_func(pool), reward_funcs=pool_reward)`, and a context manager.
 
-    `groups` and `batches` (sizes) are those of the last call. A failure of machinery leaves an episode without a reward; a task that no environment takes is raised.
-
-    Args:
-        pool: an `EnvPool` or its `.sync` with at least `num_generations` sessions, at best one for each completion of a batch. A new one is opened here, and closed by `close` or the end of a `with`.
-        generate: `generate(contexts, trainer)` gives `(completion_ids, logprobs or None)` for each context, a list of token numbers.
-        task_of: `task_of(prompt)` gives the task of a prompt. None: the curriculum of the pool if it has one, else `task_in_prompt`.
-        observe, act: an observation as text, and the model's text as an action; for environments that do not speak text.
-        max_turns: answers of the model at most. The pool's `max_total_tokens` limits the tokens.
-        tokens: an object like `ChatTokens`; None makes one from the trainer's tokenizer.
-        deadline, over_provision: see `EnvPool.run_group`.
-    Raises `TypeError`, `ValueError` or a `PoolError`.
+    pool: an `EnvPool` or its `.sync` with at least `num_generations` sessions, at best one for each completion of a
+    batch. A new
+        one is opened here, and closed by `close` or the end of a `with`. Its `max_total_tokens` limits the tokens.
+    generate: `generate(contexts, trainer)` gives `(completion_ids, logprobs or None)` for each context, a list of
+    tokens.
+    task_of: gives the task of a prompt. None: the curriculum of the pool if it has one, else `task_in_prompt`.
+    observe, act: an observation as text, and the model's text as an action, for environments that do not speak text.
+    max_turns: answers at most. tokens: an object like `ChatTokens`. deadline, over_provision: see `EnvPool.run_group`.
+    `groups` and `batches` (sizes) are those of the last call. Raises `TypeError`, `ValueError` or a `PoolError`.
     """
     def __init__(self, pool, generate: Callable | None = None, *, task_of=None, observe=None, act=None, max_turns: int = 20, tokens=None, deadline: float | None = None, over_provision: int = 0):
         self.max_turns = checked_int("max_turns", max_turns, 1)
@@ -241,13 +243,14 @@ class RolloutFunc(_Player):
     def __call__(self, prompts: list, trainer) -> dict:
         tokens, training = self.tokens or ChatTokens(trainer.processing_class), trainer.model.training
         runs = _runs(prompts, getattr(trainer, "num_generations" if training else "num_generations_eval", None))
-        own = self.pool.curriculum if training else None
-        tasks = [own.next_task() if own is not None and self.task_of is None else (self.task_of or task_in_prompt)(prompt) for prompt, _ in runs]
+        own, task_of = self.pool.curriculum if training else None, self.task_of or task_in_prompt
+        tasks = [own.next_task() if own is not None and self.task_of is None else task_of(prompt) for prompt, _ in runs]
         answers = Answers(lambda contexts: self.generate(contexts, trainer), len(prompts), self.pool.size)
-        self.groups, self.batches = [None] * len(runs), answers.sizes
+        self.groups, self.batches, play = [None] * len(runs), answers.sizes, _conversation(self, tokens, answers)
         for size in {count for _, count in runs}:
             which = [i for i, (_, count) in enumerate(runs) if count == size]
-            for i, group in zip(which, self.pool.sync.run_groups(_conversation(self, tokens, answers), [tasks[i] for i in which], size, **self.options)):
+            played = self.pool.sync.run_groups(play, [tasks[i] for i in which], size, **self.options)
+            for i, group in zip(which, played):
                 self.groups[i] = group
         for task, group in zip(tasks, self.groups):
             if all(rollout.num_turns == 0 and str(rollout.error).startswith("BadRequest: ") for rollout in group):
@@ -268,7 +271,7 @@ class PoolEnvironment:
         self._factory._made.append(self)
 
     def reset(self, **row):
-        "Start the episode of a dataset row; returns what the model reads. Raises for a mistake in the row; an environment that fails leaves the episode without a reward."
+        "Start the episode of a dataset row; returns what the model reads. Raises for a mistake in the row."
         factory = self._factory
         task = factory.task_of(row)
         self._session = self._session or factory._seat()
@@ -283,7 +286,7 @@ class PoolEnvironment:
         return "\n".join(filter(None, [first.info.get("system_message"), factory.observe(first.observation)]))
 
     def get_reward(self):
-        "The sum of the rewards of the episode; None if it failed, which TRL leaves out of the group."
+        "The sum of the rewards; None if the episode failed, which TRL leaves out of the group."
         return None if self._error is not None or self._session is None else self._total
 
     async def _act(self, action: str) -> str:
@@ -316,17 +319,19 @@ def _with_tool(factory, name: str, description: str) -> type:
     return type("PoolEnvironment", (PoolEnvironment,), {name: tool, "_factory": factory, "__module__": __name__})
 
 def task_in_row(row: dict):
-    "The task in a dataset row: its `task`, `env_config` or `seed`, the first that is not None. Entries that are None are left out."
+    """The task in a dataset row: its `task`, `env_config` or `seed`, the first that is not None, without entries
+    that are None."""
     task = next((row[name] for name in ("task", "env_config", "seed") if row.get(name) is not None), None)
     return {name: value for name, value in task.items() if value is not None} if isinstance(task, dict) else task
 
 # %% ../../nbs/interop/08_trl.ipynb #a89a82ec
 class EnvironmentFactory(_Player):
-    """`GRPOTrainer(..., environment_factory=factory)`, inside `with environment_factory(pool) as factory:`, whose end gives all environments back.
+    """`GRPOTrainer(..., environment_factory=factory)`, inside `with environment_factory(pool) as factory:`.
 
-    Args:
-        pool: an `EnvPool` or its `.sync`, with a session for each completion of a batch. A new one is opened here and closed at the end.
-        task_of: `task_of(row)` gives the task of a dataset row. observe, act: as in `RolloutFunc`. tool_name, description: what the model reads about the tool.
+    pool: an `EnvPool` or its `.sync`, with a session for each completion of a batch. A new one is opened here, and
+    closed at the end.
+    task_of: gives the task of a dataset row. observe, act: as in `RolloutFunc`. tool_name, description: what the model
+    reads.
     Raises `TypeError`, `ValueError` or a `PoolError`.
     """
     def __init__(self, pool, *, task_of: Callable = task_in_row, observe=None, act=None, tool_name: str = "act", description: str = "Do something in the environment."):
@@ -348,7 +353,7 @@ class EnvironmentFactory(_Player):
             try:
                 taken = self.pool.roster.pick(1)
             except PoolExhausted:
-                raise PoolExhausted(f"{len(self._seats)} environments are in use and the pool has no other: make it with at least as many slots as a batch has completions.") from None
+                raise PoolExhausted(f"All {len(self._seats)} environments are in use: make a pool with as many slots as a batch has completions.") from None
             self._seats += taken
             return taken[0]
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Messages', 'envs', 'copy_messages', 'check_config', 'RolloutRequest', 'Env', 'finite', 'checked_reset',
-           'checked_step', 'blocking', 'UnknownEnv', 'EnvRegistry', 'register_env', 'make_env', 'find_env',
+           'checked_step', 'awaited', 'blocking', 'UnknownEnv', 'EnvRegistry', 'register_env', 'make_env', 'find_env',
            'request_from_row', 'read_rows']
 
 # %% ../../nbs/pool/03_episodes.ipynb #fc106be5
@@ -122,6 +122,10 @@ async def _returned(method, argument, what: str, *kinds) -> tuple:
     return found
 
 # %% ../../nbs/pool/03_episodes.ipynb #eacf32b1
+async def awaited(value):
+    "What a plain function returned, or what its coroutine gives."
+    return await value if inspect.isawaitable(value) else value
+
 def blocking(fn):
     "A coroutine function that runs the plain function `fn` on a thread of its own, so that the event loop stays free. Also a decorator."
     if not callable(fn) or asyncio.iscoroutinefunction(fn):

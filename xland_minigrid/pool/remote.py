@@ -8,7 +8,6 @@ __all__ = ['socket_address', 'Reply', 'Line', 'OpenEnvClient', 'text_to_action',
 # %% ../../nbs/pool/14_remote.ipynb #f82dfd6e
 import asyncio
 import contextlib
-import inspect
 import json
 import random
 import re
@@ -17,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from ..core.helpers import checked_seconds
 from .client import abort, open_websocket
-from .episodes import Env, Messages, RolloutRequest, envs, finite
+from .episodes import Env, Messages, RolloutRequest, awaited, envs, finite
 from .errors import (BadRequest, DeadlineExceeded, EnvFault, PoolClosed, PoolError, PoolExhausted, ResetRequired, SessionBusy, SessionLost, WrongThread)
 from .sessions import checked_token
 
@@ -266,9 +265,6 @@ def observation_to_text(observation) -> str:
     return observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)
 
 # %% ../../nbs/pool/14_remote.ipynb #b1d2c75d
-async def _awaited(value):
-    return await value if inspect.isawaitable(value) else value
-
 async def _attempts(seconds: float):
     "Again and again, with growing pauses, for so many seconds; yields whether this is the last time."
     loop, pause = asyncio.get_running_loop(), 0.02
@@ -282,12 +278,15 @@ async def _attempts(seconds: float):
 _OPTIONS = ("token", "headers", "connect_timeout", "request_timeout", "close_timeout")
 
 class OpenEnvWrapper(Env):
-    """A text environment whose world lives behind an OpenEnv server.
+    """A text environment whose world lives behind an OpenEnv server. A step without a reward counts as 0.
 
-    `env_config` has `base_url`, and may have `reset_kwargs` (what reset is called with), `seed` (short for one of them), `system_message`, `wait` (seconds to go on asking
-    a full server, 5), `on_invalid`, and `token`, `headers` and times as in `OpenEnvClient`. `on_invalid` says what to do when the server finds fault with an action: `"raise"`
-    leaves the reward unknown; `"tell"` tells the model, with reward 0, which is right where the fault can only be the model's.
-    A step without a reward from the server counts as 0. Raises `BadRequest` for an invalid configuration.
+    `env_config`: `base_url`, `reset_kwargs` (what reset is called with), `seed` (short for one of them),
+    `system_message`,
+    `wait` (seconds to go on asking a full server, 5), `on_invalid`, and `token`, `headers` and times as in
+    `OpenEnvClient`.
+    `on_invalid`: when the server refuses an action, `"raise"` leaves the reward unknown, `"tell"` tells the model, with
+    reward 0.
+    Raises `BadRequest`.
     """
 
     def __init__(self, env_config: dict | None = None, parse_action=text_to_action, format_observation=observation_to_text):
@@ -299,8 +298,7 @@ class OpenEnvWrapper(Env):
             raise BadRequest("reset_kwargs must be a dict of what reset takes.")
         if not isinstance(self.system_message, str):
             raise BadRequest("system_message must be a string.")
-        self.wait = checked_seconds("wait", config.get("wait", 5.0), 0, BadRequest)
-        self.on_invalid = config.get("on_invalid", "raise")
+        self.wait, self.on_invalid = checked_seconds("wait", config.get("wait", 5.0), 0, BadRequest), config.get("on_invalid", "raise")
         if self.on_invalid not in ("raise", "tell"):
             raise BadRequest(f"on_invalid is {self.on_invalid!r}: choose \"raise\" or \"tell\".")
         if config.get("seed") is not None:
@@ -315,7 +313,7 @@ class OpenEnvWrapper(Env):
             try:
                 await self.client.connect()
                 reply = await self.client.reset(**self.reset_kwargs)
-                return await _awaited(self.format_observation(reply.observation)), {}, self.system_message
+                return await awaited(self.format_observation(reply.observation)), {}, self.system_message
             except PoolExhausted:
                 await self.client.close()
                 if last:
@@ -323,14 +321,14 @@ class OpenEnvWrapper(Env):
                 self.client = self._client()
 
     async def step(self, action: Messages):
-        fields = await _awaited(self.parse_action(action[-1]["content"]))
+        fields = await awaited(self.parse_action(action[-1]["content"]))
         try:
             reply = await self.client.step(fields)
         except BadRequest as error:
             if self.on_invalid == "raise" or not isinstance(fields, dict):
                 raise
             return f"The environment refused the action. {error}", 0.0, False, {"status": "invalid_action"}
-        return await _awaited(self.format_observation(reply.observation)), reply.reward or 0.0, reply.done, {"action": fields}
+        return await awaited(self.format_observation(reply.observation)), reply.reward or 0.0, reply.done, {"action": fields}
 
     async def close(self):
         await self.client.close()
