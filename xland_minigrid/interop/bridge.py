@@ -66,7 +66,6 @@ def _layers(env_id, draws: bool, direction: bool, rules_and_goals: bool, images,
         env = RGBImgObservationWrapper(env)
     return around(env) if around else env
 
-# %% ../../nbs/interop/02_bridge.ipynb #1c5f32a5
 def _tasks(benchmark, ruleset, ruleset_id):
     "Tasks to draw from or None, and one ruleset (or one for each world) or None."
     if benchmark is None:
@@ -171,7 +170,6 @@ def to_numpy(tree):
     "The arrays of a tree as NumPy arrays of their own, which the caller may change."
     return jax.tree.map(np.array, tree)
 
-# %% ../../nbs/interop/02_bridge.ipynb #8ca9ab32
 def check_one_action(action) -> int:
     "The action as an int. Raises `TypeError` or `ValueError` unless it is an integer 0 to 5."
     try:

@@ -156,7 +156,6 @@ def mask_in(options, num_envs: int, begun: bool) -> np.ndarray | None:
         raise ResetNeeded("A reset_mask needs trials that have begun: call reset() without one first.")
     return mask
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #5a1fb0c1
 class VectorBase(VectorEnv):
     "What vector environments share here: spaces, and that a trial has to run before a step."
 
@@ -173,7 +172,6 @@ class VectorBase(VectorEnv):
         if ended.any():
             raise ResetNeeded(f'Trials {np.flatnonzero(ended).tolist()} are over: call reset(options={{"reset_mask": terminated | truncated}}) first.')
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #441d6d5d
 def _infos(seen, given, convert) -> dict:
     "The task numbers where `given` is true, in Gymnasium's form: values and a mask."
     if seen.ruleset_id is None:
@@ -203,7 +201,6 @@ def _last_seen(timestep, seen, before, output: str, convert) -> dict:
     mask = convert(ended)
     return {"final_obs": _one_by_one(final, ended) if output == "numpy" else final, "_final_obs": mask, "final_info": tasks, "_final_info": mask}
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #c2b84e19
 class _BatchEnv(VectorBase):
     "A batch of worlds as a vector environment, before its first reset."
 

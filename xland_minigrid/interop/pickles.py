@@ -170,7 +170,6 @@ class _Instructions(dict):
             _refuse(f"has more than {_MOST_STEPS:,} instructions")
         return super().__getitem__(number)
 
-# %% ../../nbs/interop/00_pickles.ipynb #7cf5041f
 class _Reader(_Python):
     "Python's unpickler with the names of this chapter, and its instructions."
     def __init__(self, stream: _Metered):
@@ -188,7 +187,6 @@ class _Reader(_Python):
             _refuse("encodes text in a way that bytes are not kept")
         return self.stream.spend(text.encode("latin1"))
 
-# %% ../../nbs/interop/00_pickles.ipynb #846b2956
 def _read(stream: _Metered):
     "What a pickle describes, as far as it is data: the one object that is left at the end."
     reader = _Reader(stream)

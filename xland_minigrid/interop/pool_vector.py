@@ -40,8 +40,8 @@ def task_list(task, num_envs: int) -> list[dict]:
     return [dict(t or {}) for t in tasks]
 
 # %% ../../nbs/interop/10_pool_vector.ipynb #17831b63
-class _Requests(VectorBase):
-    "A pool as a vector environment: requests to its environments, and the latest observations that came back."
+class _View(VectorBase):
+    "A pool as a vector environment, with the latest observations that came back."
     def __init__(self, pool, *, autoreset_mode=AutoresetMode.NEXT_STEP, task=None, seed: int | None = None):
         self.mode = check_mode(autoreset_mode)
         self.pool, self._mine = opened(pool)
@@ -59,6 +59,14 @@ class _Requests(VectorBase):
         self._rows = {leaf.name: np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in first._layout.leaves}
         self._ended, self._streams = np.zeros(self.num_envs, bool), [None] * self.num_envs
 
+    def close_extras(self, **_) -> None:
+        "Give the pool back; close it if it was opened here."
+        if self._mine:
+            self.pool.sync.close()
+
+# %% ../../nbs/interop/10_pool_vector.ipynb #17831c74
+class _Requests(_View):
+    "Requests to the environments of a pool, and their answers."
     def _begin(self, ids, seeds) -> None:
         "Ask for new trials in some environments."
         if len(ids):
@@ -165,8 +173,3 @@ class PoolVectorEnv(_Requests):
                 self._begin(ids, self._next_seeds(ids))
                 self._answers()
         return self._seen(), reward, terminated, done & ~terminated, self._new_trials(info)
-
-    def close_extras(self, **_) -> None:
-        "Give the pool back; close it if it was opened here."
-        if self._mine:
-            self.pool.sync.close()

@@ -409,8 +409,7 @@ class GymScheduler(Hooks):
     timeout, close_timeout, deadline: seconds for a reset or step, for closing, and for a trajectory (None: any number).
     reward_funcs: functions of the finished `Trajectory`, plain or coroutines, that return a number, or None for
     unknown.
-    reward_weights: a number for each of them, and a last one for the environment; 1 by default.
-    completions: a file to which every conversation is appended as a line of JSON.
+    reward_weights: one for each, and one for the environment. completions: a file that gets every conversation as JSON.
     on_error: `"mask"`, a failed trajectory has reward None and an error; `"cancel"`, it ends the others and is raised.
     """
 

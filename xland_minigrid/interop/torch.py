@@ -35,7 +35,6 @@ def _tensor(torch, leaf, copy):
     tensor = torch.from_dlpack(leaf)
     return tensor.clone() if copy else tensor
 
-# %% ../../nbs/interop/03_torch.ipynb #37a9c2dd
 def from_torch(tree, copy: bool = False):
     """The tensors of a tree as JAX arrays on the same device, sharing their memory where it can be shared.
 

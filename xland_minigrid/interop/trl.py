@@ -174,7 +174,6 @@ def pool_reward(completions, env_reward, **_) -> list:
     "The reward function for `make_rollout_func`: the environments' rewards, None where unknown."
     return list(env_reward)
 
-# %% ../../nbs/interop/08_trl.ipynb #0d5dbce4
 class _Player:
     "A player on a pool, and a context manager. Opens a new pool and closes it; an open pool stays the caller's."
 

@@ -71,7 +71,6 @@ def _translate(encodings, identifiers, tiles_of, shift):
     pairs = lib.where(is_tile[..., None], shift(pairs), pairs).reshape(*encodings.shape[:-1], -1)
     return lib.concatenate([lib.asarray(identifiers)[identifier][..., None], pairs], axis=-1)
 
-# %% ../../nbs/interop/01_upstream.ipynb #d86a7086
 def goal_to_upstream(goal):
     "Our goals `(..., 5)` in the identifiers of 0.9.3, uint8; goals 5 and 6 trade places."
     return _translate(goal, _GOAL_TO_UPSTREAM, _GOAL_TILES, tiles_to_upstream)
@@ -80,7 +79,6 @@ def goal_from_upstream(goal):
     "Goals `(..., 5)` of 0.9.3 in the paper's identifiers (Table 2), uint8."
     return _translate(goal, _GOAL_TO_UPSTREAM, _GOAL_TILES[_GOAL_TO_UPSTREAM], tiles_from_upstream)
 
-# %% ../../nbs/interop/01_upstream.ipynb #da129e6e
 def rules_to_upstream(rules):
     "Our rules `(..., 7)` in the tile numbers of 0.9.3, uint8; the identifiers are the same."
     return _translate(rules, np.arange(len(RULES), dtype=np.uint8), _RULE_TILES, tiles_to_upstream)
@@ -124,7 +122,6 @@ def agent_to_upstream(agent: AgentState):
     from xminigrid.types import AgentState as Theirs
     return Theirs(position=jnp.asarray(agent.position), direction=jnp.asarray(agent.direction), pocket=jnp.asarray(tiles_to_upstream(agent.pocket)))
 
-# %% ../../nbs/interop/01_upstream.ipynb #318ab9f0
 def _typed(key):
     "A random key of either kind, as a typed one."
     return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(jnp.asarray(key))
@@ -133,7 +130,6 @@ def _carry(carry, empty):
     "What an environment remembers: nothing is nothing in both packages, anything else is passed on as it is."
     return carry if jax.tree.leaves(carry) else empty
 
-# %% ../../nbs/interop/01_upstream.ipynb #28d3de73
 def state_from_upstream(state) -> State:
     "A state of 0.9.3, batched or not, as ours. (0, 0) on the grid becomes EMPTY; raw keys become typed ones."
     return State(
@@ -166,7 +162,6 @@ def observation_to_upstream(view):
     "Our view `(..., V, V, 2)` in the numbers of 0.9.3, uint8: END_OF_MAP and UNSEEN become 0."
     return tiles_to_upstream(view)
 
-# %% ../../nbs/interop/01_upstream.ipynb #5cab2c34
 _PARTS_FROM = {"img": observation_from_upstream, "goal_encoding": goal_from_upstream, "rule_encoding": rules_from_upstream}
 _PARTS_TO = {"img": observation_to_upstream, "goal_encoding": goal_to_upstream, "rule_encoding": rules_to_upstream}
 
@@ -176,7 +171,6 @@ def _observed(observation, parts):
         return {name: parts.get(name, lambda x: x)(value) for name, value in observation.items()}
     return parts["img"](observation)
 
-# %% ../../nbs/interop/01_upstream.ipynb #2e0030ee
 def timestep_from_upstream(timestep) -> TimeStep:
     "A time step of 0.9.3, batched or not, as ours; its observations see through walls."
     return TimeStep(
@@ -201,7 +195,6 @@ def params_from_upstream(params):
     grid_type = "R1" if params.grid_type == "1R" else params.grid_type
     return XLandEnvParams(**common, ruleset=ruleset_from_upstream(params.ruleset), grid_type=grid_type)
 
-# %% ../../nbs/interop/01_upstream.ipynb #5e74afb2
 def params_to_upstream(params: EnvParams):
     """Our parameters as `xminigrid.environment.EnvParams`, or its `XLandEnvParams` when they hold a ruleset.
 
@@ -234,7 +227,6 @@ def benchmark_from_upstream(source) -> Benchmark:
     _check_upstream(goals, rules, init_tiles)
     return Benchmark.from_arrays(goal_from_upstream(goals), rules_from_upstream(rules), tiles_from_upstream(init_tiles, zero=(0, 0)))
 
-# %% ../../nbs/interop/01_upstream.ipynb #ccb00e6e
 def _check_upstream(goals, rules, init_tiles) -> None:
     "Raise `ValueError` for arrays that cannot be a benchmark of 0.9.3: 13 tiles, 12 colours, 15 goals, 12 rules."
     for name, array, shape in (("goals", goals, "(n, 5)"), ("rules", rules, "(n, R, 7)"), ("init_tiles", init_tiles, "(n, N, 2)")):
@@ -254,7 +246,6 @@ def _are_bytes(array) -> bool:
     with np.errstate(invalid="ignore"):
         return array.dtype == np.uint8 or bool((array.astype(np.uint8) == array).all())
 
-# %% ../../nbs/interop/01_upstream.ipynb #e2211ce5
 def benchmark_to_upstream(benchmark) -> dict[str, np.ndarray]:
     """Our `Benchmark` as the four uint8 arrays of `xminigrid.benchmarks.Benchmark`. Raises `ValueError` for unknown
     goals."""
@@ -299,7 +290,6 @@ def _keep(benchmark, path: Path) -> None:
     except OSError as error:
         warnings.warn(f"The converted tasks could not be kept ({error}); set XLAND_MINIGRID_DATA to a folder with room for them.", stacklevel=3)
 
-# %% ../../nbs/interop/01_upstream.ipynb #d3d10616
 def load_upstream_benchmark(path, *, cache: bool = True, progress: bool = True) -> Benchmark:
     """A benchmark of xminigrid 0.9.3 as ours: its pickle, bz2-compressed or not, or an `.npz` file of arrays. No pickle
     is run.

@@ -335,15 +335,8 @@ class SessionState:
         self.done = self.running = self.lost = self.closed = False
         self.n = self.steps = self.resets = self.failures = 0
 
-    @property
-    def endpoint(self) -> str:
-        "Where it lives: the server's address, or `local`."
-        return self._link.endpoint
-
-    @property
-    def resumes(self) -> int:
-        "How often its connection broke and was restored."
-        return self._link.resumes
+    endpoint = property(lambda self: self._link.endpoint, doc="Where it lives: the server's address, or `local`.")
+    resumes = property(lambda self: self._link.resumes, doc="How often its connection broke and was restored.")
 
     @property
     def state(self) -> str:

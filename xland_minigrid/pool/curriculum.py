@@ -41,7 +41,6 @@ class Curriculum(Protocol):
     def load_state_dict(self, state: Mapping):
         "Go on from a `state_dict`. Raises `ValueError` if it belongs to another curriculum."
 
-# %% ../../nbs/pool/12_curriculum.ipynb #8e2f5f01
 def _key(task) -> str:
     "A task as text, the same for equal tasks. Raises `TypeError`."
     try:
@@ -128,7 +127,6 @@ class Tier:
 TIERS = (Tier("warmup", 5, 0.6), Tier("beginner"), Tier("intermediate", 15, 0.65), Tier("advanced", 20, 0.65), Tier("expert", 20, 0.7))
 _FAST_TRACK = 3  # episodes
 
-# %% ../../nbs/pool/12_curriculum.ipynb #47f62e3a
 @dataclass(frozen=True)
 class Schedule:
     "When tasks start and come back; intervals count episodes. Raises `ValueError` for values out of range."
@@ -220,7 +218,6 @@ def _checked_success(achieved, reward) -> float:
         raise ValueError(f"achieved is {success} and reward {reward}: give a share of successes from 0 to 1, and a finite reward.")
     return success
 
-# %% ../../nbs/pool/12_curriculum.ipynb #3773ddf5
 class _Records(Curriculum):
     "What a `TierCurriculum` knows of its tasks, and how a result changes it."
 

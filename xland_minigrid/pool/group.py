@@ -79,7 +79,6 @@ class Sequence(NamedTuple):
     logprobs: list | None  # log-probability of each, 0 for tokens of the environment; None if none were given
     mask: list  # 1 for a token of the model, 0 for one of the environment
 
-# %% ../../nbs/pool/11_group.ipynb #2e0500ec
 def _ids(ids, name: str) -> list[int]:
     "Token numbers as a list of Python integers. Raises `TypeError` or `ValueError`."
     array = np.asarray(ids)
@@ -365,7 +364,6 @@ def _rows(group):
         worth = (f"{rollout.reward:.3g}", f"{advantage:+.3f}", bar) if rollout.valid else ("–", "–", "")
         yield rollout.index, *worth, rollout.num_turns, note if rollout.valid else html.escape(rollout.error or "no reward")
 
-# %% ../../nbs/pool/11_group.ipynb #b9e2b0ce
 def sequence_of(rollout: Rollout) -> Sequence:
     "The tokens of a rollout; none for one that failed before it had any. Raises `ValueError`."
     return rollout.sequence() if rollout.tokens.turns or rollout.valid else Sequence([], [], [], [])

@@ -83,7 +83,6 @@ class ModelConfig:
         if self.width % self.heads:
             raise ValueError(f"The width {self.width} is not a multiple of {self.heads} heads: choose one that is.")
 
-# %% ../../nbs/pool/15_grpo.ipynb #ec23f7ed
 def linear(inputs: int, outputs: int, scale: float = 1.0, *, rngs: nnx.Rngs) -> nnx.Linear:
     "A linear layer without bias; its outputs have the standard deviation `scale` for standard normal inputs."
     return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=nnx.initializers.normal(scale * inputs**-0.5), rngs=rngs)
@@ -92,7 +91,6 @@ def normed(x, scale):
     "RMS normalisation of vectors `(..., width)`, times `scale (width,)`."
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * scale
 
-# %% ../../nbs/pool/15_grpo.ipynb #40c1c13b
 class Block(nnx.Module):
     "Attention and a dense layer: `(B, L, width)` to `(B, K, width)`, at the positions `at (B, K)`."
 
@@ -338,7 +336,6 @@ class TokenRows(NamedTuple):
     advantage: np.ndarray  # float32
     weight: np.ndarray  # float32
 
-# %% ../../nbs/pool/15_grpo.ipynb #62ace4c4
 def pack(turns: list[Turn], advantages: Sequence[float], context: int) -> TokenRows:
     "Turns and the advantage of each as padded arrays of few different shapes."
     numbers = {}
@@ -376,7 +373,6 @@ class GRPOConfig:
         check_fields(self, **dict.fromkeys(("floor", "clip", "beta", "learning_rate"), "[0, inf)"), temperature="(0, inf)",
                      max_norm="(0, inf)", discount="(0, 1]")
 
-# %% ../../nbs/pool/15_grpo.ipynb #b1e2bb59
 class TrainState(NamedTuple):
     "What learning changes, and the reference: pytrees of arrays."
     parameters: nnx.State
@@ -489,7 +485,6 @@ async def grpo_step(learner: Learner, pool: EnvPool) -> tuple[dict, list[Rollout
             learner.curriculum.record_result(task, float(np.mean([r >= SOLVED for r in scored])), float(np.mean(scored)))
     return summary(learner, groups, worth) | numbers, groups
 
-# %% ../../nbs/pool/15_grpo.ipynb #5769e6d9
 def summary(learner: Learner, groups: list[RolloutGroup], worth: list) -> dict:
     "Metrics of the episodes of a step; counts them."
     episodes = [rollout for group in groups for rollout in group]

@@ -71,7 +71,6 @@ async def _undo(sessions: list) -> None:
         await asyncio.gather(*(session._leave() for session in sessions), return_exceptions=True)
     await asyncio.shield(asyncio.create_task(leave(), name=UNDO))
 
-# %% ../../nbs/pool/13_pool.ipynb #6ecc9803
 async def _check_capacity(urls: list, env: str | None, count: int, size: int) -> None:
     "Raise a `PoolExhausted` that says so if no waiting can help."
     found = await asyncio.gather(*(places(url, env) for url in urls), return_exceptions=True)
@@ -231,6 +230,7 @@ class Roster:
         finally:
             self.give_back(sessions)
 
+# %% ../../nbs/pool/13_pool.ipynb #45e33c66
 async def take(roster: Roster, count: int, wait: bool) -> list:
     while True:
         woken = Future()

@@ -78,7 +78,6 @@ def _reply(data: dict) -> Reply:
         raise EnvFault("The server sent an observation without its parts (observation, reward, done); correct the server.")
     return Reply(data["observation"], None if reward is None else finite(reward, "The server's reward"), bool(done))
 
-# %% ../../nbs/pool/14_remote.ipynb #777e5f6c
 def _headers(headers, token) -> dict:
     "Headers for a handshake. Raises `BadRequest`."
     if headers is not None and not (isinstance(headers, dict) and all(isinstance(x, str) and x.isprintable() for pair in headers.items() for x in pair)):
@@ -177,13 +176,9 @@ class OpenEnvClient:
     def __init__(self, base_url: str, *, token: str | None = None, headers: dict | None = None, connect_timeout=10.0,
                  request_timeout=60.0, close_timeout=5.0, max_size: int = 16 * 2**20):
         self.address, self._headers, self.max_size = socket_address(base_url), _headers(headers, token), max_size
-        self.connect_timeout = checked_seconds("connect_timeout", connect_timeout, error=BadRequest)
-        self.request_timeout = checked_seconds("request_timeout", request_timeout, error=BadRequest)
-        self.close_timeout = checked_seconds("close_timeout", close_timeout, error=BadRequest)
+        times = dict(connect_timeout=connect_timeout, request_timeout=request_timeout, close_timeout=close_timeout)
+        self.__dict__ |= {name: checked_seconds(name, seconds, error=BadRequest) for name, seconds in times.items()}
         self._line, self._playing, self._closed = None, False, False
-
-    def __repr__(self):
-        return f"OpenEnvClient({self.address!r})"
 
     async def __aenter__(self):
         return await self.connect()
@@ -233,6 +228,7 @@ class OpenEnvClient:
         "The state of the environment: `episode_id`, `step_count` and more."
         return await _request(self, "state", {}, "state")
 
+# %% ../../nbs/pool/14_remote.ipynb #46b951f2
 async def _request(client: OpenEnvClient, kind: str, data: dict, expected: str) -> dict:
     "The data of the answer to one request. Raises a `PoolError`."
     line = client._line

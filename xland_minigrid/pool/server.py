@@ -435,10 +435,10 @@ class Reception:
 
 # %% ../../nbs/pool/09_server.ipynb #54b4b2cd
 class EnvServer(Reception):
-    """Environments over WebSockets: `async with EnvServer(slots=8) as server:` listens at `server.url`.
+    """Environments over WebSockets, of a `ServerConfig` or its fields: `async with EnvServer(slots=8) as server:`,
+    `server.url`.
 
-    Takes a `ServerConfig`, or its fields. It stops while the loop that started it is blocked; `start_server` makes a
-    process.
+    It stops while the loop that started it is blocked; `start_server` makes a process.
     """
     def __init__(self, config: ServerConfig | None = None, *, host: Host | None = None, **settings):
         if config is not None and settings:
@@ -478,9 +478,8 @@ class EnvServer(Reception):
                 self._background.start(seat.socket.close(1001, "going away"))
         await self.host.close("drain")
         server.close()
-        for connection in list(self._connections):
-            if connection.state.name == "CONNECTING":        # opened a socket and said nothing
-                connection.transport.abort()
+        for connection in [c for c in self._connections if c.state.name == "CONNECTING"]:  # opened a socket and said nothing
+            connection.transport.abort()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
                 await server.wait_closed()

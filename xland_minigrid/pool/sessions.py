@@ -341,8 +341,7 @@ class Seat:
 class SeatTable:
     """The sessions of one process: opened, found again, ended.
 
-    backends: name → `SlotBackend` or `TextBackend`, the first for sessions that name none. remembered: replies per
-    session.
+    backends: name → `SlotBackend` or `TextBackend`; the first is the default. remembered: replies per session.
     grace, idle: seconds that a session survives without a connection, and without a request.
     """
     def __init__(self, backends: dict, *, remembered: int = 4, grace: float = 30.0, idle: float = 600.0):
@@ -478,6 +477,7 @@ def write_request(number: int, op: str, value) -> str:
     "The frame of a request. Raises `TypeError` or `ValueError`."
     return json.dumps({"id": number, "op": op, "value": value}, default=json_value)
 
+# %% ../../nbs/pool/07_sessions.ipynb #b9d84f8e
 def read_request(raw) -> tuple[int, str, Any]:
     "Number, operation and value of a frame. Raises `BadRequest`."
     try:

@@ -161,7 +161,6 @@ def programs(env: Environment, has_rulesets: bool):
 
     return jax.jit(step, donate_argnums=1), jax.jit(begin, donate_argnums=1), blank
 
-# %% ../../nbs/pool/02_slots.ipynb #afa4f9fc
 def _zeros(shape_of):
     "An array of zeros of a shape and dtype; for random keys, the key of 0."
     if jnp.issubdtype(shape_of.dtype, jax.dtypes.prng_key):

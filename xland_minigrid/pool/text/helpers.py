@@ -35,7 +35,6 @@ def probability(value, name: str) -> float:
         raise ValueError(f"{name} is {value}: give a probability from 0 to 1.")
     return float(value)
 
-# %% ../../../nbs/pool/text/00_helpers.ipynb #29582ba5
 def switch(value, name: str) -> bool:
     "Convert a setting to True or False; 1 and 0 count too. Raises `TypeError`."
     if value not in (True, False):

@@ -101,7 +101,6 @@ def _search(board: list[int], rng=None):
         toggle(cell, board[cell])
     yield from fill()
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #060492b0
 def solutions(board: list[int], most: int = 2) -> list[list[int]]:
     "Up to `most` different solutions of a board; none if a number occurs twice in a row, column or box. Raises `ValueError` if the search takes too long."
     return list(itertools.islice(_search(board), most))
