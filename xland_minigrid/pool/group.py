@@ -400,6 +400,10 @@ class RolloutGroup:
         "Rewards minus their mean, float32 `(G,)`; see `group_advantages`."
         return group_advantages(self.rewards, scale=scale, ddof=ddof)
 
+    def result(self, threshold: float = 0.99) -> tuple[bool, float] | None:
+        "What a curriculum records; see `group_result`."
+        return group_result(self.rewards, threshold)
+
     def to_jsonl(self) -> str:
         "Complete conversations as JSON lines, one rollout a line."
         lines = []
