@@ -209,11 +209,11 @@ def _entries(path: Path, max_bytes: int) -> dict:
     return found
 
 def pickled_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
-    """The arrays in a pickled dictionary, or a pickled `xminigrid.benchmarks.Benchmark`, by name. Nothing in the file is run.
+    """The arrays in a pickled dictionary or `xminigrid.benchmarks.Benchmark`, by name, read-only. Nothing in the file
+    is run.
 
-    Reads pickles of all protocols, plain or compressed with bz2, that hold NumPy or JAX arrays of booleans, integers and floats; other entries, such
-    as a configuration, are left out. The arrays are read-only NumPy arrays. `max_bytes` bounds what may be unpacked.
-    Raises `FileNotFoundError`, `RefusedPickleError` for a file that asks for anything else, by its name, and `BenchmarkFileError` for a damaged one.
+    Reads pickles of all protocols, plain or bz2, with NumPy or JAX arrays of numbers; other entries are left out.
+    max_bytes: bounds what may be unpacked. Raises `FileNotFoundError`, `RefusedPickleError` and `BenchmarkFileError`.
     """
     path = Path(path).expanduser()
     try:
@@ -230,7 +230,8 @@ def pickled_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
 
 # %% ../../nbs/interop/00_pickles.ipynb #7767cac6
 def archived_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
-    """The arrays of an `.npz` archive, by name. `max_bytes` bounds what may be unpacked. Raises `FileNotFoundError` and `BenchmarkFileError`."""
+    """The arrays of an `.npz` archive, by name, of at most `max_bytes`. Raises `FileNotFoundError` and
+    `BenchmarkFileError`."""
     path = Path(path).expanduser()
     try:
         with zipfile.ZipFile(path) as archive:
