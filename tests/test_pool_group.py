@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from pool_faults import turns_of_the_loop
+from pool_faults import HANG, soon, turns_of_the_loop
 
 from xland_minigrid.core import helpers
 from xland_minigrid.core.helpers import append_lines, read_jsonl
 from xland_minigrid.pool.errors import DeadlineExceeded, EnvFault, PoolError, ResetRequired, SessionBusy, SessionLost
 from xland_minigrid.pool.group import (
+    Answers,
     PrefixMismatch, Rollout, RolloutGroup, TokenBudget, TokenTrack, group_advantages, group_result, pad)
 
 
@@ -480,6 +481,31 @@ def test_a_first_prompt_over_the_budget_is_no_episode():
 def test_no_tokens_after_the_end():
     with pytest.raises(ResetRequired):
         played(1.0).add_tokens([1], [2])
+
+
+# Answers of a model
+
+def test_slow_episodes_do_not_hold_up_the_others():
+    async def main():
+        answers = Answers(lambda asked: [name for name, in asked], patience=0.02)
+        answers.expect(3)
+        await asyncio.wait_for(asyncio.gather(answers(1), answers(2)), HANG)      # the third never asks
+        answers.over()
+        assert await asyncio.wait_for(asyncio.gather(answers("a"), answers("b")), HANG) == ["a", "b"]
+        cancelled = asyncio.ensure_future(answers(1))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        assert await soon(lambda: not answers._waiting)
+        return answers.sizes
+    assert asyncio.run(main()) == [2, 2]
+
+
+@pytest.mark.parametrize("generate, error", [(lambda asked: [1], ValueError), (lambda asked: next(iter([])), RuntimeError), (lambda asked: 1 / 0, ZeroDivisionError)])
+def test_what_goes_wrong_reaches_all_who_ask(generate, error):
+    async def main():
+        answers = Answers(generate)
+        return await asyncio.wait_for(asyncio.gather(answers(1), answers(2), return_exceptions=True), HANG)
+    assert [type(found) for found in asyncio.run(main())] == [error] * 2
 
 
 # For trainers

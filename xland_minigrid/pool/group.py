@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['group_advantages', 'group_result', 'PrefixMismatch', 'TokenBudget', 'Sequence', 'TokenTrack', 'Rollout', 'html_table',
-           'sequence_of', 'RolloutGroup', 'Padded', 'pad']
+           'sequence_of', 'RolloutGroup', 'Answers', 'Padded', 'pad']
 
 # %% ../../nbs/pool/11_group.ipynb #eb760ec0
 import asyncio
@@ -12,14 +12,14 @@ import html
 import inspect
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core.helpers import append_lines, checked_int, json_line, plain, read_jsonl
-from .episodes import finite
+from .episodes import blocking, finite
 from .errors import BadRequest, EnvFault, PoolError, ResetRequired, SessionBusy, SessionLost
 
 # %% ../../nbs/pool/11_group.ipynb #ebd6c8e9
@@ -427,6 +427,67 @@ class RolloutGroup:
 
     def _repr_html_(self) -> str:
         return html_table(html.escape(repr(self)), ("rollout", "reward", "advantage", "", "turns", "note"), _rows(self))
+
+# %% ../../nbs/pool/11_group.ipynb #5e1c7a11
+class Answers:
+    """`await answers(*question)`: the answer, from one call of `generate(questions)` for all episodes that ask.
+
+    patience: seconds to wait for announced episodes while none asks. sizes: how many were answered in each call.
+    """
+    def __init__(self, generate: Callable, patience: float = 1.0):
+        self._generate, self.patience, self.sizes = blocking(generate), patience, []
+        self._waiting, self._server, self._news = [], None, None
+        self._left = self._alive = self._most = 0  # announced, begun, at a time
+
+    def expect(self, episodes: int, at_once: int | None = None):
+        "Announce that so many episodes will ask, at most `at_once` at a time; if these are fewer, each must call `begin`."
+        self._left, self._alive, self._most = episodes, 0, episodes if at_once is None else at_once
+
+    def begin(self):
+        "One of the announced episodes begins."
+        self._alive += 1
+
+    def over(self):
+        "One of the announced episodes will ask no more."
+        self._left, self._alive = max(0, self._left - 1), max(0, self._alive - 1)
+        if self._news:
+            self._news.set()
+
+    async def __call__(self, *question):
+        "The answer. Raises what `generate` raises."
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        self._waiting.append((question, answer))
+        if self._server is None or self._server.done() or self._server.get_loop() is not loop:
+            self._news, self._server = asyncio.Event(), loop.create_task(self._serve())
+        self._news.set()
+        return await answer
+
+    async def _serve(self):
+        while self._waiting:
+            await self._gather()
+            batch, self._waiting = [entry for entry in self._waiting if not entry[1].done()], []
+            try:
+                found = list(await self._generate([question for question, _ in batch])) if batch else []
+                if len(found) != len(batch):
+                    raise ValueError(f"generate gave {len(found)} answers to {len(batch)} questions: give one for each.")
+            except Exception as error:
+                found = [error] * len(batch)
+            self.sizes += [len(batch)] * bool(batch)
+            for (_, answer), value in zip(batch, found):
+                if not answer.done():  # its episode may have been cancelled meanwhile
+                    answer.set_exception(value) if isinstance(value, Exception) else answer.set_result(value)
+
+    async def _gather(self):
+        "Wait until all that can ask have asked, or none has for `patience` seconds; less if only the next ones are missing."
+        await asyncio.sleep(0)  # for those that ask in this turn of the loop
+        while len(self._waiting) < min(self._left, self._most):
+            self._news.clear()
+            between = self._most < self._left and len(self._waiting) >= self._alive
+            try:
+                await asyncio.wait_for(self._news.wait(), min(self.patience, 0.05) if between else self.patience)
+            except TimeoutError:
+                return
 
 # %% ../../nbs/pool/11_group.ipynb #eb96212e
 class Padded(NamedTuple):

@@ -10,7 +10,6 @@ __all__ = ['PAD', 'TURN', 'END', 'SOLVED', 'LAKE_WORDS', 'LAKE_MOVES', 'TEST_SEE
            'summary', 'evaluate', 'lake_tasks', 'test_tasks', 'lake_learner', 'lake_baselines', 'train']
 
 # %% ../../nbs/pool/15_grpo.ipynb #6769e035
-import asyncio
 import dataclasses
 import json
 import re
@@ -33,7 +32,7 @@ from ..baselines.cores import apply
 from ..baselines.options import check_fields
 from ..core.helpers import checked_int, progress_bar
 from .curriculum import Curriculum, SomeSolve
-from .group import Rollout, RolloutGroup, group_advantages
+from .group import Answers, Rollout, RolloutGroup, group_advantages
 from .pool import EnvPool
 from .text.frozen_lake import MOVES, random_map, random_success, shortest_path_success
 
@@ -239,62 +238,12 @@ class Sampler:
         return [Said(*pair) for pair in zip(tokens.tolist(), logprobs[np.arange(len(tokens)), tokens].tolist())]
 
 # %% ../../nbs/pool/15_grpo.ipynb #5aa325f3
-class Generator(Sampler):
-    """A `Sampler` for concurrent rollouts: `said = await generator(prompt, key)`.
+class Generator(Sampler, Answers):
+    "A `Sampler` for concurrent rollouts: `said = await generator(prompt, key)`; see `Answers`."
 
-    patience: seconds to wait for announced rollouts while none asks. settings: those of `Sampler`.
-    """
     def __init__(self, model: Transformer, *, patience: float = 1.0, **settings):
-        super().__init__(model, **settings)
-        self.patience, self._waiting, self._server, self._news = patience, [], None, None
-        self._left, self._alive, self._crowded = 0, 0, False
-
-    def expect(self, rollouts: int, at_once: int | None = None):
-        "Announce that so many rollouts will ask, at most `at_once` at a time; if these are fewer, each must call `begin`."
-        self._left, self._alive, self._crowded = rollouts, 0, at_once is not None and at_once < rollouts
-
-    def begin(self):
-        "One of the announced rollouts begins."
-        self._alive += 1
-
-    def over(self):
-        "One of the announced rollouts will ask no more."
-        self._left, self._alive = max(0, self._left - 1), max(0, self._alive - 1)
-        if self._news:
-            self._news.set()
-
-    async def __call__(self, prompt: Sequence[int], key: int = 0) -> Said:
-        "A reply, in one batch with all rollouts that ask now. Raises what `generate` raises."
-        loop = asyncio.get_running_loop()
-        answer = loop.create_future()
-        self._waiting.append((prompt, key, answer))
-        if self._server is None or self._server.done() or self._server.get_loop() is not loop:
-            self._news, self._server = asyncio.Event(), loop.create_task(self._serve())
-        self._news.set()
-        return await answer
-
-    async def _serve(self):
-        while self._waiting:
-            await self._gather()
-            batch, self._waiting = [entry for entry in self._waiting if not entry[2].done()], []
-            prompts, keys, answers = map(list, zip(*batch)) if batch else ([], [], [])
-            try:
-                found, failure = await asyncio.to_thread(self.generate, prompts, keys) if batch else [], None
-            except Exception as error:
-                found, failure = [None] * len(batch), error
-            for answer, said in zip(answers, found):
-                if not answer.done():  # its rollout may have been cancelled meanwhile
-                    answer.set_exception(failure) if failure else answer.set_result(said)
-
-    async def _gather(self):
-        "Wait until all announced rollouts have asked, or none has for `patience` seconds."
-        await asyncio.sleep(0)  # for those that ask in this turn of the loop
-        while len(self._waiting) < (self._alive if self._crowded else self._left):
-            self._news.clear()
-            try:
-                await asyncio.wait_for(self._news.wait(), self.patience)
-            except TimeoutError:
-                return
+        Sampler.__init__(self, model, **settings)
+        Answers.__init__(self, lambda asked: self.generate(*map(list, zip(*asked))), patience)
 
 # %% ../../nbs/pool/15_grpo.ipynb #fdae7ec4
 def grpo_loss(logprobs, old, advantages, kl, weights, *, clip: float = 0.2, beta=0.0):

@@ -229,9 +229,9 @@ class SudokuEnv(TextEnv):
     """Sudoku as text (seed: gym-env-training §"Sudoku"). The rewards of the steps sum to the five parts of `Score`, at
     most 4.
 
-    `env_config`: `seed` (a new one for each reset if left out), `clues` (36; 26 to 80), `puzzle` (81 characters,
-    instead of both),
-    `hints` (true), `observation` (`"full"`, the board every turn, or `"diff"`, what changed).
+    `env_config`: `seed` (else a new one for each reset), `clues` (36; 26 to 80) or `puzzle` (81 characters), `hints`
+    (true),
+    `observation` (`"full"`, the board every turn, or `"diff"`, what changed).
     `info`: `seed`, `step`, `parsed_action`, `status` (`ok`, `solved`, `illegal`, `invalid_action`), `format_errors`,
     `illegal_moves`, `filled`, the five parts as `…_reward`, `combined_reward`.
     """
@@ -253,10 +253,10 @@ class SudokuEnv(TextEnv):
     async def turn(self, reply: str) -> tuple[str, float, bool, dict]:
         move = parse_move(reply)
         told, status, was_empty = self._move(move)
-        solved = status == "solved"
-        reward = self.score.turn(move, was_empty=was_empty, allowed=status in ("ok", "solved"), filled=self._filled(), solved=solved)
-        told += f" {self._filled()} of {self.score.to_fill} cells are filled."
-        return self._show(told + ("\n" + render(self.board)) * (self.observation == "full")), reward, solved, self._info(move, status)
+        solved, filled = status == "solved", self._filled()
+        reward = self.score.turn(move, was_empty=was_empty, allowed=solved or status == "ok", filled=filled, solved=solved)
+        told += f" {filled} of {self.score.to_fill} cells are filled." + ("\n" + render(self.board)) * (self.observation == "full")
+        return self._show(told), reward, solved, self._info(move, status)
 
     def _move(self, move) -> tuple[str, str, bool | None]:
         "Play a move. Returns what to tell the model, the status, and whether the cell was empty (None if the move names no cell)."
@@ -278,8 +278,7 @@ class SudokuEnv(TextEnv):
         return self.clue_board.count(0) - self.board.count(0)
 
     def _show(self, text: str) -> str:
-        more = hints(self.board, self.tried) if self.hints else ""
-        return f"{text}\n\n{more}" if more else text
+        return f"{text}\n\n{hints(self.board, self.tried)}".rstrip("\n") if self.hints else text
 
     def _info(self, move, status) -> dict:
         return {"seed": self.played_seed, "step": self.step_count, "parsed_action": move and list(move), "status": status, "format_errors": self.format_errors,

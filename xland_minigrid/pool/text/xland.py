@@ -331,15 +331,14 @@ class XLandText(TextEnv):
     """XLand-MiniGrid as text. A reply that ends a trial has its reward, divided by the number of trials (`reward:
     "mean"`) or not.
 
-    `env_config`: `env_id`, `seed` (0; up to 2³² − 1), the task (`benchmark` and `ruleset_id`; or `ruleset`, as in
-    `read_ruleset`;
-    or `preset`, from which the seed generates one), `max_steps` of a trial, `trials` (1), `show_rules` (true, with the
-    goal),
-    `show_goal` (true), `actions_per_reply` (1), `hints` (false), `reward` (`"mean"` or `"sum"`).
+    `env_config`: `env_id`, `seed` (0), the task (`benchmark` and `ruleset_id`; or `ruleset`, as in `read_ruleset`; or
+    `preset`,
+    from which the seed generates one), `max_steps` of a trial, `trials` (1), `show_rules` (true, with the goal),
+    `show_goal`
+    (true), `actions_per_reply` (1), `hints` (false), `reward` (`"mean"` or `"sum"`).
     `info`: `seed`, `ruleset_id`, `trial` (from 1), `step` (of the trial), `replies`, `parsed_action` (names, or None),
     `status`
     (`ok`, `no_effect`, `goal`, `lost`, `timeout`, `invalid_action`), `format_errors`, `trial_rewards` (each 0 to 1).
-    A reply that names no action is counted, and takes no step.
     """
     def __init__(self, env_config: dict | None = None):
         super().__init__(env_config)
@@ -360,26 +359,18 @@ class XLandText(TextEnv):
         self.trials = Trials(await blocking(self._begin)(), self.count)   # on a thread: it may load a benchmark, or compile
         self.start()
         text = system_text(self.ruleset, self.count, self.trials.world.params.max_steps, self.most, self.show_rules, self.show_goal)
-        return self._show([]), self._info(None, "ok"), text
+        return _shown(self, []), self._info(None, "ok"), text
 
     async def turn(self, reply: str) -> tuple[str, float, bool, dict]:
         actions = parse_actions(reply, self.most)
         if actions is None:
             self.format_errors += 1
-            return self._show([_NOT_UNDERSTOOD]), 0.0, False, self._info(None, "invalid_action")
+            return _shown(self, [_NOT_UNDERSTOOD]), 0.0, False, self._info(None, "invalid_action")
         taken, status, notes = self.trials.play(actions)
         reward, info = self.share * self.trials.rewards[-1] if status in _END else 0.0, self._info(taken, status)
         if status in _END and not self.trials.over:
             notes.append(self.trials.next())
-        return self._show(notes), reward, self.trials.over, info
-
-    def _show(self, notes: list[str]) -> str:
-        trials, world = self.trials, self.trials.world
-        if trials.over:
-            return "\n".join(notes)
-        left = f"{world.params.max_steps - trials.steps} steps left."
-        lines = [*notes, f"Trial {len(trials.rewards) + 1} of {self.count}, {left}" if self.count > 1 else left, describe_view(world.view, world.pocket)]
-        return "\n".join(lines + (hint_lines(trials, self.ruleset if self.show_rules else None) if self.hints else []))
+        return _shown(self, notes), reward, self.trials.over, info
 
     def _info(self, actions, status: str) -> dict:
         rewards = self.trials.rewards
@@ -392,8 +383,6 @@ class XLandText(TextEnv):
     def _repr_html_(self):
         return self.trials and self.trials.world._repr_html_()
 
-envs["xland"] = XLandText
-
 # %% ../../../nbs/pool/text/04_xland.ipynb #04a8d507
 def hint_lines(trials: Trials, ruleset: RuleSet | None) -> list[str]:
     "The actions with an effect now, the rules of `ruleset` whose inputs are in sight, and the actions tried here."
@@ -402,3 +391,15 @@ def hint_lines(trials: Trials, ruleset: RuleSet | None) -> list[str]:
     lines = [f"ACTIONS WITH AN EFFECT: {names(legal_actions(trials.front, trials.world.pocket))}"]
     lines += [f"RULES WHOSE THINGS ARE IN SIGHT: {'; '.join(reach)}"] if reach else []
     return lines + ([f"TRIED BEFORE WHEN IT LOOKED LIKE THIS: {names(trials.so_far)}"] if trials.so_far else [])
+
+def _shown(env: XLandText, notes: list[str]) -> str:
+    "The observation of a turn."
+    trials, world = env.trials, env.trials.world
+    if trials.over:
+        return "\n".join(notes)
+    left = f"{world.params.max_steps - trials.steps} steps left."
+    left = f"Trial {len(trials.rewards) + 1} of {env.count}, {left}" if env.count > 1 else left
+    hints = hint_lines(trials, env.ruleset if env.show_rules else None) if env.hints else []
+    return "\n".join([*notes, left, describe_view(world.view, world.pocket), *hints])
+
+envs["xland"] = XLandText
