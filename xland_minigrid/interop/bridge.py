@@ -81,11 +81,8 @@ def _tasks(benchmark, ruleset, ruleset_id):
 
 # %% ../../nbs/interop/02_bridge.ipynb #1d0e579a
 class World(NamedTuple):
-    """An environment and its parameters.
-
-    recipe: what `env` is made of; equal recipes give the same object. draws: whether resets draw tasks.
-    batched: whether the ruleset has a leading axis, one task for each world.
-    """
+    """An environment (of a hashable `recipe`) and its parameters. draws: whether resets draw tasks; batched: one
+    task for each world."""
     recipe: tuple
     params: Any
     draws: bool = False
@@ -181,11 +178,7 @@ def check_one_action(action) -> int:
     return number
 
 def check_actions(actions, num_envs: int, num_actions: int = NUM_ACTIONS) -> np.ndarray | jax.Array:
-    """The actions `(num_envs,)` of a batch. Raises `TypeError` or `ValueError` unless they are integers below
-    `num_actions`.
-
-    The values of arrays on an accelerator are not fetched: there another number does nothing.
-    """
+    "Integers below `num_actions` `(num_envs,)`, unfetched from accelerators. Raises `TypeError` or `ValueError`."
     far = isinstance(actions, jax.Array) and next(iter(actions.devices())).platform != "cpu"
     actions = actions if far else np.asarray(actions)
     if actions.shape != (num_envs,):

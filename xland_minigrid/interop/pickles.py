@@ -230,8 +230,7 @@ def pickled_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
 
 # %% ../../nbs/interop/00_pickles.ipynb #7767cac6
 def archived_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
-    """The arrays of an `.npz` archive, by name, of at most `max_bytes`. Raises `FileNotFoundError` and
-    `BenchmarkFileError`."""
+    "The arrays of an `.npz` archive of at most `max_bytes`. Raises `FileNotFoundError` and `BenchmarkFileError`."
     path = Path(path).expanduser()
     try:
         with zipfile.ZipFile(path) as archive:

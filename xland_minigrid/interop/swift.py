@@ -51,11 +51,7 @@ def plain_messages(messages) -> list[dict]:
 # %% ../../nbs/interop/09_swift.ipynb #9c36c75b
 @functools.cache
 def swift_env(env: str | type[Env]) -> type:
-    """A class of ms-swift's `Env` around one of our text environments, a registered name or a class.
-
-    `env_config` comes without the `name` by which ms-swift chose it. Raises what the environment raises, and
-    `EnvFault`.
-    """
+    "A class of ms-swift's `Env` around a text environment, a name or a class. Raises what it raises, and `EnvFault`."
     kind = envs[env] if isinstance(env, str) else env
     if not (isinstance(kind, type) and issubclass(kind, Env)):
         raise TypeError(f"The environment is {env!r}: give a registered name or a class derived from pool.episodes.Env.")
@@ -162,8 +158,7 @@ async def _close(env, seconds: float) -> str | None:
 
 # %% ../../nbs/interop/09_swift.ipynb #0ab3c3a3
 def register(*names: str, scheduler: str = "xland_gym_scheduler") -> list[str]:
-    """Register text environments (default: `frozen_lake`, `sudoku`, `xland`) and the scheduler with ms-swift;
-    returns all names."""
+    "Register text environments and the scheduler with ms-swift; returns all names. May be repeated."
     names = names or ("frozen_lake", "sudoku", "xland")
     made = {name: swift_env(name) for name in names}
     need("swift.rollout.gym_env", "swift").envs.update(made)
@@ -253,8 +248,7 @@ class Trajectory:
 
 # %% ../../nbs/interop/09_swift.ipynb #bfdaad05
 class LiveLimit:
-    """`async with limit:` lets at most `most` in at once, in order of arrival, from any loop or thread. live: how
-    many are in."""
+    "`async with limit:` lets `most` in at once, in order of arrival, from any loop or thread; `live` are in."
 
     def __init__(self, most: int):
         self.most, self.live, self._lock, self._waiting = checked_int("max_live", most, 1), 0, threading.Lock(), collections.deque()
@@ -331,8 +325,7 @@ class Hooks:
     "The hooks of a scheduler, as in ms-swift. `self.live[request.uuid]` is the `Trajectory` of a request."
 
     async def on_trajectory_start(self, requests: list[RolloutRequest]) -> None:
-        """Before the first answer: put the system message (the environment's, else the row's) and the first
-        observation in."""
+        "Before the first answer: put the system message (else the row's) and the first observation in."
         for request in requests:
             episode = self.live[request.uuid].episode
             system = episode.info.get("system_message")
@@ -512,10 +505,7 @@ def _check_infer(infer) -> None:
 
 # %% ../../nbs/interop/09_swift.ipynb #6d473f43
 class OpenEnvScheduler(GymScheduler):
-    """`GymScheduler` for environments behind OpenEnv servers, with `OpenEnvWrapper`. base_url: for rows that have none.
-
-    Override `parse_action(text)` and `format_observation(observation)`, plain or coroutines.
-    """
+    "`GymScheduler` for OpenEnv servers; `parse_action(text)` and `format_observation(observation)` may be overridden."
 
     def __init__(self, base_url: str | None = None, *, max_live: int = 4, **kwargs):
         super().__init__("openenv", max_live=max_live, **kwargs)

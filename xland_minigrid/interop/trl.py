@@ -277,8 +277,7 @@ def _with_tool(factory, name: str, description: str) -> type:
     return type("PoolEnvironment", (PoolEnvironment,), {name: tool, "_factory": factory, "__module__": __name__})
 
 def task_in_row(row: dict):
-    """The task in a dataset row: its `task`, `env_config` or `seed`, the first that is not None, without entries
-    that are None."""
+    "The task in a dataset row: its `task`, `env_config` or `seed`, without entries that are None."
     task = next((row[name] for name in ("task", "env_config", "seed") if row.get(name) is not None), None)
     return {name: value for name, value in task.items() if value is not None} if isinstance(task, dict) else task
 

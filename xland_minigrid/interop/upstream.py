@@ -147,10 +147,7 @@ def state_to_upstream(state: State):
 
 # %% ../../nbs/interop/01_upstream.ipynb #6635269a
 def observation_from_upstream(view, see_through_walls: bool = True):
-    """A view `(..., V, V, 2)` of 0.9.3 in our numbers, uint8.
-
-    With `see_through_walls=False` (its `minigrid_field_of_view`), hidden cells become UNSEEN and those off the map END_OF_MAP.
-    """
+    "A view `(..., V, V, 2)` of 0.9.3 in our numbers, uint8. `see_through_walls=False` marks hidden cells UNSEEN."
     view = tiles_from_upstream(view, zero=(Tiles.END_OF_MAP, Colors.END_OF_MAP))
     if see_through_walls:
         return view
@@ -196,10 +193,7 @@ def params_from_upstream(params):
     return XLandEnvParams(**common, ruleset=ruleset_from_upstream(params.ruleset), grid_type=grid_type)
 
 def params_to_upstream(params: EnvParams):
-    """Our parameters as `xminigrid.environment.EnvParams`, or its `XLandEnvParams` when they hold a ruleset.
-
-    Raises `ValueError` for walls that block sight, layouts as data or drawn at random, and tasks beyond its tables.
-    """
+    "Our parameters as `xminigrid.environment.EnvParams` or `XLandEnvParams`. Raises `ValueError` for what it lacks."
     from xminigrid.environment import EnvParams as Theirs
     from xminigrid.envs.xland import XLandEnvParams as TheirXLand
     if not params.see_through_walls:
@@ -215,10 +209,7 @@ def params_to_upstream(params: EnvParams):
 _ARRAYS = ("goals", "rules", "init_tiles")
 
 def benchmark_from_upstream(source) -> Benchmark:
-    """Tasks of 0.9.3 as our `Benchmark`. Raises `ValueError`.
-
-    source: a mapping, or an object, with `goals (n, 5)`, `rules (n, R, 7)` and `init_tiles (n, N, 2)`.
-    """
+    "A mapping or object with `goals (n, 5)`, `rules (n, R, 7)`, `init_tiles (n, N, 2)` as ours. Raises `ValueError`."
     read = source.get if hasattr(source, "get") else lambda name: getattr(source, name, None)
     arrays = {name: read(name) for name in _ARRAYS}
     if missing := [name for name, array in arrays.items() if array is None]:
@@ -247,8 +238,7 @@ def _are_bytes(array) -> bool:
         return array.dtype == np.uint8 or bool((array.astype(np.uint8) == array).all())
 
 def benchmark_to_upstream(benchmark) -> dict[str, np.ndarray]:
-    """Our `Benchmark` as the four uint8 arrays of `xminigrid.benchmarks.Benchmark`. Raises `ValueError` for unknown
-    goals."""
+    "Our `Benchmark` as the four uint8 arrays of `xminigrid.benchmarks.Benchmark`. Raises `ValueError`."
     goals, rules, init_tiles = (np.asarray(getattr(benchmark, name)) for name in _ARRAYS)
     _check_known(goals, rules, init_tiles, None)
     return dict(goals=goal_to_upstream(goals), rules=rules_to_upstream(rules), init_tiles=tiles_to_upstream(init_tiles),

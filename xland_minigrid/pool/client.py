@@ -71,8 +71,7 @@ class IOThread:
         return await asyncio.wrap_future(self.submit(coroutine))
 
     def wait(self, coroutine, timeout: float | None = None):
-        """Run a coroutine there and block until it is done. Raises `WrongThread` in that very thread, and
-        `DeadlineExceeded`."""
+        "Run a coroutine there and block until it is done. Raises `WrongThread` in that thread, and `DeadlineExceeded`."
         if threading.current_thread() is self.thread:
             coroutine.close()
             raise WrongThread("A plain call cannot wait inside the pool's own thread: use `await` there.")
@@ -165,10 +164,7 @@ def _pause(attempt: int):
     return asyncio.sleep(min(1.0, 0.02 * 2 ** min(attempt, 6)) * random.uniform(0.5, 1.0))
 
 class Connection:
-    """A connection to a session on a server.
-
-    resume_for: seconds for which a broken one is tried again. connect_timeout: seconds for one attempt.
-    """
+    "A connection to a session; `resume_for` seconds it is tried again, `connect_timeout` seconds each time."
     binary = True
 
     def __init__(self, url: str, token: str | None = None, env: str | None = None, *, resume_for: float = 30.0, connect_timeout: float = 10.0, ping: float = 10.0):
@@ -314,10 +310,7 @@ class SocketLink(Reconnecting):
 
 # %% ../../nbs/pool/10_client.ipynb #13aec391
 class Step(NamedTuple):
-    """The answer of an environment.
-
-    observation: an array, a dictionary of arrays, or text. reward: None after a reset. n: steps since the reset.
-    """
+    "The answer of an environment; observation: arrays or text. reward: None after a reset. n: steps since the reset."
     observation: Any
     reward: float | None
     done: bool

@@ -72,10 +72,7 @@ class RolloutRequest:
 
 # %% ../../nbs/pool/03_episodes.ipynb #17c9cbc2
 class Env(abc.ABC):
-    """A text environment, good for one conversation.
-
-    `env_config` is the dict of that name in the dataset's row. A failure of machinery must raise; it is never a reward.
-    """
+    "A text environment, good for one conversation. A failure of machinery must raise; it is never a reward."
 
     def __init__(self, env_config: dict | None = None):
         self.env_config = check_config(env_config)
@@ -198,10 +195,7 @@ def register_env(name: str, cls: type[Env]) -> type[Env]:
     return cls
 
 def make_env(env_config: dict | None = None, default: str | type[Env] | None = None) -> Env:
-    """The text environment that `env_config` names, else `default`, a name or a class.
-
-    Raises `UnknownEnv`, `ValueError` without a name, and what the environment raises.
-    """
+    "The text environment that `env_config` names, else `default`. Raises `UnknownEnv` or `ValueError`."
     return find_env(env_config, default)(check_config(env_config))
 
 def find_env(env_config: dict | None = None, default: str | type[Env] | None = None) -> type[Env]:

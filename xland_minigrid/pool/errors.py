@@ -16,11 +16,7 @@ from typing import Any
 
 # %% ../../nbs/pool/01_errors.ipynb #a69e716d
 class PoolError(RuntimeError):
-    """Base class of all errors of a pool.
-
-    `code`: its name in frames. `retryable`: whether the same call may succeed later. `detail`: plain values for
-    programs.
-    """
+    "Base class: `code` in frames; `retryable`, whether the same call may succeed later; `detail`, plain values."
     code, retryable = "pool_error", False
 
     def __init__(self, message: str = "", **detail: Any):
@@ -87,8 +83,7 @@ def log_event(event: str, error: BaseException | None = None, **about) -> None:
         LOG.info(json.dumps({"time": round(time.time(), 3), "event": event, **about}))
 
 def env_fault(error: BaseException, what: str = "The environment failed", then: str = "; the episode is void") -> EnvFault:
-    """The `EnvFault` for an exception, whose type it names; `__cause__` is the exception, and the log gets the
-    traceback."""
+    "The `EnvFault` for an exception, its `__cause__`; it names the type, and the log gets the traceback."
     log_event("env_fault", error)
     fault = EnvFault(f"{what} ({type(error).__name__}){then}: reset and start again.")
     fault.__cause__ = error

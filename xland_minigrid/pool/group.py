@@ -298,8 +298,7 @@ class Rollout(_Steps):
     """
 
     def finish(self, reward: float | None = None) -> None:
-        """End the episode; None takes the sum of the steps' rewards. Raises `TypeError` or `ValueError` unless it is
-        finite."""
+        "End the episode; None takes the sum of the rewards. Raises `TypeError` or `ValueError` unless it is finite."
         if self.settled:
             return
         try:
@@ -370,11 +369,7 @@ def sequence_of(rollout: Rollout) -> Sequence:
 
 # %% ../../nbs/pool/11_group.ipynb #8f62ee2f
 class RolloutGroup:
-    """The rollouts of one task, and what they are worth compared with each other.
-
-    task: what all of them were reset to. asked: the task before the pool added a seed. Raises `ValueError` without
-    rollouts.
-    """
+    "The rollouts of a `task`; asked: the task before the pool added a seed. Raises `ValueError` without rollouts."
 
     def __init__(self, task, rollouts, asked=None):
         self.task, self.rollouts, self.id = task, list(rollouts), uuid.uuid4().hex
@@ -413,8 +408,7 @@ class RolloutGroup:
         return "".join(lines)
 
     def append_jsonl(self, path) -> Path:
-        """Append complete conversations to a file, or `completions.jsonl` of a folder, for `read_jsonl`; returns its
-        path."""
+        "Append conversations to a file, or `completions.jsonl` of a folder, for `read_jsonl`; returns its path."
         path = Path(path).expanduser()
         return append_lines(path / "completions.jsonl" if path.is_dir() else path, self.to_jsonl().split("\n")[:-1])
 
@@ -430,10 +424,8 @@ class RolloutGroup:
 
 # %% ../../nbs/pool/11_group.ipynb #5e1c7a11
 class Answers:
-    """`await answers(*question)`: the answer, from one call of `generate(questions)` for all episodes that ask.
-
-    patience: seconds to wait for announced episodes while none asks. sizes: how many were answered in each call.
-    """
+    """`await answers(*question)`: from one call of `generate(questions)`; `patience` seconds for the rest. sizes: of
+    the calls."""
     def __init__(self, generate: Callable, patience: float = 1.0):
         self._generate, self.patience, self.sizes = blocking(generate), patience, []
         self._waiting, self._server, self._news = [], None, None

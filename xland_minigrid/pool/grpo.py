@@ -41,10 +41,7 @@ PAD, TURN, END = 0, 1, 2
 _FIRST = 3
 
 class Vocabulary:
-    """Words to token numbers and back, one token for each of `words`; `encode` skips other words. Raises `ValueError`.
-
-    A word is a run of letters and digits, or a single other sign.
-    """
+    "A token for each of `words`: runs of letters and digits, or single signs. Others are skipped. Raises `ValueError`."
     def __init__(self, words: Sequence[str]):
         self.list = tuple(words)
         if not self.list or len(set(self.list)) < len(self.list) or any(self._parts(word) != [word] for word in self.list):
@@ -149,8 +146,7 @@ class Transformer(nnx.Module):
 
 # %% ../../nbs/pool/15_grpo.ipynb #2e26a7e8
 def log_policy(structure, parameters, tokens, at, allowed, temperature: float = 1.0):
-    """Log-probabilities `(B, K, size)` of the token after each position `at (B, K)`; −1e9 for tokens outside of
-    `allowed`, bool `(size,)`."""
+    "Log-probabilities `(B, K, size)` of the token after each position `at (B, K)`; −1e9 outside of `allowed`."
     logits = nnx.merge(structure, parameters)(tokens, at) / temperature
     return jax.nn.log_softmax(jnp.where(allowed, logits, -1e9))
 
@@ -262,8 +258,7 @@ def grpo_loss(logprobs, old, advantages, kl, weights, *, clip: float = 0.2, beta
 
 # %% ../../nbs/pool/15_grpo.ipynb #df1999e3
 def advantages(rewards, floor: float = 0.1) -> np.ndarray:
-    """Rewards of a group minus their mean, divided by their deviation plus `floor`: float32 `(G,)`, 0 for None and
-    where all agree."""
+    "Rewards of a group minus their mean, over their deviation plus `floor`: float32 `(G,)`, 0 for None."
     found = group_advantages(rewards)
     known = [r is not None and np.isfinite(r) for r in rewards]
     return found / (np.sqrt(np.mean(np.square(found[known]))) + floor) if found.any() else found
@@ -363,10 +358,7 @@ def make_update(c: GRPOConfig, structure, optimiser, allowed) -> Callable:
 
 # %% ../../nbs/pool/15_grpo.ipynb #86852eb4
 class Learner:
-    """A model that learns from groups of episodes: `state`, `generator`, `greedy`; `episodes` and `env_steps` so far.
-
-    vocabulary: of what is read and said. curriculum: chooses tasks. moves: words that may be said (None: any).
-    """
+    "A model that learns from groups: of a vocabulary, tasks of a curriculum, and `moves` (None: any words)."
     def __init__(self, config: GRPOConfig, vocabulary: Vocabulary, curriculum: Curriculum, *, moves: Iterable[str] | None = None):
         self.config, self.vocabulary, self.curriculum = config, vocabulary, curriculum
         model = Transformer(config.model, vocabulary.size, rngs=nnx.Rngs(config.seed))
@@ -446,10 +438,7 @@ def summary(learner: Learner, groups: list[RolloutGroup], worth: list) -> dict:
             "informative": float(np.mean([bool(advantages(rewards).any()) for rewards in worth]))}
 
 async def evaluate(learner: Learner, pool: EnvPool, tasks: list) -> dict:
-    """Play each task once, greedily: `success` (share of tasks with reward 1), `turns`, and the `episodes`.
-
-    Raises `RuntimeError` if an episode could not be scored.
-    """
+    "Play each task once, greedily: `success` (share), `turns`, `episodes`. Raises `RuntimeError` if one has no score."
     learner.greedy.expect(len(tasks), pool.size)
     groups = await pool.run_groups(lambda episode: play(learner, episode, [], 0, learner.greedy), tasks, 1)
     episodes = [group[0] for group in groups]

@@ -85,10 +85,7 @@ def _world(session: Session) -> str:
 
 # %% ../../nbs/pool/13_pool.ipynb #aa2d41d9
 class Servers:
-    """Where sessions live: at the addresses `urls`, or in this process. Its coroutines run on the I/O thread.
-
-    link: a function that makes the connection of a session to an address. env: the environment's name, None for the first.
-    """
+    "Where sessions live: at `urls`, or in this process. `link(url)` makes a connection; `env` None is the first."
     def __init__(self, urls: list, link: Callable, env: str | None = None):
         self.urls, self.link, self.env = urls, link, env
 
@@ -174,10 +171,7 @@ def wake(future: Future) -> None:
 
 # %% ../../nbs/pool/13_pool.ipynb #45e33b55
 class Roster:
-    """Which sessions of a pool are free; for any thread and any loop.
-
-    taken: sessions of groups. stopping: those that will be free in a moment. homes: where a lost one will be replaced.
-    """
+    "Which sessions are free, for any thread and loop. stopping: soon free. homes: where lost ones are replaced."
     def __init__(self, pool):
         self.pool, self.taken, self.stopping, self.homes = weakref.proxy(pool), set(), set(), {}
         self.lock, self._waiting = threading.Lock(), []
@@ -798,10 +792,7 @@ class _Turns(_Groups):
     "A group turn by turn, and batches; see `EnvPool`."
 
     async def reset_group(self, task=None, size: int | None = None) -> list[Step]:
-        """Begin one task in `size` sessions of one server, by default `group_size`, for `run_group_step`.
-
-        All or nothing: if one fails, its error is raised, and there is no group to step.
-        """
+        "Begin a task in `size` sessions of one server, all or none, for `run_group_step`. Raises the first error."
         self._need_open()
         size = self.group_size if size is None else checked_int("size", size, 1, self.size)
         self._current = None
@@ -813,10 +804,8 @@ class _Turns(_Groups):
         return steps
 
     async def run_group_step(self, actions, on_error: str = "raise") -> list:
-        """One action for each session of the group at once, None for those that rest. Returns `Step`s, and None for these.
-
-        on_error: "raise" raises the first failure, after all have answered; "mask" puts None in its place.
-        """
+        """One action for each session of the group, or None. on_error: "raise" the first failure, or "mask" it as
+        None."""
         self._need_open()
         if on_error not in ("raise", "mask"):
             raise ValueError(f"on_error is {on_error!r}: choose 'raise' or 'mask'.")
@@ -868,10 +857,8 @@ class _Batches(_Turns):
         self._batcher.post("step", ids, actions)
 
     async def recv(self, batch_size: int | None = None, timeout: float | None = None) -> Batch:
-        """At least `batch_size` answers, by default all. Raises `ResetRequired` when nothing was sent.
-
-        After `timeout` seconds raises `DeadlineExceeded`; nothing is lost then.
-        """
+        """At least `batch_size` answers, by default all. Raises `ResetRequired`, or `DeadlineExceeded`: nothing is
+        lost then."""
         need = self._batcher.expected(batch_size)
         if not self._batcher.immediate:
             with self._batcher.arrival(need) as arrived:

@@ -435,11 +435,8 @@ class Reception:
 
 # %% ../../nbs/pool/09_server.ipynb #54b4b2cd
 class EnvServer(Reception):
-    """Environments over WebSockets, of a `ServerConfig` or its fields: `async with EnvServer(slots=8) as server:`,
-    `server.url`.
-
-    It stops while the loop that started it is blocked; `start_server` makes a process.
-    """
+    """Environments over WebSockets, of a `ServerConfig` or its fields: `async with EnvServer() as server:`,
+    `server.url`."""
     def __init__(self, config: ServerConfig | None = None, *, host: Host | None = None, **settings):
         if config is not None and settings:
             raise TypeError("Give a ServerConfig or its fields, not both.")
@@ -657,8 +654,7 @@ def load_plugin(source: str) -> None:
 
 # %% ../../nbs/pool/09_server.ipynb #1abb4d47
 async def serve(config: ServerConfig, *, announce=None, with_parent: bool = False) -> None:
-    """Run a server until SIGTERM, SIGINT or, with `with_parent`, the end of standard input. announce: a file for its
-    address."""
+    "Run a server until SIGTERM, SIGINT or, with `with_parent`, the end of standard input. announce: a file."
     loop, asked, orphaned = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(NotImplementedError):       # Windows

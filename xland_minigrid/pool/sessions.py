@@ -54,11 +54,7 @@ def outcomes(slots: Slots, rows: np.ndarray) -> list:
 
 # %% ../../nbs/pool/07_sessions.ipynb #2fd0cf41
 class SlotBackend:
-    """Slots, behind `open` and `close` (thread-safe) and `submit` (on one event loop).
-
-    max_wait: most seconds that a request waits for others. batch: False gives each request a tick of its own, to
-    measure.
-    """
+    "Slots, in ticks shared by the requests of `max_wait` seconds; batch=False gives each a tick of its own."
     kind = "slots"
 
     def __init__(self, slots: Slots, *, max_wait: float = 0.0005, batch: bool = True):
@@ -193,11 +189,7 @@ def plain_info(info) -> dict:
 
 # %% ../../nbs/pool/07_sessions.ipynb #4bfdd801
 class TextPlaces:
-    """Places for up to `n` text environments.
-
-    env: a name, or a class derived from `episodes.Env`; None lets each task name its own. config: in every
-    `env_config`.
-    """
+    "Places for `n` text environments, of a name or a class, or named by tasks. config: in every `env_config`."
     kind = "text"
 
     def __init__(self, env, n: int = 8, *, close_timeout: float = 5.0, config: dict | None = None):
@@ -235,10 +227,7 @@ class TextPlaces:
 
 # %% ../../nbs/pool/07_sessions.ipynb #8aa5d951
 class TextBackend(TextPlaces):
-    """Text environments, behind the functions of `SlotBackend`; see `TextPlaces`.
-
-    step_timeout: seconds that a reset or a step may take. latency: seconds to sleep in every step.
-    """
+    "Text environments, with the functions of `SlotBackend`. latency: seconds to sleep in every step."
     def __init__(self, env, n: int = 8, *, step_timeout: float = 60.0, latency: float = 0.0, **more):
         super().__init__(env, n, **more)
         self.step_timeout, self.latency = step_timeout, latency
@@ -404,11 +393,7 @@ class Host(SeatTable):
     "The sessions of one process, and their requests."
 
     def submit(self, seat: Seat, number: int, op: str, value, deliver: Callable[[Reply], None]) -> None:
-        """Carry out request `number` of a session; `deliver` gets the reply, once, now or later.
-
-        A number that was answered gets the same reply; one that is pending is delivered to this `deliver` alone.
-        Nothing is done twice.
-        """
+        "Carry out a request once; `deliver` gets the reply, now or later. A repeated number gets the same reply."
         seat.active, seat.heard = time.monotonic(), True
         if seat.pending and seat.pending[0] == number:
             seat.pending = number, deliver

@@ -334,10 +334,7 @@ class TaskReader:
 _CHUNK = 64  # at most so many resets in one call, so that few of them cost little
 
 class Worlds:
-    """The state of `n` environments and the two programs that change it.
-
-    `epoch` counts the ticks that failed, `ticks` the others; `healthy`: whether the last one worked.
-    """
+    "`n` environments and the two programs that change them. epoch: failed ticks; healthy: the last one worked."
 
     def __init__(self, env: Environment, params, n: int, tasks: TaskReader):
         self.n, self.env, self.params, self._tasks = n, env, jax.tree.map(jnp.asarray, params), tasks
@@ -347,8 +344,7 @@ class Worlds:
         self.layout = layout_of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self._shapes.timestep.observation))
 
     def reset(self, slots, tasks) -> np.ndarray:
-        """Begin trials in some slots with `Task`s. Returns bytes, uint8 `(len(slots), layout.nbytes + 5)`. Raises
-        `EnvFault`."""
+        "Begin trials with `Task`s. Returns bytes, uint8 `(len(slots), layout.nbytes + 5)`. Raises `EnvFault`."
         rows, size = [], min(_CHUNK, self.n)
         with self.lock:
             for at in range(0, max(len(slots), 1), size):
@@ -359,10 +355,7 @@ class Worlds:
         return np.concatenate(rows)
 
     def step(self, slots, actions) -> np.ndarray:
-        """Advance some slots, all different, by actions, both `(b,)`. Raises `EnvFault`.
-
-        Returns rows of bytes of **all** slots, uint8 `(n, layout.nbytes + 5)`; only those asked for mean anything.
-        """
+        "Advance different slots by actions, both `(b,)`. Returns bytes of **all**, uint8 `(n, …)`. Raises `EnvFault`."
         doing, mask = np.zeros(self.n, np.int32), np.zeros(self.n, bool)
         doing[slots], mask[slots] = actions, True
         with self.lock:

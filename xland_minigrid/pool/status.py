@@ -103,11 +103,7 @@ class Follower:
 
 # %% ../../nbs/pool/16_status.ipynb #489ef207
 class Watch(Follower):
-    """A table that follows a pool or a server, for the end of a cell or a `with`; ends with `stop()` or with its
-    target.
-
-    `html`: the table as it is now. `running`: whether it is still followed.
-    """
+    "A table that follows a pool or a server, until `stop()` or its target's end. `html`: as it is now. `running`."
     def __enter__(self):
         return self
 
@@ -158,8 +154,5 @@ def _show(bundle: dict, display_id: str, again: bool = False) -> None:
         pass
 
 def watch(pool_or_server, every: float = 0.5) -> Watch:
-    """A table that follows an `EnvPool` (or its `.sync`), an `EnvServer`, or what `start_server` returned.
-
-    every: seconds between looks. Raises `TypeError` or `ValueError`.
-    """
+    "A table that follows a pool or a server, `every` so many seconds. Raises `TypeError` or `ValueError`."
     return Watch(pool_or_server, every)

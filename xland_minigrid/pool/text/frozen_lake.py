@@ -55,10 +55,7 @@ def _draw_map(rng: random.Random, size: int, p: float) -> list[str]:
     return ["".join(cells[i:i + size]) for i in range(0, size * size, size)]
 
 def random_map(size: int = 4, p: float = 0.8, seed: int = 0) -> list[str]:
-    """A solvable map of `size` x `size` cells (2 to 32), each but `S` and `G` safe with probability `p`, by its seed.
-
-    Raises `TypeError` or `ValueError`, also if none of 1,000 maps has a path to its goal.
-    """
+    "A solvable map of 2 to 32 cells a side, safe with probability `p`. Raises `TypeError` or `ValueError`."
     size, seed = whole_number(size, "size", 2, LARGEST), whole_number(seed, "seed", 0, LARGEST_SEED)
     p, rng = probability(p, "p"), random.Random(seed)
     for _ in range(_TRIES):

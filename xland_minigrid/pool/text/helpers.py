@@ -86,10 +86,7 @@ def tagged(reply: str) -> list[str]:
 
 # %% ../../../nbs/pool/text/00_helpers.ipynb #e8163980
 class TextEnv(Env):
-    """Base class of the text environments. A subclass calls `start` in `reset`, and answers one reply in `turn`.
-
-    `done`: whether no episode is in progress. `step_count`: its replies. `format_errors`: how many named no action.
-    """
+    "Base class: `start` begins an episode, `turn` answers. `done`, `step_count`, `format_errors` say how it stands."
     done, step_count, format_errors = True, 0, 0
 
     def start(self):

@@ -132,8 +132,7 @@ def _puzzle(seed: int, clues: int) -> tuple[str, str]:
             return write_board(board), write_board(solution)
 
 def random_puzzle(seed: int = 0, clues: int = 36) -> tuple[str, str]:
-    """A puzzle with `clues` clues (26 to 80) and its only solution, as text, by its seed. Raises `TypeError` or
-    `ValueError`."""
+    "A puzzle with `clues` clues (26 to 80) and its only solution, by its seed. Raises `TypeError` or `ValueError`."
     return _puzzle(whole_number(seed, "seed", 0, LARGEST_SEED), whole_number(clues, "clues", FEWEST, MOST))
 
 # %% ../../../nbs/pool/text/02_sudoku.ipynb #61cac4b1

@@ -195,8 +195,7 @@ def programs(env_id: str):
 _fitting = set()   # (env_id, number of objects) that are known to fit
 
 class World:
-    """One environment with one task. `reward`, `last`, `won`, `lost`, `view` `(V, V, 2)`, `pocket` `(2,)`: the
-    current state."""
+    "One environment and task: `reward`, `last`, `won`, `lost`, `view` `(V, V, 2)`, `pocket` `(2,)` as they are now."
     def __init__(self, env_id: str, ruleset: RuleSet, max_steps: int | None = None):
         self.env, self._reset, self._step = programs(env_id)
         self.params = make(env_id, ruleset=ruleset, **({} if max_steps is None else {"max_steps": max_steps}))[1]
