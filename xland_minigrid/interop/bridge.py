@@ -81,8 +81,7 @@ def _tasks(benchmark, ruleset, ruleset_id):
 
 # %% ../../nbs/interop/02_bridge.ipynb #1d0e579a
 class World(NamedTuple):
-    """An environment (of a hashable `recipe`) and its parameters. draws: whether resets draw tasks; batched: one
-    task for each world."""
+    "An environment, made of `recipe`, and its parameters; draws: resets draw tasks; batched: one for each world."
     recipe: tuple
     params: Any
     draws: bool = False

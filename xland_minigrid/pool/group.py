@@ -424,8 +424,7 @@ class RolloutGroup:
 
 # %% ../../nbs/pool/11_group.ipynb #5e1c7a11
 class Answers:
-    """`await answers(*question)`: from one call of `generate(questions)`; `patience` seconds for the rest. sizes: of
-    the calls."""
+    "`await answers(*question)`: by one call of `generate(questions)` for all that ask. sizes: of the calls."
     def __init__(self, generate: Callable, patience: float = 1.0):
         self._generate, self.patience, self.sizes = blocking(generate), patience, []
         self._waiting, self._server, self._news = [], None, None

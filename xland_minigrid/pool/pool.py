@@ -804,8 +804,7 @@ class _Turns(_Groups):
         return steps
 
     async def run_group_step(self, actions, on_error: str = "raise") -> list:
-        """One action for each session of the group, or None. on_error: "raise" the first failure, or "mask" it as
-        None."""
+        """One action for each session of the group, or None. on_error: "raise" the first failure, or "mask" all."""
         self._need_open()
         if on_error not in ("raise", "mask"):
             raise ValueError(f"on_error is {on_error!r}: choose 'raise' or 'mask'.")
@@ -857,8 +856,7 @@ class _Batches(_Turns):
         self._batcher.post("step", ids, actions)
 
     async def recv(self, batch_size: int | None = None, timeout: float | None = None) -> Batch:
-        """At least `batch_size` answers, by default all. Raises `ResetRequired`, or `DeadlineExceeded`: nothing is
-        lost then."""
+        "At least `batch_size` answers, by default all. Raises `ResetRequired`, `DeadlineExceeded` (nothing is lost)."
         need = self._batcher.expected(batch_size)
         if not self._batcher.immediate:
             with self._batcher.arrival(need) as arrived:

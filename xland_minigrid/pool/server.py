@@ -435,8 +435,7 @@ class Reception:
 
 # %% ../../nbs/pool/09_server.ipynb #54b4b2cd
 class EnvServer(Reception):
-    """Environments over WebSockets, of a `ServerConfig` or its fields: `async with EnvServer() as server:`,
-    `server.url`."""
+    "Environments over WebSockets, of a `ServerConfig` or its fields; `async with EnvServer() as server:`."
     def __init__(self, config: ServerConfig | None = None, *, host: Host | None = None, **settings):
         if config is not None and settings:
             raise TypeError("Give a ServerConfig or its fields, not both.")
