@@ -334,8 +334,8 @@ class Rollout(_Steps):
 
     def _repr_html_(self) -> str:
         tint = {"system": "rgba(128,128,128,.10)", "user": "rgba(56,139,253,.12)", "assistant": "rgba(46,160,67,.14)"}
-        box = "margin:3px 0;padding:4px 10px;border-radius:6px;white-space:pre-wrap"
-        talk = "".join(f'<div style="{box};background:{tint[m["role"]]}"><b>{m["role"]}</b>\n{html.escape(m["content"])}</div>'
+        box = "margin:3px 0;padding:4px 10px;border-radius:6px;background:{};white-space:pre-wrap".format
+        talk = "".join(f'<div style="{box(tint[m["role"]])}"><b>{m["role"]}</b>\n{html.escape(m["content"])}</div>'
                        for m in self.messages)
         return f'<div style="font-size:13px;color:inherit;max-width:46em">{html.escape(repr(self))}{talk}</div>'
 
