@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import peers
 from pool_faults import HANG, soon
 
-from xland_minigrid.interop.trl import Answers, ChatTokens, _runs, environment_factory, make_rollout_func, pool_reward, task_in_prompt, task_in_row, trl_fields
+from xland_minigrid.interop.trl import ChatTokens, _runs, environment_factory, make_rollout_func, pool_reward, task_in_prompt, task_in_row, trl_fields
 from xland_minigrid.pool.episodes import Env
 from xland_minigrid.pool.errors import BadRequest, EnvFault, PoolClosed, PoolExhausted
 from xland_minigrid.pool.group import Rollout, RolloutGroup
@@ -145,7 +145,7 @@ def test_a_mistake_in_the_data_is_raised():
             f.generate = lambda contexts, trainer: 1 / 0
             f([prompt({"seed": 1})] * 2, trainer(2))
         f.generate = says("1")                                                              # StopIteration in the second turn
-        with pytest.raises(RuntimeError, match="no more answers"):
+        with pytest.raises(RuntimeError, match="StopIteration"):
             f([prompt({"seed": 1})] * 2, trainer(2))
         f.generate = lambda contexts, trainer: []
         with pytest.raises(ValueError, match="0 answers to 2"):
@@ -203,20 +203,6 @@ def test_inside_a_running_loop():
         with make_rollout_func(EnvPool.local(Counting, slots=2), says(*"111")) as f:
             return f([prompt({"seed": 1})] * 2, trainer(2))
     assert asyncio.run(main())["env_reward"] == [3.0, 3.0]
-
-
-def test_slow_episodes_do_not_hold_up_the_others():
-    async def main():
-        answers = Answers(lambda contexts: [([1], None)] * len(contexts), running=3, at_once=8, max_wait=0.02)
-        await asyncio.wait_for(asyncio.gather(answers([1]), answers([2])), HANG)      # the third never asks
-        answers.leave()
-        await asyncio.wait_for(asyncio.gather(answers([1]), answers([2])), HANG)
-        cancelled = asyncio.ensure_future(answers([1]))
-        await asyncio.sleep(0)
-        cancelled.cancel()
-        assert await soon(lambda: not answers._waiting)
-        return answers.sizes
-    assert asyncio.run(main()) == [2, 2]
 
 
 def test_wrong_arguments():

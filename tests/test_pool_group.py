@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from pool_faults import turns_of_the_loop
+from pool_faults import HANG, soon, turns_of_the_loop
 
 from xland_minigrid.core import helpers
 from xland_minigrid.core.helpers import append_lines, read_jsonl
 from xland_minigrid.pool.errors import DeadlineExceeded, EnvFault, PoolError, ResetRequired, SessionBusy, SessionLost
 from xland_minigrid.pool.group import (
+    Answers,
     PrefixMismatch, Rollout, RolloutGroup, TokenBudget, TokenTrack, group_advantages, group_result, pad)
 
 
@@ -53,9 +54,9 @@ class ScriptedSession:
         return Step(self.observation, said, self.n == len(self.script), self.n + self.jump, dict(self.info))
 
 
-def episode(*script, index=0, task=7, max_total_tokens=None, on_budget="score", **options):
+def episode(*script, index=0, task=7, max_total_tokens=None, **options):
     session = ScriptedSession(*script, **options)
-    return Rollout(session, task, index, session.first(), max_total_tokens, on_budget)
+    return Rollout(session, task, index, session.first(), max_total_tokens)
 
 
 async def to_the_end(rollout):
@@ -85,16 +86,16 @@ def test_masked_rows_do_not_touch_the_mean():
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.none() | st.floats(-1e300, 1e300, allow_subnormal=True) | st.sampled_from([0.0, 1.0, float("nan"), float("inf"), -float("inf")]), min_size=1, max_size=9),
-       st.booleans(), st.sampled_from([0, 1]), st.integers(0, 4))
-def test_advantages_are_never_nan_and_never_leak(rewards, scale, ddof, least):
-    found = group_advantages(rewards, scale=scale, ddof=ddof, min_group=least)
+       st.booleans(), st.sampled_from([0, 1]))
+def test_advantages_are_never_nan_and_never_leak(rewards, scale, ddof):
+    found = group_advantages(rewards, scale=scale, ddof=ddof)
     known = np.array([r is not None and np.isfinite(r) for r in rewards])
     assert found.dtype == np.float32 and np.isfinite(found).all() and not found[~known].any()
     x = np.array([r for r in rewards if r is not None and np.isfinite(r)])
-    if len(x) < least:
+    if len(x) < 2:
         assert not found.any()
-    if len(x) and len(x) >= max(least, 1):
-        fresh = group_advantages(list(x), scale=scale, ddof=ddof, min_group=least)  # masked rows are as if they were not there
+    if len(x):
+        fresh = group_advantages(list(x), scale=scale, ddof=ddof)  # masked rows are as if they were not there
         assert np.array_equal(found[known], fresh)
         if np.abs(x).max() < 1e30:
             if not scale and np.ptp(x) > max(1e-5 * np.abs(x).max(), 1e-7):
@@ -106,7 +107,7 @@ def test_advantages_are_never_nan_and_never_leak(rewards, scale, ddof, least):
 def test_equal_rewards_teach_nothing():
     assert not group_advantages([0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1, 0.6], scale=True).any()
     assert not group_advantages([0, 0, 0], scale=True).any() and not group_advantages([5e-324, 5e-324], scale=True).any()
-    assert not group_advantages([3, None], scale=True, min_group=1).any()
+    assert not group_advantages([3, None], scale=True).any()
     assert not group_advantages([0.1 + 0.2 - 0.3, 0], scale=True).any() and not group_advantages([0, 1e-300], scale=True).any()
     assert group_advantages([0, 1e-6], scale=True).tolist() == [-1, 1] and group_advantages([1, 1 + 1e-5], scale=True).tolist() == pytest.approx([-1, 1], rel=1e-3)
 
@@ -127,11 +128,8 @@ def test_options_are_checked():
 
 
 def test_result_for_the_curriculum():
-    assert RolloutGroup(1, [played(1.0), played(EnvFault()), played(0.0)]).result() == (True, 0.5)
-    assert RolloutGroup(1, [played(0.5), played(0.0)]).result() == (False, 0.25)
-    assert RolloutGroup(1, [played(0.5), played(0.0)]).result(0.5) == (True, 0.25)
-    assert RolloutGroup(1, [played(EnvFault())]).result() is None
-    assert RolloutGroup(1, [played(1.0), played(EnvFault()), played(0.0)]).success().tolist() == [True, False, False]
+    assert group_result([1.0, None, 0.0]) == (True, 0.5) and group_result([0.5, 0.0]) == (False, 0.25)
+    assert group_result([0.5, 0.0], 0.5) == (True, 0.25) and group_result([None]) is None
 
 
 # One episode
@@ -289,8 +287,6 @@ def test_observations_are_copies_and_become_text():
 
 
 def test_wrong_arguments_of_a_rollout():
-    with pytest.raises(ValueError, match="on_budget"):
-        episode(1.0, on_budget="ignore")
     for wrong in (0, 1, -3, True, 2.5, "many"):
         with pytest.raises(ValueError, match="max_total_tokens"):
             episode(1.0, max_total_tokens=wrong)
@@ -303,12 +299,12 @@ def test_wrong_arguments_of_a_rollout():
 class EpisodeStates(RuleBasedStateMachine):
     "The states of the chapter (running, over, full, scored, failed), walked through at random and compared with the code."
 
-    @initialize(most=st.none() | st.integers(3, 9), on_budget=st.sampled_from(["score", "mask"]))
-    def reset(self, most, on_budget):
+    @initialize(most=st.none() | st.integers(3, 9))
+    def reset(self, most):
         self.session = ScriptedSession(*[0.0] * 50)
         self.session.script.append(0.0)
-        self.episode = Rollout(self.session, 7, 0, self.session.first(), most, on_budget)
-        self.state, self.rewards, self.early, self.most, self.mask, self.tokens, self.reward = "running", [], False, most, on_budget == "mask", 0, 0.0
+        self.episode = Rollout(self.session, 7, 0, self.session.first(), most)
+        self.state, self.rewards, self.early, self.most, self.tokens, self.reward = "running", [], False, most, 0, 0.0
 
     def attempt(self, action):
         try:
@@ -346,7 +342,7 @@ class EpisodeStates(RuleBasedStateMachine):
             room = count if self.most is None else self.most - len(ids)
             assert fits is (count <= room)
             if not fits:
-                self.state = "failed" if self.mask else "full"
+                self.state = "full"
         else:
             assert isinstance(fits, TokenBudget if self.state == "full" else ResetRequired)
 
@@ -433,7 +429,7 @@ def test_the_parting_is_found(ids, at, shorten):
     wrong = ids[:at] if shorten else ids[:at] + [9] + ids[at + 1:] + [5]
     if not wrong:
         return
-    with pytest.raises(PrefixMismatch, match=f"token {at} ") as caught:
+    with pytest.raises(PrefixMismatch, match=f"token {at}:") as caught:
         track.add(wrong, [1])
     assert caught.value.detail == {"at": at, "turn": 2} and isinstance(caught.value, (ValueError, PoolError))
     assert track.add(ids, [1])  # a refused turn leaves no trace
@@ -477,11 +473,6 @@ def test_a_used_up_budget_is_a_regular_end(ask):
     assert len(rollout.session.log) == 2  # what was cut off was not played
 
 
-def test_or_the_episode_is_masked():
-    rollout = played(0.5, 0.5, 0.5, 0.5, 0.5, fn=talker(), max_total_tokens=9, on_budget="mask")
-    assert rollout.reward is None and "out of tokens" in rollout.error and rollout.out_of_tokens
-
-
 def test_a_first_prompt_over_the_budget_is_no_episode():
     rollout = played(0.5, fn=talker(), max_total_tokens=2)
     assert isinstance(rollout.raised, TokenBudget) and rollout.reward is None and "raise max_total_tokens" in rollout.error
@@ -490,6 +481,31 @@ def test_a_first_prompt_over_the_budget_is_no_episode():
 def test_no_tokens_after_the_end():
     with pytest.raises(ResetRequired):
         played(1.0).add_tokens([1], [2])
+
+
+# Answers of a model
+
+def test_slow_episodes_do_not_hold_up_the_others():
+    async def main():
+        answers = Answers(lambda asked: [name for name, in asked], patience=0.02)
+        answers.expect(3)
+        await asyncio.wait_for(asyncio.gather(answers(1), answers(2)), HANG)      # the third never asks
+        answers.over()
+        assert await asyncio.wait_for(asyncio.gather(answers("a"), answers("b")), HANG) == ["a", "b"]
+        cancelled = asyncio.ensure_future(answers(1))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        assert await soon(lambda: not answers._waiting)
+        return answers.sizes
+    assert asyncio.run(main()) == [2, 2]
+
+
+@pytest.mark.parametrize("generate, error", [(lambda asked: [1], ValueError), (lambda asked: next(iter([])), RuntimeError), (lambda asked: 1 / 0, ZeroDivisionError)])
+def test_what_goes_wrong_reaches_all_who_ask(generate, error):
+    async def main():
+        answers = Answers(generate)
+        return await asyncio.wait_for(asyncio.gather(answers(1), answers(2), return_exceptions=True), HANG)
+    assert [type(found) for found in asyncio.run(main())] == [error] * 2
 
 
 # For trainers
@@ -525,19 +541,6 @@ def test_padding_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="no tokens"):
         pad(RolloutGroup(1, [played(1.0)]), 0)
     assert pad(group, 0).tokens.shape == (4, 7)
-
-
-def test_for_trl():
-    found = talking_group().to_trl()
-    assert list(found) == ["prompt_ids", "completion_ids", "logprobs", "env_mask"]
-    assert found["prompt_ids"] == [[1, 2]] * 3 + [[]] and found["env_mask"][2] == [1, 1, 0, 1, 1]
-    for completion, logprobs, mask in zip(found["completion_ids"], found["logprobs"], found["env_mask"]):
-        assert len(completion) == len(logprobs) == len(mask)
-
-    async def silent(rollout):
-        rollout.add_tokens([1], [2])
-        await rollout.step("on")
-    assert RolloutGroup(1, [played(1.0, fn=silent)]).to_trl()["logprobs"] is None
 
 
 # Logs

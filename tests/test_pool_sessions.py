@@ -440,6 +440,10 @@ class TwoWays(Env):
         return "on", 0.0, word == "end", {}
 
 
+def state_of(seat):
+    return "closed" if seat.closed else "running" if seat.running else "over" if seat.episodes else "fresh"
+
+
 class SessionMachine(RuleBasedStateMachine):
     "The diagram of `pool.sessions`: two sessions of a host, their requests, replies, repetitions and ends, against a model of a few lines."
 
@@ -468,7 +472,7 @@ class SessionMachine(RuleBasedStateMachine):
         except PoolExhausted:
             assert len(self.model) == 2
         else:
-            assert len(self.model) < 2 and seat.state == "fresh"
+            assert len(self.model) < 2 and state_of(seat) == "fresh"
             self.model[seat] = SimpleNamespace(state="fresh", n=0, pending=None, answered={}, last=0)
 
     def expected(self, m, op, value):
@@ -558,7 +562,7 @@ class SessionMachine(RuleBasedStateMachine):
     def agree(self):
         assert {seat for seat in self.host.seats.values()} == set(self.model)
         for seat, m in self.model.items():
-            assert (seat.state, seat.n, seat.pending and seat.pending[0]) == (m.state, m.n, m.pending), (m, seat.state, seat.n)
+            assert (state_of(seat), seat.n, seat.pending and seat.pending[0]) == (m.state, m.n, m.pending), (m, state_of(seat), seat.n)
 
     def teardown(self):
         TwoWays.gate.set()

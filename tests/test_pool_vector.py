@@ -1,20 +1,17 @@
 """A pool as a Gymnasium vector environment, compared with Gymnasium's own around single worlds."""
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pool_faults import HANG, soon, until
+from pool_faults import until
 
 gymnasium = pytest.importorskip("gymnasium")
-from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.utils import env_checker
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from xland_minigrid.interop.pool_vector import PoolVectorEnv, spaces_of
-from xland_minigrid.pool.errors import BadRequest, DeadlineExceeded, EnvFault, PoolClosed, PoolExhausted, SessionBusy, SessionLost
+from xland_minigrid.pool.errors import BadRequest, EnvFault, PoolClosed, SessionBusy, SessionLost
 from xland_minigrid.pool.pool import EnvPool
 from xland_minigrid.pool.server import start_server
 
@@ -101,8 +98,7 @@ def test_the_same_on_a_server(server, two):
         assert (far.reset(seed=9)[0] == near.reset(seed=9)[0]).all()
         for _ in range(20):
             actions = actions_to_end(rng, 3)
-            far.step_async(actions)
-            assert all((x == y).all() for x, y in zip(near.step(actions)[:4], far.step_wait(timeout=HANG)[:4]))
+            assert all((x == y).all() for x, y in zip(near.step(actions)[:4], far.step(actions)[:4]))
             if mode is AutoresetMode.DISABLED and near._ended.any():
                 mask = near._ended.copy()
                 assert (far.reset(options={"reset_mask": mask})[0] == near.reset(options={"reset_mask": mask})[0]).all()
@@ -190,7 +186,7 @@ def test_tasks_of_a_benchmark():
         assert p.sessions[0].n == 0                              # the pool is still there
 
 
-# -- halves, deadlines, misuse
+# -- failures, misuse
 
 def test_misuse_is_typed_and_changes_nothing():
     venv, twin = PoolVectorEnv(pool()), PoolVectorEnv(pool())
@@ -198,17 +194,7 @@ def test_misuse_is_typed_and_changes_nothing():
         venv.step([0, 0, 0])
     with pytest.raises(ResetNeeded):
         venv.reset(options={"reset_mask": np.array([True, False, True])})
-    for wait in (venv.step_wait, venv.reset_wait):
-        with pytest.raises(NoAsyncCallError):
-            wait()
-    venv.reset_async(seed=3)
-    with pytest.raises(AlreadyPendingCallError):
-        venv.step_async([0, 0, 0])
-    with pytest.raises(AlreadyPendingCallError):
-        venv.reset_async()
-    with pytest.raises(NoAsyncCallError):
-        venv.step_wait()
-    assert (venv.reset_wait()[0] == twin.reset(seed=3)[0]).all()
+    assert (venv.reset(seed=3)[0] == twin.reset(seed=3)[0]).all()
     for wrong, kind in (([0], ValueError), ([0, 6, 0], ValueError), ([0, 0, -1], ValueError), ([0.0, 1.0, 0.0], TypeError), ([True, False, True], TypeError), (None, ValueError), ([[0], [0], [0]], ValueError)):
         with pytest.raises(kind):
             venv.step(wrong)
@@ -220,13 +206,10 @@ def test_misuse_is_typed_and_changes_nothing():
     for options in ({"mask": 1}, {"reset_mask": [1, 0, 1]}, {"reset_mask": np.zeros(3, bool)}, {"reset_mask": np.ones(4, bool)}):
         with pytest.raises(ValueError):
             venv.reset(options=options)
-    venv.step_async([0, 1, 2])
-    with pytest.raises(AlreadyPendingCallError):
-        venv.reset()
-    assert all((x == y).all() for x, y in zip(venv.step_wait()[:4], twin.step([0, 1, 2])[:4]))
+    assert all((x == y).all() for x, y in zip(venv.step([0, 1, 2])[:4], twin.step([0, 1, 2])[:4]))
     venv.close()
     venv.close()
-    for late in (lambda: venv.step([0, 0, 0]), venv.step_wait, venv.reset, venv.reset_wait):
+    for late in (lambda: venv.step([0, 0, 0]), venv.reset):
         with pytest.raises(ClosedEnvironmentError):
             late()
     twin.close()
@@ -244,28 +227,6 @@ def test_what_cannot_be_shown_is_refused():
         pass
     with pytest.raises(PoolClosed):
         PoolVectorEnv(closed)
-
-
-def test_a_late_answer_is_waited_for_again(server):
-    venv = PoolVectorEnv(EnvPool.connect(server, size=2))
-    venv.reset(seed=0)
-    inner, late = venv.pool.sessions[0]._link.request, []
-    async def slow(*arguments):
-        assert await soon(lambda: late)
-        return await inner(*arguments)
-    venv.pool.sessions[0]._link.request = slow
-    venv.step_async([1, 1])
-    with pytest.raises(DeadlineExceeded):
-        venv.step_wait(timeout=0.02)
-    with pytest.raises(AlreadyPendingCallError):
-        venv.step_async([0, 0])
-    late.append(True)
-    venv.step_wait(timeout=HANG)
-    assert [s.n for s in venv.pool.sessions] == [1, 1]
-    late.clear()
-    venv.step_async([1, 1])
-    venv.close()                                                  # with an answer still to come
-    assert venv.pool._state == "closed"
 
 
 def test_a_failure_is_raised_and_no_reward(server):
@@ -310,37 +271,5 @@ def test_a_session_that_somebody_else_uses(server):
             venv.step([1, 1, 1])
         venv.reset(seed=0)
         venv.step([1, 1, 1])
-        venv.step_async([1, 1, 1])
         venv.close()
         assert not p._batcher.sent and p.reset_group(3)                   # in order for its next user
-
-
-@pytest.mark.slow
-@settings(max_examples=25)
-@given(st.lists(st.sampled_from(["step_async", "step_wait", "reset_async", "reset_wait", "step", "reset"]), max_size=12), st.sampled_from(list(AutoresetMode)))
-def test_any_order_of_calls(order, mode):
-    "Each call does what the state allows or raises what it says; nothing hangs, nothing is left."
-    venv, pending, ready = _SHARED.setdefault(mode, PoolVectorEnv(pool(2), autoreset_mode=mode)), None, False
-    if venv._pending:
-        getattr(venv, f"{venv._pending}_wait")()
-    venv.reset(seed=0)
-    for call in order:
-        name, _, half = call.partition("_")
-        arguments = ([1, 1],) if call in ("step", "step_async") else ()
-        over = mode is AutoresetMode.DISABLED and venv._ended.any() and name == "step"
-        expected = (NoAsyncCallError if pending != name else None) if half == "wait" else AlreadyPendingCallError if pending else ResetNeeded if over else None
-        if expected:
-            with pytest.raises(expected):
-                getattr(venv, call)(*arguments)
-        else:
-            getattr(venv, call)(*arguments)
-            pending = name if half == "async" else None
-    assert venv._pending == pending and bool(venv.pool._batcher.sent) == bool(pending)
-
-
-_SHARED = {}
-
-
-def teardown_module():
-    for venv in _SHARED.values():
-        venv.close()

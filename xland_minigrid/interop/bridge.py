@@ -25,7 +25,7 @@ from ..envs.wrappers import DirectionObservationWrapper, RulesAndGoalsObservatio
 
 # %% ../../nbs/interop/02_bridge.ipynb #b791f032
 def need(package: str, extra: str):
-    "Import and return a package or one of its modules. Raises `ImportError` with the pip command for its extra when the package is not installed."
+    "Import and return a package or one of its modules. Raises `ImportError` with the pip command for its extra."
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -36,7 +36,7 @@ def need(package: str, extra: str):
 
 # %% ../../nbs/interop/02_bridge.ipynb #fbb5d2dd
 def key_of(seed: int) -> jax.Array:
-    "`jax.random.key(seed)`, with the words above 32 bits folded in. Raises `ValueError` for a negative seed."
+    "`jax.random.key(seed)`, with the words above 32 bits folded in. Raises `ValueError` if negative."
     seed = operator.index(seed)
     if seed < 0:
         raise ValueError(f"The seed {seed} is negative: give an integer from 0.")
@@ -66,7 +66,6 @@ def _layers(env_id, draws: bool, direction: bool, rules_and_goals: bool, images,
         env = RGBImgObservationWrapper(env)
     return around(env) if around else env
 
-# %% ../../nbs/interop/02_bridge.ipynb #1c5f32a5
 def _tasks(benchmark, ruleset, ruleset_id):
     "Tasks to draw from or None, and one ruleset (or one for each world) or None."
     if benchmark is None:
@@ -82,14 +81,7 @@ def _tasks(benchmark, ruleset, ruleset_id):
 
 # %% ../../nbs/interop/02_bridge.ipynb #1d0e579a
 class World(NamedTuple):
-    """An environment and its parameters.
-
-    Attributes:
-        recipe: what `env` is made of; equal recipes give the same object.
-        params: its parameters.
-        draws: whether resets draw tasks.
-        batched: whether the ruleset has a leading axis, one task for each world.
-    """
+    "An environment, made of `recipe`, and its parameters; draws: resets draw tasks; batched: one for each world."
     recipe: tuple
     params: Any
     draws: bool = False
@@ -110,18 +102,16 @@ def _params_of(env_id, given: dict) -> EnvParams:
 
 def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None, direction=False, rules_and_goals=False, images=None,
           num_envs: int | None = None, around=None, **params) -> World:
-    """An environment in its wrappers.
+    """An environment in its wrappers. Raises `ValueError` or `TypeError`.
 
-    Args:
-        env_id: a registered id, or the pair `(env, params)` that `xland_minigrid.make` returns.
-        ruleset: the task; for `num_envs` worlds it may have a leading axis of that size.
-        benchmark: a `Benchmark`, its name, or a batched `RuleSet`; each reset draws a task from it, unless `ruleset_id` chooses one.
-        weights: how often each task is drawn, `(n,)`; None draws all alike.
-        direction, rules_and_goals: add these to the observation, which becomes a dictionary with the view under `"img"`.
-        images: `"rgb"` for observations that are pictures.
-        around: a wrapper around all others, such as `GymAutoResetWrapper`.
-        params: parameters of the environment, such as `height`, `view_size`, `max_steps`, `see_through_walls`.
-    Raises `ValueError` or `TypeError` with one sentence for what does not go together.
+    env_id: a registered id, or the pair `(env, params)` that `xland_minigrid.make` returns.
+    ruleset: the task; for `num_envs` worlds it may have a leading axis of that size.
+    benchmark: a `Benchmark`, its name, or a batched `RuleSet`, from which each reset draws, unless `ruleset_id` chooses
+    one.
+    weights: how often each task is drawn, `(n,)`; None draws all alike.
+    direction, rules_and_goals: add these to the observation, a dictionary then with the view under `"img"`.
+    images: `"rgb"` for pictures. around: a wrapper around all others, such as `GymAutoResetWrapper`.
+    params: parameters of the environment, such as `height`, `view_size`, `max_steps`, `see_through_walls`.
     """
     if images not in (None, "rgb"):
         raise ValueError(f"images is {images!r}: choose 'rgb', or None for tiles and colours.")
@@ -160,7 +150,7 @@ def _with_ruleset(recipe, params, ruleset, num_envs) -> World:
 
 # %% ../../nbs/interop/02_bridge.ipynb #33b402ef
 class Seen(NamedTuple):
-    "What a caller sees of one step, with a leading axis in a batch. `ruleset_id` is None where no tasks are drawn."
+    "What a caller sees of one step, with a leading axis in a batch; `ruleset_id` None where no tasks are drawn."
     observation: Any
     reward: jax.Array
     terminated: jax.Array
@@ -176,9 +166,8 @@ def to_numpy(tree):
     "The arrays of a tree as NumPy arrays of their own, which the caller may change."
     return jax.tree.map(np.array, tree)
 
-# %% ../../nbs/interop/02_bridge.ipynb #8ca9ab32
 def check_one_action(action) -> int:
-    "The action as an int. Raises `TypeError` or `ValueError` with one sentence for anything but an integer 0 to 5."
+    "The action as an int. Raises `TypeError` or `ValueError` unless it is an integer 0 to 5."
     try:
         number = operator.index(action)
     except TypeError:
@@ -188,10 +177,7 @@ def check_one_action(action) -> int:
     return number
 
 def check_actions(actions, num_envs: int, num_actions: int = NUM_ACTIONS) -> np.ndarray | jax.Array:
-    """The actions `(num_envs,)` of a batch. Raises `TypeError` or `ValueError` with one sentence when they are not so many integers below `num_actions`.
-
-    Arrays on an accelerator are not fetched to look at their values: there another number does nothing.
-    """
+    "Integers below `num_actions` `(num_envs,)`, unfetched from accelerators. Raises `TypeError` or `ValueError`."
     far = isinstance(actions, jax.Array) and next(iter(actions.devices())).platform != "cpu"
     actions = actions if far else np.asarray(actions)
     if actions.shape != (num_envs,):
@@ -205,9 +191,9 @@ def check_actions(actions, num_envs: int, num_actions: int = NUM_ACTIONS) -> np.
 # %% ../../nbs/interop/02_bridge.ipynb #8c84bcd2
 @functools.lru_cache(maxsize=256)
 def compiled(env: Environment, draws: bool, tasks: bool | None = None):
-    """Compiled `reset(params, key)`, `step(params, timestep, action)`, `reset_some(params, timestep, key, mask)`; each returns a time step and its `Seen`.
+    """Compiled `reset(params, key)`, `step(params, timestep, action)`, `reset_some(params, timestep, key, mask)`.
 
-    For one world; or for a batch, where `tasks` says whether each world has a task of its own.
+    Each returns a time step and its `Seen`, for one world or a batch; tasks: whether each world of a batch has its own.
     """
     def over(call):
         return call if tasks is None else lambda params, *rest: jax.vmap(call, (params.axes("ruleset") if tasks else None, *(0 for _ in rest)))(params, *rest)

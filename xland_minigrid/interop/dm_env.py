@@ -23,7 +23,6 @@ def spec_of(bounds: Bounds | dict, name: str = "observation"):
         return specs.Array(bounds.low.shape, bounds.low.dtype, name)
     return specs.BoundedArray(bounds.low.shape, bounds.low.dtype, *bounds, name)
 
-# %% ../../nbs/interop/06_dm_env.ipynb #2ae51487
 class XLandDmEnv(dm_env.Environment):
     """One world.
 

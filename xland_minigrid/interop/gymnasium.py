@@ -51,14 +51,15 @@ def _info(seen) -> dict:
 class XLandEnv(gymnasium.Env):
     """One world.
 
-    Args:
-        env_id: a registered id, such as `"XLand-MiniGrid-R1-9x9"`, or the pair `(env, params)` that `xland_minigrid.make` returns.
-        render_mode: `"rgb_array"`, `"ansi"` (text with rich markup) or None.
-        seed: used by the first `reset` that is given none.
-        kwargs: see `bridge.build`: `ruleset`, `benchmark`, `ruleset_id`, `weights`, `direction`, `rules_and_goals`, `images`, parameters.
+    env_id: a registered id, such as `"XLand-MiniGrid-R1-9x9"`, or the pair `(env, params)` that `xland_minigrid.make`
+    returns.
+    render_mode: `"rgb_array"`, `"ansi"` (text with rich markup) or None. seed: of the first `reset` that is given none.
+    kwargs: see `bridge.build`: `ruleset`, `benchmark`, `ruleset_id`, `weights`, `direction`, `rules_and_goals`,
+    `images`, params.
 
-    Observations are uint8 `(view_size, view_size, 2)` of tiles (at most 15) and colours (at most 13), or a dictionary. Where a benchmark is drawn
-    from, `info["ruleset_id"]` is the number of the task.
+    Observations are uint8 `(view_size, view_size, 2)` of tiles and colours, or a dictionary; `info["ruleset_id"]` is
+    the number
+    of a drawn task.
     """
     metadata = _METADATA
 
@@ -87,7 +88,7 @@ class XLandEnv(gymnasium.Env):
         return seen.observation, _info(seen)
 
     def step(self, action):
-        "`(observation, reward, terminated, truncated, info)`. Raises `ResetNeeded` when the trial is over, `ValueError` for an unknown action."
+        "`(observation, reward, terminated, truncated, info)`. Raises `ResetNeeded` or `ValueError`."
         if self.timestep is None or self._over:
             raise ResetNeeded("There is no trial to step in: call reset() first, and again after each end.")
         seen = self._simulator.step(check_one_action(action))
@@ -129,7 +130,7 @@ def _converter(output: str):
     return to_numpy if output == "numpy" else lambda tree: tree
 
 def without_tensors(actions):
-    "Actions that are tensors, as arrays with memory of their own: the caller may write to the tensor while JAX still works."
+    "Actions that are tensors, as arrays with memory of their own: the caller may write to the tensor."
     return from_torch(actions, copy=True) if type(actions).__module__.partition(".")[0] == "torch" else actions
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #ae3f2072
@@ -155,7 +156,6 @@ def mask_in(options, num_envs: int, begun: bool) -> np.ndarray | None:
         raise ResetNeeded("A reset_mask needs trials that have begun: call reset() without one first.")
     return mask
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #5a1fb0c1
 class VectorBase(VectorEnv):
     "What vector environments share here: spaces, and that a trial has to run before a step."
 
@@ -172,9 +172,8 @@ class VectorBase(VectorEnv):
         if ended.any():
             raise ResetNeeded(f'Trials {np.flatnonzero(ended).tolist()} are over: call reset(options={{"reset_mask": terminated | truncated}}) first.')
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #441d6d5d
 def _infos(seen, given, convert) -> dict:
-    "The task numbers where `given` is true, in the form of Gymnasium's vector environments: values and a mask."
+    "The task numbers where `given` is true, in Gymnasium's form: values and a mask."
     if seen.ruleset_id is None:
         return {}
     numbers = convert(seen.ruleset_id)
@@ -191,7 +190,7 @@ def _one_by_one(batch, ended) -> np.ndarray:
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #7d3e9a40
 def _last_seen(timestep, seen, before, output: str, convert) -> dict:
-    "What the trials that ended in this step have seen at last, in the form of Gymnasium's vector environments."
+    "What the trials that ended in this step have seen at last, in Gymnasium's form."
     ended = seen.terminated | seen.truncated
     if output == "numpy":
         ended = np.array(ended)
@@ -202,7 +201,6 @@ def _last_seen(timestep, seen, before, output: str, convert) -> dict:
     mask = convert(ended)
     return {"final_obs": _one_by_one(final, ended) if output == "numpy" else final, "_final_obs": mask, "final_info": tasks, "_final_info": mask}
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #c2b84e19
 class _BatchEnv(VectorBase):
     "A batch of worlds as a vector environment, before its first reset."
 
@@ -236,23 +234,22 @@ class _BatchEnv(VectorBase):
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #d39e6408
 class XLandVectorEnv(_BatchEnv):
-    """Many worlds, stepped by one compiled call.
+    """Many worlds, stepped by one compiled call; see `XLandEnv`. `ruleset` may have a leading axis, one task for each
+    world.
 
-    Args:
-        env_id: as in `XLandEnv`.
-        num_envs: how many worlds.
-        autoreset_mode: a `gymnasium.vector.AutoresetMode` or its value.
-        output: `"numpy"` (arrays that the caller may write to), `"jax"`, or `"torch"` (tensors that share the memory of JAX arrays: read only).
-        render_mode, seed, kwargs: as in `XLandEnv`; `ruleset` may have a leading axis, one task for each world.
+    autoreset_mode: a `gymnasium.vector.AutoresetMode` or its value.
+    output: `"numpy"` (arrays to write to), `"jax"`, or `"torch"` (tensors that share the memory of JAX arrays: read
+    only).
 
-    Rewards are float32 `(num_envs,)`. With NumPy output `info` is as in `SyncVectorEnv`. With the others nothing waits for the device, so
-    `info["final_obs"]` is the whole batch, valid where `info["_final_obs"]` says.
+    Rewards are float32 `(num_envs,)`. With NumPy `info` is as in `SyncVectorEnv`. With the others nothing waits for the
+    device,
+    so `info["final_obs"]` is the whole batch, valid where `info["_final_obs"]` says.
     """
     def reset(self, *, seed=None, options: dict | None = None):
         """Begin trials: `(observations, info)`.
 
-        `seed` is an integer `s` for `s`, `s + 1`, ..., or a list of one seed or None for each world. `options={"reset_mask": bool (num_envs,)}`
-        resets only some; seeds of the others are not used. Raises `ValueError` or `ResetNeeded` with one sentence for what is not possible.
+        seed: an integer `s` for `s`, `s + 1`, ..., or a list of one seed or None for each world.
+        options: `{"reset_mask": bool (num_envs,)}` resets only some. Raises `ValueError` or `ResetNeeded`.
         """
         begun = self.timestep is not None
         mask = mask_in(options, self.num_envs, begun)

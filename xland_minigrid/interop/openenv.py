@@ -16,7 +16,7 @@ from ..pool.errors import BadRequest, SessionBusy, SessionLost
 
 # %% ../../nbs/interop/07_openenv.ipynb #ae519f95
 def action_fields(action) -> dict:
-    "The fields that are sent for an action: a number, a text, or a dictionary of fields. Raises `BadRequest`."
+    "The fields that are sent for a number, a text, or a dictionary of fields. Raises `BadRequest`."
     if isinstance(action, (str, dict)):
         return {"text": action} if isinstance(action, str) else action
     if hasattr(action, "model_dump"):

@@ -170,7 +170,6 @@ class _Instructions(dict):
             _refuse(f"has more than {_MOST_STEPS:,} instructions")
         return super().__getitem__(number)
 
-# %% ../../nbs/interop/00_pickles.ipynb #7cf5041f
 class _Reader(_Python):
     "Python's unpickler with the names of this chapter, and its instructions."
     def __init__(self, stream: _Metered):
@@ -188,7 +187,6 @@ class _Reader(_Python):
             _refuse("encodes text in a way that bytes are not kept")
         return self.stream.spend(text.encode("latin1"))
 
-# %% ../../nbs/interop/00_pickles.ipynb #846b2956
 def _read(stream: _Metered):
     "What a pickle describes, as far as it is data: the one object that is left at the end."
     reader = _Reader(stream)
@@ -211,11 +209,11 @@ def _entries(path: Path, max_bytes: int) -> dict:
     return found
 
 def pickled_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
-    """The arrays in a pickled dictionary, or a pickled `xminigrid.benchmarks.Benchmark`, by name. Nothing in the file is run.
+    """The arrays in a pickled dictionary or `xminigrid.benchmarks.Benchmark`, by name, read-only. Nothing in the file
+    is run.
 
-    Reads pickles of all protocols, plain or compressed with bz2, that hold NumPy or JAX arrays of booleans, integers and floats; other entries, such
-    as a configuration, are left out. The arrays are read-only NumPy arrays. `max_bytes` bounds what may be unpacked.
-    Raises `FileNotFoundError`, `RefusedPickleError` for a file that asks for anything else, by its name, and `BenchmarkFileError` for a damaged one.
+    Reads pickles of all protocols, plain or bz2, with NumPy or JAX arrays of numbers; other entries are left out.
+    max_bytes: bounds what may be unpacked. Raises `FileNotFoundError`, `RefusedPickleError` and `BenchmarkFileError`.
     """
     path = Path(path).expanduser()
     try:
@@ -232,7 +230,7 @@ def pickled_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
 
 # %% ../../nbs/interop/00_pickles.ipynb #7767cac6
 def archived_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
-    """The arrays of an `.npz` archive, by name. `max_bytes` bounds what may be unpacked. Raises `FileNotFoundError` and `BenchmarkFileError`."""
+    "The arrays of an `.npz` archive of at most `max_bytes`. Raises `FileNotFoundError` and `BenchmarkFileError`."
     path = Path(path).expanduser()
     try:
         with zipfile.ZipFile(path) as archive:

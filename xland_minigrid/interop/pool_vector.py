@@ -7,18 +7,17 @@ __all__ = ['spaces_of', 'task_list', 'PoolVectorEnv']
 
 # %% ../../nbs/interop/10_pool_vector.ipynb #53f70b3a
 import contextlib
-import time
 
 import numpy as np
 
 from .bridge import bounds_of, check_actions, need
 from .gymnasium import VectorBase, check_mode, mask_in, seed_list, space_of, without_tensors
 from ..pool.client import Session
-from ..pool.errors import DeadlineExceeded, PoolError
+from ..pool.errors import PoolError
 from ..pool.pool import Batch, EnvPool, opened
 
 need("gymnasium", "gym")
-from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
+from gymnasium.error import ClosedEnvironmentError
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
@@ -26,9 +25,9 @@ from gymnasium.vector import AutoresetMode
 def spaces_of(session: Session):
     "The observation and action space of a session's environment. Raises `TypeError` for an environment of text."
     if session.kind != "slots":
-        raise TypeError(f"{session.spec.get('env')} speaks text, and a vector environment holds arrays: play it with pool.run_group.")
+        raise TypeError(f"{session.spec.get('env')} speaks text, and a vector environment holds arrays: use pool.run_group.")
     leaves = {leaf.name: bounds_of(leaf.name or "img", leaf) for leaf in session._layout.leaves}
-    return space_of(leaves[""] if "" in leaves else leaves), Discrete(session.spec["num_actions"])
+    return space_of(leaves.get("", leaves)), Discrete(session.spec["num_actions"])
 
 # %% ../../nbs/interop/10_pool_vector.ipynb #72b8c364
 def task_list(task, num_envs: int) -> list[dict]:
@@ -41,191 +40,136 @@ def task_list(task, num_envs: int) -> list[dict]:
     return [dict(t or {}) for t in tasks]
 
 # %% ../../nbs/interop/10_pool_vector.ipynb #17831b63
-class _Requests(VectorBase):
-    "A pool as a vector environment: requests to its environments, and the latest observations that came back."
+class _View(VectorBase):
+    "A pool as a vector environment, with the latest observations that came back."
     def __init__(self, pool, *, autoreset_mode=AutoresetMode.NEXT_STEP, task=None, seed: int | None = None):
         self.mode = check_mode(autoreset_mode)
         self.pool, self._mine = opened(pool)
-        self._pending, self._held, self._owed, self._stale = None, None, False, True
+        self._begun, self._seeds = False, {}  # _seeds: of trials that have begun since `info` was last given
         try:
-            if self.pool.sessions[0].spec.get("autoreset"):
-                raise ValueError("This pool begins trials by itself and hides how the last one ended: make it without autoreset=True and choose an autoreset_mode here.")
+            first = self.pool.sessions[0]
+            if first.spec.get("autoreset"):
+                raise ValueError("This pool begins trials by itself and hides how the last one ended: make it without autoreset=True.")
             self.num_envs, self._seed, self.metadata = self.pool.size, seed, {"autoreset_mode": self.mode}
-            self.make_spaces(*spaces_of(self.pool.sessions[0]))
+            self.make_spaces(*spaces_of(first))
             self._tasks = task_list(task, self.num_envs)
         except BaseException:
             self.close()
             raise
-        self._rows = {leaf.name: np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.pool.sessions[0]._layout.leaves}
-        self._ended, self._begun, self._streams = np.zeros(self.num_envs, bool), {}, [None] * self.num_envs
+        self._rows = {leaf.name: np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in first._layout.leaves}
+        self._ended, self._streams = np.zeros(self.num_envs, bool), [None] * self.num_envs
 
-    @contextlib.contextmanager
-    def _careful(self):
-        "After any failure but a late answer, nothing is awaited and a reset is needed."
-        try:
-            yield
-        except DeadlineExceeded:
-            raise
-        except BaseException:
-            self._drain()
-            self._stale, self._pending, self._held, self._owed = True, None, None, False
-            raise
+    def close_extras(self, **_) -> None:
+        "Give the pool back; close it if it was opened here."
+        if self._mine:
+            self.pool.sync.close()
 
-    def _ask(self, ask, ids, values) -> None:
-        "Send requests to some environments."
-        if len(ids):
-            with self._careful():
-                ask(values, np.asarray(ids))
-
+# %% ../../nbs/interop/10_pool_vector.ipynb #17831c74
+class _Requests(_View):
+    "Requests to the environments of a pool, and their answers."
     def _begin(self, ids, seeds) -> None:
         "Ask for new trials in some environments."
-        self._begun.update(zip(np.asarray(ids).tolist(), seeds))
-        self._ask(self.pool.async_reset, ids, [{**self._tasks[i], "seed": seed} for i, seed in zip(ids, seeds)])
+        if len(ids):
+            self._seeds.update(zip(np.asarray(ids).tolist(), seeds))
+            self.pool.async_reset([{**self._tasks[i], "seed": seed} for i, seed in zip(ids, seeds)], np.asarray(ids))
 
-    def _answers(self, end: float | None) -> Batch:
-        "The answers, by `end` on the monotonic clock. Raises `DeadlineExceeded`, or the first failure."
-        with self._careful():
-            batch = self.pool.sync.recv(timeout=None if end is None else max(0.0, end - time.monotonic()))
-            for number, error in sorted(batch.errors.items()):
-                error.detail["env_id"] = number
-                raise error
-        for name, rows in (batch.observation if isinstance(batch.observation, dict) else {"": batch.observation}).items():
-            self._rows[name][batch.env_id] = rows
-        return batch
-
-    def _drain(self) -> None:
-        "Take the answers that are still on their way, and forget them."
-        with contextlib.suppress(PoolError):                      # which says that nothing is awaited any more
-            while True:
-                self.pool.sync.recv()
-
-# %% ../../nbs/interop/10_pool_vector.ipynb #7fc9b40e
-def _check_call(venv, call: str, pending: bool) -> None:
-    "Raise unless a request may be sent now, or an answer of this kind is awaited."
-    if venv.closed:
-        raise ClosedEnvironmentError(f"This environment is closed, and {call} needs an open one: make another.")
-    if pending and venv._pending != call:
-        raise NoAsyncCallError(f"There is nothing to wait for: call {call}_async() first.", call)
-    if not pending and venv._pending:
-        raise AlreadyPendingCallError(f"{call} came while a {venv._pending} is under way: call {venv._pending}_wait() first.", venv._pending)
-
-# %% ../../nbs/interop/10_pool_vector.ipynb #61a5707c
-class _Halves(_Requests):
-    "The halves of `reset`, and the first of `step`."
     def _next_seeds(self, ids) -> list[int]:
         "Those of the next trials, each from the stream of its environment."
         return [int(self._streams[i].integers(2**32)) for i in ids]
 
-    def reset_async(self, *, seed=None, options: dict | None = None) -> None:
-        "The first half of `reset`: ask, and return at once."
-        _check_call(self, "reset", pending=False)
-        mask = mask_in(options, self.num_envs, not self._stale)
+    def _answers(self) -> Batch:
+        "The answers. Raises the first failure."
+        batch = self.pool.sync.recv()
+        for number, error in sorted(batch.errors.items()):
+            error.detail["env_id"] = number
+            raise error
+        for name, rows in (batch.observation if isinstance(batch.observation, dict) else {"": batch.observation}).items():
+            self._rows[name][batch.env_id] = rows
+        return batch
+
+    def _need_open(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError("This environment is closed: make another.")
+
+    @contextlib.contextmanager
+    def _careful(self):
+        "After a failure nothing is awaited, and a reset is needed."
+        try:
+            yield
+        except BaseException:
+            self._begun = False
+            with contextlib.suppress(PoolError):                  # which says that nothing is awaited any more
+                while True:
+                    self.pool.sync.recv()
+            raise
+
+    def _seen(self, number: int | None = None):
+        "The present observations, or that of one environment, copied."
+        rows = {name: (array if number is None else array[number]).copy() for name, array in self._rows.items()}
+        return rows.get("", rows)
+
+    def _new_trials(self, info: dict) -> dict:
+        "The info with the seeds of trials that have begun since the last time this was asked."
+        begun, self._seeds = self._seeds, {}
+        for number in sorted(begun):
+            info = self._add_info(info, {"seed": np.int64(begun[number])}, number)
+        return info
+
+# %% ../../nbs/interop/10_pool_vector.ipynb #2e887ae9
+class PoolVectorEnv(_Requests):
+    """A pool as a vector environment.
+
+    pool: an `EnvPool` (or its `.sync`) of environments with arrays. A new one is opened here and closed by `close`; an open
+        one stays the caller's. Nothing else may step its sessions meanwhile.
+    autoreset_mode: a `gymnasium.vector.AutoresetMode` or its value. seed: of the first `reset` that is given none.
+    task: a dictionary such as `{"ruleset_id": 3}`, without seed, or one for each environment; None lets the seed choose.
+
+    Observations are arrays `(num_envs, ...)`, or a dictionary of them, that belong to the caller. Where an environment or its
+    connection fails, the `PoolError` is raised, with its number in `detail["env_id"]`; `reset` is needed then.
+    """
+    def reset(self, *, seed=None, options: dict | None = None):
+        """Begin trials: `(observations, info)`.
+
+        seed: an integer `s` for `s`, `s + 1`, …, or a list with one seed or None for each; None goes on with the streams.
+        options: `{"reset_mask": bool (num_envs,)}` begins only some. Raises `ValueError`, `TypeError`, `ResetNeeded`.
+        """
+        self._need_open()
+        mask = mask_in(options, self.num_envs, self._begun)
         ids = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         given = seed_list(self._seed if seed is None and self._streams[0] is None else seed, self.num_envs)
         if bad := [s for s in given if s is not None and not 0 <= s < 2**32]:
             raise ValueError(f"The seed {bad[0]} is out of range: give integers from 0 to 2³² − 1.")
         if first := [s for s in given if s is not None][:1]:
             super().reset(seed=first[0])
-        seeds = []
-        for i in ids:
-            new = int(self.np_random.integers(2**32)) if given[i] is None and self._streams[i] is None else given[i]
-            if new is not None:
-                self._streams[i] = np.random.default_rng(new)
-            seeds += self._next_seeds([i]) if new is None else [new]
-        self._pending = "reset"
-        self._begin(ids, seeds)
-
-    def _new_trials(self, info: dict) -> dict:
-        "The info with the seeds of trials that have begun since the last time this was asked."
-        begun, self._begun = self._begun, {}
-        for number in sorted(begun):
-            info = self._add_info(info, {"seed": np.int64(begun[number])}, number)
-        return info
-
-    def reset_wait(self, timeout: float | None = None):
-        "The second half: `(observations, info)`. Raises `DeadlineExceeded` after `timeout` seconds, and may then be called again."
-        _check_call(self, "reset", pending=True)
-        batch = self._answers(None if timeout is None else time.monotonic() + timeout)
-        self._pending, self._stale = None, False
-        self._ended[batch.env_id] = False
+        with self._careful():
+            seeds = []
+            for i in ids:
+                new = int(self.np_random.integers(2**32)) if given[i] is None and self._streams[i] is None else given[i]
+                if new is not None:
+                    self._streams[i] = np.random.default_rng(new)
+                seeds += self._next_seeds([i]) if new is None else [new]
+            self._begin(ids, seeds)
+            self._ended[self._answers().env_id] = False
+        self._begun = True
         return self._seen(), self._new_trials({})
 
-    def step_async(self, actions) -> None:
-        "The first half of `step`: send the actions, and return at once."
-        _check_call(self, "step", pending=False)
-        none = np.zeros(self.num_envs, bool)
-        self.need_trials(not self._stale, self._ended if self.mode is AutoresetMode.DISABLED else none)
-        actions = check_actions(np.asarray(without_tensors(actions)), self.num_envs, int(self.single_action_space.n))
-        resting = self._ended if self.mode is AutoresetMode.NEXT_STEP else none
-        self._pending, self._held = "step", None
-        moving, beginning = np.flatnonzero(~resting), np.flatnonzero(resting)
-        self._ask(self.pool.send, moving, actions[moving])
-        self._begin(beginning, self._next_seeds(beginning))
-
-    def close_extras(self, **_) -> None:
-        "Give the pool back; close it if it was opened here."
-        if self._mine:
-            self.pool.sync.close()
-        elif self._pending:
-            self._drain()
-
-# %% ../../nbs/interop/10_pool_vector.ipynb #2e887ae9
-class PoolVectorEnv(_Halves):
-    """A pool as a vector environment.
-
-    Args:
-        pool: an `EnvPool` (or its `.sync`) of environments with arrays. A new one is opened here and closed by `close`; an open one stays the caller's. Nothing else may
-            step its sessions meanwhile.
-        autoreset_mode: a `gymnasium.vector.AutoresetMode` or its value.
-        task: what trials are about besides their seed: a dictionary such as `{"ruleset_id": 3}`, or a list with one for each environment; None lets the seed choose.
-        seed: used by the first `reset` that is given none.
-
-    Observations are arrays `(num_envs, ...)`, or a dictionary of them, that belong to the caller; rewards float32, terminations and truncations bool, `(num_envs,)`. Where an
-    environment or its connection fails, the `PoolError` is raised instead, with the number of the environment in `detail["env_id"]`: a failure is not a reward, and `reset` is
-    needed before the next step.
-    """
-    def _seen(self, number: int | None = None):
-        "The present observations, or that of one environment, copied."
-        rows = {name: (array if number is None else array[number]).copy() for name, array in self._rows.items()}
-        return rows[""] if "" in rows else rows
-
-    def _outcome(self, batch: Batch) -> tuple:
-        "What a step brought, and in `SAME_STEP` the request for the next trials."
-        reward, done, terminated = np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
-        reward[batch.env_id], done[batch.env_id], terminated[batch.env_id] = batch.reward, batch.done, batch.terminated
-        self._ended, info = done.copy(), {}
-        if self.mode is AutoresetMode.SAME_STEP and done.any():
-            ids = np.flatnonzero(done)
-            for i in ids:
-                info = self._add_info(info, {"final_obs": self._seen(i), "final_info": {}}, i)
-            self._begin(ids, self._next_seeds(ids))
-            self._owed = True
-        return reward, terminated, done & ~terminated, info
-
-    def step_wait(self, timeout: float | None = None):
-        """The second half: `(observations, rewards, terminations, truncations, info)`.
-
-        Raises `DeadlineExceeded` after `timeout` seconds, and may then be called again. Environments in this process are computed here, and know no timeout.
-        """
-        _check_call(self, "step", pending=True)
-        end = None if timeout is None else time.monotonic() + timeout
-        if self._held is None:
-            self._held = self._outcome(self._answers(end))
-        if self._owed:                                        # SAME_STEP: the next trials of those that ended
-            self._answers(end)
-        (reward, terminated, truncated, info), self._held, self._owed, self._pending = self._held, None, False, None
-        return self._seen(), reward, terminated, truncated, self._new_trials(info)
-
-    def reset(self, *, seed=None, options: dict | None = None):
-        """Begin trials: `(observations, info)`.
-
-        seed: an integer `s` for `s`, `s + 1`, …, or a list with one seed or None for each environment; None goes on with the streams of the seeds before.
-        options: `{"reset_mask": bool (num_envs,)}` begins only some. Raises `ValueError`, `TypeError`, `ResetNeeded`, or the `PoolError` of an environment.
-        """
-        self.reset_async(seed=seed, options=options)
-        return self.reset_wait()
-
     def step(self, actions):
-        "`(observations, rewards, terminations, truncations, info)`. Actions are integers `(num_envs,)` in NumPy, JAX, PyTorch or a list."
-        self.step_async(actions)
-        return self.step_wait()
+        "`(observations, rewards, terminations, truncations, info)`. Actions: integers `(num_envs,)`, in NumPy, JAX, PyTorch or a list."
+        resting = self._ended if self.mode is AutoresetMode.NEXT_STEP else np.zeros(self.num_envs, bool)
+        self._need_open()
+        self.need_trials(self._begun, self._ended if self.mode is AutoresetMode.DISABLED else np.zeros(0, bool))
+        actions = check_actions(np.asarray(without_tensors(actions)), self.num_envs, int(self.single_action_space.n))
+        with self._careful():
+            if not resting.all():
+                self.pool.send(actions[~resting], np.flatnonzero(~resting))
+            self._begin(ids := np.flatnonzero(resting), self._next_seeds(ids))
+            batch, info = self._answers(), {}
+            reward, done, terminated = (np.zeros(self.num_envs, dtype) for dtype in (np.float32, bool, bool))
+            reward[batch.env_id], done[batch.env_id], terminated[batch.env_id] = batch.reward, batch.done, batch.terminated
+            self._ended = done.copy()
+            if self.mode is AutoresetMode.SAME_STEP and done.any():
+                for i in (ids := np.flatnonzero(done)):
+                    info = self._add_info(info, {"final_obs": self._seen(i), "final_info": {}}, i)
+                self._begin(ids, self._next_seeds(ids))
+                self._answers()
+        return self._seen(), reward, terminated, done & ~terminated, self._new_trials(info)

@@ -9,11 +9,11 @@ __all__ = ['plain_messages', 'swift_env', 'swift_scheduler', 'register', 'plugin
 # %% ../../nbs/interop/09_swift.ipynb #261684cc
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import functools
 import html
 import inspect
-import json
 import logging
 import math
 import threading
@@ -23,13 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core.helpers import checked_int
+from ..core.helpers import append_lines, checked_int, checked_seconds, json_line, plain
 from .bridge import need
 from ..pool.client import IOThread, Step
-from ..pool.episodes import Env, Messages, RolloutRequest, blocking, checked_reset, checked_step, copy_messages, envs, find_env, finite, make_env, request_from_row
+from ..pool.episodes import (Env, Messages, RolloutRequest, awaited, blocking, checked_reset, checked_step, copy_messages,
+                                              envs, find_env, finite, make_env, request_from_row)
 from ..pool.errors import DeadlineExceeded, EnvFault, PoolError
-from ..pool.group import Rollout, append_lines
-from ..pool.pool import EnvPool
+from ..pool.group import Rollout
+from ..pool.pool import EnvPool, to_the_end
 from ..pool.remote import OpenEnvWrapper, observation_to_text, text_to_action
 
 # %% ../../nbs/interop/09_swift.ipynb #eb498285
@@ -38,7 +39,7 @@ def _io() -> IOThread:
     return IOThread("xland-swift-io")
 
 def plain_messages(messages) -> list[dict]:
-    "Messages as role and text, with text parts joined. Raises `TypeError` for other content, such as an image."
+    "Messages as role and text, with text parts joined. Raises `TypeError` for other content."
     def text(content):
         if isinstance(content, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
             return "".join(part["text"] for part in content)
@@ -50,10 +51,7 @@ def plain_messages(messages) -> list[dict]:
 # %% ../../nbs/interop/09_swift.ipynb #9c36c75b
 @functools.cache
 def swift_env(env: str | type[Env]) -> type:
-    """A class of ms-swift's `Env` around one of our text environments, a registered name or a class.
-
-    Its `env_config` is ours, without the `name` by which ms-swift chose it. Raises what the environment raises, and `EnvFault` for a reward that is not a finite number.
-    """
+    "A class of ms-swift's `Env` around a text environment, a name or a class. Raises what it raises, and `EnvFault`."
     kind = envs[env] if isinstance(env, str) else env
     if not (isinstance(kind, type) and issubclass(kind, Env)):
         raise TypeError(f"The environment is {env!r}: give a registered name or a class derived from pool.episodes.Env.")
@@ -81,7 +79,7 @@ def swift_env(env: str | type[Env]) -> type:
 # %% ../../nbs/interop/09_swift.ipynb #099f0fce
 @functools.cache
 def swift_scheduler() -> type:
-    "`XLandGymScheduler`: ms-swift's `GYMScheduler` with `on_trajectory_end`, which closes on every way out. Raises `ImportError` if ms-swift is not installed."
+    "`XLandGymScheduler`: ms-swift's `GYMScheduler`, closing on every way out. Raises `ImportError` without ms-swift."
     class XLandGymScheduler(need("swift.rollout.multi_turn", "swift").GYMScheduler):
         "ms-swift's `GYMScheduler`, which closes every environment within `close_timeout` seconds; `close_errors` lists what went wrong."
         close_timeout = 10.0
@@ -141,30 +139,14 @@ def swift_scheduler() -> type:
     return XLandGymScheduler
 
 # %% ../../nbs/interop/09_swift.ipynb #a7d04b52
-async def _awaited(value):
-    return await value if inspect.isawaitable(value) else value
-
-async def _to_the_end(awaitable):
-    "Await something that is bounded, also if cancelled meanwhile, however often; the cancellation is raised then."
-    task, cancelled = asyncio.ensure_future(awaitable), None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled:
-        raise cancelled
-    return task.result()
-
 async def _close(env, seconds: float) -> str | None:
     "Close an environment within `seconds`, whatever it does. Returns (and logs) why it could not be closed."
     async def close():
-        await _awaited(env.close())
-    task, why = asyncio.ensure_future(close()), f"The environment did not close within {seconds:g} s: make its close quicker, or raise close_timeout."
-    try:
+        await awaited(env.close())
+    task = asyncio.ensure_future(close())
+    why = f"The environment did not close within {seconds:g} s: make its close quicker, or raise close_timeout."
+    with contextlib.suppress(asyncio.CancelledError):
         await asyncio.wait({task}, timeout=seconds)
-    except asyncio.CancelledError:
-        pass
     if not task.done():
         task.cancel()
     else:
@@ -176,7 +158,7 @@ async def _close(env, seconds: float) -> str | None:
 
 # %% ../../nbs/interop/09_swift.ipynb #0ab3c3a3
 def register(*names: str, scheduler: str = "xland_gym_scheduler") -> list[str]:
-    "Register text environments (default: `frozen_lake`, `sudoku`, `xland`) and the scheduler with ms-swift; returns all names. May be repeated."
+    "Register text environments and the scheduler with ms-swift; returns all names. May be repeated."
     names = names or ("frozen_lake", "sudoku", "xland")
     made = {name: swift_env(name) for name in names}
     need("swift.rollout.gym_env", "swift").envs.update(made)
@@ -190,7 +172,7 @@ def plugin_path() -> str:
 # %% ../../nbs/interop/09_swift.ipynb #aea3267e
 @dataclass
 class Choice:
-    "What the model answered. `finish_reason` is \"length\" if the answer was cut off."
+    "What the model answered; `finish_reason` is 'length' if it was cut off."
     text: str
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
@@ -212,8 +194,10 @@ class Turn(NamedTuple):
 class Trajectory:
     """One row played: `episode` is the engine's record of it.
 
-    `reward` is the weighted sum of `rewards` (one for each reward function, and `gym`), None if it is unknown: `error` says why, unless a reward function returned None.
-    `stopped` is `done`, `finished` (by `check_finished`), `max_turns`, `deadline` or `error`. `close_error`: why the environment could not be closed; the reward stands.
+    rewards: one for each reward function, and `gym`. reward: their weighted sum, None if unknown; `error` says why,
+    unless a
+    function returned None. stopped: `done`, `finished` (by `check_finished`), `max_turns`, `deadline` or `error`.
+    close_error: why the environment could not be closed; the reward stands.
     """
     request: RolloutRequest
     episode: Rollout = field(default_factory=lambda: Rollout(None, None, 0, Step("", None, False, 0, {})))
@@ -227,7 +211,7 @@ class Trajectory:
 
     @property
     def messages(self) -> Messages:
-        "The whole conversation: what the model saw in the first turn, then each answer and what was new in the next prompt."
+        "The whole conversation: the first prompt, then each answer and what was new in the next prompt."
         found = []
         for turn in self.turns:
             answers = [i for i, message in enumerate(turn.prompt) if message["role"] == "assistant"]
@@ -249,10 +233,12 @@ class Trajectory:
                 "num_turns": len(self.turns), "gym_done": self.episode.done and not self.episode.truncated, "trajectory_info": told}
 
     def to_dict(self) -> dict:
-        "All but the tokens, as plain data. Entries of `env_config` that hold secrets are left out."
-        config = {name: value for name, value in self.request.env_config.items() if name not in ("token", "headers", "password", "api_key", "secret")}
-        return _plain({"uuid": self.request.uuid, "env_config": config, "messages": self.messages, "final_observation": self.episode.observation, "reward": self.reward,
-                       "rewards": self.rewards, "stopped": self.stopped, "error": self.error, "close_error": self.close_error, "rollout_infos": self.rollout_infos})
+        "All but the tokens, as plain data, without the secrets of `env_config`."
+        secrets = ("token", "headers", "password", "api_key", "secret")
+        names = ("messages", "reward", "rewards", "stopped", "error", "close_error", "rollout_infos")
+        config = {name: value for name, value in self.request.env_config.items() if name not in secrets}
+        return plain({"uuid": self.request.uuid, "env_config": config, "final_observation": self.episode.observation,
+                      **{name: getattr(self, name) for name in names}})
 
     def __repr__(self):
         return f"Trajectory({len(self.turns)} turns, stopped={self.stopped!r}, reward={self.reward}{f', error={self.error!r}' if self.error else ''})"
@@ -260,18 +246,9 @@ class Trajectory:
     def _repr_html_(self):
         return f"<b>{html.escape(repr(self))}</b>{html.escape(self.close_error or '')}{self.episode._repr_html_()}"
 
-def _plain(x):
-    "`x` as JSON holds it: arrays and sets as lists, NaN and infinities as None, other objects as text."
-    def known(value):
-        return value.tolist() if hasattr(value, "tolist") else list(value) if isinstance(value, (set, frozenset)) else str(value)
-    try:
-        return json.loads(json.dumps(x, default=known), parse_constant=lambda _: None)
-    except (TypeError, ValueError, RecursionError):  # a key that is not a name, or a circle
-        return {str(name): _plain(value) for name, value in x.items()} if isinstance(x, dict) else repr(x)[:500]
-
 # %% ../../nbs/interop/09_swift.ipynb #bfdaad05
 class LiveLimit:
-    "`async with limit:` lets at most `most` in at once, in the order of arrival, from any loop or thread. `live` says how many are in."
+    "`async with limit:` lets `most` in at once, in order of arrival, from any loop or thread; `live` are in."
 
     def __init__(self, most: int):
         self.most, self.live, self._lock, self._waiting = checked_int("max_live", most, 1), 0, threading.Lock(), collections.deque()
@@ -312,14 +289,14 @@ def _hosted(scheduler, trajectory: Trajectory) -> type[Env]:
 
         async def reset(self, _):
             async def opened(request):
-                self.env = await _awaited(scheduler._create_env(request.env_config))
+                self.env = await awaited(scheduler._create_env(request.env_config))
                 return await checked_reset(self.env, request)
             observation, info, system = await self._call(opened(dataclasses.replace(trajectory.request, messages=copy_messages(trajectory.request.messages))))
-            return observation, _plain(info), system
+            return observation, plain(info), system
 
         async def step(self, messages):
             observation, reward, done, info = await self._call(checked_step(self.env, copy_messages(messages)))
-            return observation, reward, done, _plain(info)
+            return observation, reward, done, plain(info)
 
         async def _call(self, coroutine):  # in a task: an environment that ignores being cancelled is left behind, and closed
             self.task = asyncio.ensure_future(coroutine)
@@ -348,7 +325,7 @@ class Hooks:
     "The hooks of a scheduler, as in ms-swift. `self.live[request.uuid]` is the `Trajectory` of a request."
 
     async def on_trajectory_start(self, requests: list[RolloutRequest]) -> None:
-        "Before the first answer: put the system message (the environment's, else the row's) and the first observation into `request.messages`."
+        "Before the first answer: put the system message (else the row's) and the first observation in."
         for request in requests:
             episode = self.live[request.uuid].episode
             system = episode.info.get("system_message")
@@ -356,7 +333,7 @@ class Hooks:
             request.messages = [*system, {"role": "user", "content": episode.observation}]
 
     async def on_turn_end(self, request: RolloutRequest, choice: Choice, turn: int) -> dict:
-        "After the answer of turn 1, 2, ..., the last of `request.messages`: step the environment. Returns `{'done': bool, 'rollout_infos': dict}`, both optional."
+        "After the answer of turn 1, 2, ...: step the environment. Returns `done` and `rollout_infos`, both optional."
         episode = self.live[request.uuid].episode
         await episode.step(choice.text)
         return {"done": episode.done}
@@ -388,21 +365,21 @@ async def _converse(scheduler, trajectory: Trajectory, infer) -> None:
         return value or {}
 
     request = trajectory.request
-    await _awaited(scheduler.on_trajectory_start([request]))
+    await awaited(scheduler.on_trajectory_start([request]))
     for turn in range(1, (scheduler.max_turns or 10**9) + 1):
         prompt = copy_messages(request.messages)
         choice = await _ask(infer, request)
         trajectory.turns.append(Turn(prompt, choice))
         request.messages.append({"role": "assistant", "content": choice.text})
-        if told(await _awaited(scheduler.on_turn_end(request, choice, turn)), "on_turn_end").get("done"):
+        if told(await awaited(scheduler.on_turn_end(request, choice, turn)), "on_turn_end").get("done"):
             trajectory.stopped = "done"
-        elif await _awaited(scheduler.check_finished(request, choice, turn)):
+        elif await awaited(scheduler.check_finished(request, choice, turn)):
             trajectory.stopped = "finished"
         elif turn == scheduler.max_turns:
             trajectory.stopped = "max_turns"
         if trajectory.stopped:
             return
-        uuid, request = request.uuid, told(await _awaited(scheduler.step(request, choice, turn)), "step").get("infer_request") or request
+        uuid, request = request.uuid, told(await awaited(scheduler.step(request, choice, turn)), "step").get("infer_request") or request
         if request.uuid != uuid:
             raise ValueError("step returned a request with another uuid: keep the uuid, it names the trajectory.")
 
@@ -410,7 +387,7 @@ async def _ask(infer, request: RolloutRequest) -> Choice:
     "What `infer` answers to a copy of the messages of `request`."
     answer = infer(copy_messages(request.messages), request)
     if not inspect.isawaitable(answer):
-        raise TypeError("infer is not a coroutine function, and blocks every other trajectory: write it with async def, or give blocking(infer).")
+        raise TypeError("infer is not a coroutine function and blocks the others: write it with async def, or give blocking(infer).")
     answer = await answer
     if not isinstance(answer, (str, Choice)):
         raise TypeError(f"infer returned a {type(answer).__name__}: return the text, or a Choice with text, token_ids and logprobs.")
@@ -420,35 +397,38 @@ async def _ask(infer, request: RolloutRequest) -> Choice:
 class GymScheduler(Hooks):
     """Plays rows of a dataset in text environments, many at once: `await scheduler.run(rows, infer)`.
 
-    Args:
-        env: a name or a class, for rows whose `env_config` has no `name`.
-        max_turns: answers at most; None for no limit.
-        max_live: trajectories alive at once, over all runs, loops and threads that use this scheduler.
-        timeout: seconds for one reset or step of the environment. close_timeout: seconds for closing it.
-        deadline: seconds for a whole trajectory; None for no limit.
-        reward_funcs: functions of the finished `Trajectory`, plain or coroutines, that return a number, or None for unknown.
-        reward_weights: a number for each of them, and a last one for the environment; all 1 if not given.
-        completions: a file to which every conversation is appended as a line of JSON.
-        on_error: `"mask"`: a failed trajectory has reward None and an error, the others go on; `"cancel"`: the others are ended, and the error is raised.
+    env: a name or a class, for rows whose `env_config` has no `name`. max_turns: answers at most; None: any number.
+    max_live: trajectories alive at once, over all runs, loops and threads that use this scheduler.
+    timeout, close_timeout, deadline: seconds for a reset or step, for closing, and for a trajectory (None: any number).
+    reward_funcs: functions of the finished `Trajectory`, plain or coroutines, that return a number, or None for
+    unknown.
+    reward_weights: one for each, and one for the environment. completions: a file that gets every conversation as JSON.
+    on_error: `"mask"`, a failed trajectory has reward None and an error; `"cancel"`, it ends the others and is raised.
     """
 
     def __init__(self, env: str | type[Env] | None = None, *, max_turns: int | None = 10, max_live: int = 64, timeout: float = 120.0, close_timeout: float = 5.0,
                  deadline: float | None = None, reward_funcs=(), reward_weights=None, completions=None, on_error: str = "mask"):
         self.env, self.on_error, self.completions = env, on_error, completions
         self.max_turns = None if max_turns is None else checked_int("max_turns", max_turns, 1)
-        self.timeout, self.close_timeout, self.deadline = timeout, close_timeout, deadline
-        self.reward_funcs = list(reward_funcs)
-        self.reward_weights = [1.0] * (len(self.reward_funcs) + 1) if reward_weights is None else [float(w) for w in reward_weights]
-        self.limit, self.live, self.close_errors = LiveLimit(max_live), {}, []
-        _check_settings(self)
+        self.timeout, self.close_timeout = checked_seconds("timeout", timeout), checked_seconds("close_timeout", close_timeout)
+        self.deadline = None if deadline is None else checked_seconds("deadline", deadline)
+        self.reward_funcs, self.limit, self.live, self.close_errors = list(reward_funcs), LiveLimit(max_live), {}, []
+        many = len(self.reward_funcs) + 1
+        self.reward_weights = [1.0] * many if reward_weights is None else [float(w) for w in reward_weights]
+        if on_error not in ("mask", "cancel"):
+            raise ValueError(f"on_error is {on_error!r}: choose \"mask\" or \"cancel\".")
+        if not all(map(callable, self.reward_funcs)):
+            raise TypeError("reward_funcs must be functions of a Trajectory that return a number.")
+        if len(self.reward_weights) != many or not all(map(math.isfinite, self.reward_weights)):
+            raise ValueError(f"reward_weights is {self.reward_weights}: give a finite number for each reward function, and one more.")
 
     async def run(self, requests, infer) -> "Trajectory | list[Trajectory]":
         """Play requests or rows; returns a trajectory for each, in their order, and a single one for a single request.
 
-        `infer(messages, request)` is a coroutine function that answers with text or a `Choice`. Raises `TypeError` and `ValueError` before anything is opened.
+        `infer(messages, request)` is a coroutine function that answers with text or a `Choice`. Raises `TypeError` and `ValueError`.
         """
         single = isinstance(requests, (RolloutRequest, dict))
-        requests = [request if isinstance(request, RolloutRequest) else request_from_row(request) for request in ([requests] if single else requests)]
+        requests = [r if isinstance(r, RolloutRequest) else request_from_row(r) for r in ([requests] if single else requests)]
         _check_infer(infer)
         if len({request.uuid for request in requests}) < len(requests):
             raise ValueError("Two requests have the same uuid: request.copies(n) gives n of the same row.")
@@ -460,7 +440,7 @@ class GymScheduler(Hooks):
         finally:
             for task in tasks:
                 task.cancel()
-            await _to_the_end(asyncio.gather(*tasks, return_exceptions=True))
+            await to_the_end(asyncio.gather(*tasks, return_exceptions=True))
         return played[0] if single else played
 
     async def run_one(self, request: RolloutRequest, infer) -> Trajectory:
@@ -468,7 +448,7 @@ class GymScheduler(Hooks):
         async with self.limit:
             trajectory = Trajectory(dataclasses.replace(request, messages=copy_messages(request.messages)))
             if self.live.setdefault(request.uuid, trajectory) is not trajectory:
-                raise ValueError(f"The request {request.uuid} is being played already: use request.copies(n) for more of the same row.")
+                raise ValueError(f"The request {request.uuid} is being played already: use request.copies(n).")
             try:
                 failure = await _play(self, trajectory, infer)
             finally:
@@ -486,7 +466,7 @@ async def _play(scheduler, trajectory: Trajectory, infer) -> Exception | None:
         try:
             reason = (await pool.run_group(rollout, 0, deadline=scheduler.deadline, on_error="cancel")).errors.get(0)
         finally:
-            await _to_the_end(blocking(pool.sync.close)())  # on a thread: an environment may make it wait
+            await to_the_end(blocking(pool.sync.close)())  # on a thread: an environment may make it wait
     except Exception as error:
         return error
     if reason and reason.startswith("deadline"):
@@ -500,47 +480,32 @@ async def _settle(scheduler, trajectory: Trajectory, failure: Exception | None) 
     try:
         for i, fn in enumerate([] if failure else scheduler.reward_funcs):
             name = getattr(fn, "__name__", type(fn).__name__)
-            value = await _awaited(fn(trajectory))
-            values[f"{name}_{i}" if name in values or name == "gym" else name] = None if value is None else finite(value, f"The reward of {name}")
+            key, value = f"{name}_{i}" if name in values or name == "gym" else name, await awaited(fn(trajectory))
+            values[key] = None if value is None else finite(value, f"The reward of {name}")
         if not failure:
             values["gym"] = finite(trajectory.total_reward, "total_reward")
-            trajectory.reward = None if None in values.values() else sum(weight * value for weight, value in zip(scheduler.reward_weights, values.values()))
+            if None not in values.values():
+                trajectory.reward = sum(weight * value for weight, value in zip(scheduler.reward_weights, values.values()))
     except Exception as error:
         failure = error
     if failure:
-        trajectory.stopped, trajectory.error = trajectory.stopped if trajectory.stopped == "deadline" else "error", f"{type(failure).__name__}: {failure}".removesuffix(": ")
+        trajectory.stopped = trajectory.stopped if trajectory.stopped == "deadline" else "error"
+        trajectory.error = f"{type(failure).__name__}: {failure}".removesuffix(": ")
     if scheduler.completions:
-        await asyncio.to_thread(append_lines, scheduler.completions, [json.dumps(trajectory.to_dict(), ensure_ascii=False)])
+        await asyncio.to_thread(append_lines, scheduler.completions, [json_line(trajectory.to_dict())])
     if failure and scheduler.on_error == "cancel":
         raise failure
     return trajectory
-
-def _check_settings(scheduler) -> None:
-    "Raises `TypeError` or `ValueError`."
-    funcs, weights = scheduler.reward_funcs, scheduler.reward_weights
-    for name in ("timeout", "close_timeout", *["deadline"] * (scheduler.deadline is not None)):
-        seconds = getattr(scheduler, name)
-        if not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
-            raise ValueError(f"{name} is {seconds!r}: give a positive number of seconds.")
-    if scheduler.on_error not in ("mask", "cancel"):
-        raise ValueError(f"on_error is {scheduler.on_error!r}: choose \"mask\" or \"cancel\".")
-    if not all(map(callable, funcs)):
-        raise TypeError("reward_funcs must be functions of a Trajectory that return a number.")
-    if len(weights) != len(funcs) + 1 or not all(map(math.isfinite, weights)):
-        raise ValueError(f"reward_weights is {weights} for {len(funcs)} reward functions: give a finite number for each, and a last one for the environment.")
 
 def _check_infer(infer) -> None:
     "Refuse what would block the loop, as far as can be seen without calling it. A lambda may return a coroutine."
     name = getattr(infer, "__name__", "<lambda>")
     if not callable(infer) or inspect.isroutine(infer) and not inspect.iscoroutinefunction(infer) and name != "<lambda>":
-        raise TypeError(f"infer is {infer!r}: give a coroutine function of messages and request; a plain function blocks every other trajectory, so give blocking({name}).")
+        raise TypeError(f"infer is {infer!r}: give a coroutine function of messages and request, or blocking({name}).")
 
 # %% ../../nbs/interop/09_swift.ipynb #6d473f43
 class OpenEnvScheduler(GymScheduler):
-    """Plays environments behind OpenEnv servers: `GymScheduler` with `OpenEnvWrapper`.
-
-    `base_url` is for rows that have none in `env_config`. Override `parse_action(text)` and `format_observation(observation)`, plain or coroutines.
-    """
+    "`GymScheduler` for OpenEnv servers; `parse_action(text)` and `format_observation(observation)` may be overridden."
 
     def __init__(self, base_url: str | None = None, *, max_live: int = 4, **kwargs):
         super().__init__("openenv", max_live=max_live, **kwargs)

@@ -16,11 +16,10 @@ from .bridge import need
 def to_torch(tree, copy: bool = False):
     """The arrays of a tree as tensors on the same device, sharing their memory.
 
-    Args:
-        tree: JAX or NumPy arrays, alone or in dictionaries, tuples and records; None stays None.
-        copy: give each tensor memory of its own, which may be written to.
-    JAX arrays must not change: without `copy` use the tensors for reading only. NumPy arrays that are read-only, and what DLPack cannot share, are
-    copied. Raises `ImportError` without PyTorch and `TypeError` for random keys and for leaves that are no arrays.
+    tree: JAX or NumPy arrays in any structure; None stays None. copy: give each tensor memory of its own, to write to.
+    JAX arrays must not change: without `copy` only read. Read-only NumPy arrays and what DLPack cannot share are
+    copied.
+    Raises `ImportError` without PyTorch and `TypeError` for random keys and other leaves.
     """
     torch = need("torch", "torch")
     return jax.tree.map(lambda leaf: _tensor(torch, leaf, copy), tree)
@@ -35,13 +34,12 @@ def _tensor(torch, leaf, copy):
     tensor = torch.from_dlpack(leaf)
     return tensor.clone() if copy else tensor
 
-# %% ../../nbs/interop/03_torch.ipynb #37a9c2dd
 def from_torch(tree, copy: bool = False):
     """The tensors of a tree as JAX arrays on the same device, sharing their memory where it can be shared.
 
-    Without `copy`, leave the tensors alone for as long as the arrays are used: JAX computes later than it returns. Tensors that do not lie in one
-    piece, or not at an address that JAX can use, are copied. 64-bit numbers become 32-bit ones unless JAX is told otherwise. Raises `ImportError`
-    without PyTorch and `TypeError` for leaves that are no tensors.
+    Without `copy`, leave the tensors alone while the arrays are used: JAX computes later than it returns. 64-bit
+    numbers become
+    32-bit ones unless JAX is told otherwise. Raises `ImportError` without PyTorch and `TypeError` for other leaves.
     """
     torch = need("torch", "torch")
     return jax.tree.map(lambda leaf: _array(torch, leaf, copy), tree)

@@ -71,22 +71,20 @@ def _translate(encodings, identifiers, tiles_of, shift):
     pairs = lib.where(is_tile[..., None], shift(pairs), pairs).reshape(*encodings.shape[:-1], -1)
     return lib.concatenate([lib.asarray(identifiers)[identifier][..., None], pairs], axis=-1)
 
-# %% ../../nbs/interop/01_upstream.ipynb #d86a7086
 def goal_to_upstream(goal):
-    "Our encoded goals `(..., 5)` in the identifiers of 0.9.3, uint8. Goals 5 and 6 trade places, their positions are copied."
+    "Our goals `(..., 5)` in the identifiers of 0.9.3, uint8; goals 5 and 6 trade places."
     return _translate(goal, _GOAL_TO_UPSTREAM, _GOAL_TILES, tiles_to_upstream)
 
 def goal_from_upstream(goal):
-    "Encoded goals `(..., 5)` of 0.9.3 in the paper's identifiers (Table 2), uint8."
+    "Goals `(..., 5)` of 0.9.3 in the paper's identifiers (Table 2), uint8."
     return _translate(goal, _GOAL_TO_UPSTREAM, _GOAL_TILES[_GOAL_TO_UPSTREAM], tiles_from_upstream)
 
-# %% ../../nbs/interop/01_upstream.ipynb #da129e6e
 def rules_to_upstream(rules):
-    "Our encoded rules `(..., 7)` in the tile numbers of 0.9.3, uint8. The twelve identifiers are the same."
+    "Our rules `(..., 7)` in the tile numbers of 0.9.3, uint8; the identifiers are the same."
     return _translate(rules, np.arange(len(RULES), dtype=np.uint8), _RULE_TILES, tiles_to_upstream)
 
 def rules_from_upstream(rules):
-    "Encoded rules `(..., 7)` of 0.9.3 in the paper's identifiers (Tables 1 and 3), uint8. Rows of padding stay zero."
+    "Rules `(..., 7)` of 0.9.3 in our tile numbers, uint8; rows of padding stay zero."
     return _translate(rules, np.arange(len(RULES), dtype=np.uint8), _RULE_TILES, tiles_from_upstream)
 
 # %% ../../nbs/interop/01_upstream.ipynb #f3f1ad70
@@ -99,7 +97,7 @@ def _check_known(goals, rules, init_tiles, opened) -> None:
     "Raise `ValueError` for tasks, as far as they are concrete, that 0.9.3 cannot express."
     beyond = any(not isinstance(a, jax.core.Tracer) and np.max(a[..., 0], initial=0) >= len(book) for a, book in ((goals, GOALS), (rules, RULES)))
     if opened is not None or beyond:
-        raise ValueError("xminigrid 0.9.3 knows only the goals and rules of Tables 2 and 3: registered and composed ones and several products stay here.")
+        raise ValueError("xminigrid 0.9.3 knows only the goals and rules of Tables 2 and 3, none that is registered or composed.")
     for tiles in (rules[..., 1:], init_tiles):
         if not isinstance(tiles, jax.core.Tracer) and (np.asarray(tiles).reshape(*tiles.shape[:-1], -1, 2)[..., 0] == Tiles.LAVA).any():
             raise ValueError("xminigrid 0.9.3 has no lava: take a ruleset without it.")
@@ -124,7 +122,6 @@ def agent_to_upstream(agent: AgentState):
     from xminigrid.types import AgentState as Theirs
     return Theirs(position=jnp.asarray(agent.position), direction=jnp.asarray(agent.direction), pocket=jnp.asarray(tiles_to_upstream(agent.pocket)))
 
-# %% ../../nbs/interop/01_upstream.ipynb #318ab9f0
 def _typed(key):
     "A random key of either kind, as a typed one."
     return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(jnp.asarray(key))
@@ -133,7 +130,6 @@ def _carry(carry, empty):
     "What an environment remembers: nothing is nothing in both packages, anything else is passed on as it is."
     return carry if jax.tree.leaves(carry) else empty
 
-# %% ../../nbs/interop/01_upstream.ipynb #28d3de73
 def state_from_upstream(state) -> State:
     "A state of 0.9.3, batched or not, as ours. (0, 0) on the grid becomes EMPTY; raw keys become typed ones."
     return State(
@@ -151,10 +147,7 @@ def state_to_upstream(state: State):
 
 # %% ../../nbs/interop/01_upstream.ipynb #6635269a
 def observation_from_upstream(view, see_through_walls: bool = True):
-    """A view `(..., V, V, 2)` of 0.9.3 in our numbers, uint8.
-
-    With `see_through_walls=False` (its `minigrid_field_of_view`), hidden cells become UNSEEN and those off the map END_OF_MAP.
-    """
+    "A view `(..., V, V, 2)` of 0.9.3 in our numbers, uint8. `see_through_walls=False` marks hidden cells UNSEEN."
     view = tiles_from_upstream(view, zero=(Tiles.END_OF_MAP, Colors.END_OF_MAP))
     if see_through_walls:
         return view
@@ -166,7 +159,6 @@ def observation_to_upstream(view):
     "Our view `(..., V, V, 2)` in the numbers of 0.9.3, uint8: END_OF_MAP and UNSEEN become 0."
     return tiles_to_upstream(view)
 
-# %% ../../nbs/interop/01_upstream.ipynb #5cab2c34
 _PARTS_FROM = {"img": observation_from_upstream, "goal_encoding": goal_from_upstream, "rule_encoding": rules_from_upstream}
 _PARTS_TO = {"img": observation_to_upstream, "goal_encoding": goal_to_upstream, "rule_encoding": rules_to_upstream}
 
@@ -176,15 +168,14 @@ def _observed(observation, parts):
         return {name: parts.get(name, lambda x: x)(value) for name, value in observation.items()}
     return parts["img"](observation)
 
-# %% ../../nbs/interop/01_upstream.ipynb #2e0030ee
 def timestep_from_upstream(timestep) -> TimeStep:
-    "A time step of 0.9.3, batched or not, as ours; its observations see through walls, as those of all its environments do."
+    "A time step of 0.9.3, batched or not, as ours; its observations see through walls."
     return TimeStep(
         state=state_from_upstream(timestep.state), step_type=_bytes(timestep.step_type), reward=jnp.asarray(timestep.reward, jnp.float32),
         discount=jnp.asarray(timestep.discount, jnp.float32), observation=_observed(timestep.observation, _PARTS_FROM))
 
 def timestep_to_upstream(timestep: TimeStep):
-    "Our time step, batched or not, as `xminigrid.types.TimeStep`; its `final_observation` has no place there and is left out."
+    "Our time step, batched or not, as `xminigrid.types.TimeStep`, without `final_observation`."
     from xminigrid.types import TimeStep as Theirs
     return Theirs(
         state=state_to_upstream(timestep.state), step_type=timestep.step_type, reward=timestep.reward, discount=timestep.discount,
@@ -194,19 +185,15 @@ def timestep_to_upstream(timestep: TimeStep):
 _COMMON = ("height", "width", "view_size", "max_steps", "render_mode")
 
 def params_from_upstream(params):
-    "Parameters of an environment of 0.9.3 as ours: `XLandEnvParams` when they hold a ruleset, else `EnvParams`."
+    "Parameters of 0.9.3 as ours: `XLandEnvParams` when they hold a ruleset, else `EnvParams`."
     common = {name: getattr(params, name) for name in _COMMON}
     if not hasattr(params, "ruleset"):
         return EnvParams(**common)
     grid_type = "R1" if params.grid_type == "1R" else params.grid_type
     return XLandEnvParams(**common, ruleset=ruleset_from_upstream(params.ruleset), grid_type=grid_type)
 
-# %% ../../nbs/interop/01_upstream.ipynb #5e74afb2
 def params_to_upstream(params: EnvParams):
-    """Our parameters as `xminigrid.environment.EnvParams`, or its `XLandEnvParams` when they hold a ruleset.
-
-    Raises `ValueError` for what 0.9.3 cannot express: walls that block sight, layouts as data or drawn at random, tasks beyond its tables.
-    """
+    "Our parameters as `xminigrid.environment.EnvParams` or `XLandEnvParams`. Raises `ValueError` for what it lacks."
     from xminigrid.environment import EnvParams as Theirs
     from xminigrid.envs.xland import XLandEnvParams as TheirXLand
     if not params.see_through_walls:
@@ -222,12 +209,7 @@ def params_to_upstream(params: EnvParams):
 _ARRAYS = ("goals", "rules", "init_tiles")
 
 def benchmark_from_upstream(source) -> Benchmark:
-    """Tasks of 0.9.3 as our `Benchmark`.
-
-    Args:
-        source: a mapping, or an object such as `xminigrid.benchmarks.Benchmark`, with `goals (n, 5)`, `rules (n, R, 7)`, `init_tiles (n, N, 2)`.
-    Raises `ValueError` when one of them is missing, or its shape or its numbers are not those of 0.9.3.
-    """
+    "A mapping or object with `goals (n, 5)`, `rules (n, R, 7)`, `init_tiles (n, N, 2)` as ours. Raises `ValueError`."
     read = source.get if hasattr(source, "get") else lambda name: getattr(source, name, None)
     arrays = {name: read(name) for name in _ARRAYS}
     if missing := [name for name, array in arrays.items() if array is None]:
@@ -236,7 +218,6 @@ def benchmark_from_upstream(source) -> Benchmark:
     _check_upstream(goals, rules, init_tiles)
     return Benchmark.from_arrays(goal_from_upstream(goals), rules_from_upstream(rules), tiles_from_upstream(init_tiles, zero=(0, 0)))
 
-# %% ../../nbs/interop/01_upstream.ipynb #ccb00e6e
 def _check_upstream(goals, rules, init_tiles) -> None:
     "Raise `ValueError` for arrays that cannot be a benchmark of 0.9.3: 13 tiles, 12 colours, 15 goals, 12 rules."
     for name, array, shape in (("goals", goals, "(n, 5)"), ("rules", rules, "(n, R, 7)"), ("init_tiles", init_tiles, "(n, N, 2)")):
@@ -256,9 +237,8 @@ def _are_bytes(array) -> bool:
     with np.errstate(invalid="ignore"):
         return array.dtype == np.uint8 or bool((array.astype(np.uint8) == array).all())
 
-# %% ../../nbs/interop/01_upstream.ipynb #e2211ce5
 def benchmark_to_upstream(benchmark) -> dict[str, np.ndarray]:
-    "Our `Benchmark` as the four uint8 arrays of 0.9.3, for `xminigrid.benchmarks.Benchmark(**arrays)`. Raises `ValueError` for what 0.9.3 does not know."
+    "Our `Benchmark` as the four uint8 arrays of `xminigrid.benchmarks.Benchmark`. Raises `ValueError`."
     goals, rules, init_tiles = (np.asarray(getattr(benchmark, name)) for name in _ARRAYS)
     _check_known(goals, rules, init_tiles, None)
     return dict(goals=goal_to_upstream(goals), rules=rules_to_upstream(rules), init_tiles=tiles_to_upstream(init_tiles),
@@ -300,14 +280,15 @@ def _keep(benchmark, path: Path) -> None:
     except OSError as error:
         warnings.warn(f"The converted tasks could not be kept ({error}); set XLAND_MINIGRID_DATA to a folder with room for them.", stacklevel=3)
 
-# %% ../../nbs/interop/01_upstream.ipynb #d3d10616
 def load_upstream_benchmark(path, *, cache: bool = True, progress: bool = True) -> Benchmark:
-    """A benchmark of xminigrid 0.9.3 as our `Benchmark`: its bz2-compressed pickle, or an `.npz` file with `goals`, `rules` and `init_tiles`.
+    """A benchmark of xminigrid 0.9.3 as ours: its pickle, bz2-compressed or not, or an `.npz` file of arrays. No pickle
+    is run.
 
-    Nothing in a pickle is run (see `interop.pickles`). With `cache`, what was read from one is kept in our format in `data_folder()`, which is far
-    quicker the next time. `path` may also be `"hub:OWNER/REPO/FILE"`, downloaded with a bar if `progress`.
-    Raises `FileNotFoundError`, `BenchmarkFileError` (a `ValueError`) for a damaged or foreign file, its subclass
-    `RefusedPickleError` for a pickle that asks for more than arrays, and what `benchmarks.hub.fetch` raises.
+    path: a file, or `"hub:OWNER/REPO/FILE"`. cache: keep what was read in our format in `data_folder()`. progress: show
+    a bar.
+    Raises `FileNotFoundError`, `BenchmarkFileError` for a damaged or foreign file, its subclass `RefusedPickleError`
+    for a
+    pickle that asks for more than arrays, and what `benchmarks.hub.fetch` raises.
     """
     path = fetch(path, progress=progress) if str(path).startswith("hub:") else Path(path).expanduser()
     kept = _converted(path) if cache else None
@@ -323,7 +304,7 @@ def load_upstream_benchmark(path, *, cache: bool = True, progress: bool = True) 
     return benchmark
 
 def is_upstream_file(path: Path) -> bool:
-    "Whether a file starts like a pickle or a bz2 archive, as xminigrid writes them, or is an `.npz` archive."
+    "Whether a file starts like a pickle or a bz2 archive, or is an `.npz` archive."
     start = _start(path)
     return start == b"BZh" or start[:1] == b"\x80" or path.suffix == ".npz"
 

@@ -55,8 +55,7 @@ def summary(learner: Learner, rows: list[dict], last: dict, tasks: list[dict], b
         f"A decoder-only transformer ({sum(x.size for x in jax.tree.leaves(learner.state.parameters)):,} parameters, "
         f"{learner.vocabulary.size - 3} words, one token a move, only moves can be said) starts from random numbers "
         f"and learns from episodes in the pool alone: {c.steps} steps of {c.groups} groups of {c.group_size} episodes, "
-        f"at most {c.max_turns} turns, ice not slippery. It reads the "
-        f"{'latest map' if c.memory == 'latest' else 'whole conversation'}. The reward is 1 at the goal; in training n "
+        f"at most {c.max_turns} turns, ice not slippery. It reads the latest map. The reward is 1 at the goal; in training n "
         f"turns earn {c.discount}ⁿ. Training maps have seeds below {TEST_SEED:,} and a share of safe ice of 0.5, 0.65 "
         f"and 0.8 in turn; the test is {len(tasks)} maps with seeds from {TEST_SEED:,} on and 0.8, played greedily, "
         "once each. Nothing was chosen by the test: the last state counts.",

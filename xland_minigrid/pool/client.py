@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 
 from .errors import (WEBSOCKETS_LOG, BadRequest, ConnectFailed, DeadlineExceeded, EnvFault, PoolClosed, PoolError, PoolExhausted, ResetRequired, SessionBusy, SessionLost,
                                         Unauthorized, WrongThread)
-from .sessions import Host, Reply, read_reply, write_request
+from .sessions import Host, Reply, checked_token, read_reply, write_request
 from .slots import Layout
 
 # %% ../../nbs/pool/10_client.ipynb #1d9fd4ce
@@ -34,7 +34,7 @@ def abort(ws) -> None:
 UNDO = "xland-pool-undo"  # the name of tasks that give places back
 
 async def _cancel_all() -> None:
-    "End all tasks of this loop; those that give places back are waited for first, and whatever connection is left is cut."
+    "End all tasks of this loop, after those that give places back, and cut the connections that are left."
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     if undoing := [task for task in tasks if task.get_name() == UNDO]:
         await asyncio.wait(undoing, timeout=3)
@@ -71,7 +71,7 @@ class IOThread:
         return await asyncio.wrap_future(self.submit(coroutine))
 
     def wait(self, coroutine, timeout: float | None = None):
-        "Run a coroutine there and block until it is done. Raises `WrongThread` in that very thread, which would wait for itself, and `DeadlineExceeded`."
+        "Run a coroutine there and block until it is done. Raises `WrongThread` in that thread, and `DeadlineExceeded`."
         if threading.current_thread() is self.thread:
             coroutine.close()
             raise WrongThread("A plain call cannot wait inside the pool's own thread: use `await` there.")
@@ -102,14 +102,16 @@ class IOThread:
             self.loop.close()
 
 # %% ../../nbs/pool/10_client.ipynb #0ad33697
-async def open_websocket(address: str, headers: dict, *, timeout: float | None = 10.0, close_timeout: float = 2.0, ping: float | None = None, max_size: int = 1 << 24, proxy=None):
-    "A connected WebSocket. Raises `BadRequest` for an address that is none, else what `refused` says, or `ConnectFailed`."
+async def open_websocket(address: str, headers: dict, *, timeout: float | None = 10.0, close_timeout: float = 2.0,
+                         ping: float | None = None, max_size: int = 1 << 24, proxy=None):
+    "A connected WebSocket. Raises `BadRequest` for an invalid address, `ConnectFailed`, or what `refused` says."
     from websockets.asyncio.client import connect
     from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
     where = urlsplit(address).netloc
     try:
-        ws = await connect(address, additional_headers=headers, compression=None, open_timeout=timeout, close_timeout=close_timeout, ping_interval=ping, ping_timeout=ping,
-                           max_size=max_size, proxy=proxy, logger=WEBSOCKETS_LOG)
+        ws = await connect(address, additional_headers=headers, compression=None, open_timeout=timeout, proxy=proxy,
+                           close_timeout=close_timeout, ping_interval=ping, ping_timeout=ping, max_size=max_size,
+                           logger=WEBSOCKETS_LOG)
     except InvalidStatus as refusal:
         raise refused(refusal.response, where) from None
     except InvalidURI:
@@ -120,7 +122,7 @@ async def open_websocket(address: str, headers: dict, *, timeout: float | None =
     return ws
 
 def no_server(where: str, error: BaseException) -> ConnectFailed:
-    return ConnectFailed(f"There is no environment server at {where} ({type(error).__name__}): check the address, and that the server runs.")
+    return ConnectFailed(f"There is no environment server at {where} ({type(error).__name__}): check that it runs.")
 
 def refused(response, where: str = "The server") -> PoolError:
     "Why a server did not let a client in, from its HTTP answer."
@@ -153,10 +155,6 @@ class LocalLink:
         if self.seat is not None:
             self.host.release(self.seat, "close")
 
-    def fresh(self) -> "LocalLink":
-        "Another link with the same settings."
-        return LocalLink(self.host, self.env)
-
 # %% ../../nbs/pool/10_client.ipynb #190e1916
 _FINAL = {4002: "The server ended this session, which was idle; its episode is lost.", 1001: "The server shut down; the episode is lost.",
           1008: "The server refused to go on with this session.", 1000: "The server ended this session; its episode is lost."}
@@ -166,20 +164,14 @@ def _pause(attempt: int):
     return asyncio.sleep(min(1.0, 0.02 * 2 ** min(attempt, 6)) * random.uniform(0.5, 1.0))
 
 class Connection:
-    """A connection to a session on a server.
-
-    resume_for: seconds during which a broken connection is tried again before the session counts as lost.
-    connect_timeout: seconds for one attempt to connect.
-    """
+    "A connection to a session; `resume_for` seconds it is tried again, `connect_timeout` seconds each time."
     binary = True
 
     def __init__(self, url: str, token: str | None = None, env: str | None = None, *, resume_for: float = 30.0, connect_timeout: float = 10.0, ping: float = 10.0):
-        token = (token or "").strip()
-        if not all("!" <= c <= "~" for c in token):
-            raise ValueError("A token consists of visible ASCII characters without spaces: give the one that the server was started with.")
-        self.endpoint, self.token, self.env = url.rstrip("/"), token, env
+        self.endpoint, self.token, self.env = url.rstrip("/"), checked_token((token or "").strip()), env
         self.resume_for, self.connect_timeout, self.ping = resume_for, connect_timeout, ping
-        self.ws, self.session, self.secret, self.resumes, self.used, self.closed = None, None, None, 0, False, False
+        self.ws = self.session = self.secret = None
+        self.resumes, self.used, self.closed = 0, False, False
         self.address = self.endpoint + "/session" + (f"?env={quote(env)}" if env else "")
         self._opening, self._watcher, self.max_size = asyncio.Lock(), None, 1 << 16
 
@@ -193,7 +185,8 @@ class Connection:
             async with asyncio.timeout(self.connect_timeout):
                 ws = await open_websocket(self.address, headers, timeout=None, ping=self.ping)
                 hello = json.loads(await ws.recv())
-                self.session, self.secret, self.max_size, _ = str(hello["session"]), str(hello["resume"]), int(hello.get("max_size", self.max_size)), hello["kind"]
+                self.session, self.secret = str(hello["session"]), str(hello["resume"])
+                self.max_size = int(hello.get("max_size", self.max_size))
                 if hello["kind"] == "slots":
                     Layout.from_json(hello["layout"])
         except BaseException as error:                       # cancelled, say: the server sees the socket go, and frees the place
@@ -220,7 +213,7 @@ class Reconnecting(Connection):
         return hello
 
     async def _watch(self, ws) -> None:
-        "Restore a connection that breaks while it is idle: the next request may come later than the server's patience lasts."
+        "Restore a connection that breaks while it is idle: the server does not wait for the next request."
         await ws.wait_closed()
         if self.ws is ws and not self.closed and ws.close_code not in _FINAL:
             with contextlib.suppress(PoolError):
@@ -262,12 +255,8 @@ class Reconnecting(Connection):
 class SocketLink(Reconnecting):
     "To a session on a server; used on the I/O thread only."
 
-    def fresh(self) -> "SocketLink":
-        "Another link with the same settings."
-        return SocketLink(self.endpoint, self.token, self.env, resume_for=self.resume_for, connect_timeout=self.connect_timeout, ping=self.ping)
-
     def _read(self, raw) -> Reply:
-        "The reply in a frame. Raises `SessionLost` where there is none: a server that answers nonsense is not asked again."
+        "The reply in a frame. Raises `SessionLost`: a server that answers nonsense is not asked again."
         try:
             return read_reply(raw, self.binary)
         except ValueError as error:
@@ -298,7 +287,7 @@ class SocketLink(Reconnecting):
                     await self._again(attempt, since, error)
 
     async def close(self) -> None:
-        "Say goodbye, so that the place is free at once, if need be over a new connection; in bounded time."
+        "Say goodbye, so that the place is free at once, if need be over a new connection; bounded."
         if self.closed:
             return
         self.closed = True
@@ -321,10 +310,7 @@ class SocketLink(Reconnecting):
 
 # %% ../../nbs/pool/10_client.ipynb #13aec391
 class Step(NamedTuple):
-    """The answer of an environment.
-
-    observation: an array, a dictionary of arrays, or text. reward: None after a reset. done: whether the episode is over. n: steps since the reset. info: plain values.
-    """
+    "The answer of an environment; observation: arrays or text. reward: None after a reset. n: steps since the reset."
     observation: Any
     reward: float | None
     done: bool
@@ -337,24 +323,20 @@ class SessionState:
 
     def __init__(self, io: IOThread, link, *, timeout: float = 120.0):
         self._io, self._link, self.timeout = io, link, timeout
-        self._numbers, self._busy, self._pending, self._layout = itertools.count(1), threading.Lock(), None, None
-        self.id, self.n, self.done, self.running, self.lost, self.closed = None, 0, False, False, False, False
-        self.last, self.unseen, self.steps, self.resets, self.failures, self.kind = None, [], 0, 0, 0, None
-        self.spec, self._farewell = {}, None
+        self._numbers, self._busy, self.unseen, self.spec = itertools.count(1), threading.Lock(), [], {}
+        self.id = self.kind = self.last = self._layout = self._pending = self._farewell = None
+        self.done = self.running = self.lost = self.closed = False
+        self.n = self.steps = self.resets = self.failures = 0
+
+    endpoint = property(lambda self: self._link.endpoint, doc="Where it lives: the server's address, or `local`.")
+    resumes = property(lambda self: self._link.resumes, doc="How often its connection broke and was restored.")
 
     @property
-    def endpoint(self) -> str:
-        "Where it lives: the server's address, or `local`."
-        return self._link.endpoint
-
-    @property
-    def resumes(self) -> int:
-        "How often its connection broke and was restored."
-        return self._link.resumes
+    def state(self) -> str:
+        return next((name for name in ("closed", "lost", "running", "done") if getattr(self, name)), "idle")
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else "lost" if self.lost else "running" if self.running else "done" if self.done else "fresh"
-        return f"Session({self.id}, {state}, n={self.n})"
+        return f"Session({self.id}, {self.state}, n={self.n})"
 
     async def _open(self) -> None:
         hello = await self._link.open()
@@ -375,7 +357,8 @@ class SessionState:
     def _seen(self, op: str, reply: Reply) -> Step:
         o, expected = reply.outcome, 0 if op == "reset" else self.n + 1
         if o is None or reply.n != expected:                 # cannot be, and must not be passed over if it is
-            self._fail(SessionLost(f"The server is at step {reply.n} where this session is at step {expected}, or sent no observation: the episode is lost."), lost=True)
+            where = f"The server is at step {reply.n} where this session is at step {expected}, or sent no observation"
+            self._fail(SessionLost(f"{where}: the episode is lost."), lost=True)
         try:
             observation = self._layout.unpack(o.observation) if isinstance(o.observation, bytes) else o.observation
         except ValueError as error:
@@ -387,8 +370,8 @@ class SessionState:
         return self.last
 
     def _successor(self) -> "Session":
-        "A session with the same settings and no environment yet; the pool gives it one."
-        other = Session(self._io, self._link.fresh(), timeout=self.timeout)
+        "A session with no environment yet; the pool gives it one."
+        other = Session(self._io, self._link, timeout=self.timeout)
         other.lost, other.kind, other.spec = True, self.kind, self.spec
         return other
 
@@ -418,12 +401,13 @@ class SessionRequests(SessionState):
         return mine.result()
 
     async def _do(self, op: str, value) -> Step:
-        "A request to its end, whoever waits for it."
+        "A request to its end, even if nobody waits for it."
         try:
             async with asyncio.timeout(self.timeout):
                 reply = await self._link.request(next(self._numbers), op, value)
         except TimeoutError:
-            self._fail(DeadlineExceeded(f"No answer came within {self.timeout:g} s; the session is given up, since its state is unknown."), lost=True)
+            late = f"No answer came within {self.timeout:g} s; the session is given up, since its state is unknown."
+            self._fail(DeadlineExceeded(late), lost=True)
         except SessionLost as error:
             self._fail(error, lost=True)
         except (TypeError, ValueError) as error:
@@ -450,7 +434,7 @@ class SessionRequests(SessionState):
 
 # %% ../../nbs/pool/10_client.ipynb #18ade62b
 class Session(SessionRequests):
-    "One environment of a pool, from `pool.sessions`. `await session.reset(task)`, `await session.step(action)`."
+    "One environment of a pool, from `pool.sessions`."
 
     def _claim(self, op: str) -> None:
         "Refuse what makes no sense before anything is sent."
@@ -467,11 +451,11 @@ class Session(SessionRequests):
             self._busy.release()
 
     async def reset(self, task=None) -> Step:
-        "Begin an episode. `task`: see the pool. Raises a `PoolError`."
+        "Begin an episode; `task` as in `EnvPool`. Raises a `PoolError`."
         return await self._call("reset", task)
 
     async def step(self, action) -> Step:
-        "Do an action: an integer, or text for a text environment. Raises a `PoolError`; whatever it is, no reward was given."
+        "Do an action, an integer or text. Raises a `PoolError`; no reward was given then."
         return await self._call("step", action)
 
     async def close(self) -> None:

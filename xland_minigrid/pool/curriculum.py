@@ -7,6 +7,7 @@ __all__ = ['TIERS', 'UNTRIED', 'WEAK', 'DUE', 'RECENT', 'Curriculum', 'SomeSolve
            'TierCurriculum']
 
 # %% ../../nbs/pool/12_curriculum.ipynb #682db6df
+import copy
 import hashlib
 import html
 import itertools
@@ -23,7 +24,7 @@ from ..core.helpers import checked_int
 
 # %% ../../nbs/pool/12_curriculum.ipynb #aafd35c2
 class Curriculum(Protocol):
-    "Chooses tasks and learns from results. A task is what a pool is reset to: a name, or a dictionary such as an `env_config`."
+    "Chooses tasks and learns from results. A task is a name, or a dictionary such as an `env_config`."
 
     def next_tasks(self, n: int) -> list:
         "The n tasks to play next. Changes nothing."
@@ -33,24 +34,20 @@ class Curriculum(Protocol):
         return self.next_tasks(1)[0]
 
     def record_result(self, task, achieved, reward):
-        "Record one group of episodes of a task: the share that solved it, or whether any did, and the mean reward. Raises `ValueError` for an unknown task."
+        "Record a group: the share that solved it, or whether any did, and the mean reward. Raises `ValueError`."
 
     def state_dict(self) -> dict:
-        "Everything that was recorded, as plain values for JSON."
+        "All that was recorded, as plain values for JSON."
 
     def load_state_dict(self, state: Mapping):
         "Go on from a `state_dict`. Raises `ValueError` if it belongs to another curriculum."
 
-# %% ../../nbs/pool/12_curriculum.ipynb #8e2f5f01
 def _key(task) -> str:
     "A task as text, the same for equal tasks. Raises `TypeError`."
     try:
         return json.dumps(task, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError):
         raise TypeError(f"{task!r} cannot be a task: give a name, or a dict of plain values.") from None
-
-def _copy(task):
-    return dict(task) if isinstance(task, dict) else task
 
 def _unknown(task) -> ValueError:
     return ValueError(f"{task!r} is not a task of this curriculum: record what next_tasks gave.")
@@ -59,33 +56,33 @@ def _unknown(task) -> ValueError:
 class SomeSolve(Curriculum):
     """New tasks in order, mixed with earlier ones that some of a group solved and others did not.
 
-    Args:
-        tasks: dealt in order; after the last one the first comes again. again: share of earlier tasks, while there are any.
-        most: a task is played again if at most this share solved it. keep: how many of these are remembered. seed: its choices follow from this and from what was recorded.
-    Raises `ValueError` for settings out of range.
+    tasks: dealt in order, over and over. again: share of earlier tasks, while there are any. keep: how many are
+    remembered.
+    most: a task is played again if at most this share solved it. seed: of its choices. Raises `ValueError`.
     """
 
     def __init__(self, tasks: Sequence, *, again: float = 0.5, most: float = 0.8, keep: int = 2000, seed: int = 0):
         if not len(tasks) or not 0 <= again < 1 or not 0 < most <= 1 or keep < 1:
-            raise ValueError("tasks needs at least one, again a share from 0 to below 1, most a share above 0, and keep a number from 1.")
+            raise ValueError("tasks needs at least one, again is a share below 1, most a share above 0, and keep at least 1.")
         self.tasks, self.again, self.most, self.keep, self.seed = list(tasks), again, most, keep, seed
         self._number = {_key(task): i for i, task in enumerate(self.tasks)}
         self.dealt, self.records, self.old = 0, 0, []  # new tasks so far, results so far, numbers of tasks worth playing again
 
     def next_tasks(self, n: int) -> list:
-        "The n tasks to play next: earlier ones, then new ones, all different as far as possible. Changes nothing."
+        "Earlier tasks, then new ones, all different as far as possible. Changes nothing."
         rng = np.random.default_rng((self.seed, self.records))
         old = rng.permutation(sorted(set(self.old)))[: int((rng.random(n) < self.again).sum())].tolist()
-        return [_copy(self.tasks[i]) for i in old + [(self.dealt + i) % len(self.tasks) for i in range(n - len(old))]]
+        new = [(self.dealt + i) % len(self.tasks) for i in range(n - len(old))]
+        return [copy.copy(self.tasks[i]) for i in old + new]
 
     def about(self, task) -> dict:
-        "The number of a task, and whether it is played again. Raises `ValueError` for an unknown task."
+        "The number of a task, and whether it is played again. Raises `ValueError`."
         if (number := self._number.get(_key(task))) is None:
             raise _unknown(task)
         return {"number": number, "again": number in self.old}
 
     def record_result(self, task, achieved, reward=None):
-        "Record the share of a group that solved a task, from 0 to 1. Raises `ValueError` for another share or an unknown task."
+        "Record the share of a group that solved a task. Raises `ValueError`."
         number = self.about(task)["number"]
         if not 0 <= achieved <= 1:
             raise ValueError(f"achieved is {achieved!r}: give a share from 0 to 1.")
@@ -98,7 +95,8 @@ class SomeSolve(Curriculum):
 
     def load_state_dict(self, state: Mapping):
         "Go on from a `state_dict`. Raises `ValueError` if it belongs to a curriculum with other tasks."
-        if not isinstance(state, Mapping) or state.get("tasks") != len(self.tasks) or not all(0 <= i < len(self.tasks) for i in state.get("old", [-1])):
+        known = range(len(self.tasks))
+        if not isinstance(state, Mapping) or state.get("tasks") != len(known) or not all(i in known for i in state.get("old", [-1])):
             raise ValueError("This state belongs to a curriculum with other tasks: make it with the same ones.")
         self.dealt, self.records, self.old = int(state["dealt"]), int(state["records"]), [int(i) for i in state["old"]]
 
@@ -106,13 +104,15 @@ class SomeSolve(Curriculum):
 def _check_fields(settings, **highest):
     "Raise `ValueError` unless each int field is at least 1, each float field at least 0, and none above its `highest`."
     for f in fields(settings):
-        x, low, high = getattr(settings, f.name), int(f.type is int), highest.get(f.name, math.inf)
-        if f.type is not str and (isinstance(x, bool) or not isinstance(x, (int, float) if f.type is float else int) or not low <= x <= high):
-            raise ValueError(f"{f.name} is {x!r}: give {'a number' if f.type is float else 'an integer'} from {low}" + f" to {high}" * (high < math.inf) + ".")
+        x, high = getattr(settings, f.name), highest.get(f.name, math.inf)
+        if f.type is int:
+            checked_int(f.name, x, 1, None if high == math.inf else high)
+        elif f.type is float and (isinstance(x, bool) or not isinstance(x, (int, float)) or not 0 <= x <= high):
+            raise ValueError(f"{f.name} is {x!r}: give a number from 0" + f" to {high}" * (high < math.inf) + ".")
 
 @dataclass(frozen=True)
 class Tier:
-    "A level of difficulty. Success is a share, from 0 to 1. Raises `ValueError` for values out of range."
+    "A level of difficulty. Success is a share, from 0 to 1. Raises `ValueError`."
     name: str
     min_episodes: int = 10  # episodes in it before it can be left
     advance_rate: float = 0.6  # mean success of its last `mastery_window` episodes that is needed to leave it
@@ -128,10 +128,9 @@ class Tier:
 TIERS = (Tier("warmup", 5, 0.6), Tier("beginner"), Tier("intermediate", 15, 0.65), Tier("advanced", 20, 0.65), Tier("expert", 20, 0.7))
 _FAST_TRACK = 3  # episodes
 
-# %% ../../nbs/pool/12_curriculum.ipynb #47f62e3a
 @dataclass(frozen=True)
 class Schedule:
-    "When tasks start and come back; intervals count episodes. Raises `ValueError` for values out of range."
+    "When tasks start and come back; intervals count episodes. Raises `ValueError`."
     decay: float = 0.85  # weight of an attempt, relative to the one after it
     graduate_after: int = 3  # attempts
     first_interval: int = 3  # until the first review
@@ -145,7 +144,7 @@ class Schedule:
 
 # %% ../../nbs/pool/12_curriculum.ipynb #2e48f5cb
 def decayed_success(results, decay: float = 0.85) -> float:
-    "The mean of `results`, oldest first, each weighing `decay` times as much as the one after it; 0.0 for none."
+    "The mean of `results`, oldest first, each weighing `decay` times as much as the next; 0.0 for none."
     return float(np.average(results, weights=decay ** np.arange(len(results))[::-1])) if len(results) else 0.0
 
 @dataclass
@@ -193,9 +192,8 @@ class _Task:
 # %% ../../nbs/pool/12_curriculum.ipynb #10337c50
 def _texts(tasks: Mapping) -> list[list[str]]:
     "The tasks of each tier as text. Raises `TypeError` or `ValueError`."
-    for tier, listed in tasks.items():
-        if isinstance(listed, (str, Mapping)) or not isinstance(listed, Iterable):
-            raise TypeError(f"The tasks of {tier!r} are a {type(listed).__name__}: give a list of names or of env_config dicts.")
+    if not isinstance(tasks, Mapping) or any(isinstance(x, (str, Mapping)) or not isinstance(x, Iterable) for x in tasks.values()):
+        raise TypeError("tasks is a dict from tier to a list of names or env_config dicts; or use TierCurriculum.over(difficulty).")
     lists = [list(map(_key, listed)) for listed in tasks.values()]
     if not lists or not all(lists):
         raise ValueError("Every tier needs at least one task: leave empty ones out.")
@@ -215,23 +213,22 @@ def _checked_success(achieved, reward) -> float:
     try:
         success, reward = float(achieved), float(reward)
     except (TypeError, ValueError):
-        raise TypeError(f"achieved is {achieved!r} and reward {reward!r}: give numbers, and record nothing for a group that could not be scored.") from None
+        raise TypeError(f"achieved is {achieved!r} and reward {reward!r}: record numbers, and only groups that could be scored.") from None
     if not 0 <= success <= 1 or not math.isfinite(reward):
-        raise ValueError(f"achieved is {success} and reward {reward}: give a share of successes from 0 to 1, and a finite reward.")
+        raise ValueError(f"achieved is {success} and reward {reward}: give a share from 0 to 1, and a finite reward.")
     return success
 
-# %% ../../nbs/pool/12_curriculum.ipynb #3773ddf5
 class _Records(Curriculum):
     "What a `TierCurriculum` knows of its tasks, and how a result changes it."
 
     def __init__(self, tasks: Mapping, tiers: Iterable[Tier] = TIERS, *, seed: int = 0, schedule: Schedule = Schedule()):
-        if not isinstance(tasks, Mapping):
-            raise TypeError(f"tasks is a {type(tasks).__name__}: give a dict from tier to list of tasks, or use TierCurriculum.over(difficulty).")
+        texts, known = _texts(tasks), _by_name(tiers)
         if not isinstance(schedule, Schedule):
             raise TypeError(f"schedule is a {type(schedule).__name__}: give Schedule(...).")
-        known, texts = _by_name(tiers), _texts(tasks)
-        self.tiers, self.seed, self.schedule, self._lock = tuple(known.get(name) or Tier(name) for name in tasks), checked_int("seed", seed, 0), schedule, threading.RLock()
-        self._tasks = [[listed[i] for i in np.random.default_rng((self.seed, tier)).permutation(len(listed))] for tier, listed in enumerate(texts)]
+        self.seed, self.schedule, self._lock = checked_int("seed", seed, 0), schedule, threading.RLock()
+        self.tiers = tuple(known.get(name) or Tier(name) for name in tasks)
+        shuffled = lambda tier, listed: [listed[i] for i in np.random.default_rng((self.seed, tier)).permutation(len(listed))]
+        self._tasks = [shuffled(tier, listed) for tier, listed in enumerate(texts)]
         self._tier_of = {text: tier for tier, listed in enumerate(texts) for text in listed}
         self.episode, self._tier, self._tier_episodes, self._tier_results = 0, 0, 0, []
         self._tried: dict[str, _Task] = {}
@@ -252,9 +249,11 @@ class _Records(Curriculum):
         return text
 
     def record_result(self, task, achieved, reward) -> dict:
-        """Record one group of episodes of a task, which counts as one episode of the curriculum. Returns `about(task)`, with `advanced`, the name of the tier that was just reached, or None.
+        """Record one group of episodes, which counts as one. Returns `about(task)`, and `advanced`: the tier just
+        reached, or None.
 
-        task: as `next_task` gave it, with or without a seed of your own. achieved: whether it was solved, or the share of the attempts that did, from 0 to 1. reward: the mean reward, finite.
+        task: as `next_task` gave it, with or without a seed. achieved: whether or to which share it was solved. reward:
+        the mean.
         Raises `TypeError` or `ValueError`, and then records nothing.
         """
         success = _checked_success(achieved, reward)
@@ -292,7 +291,7 @@ class _Progress(_Records):
         return self.tier.name if self._tier > before else None
 
     def _advance(self):
-        "Go on to the next tier, if there is one. Tasks that never graduated in this one are laid aside."
+        "Go on to the next tier, if there is one. Tasks that never graduated here are laid aside."
         if self._tier < len(self.tiers) - 1:
             for t in self._studied():
                 if not t.undone:
@@ -315,7 +314,7 @@ class _Choice(_Progress):
         return t.kind in ("graduated", "resting") and t.due <= self.episode + 1
 
     def _ranked(self, k: int) -> list[str]:
-        "k different tasks, or all that there are, the most urgent first; among equals the least recently tried."
+        "k different tasks, or all, the most urgent first; among equals the least recently tried."
         new = list(itertools.islice(itertools.chain.from_iterable(map(self._untried, range(self._tier, -1, -1))), k))
         due, others = [], [(-UNTRIED, place, text) for place, text in enumerate(new[: max(0, self.schedule.active - len(self._studied()))])]
         for text, t in self._tried.items():
@@ -349,11 +348,11 @@ class _State(_Choice):
         return {"state": state, "checksum": self._checksum(state)}
 
     def load_state_dict(self, state: Mapping) -> "TierCurriculum":
-        "Go on from a `state_dict`, with the same choices. Raises `TypeError` or `ValueError` if it belongs to another curriculum or is damaged; nothing changes then."
+        "Go on from a `state_dict`. Raises `TypeError` or `ValueError` if it is damaged or another curriculum's."
         if not isinstance(state, Mapping):
             raise TypeError(f"state is a {type(state).__name__}: give what state_dict() returned.")
         if state.get("checksum") != self._checksum(state.get("state")):
-            raise ValueError("This state is damaged, or of a curriculum with other tasks, tiers, schedule or seed: build the same one, or load an earlier state.")
+            raise ValueError("This state is damaged, or of a curriculum with other tasks, tiers, schedule or seed.")
         kept, tried = json.loads(json.dumps(state["state"]))
         with self._lock:
             self.__dict__.update(zip(_KEPT, kept))
@@ -361,7 +360,7 @@ class _State(_Choice):
         return self
 
     def about(self, task) -> dict:
-        "What is known of a task: its tier and priority, and see `_Task`. Raises `TypeError` or `ValueError` for an unknown task."
+        "What is known of a task: its tier and priority, and see `_Task`. Raises `TypeError` or `ValueError`."
         with self._lock:
             text = self._text(task)
             t = self._tried.get(text, _Task(self._tier_of[text]))
@@ -369,56 +368,61 @@ class _State(_Choice):
             return {**asdict(t), "tier": self.tiers[t.tier].name, "priority": priority}
 
     def stats(self) -> dict:
-        "Episodes, the tier reached, how many tasks were tried, are studied, graduated or resting, and their mean success; under `tiers` the same for each tier."
+        "Numbers of tasks and episodes, mean success, and the tier reached; under `tiers` the same for each tier."
         def row(name, tasks, tried):
             kinds = [t.kind for t in tried]
-            return {"name": name, "tasks": tasks, "tried": len(kinds), **{kind: kinds.count(kind) for kind in ("studied", "graduated", "resting")},
-                    "episodes": sum(t.attempts for t in tried), "success": sum(t.success for t in tried) / max(len(kinds), 1)}
+            counts = {kind: kinds.count(kind) for kind in ("studied", "graduated", "resting")}
+            return {"name": name, "tasks": tasks, "tried": len(kinds), **counts, "episodes": sum(t.attempts for t in tried),
+                    "success": sum(t.success for t in tried) / max(len(kinds), 1)}
         with self._lock:
-            tiers = [row(tier.name, len(texts), [t for t in self._tried.values() if t.tier == i]) for i, (tier, texts) in enumerate(zip(self.tiers, self._tasks))]
-            return row(self.tier.name, len(self._tier_of), self._tried.values()) | {"tier": self._tier, "tier_episodes": self._tier_episodes, "tiers": tiers}
+            tried = [[t for t in self._tried.values() if t.tier == i] for i in range(len(self.tiers))]
+            tiers = [row(tier.name, len(texts), some) for tier, texts, some in zip(self.tiers, self._tasks, tried)]
+            about = {"tier": self._tier, "tier_episodes": self._tier_episodes, "tiers": tiers}
+            return row(self.tier.name, len(self._tier_of), self._tried.values()) | about
 
 # %% ../../nbs/pool/12_curriculum.ipynb #44975070
 class TierCurriculum(_State):
-    """A curriculum over named tasks or rows of a benchmark. Safe to use from several threads.
+    """A curriculum over named tasks or rows of a benchmark (`over`). Safe to use from several threads.
 
-    Args:
-        tasks: tier name to list of tasks, from easy to hard; a task is a name or an `env_config` dict (what a pool of text environments is reset to).
-        tiers: settings of tiers, found by name; other tiers get those of `Tier(name)`.
-        seed: an integer from 0 that decides among equals. schedule: see `Schedule`.
-    For the rows of a benchmark see `over`. Raises `TypeError` or `ValueError` for wrong tasks or settings.
+    tasks: tier name to list of tasks, from easy to hard; a task is a name or an `env_config` dict. schedule: see
+    `Schedule`.
+    tiers: settings of tiers, found by name; others get those of `Tier(name)`. seed: decides among equals.
+    Raises `TypeError` or `ValueError`.
     """
 
     @classmethod
-    def over(cls, difficulty, by: str = "reference", tiers: Iterable[Tier] = TIERS, *, most: int = 10_000, seed: int = 0, schedule: Schedule = Schedule()) -> "TierCurriculum":
-        """A curriculum over the rows of a benchmark, split by difficulty into tiers of equal size; tasks are `{"ruleset_id": row}`.
+    def over(cls, difficulty, by: str = "reference", tiers: Iterable[Tier] = TIERS, *, most: int = 10_000, seed: int = 0,
+             schedule: Schedule = Schedule()) -> "TierCurriculum":
+        """A curriculum over the rows of a benchmark, `{"ruleset_id": row}`, split into tiers of equal size.
 
-        Args:
-            difficulty: a `Difficulty`, of which `by` names the quantity, or one number for each row, `(n,)`. Rows whose number is NaN are left out.
-            most: tasks of a tier; of more, the seed draws as many.
+        difficulty: a `Difficulty`, of which `by` names the quantity, or one number for each row, `(n,)`; NaN leaves a row out.
+        most: tasks of a tier; of more, the seed draws as many.
         """
-        values, tiers = np.asarray(difficulty.values(by) if hasattr(difficulty, "estimate") else difficulty), tuple(_by_name(tiers).values())
+        values = np.asarray(difficulty.values(by) if hasattr(difficulty, "estimate") else difficulty)
         if values.ndim != 1 or values.dtype.kind not in "biuf":
             raise TypeError(f"difficulty has shape {values.shape} and dtype {values.dtype}: give one number for each task.")
         rows = np.argsort(values.astype(np.float64), kind="stable")[: np.count_nonzero(values == values)]  # NaN is last
+        tiers, rng = tuple(_by_name(tiers).values()), np.random.default_rng(checked_int("seed", seed, 0))
         if not 1 <= len(tiers) <= len(rows):
-            raise ValueError(f"{len(rows)} tasks of known difficulty do not fill {len(tiers)} tiers: measure more, name another quantity with by=, or give other tiers.")
-        rng = np.random.default_rng(checked_int("seed", seed, 0))
+            raise ValueError(f"{len(rows)} tasks of known difficulty do not fill {len(tiers)} tiers: choose another by=, or other tiers.")
         parts = [rng.choice(part, min(most, len(part)), replace=False).tolist() for part in np.array_split(rows, len(tiers))]
-        return cls({tier.name: [{"ruleset_id": row} for row in part] for tier, part in zip(tiers, parts)}, tiers, seed=seed, schedule=schedule)
+        tasks = {tier.name: [{"ruleset_id": row} for row in part] for tier, part in zip(tiers, parts)}
+        return cls(tasks, tiers, seed=seed, schedule=schedule)
 
     def next_tasks(self, n: int) -> list:
-        "The n tasks to play next, the most urgent first. All are different as far as the tiers reached have so many, then they repeat. Changes nothing."
+        "The n tasks to play next, the most urgent first, different as far as possible. Changes nothing."
         with self._lock:
             order = itertools.cycle(self._ranked(checked_int("n", n, 1)))
             return [json.loads(text) for text in itertools.islice(order, n)]
 
     def __repr__(self) -> str:
         s = self.stats()
-        return f"TierCurriculum(episode {self.episode:,}, tier {s['name']}, {s['tried']:,} of {s['tasks']:,} tasks tried, {s['graduated']:,} graduated, success {s['success']:.2f})"
+        tried = f"{s['tried']:,} of {s['tasks']:,} tasks tried, {s['graduated']:,} graduated"
+        return f"TierCurriculum(episode {self.episode:,}, tier {s['name']}, {tried}, success {s['success']:.2f})"
 
     def _repr_html_(self) -> str:
-        columns = {"name": "", "tasks": ",", "tried": ",", "studied": ",", "graduated": ",", "resting": ",", "episodes": ",", "success": ".2f"}
-        rows = [[*columns], *([html.escape(format(row[name], f)) for name, f in columns.items()] for row in self.stats()["tiers"])]
+        columns = ("name", "tasks", "tried", "studied", "graduated", "resting", "episodes", "success")
+        show = lambda x: html.escape(x) if isinstance(x, str) else f"{x:.2f}" if isinstance(x, float) else f"{x:,}"
+        rows = [columns, *([show(row[name]) for name in columns] for row in self.stats()["tiers"])]
         table = "".join("<tr>" + "".join(f"<td>{x}</td>" for x in row) + "</tr>" for row in rows)
         return f"<b>Curriculum</b> after {self.episode:,} episodes: {html.escape(self.tier.name)}<table>{table}</table>"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Messages', 'envs', 'copy_messages', 'check_config', 'RolloutRequest', 'Env', 'finite', 'checked_reset',
-           'checked_step', 'blocking', 'UnknownEnv', 'EnvRegistry', 'register_env', 'make_env', 'find_env',
+           'checked_step', 'awaited', 'blocking', 'UnknownEnv', 'EnvRegistry', 'register_env', 'make_env', 'find_env',
            'request_from_row', 'read_rows']
 
 # %% ../../nbs/pool/03_episodes.ipynb #fc106be5
@@ -29,7 +29,7 @@ from .errors import EnvFault
 Messages = list[dict]  # {"role": "system" | "user" | "assistant", "content": str}
 
 def copy_messages(messages: Messages) -> Messages:
-    "The same messages in new dicts, which the caller may change. Raises `TypeError` or `ValueError` if they are not messages."
+    "The same messages in new dicts. Raises `TypeError` or `ValueError`."
     if not isinstance(messages, list):
         raise TypeError(f"messages is a {type(messages).__name__}: give a list of dicts with role and content.")
     for i, message in enumerate(messages):
@@ -46,7 +46,7 @@ def check_config(env_config) -> dict:
 # %% ../../nbs/pool/03_episodes.ipynb #38aaf391
 @dataclass
 class RolloutRequest:
-    "The start of one conversation: the messages of a dataset row, the row's other columns (`env_config` among them), and a unique `uuid`."
+    "The start of a conversation: messages, the row's other columns (`env_config` among them), a unique `uuid`."
     messages: Messages
     data_dict: dict = field(default_factory=dict)
     uuid: str = field(default_factory=lambda: uuids.uuid4().hex)
@@ -72,10 +72,7 @@ class RolloutRequest:
 
 # %% ../../nbs/pool/03_episodes.ipynb #17c9cbc2
 class Env(abc.ABC):
-    """A text environment, good for one conversation.
-
-    `env_config` is the dict of that name in the dataset's row. A failure of machinery must raise; it is never a reward.
-    """
+    "A text environment, good for one conversation. A failure of machinery must raise; it is never a reward."
 
     def __init__(self, env_config: dict | None = None):
         self.env_config = check_config(env_config)
@@ -86,7 +83,7 @@ class Env(abc.ABC):
 
     @abc.abstractmethod
     async def step(self, action: Messages) -> tuple[str, float, bool, dict]:
-        "Answer the whole conversation, whose last message is the model's: next observation, reward, done and an info dict."
+        "Answer the whole conversation, the model's message last: next observation, reward, done and an info dict."
 
     async def close(self) -> None:
         "Give back what the environment holds. Called once, on every way out."
@@ -95,7 +92,7 @@ class Env(abc.ABC):
 def finite(value, what: str) -> float:
     "`value` as a finite float. Raises `EnvFault`."
     try:
-        number = float(value) if not isinstance(value, (str, bytes)) else math.nan
+        number = float("nan" if isinstance(value, (str, bytes)) else value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
@@ -103,12 +100,12 @@ def finite(value, what: str) -> float:
     return number
 
 async def checked_reset(env: Env, request: RolloutRequest) -> tuple[str, dict, str]:
-    "Await `env.reset(request)`: observation, info, system message. Raises what it raises, `TypeError` for a method that blocks, and `EnvFault` for another kind of result."
+    "Await `env.reset(request)`: observation, info, system message. Raises `TypeError` if it blocks, and `EnvFault`."
     observation, info, system = await _returned(env.reset, request, "an observation, an info dict and a system message", str, dict, (str, type(None)))
     return observation, info, system or ""
 
 async def checked_step(env: Env, messages: Messages) -> tuple[str, float, bool, dict]:
-    "Await `env.step(messages)`: observation, reward, done, info. Raises as `checked_reset` does, also for a reward that is not a finite number."
+    "Await `env.step(messages)`: observation, reward, done, info. Raises as `checked_reset` does."
     observation, reward, done, info = await _returned(env.step, messages, "an observation, a reward, done and an info dict", str, object, object, dict)
     return observation, finite(reward, "The reward"), bool(done), info
 
@@ -122,8 +119,12 @@ async def _returned(method, argument, what: str, *kinds) -> tuple:
     return found
 
 # %% ../../nbs/pool/03_episodes.ipynb #eacf32b1
+async def awaited(value):
+    "What a plain function returned, or what its coroutine gives."
+    return await value if inspect.isawaitable(value) else value
+
 def blocking(fn):
-    "A coroutine function that runs the plain function `fn` on a thread of its own, so that the event loop stays free. Also a decorator."
+    "A coroutine function that runs a plain function on a thread of its own. Also a decorator."
     if not callable(fn) or asyncio.iscoroutinefunction(fn):
         raise TypeError(f"{fn!r} is not a plain function: a coroutine function needs no thread.")
 
@@ -153,7 +154,7 @@ class UnknownEnv(ValueError, KeyError):
     __str__ = Exception.__str__
 
 class EnvRegistry(MutableMapping):
-    "Text environments by name: a dict that takes subclasses of `Env` only. Those of this package are imported at first use."
+    "Text environments by name: a dict of subclasses of `Env`; those of this package are imported at first use."
 
     def __init__(self):
         self._classes = {}
@@ -189,15 +190,12 @@ class EnvRegistry(MutableMapping):
 envs = EnvRegistry()
 
 def register_env(name: str, cls: type[Env]) -> type[Env]:
-    "Register `cls` under `name`, as `envs[name] = cls` does; a later class of the same name replaces it. Returns `cls`."
+    "Register `cls` under `name`, instead of an earlier one; returns `cls`."
     envs[name] = cls
     return cls
 
 def make_env(env_config: dict | None = None, default: str | type[Env] | None = None) -> Env:
-    """The text environment that `env_config` names, else `default`, a name or a class.
-
-    Raises `UnknownEnv`, `ValueError` if neither names an environment, and what the environment raises.
-    """
+    "The text environment that `env_config` names, else `default`. Raises `UnknownEnv` or `ValueError`."
     return find_env(env_config, default)(check_config(env_config))
 
 def find_env(env_config: dict | None = None, default: str | type[Env] | None = None) -> type[Env]:
@@ -219,7 +217,7 @@ def request_from_row(row: dict) -> RolloutRequest:
     return RolloutRequest(copy_messages(row["messages"]), {name: value for name, value in row.items() if name != "messages"})
 
 def read_rows(path) -> list[RolloutRequest]:
-    "The rows of a JSON-lines file, each with `messages` and `env_config`. Skips empty lines. Raises `ValueError` that names the first bad line."
+    "The rows of a JSON-lines file, each with `messages` and `env_config`. Raises `ValueError` that names a bad line."
     found = []
     try:
         with open(path, encoding="utf-8-sig") as lines:

@@ -16,10 +16,7 @@ from typing import Any
 
 # %% ../../nbs/pool/01_errors.ipynb #a69e716d
 class PoolError(RuntimeError):
-    """Base class of all errors of a pool.
-
-    Attributes: `code`, its name in frames; `retryable`, whether the same call may succeed later; `detail`, a dictionary of plain values for programs.
-    """
+    "Base class: `code` in frames; `retryable`, whether the same call may succeed later; `detail`, plain values."
     code, retryable = "pool_error", False
 
     def __init__(self, message: str = "", **detail: Any):
@@ -79,14 +76,14 @@ WEBSOCKETS_LOG = LOG.getChild("websockets")  # broken handshakes are an everyday
 WEBSOCKETS_LOG.setLevel(logging.CRITICAL)
 
 def log_event(event: str, error: BaseException | None = None, **about) -> None:
-    "Log an event as a line of JSON, at level INFO; with an `error`, its type and its traceback."
+    "Log an event as a line of JSON at level INFO; with an `error`, its type and its traceback."
     if LOG.isEnabledFor(logging.INFO):
         if error is not None:
             about |= {"error": type(error).__name__, "traceback": "".join(traceback.format_exception(error))[-20_000:]}
         LOG.info(json.dumps({"time": round(time.time(), 3), "event": event, **about}))
 
 def env_fault(error: BaseException, what: str = "The environment failed", then: str = "; the episode is void") -> EnvFault:
-    "The `EnvFault` for an exception: its message names the type only, `__cause__` is the exception, and the log gets the traceback."
+    "The `EnvFault` for an exception, its `__cause__`; it names the type, and the log gets the traceback."
     log_event("env_fault", error)
     fault = EnvFault(f"{what} ({type(error).__name__}){then}: reset and start again.")
     fault.__cause__ = error
@@ -97,12 +94,12 @@ CODES = {kind.code: kind for kind in (PoolError, PoolExhausted, ConnectFailed, U
                                       WrongThread, EnvFault, DeadlineExceeded)}
 
 def error_to_dict(error: BaseException) -> dict:
-    "The error as a frame holds it: `code`, `message`, `retryable`, `detail`. An exception from outside the pool becomes an `env_fault` that names its type only."
+    "The error as a frame holds it. An exception from outside the pool becomes an `env_fault` that names its type only."
     error = error if isinstance(error, PoolError) else env_fault(error)
     return {"code": error.code, "message": str(error), "retryable": error.retryable, "detail": error.detail}
 
 def error_from_dict(said: Any) -> PoolError:
-    "The error in a frame. Never raises: whatever a peer sends, an error comes back."
+    "The error in a frame. Never raises."
     said = said if isinstance(said, dict) else {}
     detail = said.get("detail") if isinstance(said.get("detail"), dict) else {}
     detail = {str(name): value for name, value in detail.items() if str(name).isidentifier() and name not in ("self", "message")}

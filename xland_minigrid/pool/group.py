@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['group_advantages', 'group_result', 'PrefixMismatch', 'TokenBudget', 'Sequence', 'TokenTrack', 'Rollout', 'html_table',
-           'RolloutGroup', 'Padded', 'pad']
+           'sequence_of', 'RolloutGroup', 'Answers', 'Padded', 'pad']
 
 # %% ../../nbs/pool/11_group.ipynb #eb760ec0
 import asyncio
@@ -12,13 +12,14 @@ import html
 import inspect
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.helpers import append_lines, json_line, plain, read_jsonl
+from ..core.helpers import append_lines, checked_int, json_line, plain, read_jsonl
+from .episodes import blocking, finite
 from .errors import BadRequest, EnvFault, PoolError, ResetRequired, SessionBusy, SessionLost
 
 # %% ../../nbs/pool/11_group.ipynb #ebd6c8e9
@@ -35,23 +36,19 @@ def _scores(rewards) -> np.ndarray:
 # %% ../../nbs/pool/11_group.ipynb #bb4032ec
 _NOISE = 1e-8  # rewards that differ by less are the same
 
-def group_advantages(rewards, *, scale: bool = False, ddof: int = 0, min_group: int = 2) -> np.ndarray:
-    """How much better each rollout of a group did than the mean of those that can be scored: float32 `(G,)`, 0 for the others, never NaN.
+def group_advantages(rewards, *, scale: bool = False, ddof: int = 0) -> np.ndarray:
+    """Rewards `(G,)` minus the mean of those that can be scored: float32 `(G,)`, 0 for the others, never NaN.
 
-    Args:
-        rewards: numbers `(G,)`; None (or NaN, or infinite) where a rollout cannot be scored.
-        scale: divide by the standard deviation over those that can.
-        ddof: 0 takes the deviation of this group (the mean square of its advantages is then 1), 1 the estimate from a sample, as TRL does.
-        min_group: with fewer scorable rollouts there is nothing to compare, and all advantages are 0.
-
-    All are 0, too, when the rewards agree to within the precision of float32, or to 1e-8. Raises `TypeError` or `ValueError`.
+    rewards: None (or NaN, or infinite) where a rollout cannot be scored. All are 0 if the rest agree to within 1e-8 or the
+    precision of float32. scale: divide by their standard deviation. ddof: 0 takes the deviation of this group, 1 the
+    estimate from a sample, as TRL does. Raises `TypeError` or `ValueError`.
     """
     if ddof not in (0, 1):
         raise ValueError(f"ddof is {ddof!r}: give 0 for the deviation of this group, 1 for an estimate from it.")
     scores = _scores(rewards)
     valid, found = np.isfinite(scores), np.zeros(len(scores), np.float32)
     x = scores[valid]
-    if len(x) >= max(min_group, 1) and (size := np.abs(x).max()) > 0:
+    if len(x) >= 2 and (size := np.abs(x).max()) > 0:
         x = x / size  # so that no reward, however large, overflows
         spread = x.max() - x.min()
         if spread > 4 * np.finfo(np.float32).eps and spread * min(size, 1.0) > _NOISE:
@@ -61,14 +58,14 @@ def group_advantages(rewards, *, scale: bool = False, ddof: int = 0, min_group: 
 
 # %% ../../nbs/pool/11_group.ipynb #f342352b
 def group_result(rewards, threshold: float = 0.99) -> tuple[bool, float] | None:
-    "Whether any reward reaches `threshold`, and the mean of those that are known. None when none is known: there is nothing to record then."
+    "Whether any reward reaches `threshold`, and the mean of the known ones; None when none is known."
     scores = _scores(rewards)
     known = scores[np.isfinite(scores)]
     return (bool((known >= threshold).any()), float(known.mean())) if len(known) else None
 
 # %% ../../nbs/pool/11_group.ipynb #9675d68f
 class PrefixMismatch(BadRequest):
-    "The prompt of this turn does not begin with what came before: pass on the tokens of earlier turns instead of tokenising the conversation again."
+    "The prompt of this turn does not begin with the earlier turns: pass on their tokens, do not tokenise again."
     code = "prefix_mismatch"
 
 class TokenBudget(PoolError):
@@ -76,18 +73,17 @@ class TokenBudget(PoolError):
     code = "token_budget"
 
 class Sequence(NamedTuple):
-    "An episode as a trainer sees it: lists of numbers. `completion_ids`, `logprobs` and `mask` are equally long."
+    "An episode as a trainer sees it; `completion_ids`, `logprobs` and `mask` are equally long."
     prompt_ids: list  # token numbers before the model's first word
     completion_ids: list  # everything after that, the environment's answers included
     logprobs: list | None  # log-probability of each, 0 for tokens of the environment; None if none were given
     mask: list  # 1 for a token of the model, 0 for one of the environment
 
-# %% ../../nbs/pool/11_group.ipynb #2e0500ec
 def _ids(ids, name: str) -> list[int]:
     "Token numbers as a list of Python integers. Raises `TypeError` or `ValueError`."
     array = np.asarray(ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise TypeError(f"{name} has shape {array.shape} and dtype {array.dtype}: give one list of whole numbers, without a batch axis.")
+        raise TypeError(f"{name} has shape {array.shape} and dtype {array.dtype}: give one list of whole numbers.")
     if array.size and array.min() < 0:
         raise ValueError(f"{name} holds {array.min()}: token numbers start at 0; leave padding out.")
     return array.tolist()
@@ -104,18 +100,17 @@ class TokenTrack:
     "The tokens of one episode over its turns, at most `max_total_tokens` of them (None: any number)."
 
     def __init__(self, max_total_tokens: int | None = None):
-        if max_total_tokens is not None and (isinstance(max_total_tokens, bool) or not isinstance(max_total_tokens, (int, np.integer)) or max_total_tokens < 2):
-            raise ValueError(f"max_total_tokens is {max_total_tokens!r}: give the most tokens an episode may have, at least 2, or None.")
-        self.most, self.ids, self.mask, self.logprobs = max_total_tokens, [], [], None
-        self.turns, self.prompt_length, self.full = 0, 0, False
+        self.most = None if max_total_tokens is None else checked_int("max_total_tokens", max_total_tokens, 2)
+        self.ids, self.mask, self.logprobs, self.turns, self.prompt_length, self.full = [], [], None, 0, 0, False
 
-    left = property(lambda self: None if self.most is None else self.most - len(self.ids), doc="How many tokens still fit; None without a budget.")
+    left = property(lambda self: None if self.most is None else self.most - len(self.ids), doc="How many tokens still fit.")
 
     def sequence(self) -> Sequence:
         "All turns as one sequence. Raises `ValueError` when there are none."
         if not self.turns:
-            raise ValueError("This episode has no tokens: call add_tokens(prompt_ids, completion_ids, logprobs) once in every turn.")
-        return Sequence(self.ids[:self.prompt_length], self.ids[self.prompt_length:], None if self.logprobs is None else list(self.logprobs), list(self.mask))
+            raise ValueError("This episode has no tokens: call add_tokens once in every turn.")
+        at, logprobs = self.prompt_length, None if self.logprobs is None else list(self.logprobs)
+        return Sequence(self.ids[:at], self.ids[at:], logprobs, list(self.mask))
 
     def add(self, prompt_ids, completion_ids, logprobs=None) -> bool:
         "One turn; see `Rollout.add_tokens`."
@@ -125,7 +120,8 @@ class TokenTrack:
         room = len(completion) if self.most is None else self.most - len(prompt)
         fits = room >= min(len(completion), 1)
         if not fits and not self.turns:
-            raise TokenBudget(f"The first prompt has {len(prompt):,} tokens and the episode may have {self.most:,}: raise max_total_tokens, or shorten the prompt.")
+            raise TokenBudget(f"The first prompt has {len(prompt):,} tokens and the episode may have {self.most:,}: "
+                              "raise max_total_tokens, or shorten the prompt.")
         self.full = len(completion) > room or room < 0
         if fits:
             self._take(prompt, completion[:room], logprobs)
@@ -134,7 +130,7 @@ class TokenTrack:
     def _check(self, prompt: list, logprobs) -> None:
         "Raise what is wrong with the next turn, if anything."
         if self.full:
-            raise TokenBudget(f"This episode already has as many tokens as it may ({self.most:,}): stop when add_tokens returns False.")
+            raise TokenBudget(f"This episode already has its {self.most:,} tokens: stop when add_tokens returns False.")
         if not prompt:
             raise ValueError("prompt_ids is empty: give all tokens that the model was shown in this turn.")
         if self.turns and (logprobs is None) != (self.logprobs is None):
@@ -142,8 +138,8 @@ class TokenTrack:
         if prompt[:len(self.ids)] != self.ids:
             at = next((i for i, (old, new) in enumerate(zip(self.ids, prompt)) if old != new), len(prompt))
             now = repr(prompt[at]) if at < len(prompt) else "nothing"
-            raise PrefixMismatch(f"The prompt of turn {self.turns + 1} differs from what came before at token {at} ({now} instead of {self.ids[at]}): "
-                                 "pass on the tokens of earlier turns instead of tokenising the conversation again.", at=at, turn=self.turns + 1)
+            where = f"The prompt of turn {self.turns + 1} has {now} instead of {self.ids[at]} at token {at}"
+            raise PrefixMismatch(f"{where}: pass on the tokens of earlier turns, do not tokenise again.", at=at, turn=self.turns + 1)
 
     def _take(self, prompt: list, completion: list, logprobs) -> None:
         "Keep a turn that fits."
@@ -158,7 +154,7 @@ class TokenTrack:
 
 # %% ../../nbs/pool/11_group.ipynb #f881b583
 def _kept(x: Any) -> Any:
-    "A copy of an observation that nobody changes later."
+    "A copy of an observation that stays as it is."
     if isinstance(x, Mapping):
         return {name: _kept(value) for name, value in x.items()}
     return np.array(x) if isinstance(x, np.ndarray) else x
@@ -173,11 +169,8 @@ def _said(error: BaseException) -> str:
 class _Record:
     "What is known about an episode; see `Rollout`."
 
-    def __init__(self, session, task, index: int, first, max_total_tokens: int | None = None, on_budget: str = "score"):
-        if on_budget not in ("score", "mask"):
-            raise ValueError(f"on_budget is {on_budget!r}: choose 'score' or 'mask'.")
-        self.session, self.task, self.index, self.on_budget = session, task, index, on_budget
-        self.tokens = TokenTrack(max_total_tokens)
+    def __init__(self, session, task, index: int, first, max_total_tokens: int | None = None):
+        self.session, self.task, self.index, self.tokens = session, task, index, TokenTrack(max_total_tokens)
         self.error = self.seconds = self._value = None
         self.step_rewards, self.infos, self._talk, self._words = [], [], [], []
         self._stepping = self._over = False
@@ -194,33 +187,38 @@ class _Record:
 
     @property
     def messages(self) -> list[dict]:
-        "The conversation so far: a new list of `{\"role\", \"content\"}`. An observation that is not text is shown as the `text` of its info, else as JSON."
+        "The conversation so far; arrays are shown as the `text` of their info, else as JSON."
         for role, said in self._talk[len(self._words):]:
             self._words.append((role, said if isinstance(said, str) else json_line(said)))
         return [{"role": role, "content": words} for role, words in self._words]
 
     @property
+    def total_reward(self) -> float | None:
+        "The sum of the steps' rewards; None when a step had none."
+        return None if None in self.step_rewards else float(sum(self.step_rewards))
+
+    @property
     def reward(self) -> float | None:
-        "The reward of the episode: what the rollout function returned, else the sum of its steps' rewards; None if it cannot be scored."
+        "What the rollout function returned, else the sum of the steps' rewards; None if the episode cannot be scored."
         return None if self.error is not None else self._value if self.settled else self.total_reward
 
-    total_reward = property(lambda self: None if None in self.step_rewards else float(sum(self.step_rewards)), doc="The sum of the steps' rewards; None when a step had none.")
     num_turns = property(lambda self: len(self.step_rewards), doc="How many steps were taken.")
     valid = property(lambda self: self.reward is not None, doc="Whether the episode can be scored.")
     settled = property(lambda self: self.seconds is not None, doc="Whether nothing can change any more.")
     out_of_tokens = property(lambda self: self.tokens.full, doc="Whether the token budget ended the episode.")
-    tokens_left = property(lambda self: self.tokens.left, doc="How many tokens still fit, those of the environment's next answer included; None without a budget.")
-    done = property(lambda self: self._over or self.tokens.full or self.error is not None or self.settled, doc="Whether the episode is over, for whatever reason.")
+    tokens_left = property(lambda self: self.tokens.left, doc="How many tokens still fit; None without a budget.")
+    done = property(lambda self: self._over or self.tokens.full or self.error is not None or self.settled, doc="Whether it is over.")
     truncated = property(lambda self: self.done and not self._over, doc="Whether it ended before the environment said so.")
 
     def sequence(self) -> Sequence:
-        "The tokens of all turns as one sequence. Raises `ValueError` when there are none."
         return self.tokens.sequence()
 
     def to_dict(self) -> dict:
         "The whole episode as plain data: one line of the log."
-        names = ("task", "index", "reward", "error", "num_turns", "step_rewards", "total_reward", "done", "truncated", "out_of_tokens", "messages", "infos")
-        return plain({**{name: getattr(self, name) for name in names}, "tokens": len(self.tokens.ids), "seconds": self.seconds and round(self.seconds, 4)})
+        names = ("task", "index", "reward", "error", "num_turns", "step_rewards", "total_reward", "done", "truncated",
+                 "out_of_tokens", "messages", "infos")
+        more = {"tokens": len(self.tokens.ids), "seconds": self.seconds and round(self.seconds, 4)}
+        return plain({name: getattr(self, name) for name in names} | more)
 
     def __repr__(self) -> str:
         state = f"error: {self.error}" if self.error else f"reward {self.reward:g}" if self.done and self.valid else "running"
@@ -231,17 +229,18 @@ class _Steps(_Record):
     "How an episode goes on and ends; see `Rollout`."
 
     async def step(self, action, *, text: str | None = None):
-        """Take a step and return the `Step` that the session answers.
+        """Take a step and return the `Step` that the session answers. text: what the conversation shows as the action.
 
-        text: what the conversation shows as the action, where the action is not text. Raises `ResetRequired` when the episode is over, `TokenBudget` when its tokens are used up,
-        `SessionBusy` when a step is under way, and whatever the session raises; the episode has failed then.
+        Raises `ResetRequired` when the episode is over, `TokenBudget` when its tokens are used up, `SessionBusy` while a
+        step is under way, and whatever the session raises; the episode has failed then.
         """
         if self._stepping:
             raise SessionBusy("This episode is taking a step already: await it before the next one.")
         if self.tokens.full:
-            raise TokenBudget(f"The episode has used up its {self.tokens.most:,} tokens: stop when add_tokens returns False, or loop `while not episode.done`.")
+            raise TokenBudget(f"The episode has used up its {self.tokens.most:,} tokens: loop `while not episode.done`.")
         if self.done:
-            raise ResetRequired("This episode is over" + (f" ({self.error})" if self.error else "") + ": loop `while not episode.done`.")
+            why = f" ({self.error})" if self.error else ""
+            raise ResetRequired(f"This episode is over{why}: loop `while not episode.done`.")
         if text is not None and not isinstance(text, str):
             raise TypeError(f"text is a {type(text).__name__}: give what the conversation is to show, a string.")
         self._stepping = True
@@ -249,7 +248,8 @@ class _Steps(_Record):
             found = await self.session.step(action)
             self._took(found, action if text is None else text)
         except BaseException as error:
-            self.fail(_said(error) + (" (whether the step took place is unknown)" if isinstance(error, asyncio.CancelledError) else ""))
+            unknown = " (whether the step took place is unknown)" if isinstance(error, asyncio.CancelledError) else ""
+            self.fail(_said(error) + unknown)
             raise
         finally:
             self._stepping = False
@@ -258,30 +258,27 @@ class _Steps(_Record):
     def _took(self, found, said) -> None:
         "Write down a step. Raises `SessionLost` or `EnvFault` when it cannot be right."
         if self.settled:
-            raise ResetRequired(f"This episode ended while its step was under way{f' ({self.error})' if self.error else ''}: await every step.")
+            why = f" ({self.error})" if self.error else ""
+            raise ResetRequired(f"This episode ended while its step was under way{why}: await every step.")
         if found.n != self._n + 1:
-            raise SessionLost(f"The session is at step {found.n} and this episode at {self._n + 1}: step it through the episode only.", n=found.n, expected=self._n + 1)
-        reward = None if found.reward is None else float(found.reward)
-        if reward is not None and not np.isfinite(reward):
-            raise EnvFault(f"The environment gave the reward {reward}: a reward must be a finite number.")
+            raise SessionLost(f"The session is at step {found.n} and this episode at {self._n + 1}: step it only here.",
+                              n=found.n, expected=self._n + 1)
+        reward = None if found.reward is None else finite(found.reward, "The reward")
         self._n, self._over = found.n, bool(found.done)
         self.step_rewards.append(reward)
         self._talk.append(("assistant", said if isinstance(said, str) else _kept(said)))
         self._saw(found)
 
     def add_tokens(self, prompt_ids, completion_ids, logprobs=None) -> bool:
-        """The tokens of one turn; call it once a turn, before the step.
+        """The tokens of one turn; call it once a turn, before the step. Returns False if not all fit: the episode is over.
 
-        prompt_ids: all that the model was shown, earlier turns included. completion_ids: what it wrote; logprobs: of each of these, in every turn or in none.
-        Returns whether all of it fits: False means that the rest was cut off and the episode is over. Raises `PrefixMismatch`, `TokenBudget` (nothing fits, or the
-        budget was used up before), `TypeError` or `ValueError`.
+        prompt_ids: all that the model was shown, earlier turns included. completion_ids: what it wrote.
+        logprobs: of each of these, in every turn or in none.
+        Raises `PrefixMismatch`, `TokenBudget` (nothing fits, or nothing was left), `TypeError` or `ValueError`.
         """
         if self.settled or self._over:
             raise ResetRequired("This episode is over: add the tokens of a turn before its step.")
-        fits = self.tokens.add(prompt_ids, completion_ids, logprobs)
-        if not fits and self.on_budget == "mask":
-            self.fail(f"out of tokens: more than {self.tokens.most:,}")
-        return fits
+        return self.tokens.add(prompt_ids, completion_ids, logprobs)
 
     def fail(self, reason: str) -> None:
         "The episode cannot be scored, for this reason. A settled episode stays as it is."
@@ -292,20 +289,16 @@ class _Steps(_Record):
 class Rollout(_Steps):
     """One episode, from the reset to its end.
 
-    Args:
-        session: `await session.step(action)` gives a `Step` with `observation`, `reward`, `done`, `n` and `info`.
-        task: what it was reset to. index: its place in the group.
-        first: the `Step` of the reset. The `system_message` in its info, if there is one, opens the conversation.
-        max_total_tokens: the most tokens of the whole episode (None: any number).
-        on_budget: what becomes of an episode that uses them up: "score", it keeps the rewards so far; "mask", it cannot be scored.
-
-    Attributes:
-        observation, info: those of the last step. infos: all of them, the reset's first. step_rewards: one for each step.
-        seconds: how long it took, None until it is settled. error: why it cannot be scored, None if it can.
+    session: has a coroutine `step(action)` that gives a `Step`. task: what it was reset to. index: its place in the
+    group.
+    first: the `Step` of the reset; the `system_message` in its info opens the conversation. max_total_tokens: of the
+    episode.
+    observation, info: those of the last step. infos: all of them, the reset's first. step_rewards: one for each step.
+    seconds: how long it took, None until it is settled. error: why it cannot be scored, None if it can.
     """
 
     def finish(self, reward: float | None = None) -> None:
-        "End the episode; `reward` None takes the sum of its steps' rewards. Raises `TypeError` or `ValueError` for anything but a finite number, and the episode has failed then."
+        "End the episode; None takes the sum of the rewards. Raises `TypeError` or `ValueError` unless it is finite."
         if self.settled:
             return
         try:
@@ -325,7 +318,7 @@ class Rollout(_Steps):
         self._value, self.seconds = value, time.monotonic() - self._begun
 
     async def run(self, rollout_fn) -> "Rollout":
-        "Play `rollout_fn(self)` to its end and settle the episode. An exception is noted as `error` and raised again, unless it says that the tokens are used up, which is a regular end."
+        "Play `rollout_fn(self)` and settle the episode. Raises what it raises, but not that the tokens are used up."
         try:
             awaited = rollout_fn(self)
             if not inspect.isawaitable(awaited):
@@ -341,7 +334,8 @@ class Rollout(_Steps):
 
     def _repr_html_(self) -> str:
         tint = {"system": "rgba(128,128,128,.10)", "user": "rgba(56,139,253,.12)", "assistant": "rgba(46,160,67,.14)"}
-        talk = "".join(f'<div style="margin:3px 0;padding:4px 10px;border-radius:6px;background:{tint[m["role"]]};white-space:pre-wrap"><b>{m["role"]}</b>\n{html.escape(m["content"])}</div>'
+        box = "margin:3px 0;padding:4px 10px;border-radius:6px;background:{};white-space:pre-wrap".format
+        talk = "".join(f'<div style="{box(tint[m["role"]])}"><b>{m["role"]}</b>\n{html.escape(m["content"])}</div>'
                        for m in self.messages)
         return f'<div style="font-size:13px;color:inherit;max-width:46em">{html.escape(repr(self))}{talk}</div>'
 
@@ -369,21 +363,16 @@ def _rows(group):
         worth = (f"{rollout.reward:.3g}", f"{advantage:+.3f}", bar) if rollout.valid else ("–", "–", "")
         yield rollout.index, *worth, rollout.num_turns, note if rollout.valid else html.escape(rollout.error or "no reward")
 
-# %% ../../nbs/pool/11_group.ipynb #b9e2b0ce
-def _sequence_of(rollout: Rollout) -> Sequence:
-    "The tokens of a rollout; none for one that failed before it had any."
+def sequence_of(rollout: Rollout) -> Sequence:
+    "The tokens of a rollout; none for one that failed before it had any. Raises `ValueError`."
     return rollout.sequence() if rollout.tokens.turns or rollout.valid else Sequence([], [], [], [])
 
 # %% ../../nbs/pool/11_group.ipynb #8f62ee2f
 class RolloutGroup:
-    """The rollouts of one task, and what they are worth compared with each other.
+    "The rollouts of a `task`; asked: the task before the pool added a seed. Raises `ValueError` without rollouts."
 
-    task: what all of them were reset to. asked: the task as the caller or the curriculum gave it, if the pool added a seed. rollouts: a list of `Rollout`.
-    min_group: with fewer scorable ones there is nothing to compare. Raises `ValueError` when there are none at all.
-    """
-
-    def __init__(self, task, rollouts, min_group: int = 2, asked=None):
-        self.task, self.rollouts, self.min_group, self.id = task, list(rollouts), min_group, uuid.uuid4().hex
+    def __init__(self, task, rollouts, asked=None):
+        self.task, self.rollouts, self.id = task, list(rollouts), uuid.uuid4().hex
         self.asked = task if asked is None else asked
         if not self.rollouts:
             raise ValueError("A group needs at least one rollout.")
@@ -394,50 +383,106 @@ class RolloutGroup:
     def __getitem__(self, i) -> Rollout:
         return self.rollouts[i]
 
-    rewards = property(lambda self: [rollout.reward for rollout in self], doc="The reward of each rollout, None for those that cannot be scored.")
-    valid = property(lambda self: np.array([rollout.valid for rollout in self], bool), doc="Which rollouts can be scored: bool `(G,)`.")
-    errors = property(lambda self: {i: rollout.error or "no reward" for i, rollout in enumerate(self) if not rollout.valid}, doc="Why the others cannot: index in the group to reason.")
+    rewards = property(lambda self: [rollout.reward for rollout in self], doc="None for those that cannot be scored.")
+    valid = property(lambda self: np.array([r.valid for r in self], bool), doc="Which can be scored: bool `(G,)`.")
+
+    @property
+    def errors(self) -> dict:
+        "Why the others cannot be scored: index in the group to reason."
+        return {i: rollout.error or "no reward" for i, rollout in enumerate(self) if not rollout.valid}
 
     def advantages(self, scale: bool = False, *, ddof: int = 0) -> np.ndarray:
-        "How much better each did than the mean of the scorable: float32 `(G,)`, 0 for the others. See `group_advantages`."
-        return group_advantages(self.rewards, scale=scale, ddof=ddof, min_group=self.min_group)
-
-    def success(self, threshold: float = 0.99) -> np.ndarray:
-        "Which rollouts reached `threshold`: bool `(G,)`, False for those that cannot be scored."
-        return np.array([reward is not None and reward >= threshold for reward in self.rewards], bool)
+        "Rewards minus their mean, float32 `(G,)`; see `group_advantages`."
+        return group_advantages(self.rewards, scale=scale, ddof=ddof)
 
     def result(self, threshold: float = 0.99) -> tuple[bool, float] | None:
         "What a curriculum records; see `group_result`."
         return group_result(self.rewards, threshold)
 
-    def to_trl(self) -> dict:
-        """Lists with one entry for each rollout: `prompt_ids`, `completion_ids`, `logprobs` (None when none were given), `env_mask` (1: the model's token).
-
-        A rollout that failed before its first token has empty lists; its reward is None. Raises `ValueError` when a scorable one has no tokens.
-        """
-        prompts, completions, logprobs, masks = map(list, zip(*map(_sequence_of, self)))
-        return {"prompt_ids": prompts, "completion_ids": completions, "logprobs": None if None in logprobs else logprobs, "env_mask": masks}
-
     def to_jsonl(self) -> str:
         "Complete conversations as JSON lines, one rollout a line."
-        return "".join(json_line({"group": self.id, "group_size": len(self), "advantage": round(float(a), 6), **rollout.to_dict()}) + "\n" for rollout, a in zip(self, self.advantages()))
+        lines = []
+        for rollout, a in zip(self, self.advantages()):
+            about = {"group": self.id, "group_size": len(self), "advantage": round(float(a), 6)}
+            lines.append(json_line({**about, **rollout.to_dict()}) + "\n")
+        return "".join(lines)
 
     def append_jsonl(self, path) -> Path:
-        "Append complete conversations to a file (a folder: to its `completions.jsonl`), whole lines only; returns its path. `read_jsonl` reads it."
+        "Append conversations to a file, or `completions.jsonl` of a folder, for `read_jsonl`; returns its path."
         path = Path(path).expanduser()
         return append_lines(path / "completions.jsonl" if path.is_dir() else path, self.to_jsonl().split("\n")[:-1])
 
     def __repr__(self) -> str:
         scored, task = [reward for reward in self.rewards if reward is not None], " ".join(str(self.task).split())
-        about = (f"mean reward {np.mean(scored):.3g}" if scored else "none scorable") + f", {len(self) - len(scored)} not scorable" * (0 < len(scored) < len(self))
-        return f"RolloutGroup({len(self)} rollout{'s' * (len(self) != 1)} of task {task if len(task) <= 60 else task[:59] + '…'}: {about})"
+        about = f"mean reward {np.mean(scored):.3g}" if scored else "none scorable"
+        about += f", {len(self) - len(scored)} not scorable" * (0 < len(scored) < len(self))
+        many, task = "s" * (len(self) != 1), task if len(task) <= 60 else task[:59] + "…"
+        return f"RolloutGroup({len(self)} rollout{many} of task {task}: {about})"
 
     def _repr_html_(self) -> str:
         return html_table(html.escape(repr(self)), ("rollout", "reward", "advantage", "", "turns", "note"), _rows(self))
 
+# %% ../../nbs/pool/11_group.ipynb #5e1c7a11
+class Answers:
+    "`await answers(*question)`: by one call of `generate(questions)` for all that ask. sizes: of the calls."
+    def __init__(self, generate: Callable, patience: float = 1.0):
+        self._generate, self.patience, self.sizes = blocking(generate), patience, []
+        self._waiting, self._server, self._news = [], None, None
+        self._left = self._alive = self._most = 0  # announced, begun, at a time
+
+    def expect(self, episodes: int, at_once: int | None = None):
+        "Announce that so many episodes will ask, at most `at_once` at a time; if these are fewer, each must call `begin`."
+        self._left, self._alive, self._most = episodes, 0, episodes if at_once is None else at_once
+
+    def begin(self):
+        "One of the announced episodes begins."
+        self._alive += 1
+
+    def over(self):
+        "One of the announced episodes will ask no more."
+        self._left, self._alive = max(0, self._left - 1), max(0, self._alive - 1)
+        if self._news:
+            self._news.set()
+
+    async def __call__(self, *question):
+        "The answer. Raises what `generate` raises."
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        self._waiting.append((question, answer))
+        if self._server is None or self._server.done() or self._server.get_loop() is not loop:
+            self._news, self._server = asyncio.Event(), loop.create_task(self._serve())
+        self._news.set()
+        return await answer
+
+    async def _serve(self):
+        while self._waiting:
+            await self._gather()
+            batch, self._waiting = [entry for entry in self._waiting if not entry[1].done()], []
+            try:
+                found = list(await self._generate([question for question, _ in batch])) if batch else []
+                if len(found) != len(batch):
+                    raise ValueError(f"generate gave {len(found)} answers to {len(batch)} questions: give one for each.")
+            except Exception as error:
+                found = [error] * len(batch)
+            self.sizes += [len(batch)] * bool(batch)
+            for (_, answer), value in zip(batch, found):
+                if not answer.done():  # its episode may have been cancelled meanwhile
+                    answer.set_exception(value) if isinstance(value, Exception) else answer.set_result(value)
+
+    async def _gather(self):
+        "Wait until all that can ask have asked, or none has for `patience` seconds; less if only the next ones are missing."
+        await asyncio.sleep(0)  # for those that ask in this turn of the loop
+        while len(self._waiting) < min(self._left, self._most):
+            self._news.clear()
+            between = self._most < self._left and len(self._waiting) >= self._alive
+            try:
+                await asyncio.wait_for(self._news.wait(), min(self.patience, 0.05) if between else self.patience)
+            except TimeoutError:
+                return
+
 # %% ../../nbs/pool/11_group.ipynb #eb96212e
 class Padded(NamedTuple):
-    "Sequences of several groups as arrays with one row for each rollout, groups one after the other."
+    "Sequences of several groups as arrays, a row for each rollout."
     tokens: np.ndarray  # int32 (B, L), prompt and completion, `pad_id` elsewhere
     attention: np.ndarray  # bool (B, L), where tokens are
     mask: np.ndarray  # float32 (B, L), 1 for the model's own tokens of scorable rollouts: what the loss counts
@@ -446,15 +491,11 @@ class Padded(NamedTuple):
     group: np.ndarray  # int32 (B,), the number of the group in the list
 
 def pad(groups, pad_id: int, side: str = "right", *, length: int | None = None, scale: bool = False, ddof: int = 0) -> Padded:
-    """Groups as arrays for a trainer.
+    """A `RolloutGroup` or a list of them as arrays for a trainer.
 
-    Args:
-        groups: a `RolloutGroup` or a list of them. pad_id: fills the rest of a row.
-        side: "right" pads after a sequence (training), "left" before it (generating).
-        length: of all rows; None takes the longest sequence. With a fixed one a compiled trainer compiles once.
-        scale, ddof: see `group_advantages`.
-    Rollouts that cannot be scored keep their row, with mask and advantage 0, so the shape does not depend on chance. Raises `ValueError` for another side, a sequence longer
-    than `length`, no groups, or a scorable rollout without tokens.
+    pad_id: fills the rest of a row. side: "right" pads after a sequence (training), "left" before it (generating).
+    length: of all rows, by default the longest sequence. scale, ddof: see `group_advantages`.
+    Rollouts that cannot be scored keep their row, with mask and advantage 0. Raises `ValueError`.
     """
     groups = [groups] if isinstance(groups, RolloutGroup) else list(groups)
     if side not in ("left", "right"):
@@ -462,14 +503,19 @@ def pad(groups, pad_id: int, side: str = "right", *, length: int | None = None, 
     if not groups:
         raise ValueError("There are no groups to pad.")
     rollouts = [rollout for group in groups for rollout in group]
-    found = [_sequence_of(rollout) for rollout in rollouts]
+    found = [sequence_of(rollout) for rollout in rollouts]
     sizes = [len(s.prompt_ids) + len(s.completion_ids) for s in found]
-    length = max(sizes) if length is None else length
+    length = length or max(sizes)
     if max(sizes) > length:
-        raise ValueError(f"A sequence has {max(sizes):,} tokens and length is {length:,}: give a length of at least max_total_tokens.")
-    arrays = np.full((len(found), length), pad_id, np.int32), *(np.zeros((len(found), length), dtype) for dtype in (bool, np.float32, np.float32))
+        raise ValueError(f"A sequence has {max(sizes):,} tokens and length is {length:,}: give at least max_total_tokens.")
+    tokens, shape = np.full((len(found), length), pad_id, np.int32), (len(found), length)
+    attention, mask, logprobs = np.zeros(shape, bool), np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     for row, (s, rollout, size) in enumerate(zip(found, rollouts, sizes)):
-        prompt, where = [0] * len(s.prompt_ids), slice(0, size) if side == "right" else slice(length - size, length)
-        for array, values in zip(arrays, (s.prompt_ids + s.completion_ids, True, prompt + [m * rollout.valid for m in s.mask], 0 if s.logprobs is None else prompt + s.logprobs)):
-            array[row, where] = values
-    return Padded(*arrays, np.concatenate([group.advantages(scale, ddof=ddof) for group in groups]), np.repeat(np.arange(len(groups), dtype=np.int32), [len(group) for group in groups]))
+        end = size if side == "right" else length
+        told = slice(end - len(s.completion_ids), end)
+        tokens[row, end - size : end], attention[row, end - size : end] = s.prompt_ids + s.completion_ids, True
+        mask[row, told] = np.array(s.mask, np.float32) * rollout.valid
+        logprobs[row, told] = s.logprobs or 0
+    advantages = np.concatenate([group.advantages(scale, ddof=ddof) for group in groups])
+    numbers = np.repeat(np.arange(len(groups), dtype=np.int32), [len(group) for group in groups])
+    return Padded(tokens, attention, mask, logprobs, advantages, numbers)

@@ -4,14 +4,12 @@
 
 # %% auto #0
 __all__ = ['PAD', 'TURN', 'END', 'SOLVED', 'LAKE_WORDS', 'LAKE_MOVES', 'TEST_SEED', 'Vocabulary', 'ModelConfig', 'linear',
-           'normed', 'Block', 'pick', 'Transformer', 'log_policy', 'mixed', 'chosen', 'Completion', 'fitting', 'powers',
-           'allowed_tokens', 'Sampler', 'Generator', 'k3', 'grpo_loss', 'token_weights', 'advantages', 'Turn',
-           'TokenRows', 'as_sequences', 'pack', 'GRPOConfig', 'TrainState', 'make_optimiser', 'beta_at', 'make_update',
-           'Learner', 'play', 'grpo_step', 'summary', 'evaluate', 'lake_tasks', 'test_tasks', 'lake_learner',
-           'lake_baselines', 'train']
+           'normed', 'Block', 'pick', 'Transformer', 'log_policy', 'mixed', 'chosen', 'Said', 'padded_size', 'in_rows',
+           'allowed_tokens', 'Sampler', 'Generator', 'grpo_loss', 'advantages', 'Turn', 'TokenRows', 'pack',
+           'GRPOConfig', 'TrainState', 'make_optimiser', 'beta_at', 'make_update', 'Learner', 'play', 'grpo_step',
+           'summary', 'evaluate', 'lake_tasks', 'test_tasks', 'lake_learner', 'lake_baselines', 'train']
 
 # %% ../../nbs/pool/15_grpo.ipynb #6769e035
-import asyncio
 import dataclasses
 import json
 import re
@@ -20,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +32,7 @@ from ..baselines.cores import apply
 from ..baselines.options import check_fields
 from ..core.helpers import checked_int, progress_bar
 from .curriculum import Curriculum, SomeSolve
-from .group import Rollout, RolloutGroup, group_advantages
+from .group import Answers, Rollout, RolloutGroup, group_advantages
 from .pool import EnvPool
 from .text.frozen_lake import MOVES, random_map, random_success, shortest_path_success
 
@@ -43,15 +41,11 @@ PAD, TURN, END = 0, 1, 2
 _FIRST = 3
 
 class Vocabulary:
-    """Text to token numbers and back, one token for each word of a list. Words are runs of letters and digits, and single other signs; `encode` skips those that are not on the list.
-
-    Raises `ValueError` for a list that cannot be read back.
-    """
-
+    "A token for each of `words`: runs of letters and digits, or single signs. Others are skipped. Raises `ValueError`."
     def __init__(self, words: Sequence[str]):
         self.list = tuple(words)
         if not self.list or len(set(self.list)) < len(self.list) or any(self._parts(word) != [word] for word in self.list):
-            raise ValueError("A word list holds different single words, letters and digits only, or single signs: leave out spaces and doubles.")
+            raise ValueError("words are different single words or signs: leave out spaces and doubles.")
         self._number = {word: i + _FIRST for i, word in enumerate(self.list)}
         self.size = _FIRST + len(self.list)  # with the three special tokens
 
@@ -60,11 +54,10 @@ class Vocabulary:
         return re.findall(r"\w+|[^\w\s]", text)
 
     def encode(self, text: str) -> list[int]:
-        "The tokens of a text."
         return [self._number[word] for word in self._parts(text) if word in self._number]
 
     def decode(self, ids: Iterable[int]) -> str:
-        "The text of tokens, without the special ones. Raises `ValueError` for other numbers."
+        "The text of tokens, without the special ones. Raises `ValueError`."
         ids = [int(i) for i in ids]
         if any(not 0 <= i < self.size for i in ids):
             raise ValueError(f"The tokens of this vocabulary are 0 to {self.size - 1}.")
@@ -73,7 +66,7 @@ class Vocabulary:
 # %% ../../nbs/pool/15_grpo.ipynb #ee2d1c3e
 @dataclass(frozen=True)
 class ModelConfig:
-    "Sizes of the model. Raises `ValueError` for values out of range."
+    "Sizes of the model. Raises `ValueError`."
     context: int = 17  # most tokens that it reads at once
     width: int = 64
     layers: int = 2
@@ -84,18 +77,16 @@ class ModelConfig:
         for name in ("context", "width", "layers", "heads", "wide"):
             checked_int(f"model.{name}", getattr(self, name), 1)
         if self.width % self.heads:
-            raise ValueError(f"{self.heads} heads do not share a width of {self.width} evenly: choose a width that is a multiple.")
+            raise ValueError(f"The width {self.width} is not a multiple of {self.heads} heads: choose one that is.")
 
-# %% ../../nbs/pool/15_grpo.ipynb #ec23f7ed
 def linear(inputs: int, outputs: int, scale: float = 1.0, *, rngs: nnx.Rngs) -> nnx.Linear:
-    "A linear layer without bias; `scale` is the standard deviation of its outputs for standard normal inputs."
+    "A linear layer without bias; its outputs have the standard deviation `scale` for standard normal inputs."
     return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=nnx.initializers.normal(scale * inputs**-0.5), rngs=rngs)
 
 def normed(x, scale):
     "RMS normalisation of vectors `(..., width)`, times `scale (width,)`."
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * scale
 
-# %% ../../nbs/pool/15_grpo.ipynb #40c1c13b
 class Block(nnx.Module):
     "Attention and a dense layer: `(B, L, width)` to `(B, K, width)`, at the positions `at (B, K)`."
 
@@ -115,10 +106,10 @@ class Block(nnx.Module):
     def attend(self, h, at):
         "Causal attention from the positions `at`."
         split = lambda x: x.reshape(*x.shape[:-1], self.heads, -1)
-        everywhere = jnp.broadcast_to(jnp.arange(h.shape[1]), h.shape[:2])
-        q, (k, v) = split(apply(self.query, pick(h, at), jnp.float32)), map(split, jnp.split(apply(self.known, h, jnp.float32), 2, axis=-1))
+        q = split(apply(self.query, pick(h, at), jnp.float32))
+        k, v = map(split, jnp.split(apply(self.known, h, jnp.float32), 2, axis=-1))
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
-        seen = everywhere[:, None, None, :] <= at[:, None, :, None]
+        seen = jnp.arange(h.shape[1]) <= at[:, None, :, None]
         found = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(seen, scores, -1e9)), v)
         return found.reshape(*at.shape, -1)
 
@@ -128,10 +119,11 @@ def pick(x, at):
 
 # %% ../../nbs/pool/15_grpo.ipynb #0548cdd6
 class Transformer(nnx.Module):
-    """A decoder-only transformer: tokens int32 `(B, L)` to logits float32 `(B, K, size)` of the token *after* each of the positions `at` int32 `(B, K)`.
+    """A decoder-only transformer: tokens int32 `(B, L)` to logits float32 `(B, K, size)` of the token *after* each of
+    the positions `at` int32 `(B, K)`, None for all.
 
-    Padding comes after the text, where causal attention never looks. `at` None means all positions. `opinion` is the standard deviation of the logits of a fresh model.
-    Raises `ValueError` for more tokens than the context has.
+    Padding comes after the text. `opinion`: the standard deviation of a fresh model's logits. Raises `ValueError` for
+    more tokens than the context has.
     """
 
     def __init__(self, config: ModelConfig, size: int, opinion: float = 0.01, *, rngs: nnx.Rngs):
@@ -154,47 +146,49 @@ class Transformer(nnx.Module):
 
 # %% ../../nbs/pool/15_grpo.ipynb #2e26a7e8
 def log_policy(structure, parameters, tokens, at, allowed, temperature: float = 1.0):
-    "Log-probabilities `(B, K, size)` of the token after each of the positions `at (B, K)`; −1e9 for tokens outside of `allowed`, bool `(size,)`."
+    "Log-probabilities `(B, K, size)` of the token after each position `at (B, K)`; −1e9 outside of `allowed`."
     logits = nnx.merge(structure, parameters)(tokens, at) / temperature
     return jax.nn.log_softmax(jnp.where(allowed, logits, -1e9))
 
 # %% ../../nbs/pool/15_grpo.ipynb #4f6f954f
 def mixed(*numbers) -> np.ndarray:
-    "A 64-bit hash of whole numbers or uint64 arrays that broadcast (splitmix64, once for each): uint64."
+    "A 64-bit hash (splitmix64) of whole numbers or uint64 arrays that broadcast: uint64."
     found = np.uint64(0)
     with np.errstate(over="ignore"):
         for x in numbers:
-            x = np.asarray(x).astype(np.uint64)
-            h = found + x + np.uint64(0x9E3779B97F4A7C15)
+            h = found + np.asarray(x).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
             h = (h ^ h >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
             h = (h ^ h >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
             found = h ^ h >> np.uint64(31)
     return found
 
-def chosen(logprobs, keys, place: int, greedy: bool = False) -> np.ndarray:
+def chosen(logprobs, keys, greedy: bool = False) -> np.ndarray:
     "One token for each row of `logprobs (N, size)`, int64 `(N,)`: drawn with `keys` uint64 `(N,)`, or the likeliest."
     if greedy:
         return np.argmax(logprobs, axis=1)
     cumulative = np.cumsum(np.exp(logprobs.astype(np.float64)), axis=1)
-    u = (mixed(keys, place) >> np.uint64(11)) * 2.0**-53
+    u = (mixed(keys, 0) >> np.uint64(11)) * 2.0**-53
     return (cumulative <= (u * cumulative[:, -1])[:, None]).sum(axis=1)
 
 # %% ../../nbs/pool/15_grpo.ipynb #088b8b57
-class Completion(NamedTuple):
-    "A reply: token numbers, and the log-probability of each under the policy that drew it."
-    ids: list
-    logprobs: list
+class Said(NamedTuple):
+    "A reply: one token, and its log-probability under the policy that drew it."
+    token: int
+    logprob: float
 
-def fitting(n: int, sizes: Sequence[int]) -> int:
-    "The first of `sizes`, ascending, that is at least n."
-    return next(size for size in sizes if size >= n)
+def padded_size(n: int, least: int = 64) -> int:
+    "n rounded up to least, 2 least, 4 least, …"
+    return max(least, 1 << (n - 1).bit_length())
 
-def powers(least: int, most: int) -> tuple:
-    "least, 2 least, 4 least, … and at last `most`."
-    return (*(least << i for i in range(64) if least << i < most), most)
+def in_rows(prompts: Sequence, rows: int, context: int) -> tuple[np.ndarray, np.ndarray]:
+    "Prompts as padded tokens, int32 `(rows, context)`, and the position of the last token of each, int32 `(rows, 1)`."
+    tokens, at = np.full((rows, context), PAD, np.int32), np.zeros((rows, 1), np.int32)
+    for i, prompt in enumerate(prompts):
+        tokens[i, :len(prompt)], at[i] = prompt, len(prompt) - 1
+    return tokens, at
 
 def allowed_tokens(allowed: Iterable[int] | None, size: int) -> np.ndarray:
-    "A mask over tokens, bool `(size,)`; None allows all but padding and TURN. Raises `ValueError` for other numbers, or none."
+    "A mask over tokens, bool `(size,)`; None allows all but padding and TURN. Raises `ValueError`."
     found, listed = np.zeros(size, bool), list(range(END, size) if allowed is None else allowed)
     if not listed or not all(0 <= i < size for i in listed):
         raise ValueError(f"allowed holds token numbers from 0 to {size - 1}, at least one.")
@@ -203,131 +197,57 @@ def allowed_tokens(allowed: Iterable[int] | None, size: int) -> np.ndarray:
 
 # %% ../../nbs/pool/15_grpo.ipynb #c56f6549
 class Sampler:
-    """Batched generation: `generate(prompts, keys)`.
+    """Batched generation of one token for each prompt: `generate(prompts, keys)`.
 
-    Args:
-        model: a `Transformer`; its `parameters` may be replaced between batches.
-        allowed: see `allowed_tokens`. most: tokens in a reply; it ends earlier at `END`, or where the context ends.
-        temperature: divides the logits. greedy: take the likeliest token. rows: batch sizes, counted in different prompts. lengths: to which prompts are padded, the last one the model's context.
-    Raises `ValueError` for wrong settings and for prompts that are empty or too long.
+    model: its `parameters` may be replaced between batches. allowed: see `allowed_tokens`. temperature: divides the logits.
+    greedy: take the likeliest token. rows: batch sizes, in different prompts, ascending. Raises `ValueError`.
     """
-
-    def __init__(self, model: Transformer, *, allowed: Iterable[int] | None = None, most: int = 1, temperature: float = 1.0, greedy: bool = False,
-                 rows: Sequence[int] = (32, 128, 512), lengths: Sequence[int] | None = None):
+    def __init__(self, model: Transformer, *, allowed: Iterable[int] | None = None, temperature: float = 1.0,
+                 greedy: bool = False, rows: Sequence[int] = (32, 128, 512)):
         self.structure, self.parameters = nnx.split(model)
-        self.context, self.most, self.greedy, self.rows, self.lengths = model.config.context, most, greedy, tuple(rows), tuple(lengths or powers(16, model.config.context))
-        if not temperature > 0 or most < 1 or list(self.rows) != sorted(set(self.rows)) or list(self.lengths) != sorted(set(self.lengths)) or self.lengths[-1] != self.context:
-            raise ValueError(f"temperature and most are positive, rows and lengths ascend, and the last length is the context ({self.context}).")
+        self.context, self.greedy, self.rows = model.config.context, greedy, tuple(rows)
+        if not temperature > 0 or list(rows) != sorted(set(rows)):
+            raise ValueError("temperature is positive, and rows ascend.")
         self.allowed, self._lock = allowed_tokens(allowed, model.head.out_features), threading.Lock()
         self._forward = jax.jit(lambda *args: log_policy(self.structure, *args, temperature))
         self.batches = self.asked = self.computed = 0  # forward passes, prompts, different prompts
 
-    def next_logprobs(self, contexts: list) -> np.ndarray:
-        "Log-probabilities of the next token, float32 `(N, size)`; equal contexts are computed once."
-        different = sorted(set(map(tuple, contexts)))  # an order that does not depend on who asked first
-        places = {context: i for i, context in enumerate(different)}
-        found = [self._one_batch(different[i:i + self.rows[-1]]) for i in range(0, len(different), self.rows[-1])]
-        self.asked, self.computed, self.batches = self.asked + len(contexts), self.computed + len(different), self.batches + len(found)
-        return np.concatenate(found)[[places[tuple(context)] for context in contexts]]
-
-    def _one_batch(self, contexts: list) -> np.ndarray:
-        "One forward pass over different contexts, padded to one of the known shapes."
-        tokens = np.full((fitting(len(contexts), self.rows), fitting(max(map(len, contexts)), self.lengths)), PAD, np.int32)
-        at = np.zeros((len(tokens), 1), np.int32)
-        for i, context in enumerate(contexts):
-            tokens[i, :len(context)], at[i] = context, len(context) - 1
-        return np.asarray(self._forward(self.parameters, tokens, at, self.allowed))[:len(contexts), 0]
-
-    def generate(self, prompts: list, keys: Sequence[int]) -> list[Completion]:
-        "A reply to each prompt, drawn with its own key; the same whatever else is in the batch. Serialised: one call at a time."
+    def next_logprobs(self, prompts: list) -> np.ndarray:
+        "Log-probabilities of the next token, float32 `(N, size)`; equal prompts are computed once."
         if not all(0 < len(prompt) <= self.context for prompt in prompts):
             raise ValueError(f"A prompt has from 1 to {self.context} tokens: shorten it, or give the model a larger context.")
+        different = sorted(set(map(tuple, prompts)))  # an order that does not depend on who asked first
+        places = {prompt: i for i, prompt in enumerate(different)}
+        parts = [different[i:i + self.rows[-1]] for i in range(0, len(different), self.rows[-1])]
+        self.asked, self.computed, self.batches = self.asked + len(prompts), self.computed + len(different), self.batches + len(parts)
+        found = []
+        for part in parts:
+            tokens, at = in_rows(part, next(size for size in self.rows if size >= len(part)), self.context)
+            found.append(np.asarray(self._forward(self.parameters, tokens, at, self.allowed))[:len(part), 0])
+        return np.concatenate(found)[[places[tuple(prompt)] for prompt in prompts]]
+
+    def generate(self, prompts: list, keys: Sequence[int]) -> list[Said]:
+        "A reply to each prompt, drawn with its own key, the same whatever else is in the batch. One call at a time."
         with self._lock:
-            contexts, found, alive = [list(prompt) for prompt in prompts], [Completion([], []) for _ in prompts], list(range(len(prompts)))
-            for place in range(self.most):
-                logprobs = self.next_logprobs([contexts[i] for i in alive])
-                said = chosen(logprobs, np.array([keys[i] for i in alive], np.uint64), place, self.greedy)
-                for i, token, logprob in zip(alive, said.tolist(), logprobs[np.arange(len(said)), said].tolist()):
-                    found[i].ids.append(token)
-                    found[i].logprobs.append(logprob)
-                    contexts[i].append(token)
-                alive = [i for i in alive if found[i].ids[-1] != END and len(contexts[i]) <= self.context]
-                if not alive:
-                    break
-        return found
+            logprobs = self.next_logprobs(prompts)
+        tokens = chosen(logprobs, np.array(keys, np.uint64), self.greedy)
+        return [Said(*pair) for pair in zip(tokens.tolist(), logprobs[np.arange(len(tokens)), tokens].tolist())]
 
 # %% ../../nbs/pool/15_grpo.ipynb #5aa325f3
-class Generator(Sampler):
-    """A `Sampler` for concurrent rollouts: `completion = await generator(prompt_ids, key)`.
-
-    patience: seconds to wait for announced rollouts while none asks. The other arguments are those of `Sampler`.
-    """
+class Generator(Sampler, Answers):
+    "A `Sampler` for concurrent rollouts: `said = await generator(prompt, key)`; see `Answers`."
 
     def __init__(self, model: Transformer, *, patience: float = 1.0, **settings):
-        super().__init__(model, **settings)
-        self.patience, self._waiting, self._server, self._news, self._left, self._alive, self._crowded = patience, [], None, None, 0, 0, False
-
-    def expect(self, rollouts: int, at_once: int | None = None):
-        "Announce that so many rollouts will ask, at most `at_once` at the same time; if these are fewer, each must call `begin`."
-        self._left, self._alive, self._crowded = rollouts, 0, at_once is not None and at_once < rollouts
-
-    def begin(self):
-        "One of the announced rollouts begins."
-        self._alive += 1
-
-    def over(self):
-        "One of the announced rollouts will ask no more."
-        self._left, self._alive = max(0, self._left - 1), max(0, self._alive - 1)
-        if self._news:
-            self._news.set()
-
-    async def __call__(self, prompt_ids: Sequence[int], key: int = 0) -> Completion:
-        "A reply to `prompt_ids`, in one batch with all rollouts that ask now. Raises what `generate` raises."
-        loop = asyncio.get_running_loop()
-        answer = loop.create_future()
-        self._waiting.append((prompt_ids, key, answer))
-        if self._server is None or self._server.done() or self._server.get_loop() is not loop:
-            self._news, self._server = asyncio.Event(), loop.create_task(self._serve())
-        self._news.set()
-        return await answer
-
-    async def _serve(self):
-        "Answer until nobody waits."
-        while self._waiting:
-            await self._gather()
-            batch, self._waiting = [entry for entry in self._waiting if not entry[2].done()], []
-            try:
-                found = await asyncio.to_thread(self.generate, [prompt for prompt, _, _ in batch], [key for _, key, _ in batch])
-                settle = [(answer.set_result, completion) for (_, _, answer), completion in zip(batch, found)]
-            except Exception as error:
-                settle = [(answer.set_exception, error) for _, _, answer in batch]
-            for (_, _, answer), (tell, what) in zip(batch, settle):
-                if not answer.done():  # its rollout may have been cancelled meanwhile
-                    tell(what)
-
-    async def _gather(self):
-        "Wait until all announced rollouts have asked, or none has for `patience` seconds."
-        await asyncio.sleep(0)  # for those that ask in this turn of the loop
-        while len(self._waiting) < (self._alive if self._crowded else self._left):
-            self._news.clear()
-            try:
-                await asyncio.wait_for(self._news.wait(), self.patience)
-            except TimeoutError:
-                return
+        Sampler.__init__(self, model, **settings)
+        Answers.__init__(self, lambda asked: self.generate(*map(list, zip(*asked))), patience)
 
 # %% ../../nbs/pool/15_grpo.ipynb #fdae7ec4
-def k3(logprobs, reference):
-    "Schulman's estimate of KL(π‖reference) from the drawn token, never negative: e^d − d − 1 with d = log reference − log π."
-    d = reference - logprobs
-    return jnp.exp(d) - d - 1
-
 def grpo_loss(logprobs, old, advantages, kl, weights, *, clip: float = 0.2, beta=0.0):
-    """The loss, a weighted mean over tokens, and metrics.
+    """The loss, a weighted mean over tokens, and metrics. All arrays have one shape.
 
-    Args, all arrays of one shape:
-        logprobs, old: of the drawn tokens, under the present policy and the one that drew them. advantages: of their episodes. kl: divergence from the reference.
-        weights: 0 for tokens of the environment and for padding, which have no gradient whatever the other arrays hold there; see `token_weights`.
-    clip: how far the ratio may move from 1. beta: weight of the divergence.
+    logprobs, old: of the drawn tokens, under the present policy and the one that drew them.
+    advantages, kl: of the token's episode; divergence from the reference. clip: how far the ratio may move from 1.
+    weights: 0 for padding, which has no gradient whatever the other arrays hold. beta: weight of the divergence.
     """
     own = weights > 0
     ratio = jnp.exp(jnp.where(own, logprobs - old, 0.0))
@@ -336,103 +256,67 @@ def grpo_loss(logprobs, old, advantages, kl, weights, *, clip: float = 0.2, beta
     clipped = mean((jnp.abs(ratio - 1) > clip).astype(jnp.float32))
     return mean(beta * kl - gain), {"kl": mean(kl), "clipped": clipped}
 
-def token_weights(mask, episode, mean: str = "token") -> np.ndarray:
-    "Token weights, float32 `(N,)`: the mask itself, or with `mean=\"sequence\"` divided by the number of the model's tokens in the `episode` (N,) of the token."
-    if mean not in ("token", "sequence"):
-        raise ValueError(f"mean is {mean!r}: choose 'token' or 'sequence'.")
-    mask, episode = np.asarray(mask, np.float32), np.asarray(episode)
-    return mask if mean == "token" else (mask / np.maximum(np.bincount(episode.ravel(), mask.ravel()), 1)[episode]).astype(np.float32)
-
 # %% ../../nbs/pool/15_grpo.ipynb #df1999e3
 def advantages(rewards, floor: float = 0.1) -> np.ndarray:
-    "Rewards of one group (None: not scorable) minus their mean, divided by their deviation plus `floor`: float32 `(G,)`, 0 for None and where all agree."
+    "Rewards of a group minus their mean, over their deviation plus `floor`: float32 `(G,)`, 0 for None."
     found = group_advantages(rewards)
     known = [r is not None and np.isfinite(r) for r in rewards]
     return found / (np.sqrt(np.mean(np.square(found[known]))) + floor) if found.any() else found
 
 # %% ../../nbs/pool/15_grpo.ipynb #25242038
 class Turn(NamedTuple):
-    "One turn of an episode: the tokens that the model read, its reply, and the log-probabilities of that."
+    "One turn of an episode: the tokens that the model read, its reply, and the log-probability of that."
     prompt: list
-    completion: list
-    logprobs: list
+    token: int
+    logprob: float
 
 class TokenRows(NamedTuple):
-    """Training data: rows of tokens, and for each predicted token where in which row that was.
+    "Training data. `row` says which prompt each drawn token `(N,)` follows; padding has weight 0."
+    tokens: np.ndarray  # int32 (R, L), different prompts
+    at: np.ndarray  # int32 (R, 1), the position of the last token of each
+    row: np.ndarray  # int32
+    target: np.ndarray  # int32, the drawn token
+    old: np.ndarray  # float32, its log-probability then
+    advantage: np.ndarray  # float32
+    weight: np.ndarray  # float32
 
-    tokens: int32 `(R, L)`. at: int32 `(R, K)`, the positions in a row from which tokens are predicted. The rest `(N,)`: `row` and `place` find a prediction in `(R, K)`;
-    `target` is the drawn token, `old` its log-probability then, `advantage` and `weight` as in `grpo_loss`. Padding has weight 0.
-    """
-    tokens: np.ndarray
-    at: np.ndarray
-    row: np.ndarray
-    place: np.ndarray
-    target: np.ndarray
-    old: np.ndarray
-    advantage: np.ndarray
-    weight: np.ndarray
-
-def as_sequences(rollout: Rollout, turns: list[Turn], memory: str) -> list[tuple]:
-    "(tokens, first, logprobs, mask) for each sequence of an episode; predictions begin at token `first`."
-    if memory == "latest":
-        return [(turn.prompt + turn.completion, len(turn.prompt), turn.logprobs, [1] * len(turn.completion)) for turn in turns]
-    prompt, completion, logprobs, mask = rollout.sequence()
-    return [(prompt + completion, len(prompt), logprobs, mask)]
-
-# %% ../../nbs/pool/15_grpo.ipynb #62ace4c4
-def pack(sequences: list[tuple], advantages, weights: list, lengths: Sequence[int], rows: Sequence[int] = powers(64, 1 << 20)) -> TokenRows:
-    "Sequences `(tokens, first, …)`, the advantage of each and lists of token weights as padded arrays of few different shapes."
-    numbers, tokens_of, index = {}, [], []
-    for tokens, first, *_ in sequences:
-        index.append(numbers.setdefault((tuple(tokens[:-1]), first), len(numbers)))
-    kept, count = list(numbers), [len(tokens) - first for tokens, first, *_ in sequences]
-    length, k, r, n = fitting(max(len(t) for t, _ in kept), lengths), max(count), fitting(len(kept), rows), fitting(sum(count), rows)
-    k = fitting(k, powers(1, lengths[-1]))
-    tokens, at = np.full((r, length), PAD, np.int32), np.zeros((r, k), np.int32)
-    for i, (ids, first) in enumerate(kept):
-        tokens[i, :len(ids)], at[i, :len(ids) - first + 1] = ids, range(first - 1, len(ids))
-    flat = lambda parts, dtype: np.pad(np.fromiter((x for part in parts for x in part), dtype, sum(count)), (0, n - sum(count)))
-    each = lambda values, dtype: flat(([x] * c for x, c in zip(values, count)), dtype)
-    return TokenRows(tokens, at, each(index, np.int32), flat(map(range, count), np.int32), flat((s[0][s[1]:] for s in sequences), np.int32),
-                     flat((s[2] for s in sequences), np.float32), each(advantages, np.float32), flat(weights, np.float32))
+def pack(turns: list[Turn], advantages: Sequence[float], context: int) -> TokenRows:
+    "Turns and the advantage of each as padded arrays of few different shapes."
+    numbers = {}
+    row = [numbers.setdefault(tuple(turn.prompt), len(numbers)) for turn in turns]
+    flat = lambda values, dtype: np.pad(np.array(values, dtype), (0, padded_size(len(turns)) - len(turns)))
+    _, targets, old = zip(*turns)
+    return TokenRows(*in_rows(numbers, padded_size(len(numbers)), context), flat(row, np.int32), flat(targets, np.int32),
+                     flat(old, np.float32), flat(advantages, np.float32), flat([1] * len(turns), np.float32))
 
 # %% ../../nbs/pool/15_grpo.ipynb #20ff79f5
 @dataclass(frozen=True)
 class GRPOConfig:
-    "Settings of a run. Raises `ValueError` for values out of range."
+    "Settings of a run. Raises `ValueError`."
     steps: int = 150  # of training, each with `groups` tasks
     groups: int = 64  # tasks a step
     group_size: int = 16  # episodes of each
     max_turns: int = 20  # of an episode, in training and evaluation
-    memory: Literal["latest", "whole"] = "latest"  # what the model reads: the latest observation, or the whole conversation
-    most: int = 1  # tokens in a reply
-    discount: float = 0.97  # in training, the return of an episode of n turns is discount**n times its reward: a preference for short paths, not part of any reported success
+    discount: float = 0.97  # in training, n turns are worth discount**n times the reward; in no reported success
     floor: float = 0.1  # see `advantages`
     clip: float = 0.2
     beta: float = 0.25  # weight of the divergence from the reference in the first half of the run; then it falls to 0
-    kl: Literal["full", "k3"] = "full"
-    mean: Literal["token", "sequence"] = "token"
     temperature: float = 1.0
     epochs: int = 3  # passes over the episodes of a step
     minibatches: int = 4  # updates per pass
     learning_rate: float = 2e-3  # after `warmup` updates; falls with a cosine to a twentieth
     warmup: int = 40
     max_norm: float = 1.0  # maximum global gradient norm
-    weight_decay: float = 0.0
     seed: int = 0
     model: ModelConfig = ModelConfig()
 
     def __post_init__(self):
-        for name, low in dict(steps=1, groups=1, group_size=2, max_turns=1, most=1, epochs=1, minibatches=1, warmup=0, seed=0).items():
+        lowest = dict(steps=1, groups=1, group_size=2, max_turns=1, epochs=1, minibatches=1, warmup=0, seed=0)
+        for name, low in lowest.items():
             checked_int(name, getattr(self, name), low)
-        check_fields(self, **dict.fromkeys(("floor", "clip", "beta", "learning_rate", "weight_decay"), "[0, inf)"), temperature="(0, inf)", max_norm="(0, inf)", discount="(0, 1]")
+        check_fields(self, **dict.fromkeys(("floor", "clip", "beta", "learning_rate"), "[0, inf)"), temperature="(0, inf)",
+                     max_norm="(0, inf)", discount="(0, 1]")
 
-    @property
-    def lengths(self) -> tuple:
-        "To which lengths rows are padded: prompts with the latest observation only are all about as long as the context."
-        return (self.model.context,) if self.memory == "latest" else powers(16, self.model.context)
-
-# %% ../../nbs/pool/15_grpo.ipynb #b1e2bb59
 class TrainState(NamedTuple):
     "What learning changes, and the reference: pytrees of arrays."
     parameters: nnx.State
@@ -440,12 +324,12 @@ class TrainState(NamedTuple):
     optimiser: tuple
     step: jax.Array  # int32
 
-def make_optimiser(config: GRPOConfig) -> optax.GradientTransformation:
-    "AdamW with clipped gradients and a learning rate that rises, then falls."
-    updates = config.steps * config.epochs * config.minibatches
-    warmup = min(config.warmup, updates // 2)
-    rate = optax.warmup_cosine_decay_schedule(0.0 if warmup else config.learning_rate, config.learning_rate, warmup, updates, config.learning_rate / 20)
-    return optax.chain(optax.clip_by_global_norm(config.max_norm), optax.adamw(rate, b2=0.99, weight_decay=config.weight_decay))
+def make_optimiser(c: GRPOConfig) -> optax.GradientTransformation:
+    "Adam with clipped gradients and a learning rate that rises, then falls."
+    updates, peak = c.steps * c.epochs * c.minibatches, c.learning_rate
+    warmup = min(c.warmup, updates // 2)
+    rate = optax.warmup_cosine_decay_schedule(0.0 if warmup else peak, peak, warmup, updates, peak / 20)
+    return optax.chain(optax.clip_by_global_norm(c.max_norm), optax.adam(rate, b2=0.99))
 
 def beta_at(config: GRPOConfig, step: int) -> float:
     "The weight of the divergence in step number `step`."
@@ -456,36 +340,32 @@ def make_update(c: GRPOConfig, structure, optimiser, allowed) -> Callable:
     "The function `(parameters, optimiser state, reference, rows, beta) -> (parameters, optimiser state, metrics)`."
 
     def loss(parameters, reference, rows: TokenRows, beta):
-        table = log_policy(structure, parameters, rows.tokens, rows.at, allowed, c.temperature)
-        first = jax.lax.stop_gradient(log_policy(structure, reference, rows.tokens, rows.at, allowed, c.temperature))
-        drawn = lambda x: x[rows.row, rows.place, rows.target]
-        over_tokens = lambda x: jnp.sum(jnp.where(allowed, jnp.exp(table) * x, 0.0), -1)[rows.row, rows.place]  # expectation under the policy
-        divergence = over_tokens(table - first) if c.kl == "full" else k3(drawn(table), drawn(first))
-        found, numbers = grpo_loss(drawn(table), rows.old, rows.advantage, divergence, rows.weight, clip=c.clip, beta=beta)
-        return found, numbers | {"loss": found, "entropy": jnp.sum(rows.weight * -over_tokens(table)) / jnp.maximum(rows.weight.sum(), 1e-8)}
+        policy = lambda of: log_policy(structure, of, rows.tokens, rows.at, allowed, c.temperature)[:, 0]
+        table, first = policy(parameters), jax.lax.stop_gradient(policy(reference))
+        expected = lambda x: jnp.sum(jnp.where(allowed, jnp.exp(table) * x, 0.0), -1)[rows.row]  # under the policy
+        found, numbers = grpo_loss(table[rows.row, rows.target], rows.old, rows.advantage, expected(table - first), rows.weight,
+                                   clip=c.clip, beta=beta)
+        entropy = jnp.sum(rows.weight * -expected(table)) / jnp.maximum(rows.weight.sum(), 1e-8)
+        return found, numbers | {"loss": found, "entropy": entropy}
 
     def update(parameters, state, reference, rows: TokenRows, beta):
         gradient, numbers = jax.grad(loss, has_aux=True)(parameters, reference, rows, beta)
+        norm = jnp.sqrt(sum(jnp.sum(x * x) for x in jax.tree.leaves(gradient)))
         change, state = optimiser.update(gradient, state, parameters)
-        return optax.apply_updates(parameters, change), state, numbers | {"gradient": jnp.sqrt(sum(jnp.sum(x * x) for x in jax.tree.leaves(gradient)))}
+        return optax.apply_updates(parameters, change), state, numbers | {"gradient": norm}
 
     return update
 
 # %% ../../nbs/pool/15_grpo.ipynb #86852eb4
 class Learner:
-    """A model that learns from groups of episodes.
-
-    vocabulary: of what environments say and are told. curriculum: chooses tasks. moves: texts that may be said (None: anything). Attributes: `state`, `generator`, `greedy`, `episodes` and `env_steps` so far.
-    """
-
+    "A model that learns from groups: of a vocabulary, tasks of a curriculum, and `moves` (None: any words)."
     def __init__(self, config: GRPOConfig, vocabulary: Vocabulary, curriculum: Curriculum, *, moves: Iterable[str] | None = None):
         self.config, self.vocabulary, self.curriculum = config, vocabulary, curriculum
         model = Transformer(config.model, vocabulary.size, rngs=nnx.Rngs(config.seed))
         self.structure, parameters = nnx.split(model)
-        self.optimiser = make_optimiser(config)
-        self.state = TrainState(parameters, jax.tree.map(jnp.array, parameters), self.optimiser.init(parameters), jnp.int32(0))
-        allowed = None if moves is None else sorted({token for move in moves for token in vocabulary.encode(move)} | ({END} if config.most > 1 else set()))
-        settings = dict(allowed=allowed, most=config.most, temperature=config.temperature, lengths=config.lengths)
+        self.optimiser, reference = make_optimiser(config), jax.tree.map(jnp.array, parameters)
+        self.state = TrainState(parameters, reference, self.optimiser.init(parameters), jnp.int32(0))
+        settings = dict(allowed=None if moves is None else vocabulary.encode(" ".join(moves)), temperature=config.temperature)
         self.generator, self.greedy = Generator(model, **settings), Generator(model, **settings, greedy=True)
         self.greedy._forward = self.generator._forward  # compiled once for both
         self.episodes = self.env_steps = 0
@@ -493,50 +373,36 @@ class Learner:
         self._update = jax.jit(make_update(config, self.structure, self.optimiser, self.generator.allowed), donate_argnums=(0, 1))
 
     def set_parameters(self):
-        "Give the generators the present parameters."
-        self.generator.parameters = self.greedy.parameters = jax.tree.map(jnp.array, self.state.parameters)  # a copy: updates reuse the memory of the others
+        "Give the generators a copy of the parameters: updates reuse the memory of the others."
+        self.generator.parameters = self.greedy.parameters = jax.tree.map(jnp.array, self.state.parameters)
 
     def learn(self, groups: list[RolloutGroup], turns: dict, worth: list) -> dict:
-        """Update the model from groups, the turns of each rollout and its return in training (None: not scorable). Returns metrics.
-
-        Episodes that cannot be scored are left out. In a group in which all returns are equal the advantages are 0: only the divergence acts.
-        """
+        "Update the model from groups, the turns of each rollout and its return (None: left out). Returns metrics."
         c, step = self.config, int(self.state.step)
-        kept = [(rollout, a) for group, rewards in zip(groups, worth) for rollout, a, r in zip(group, advantages(rewards, c.floor), rewards) if r is not None and turns.get(rollout)]
+        played = [(turn, a) for group, returns in zip(groups, worth)
+                  for rollout, a, r in zip(group, advantages(returns, c.floor), returns) if r is not None
+                  for turn in turns.get(rollout, ())]
         self.state = self.state._replace(step=self.state.step + 1)
-        if not kept:
-            return {}
-        number = [(s, a, i) for i, (rollout, a) in enumerate(kept) for s in as_sequences(rollout, turns[rollout], c.memory)]
-        flat = token_weights([m for s, _, _ in number for m in s[3]], [i for s, _, i in number for _ in s[3]], c.mean)
-        weights = np.split(flat, np.cumsum([len(s[3]) for s, _, _ in number])[:-1])
-        found = []
-        for epoch in range(c.epochs):
-            order = np.random.default_rng((c.seed, step, epoch)).permutation(len(number))
+        found, beta = [], jnp.float32(beta_at(c, step))
+        for epoch in range(c.epochs if played else 0):
+            order = np.random.default_rng((c.seed, step, epoch)).permutation(len(played))
             for part in np.array_split(order, min(c.minibatches, len(order))):
-                rows = pack([number[i][0] for i in part], [number[i][1] for i in part], [weights[i] for i in part], c.lengths)
-                parameters, optimiser, numbers = self._update(self.state.parameters, self.state.optimiser, self.state.reference, rows, jnp.float32(beta_at(c, step)))
-                self.state = self.state._replace(parameters=parameters, optimiser=optimiser)
+                rows, state = pack(*zip(*(played[i] for i in part)), c.model.context), self.state
+                parameters, optimiser, numbers = self._update(state.parameters, state.optimiser, state.reference, rows, beta)
+                self.state = state._replace(parameters=parameters, optimiser=optimiser)
                 found.append(numbers)
         self.set_parameters()
-        return {name: float(np.mean([x[name] for x in jax.device_get(found)])) for name in found[0]}
+        return {name: float(np.mean([x[name] for x in jax.device_get(found)])) for name in found[0]} if found else {}
 
 # %% ../../nbs/pool/15_grpo.ipynb #6dccd018
 async def play(learner: Learner, rollout: Rollout, turns: list[Turn], key, generator: Generator):
-    "Play one episode: read, reply, step, until it is over or the next prompt does not fit into the context. Raises `ValueError` if the first one does not."
-    c = learner.config
+    "Play one episode: read, reply, step, until it is over. Raises `ValueError` for a prompt that does not fit."
     generator.begin()
     try:
-        while not rollout.done and rollout.num_turns < c.max_turns:
+        while not rollout.done and rollout.num_turns < learner.config.max_turns:
             prompt = learner.vocabulary.encode(rollout.observation) + [TURN]
-            if c.memory == "whole" and turns:
-                prompt = turns[-1].prompt + turns[-1].completion + prompt
-            if turns and len(prompt) + c.most - 1 > c.model.context:
-                break
-            said = await generator(prompt, mixed(key, rollout.num_turns))  # one batch for all that ask now
-            turns.append(Turn(prompt, *said))
-            if c.memory == "whole":
-                rollout.add_tokens(*turns[-1])
-            await rollout.step(learner.vocabulary.decode(said.ids))  # the environment parses the reply
+            turns.append(Turn(prompt, *await generator(prompt, mixed(key, rollout.num_turns))))  # one batch for all
+            await rollout.step(learner.vocabulary.decode([turns[-1].token]))  # the environment parses the reply
     finally:
         generator.over()
 
@@ -546,21 +412,20 @@ SOLVED = 0.99  # from this reward on an episode counts as a success
 async def grpo_step(learner: Learner, pool: EnvPool) -> tuple[dict, list[RolloutGroup]]:
     "One step of GRPO (seed: parallel-rollouts §3): metrics, and the groups that were played."
     c, step, turns, generator = learner.config, int(learner.state.step), {}, learner.generator
-    tasks = learner.curriculum.next_tasks(c.groups)                                        # 1. the curriculum chooses tasks
+    tasks = learner.curriculum.next_tasks(c.groups)                     # 1. the curriculum chooses tasks
     number = {id(task): i for i, task in enumerate(tasks)}
     key = lambda episode: mixed(c.seed, step, number[id(episode.task)], episode.index)
     generator.expect(c.groups * c.group_size, pool.size // c.group_size * c.group_size)
-    groups = await pool.run_groups(                                                        # 2. a group of episodes for each, all at once in the pool
-        lambda episode: play(learner, episode, turns.setdefault(episode, []), key(episode), generator),  # 3. turn by turn: prompts → one batched generate → parse → step
-        tasks, c.group_size)
-    worth = [[None if e.reward is None else e.reward * c.discount**e.num_turns for e in group] for group in groups]  # 4. the rewards of an episode are summed
-    numbers = learner.learn(groups, turns, worth)                                          # 5. advantages, KL, loss, backward
-    for task, group in zip(tasks, groups):                                                 # 6. the curriculum records the results
+    groups = await pool.run_groups(                                     # 2. a group of episodes for each, at once
+        # 3. turn by turn: prompts → one batched generate → parse → step
+        lambda episode: play(learner, episode, turns.setdefault(episode, []), key(episode), generator), tasks, c.group_size)
+    worth = [[None if e.reward is None else e.reward * c.discount**e.num_turns for e in group] for group in groups]  # 4. sums
+    numbers = learner.learn(groups, turns, worth)                       # 5. advantages, KL, loss, backward
+    for task, group in zip(tasks, groups):                              # 6. the curriculum records the results
         if scored := [r for r in group.rewards if r is not None]:
             learner.curriculum.record_result(task, float(np.mean([r >= SOLVED for r in scored])), float(np.mean(scored)))
     return summary(learner, groups, worth) | numbers, groups
 
-# %% ../../nbs/pool/15_grpo.ipynb #5769e6d9
 def summary(learner: Learner, groups: list[RolloutGroup], worth: list) -> dict:
     "Metrics of the episodes of a step; counts them."
     episodes = [rollout for group in groups for rollout in group]
@@ -568,59 +433,59 @@ def summary(learner: Learner, groups: list[RolloutGroup], worth: list) -> dict:
     learner.episodes += len(episodes)
     learner.env_steps += sum(rollout.num_turns for rollout in episodes)
     mean = lambda values: float(np.mean(list(values))) if scored else float("nan")
-    return {"success": mean(rollout.reward >= SOLVED for rollout in scored), "turns": mean(rollout.num_turns for rollout in scored),
-            "unscorable": len(episodes) - len(scored), "informative": float(np.mean([bool(advantages(rewards).any()) for rewards in worth])),
-            "episodes": learner.episodes}
+    return {"success": mean(rollout.reward >= SOLVED for rollout in scored), "turns": mean(r.num_turns for r in scored),
+            "unscorable": len(episodes) - len(scored), "episodes": learner.episodes,
+            "informative": float(np.mean([bool(advantages(rewards).any()) for rewards in worth]))}
 
 async def evaluate(learner: Learner, pool: EnvPool, tasks: list) -> dict:
-    """Play each task once, greedily. Returns `success` (share of tasks with reward 1), `turns`, and the `episodes`.
-
-    Raises `RuntimeError` if an episode could not be scored.
-    """
+    "Play each task once, greedily: `success` (share), `turns`, `episodes`. Raises `RuntimeError` if one has no score."
     learner.greedy.expect(len(tasks), pool.size)
-    episodes = [group[0] for group in await pool.run_groups(lambda episode: play(learner, episode, [], 0, learner.greedy), tasks, 1)]
+    groups = await pool.run_groups(lambda episode: play(learner, episode, [], 0, learner.greedy), tasks, 1)
+    episodes = [group[0] for group in groups]
     if bad := [episode.error for episode in episodes if not episode.valid]:
         raise RuntimeError(f"{len(bad)} of {len(tasks)} episodes could not be scored ({bad[0]}): evaluate again.")
-    return {"success": float(np.mean([e.reward >= SOLVED for e in episodes])), "turns": float(np.mean([e.num_turns for e in episodes])), "episodes": episodes}
+    return {"success": float(np.mean([e.reward >= SOLVED for e in episodes])),
+            "turns": float(np.mean([e.num_turns for e in episodes])), "episodes": episodes}
 
 # %% ../../nbs/pool/15_grpo.ipynb #e9e01011
 LAKE_WORDS, LAKE_MOVES = ("S", "F", "H", "G", "P", *MOVES), tuple(MOVES)
 TEST_SEED = 1_000_000  # test maps are numbered from here, training maps from 0
 
 def lake_tasks(count: int, *, size: int = 4, ice: Sequence[float] = (0.5, 0.65, 0.8), first: int = 0) -> list[dict]:
-    "`env_config`s of `count` maps with seeds from `first` on; they take the probabilities of safe `ice` in turn. Raises `ValueError` if training would reach the seeds of the test."
+    "`count` maps with seeds from `first` on and the probabilities of safe `ice` in turn. Raises `ValueError` near the test's seeds."
     if first < TEST_SEED < first + count:
         raise ValueError(f"Training has seeds below {TEST_SEED:,}: ask for fewer tasks.")
     return [{"size": size, "p": ice[i % len(ice)], "seed": first + i} for i in range(count)]
 
 def test_tasks(count: int = 500, *, size: int = 4, p: float = 0.8) -> list[dict]:
-    "`env_config`s of maps that are never used in training."
+    "Maps that are never used in training."
     return lake_tasks(count, size=size, ice=(p,), first=TEST_SEED)
 
 def lake_learner(config: GRPOConfig = GRPOConfig(), *, size: int = 4, count: int = 30_000) -> Learner:
     "A learner with the words of FrozenLake and `count` training maps: new ones, and again those that some of a group solved."
-    if config.memory == "latest" and config.model.context < (need := size * size + config.most):
-        raise ValueError(f"A map of {size}x{size} cells and a reply take {need} tokens: set model.context to that.")
+    if config.model.context < (need := size * size + 1):
+        raise ValueError(f"A map of {size}x{size} cells takes {need} tokens: set model.context to that.")
     return Learner(config, Vocabulary(LAKE_WORDS), SomeSolve(lake_tasks(count, size=size), seed=config.seed), moves=LAKE_MOVES)
 
 def lake_baselines(tasks: list[dict], turns: int) -> dict:
     "Success of uniformly random moves (exact) and of shortest paths on some maps."
     maps = [random_map(task["size"], task["p"], task["seed"]) for task in tasks]
-    return {"random": float(np.mean([random_success(grid, turns) for grid in maps])), "shortest path": float(np.mean([shortest_path_success(grid, turns) for grid in maps]))}
+    mean = lambda success: float(np.mean([success(grid, turns) for grid in maps]))
+    return {"random": mean(random_success), "shortest path": mean(shortest_path_success)}
 
 # %% ../../nbs/pool/15_grpo.ipynb #119cbef5
 def _save(learner: Learner, checkpoints: Checkpoints, row: dict):
     "Write a checkpoint of the run, numbered by steps of training."
     checkpoints.save(int(learner.state.step), learner.state, {
-        "config": dataclasses.asdict(learner.config), "curriculum": learner.curriculum.state_dict(), "episodes": learner.episodes, "env_steps": learner.env_steps,
-        "seconds": row["seconds"], "cpu_seconds": row["cpu_seconds"]})
+        "config": dataclasses.asdict(learner.config), "curriculum": learner.curriculum.state_dict(),
+        "episodes": learner.episodes, "env_steps": learner.env_steps, "seconds": row["seconds"], "cpu_seconds": row["cpu_seconds"]})
 
 def _restore(learner: Learner, checkpoints: Checkpoints) -> dict:
-    "Go on from the latest checkpoint; returns its record. Raises `CheckpointError` if there is none, or it was made with other settings."
+    "Go on from the latest checkpoint; returns its record. Raises `CheckpointError` if there is none, or other settings."
     about, mine = checkpoints.record()["about"], json.loads(json.dumps(dataclasses.asdict(learner.config)))
     if about["config"] != mine:
         differ = ", ".join(name for name in mine if about["config"].get(name) != mine[name])
-        raise CheckpointError(f"The checkpoint in {checkpoints.folder} was made with other settings ({differ}): use those, or choose another out.")
+        raise CheckpointError(f"The checkpoint in {checkpoints.folder} has other settings ({differ}): use those, or another out.")
     learner.state, _ = checkpoints.load(learner.state)
     learner.curriculum.load_state_dict(about["curriculum"])
     learner.episodes, learner.env_steps = about["episodes"], about["env_steps"]
@@ -632,11 +497,12 @@ async def train(learner: Learner, pool: EnvPool, out=None, *, resume: bool = Fal
                 save_every: int = 25, log_every: int = 10, progress: bool = True) -> list[dict]:
     """Train until `config.steps` steps are done (or `until`). Returns a row of metrics for each.
 
-    Args:
-        out: a folder for `metrics.jsonl`, `completions.jsonl` and checkpoints; None keeps nothing. resume: go on from its latest checkpoint.
-        test: tasks that are played greedily every `test_every` steps, before the first and after the last; `test` in their rows is the success.
-        log_every: steps between the groups whose conversations are written.
-    Ctrl-C ends training after the present step, with a checkpoint. Raises `FileExistsError` if `out` holds a run already, `CheckpointError`, `FloatingPointError` if the loss is not finite.
+    out: a folder for `metrics.jsonl`, `completions.jsonl` and checkpoints; None keeps nothing. resume: go on from its
+    latest checkpoint.
+    test: tasks to play greedily every `test_every` steps, before the first and after the last. log_every: steps between
+    the groups that are written.
+    Ctrl-C ends training after the present step, with a checkpoint. Raises `FileExistsError`, `CheckpointError`, or
+    `FloatingPointError`.
     """
     from xland_minigrid.baselines.checkpoint import Interrupts
     from xland_minigrid.baselines.metrics import open_loggers

@@ -6,8 +6,8 @@
 __all__ = ['PROTOCOL', 'UNREAD', 'is_loopback', 'ServerConfig', 'make_host', 'metrics_text', 'slots_of', 'readiness', 'offered',
            'header', 'shown_token', 'shown_resume', 'same_place', 'Door', 'write_now', 'talk', 'read_by_client',
            'inspect_session', 'openenv_request', 'openenv_value', 'openenv_reply', 'talk_openenv', 'look_after',
-           'Reception', 'EnvServer', 'ServerProcess', 'start_server', 'server_arguments', 'chosen', 'config_of',
-           'load_plugin', 'serve', 'serve_parser', 'run_server']
+           'Reception', 'EnvServer', 'fetch', 'ServerProcess', 'start_server', 'server_arguments', 'chosen',
+           'config_of', 'load_plugin', 'serve', 'serve_parser', 'run_server']
 
 # %% ../../nbs/pool/09_server.ipynb #bc6edfe5
 import argparse
@@ -33,9 +33,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from ..core.helpers import checked_int, checked_seconds
 from .errors import LOG, WEBSOCKETS_LOG, BadRequest, ConnectFailed, EnvFault, PoolError, SessionLost, log_event
 from .playground import POLICY, page
-from .sessions import Background, Host, Reply, Seat, SlotBackend, TextBackend, read_request, write_reply
+from .sessions import Background, Host, Reply, Seat, SlotBackend, TextBackend, checked_token, read_request, write_reply
 from .slots import Slots
 
 # %% ../../nbs/pool/09_server.ipynb #7ee088eb
@@ -51,7 +52,7 @@ def _setting(default, help: str, variable: bool = True):
 
 @dataclass(frozen=True)
 class ServerConfig:
-    "Settings of a server. `python -m xland_minigrid serve --help` and docs/pool.md say what each is for. Raises `ValueError`."
+    "Settings of a server; docs/pool.md says what each is for. Raises `ValueError`."
     env: str | None = _setting("XLand-MiniGrid-R1-9x9", "registered environment of the slots, or none")
     slots: int = _setting(8, "number of slots, and so of sessions")
     benchmark: Any = _setting(None, "benchmark whose tasks have numbers")
@@ -76,21 +77,18 @@ class ServerConfig:
     def __post_init__(self):
         if self.token is None:
             object.__setattr__(self, "token", secrets.token_urlsafe(24))
-        if not isinstance(self.token, str) or not all("!" <= c <= "~" for c in self.token):
-            raise ValueError("A token consists of visible ASCII characters without spaces: leave it out to get one.")
+        checked_token(self.token, "leave it out to get one")
         if not self.token and not is_loopback(self.host):
             raise ValueError(f"Other machines can reach a server on {self.host}: give it a token.")
-        if not 0 <= int(self.port) < 1 << 16:
-            raise ValueError(f"The port is {self.port}: give 0 to 65535, 0 for a free one.")
+        checked_int("port", self.port, 0, 65535)
         if self.env is None and not self.text:
-            raise ValueError("There is nothing to serve: give env= or text= (on the command line --env and --text NAME, also for what a plugin registers).")
+            raise ValueError("There is nothing to serve: give env= or text=, on the command line --env or --text.")
         if self.env is None and self.playground:
             raise ValueError("The playground plays grids: give env= too.")
         for name in ("max_wait", "grace", "idle", "drain", "latency"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is {getattr(self, name)!r}: give seconds, from 0.")
-        if not 0 < self.ping < float("inf") or self.max_size < 256:
-            raise ValueError("ping needs a positive number of seconds, and max_size at least 256 bytes.")
+            checked_seconds(name, getattr(self, name), 0)
+        checked_seconds("ping", self.ping)
+        checked_int("max_size", self.max_size, 256)
 
 # %% ../../nbs/pool/09_server.ipynb #b9a2d952
 def make_host(config: ServerConfig) -> Host:
@@ -126,7 +124,7 @@ def slots_of(host: Host) -> list[Slots]:
     return [backend.slots for backend in host.backends.values() if backend.kind == "slots"]
 
 def readiness(host: Host) -> dict:
-    "Whether sessions can be had, from the last tick of each kind of environment, and how many places are free."
+    "Whether sessions can be had, from the last tick of each kind of environment, and the free places."
     capacity = {name: b.capacity for name, b in host.backends.items() if name != "playground"}
     return {"ready": not host.draining and all(slots.healthy for slots in slots_of(host)), "draining": host.draining, "capacity": capacity,
             "free": {name: most - host.backends[name].live for name, most in capacity.items()}, "default": next(iter(host.backends))}
@@ -144,7 +142,7 @@ def header(headers, name: str) -> str:
     return next(iter(headers.get_all(name)), "")
 
 def shown_token(headers) -> bytes:
-    "The token that a request shows, in its `Authorization` header or as a subprotocol `token.<base64url>`."
+    "The token in the `Authorization` header, or in the subprotocol `token.<base64url>`."
     given = headers.get("Authorization", "")
     if given[:7].lower() == "bearer ":
         return given[7:].strip().encode("utf-8", "surrogateescape")
@@ -154,12 +152,12 @@ def shown_token(headers) -> bytes:
     return b""
 
 def shown_resume(headers) -> tuple[str, str]:
-    "Session and secret of a client that comes back: from headers, or, for browsers, from the subprotocol `resume.<session>.<secret>`."
+    "Session and secret of a client that comes back, from headers or the subprotocol `resume.<session>.<secret>`."
     id, _, secret = offered(headers, "resume").partition(".")
     return (id, secret) if id else (header(headers, "X-Pool-Session"), header(headers, "X-Pool-Resume"))
 
 def same_place(origin: str, host: str) -> bool:
-    "Whether a page comes from this very server. Its name must belong to this machine: a foreign name may have been made to point here."
+    "Whether a page comes from this server. Over http its name must be loopback: a foreign name may point here."
     at = urlsplit(origin)
     return at.scheme in ("http", "https") and at.netloc == host and (is_loopback(at.hostname or "") or at.scheme == "https")
 def _respond(connection, status: int, body, **headers):
@@ -269,13 +267,13 @@ async def talk(host: Host, ws, seat: Seat, max_size: int) -> None:
             return await ws.close(1000)
 
 async def read_by_client(ws) -> None:
-    "Wait while much of what was sent is unread: no further request is taken. A client that reads nothing is cut off by its connection."
+    "Wait while much of what was sent is unread: no further request is taken."
     while ws.transport.get_write_buffer_size() > 1 << 16 and not ws.transport.is_closing():
         await asyncio.sleep(0.05)
 
 # %% ../../nbs/pool/09_server.ipynb #03049f4c
 def inspect_session(host: Host, seat: Seat, number: int, op: str) -> Reply:
-    "Answer a request that leaves the environment as it is. The host does not remember these: to ask twice does no harm."
+    "Answer a request that leaves the environment as it is; asking twice does no harm."
     seat.active, seat.heard = time.monotonic(), True
     if op == "state":
         return Reply(number, seat.n, extra={"running": seat.running, "episodes": seat.episodes, "last": seat.last_id})
@@ -341,7 +339,7 @@ async def talk_openenv(host: Host, ws, seat: Seat) -> None:
 
 # %% ../../nbs/pool/09_server.ipynb #977bcf1e
 async def look_after(host: Host, background: Background, every: float) -> None:
-    "Again and again, end the sessions that are over their time, and try a tick where the last one failed."
+    "End the sessions that are over their time, and try a tick where the last one failed, again and again."
     while True:
         await asyncio.sleep(every)
         for seat in host.reap():
@@ -355,8 +353,10 @@ async def look_after(host: Host, background: Background, every: float) -> None:
 UNREAD = 1 << 22  # bytes that a client may leave unread while it goes on sending
 
 def _counted(connections: set):
-    """The class of connections. It keeps the open ones in a set, and cuts off a client that does not read: one that sends pings meanwhile, or one that has read nothing for as long as a ping and its answer may take.
-    (The connection's own pings wait behind what is unread.)"""
+    """The class of connections, which keeps the open ones in a set. It cuts off a client that does not read: one that
+    sends meanwhile,
+    or one that reads nothing for as long as a ping and its answer may take (pings wait behind what is unread).
+    """
     from websockets.asyncio.server import ServerConnection
 
     class Counted(ServerConnection):
@@ -385,7 +385,7 @@ def _counted(connections: set):
 
 # %% ../../nbs/pool/09_server.ipynb #daf87f28
 class Reception:
-    "Connections from the handshake to their end: each gets its session, and the session learns when the connection is gone."
+    "Connections from the handshake to their end: each gets its session, which learns when the connection is gone."
 
     def __init__(self, config: ServerConfig, host: Host):
         self.config, self.host, self._door, self._background = config, host, Door(config, host), Background()
@@ -427,18 +427,15 @@ class Reception:
         if seat.socket is not connection or seat.closed:
             return
         seat.socket, seat.attached, seat.active = None, False, time.monotonic()
-        why = ("close" if code in (1000, 1001, 1008) and not host.draining else "drain" if host.draining else "cut" if connection.openenv else
-               None if seat.heard and self.config.grace > 0 else "handshake" if not seat.heard else "detached")
+        why = ("drain" if host.draining else "close" if code in (1000, 1001, 1008) else "cut" if connection.openenv
+               else "handshake" if not seat.heard else "detached" if self.config.grace == 0 else None)
         if why:
             host.release(seat, why)
         log_event("released" if why else "detached", session=seat.id, why=why or "", code=code, live=len(host.seats))
 
 # %% ../../nbs/pool/09_server.ipynb #54b4b2cd
 class EnvServer(Reception):
-    """Environments over WebSockets. `async with EnvServer(slots=8) as server:` listens at `server.url`; `serve` is for programs of their own.
-
-    Takes a `ServerConfig`, or its fields. It lives on the loop that starts it, and stops while that loop is blocked. `start_server` gives it a process of its own.
-    """
+    "Environments over WebSockets, of a `ServerConfig` or its fields; `async with EnvServer() as server:`."
     def __init__(self, config: ServerConfig | None = None, *, host: Host | None = None, **settings):
         if config is not None and settings:
             raise TypeError("Give a ServerConfig or its fields, not both.")
@@ -451,16 +448,19 @@ class EnvServer(Reception):
         from websockets.asyncio.server import serve
         c = self.config
         self._server = await serve(
-            self._handle, c.host, c.port, create_connection=_counted(self._connections), process_request=self._door.request, process_response=self._admit, subprotocols=[PROTOCOL],
-            select_subprotocol=lambda connection, offered: PROTOCOL if PROTOCOL in offered else None, compression=None, max_size=c.max_size, max_queue=4, ping_interval=c.ping,
-            ping_timeout=c.ping, open_timeout=10, close_timeout=2, server_header=None, logger=WEBSOCKETS_LOG)
+            self._handle, c.host, c.port, create_connection=_counted(self._connections), process_request=self._door.request,
+            process_response=self._admit, subprotocols=[PROTOCOL], compression=None, max_size=c.max_size, max_queue=4,
+            select_subprotocol=lambda connection, offered: PROTOCOL if PROTOCOL in offered else None, open_timeout=10,
+            close_timeout=2, ping_interval=c.ping, ping_timeout=c.ping, server_header=None, logger=WEBSOCKETS_LOG)
         self.url = f"ws://{f'[{c.host}]' if ':' in c.host else c.host}:{self._server.sockets[0].getsockname()[1]}"
-        self._reaper = asyncio.ensure_future(look_after(self.host, self._background, min(max(min(c.grace, c.idle) / 4, 0.02), 5.0)))
-        log_event("listening", url=self.url, capacity={name: b.capacity for name, b in self.host.backends.items()}, token=bool(c.token))
+        every = min(max(min(c.grace, c.idle) / 4, 0.02), 5.0)
+        self._reaper = asyncio.ensure_future(look_after(self.host, self._background, every))
+        capacity = {name: b.capacity for name, b in self.host.backends.items()}
+        log_event("listening", url=self.url, capacity=capacity, token=bool(c.token))
         return self
 
     async def stop(self, drain: float | None = None) -> None:
-        "Take no new sessions, let running episodes go on for `drain` seconds, say goodbye (1001), free everything. Bounded, and harmless when repeated."
+        "Take no new sessions, give running episodes `drain` seconds, say goodbye, free everything. Bounded."
         if self._server is None:
             return
         server, self._server = self._server, None
@@ -474,9 +474,8 @@ class EnvServer(Reception):
                 self._background.start(seat.socket.close(1001, "going away"))
         await self.host.close("drain")
         server.close()
-        for connection in list(self._connections):
-            if connection.state.name == "CONNECTING":        # opened a socket and said nothing
-                connection.transport.abort()
+        for connection in [c for c in self._connections if c.state.name == "CONNECTING"]:  # opened a socket and said nothing
+            connection.transport.abort()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
                 await server.wait_closed()
@@ -493,6 +492,12 @@ class EnvServer(Reception):
         await self.stop(0)
 
 # %% ../../nbs/pool/09_server.ipynb #a1ca723b
+def fetch(url: str, path: str, token: str = "", timeout: float = 5.0) -> str:
+    "The body of a page of a server, never through a proxy. Raises `OSError`."
+    request = urllib.request.Request(url.replace("ws", "http", 1) + path, headers={"Authorization": f"Bearer {token}"} if token else {})
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as response:
+        return response.read().decode()
+
 class ServerProcess:
     "A server in a process of its own: `url`, `token`, `pid`, `stats()`, `stop()`. A context manager."
 
@@ -501,10 +506,8 @@ class ServerProcess:
 
     def get(self, path: str, timeout: float = 5.0) -> str:
         "The body of a page of the server, such as `/metrics`. Raises `ConnectFailed`."
-        request = urllib.request.Request(self.url.replace("ws", "http", 1) + path, headers={"Authorization": f"Bearer {self.token}"} if self.token else {})
         try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as response:
-                return response.read().decode()
+            return fetch(self.url, path, self.token, timeout)
         except OSError as error:
             raise ConnectFailed(f"The server does not answer ({type(error).__name__}): start it again.") from None
 
@@ -545,9 +548,9 @@ class ServerProcess:
 def start_server(*, timeout: float = 120.0, token: str | None = None, log: str | os.PathLike | None = None, **settings) -> ServerProcess:
     """A server in a process of its own, ready when this returns.
 
-    settings: fields of `ServerConfig`, as text on its command line; also `plugin="my_envs.py"`, which registers text environments in that process (it does not know those of this one), and
-    `uvloop="off"`. log: a file for its log; without one it is dropped.
-    Raises `ConnectFailed` with the last line that the server wrote when it does not come up.
+    settings: fields of `ServerConfig`; also `plugin="my_envs.py"`, which registers text environments there, and
+    `uvloop="off"`.
+    log: a file for its log; without one it is dropped. Raises `ConnectFailed` with the last line that the server wrote.
     """
     token = secrets.token_urlsafe(24) if token is None else token
     command = [sys.executable, "-m", "xland_minigrid", "serve", "--announce", "--with-parent", *(word for name, value in settings.items() for word in _words(name, value))]
@@ -595,7 +598,7 @@ def _kind(default) -> type:
     return str if default is None else type(default)
 
 def server_arguments(parser: argparse.ArgumentParser) -> None:
-    "The options of `xland-minigrid serve`: one for each field of `ServerConfig` that has a help text, and a few of the command alone."
+    "The options of `xland-minigrid serve`: one for each field of `ServerConfig` with a help text, and a few more."
     def option(name, help, default, **more):
         kind = {"action": argparse.BooleanOptionalAction} if isinstance(default, bool) else {"action": "append"} if isinstance(default, tuple) else {"type": _kind(default)}
         parser.add_argument("--" + name.replace("_", "-"), help=help + ("; may be repeated" if isinstance(default, tuple) else f" (default {default})"), **kind, **more)
@@ -650,7 +653,7 @@ def load_plugin(source: str) -> None:
 
 # %% ../../nbs/pool/09_server.ipynb #1abb4d47
 async def serve(config: ServerConfig, *, announce=None, with_parent: bool = False) -> None:
-    "Run a server until SIGTERM, SIGINT or, with `with_parent`, the end of standard input. announce: a file that gets a line of JSON with the address, and is then closed."
+    "Run a server until SIGTERM, SIGINT or, with `with_parent`, the end of standard input. announce: a file."
     loop, asked, orphaned = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(NotImplementedError):       # Windows

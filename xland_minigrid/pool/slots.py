@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.helpers import checked_int
 from ..core.ruleset import RuleSet, empty_ruleset
 from ..envs.environment import Environment
 from ..envs.registration import make
@@ -25,7 +26,7 @@ from .errors import BadRequest, EnvFault, PoolExhausted, env_fault
 
 # %% ../../nbs/pool/02_slots.ipynb #978c5a1f
 class Leaf(NamedTuple):
-    "One array of an observation: its name (`\"\"` when the observation is that array), shape and dtype."
+    """One array of an observation: name (`""` when the observation is that array), shape and dtype."""
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -43,10 +44,10 @@ class Layout(NamedTuple):
         return sum(leaf.nbytes for leaf in self.leaves)
 
     def unpack(self, data) -> Any:
-        "The observation, or a batch of them, from rows of bytes: uint8 `(..., nbytes)`, or a bytes object for one. The arrays are views of `data`."
+        "The observation, or a batch, from rows of bytes: uint8 `(..., nbytes)`, or bytes. Arrays are views of `data`."
         data = np.frombuffer(data, np.uint8) if isinstance(data, (bytes, bytearray, memoryview)) else data
         if data.shape[-1] != self.nbytes:
-            raise ValueError(f"An observation of {data.shape[-1]} bytes came where {self.nbytes} are expected: client and server disagree about the environment.")
+            raise ValueError(f"An observation has {data.shape[-1]} bytes instead of {self.nbytes}: the server has another environment.")
         found, at = {}, 0
         for leaf in self.leaves:
             part = np.ascontiguousarray(data[..., at : at + leaf.nbytes])
@@ -59,7 +60,7 @@ class Layout(NamedTuple):
 
     @staticmethod
     def from_json(said) -> "Layout":
-        "The layout that `to_json` wrote. Raises `ValueError` for anything else."
+        "The layout that `to_json` wrote. Raises `ValueError`."
         try:
             leaves = tuple(Leaf(str(name), tuple(map(operator.index, shape)), np.dtype(str(dtype)).str) for name, shape, dtype in said)
             if not all(np.dtype(leaf.dtype).kind in "biuf" and min(leaf.shape, default=0) >= 0 for leaf in leaves):
@@ -93,7 +94,7 @@ def layout_of(observation) -> Layout:
 
 # %% ../../nbs/pool/02_slots.ipynb #0edc002d
 class Task(NamedTuple):
-    "The task of a reset: `seed`, 0 to 2³² − 1; `ruleset`, padded, None for environments without; `ruleset_id` in the benchmark, or None."
+    "The task of a reset: `seed`, 0 to 2³² − 1; `ruleset`, padded, or None; `ruleset_id` in the benchmark, or None."
     seed: int
     ruleset: RuleSet | None = None
     ruleset_id: int | None = None
@@ -109,7 +110,7 @@ def _natural(value, what: str, below: int) -> int:
     return number
 
 def plain_ruleset(given) -> RuleSet:
-    "A `RuleSet` as NumPy arrays from a `RuleSet` or from a dictionary of its encodings, `goal`, `rules`, `init_tiles`, as JSON has them. Raises `BadRequest`."
+    "A `RuleSet` of NumPy arrays, from a `RuleSet` or a dictionary of its encodings. Raises `BadRequest`."
     if isinstance(given, RuleSet) and given.reduce().extended is not None:
         raise BadRequest("Slots hold tasks of Tables 2 and 3: registered, composed and many-product tasks need an environment of their own.")
     if not isinstance(given, (RuleSet, dict)):
@@ -125,7 +126,7 @@ def plain_ruleset(given) -> RuleSet:
 
 # %% ../../nbs/pool/02_slots.ipynb #3f9be2b5
 class Store(NamedTuple):
-    "All worlds, every array with a leading axis `(n,)`: `timestep`, and `rulesets`, None for environments without."
+    "All worlds, with a leading axis `(n,)`: `timestep`, and `rulesets`, None for environments without."
     timestep: Any
     rulesets: Any
 
@@ -137,8 +138,11 @@ def _choose(mask, new, old):
 
 @functools.lru_cache(maxsize=64)
 def programs(env: Environment, has_rulesets: bool):
-    """`step(params, store, actions (n,), mask (n,))` and `begin(params, store, slots (b,), seeds (b,), rulesets (b, ...))`, compiled; each returns the store and
-    rows of bytes. Slots beyond the end are padding. Results of the first are `(n, bytes)`, of the second `(b, bytes)`."""
+    """Compiled `step(params, store, actions (n,), mask (n,))` and `begin(params, store, slots (b,), seeds (b,),
+    rulesets (b, ...))`.
+
+    Each returns the store and rows of bytes, `(n, bytes)` and `(b, bytes)`. Slots beyond the end are padding.
+    """
     def one_step(params, timestep, ruleset, action):
         following = env.step(_params_with(params, ruleset), timestep, action)
         return following.replace(final_observation=None), packed(following)
@@ -161,7 +165,6 @@ def programs(env: Environment, has_rulesets: bool):
 
     return jax.jit(step, donate_argnums=1), jax.jit(begin, donate_argnums=1), blank
 
-# %% ../../nbs/pool/02_slots.ipynb #afa4f9fc
 def _zeros(shape_of):
     "An array of zeros of a shape and dtype; for random keys, the key of 0."
     if jnp.issubdtype(shape_of.dtype, jax.dtypes.prng_key):
@@ -198,7 +201,7 @@ class Leases:
             return Lease(slot, self._generation[slot])
 
     def release(self, lease: Lease) -> bool:
-        "Give a slot back. Returns whether this changed anything: False the second time, and for leases of a former tenant."
+        "Give a slot back. Returns False for a lease of a former tenant, which changes nothing."
         with self._lock:
             if not self.valid(lease):
                 return False
@@ -212,10 +215,8 @@ class Leases:
 
 # %% ../../nbs/pool/02_slots.ipynb #77709b9e
 def checked_count(n) -> int:
-    "A number of environments as an int. Raises `ValueError`."
-    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not 1 <= n <= 1 << 20:
-        raise ValueError(f"slots is {n!r}: give a number of environments, from 1 to {1 << 20:,}.")
-    return int(n)
+    "A number of environments. Raises `ValueError`."
+    return checked_int("slots", n, 1, 1 << 20)
 
 def _environment(env, given: dict):
     "Environment and parameters of an id or of the pair that `make` returns."
@@ -271,13 +272,13 @@ class SpaceCheck:
 
 # %% ../../nbs/pool/02_slots.ipynb #c7391b54
 class TaskReader:
-    "Tasks as callers write them, checked and padded to one shape. `empty` is the empty ruleset of that shape, None for environments without rulesets."
+    "Tasks, checked and padded to one shape. `empty`: the empty ruleset of that shape, None without rulesets."
 
     def __init__(self, name: str, env: Environment, params, benchmark, rules: int | None, objects: int | None):
         self.name, self.params, self.benchmark, self.empty, self.check_space = name, params, benchmark, None, SpaceCheck(env, params)
         if not hasattr(params, "ruleset"):
             if benchmark is not None or rules is not None or objects is not None:
-                raise TypeError(f"{type(params).__name__} has no ruleset: leave out benchmark, rules and objects, or use an XLand-MiniGrid environment.")
+                raise TypeError(f"{type(params).__name__} has no ruleset: leave out benchmark, rules and objects.")
             return
         least, room = (0, 0), (rules or 24, objects or 24)
         if benchmark is not None:
@@ -290,22 +291,23 @@ class TaskReader:
         self.params = params.replace(ruleset=self.default)
 
     def pad(self, ruleset) -> RuleSet:
-        "A ruleset in the shape of these slots, as NumPy arrays. Raises `BadRequest` when it does not fit."
+        "A ruleset in the shape of these slots, as NumPy arrays. Raises `BadRequest`."
         plain = _trimmed(plain_ruleset(ruleset))
         if plain.rules.shape[0] > self.room[0] or plain.init_tiles.shape[0] > self.room[1]:
-            raise BadRequest(f"A task with {plain.rules.shape[0]} rules and {plain.init_tiles.shape[0]} objects does not fit into slots for {self.room[0]} and {self.room[1]}: "
-                             "make the pool with larger rules= and objects=.")
+            sizes = len(plain.rules), len(plain.init_tiles)
+            raise BadRequest(f"{sizes} rules and objects do not fit into slots for {self.room}: make larger ones, rules=, objects=.")
         return jax.tree.map(np.asarray, _padded(plain, *self.room))
 
     def stack(self, rulesets) -> RuleSet | None:
-        "A batch of padded rulesets, the empty one for None; None for environments without."
+        "A batch of padded rulesets, the empty one for None; None for environments without rulesets."
         if self.empty is not None:
             return RuleSet(*(np.stack(x) for x in zip(*((r.goal, r.rules, r.init_tiles) for r in (r or self.empty for r in rulesets)))))
 
     def read(self, given=None) -> Task:
-        """The task that a caller means: None, a seed, or a dictionary with `seed` and `ruleset` or `ruleset_id`. Raises `BadRequest`.
+        """The task that a caller means: None, a seed, or a dictionary with `seed` and `ruleset` or `ruleset_id`. Raises
+        `BadRequest`.
 
-        Without a ruleset the seed draws one from the benchmark; without a benchmark it is the ruleset of the parameters.
+        Without a ruleset the seed draws one from the benchmark; without a benchmark it is that of the parameters.
         """
         given = {} if given is None else given if isinstance(given, dict) else {"seed": given}
         if unknown := set(given) - {"seed", "ruleset", "ruleset_id"}:
@@ -332,7 +334,7 @@ class TaskReader:
 _CHUNK = 64  # at most so many resets in one call, so that few of them cost little
 
 class Worlds:
-    "The state of `n` environments and the two programs that change it. `epoch` counts the ticks that failed, `ticks` the others; `healthy` says whether the last one worked."
+    "`n` environments and the two programs that change them. epoch: failed ticks; healthy: the last one worked."
 
     def __init__(self, env: Environment, params, n: int, tasks: TaskReader):
         self.n, self.env, self.params, self._tasks = n, env, jax.tree.map(jnp.asarray, params), tasks
@@ -342,7 +344,7 @@ class Worlds:
         self.layout = layout_of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self._shapes.timestep.observation))
 
     def reset(self, slots, tasks) -> np.ndarray:
-        "Begin trials in some slots, `tasks` as `TaskReader.read` returns them. Returns rows of bytes, uint8 `(len(slots), layout.nbytes + 5)`. Raises `EnvFault`."
+        "Begin trials with `Task`s. Returns bytes, uint8 `(len(slots), layout.nbytes + 5)`. Raises `EnvFault`."
         rows, size = [], min(_CHUNK, self.n)
         with self.lock:
             for at in range(0, max(len(slots), 1), size):
@@ -353,14 +355,14 @@ class Worlds:
         return np.concatenate(rows)
 
     def step(self, slots, actions) -> np.ndarray:
-        "Advance some slots, all different, by actions, both `(b,)`. Returns rows of bytes of **all** slots, uint8 `(n, layout.nbytes + 5)`; only those asked for mean anything. Raises `EnvFault`."
+        "Advance different slots by actions, both `(b,)`. Returns bytes of **all**, uint8 `(n, …)`. Raises `EnvFault`."
         doing, mask = np.zeros(self.n, np.int32), np.zeros(self.n, bool)
         doing[slots], mask[slots] = actions, True
         with self.lock:
             return self._run(self._step, doing, mask)
 
     def _run(self, program, *arguments) -> np.ndarray:
-        "One tick. If it fails, all worlds are void, since their memory may be gone."
+        "One tick. If it fails, all worlds are void."
         try:
             store, self._store = self._store, None           # donated: whatever happens, it is not used again
             self._store, out = program(self.params, jax.tree.map(_zeros, self._shapes) if store is None else store, *arguments)
@@ -380,16 +382,12 @@ class Worlds:
 
 # %% ../../nbs/pool/02_slots.ipynb #254aa7aa
 class Slots(Worlds):
-    """`n` environments of one kind, with leases and tasks.
+    """`n` environments of one kind, with leases and tasks. Raises `ValueError` or `TypeError`.
 
-    Args:
-        env: a registered id, or the pair `(env, params)` that `xland_minigrid.make` returns, wrappers and all.
-        n: number of environments.
-        benchmark: a `Benchmark` or the name of one: tasks can then be named by number, and a task without ruleset draws one by its seed.
-        rules, objects: size of the tables in each slot; by default that of the benchmark, or 24 and 24.
-        autoreset: begin the next trial in the very step that ends one (`GymAutoResetWrapper`); the world of the next trial follows from the last.
-        params: parameters of the environment, such as `view_size`.
-    Raises `ValueError` or `TypeError` for arguments that do not go together.
+    env: a registered id, or the pair `(env, params)` that `xland_minigrid.make` returns, wrappers and all.
+    benchmark: a `Benchmark` or its name: tasks have numbers then, and a task without ruleset draws one by its seed.
+    rules, objects: size of the tables in each slot; by default that of the benchmark, or 24 and 24.
+    autoreset: begin the next trial in the step that ends one. params: such as `view_size`.
     """
     def __init__(self, env, n: int, *, benchmark=None, rules: int | None = None, objects: int | None = None, autoreset: bool = False, **params):
         n, self.autoreset, self.benchmark = checked_count(n), autoreset, _benchmark(benchmark)

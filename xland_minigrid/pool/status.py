@@ -6,13 +6,13 @@
 __all__ = ['server_stats', 'Follower', 'Watch', 'watch']
 
 # %% ../../nbs/pool/16_status.ipynb #b4bc0a53
-import math
 import threading
 import uuid
 import weakref
 from html import escape
 from typing import Any
 
+from ..core.helpers import checked_seconds
 from .errors import PoolError
 from .pool import EnvPool, PoolStats, SyncPool
 from .server import EnvServer, ServerProcess
@@ -20,11 +20,13 @@ from .server import EnvServer, ServerProcess
 # %% ../../nbs/pool/16_status.ipynb #3d578e9d
 def server_stats(stats: dict) -> PoolStats:
     "The numbers of a server (`ServerProcess.stats()`, `Host.stats()`) as a table with a row for each environment."
-    rows = [{"environment": name, "in use": stats["used"].get(name, 0), "places": places, "free": places - stats["used"].get(name, 0)} for name, places in stats["capacity"].items()]
-    ticks = {int(size): often for size, often in stats["batches"].items()}
+    used, ticks = stats["used"], {int(size): often for size, often in stats["batches"].items()}
+    rows = [{"environment": name, "in use": used.get(name, 0), "places": places, "free": places - used.get(name, 0)}
+            for name, places in stats["capacity"].items()]
     together = sum(size * often for size, often in ticks.items()) / max(sum(ticks.values()), 1)
     facts = {name: value for name, value in stats.items() if name not in ("capacity", "used", "batches", "draining")}
-    return PoolStats(server="draining" if stats["draining"] else "open", **facts, ticks=sum(ticks.values()), requests_per_tick=round(together, 1), sessions=rows)
+    return PoolStats(server="draining" if stats["draining"] else "open", **facts, ticks=sum(ticks.values()),
+                     requests_per_tick=round(together, 1), sessions=rows)
 
 # %% ../../nbs/pool/16_status.ipynb #2f9a4ee1
 def _read(target) -> tuple[PoolStats, bool]:
@@ -44,13 +46,11 @@ def _watchable(target):
 
 # %% ../../nbs/pool/16_status.ipynb #8219c6ae
 class Follower:
-    "What keeps the table of a `Watch` up to date: a thread that looks at the target every so often, until `stop()` or until the target ends."
+    "What keeps the table of a `Watch` up to date: a thread, until `stop()` or until the target ends."
 
     def __init__(self, target, every: float = 0.5):
-        if isinstance(every, bool) or not isinstance(every, (int, float)) or not 0.02 <= every < math.inf:
-            raise ValueError(f"every is {every!r}: give seconds, from 0.02.")
-        target = _watchable(target)
-        self.every, self._target, self._ended = float(every), weakref.ref(target), threading.Event()
+        target, self.every = _watchable(target), checked_seconds("every", every, 0.02)
+        self._target, self._ended = weakref.ref(target), threading.Event()
         self._lock, self._widget, self._shown, self._final = threading.RLock(), None, [], False
         self.html, self.stats = "", None
         self._thread = threading.Thread(target=self._follow, name="xland-pool-watch", daemon=True)
@@ -103,10 +103,7 @@ class Follower:
 
 # %% ../../nbs/pool/16_status.ipynb #489ef207
 class Watch(Follower):
-    """A table that follows a pool or a server. `watch` makes one; it shows itself at the end of a cell, and ends with `stop()` or with its target.
-
-    `html`: the table as it is now. `running`: whether it is still followed. A context manager.
-    """
+    "A table that follows a pool or a server, until `stop()` or its target's end. `html`: as it is now. `running`."
     def __enter__(self):
         return self
 
@@ -157,8 +154,5 @@ def _show(bundle: dict, display_id: str, again: bool = False) -> None:
         pass
 
 def watch(pool_or_server, every: float = 0.5) -> Watch:
-    """A table that follows an `EnvPool` (or its `.sync`), an `EnvServer`, or the server that `start_server` returned, updated `every` so many seconds.
-
-    Returns a `Watch`, which shows itself at the end of a cell. Raises `TypeError` or `ValueError`.
-    """
+    "A table that follows a pool or a server, `every` so many seconds. Raises `TypeError` or `ValueError`."
     return Watch(pool_or_server, every)

@@ -32,7 +32,7 @@ def go(grid: list[str], cell: tuple[int, int], move: str) -> tuple[int, int]:
 
 # %% ../../../nbs/pool/text/01_frozen_lake.ipynb #b7b9bf7b
 def shortest_path(grid: list[str]) -> list[str] | None:
-    "A shortest list of moves from `S` to `G` over safe cells (ties in the order up, down, left, right), or None if the goal cannot be reached."
+    "A shortest list of moves from `S` to `G` over safe cells, or None."
     start, goal = find(grid, "S"), find(grid, "G")
     paths, queue = {start: []}, deque([start])
     while queue and goal not in paths:
@@ -55,10 +55,7 @@ def _draw_map(rng: random.Random, size: int, p: float) -> list[str]:
     return ["".join(cells[i:i + size]) for i in range(0, size * size, size)]
 
 def random_map(size: int = 4, p: float = 0.8, seed: int = 0) -> list[str]:
-    """A solvable map of `size` x `size` cells (2 to 32), each but `S` and `G` safe with probability `p`; the same for the same arguments on every machine.
-
-    Raises `TypeError` or `ValueError` for arguments out of range, and `ValueError` if none of 1,000 maps has a path to its goal.
-    """
+    "A solvable map of 2 to 32 cells a side, safe with probability `p`. Raises `TypeError` or `ValueError`."
     size, seed = whole_number(size, "size", 2, LARGEST), whole_number(seed, "seed", 0, LARGEST_SEED)
     p, rng = probability(p, "p"), random.Random(seed)
     for _ in range(_TRIES):
@@ -68,7 +65,7 @@ def random_map(size: int = 4, p: float = 0.8, seed: int = 0) -> list[str]:
 
 # %% ../../../nbs/pool/text/01_frozen_lake.ipynb #353b5100
 def shortest_path_success(grid: list[str], turns: int = 20) -> float:
-    "1.0 if the goal can be reached within `turns` moves on ice that is not slippery, otherwise 0.0."
+    "1.0 if the goal can be reached within `turns` moves on ice that is not slippery, else 0.0."
     path = shortest_path(grid)
     return float(path is not None and len(path) <= turns)
 
@@ -114,16 +111,19 @@ def render(grid: list[str], player: tuple[int, int]) -> str:
 _SIDES = {"up": ("left", "right"), "down": ("right", "left"), "left": ("down", "up"), "right": ("up", "down")}
 
 def slip(move: str, rng: random.Random) -> str:
-    "The direction in which a move on slippery ice goes: its own or one of its two sides, each with probability 1/3."
+    "The direction of a move on slippery ice: its own or one of its two sides, each with probability 1/3."
     return (move, *_SIDES[move])[int(rng.random() * 3)]
 
 # %% ../../../nbs/pool/text/01_frozen_lake.ipynb #2cda13c4
 class FrozenLakeEnv(TextEnv):
-    """FrozenLake as text (seed: gym-env-training §"FrozenLake"). Rewards: 1.0 for the goal, else 0.0; the caller limits the number of turns.
+    """FrozenLake as text (seed: gym-env-training §"FrozenLake"). Rewards: 1.0 for the goal, else 0.0; the caller limits
+    the turns.
 
-    `env_config`: `size` (4), `p` (0.8, probability of safe ice), `seed` (a new one for each reset if left out), `slippery` (false).
-    `info` of every turn: `seed`, `step` (replies so far), `parsed_action` (or None), `status` (`ok`, `wall`, `goal`, `hole`, `invalid_action`) and `format_errors`
-    (replies that named no move); on slippery ice also `moved`, the direction that the player went.
+    `env_config`: `size` (4), `p` (0.8, probability of safe ice), `seed` (a new one for each reset if left out),
+    `slippery` (false).
+    `info`: `seed`, `step` (replies so far), `parsed_action` (or None), `status` (`ok`, `wall`, `goal`, `hole`,
+    `invalid_action`),
+    `format_errors` (replies that named no move); on slippery ice also `moved`, the direction that the player went.
     """
     def __init__(self, env_config: dict | None = None):
         super().__init__(env_config)

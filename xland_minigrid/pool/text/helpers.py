@@ -19,7 +19,7 @@ from ..errors import ResetRequired
 LARGEST_SEED = 2**63 - 1
 
 def whole_number(value, name: str, low: int, high: int) -> int:
-    "Convert a setting to an integer from `low` to `high`. Raises `TypeError` for another type and `ValueError` for another number."
+    "A setting as an integer from `low` to `high`. Raises `TypeError` or `ValueError`."
     number = int(value) if isinstance(value, float) and value.is_integer() else value
     if isinstance(number, bool) or not hasattr(number, "__index__"):
         raise TypeError(f"{name} is {value!r}: give a whole number from {low:,} to {high:,}.")
@@ -35,7 +35,6 @@ def probability(value, name: str) -> float:
         raise ValueError(f"{name} is {value}: give a probability from 0 to 1.")
     return float(value)
 
-# %% ../../../nbs/pool/text/00_helpers.ipynb #29582ba5
 def switch(value, name: str) -> bool:
     "Convert a setting to True or False; 1 and 0 count too. Raises `TypeError`."
     if value not in (True, False):
@@ -56,10 +55,10 @@ def choice(value, name: str, *choices: str) -> str:
 
 # %% ../../../nbs/pool/text/00_helpers.ipynb #0c33c9df
 def settings(env_config, **known) -> dict:
-    """Read the settings of an environment from its `env_config`: checked where given, the default where missing or None.
+    """The settings in an `env_config`: checked where given, the default where missing or None.
 
-    known: for each name `(default, check, *limits)`; `check(value, name, *limits)` returns the value or raises `TypeError` or `ValueError`.
-    Other names are ignored (`name`, for example, chooses the environment), unless they resemble a known one: that raises `ValueError`.
+    known: for each name `(default, check, *limits)`; `check(value, name, *limits)` returns the value or raises.
+    Other names are ignored, unless they resemble a known one: that raises `ValueError`.
     """
     given = {name: value for name, value in check_config(env_config).items() if value is not None}
     for name in given.keys() - known.keys() - {"name"}:
@@ -69,7 +68,7 @@ def settings(env_config, **known) -> dict:
 
 # %% ../../../nbs/pool/text/00_helpers.ipynb #8f7fe541
 def last_reply(messages: list[dict]) -> str:
-    "The text of the last message, which must be the assistant's; None counts as empty. Raises `TypeError` or `ValueError`."
+    "The text of the last message, which must be the assistant's. Raises `TypeError` or `ValueError`."
     if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) for m in messages):
         raise TypeError("The action must be a conversation: give a list of messages, the last {'role': 'assistant', 'content': '…'}.")
     if not messages or messages[-1].get("role") != "assistant":
@@ -87,10 +86,7 @@ def tagged(reply: str) -> list[str]:
 
 # %% ../../../nbs/pool/text/00_helpers.ipynb #e8163980
 class TextEnv(Env):
-    """Base class of the text environments. A subclass sets up an episode in `reset`, where it calls `start`, and answers one reply in `turn`.
-
-    Attributes: `done`, whether no episode is in progress; `step_count`, the replies of this episode; `format_errors`, how many of them named no action.
-    """
+    "Base class: `start` begins an episode, `turn` answers. `done`, `step_count`, `format_errors` say how it stands."
     done, step_count, format_errors = True, 0, 0
 
     def start(self):
@@ -98,7 +94,7 @@ class TextEnv(Env):
         self.done, self.step_count, self.format_errors = False, 0, 0
 
     async def step(self, action: list[dict]) -> tuple[str, float, bool, dict]:
-        "Answer the last message of a conversation. Raises `ResetRequired` before the first reset and after the end, and what `last_reply` and `turn` raise."
+        "Answer the last message. Raises `ResetRequired` outside of an episode, and what `last_reply` and `turn` raise."
         if self.done:
             raise ResetRequired("No episode is in progress: reset the environment before stepping it.")
         reply = last_reply(action)

@@ -21,7 +21,7 @@ from .helpers import LARGEST_SEED, TextEnv, choice, settings, switch, tagged, wh
 _UNITS = [(i // 9, i % 9, i // 27 * 3 + i % 9 // 3) for i in range(81)]   # the row, column and box of each cell
 
 def read_board(text: str) -> list[int]:
-    "The 81 numbers of a board from its text; `.` and `0` are empty cells, white space is ignored. Raises `TypeError` or `ValueError`."
+    "The 81 numbers of a board; `.` and `0` are empty, white space is ignored. Raises `TypeError` or `ValueError`."
     if not isinstance(text, str):
         raise TypeError(f"A puzzle is a str of 81 characters, not a {type(text).__name__}.")
     cells = "".join(text.split()).replace(".", "0")
@@ -101,9 +101,8 @@ def _search(board: list[int], rng=None):
         toggle(cell, board[cell])
     yield from fill()
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #060492b0
 def solutions(board: list[int], most: int = 2) -> list[list[int]]:
-    "Up to `most` different solutions of a board; none if a number occurs twice in a row, column or box. Raises `ValueError` if the search takes too long."
+    "Up to `most` solutions of a board; none if a number occurs twice in a unit. Raises `ValueError` after too long."
     return list(itertools.islice(_search(board), most))
 
 # %% ../../../nbs/pool/text/02_sudoku.ipynb #d7ddda43
@@ -133,7 +132,7 @@ def _puzzle(seed: int, clues: int) -> tuple[str, str]:
             return write_board(board), write_board(solution)
 
 def random_puzzle(seed: int = 0, clues: int = 36) -> tuple[str, str]:
-    "A puzzle with `clues` clues (26 to 80) and its only solution, as text; the same for the same arguments on every machine. Raises `TypeError` or `ValueError`."
+    "A puzzle with `clues` clues (26 to 80) and its only solution, by its seed. Raises `TypeError` or `ValueError`."
     return _puzzle(whole_number(seed, "seed", 0, LARGEST_SEED), whole_number(clues, "clues", FEWEST, MOST))
 
 # %% ../../../nbs/pool/text/02_sudoku.ipynb #61cac4b1
@@ -161,7 +160,7 @@ def parse_move(reply: str) -> tuple[int, int, int] | None:
 
 # %% ../../../nbs/pool/text/02_sudoku.ipynb #e9dfff90
 def objection(board: list[int], clues: list[int], move: tuple[int, int, int]) -> str:
-    "Why the rules forbid a move, in a sentence; an empty string if they allow it. `clues` is the board at the start."
+    "Why the rules forbid a move, in a sentence, or an empty string. clues: the board at the start."
     row, column, number = move
     if not (1 <= row <= 9 and 1 <= column <= 9 and 0 <= number <= 9):
         return f"[{row} {column} {number}] is off the board: rows, columns and numbers go from 1 to 9, and 0 erases."
@@ -183,7 +182,7 @@ class Score:
         self.empty_cell = self.valid_move = self.repetition = self.progress = self.correct = 0.0
 
     def turn(self, move, *, was_empty: bool | None, allowed: bool, filled: int, solved: bool) -> float:
-        "Count one turn and return its reward. `was_empty` is None if the move names no cell; `filled` is the number of cells filled since the start."
+        "Count one turn; returns its reward. was_empty: None if no cell is named. filled: cells since the start."
         before, repeats = self.combined, self.seen[move]
         self.seen[move] += 1
         self.turns += 1
@@ -206,7 +205,7 @@ class Score:
 
 # %% ../../../nbs/pool/text/02_sudoku.ipynb #8c721c38
 def hints(board: list[int], tried=()) -> str:
-    "What is certain, what is possible and what was tried, as lines of text. `tried`: moves in the order in which they were made."
+    "What is certain, what is possible and what was tried, as lines of text. tried: moves in their order."
     fits = {i: candidates(board, i) for i in range(81) if not board[i]}
     at = lambda i: f"row {i // 9 + 1} column {i % 9 + 1}"
     sure = [f"[{i // 9 + 1} {i % 9 + 1} {c[0]}]" for i, c in fits.items() if len(c) == 1]
@@ -226,11 +225,14 @@ _NOT_UNDERSTOOD = "No move was understood: answer with [row column number], for 
 
 # %% ../../../nbs/pool/text/02_sudoku.ipynb #50eacbab
 class SudokuEnv(TextEnv):
-    """Sudoku as text (seed: gym-env-training §"Sudoku"). The rewards of the steps sum to the five parts of `Score`, at most 4.
+    """Sudoku as text (seed: gym-env-training §"Sudoku"). The rewards of the steps sum to the five parts of `Score`, at
+    most 4.
 
-    `env_config`: `seed` (a new one for each reset if left out), `clues` (36; 26 to 80), `puzzle` (81 characters, instead of both), `hints` (true), `observation`
-    (`"full"`, the board every turn, or `"diff"`, what changed).
-    `info`: `seed`, `step`, `parsed_action`, `status` (`ok`, `solved`, `illegal`, `invalid_action`), `format_errors`, `illegal_moves`, `filled`, the five parts as `…_reward`, `combined_reward`.
+    `env_config`: `seed` (else a new one for each reset), `clues` (36; 26 to 80) or `puzzle` (81 characters), `hints`
+    (true),
+    `observation` (`"full"`, the board every turn, or `"diff"`, what changed).
+    `info`: `seed`, `step`, `parsed_action`, `status` (`ok`, `solved`, `illegal`, `invalid_action`), `format_errors`,
+    `illegal_moves`, `filled`, the five parts as `…_reward`, `combined_reward`.
     """
     def __init__(self, env_config: dict | None = None):
         super().__init__(env_config)
@@ -250,10 +252,10 @@ class SudokuEnv(TextEnv):
     async def turn(self, reply: str) -> tuple[str, float, bool, dict]:
         move = parse_move(reply)
         told, status, was_empty = self._move(move)
-        solved = status == "solved"
-        reward = self.score.turn(move, was_empty=was_empty, allowed=status in ("ok", "solved"), filled=self._filled(), solved=solved)
-        told += f" {self._filled()} of {self.score.to_fill} cells are filled."
-        return self._show(told + ("\n" + render(self.board)) * (self.observation == "full")), reward, solved, self._info(move, status)
+        solved, filled = status == "solved", self._filled()
+        reward = self.score.turn(move, was_empty=was_empty, allowed=solved or status == "ok", filled=filled, solved=solved)
+        told += f" {filled} of {self.score.to_fill} cells are filled." + ("\n" + render(self.board)) * (self.observation == "full")
+        return self._show(told), reward, solved, self._info(move, status)
 
     def _move(self, move) -> tuple[str, str, bool | None]:
         "Play a move. Returns what to tell the model, the status, and whether the cell was empty (None if the move names no cell)."
@@ -275,8 +277,7 @@ class SudokuEnv(TextEnv):
         return self.clue_board.count(0) - self.board.count(0)
 
     def _show(self, text: str) -> str:
-        more = hints(self.board, self.tried) if self.hints else ""
-        return f"{text}\n\n{more}" if more else text
+        return f"{text}\n\n{hints(self.board, self.tried)}".rstrip("\n") if self.hints else text
 
     def _info(self, move, status) -> dict:
         return {"seed": self.played_seed, "step": self.step_count, "parsed_action": move and list(move), "status": status, "format_errors": self.format_errors,

@@ -16,7 +16,7 @@ from .helpers import TextEnv, settings, string, whole_number
 
 # %% ../../../nbs/pool/text/03_textarena.ipynb #961c15da
 def new_part(full: str, before: str, reply: str = "") -> str:
-    "The part of `full` after `before` if it continues it, otherwise all of `full`; without the line that repeats the player's `reply`."
+    "What `full` adds to `before`, or all of it; without the line that repeats the player's `reply`."
     fresh = full[len(before):] if before and full.startswith(before) else full
     if reply.strip():
         fresh = re.sub(rf"^\s*\[Player[^\]\n]*\] ?\[?{re.escape(reply.strip())}\]?[ \t]*(?:\n|\Z)", "", fresh)
@@ -52,8 +52,9 @@ def _make_textarena(env_id: str):
 class TextArenaEnv(TextEnv):
     """A one-player game of TextArena. The reward of the last step is the game's; before that, 0.0.
 
-    `env_config`: `env_id` (`"Sudoku-v0"`), `seed` (none), `system_message`. `make(env_id)` makes the game; by default it comes from the package textarena, which must be installed.
-    `info`: `env_id`, `seed`, `step`, and the game's own info. Raises `EnvFault` if the game ends without a reward.
+    `env_config`: `env_id` (`"Sudoku-v0"`), `seed` (none), `system_message`. make: makes the game, by default that of
+    textarena.
+    `info`: `env_id`, `seed`, `step`, and the game's own. Raises `EnvFault` if the game ends without a reward.
     """
     def __init__(self, env_config: dict | None = None, make=None):
         super().__init__(env_config)

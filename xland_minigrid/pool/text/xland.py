@@ -50,13 +50,14 @@ def place_words(ahead: int, right: int) -> str:
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #fa02b463
 def things_in(view) -> dict:
-    "The things in a view `(V, V, 2)`, nearest first: (tile, colour) to their places `(ahead, right)`. The agent's own cell is left out."
-    size, places = len(view), {}
-    for _, ahead, right in sorted((size - 1 - row + abs(column - size // 2), size - 1 - row, column - size // 2) for row, column in np.ndindex(size, size)):
+    "The things in a view `(V, V, 2)`, nearest first: (tile, colour) to their places `(ahead, right)`, without the agent's cell."
+    size, found = len(view), {}
+    places = ((size - 1 - row, column - size // 2) for row, column in np.ndindex(size, size))
+    for ahead, right in sorted(places, key=lambda place: (place[0] + abs(place[1]), *place)):
         thing = tuple(map(int, view[size - 1 - ahead][size // 2 + right]))
         if not _is_plain(*thing) and (ahead or right):
-            places.setdefault(thing, []).append((ahead, right))
-    return places
+            found.setdefault(thing, []).append((ahead, right))
+    return found
 
 def text_map(view) -> str:
     "The view as a map in letters, with a legend: the thing that each letter stands for, and its places."
@@ -66,8 +67,8 @@ def text_map(view) -> str:
     rows = [[sign(*map(int, cell)) for cell in row] for row in view]
     rows[-1][size // 2] = "^"
     rows = [" ".join(row) for row in rows if set(row) != {"-"}]   # without rows beyond the map
-    legend = [f"{letters[thing]}: {thing_name(*thing)}, {'; '.join(place_words(*p) for p in places)}" for thing, places in things.items()]
-    return "\n".join([*rows, *legend])
+    where = lambda places: "; ".join(place_words(*place) for place in places)
+    return "\n".join(rows + [f"{letters[thing]}: {thing_name(*thing)}, {where(places)}" for thing, places in things.items()])
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #2adfc1b3
 def describe_view(view, pocket) -> str:
@@ -76,8 +77,8 @@ def describe_view(view, pocket) -> str:
     at = lambda row, column: cell_words(*map(int, view[row, column]))
     here = "" if _is_plain(*map(int, view[-1, middle])) else f"You stand on {at(-1, middle)}. "
     hands = "nothing" if int(pocket[0]) == Tiles.EMPTY else cell_words(*map(int, pocket))
-    return (f"{here}You carry {hands}. In front of you: {at(-2, middle)}. To your left: {at(-1, middle - 1)}. To your right: {at(-1, middle + 1)}.\n"
-            f"{text_map(view)}")
+    around = f"In front of you: {at(-2, middle)}. To your left: {at(-1, middle - 1)}. To your right: {at(-1, middle + 1)}."
+    return f"{here}You carry {hands}. {around}\n{text_map(view)}"
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #9d8aed2a
 ACTION_WORDS = ("forward", "right", "left", "pick up", "put down", "toggle")   # by their numbers
@@ -98,7 +99,7 @@ def _words(text: str) -> str:
     return " ".join(re.findall(r"(?<!\w)-[0-9]+|[a-z0-9]+", text.lower()))   # a minus sign stays, so that -1 names nothing
 
 def _named(text: str) -> int | None:
-    "The action that a short text names: the whole text is a name, or it holds a single one."
+    "The action that a short text names, or None."
     if _CHOICE.search(text):
         return None   # the model repeats the instruction, or has not decided
     words = _words(text)
@@ -106,19 +107,16 @@ def _named(text: str) -> int | None:
     return _NAMES[words] if words in _NAMES else said.pop() if len(said) == 1 else None
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #34aa104b
-def _pieces(text: str, most: int) -> list[str]:
-    "The parts of a text that may each name an action."
-    return [text] if most == 1 else [piece for piece in _ALSO.split(text) if piece.strip()]
-
 def parse_actions(reply: str, most: int = 1) -> list[int] | None:
-    "The actions, numbers 0 to 5, that a reply names, at most `most` of them, or None. With `most=1` the last tag counts."
+    "The actions, numbers 0 to 5, that a reply names, at most `most`, or None. With `most=1` the last tag counts."
+    pieces = lambda text: [text] if most == 1 else [piece for piece in _ALSO.split(text) if piece.strip()]
     if tags := tagged(reply):
-        actions = [_named(piece) for piece in _pieces(",".join(tags) if most > 1 else tags[-1], most)]
+        actions = [_named(piece) for piece in pieces(",".join(tags) if most > 1 else tags[-1])]
         return None if not actions or None in actions else actions[:most]
     lines = [line for line in reply.splitlines() if line.strip()]
-    pieces = [_words(piece) for piece in _pieces(lines[-1], most)] if lines else []
-    if pieces and all(piece in _NAMES for piece in pieces):
-        return [_NAMES[piece] for piece in pieces][:most]
+    words = [_words(piece) for piece in pieces(lines[-1])] if lines else []
+    if words and all(piece in _NAMES for piece in words):
+        return [_NAMES[piece] for piece in words][:most]
     said = _SAID.findall(_words(reply))
     return [_NAMES[said[-1]]] if said else None
 
@@ -136,7 +134,7 @@ def legal_actions(front, pocket) -> list[int]:
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #30646d76
 def rules_in_reach(rules, view, pocket) -> list[str]:
-    "The rules, encodings `(R, 7)`, all of whose inputs are in view or carried, as numbered clauses."
+    "The rules, encodings `(R, 7)`, whose inputs are all in view or carried, as numbered clauses."
     there = {tuple(map(int, cell)) for cell in np.asarray(view).reshape(-1, 2)} | {tuple(map(int, pocket))}
     found, rules = [], np.asarray(rules).reshape(-1, 7)
     for number, row in enumerate(rules[rules[:, 0] > 0], 1):   # without padding, as describe_ruleset counts
@@ -148,7 +146,7 @@ def rules_in_reach(rules, view, pocket) -> list[str]:
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #db9f2070
 def read_ruleset(given) -> RuleSet:
-    "A task from English text, a dictionary by names (`ruleset_to_dict`) or of encodings, or a `RuleSet`. Raises `TypeError` or `ValueError` (`ParseError`)."
+    "A task from English, a dictionary of names or encodings, or a `RuleSet`. Raises `TypeError` or `ValueError`."
     if isinstance(given, RuleSet):
         return given
     if isinstance(given, str):
@@ -164,14 +162,15 @@ def _benchmark(name: str):
     return load_benchmark(name, as_numpy=True, progress=False)
 
 def find_task(seed: int, benchmark=None, ruleset_id: int | None = None, ruleset=None, preset: str = "small") -> tuple[RuleSet, int | None]:
-    "The ruleset that the settings of a task select, and its number in the benchmark if it has one. Raises `TypeError` or `ValueError`."
+    "The ruleset that the settings of a task select, and its number in the benchmark or None. Raises `TypeError` or `ValueError`."
     if ruleset is not None:
         return read_ruleset(ruleset), None
     if benchmark is None:
         return generate_benchmark(preset, 1, seed=seed).get_ruleset(0), None
     tasks = benchmark if isinstance(benchmark, Benchmark) else _benchmark(benchmark)
-    # Without a number the seed draws one, the same as in a slot of the pool.
-    number = int(np.random.default_rng(seed).integers(len(tasks))) if ruleset_id is None else whole_number(ruleset_id, "ruleset_id", 0, len(tasks) - 1)
+    if ruleset_id is None:  # the seed draws one, the same as in a slot of the pool
+        ruleset_id = int(np.random.default_rng(seed).integers(len(tasks)))
+    number = whole_number(ruleset_id, "ruleset_id", 0, len(tasks) - 1)
     return tasks.get_ruleset(number), number
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #26736727
@@ -186,17 +185,17 @@ def _device():
 
 @functools.lru_cache(maxsize=None)
 def programs(env_id: str):
-    "An environment and its compiled functions `reset(params, key)` and `step(params, timestep, action)`. Raises `ValueError`."
+    "An environment, and compiled `reset(params, key)` and `step(params, timestep, action)`. Raises `ValueError`."
     env, params = make(env_id)
     if not hasattr(params, "ruleset"):
-        raise ValueError(f"{env_id} has no rules: choose an XLand-MiniGrid environment, for example 'XLand-MiniGrid-R1-9x9'.")
+        raise ValueError(f"{env_id} has no rules: choose an environment such as 'XLand-MiniGrid-R1-9x9'.")
     return env, jax.jit(env.reset), jax.jit(env.step)
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #67fda9ab
 _fitting = set()   # (env_id, number of objects) that are known to fit
 
 class World:
-    "One environment with one task, stepped from Python. After each call `reward`, `last`, `won`, `lost`, `view` `(V, V, 2)` and `pocket` `(2,)` hold the current state."
+    "One environment and task: `reward`, `last`, `won`, `lost`, `view` `(V, V, 2)`, `pocket` `(2,)` as they are now."
     def __init__(self, env_id: str, ruleset: RuleSet, max_steps: int | None = None):
         self.env, self._reset, self._step = programs(env_id)
         self.params = make(env_id, ruleset=ruleset, **({} if max_steps is None else {"max_steps": max_steps}))[1]
@@ -212,16 +211,17 @@ class World:
             jax.block_until_ready(self._step(self._on_device, self.timestep, 0))
 
     def again(self):
-        "Begin the next trial with the key that the last one has left, as `GymAutoResetWrapper` does."
+        "Begin the next trial with the key that the last one left, as `GymAutoResetWrapper` does."
         self._look(self._reset(self._on_device, self.timestep.state.key))
 
     def step(self, action: int):
         self._look(self._step(self._on_device, self.timestep, action))
 
     def _look(self, timestep):
-        self.timestep, self.last = timestep, bool(timestep.last())
-        self.reward, discount, self.pocket, self.view = jax.device_get((timestep.reward, timestep.discount, timestep.state.agent.pocket, timestep.observation))
-        self.reward = float(self.reward)
+        self.timestep, self.last, seen = timestep, bool(timestep.last()), timestep.observation
+        about = timestep.reward, timestep.discount, timestep.state.agent.pocket, seen
+        reward, discount, self.pocket, self.view = jax.device_get(about)
+        self.reward = float(reward)
         self.won, self.lost = self.last and self.reward > 0, self.last and self.reward == 0 and discount == 0
 
     def _repr_html_(self):
@@ -236,10 +236,14 @@ You have {trials} of at most {steps} steps. The sooner you reach the goal, the h
 def system_text(ruleset, trials: int, max_steps: int, most: int, show_rules: bool, show_goal: bool) -> str:
     "The system message for a task."
     how = "one action" if most == 1 else f"up to {most} actions, separated by commas"
-    how_many = "one trial" if trials == 1 else f"{trials} trials of the same task, each with new places for everything,"
-    hidden = "You are not told the rules of this world: find out what changes things." if show_goal else "You are told neither the rules of this world nor the goal: find out what is rewarded."
-    task = describe_ruleset(ruleset) if show_rules else f"{describe_ruleset(ruleset, 'goal')}\n{hidden}" if show_goal else hidden
-    return f"{_SYSTEM.format(how=how, trials=how_many, steps=max_steps)}\n\n{task}"
+    many = "one trial" if trials == 1 else f"{trials} trials of the same task, each with new places for everything,"
+    if show_rules:
+        task = describe_ruleset(ruleset)
+    elif show_goal:
+        task = f"{describe_ruleset(ruleset, 'goal')}\nYou are not told the rules of this world: find out what changes things."
+    else:
+        task = "You are told neither the rules of this world nor the goal: find out what is rewarded."
+    return f"{_SYSTEM.format(how=how, trials=many, steps=max_steps)}\n\n{task}"
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #562566d1
 _NOT_UNDERSTOOD = f"No action was understood: answer with <action>…</action>, one of {', '.join(ACTION_WORDS)}."
@@ -278,7 +282,7 @@ class Trials:
         return ("ok", "") if works else ("no_effect", f"{ACTION_WORDS[number].capitalize()} had no effect: in front of you was {cell_words(*front)}.")
 
     def play(self, actions: list[int]) -> tuple[list[str], str, list[str]]:
-        "Act until the trial ends. Returns the names of the actions taken, the last status, and what to tell the model."
+        "Act until the trial ends: the names of the actions taken, the last status, and what to tell the model."
         taken, notes, status = [], [], "ok"
         for number in actions:
             status, note = self.act(number)
@@ -309,9 +313,12 @@ def _known_benchmark(value, name: str):
 def xland_settings(env_config) -> dict:
     "The settings of `XLandText`, checked. Raises `TypeError` or `ValueError`."
     given = settings(
-        env_config, env_id=("XLand-MiniGrid-R1-9x9", _known_env), seed=(0, whole_number, 0, 2**32 - 1), benchmark=(None, _known_benchmark), ruleset_id=(None, whole_number, 0, LARGEST_SEED),
-        ruleset=(None, lambda value, _: read_ruleset(value)), preset=("small", lambda value, _: recipe_of(value) and value), max_steps=(None, whole_number, 1, 1_000_000), trials=(1, whole_number, 1, 1000),
-        show_rules=(True, switch), show_goal=(True, switch), actions_per_reply=(1, whole_number, 1, 100), hints=(False, switch), reward=("mean", choice, "mean", "sum"))
+        env_config, env_id=("XLand-MiniGrid-R1-9x9", _known_env), seed=(0, whole_number, 0, 2**32 - 1),
+        benchmark=(None, _known_benchmark), ruleset_id=(None, whole_number, 0, LARGEST_SEED),
+        ruleset=(None, lambda value, _: read_ruleset(value)), preset=("small", lambda value, _: recipe_of(value) and value),
+        max_steps=(None, whole_number, 1, 1_000_000), trials=(1, whole_number, 1, 1000), show_rules=(True, switch),
+        show_goal=(True, switch), actions_per_reply=(1, whole_number, 1, 100), hints=(False, switch),
+        reward=("mean", choice, "mean", "sum"))
     if given["ruleset"] is not None and (given["benchmark"] is not None or given["ruleset_id"] is not None):
         raise ValueError("ruleset is a task already: leave out benchmark and ruleset_id.")
     if given["ruleset_id"] is not None and given["benchmark"] is None:
@@ -320,12 +327,17 @@ def xland_settings(env_config) -> dict:
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #b51ddbb6
 class XLandText(TextEnv):
-    """XLand-MiniGrid as text. A reply that ends a trial has the reward of that trial, divided by their number (`reward: "mean"`) or not (`"sum"`); others have 0.0.
+    """XLand-MiniGrid as text. A reply that ends a trial has its reward, divided by the number of trials (`reward:
+    "mean"`) or not.
 
-    `env_config`: `env_id`, `seed` (0; up to 2³² − 1), the task (`benchmark`, a name, and `ruleset_id`; or `ruleset`, as in `read_ruleset`; or `preset`, from which the seed generates one), `max_steps` of
-    a trial, `trials` (1), `show_rules` (true, with the goal), `show_goal` (true), `actions_per_reply` (1), `hints` (false), `reward`.
-    `info`: `seed`, `ruleset_id`, `trial` (from 1), `step` (of the trial), `replies`, `parsed_action` (names, or None), `status` (`ok`, `no_effect`, `goal`, `lost`, `timeout`,
-    `invalid_action`), `format_errors`, `trial_rewards` (each 0 to 1). A reply that names no action is counted, and takes no step.
+    `env_config`: `env_id`, `seed` (0), the task (`benchmark` and `ruleset_id`; or `ruleset`, as in `read_ruleset`; or
+    `preset`,
+    from which the seed generates one), `max_steps` of a trial, `trials` (1), `show_rules` (true, with the goal),
+    `show_goal`
+    (true), `actions_per_reply` (1), `hints` (false), `reward` (`"mean"` or `"sum"`).
+    `info`: `seed`, `ruleset_id`, `trial` (from 1), `step` (of the trial), `replies`, `parsed_action` (names, or None),
+    `status`
+    (`ok`, `no_effect`, `goal`, `lost`, `timeout`, `invalid_action`), `format_errors`, `trial_rewards` (each 0 to 1).
     """
     def __init__(self, env_config: dict | None = None):
         super().__init__(env_config)
@@ -346,26 +358,18 @@ class XLandText(TextEnv):
         self.trials = Trials(await blocking(self._begin)(), self.count)   # on a thread: it may load a benchmark, or compile
         self.start()
         text = system_text(self.ruleset, self.count, self.trials.world.params.max_steps, self.most, self.show_rules, self.show_goal)
-        return self._show([]), self._info(None, "ok"), text
+        return _shown(self, []), self._info(None, "ok"), text
 
     async def turn(self, reply: str) -> tuple[str, float, bool, dict]:
         actions = parse_actions(reply, self.most)
         if actions is None:
             self.format_errors += 1
-            return self._show([_NOT_UNDERSTOOD]), 0.0, False, self._info(None, "invalid_action")
+            return _shown(self, [_NOT_UNDERSTOOD]), 0.0, False, self._info(None, "invalid_action")
         taken, status, notes = self.trials.play(actions)
         reward, info = self.share * self.trials.rewards[-1] if status in _END else 0.0, self._info(taken, status)
         if status in _END and not self.trials.over:
             notes.append(self.trials.next())
-        return self._show(notes), reward, self.trials.over, info
-
-    def _show(self, notes: list[str]) -> str:
-        trials, world = self.trials, self.trials.world
-        if trials.over:
-            return "\n".join(notes)
-        left = f"{world.params.max_steps - trials.steps} steps left."
-        lines = [*notes, f"Trial {len(trials.rewards) + 1} of {self.count}, {left}" if self.count > 1 else left, describe_view(world.view, world.pocket)]
-        return "\n".join(lines + (hint_lines(trials, self.ruleset if self.show_rules else None) if self.hints else []))
+        return _shown(self, notes), reward, self.trials.over, info
 
     def _info(self, actions, status: str) -> dict:
         rewards = self.trials.rewards
@@ -378,13 +382,23 @@ class XLandText(TextEnv):
     def _repr_html_(self):
         return self.trials and self.trials.world._repr_html_()
 
-envs["xland"] = XLandText
-
 # %% ../../../nbs/pool/text/04_xland.ipynb #04a8d507
 def hint_lines(trials: Trials, ruleset: RuleSet | None) -> list[str]:
-    "The actions that have an effect now, the rules of `ruleset` whose inputs are in sight (None: no rules), and the actions tried in the same situation."
+    "The actions with an effect now, the rules of `ruleset` whose inputs are in sight, and the actions tried here."
     names = lambda numbers: ", ".join(ACTION_WORDS[number] for number in numbers)
     reach = [] if ruleset is None else rules_in_reach(ruleset.rules, trials.world.view, trials.world.pocket)
     lines = [f"ACTIONS WITH AN EFFECT: {names(legal_actions(trials.front, trials.world.pocket))}"]
     lines += [f"RULES WHOSE THINGS ARE IN SIGHT: {'; '.join(reach)}"] if reach else []
     return lines + ([f"TRIED BEFORE WHEN IT LOOKED LIKE THIS: {names(trials.so_far)}"] if trials.so_far else [])
+
+def _shown(env: XLandText, notes: list[str]) -> str:
+    "The observation of a turn."
+    trials, world = env.trials, env.trials.world
+    if trials.over:
+        return "\n".join(notes)
+    left = f"{world.params.max_steps - trials.steps} steps left."
+    left = f"Trial {len(trials.rewards) + 1} of {env.count}, {left}" if env.count > 1 else left
+    hints = hint_lines(trials, env.ruleset if env.show_rules else None) if env.hints else []
+    return "\n".join([*notes, left, describe_view(world.view, world.pocket), *hints])
+
+envs["xland"] = XLandText
