@@ -281,7 +281,7 @@ def _beyond(goals, rules) -> bool:
     return bool((np.asarray(goals)[..., 0] == COMPOSED).any() or further_products(np.asarray(rules).reshape(-1, 2)).any())
 
 def oracle_expert(ruleset, state, params, **options):
-    """The grid oracle as an expert: its actions, or None where it finds none. It needs fewer steps than the default, and up to a thousand times as long.
+    """The grid oracle as an expert: its actions, or None where it finds none. It may need fewer steps than the default expert, and takes much longer to find them.
 
     `options` are those of `solve_from`: `functools.partial(oracle_expert, budget=500)` gives up sooner, which saves time where much noise leads into dead ends.
     Raises `ValueError` for tasks with registered kinds or composed goals.

@@ -72,7 +72,7 @@ def stratified(values, n: int, bins=8, seed=0) -> np.ndarray:
     return np.sort(np.concatenate([*taken, np.zeros(0, np.int64)])).astype(np.int64)
 
 # %% ../../nbs/benchmarks/18_difficulty.ipynb #d953ec48
-_CHUNK, _RESETS = 512, 2  # tasks, starts of each
+_CHUNK, _STARTS, _MOST_STARTS = 512, 2, 8  # tasks; starts of each, and of those that the expert sees no way from
 
 @functools.partial(jax.jit, static_argnames="env")
 def _estimates(env, params, rulesets, steps, keys):
@@ -99,7 +99,7 @@ def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None, 
         benchmark: a `Benchmark`, or anything with `goals`, `rules`, `init_tiles`.
         params: parameters of an XLand environment; env: the environment, `XLandMiniGrid()` unless given.
         plans: what `solve.prove` says about these tasks, if it is known already. progress: show a bar.
-    A start from which the expert sees no way does not count; NaN where it sees none from both.
+    A start from which the expert sees no way does not count. Where it sees none from both, the first of six others counts from which it does; NaN where there is none.
     Raises `ValueError` when there are not as many plans as tasks.
     """
     arrays = [np.asarray(x) for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles)]
@@ -112,9 +112,14 @@ def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None, 
         for first in range(0, len(planned), _CHUNK):
             rows = planned[np.minimum(np.arange(first, first + _CHUNK), len(planned) - 1)]
             tasks = [x[rows] for x in arrays]
-            seen = np.stack([_estimates(env, params, RuleSet(*tasks), steps[rows], start_keys(_fingerprint(tasks), np.full(_CHUNK, start))) for start in range(_RESETS)])
-            known = np.isfinite(seen)
-            found[rows] = np.where(known, seen, 0).sum(axis=0) / np.where(known.any(axis=0), known.sum(axis=0), np.nan)
+            total, count = np.zeros((2, _CHUNK), np.float32)
+            for start in range(_MOST_STARTS):
+                if not (wanted := (count == 0) | (start < _STARTS)).any():
+                    break
+                seen = np.asarray(_estimates(env, params, RuleSet(*tasks), steps[rows], start_keys(_fingerprint(tasks), np.full(_CHUNK, start))))
+                known = wanted & np.isfinite(seen)
+                total, count = total + np.where(known, seen, 0), count + known
+            found[rows] = total / np.where(count > 0, count, np.nan)
             bar.update(len(np.unique(rows)))
     return found
 
