@@ -30,13 +30,16 @@ def play(env, params, timesteps, plans, drawn, random_steps):
     def step(carry):
         t, timesteps, taken, to_go = carry
         advice, over = jax.vmap(consult)(timesteps.state, plans), timesteps.last()
-        after = jax.vmap(env.step, (None, 0, 0))(params, timesteps, jnp.where(t < random_steps, drawn[:, t], advice.action))
-        after = jax.tree.map(lambda new, old: jnp.where(over.reshape(over.shape + (1,) * (new.ndim - 1)), old, new), after, timesteps)
+        after = jax.vmap(env.step, (None, 0, 0))(params, timesteps,
+                                                 jnp.where(t < random_steps, drawn[:, t], advice.action))
+        after = jax.tree.map(lambda new, old: jnp.where(over.reshape(over.shape + (1,) * (new.ndim - 1)), old, new),
+                             after, timesteps)
         return t + 1, after, taken + ~over, to_go.at[t].set(jnp.where(over, jnp.nan, advice.steps))
 
     going = lambda carry: (carry[0] < MOST) & ~carry[1].last().all()
     count = len(timesteps.reward)
-    return jax.lax.while_loop(going, step, (jnp.int32(0), timesteps, jnp.zeros(count, jnp.int32), jnp.full((MOST, count), jnp.nan)))[1:]
+    return jax.lax.while_loop(going, step, (jnp.int32(0), timesteps, jnp.zeros(count, jnp.int32),
+                                            jnp.full((MOST, count), jnp.nan)))[1:]
 
 
 _plans = jax.jit(jax.vmap(task_plan))
@@ -62,8 +65,10 @@ def world(name):
     "Environment, parameters, time steps at the start, plans, and what the oracle does from there."
     tasks, (env, params) = benchmark(), xland_minigrid.make(name)
     attempts = solve_tasks(tasks, np.arange(len(tasks)), env, params, seed=1, efforts=((4, False),))
-    starts = starts_of(env, params, tasks.goals, tasks.rules, tasks.init_tiles, jax.random.wrap_key_data(jnp.asarray(attempts.key)))
-    return env, params, starts, _plans(RuleSet(tasks.goals, tasks.rules, tasks.init_tiles), plan_steps(tasks.plans())), attempts
+    starts = starts_of(env, params, tasks.goals, tasks.rules, tasks.init_tiles,
+                       jax.random.wrap_key_data(jnp.asarray(attempts.key)))
+    return env, params, starts, _plans(RuleSet(tasks.goals, tasks.rules, tasks.init_tiles),
+                                       plan_steps(tasks.plans())), attempts
 
 
 @functools.cache
@@ -125,8 +130,10 @@ def test_steps_to_go_are_the_steps_of_one_walk():
     "Something to hold, no rules: the estimate is what it takes, one less after each step, wherever nothing is in the way."
     env, params, _, plans, attempts = world(R1)
     tiles = benchmark().init_tiles
-    tasks = RuleSet(goal=np.pad(tiles[:, 0], ((0, 0), (1, 2)), constant_values=((0, 0), (AgentHoldGoal.ID, 0))), rules=np.zeros_like(benchmark().rules), init_tiles=tiles)
-    starts = starts_of(env, params, tasks.goal, tasks.rules, tasks.init_tiles, jax.random.wrap_key_data(jnp.asarray(attempts.key)))
+    tasks = RuleSet(goal=np.pad(tiles[:, 0], ((0, 0), (1, 2)), constant_values=((0, 0), (AgentHoldGoal.ID, 0))),
+                    rules=np.zeros_like(benchmark().rules), init_tiles=tiles)
+    starts = starts_of(env, params, tasks.goal, tasks.rules, tasks.init_tiles,
+                       jax.random.wrap_key_data(jnp.asarray(attempts.key)))
     no_rules = np.full((len(tiles), plans.tile.shape[1] - 1), 255, np.uint8)
     one, taken, to_go = by_expert(env, params, starts, _plans(tasks, no_rules))
     assert one.mean() > 0.95
@@ -166,7 +173,8 @@ def test_without_a_plan_it_does_nothing_and_says_so():
     ask = jax.jit(jax.vmap(lambda state, plan: (expert_action(state, plan), steps_to_go(state, plan))))
     action, steps = ask(timesteps.state, _plans(tasks.replace(goal=goals), rows))
     assert action[7] == 0 and np.isinf(steps[7]) and np.isfinite(np.delete(steps, 7)).mean() > 0.8
-    nothing = Benchmark.from_arrays(np.array([[3, 1, 1, 0, 0], [1, 5, 3, 0, 0]]), np.zeros((2, 1, 7), int), np.zeros((2, 1, 2), int))
+    nothing = Benchmark.from_arrays(np.array([[3, 1, 1, 0, 0], [1, 5, 3, 0, 0]]), np.zeros((2, 1, 7), int),
+                                    np.zeros((2, 1, 2), int))
     np.testing.assert_array_equal(plan_steps(nothing.plans()), [[NO_PLAN], [NO_PLAN]])
 
 
@@ -180,7 +188,8 @@ MASKS = st.integers(0, 2 ** 40 - 1).map(lambda n: np.array([n >> i & 1 for i in 
 @jax.jit
 def with_sets(a, b, cells, which):
     sets = cellsets.cells_where(a), cellsets.cells_where(b)
-    found = [sets[0] | sets[1], sets[0] & sets[1], sets[0] - sets[1], sets[0].when(which[0]), cellsets.beside(sets[0]), cellsets.spread(sets[0], sets[1]),
+    found = [sets[0] | sets[1], sets[0] & sets[1], sets[0] - sets[1], sets[0].when(which[0]), cellsets.beside(sets[0]),
+             cellsets.spread(sets[0], sets[1]),
              cellsets.cells_at(SHAPE, (cells, which)), *[cellsets.ahead(sets[0], d) for d in range(4)], *[cellsets.behind(sets[0], d) for d in range(4)]]
     return [cellsets.as_mask(x, SHAPE) for x in found], sets[0].any(), sets[0].holds(cells)
 

@@ -92,7 +92,8 @@ def _step_lanes(env, params, lanes: _Trial) -> tuple[TimeStep, _Steps]:
     expert = (noise < _RANDOM) & ~lost
     action = jnp.where(expert, advice.action.astype(jnp.uint8), noise % _RANDOM)
     new = jax.vmap(env.step, (None, 0, 0))(params, old, action)
-    return new, _Steps(lanes.number, pack_pairs(old.observation), action, new.reward, new.discount, new.last(), expert, lost, pack_pairs(new.observation))
+    return new, _Steps(lanes.number, pack_pairs(old.observation), action, new.reward, new.discount, new.last(), expert,
+                       lost, pack_pairs(new.observation))
 
 # %% ../../nbs/benchmarks/16_demonstrations.ipynb #79274dd3
 _MOST_STEPS = 64  # of each lane, before the host looks at what was recorded
@@ -115,11 +116,14 @@ def _play_on(env, params, lanes: _Trial, queue: _Trial, first, count):
         free = seen.done | (lanes.number < 0)
         place = first + jnp.cumsum(free, dtype=jnp.int32) - 1
         waiting = jax.tree.map(lambda x: x[jnp.minimum(place, len(queue.number) - 1)], queue)
-        lanes = _chosen(free & (place < count), waiting, lanes._replace(number=jnp.where(free, -1, lanes.number), timestep=timestep))
+        lanes = _chosen(free & (place < count), waiting,
+                        lanes._replace(number=jnp.where(free, -1, lanes.number), timestep=timestep))
         return lanes, jnp.minimum(first + free.sum(dtype=jnp.int32), count), t + 1, jax.tree.map(lambda all_, new: all_.at[t].set(new), steps, seen)
 
-    blank = jax.tree.map(lambda x: jnp.zeros((_MOST_STEPS, *x.shape), x.dtype), jax.eval_shape(lambda: _step_lanes(env, params, lanes)[1]))
-    lanes, first, used, steps = jax.lax.while_loop(lambda c: (c[2] < _MOST_STEPS) & going(*c[:2]), step, (lanes, first, jnp.int32(0), blank))
+    blank = jax.tree.map(lambda x: jnp.zeros((_MOST_STEPS, *x.shape), x.dtype),
+                         jax.eval_shape(lambda: _step_lanes(env, params, lanes)[1]))
+    lanes, first, used, steps = jax.lax.while_loop(lambda c: (c[2] < _MOST_STEPS) & going(*c[:2]), step,
+                                                   (lanes, first, jnp.int32(0), blank))
     return lanes, first, steps, used, going(lanes, first)
 
 # %% ../../nbs/benchmarks/16_demonstrations.ipynb #c930de09
@@ -128,7 +132,8 @@ def _play_queues(env, params, queues, batch: int) -> _Steps:
     lanes, found = None, []
     for queue, count in queues:
         if lanes is None:
-            lanes = rows_of(queue._replace(number=np.full(len(queue.number), -1, np.int32)), np.arange(batch) % len(queue.number))
+            lanes = rows_of(queue._replace(number=np.full(len(queue.number), -1, np.int32)),
+                            np.arange(batch) % len(queue.number))
         first, going = np.int32(0), True
         while going:
             lanes, first, steps, used, going = _play_on(env, params, lanes, queue, first, np.int32(count))
@@ -203,7 +208,8 @@ def _play_on_host(env, params, rulesets, trials: _Trial, expert) -> _Steps:
     steps = np.arange(action.shape[1])
     done, known = steps == lengths[:, None] - 1, steps < lengths[:, None]
     wide = lambda x: np.broadcast_to(x[:, None], known.shape)
-    every = _Steps(wide(trials.number), observed[:, :-1], action, reward, discount, done, player.by_expert[:, :len(steps)], wide(player.lost), observed[:, 1:])
+    every = _Steps(wide(trials.number), observed[:, :-1], action, reward, discount, done,
+                   player.by_expert[:, :len(steps)], wide(player.lost), observed[:, 1:])
     return jax.tree.map(lambda x: x[known], every)
 
 # %% ../../nbs/benchmarks/16_demonstrations.ipynb #b08c9d4c
@@ -343,12 +349,15 @@ def demonstrations(benchmark: Benchmark, numbers, env, params, *, trials: int = 
     checked_int("batch", batch, 1)
     checked_int("seed", seed, 0, 2**31 - 1)
     tasks = _checked_tasks(benchmark, numbers)
-    groups = _groups(tasks, numbers, env, params, shares, seed, max(1, batch * (1 if expert else _IN_QUEUE) // trials), keys := [], progress)
+    groups = _groups(tasks, numbers, env, params, shares, seed, max(1, batch * (1 if expert else _IN_QUEUE) // trials),
+                     keys := [], progress)
     if expert is None:
         steps = _play_queues(env, params, _queues(tasks, groups, trials, batch), batch)
     else:
-        steps = jax.tree.map(lambda *x: np.concatenate(x), *[_play_on_host(env, params, rulesets, group, expert) for rulesets, group in groups])
-    return replace(_record(tasks, numbers, shares, np.concatenate(keys), steps), about=_about(env, params, seed, shares))
+        steps = jax.tree.map(lambda *x: np.concatenate(x),
+                             *[_play_on_host(env, params, rulesets, group, expert) for rulesets, group in groups])
+    return replace(_record(tasks, numbers, shares, np.concatenate(keys), steps),
+                   about=_about(env, params, seed, shares))
 
 def _about(env, params, seed: int, shares: np.ndarray) -> dict:
     "What a reader of the data wants to know, as plain values."
@@ -383,7 +392,8 @@ def _groups(tasks, numbers, env, params, shares, seed: int, size: int, keys: lis
             number = np.arange(len(rows) * trials, dtype=np.int32)
             starts, own_keys = rows_of((starts, own_keys), np.divmod(number, trials))
             keys.append(np.asarray(jax.random.key_data(own_keys)))
-            yield rows_of(rulesets, number // trials), _Trial(first * trials + number, starts, None, noise[:len(number)])
+            yield rows_of(rulesets, number // trials), _Trial(first * trials + number, starts, None,
+                                                              noise[:len(number)])
             bar.update(len(rows))
 
 # %% ../../nbs/benchmarks/16_demonstrations.ipynb #49f5c8d7
@@ -413,7 +423,8 @@ def _record(tasks, numbers, shares, keys, steps: _Steps) -> Demonstrations:
     return Demonstrations(
         observation=steps.observation, action=steps.action, reward=steps.reward, discount=steps.discount.astype(np.uint8), done=steps.done,
         trial=(steps.number % trials).astype(np.uint16), expert=steps.expert, trial_start=start, final_observation=steps.after[ends], success=steps.reward[ends] > 0,
-        returns=steps.reward[ends], epsilon=np.tile(shares, len(numbers)).astype(np.float32), lost=steps.lost[start[:-1]], key=keys,
+        returns=steps.reward[ends], epsilon=np.tile(shares, len(numbers)).astype(np.float32),
+        lost=steps.lost[start[:-1]], key=keys,
         history_start=np.arange(len(numbers) + 1) * trials, task=np.asarray(numbers), goals=tasks.goals, rules=tasks.rules, init_tiles=tasks.init_tiles)
 
 def _offsets(lengths) -> np.ndarray:

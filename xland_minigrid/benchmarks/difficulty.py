@@ -107,7 +107,8 @@ def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None, 
     if len(plans.solvable) != len(arrays[0]):
         raise ValueError(f"{len(plans.solvable)} plans for {len(arrays[0])} tasks: give the plans of this very benchmark, benchmark.plans().")
     env, params = shared_env(XLandMiniGrid() if env is None else env), params.replace(ruleset=empty_ruleset())
-    steps, found, planned = _wide_steps(plans), np.full(len(plans.solvable), np.nan, np.float32), np.flatnonzero(plans.solvable)
+    steps, planned = _wide_steps(plans), np.flatnonzero(plans.solvable)
+    found = np.full(len(plans.solvable), np.nan, np.float32)
     with progress_bar(len(planned), progress, "estimating", "tasks") as bar:
         for first in range(0, len(planned), _CHUNK):
             rows = planned[np.minimum(np.arange(first, first + _CHUNK), len(planned) - 1)]
@@ -116,7 +117,8 @@ def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None, 
             for start in range(_MOST_STARTS):
                 if not (wanted := (count == 0) | (start < _STARTS)).any():
                     break
-                seen = np.asarray(_estimates(env, params, RuleSet(*tasks), steps[rows], start_keys(_fingerprint(tasks), np.full(_CHUNK, start))))
+                seen = np.asarray(_estimates(env, params, RuleSet(*tasks), steps[rows],
+                                             start_keys(_fingerprint(tasks), np.full(_CHUNK, start))))
                 known = wanted & np.isfinite(seen)
                 total, count = total + np.where(known, seen, 0), count + known
             found[rows] = total / np.where(count > 0, count, np.nan)

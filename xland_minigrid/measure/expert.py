@@ -40,7 +40,8 @@ def _play(env, params, timesteps, plans):
         timesteps, taken = carry
         over, advice = timesteps.last(), jax.vmap(consult)(timesteps.state, plans)
         after = jax.vmap(env.step, (None, 0, 0))(params, timesteps, advice.action)
-        return jax.tree.map(lambda new, old: jnp.where(over.reshape(over.shape + (1,) * (new.ndim - 1)), old, new), after, timesteps), taken + ~over
+        return jax.tree.map(lambda new, old: jnp.where(over.reshape(over.shape + (1,) * (new.ndim - 1)), old, new),
+                            after, timesteps), taken + ~over
     start = timesteps, jnp.zeros(len(timesteps.reward), jnp.int32)
     return jax.lax.while_loop(lambda carry: ~carry[0].last().all(), step, start)
 
@@ -54,7 +55,8 @@ def measure(preset: str, environment: str, pairs: int, seed: int = 2, progress: 
     timesteps = starts_of(env, params, benchmark.goals, benchmark.rules, benchmark.init_tiles, keys)
     plans = _plans(benchmark.get_rulesets(np.arange(pairs)), plan_steps(benchmark.plans()))
     end, taken = _play(env, params, timesteps, plans)
-    return Row(preset, environment, attempts.solved, attempts.steps, np.asarray(end.reward > 0), np.asarray(taken), np.asarray(_steps_to_go(timesteps.state, plans)))
+    return Row(preset, environment, attempts.solved, attempts.steps, np.asarray(end.reward > 0), np.asarray(taken),
+               np.asarray(_steps_to_go(timesteps.state, plans)))
 
 # %% ../../nbs/measure/16_expert.ipynb #8ee768d0
 SPEED = (("trivial", "XLand-MiniGrid-R1-9x9"), ("high", "XLand-MiniGrid-R4-13x13"))
@@ -62,7 +64,8 @@ SPEED = (("trivial", "XLand-MiniGrid-R1-9x9"), ("high", "XLand-MiniGrid-R4-13x13
 def decisions_per_second(preset: str, environment: str, batch: int = 1024, repeats: int = 20) -> float:
     "How many states of a batch the expert decides on in a second, the median over some repeats."
     benchmark, (env, params) = generate_benchmark(preset, batch, seed=1).to_numpy(), make(environment)
-    timesteps = starts_of(env, params, benchmark.goals, benchmark.rules, benchmark.init_tiles, jax.random.split(jax.random.key(1), batch))
+    timesteps = starts_of(env, params, benchmark.goals, benchmark.rules, benchmark.init_tiles,
+                          jax.random.split(jax.random.key(1), batch))
     plans = _plans(benchmark.get_rulesets(np.arange(batch)), plan_steps(benchmark.plans()))
     ask = jax.jit(jax.vmap(consult))
     seconds = in_turns({"expert": lambda: ask(timesteps.state, plans)}, repeats)["expert"]
@@ -71,7 +74,8 @@ def decisions_per_second(preset: str, environment: str, batch: int = 1024, repea
 # %% ../../nbs/measure/16_expert.ipynb #6df5627b
 def expert_table(rows: list[Row]) -> str:
     "The rows as a Markdown table."
-    return markdown_table(["preset", "environment", "pairs", "solved by the oracle", "of them by the expert", "steps: oracle, expert, ratio of means", "steps to go at the start: correlation, mean error"],
+    return markdown_table(["preset", "environment", "pairs", "solved by the oracle", "of them by the expert",
+                           "steps: oracle, expert, ratio of means", "steps to go at the start: correlation, mean error"],
                           map(_cells, rows))
 
 def _cells(row: Row) -> tuple:
@@ -79,13 +83,15 @@ def _cells(row: Row) -> tuple:
     oracle, expert = row.oracle_steps[both].mean(), row.steps[both].mean()
     fits = np.corrcoef(row.to_go[known], row.steps[known])[0, 1] if len(set(row.steps[known].tolist())) > 1 else np.nan
     error = np.abs(row.to_go[known] - row.steps[known]).mean()
-    return (row.preset, row.environment.removeprefix("XLand-MiniGrid-"), f"{len(row.solved):,}", f"{int(row.by_oracle.sum()):,}", f"{row.solved[row.by_oracle].mean():.2%}",
+    return (row.preset, row.environment.removeprefix("XLand-MiniGrid-"), f"{len(row.solved):,}",
+            f"{int(row.by_oracle.sum()):,}", f"{row.solved[row.by_oracle].mean():.2%}",
             f"{oracle:.1f}, {expert:.1f}, {expert / oracle:.3f}", f"{fits:.2f}, {error:.1f}")
 
 # %% ../../nbs/measure/16_expert.ipynb #9ff80ef5
 WORLDS = ("XLand-MiniGrid-R1-13x13", "XLand-MiniGrid-R4-13x13")
 
-def report(pairs: int = 2000, seed: int = 2, presets: tuple[str, ...] = ("trivial", "small", "medium", "high"), batch: int = 1024) -> Iterator[Page]:
+def report(pairs: int = 2000, seed: int = 2, presets: tuple[str, ...] = ("trivial", "small", "medium", "high"),
+           batch: int = 1024) -> Iterator[Page]:
     """Compare the compiled expert with the grid oracle on random tasks from random starts.
 
     Args:
@@ -94,7 +100,8 @@ def report(pairs: int = 2000, seed: int = 2, presets: tuple[str, ...] = ("trivia
         presets: which presets
         batch: states side by side where the speed is measured
     """
-    speeds = [(preset, name.removeprefix("XLand-MiniGrid-"), f"{decisions_per_second(preset, name, batch):,.0f}") for preset, name in SPEED]
+    speeds = [(preset, name.removeprefix("XLand-MiniGrid-"),
+               f"{decisions_per_second(preset, name, batch):,.0f}") for preset, name in SPEED]
     rows = []
     for preset in presets:
         rows += [measure(preset, name, pairs, seed, progress=True) for name in WORLDS]
