@@ -19,7 +19,7 @@ from xland_minigrid.baselines.curriculum import (
     KINDS, SCORES, Curriculum, CurriculumConfig, Outcome, Uniform, combined, empty_buffer, make_curriculum, probabilities,
     reference_returns, uniform_tasks)
 from xland_minigrid.benchmarks import generate_benchmark
-from xland_minigrid.benchmarks.oracle import estimated_steps
+from xland_minigrid.benchmarks.difficulty import estimated_steps
 from xland_minigrid.envs.registration import make
 
 N, B, K = 9, 6, 4  # tasks, agents, slots: small, so that everything collides

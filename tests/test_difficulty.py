@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xland_minigrid.benchmarks.difficulty as module
-from xland_minigrid.benchmarks import generate_benchmark
-from xland_minigrid.benchmarks.difficulty import QUANTITIES, Difficulty, difficulty, strata, stratified
-from xland_minigrid.benchmarks.oracle import estimated_steps
+from xland_minigrid.benchmarks import Benchmark, generate_benchmark
+from xland_minigrid.benchmarks.difficulty import QUANTITIES, Difficulty, difficulty, estimated_steps, strata, stratified
 from xland_minigrid.benchmarks.solve import Plans
 from xland_minigrid.core.goals import AgentHoldGoal, TileNearGoal
 from xland_minigrid.core.rules import AgentHoldRule, TileNearRule
@@ -86,6 +85,29 @@ def test_wrong_strata():
     assert refusals({i: (call, ValueError, r"\.$") for i, call in enumerate(wrong)}) == {}
 
 
+# ------------------------------------------------------------------------------------------- estimates
+
+
+def test_estimates_follow_the_real_lengths():
+    from xland_minigrid.benchmarks.oracle import solve_tasks
+    benchmark, (env, params) = generate_benchmark("small", 60, seed=3).to_numpy(), make("XLand-MiniGrid-R4-13x13")
+    attempts, estimate = solve_tasks(benchmark, np.arange(40), env, params), estimated_steps(benchmark, params)
+    assert estimate.shape == (60,) and estimate.dtype == np.float32 and (estimate >= 1).all()
+    assert np.corrcoef(estimate[:40][attempts.solved], attempts.steps[attempts.solved])[0, 1] > 0.5
+    assert 0.7 < estimate[:40][attempts.solved].mean() / attempts.steps[attempts.solved].mean() < 1.4
+
+
+def test_estimates_of_a_task_do_not_depend_on_the_company(tasks):
+    params, plans = make("XLand-MiniGrid-R1-9x9")[1], tasks.plans()
+    estimate = estimated_steps(tasks, params, plans=plans)
+    rows = np.array([299, 5, 17])
+    np.testing.assert_array_equal(estimated_steps(tasks.take(rows).pad_to(rules=tasks.rules.shape[1] + 1), params), estimate[rows])
+    nothing = Benchmark.from_arrays(np.array([[1, 5, 3, 0, 0]]), np.zeros((1, 1, 7), int), np.zeros((1, 1, 2), int))
+    assert np.isnan(estimated_steps(nothing, params)).all()
+    with pytest.raises(ValueError, match="plans for"):
+        estimated_steps(tasks, params, plans=nothing.plans())
+
+
 # ------------------------------------------------------------------------------------------- tasks
 
 
@@ -99,7 +121,6 @@ def by_hand():
 
 
 def test_depth_of_tasks_whose_depth_is_plain():
-    from xland_minigrid.benchmarks import Benchmark
     rulesets = by_hand()
     bench = Benchmark.from_arrays(rulesets.goal, rulesets.rules, rulesets.init_tiles)
     found = difficulty(bench)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import xland_minigrid
 from xland_minigrid.benchmarks import oracle
 from xland_minigrid.benchmarks.benchmark import Benchmark, generate_benchmark
-from xland_minigrid.benchmarks.oracle import estimated_steps, reference_steps, replay, solve_tasks
+from xland_minigrid.benchmarks.oracle import reference_steps, replay, solve_tasks
 from xland_minigrid.benchmarks.planner import Failure, Solution, solve_from
 from xland_minigrid.benchmarks.world import SmallWorld, act
 from xland_minigrid.core.actions import AgentState
@@ -272,7 +272,6 @@ def test_random_worlds_have_no_false_proof_and_no_false_solution(seed):
 # ------------------------------------------------------------------------------------------------------------------ many at once, the judge
 
 STEPS = [20, 75, 6, 48, 37, 35, 45, 36, 21, 30, 20, 20, 11, 27, 15, 30, 21, 20, 34, 24, 16, 21, 11, 27, 32, 27, 6, 4, 22, 24, 19, 41, 41, 48, 8, 26, 8, 24, 24, 23]
-ESTIMATES = [27.263, 62.708, 11.37, 62.708, 29.413, 44.663, 47.458, 11.37]
 
 @functools.cache
 def some_attempts():
@@ -328,19 +327,6 @@ def test_par_is_the_mean_over_starts():
         assert np.isnan(par[i]) if not len(mine) else par[i] == pytest.approx(mine.mean())
     nothing = Benchmark.from_arrays(np.array([[1, 5, 3, 0, 0]]), np.zeros((1, 1, 7), int), np.zeros((1, 1, 2), int))
     assert np.isnan(reference_steps(nothing.pad_to(rules=4, tiles=10), [0], env, params, starts=1)).all()
-
-def test_estimates_follow_the_real_lengths():
-    benchmark, env, params, attempts = some_attempts()
-    estimate = estimated_steps(benchmark, params)
-    assert estimate.shape == (60,) and estimate.dtype == np.float32 and (estimate > 0).all()
-    assert np.corrcoef(estimate[:40][attempts.solved], attempts.steps[attempts.solved])[0, 1] > 0.5
-    np.testing.assert_allclose(estimate[:8], ESTIMATES, rtol=1e-4)
-    small = xland_minigrid.make("XLand-MiniGrid-R1-9x9")[1]
-    assert (estimated_steps(benchmark, small, plans=benchmark.plans()) < estimate).all()
-    nothing = Benchmark.from_arrays(np.array([[1, 5, 3, 0, 0]]), np.zeros((1, 1, 7), int), np.zeros((1, 1, 2), int))
-    assert np.isnan(estimated_steps(nothing, params)).all()
-    with pytest.raises(ValueError, match="plans for"):
-        estimated_steps(benchmark, params, plans=nothing.plans())
 
 def test_wrong_input_is_refused_in_one_sentence():
     benchmark, env, params, attempts = some_attempts()

@@ -18,7 +18,7 @@ import numpy as np
 from jax.scipy.stats import rankdata
 
 from .options import check_fields
-from ..benchmarks.oracle import estimated_steps
+from ..benchmarks.difficulty import estimated_steps
 from ..core.helpers import checked_int
 from ..core.struct import PyTreeNode
 
@@ -349,7 +349,7 @@ def reference_returns(par, max_steps) -> np.ndarray:
 def make_curriculum(config: CurriculumConfig, benchmark=None, par=None, max_steps: int | None = None, *, world=None) -> Curriculum:
     """The curriculum that a configuration describes.
 
-    Only "regret" needs more: `max_steps` and `par`, the reference steps of every task; or a `benchmark` and its `world`, `(env, params)`, for `oracle.estimated_steps`.
+    Only "regret" needs more: `max_steps` and `par`, the reference steps of every task; or a `benchmark` and its `world`, `(env, params)`, for `difficulty.estimated_steps`.
     Raises `ValueError` for what is missing or does not fit.
     """
     if config.kind != "regret":

@@ -27,11 +27,11 @@ from xland_minigrid.benchmarks.splits import Split, split_rows
 # What needs time or other packages to import is imported when it is asked for.
 _LATER = {
     "demonstrations": ("Demonstrations", "check_demonstrations", "load_demonstrations", "save_demonstrations"),
-    "difficulty": ("Difficulty", "stratified"),
+    "difficulty": ("Difficulty", "estimated_steps", "stratified"),
     "exact": ("Shortest", "shortest"),
     "expert": ("TaskPlan", "consult", "expert_action", "plan_steps", "steps_to_go", "task_plan"),
     "hub": ("HubError", "fetch"),
-    "oracle": ("estimated_steps", "reference_steps", "replay", "solve_tasks"),
+    "oracle": ("reference_steps", "replay", "solve_tasks"),
     "planner": ("Failure", "Solution", "solve_from"),
     "probes": ("PROBES", "Probe", "probe", "probes_benchmark"),
     "solve": ("Plan", "Plans", "Reason", "plan_of", "prove"),

@@ -10,12 +10,14 @@ __all__ = ['trial_starts', 'without_reset', 'Demonstrations', 'oracle_expert', '
 import functools
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .benchmark import Benchmark, row_numbers
+from .expert import TaskPlan, consult, plan_steps, task_plan
 from .files import array_digest, damaged, kinds_used, open_container, write_container
 from .oracle import outcomes, reset_tasks, rows_of, shared_env, start_keys
 from .planner import Failure, Solution, solve_from
@@ -24,6 +26,7 @@ from ..core.helpers import checked_int, progress_bar
 from ..core.language import further_products
 from ..core.ruleset import COMPOSED
 from ..core.tiles import pack_pairs
+from ..envs.environment import TimeStep
 from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
 
 # %% ../../nbs/benchmarks/16_demonstrations.ipynb #0c6c22c1
@@ -51,12 +54,100 @@ def without_reset(env):
     return env
 
 # %% ../../nbs/benchmarks/16_demonstrations.ipynb #f8a126ed
+_NOISE, _RANDOM = 1 << 31, 128  # far from the numbers by which a reset splits the same key; the bit that says "do this, whatever the expert says"
+
+@functools.partial(jax.jit, static_argnames="max_steps")
+def _noise(keys, epsilon, max_steps: int):
+    "A random action for each step of trials that were reset with `keys (R,)`, uint8 `(R, max_steps)`, plus `_RANDOM` where it replaces the expert's."
+    words = jax.vmap(lambda key: jax.random.bits(jax.random.fold_in(key, jnp.uint32(_NOISE)), (max_steps,)))(keys)
+    luck, action = (words >> 16).astype(jnp.float32) / 65_536, (words & 65_535) * NUM_ACTIONS >> 16
+    return action.astype(jnp.uint8) + _RANDOM * (luck < epsilon[:, None]).astype(jnp.uint8)
+
+# %% ../../nbs/benchmarks/16_demonstrations.ipynb #ddea7f34
+class _Trial(NamedTuple):
+    "A trial to play, or one in each lane."
+    number: jax.Array  # int32, -1 for none
+    timestep: TimeStep
+    plan: TaskPlan
+    noise: jax.Array  # uint8 (T,), see `_noise`
+
+class _Steps(NamedTuple):
+    "Steps of trials, arrays with the same leading axes."
+    number: jax.Array  # int32, of the trial, -1 for none
+    observation: jax.Array  # uint8 (..., V, V), packed
+    action: jax.Array  # uint8
+    reward: jax.Array
+    discount: jax.Array
+    done: jax.Array
+    expert: jax.Array  # bool, chosen by the expert
+    lost: jax.Array  # bool, the expert sees no way from here
+    after: jax.Array  # the observation after the step, before a reset
+
+def _step_lanes(env, params, lanes: _Trial) -> tuple[TimeStep, _Steps]:
+    "One step in every lane: the time steps, and what is recorded of it."
+    old = lanes.timestep
+    advice = jax.vmap(consult)(old.state, lanes.plan)
+    noise = jnp.take_along_axis(lanes.noise, old.state.step_num[:, None], axis=1, mode="clip")[:, 0]
+    lost = jnp.isinf(advice.steps)
+    expert = (noise < _RANDOM) & ~lost
+    action = jnp.where(expert, advice.action.astype(jnp.uint8), noise % _RANDOM)
+    new = jax.vmap(env.step, (None, 0, 0))(params, old, action)
+    return new, _Steps(lanes.number, pack_pairs(old.observation), action, new.reward, new.discount, new.last(), expert,
+                       lost, pack_pairs(new.observation))
+
+# %% ../../nbs/benchmarks/16_demonstrations.ipynb #79274dd3
+_MOST_STEPS = 64  # of each lane, before the host looks at what was recorded
+
+def _chosen(which, yes, no):
+    "Rows of one tree or the other."
+    return jax.tree.map(lambda y, n: jnp.where(which.reshape(which.shape + (1,) * (y.ndim - 1)), y, n), yes, no)
+
+@functools.partial(jax.jit, static_argnames="env")
+def _play_on(env, params, lanes: _Trial, queue: _Trial, first, count):
+    """Play on in all lanes until every trial of the queue, `first` to `count - 1`, has begun; with an empty queue, until all trials have ended.
+
+    Returns the lanes, the first trial that has not begun, `_Steps (_MOST_STEPS, B)`, how many rows of these were used, and whether to call it again with the same queue.
+    """
+    going = lambda lanes, first: jnp.where(count > 0, first < count, (lanes.number >= 0).any())
+
+    def step(carry):
+        lanes, first, t, steps = carry
+        timestep, seen = _step_lanes(env, params, lanes)
+        free = seen.done | (lanes.number < 0)
+        place = first + jnp.cumsum(free, dtype=jnp.int32) - 1
+        waiting = jax.tree.map(lambda x: x[jnp.minimum(place, len(queue.number) - 1)], queue)
+        lanes = _chosen(free & (place < count), waiting,
+                        lanes._replace(number=jnp.where(free, -1, lanes.number), timestep=timestep))
+        return lanes, jnp.minimum(first + free.sum(dtype=jnp.int32), count), t + 1, jax.tree.map(lambda all_, new: all_.at[t].set(new), steps, seen)
+
+    blank = jax.tree.map(lambda x: jnp.zeros((_MOST_STEPS, *x.shape), x.dtype),
+                         jax.eval_shape(lambda: _step_lanes(env, params, lanes)[1]))
+    lanes, first, used, steps = jax.lax.while_loop(lambda c: (c[2] < _MOST_STEPS) & going(*c[:2]), step,
+                                                   (lanes, first, jnp.int32(0), blank))
+    return lanes, first, steps, used, going(lanes, first)
+
+# %% ../../nbs/benchmarks/16_demonstrations.ipynb #c930de09
+def _play_queues(env, params, queues, batch: int) -> _Steps:
+    "All steps of the trials in the `queues`, pairs `(_Trial, count)` of which the last is empty, by number of the trial and in order."
+    lanes, found = None, []
+    for queue, count in queues:
+        if lanes is None:
+            lanes = rows_of(queue._replace(number=np.full(len(queue.number), -1, np.int32)),
+                            np.arange(batch) % len(queue.number))
+        first, going = np.int32(0), True
+        while going:
+            lanes, first, steps, used, going = _play_on(env, params, lanes, queue, first, np.int32(count))
+            steps = jax.tree.map(lambda x: np.asarray(x)[:int(used)], steps)
+            known = steps.number >= 0
+            found.append(jax.tree.map(lambda x: x[known], steps))
+    steps = jax.tree.map(lambda *x: np.concatenate(x), *found)
+    return rows_of(steps, np.argsort(steps.number, kind="stable"))
+
+# %% ../../nbs/benchmarks/16_demonstrations.ipynb #1596acbe
 @functools.partial(jax.jit, static_argnames="env")
 def _step(env, params, timestep, actions):
     "One step in every trial that is not over: the time steps, and their packed observations."
-    over = timestep.last()
-    new = jax.vmap(env.step, (None, 0, 0))(params, timestep, actions)
-    new = jax.tree.map(lambda new, old: jnp.where(over.reshape(over.shape + (1,) * (new.ndim - 1)), old, new), new, timestep)
+    new = _chosen(timestep.last(), timestep, jax.vmap(env.step, (None, 0, 0))(params, timestep, actions))
     return new, pack_pairs(new.observation)
 
 def _rows_to_play(count: int) -> np.ndarray:
@@ -81,18 +172,12 @@ def _play(env, params, starts, choose):
         length += going
     return np.stack(seen, axis=1), *(np.stack(x, axis=1) for x in zip(*steps)), length
 
-# %% ../../nbs/benchmarks/16_demonstrations.ipynb #ddea7f34
-def _noise(seed: int, number: int, again: int, epsilon: np.ndarray, max_steps: int):
-    "For the trials of one history: where an action is random, bool `(K, T)`, and what it would be, uint8 `(K, T)`."
-    draws = [np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, number, again, k)))).random((2, max_steps)) for k in range(len(epsilon))]
-    draws = np.stack(draws)
-    return draws[:, 0] < epsilon[:, None], (draws[:, 1] * NUM_ACTIONS).astype(np.uint8)
-
-class _NoisyExpert:
-    "Chooses the actions of an expert, replaced by those `drawn (R, T)` where `noisy (R, T)`."
+# %% ../../nbs/benchmarks/16_demonstrations.ipynb #6906a9c7
+class _HostPlayer:
+    "Chooses the actions of an expert on the host, replaced by those `drawn (R, T)` where `noisy (R, T)`."
 
     def __init__(self, expert, params, rulesets, noisy, drawn):
-        self.expert, self.params, self.tasks, self.noisy, self.drawn = expert, params, jax.device_get(rulesets), noisy.copy(), drawn
+        self.expert, self.params, self.tasks, self.noisy, self.drawn = expert, params, jax.device_get(rulesets), noisy, drawn
         self.plans: list = [None] * len(drawn)  # what is left of the plan of each row; None: plan again
         self.by_expert, self.lost = np.zeros(drawn.shape, bool), np.zeros(len(drawn), bool)  # whose action it was; no plan for the start
 
@@ -115,6 +200,17 @@ class _NoisyExpert:
             if not self.by_expert[row, t]:  # no plan, or one that did not end the trial
                 actions[row], self.noisy[row, t:] = self.drawn[row, t], True
         return actions
+
+def _play_on_host(env, params, rulesets, trials: _Trial, expert) -> _Steps:
+    "All steps of some trials, by number of the trial and in order, by an expert on the host."
+    player = _HostPlayer(expert, params, rulesets, trials.noise >= _RANDOM, trials.noise % _RANDOM)
+    observed, action, reward, discount, lengths = _play(env, params, trials.timestep, player)
+    steps = np.arange(action.shape[1])
+    done, known = steps == lengths[:, None] - 1, steps < lengths[:, None]
+    wide = lambda x: np.broadcast_to(x[:, None], known.shape)
+    every = _Steps(wide(trials.number), observed[:, :-1], action, reward, discount, done,
+                   player.by_expert[:, :len(steps)], wide(player.lost), observed[:, 1:])
+    return jax.tree.map(lambda x: x[known], every)
 
 # %% ../../nbs/benchmarks/16_demonstrations.ipynb #b08c9d4c
 def _array(per: str, dtype, dims: int):
@@ -191,7 +287,7 @@ def _beyond(goals, rules) -> bool:
     return bool((np.asarray(goals)[..., 0] == COMPOSED).any() or further_products(np.asarray(rules).reshape(-1, 2)).any())
 
 def oracle_expert(ruleset, state, params, **options):
-    """The expert unless another is given: the actions of the grid oracle, or None where it finds none.
+    """The grid oracle as an expert: its actions, or None where it finds none. It may need fewer steps than the default expert, and takes much longer to find them.
 
     `options` are those of `solve_from`: `functools.partial(oracle_expert, budget=500)` gives up sooner, which saves time where much noise leads into dead ends.
     Raises `ValueError` for tasks with registered kinds or composed goals.
@@ -238,10 +334,12 @@ def demonstrations(benchmark: Benchmark, numbers, env, params, *, trials: int = 
     Args:
         numbers: which tasks, one history each; a task named twice gives two histories with different starts.
         env, params: the world; auto-reset wrappers are taken off. `params.ruleset` is not looked at.
-        trials: trials in a row. A task's histories depend on `seed` and its number, not on what else is asked for.
+        trials: trials in a row. A task's histories depend on `seed`, its number and how often it was named before, not on what else is asked for.
         epsilon: the share of actions drawn at random: one number, or one for each trial. Shares that fall from 1 to 0 make synthetic learning histories
             (noise distillation: Zisman et al., 2023).
-        expert: `(ruleset, state, params) -> actions or None`; the grid oracle unless given. A trial for whose start it has no plan is random, and marked `lost`.
+        expert: the compiled one of `expert.consult` unless given; or a function `(ruleset, state, params) -> actions or None` on the host, `oracle_expert` say.
+            A trial whose start it sees no way from is random until it sees one, and marked `lost`: all trials of a task without a plan, for example one with registered kinds.
+            A function is not asked about a start where the first action is random.
         batch: trials played side by side. progress: show a bar.
     Raises `TypeError`, `ValueError` or `IndexError` with what is wrong.
     """
@@ -250,14 +348,16 @@ def demonstrations(benchmark: Benchmark, numbers, env, params, *, trials: int = 
         raise ValueError("There is nothing to demonstrate: give at least one task number.")
     checked_int("batch", batch, 1)
     checked_int("seed", seed, 0, 2**31 - 1)
-    again = np.array([(numbers[:i] == number).sum() for i, number in enumerate(numbers)])
-    parts, size = [], max(1, batch // trials)
-    with progress_bar(len(numbers), progress, "demonstrations", "histories") as bar:
-        for first in range(0, len(numbers), size):
-            rows = slice(first, first + size)
-            parts.append(_histories(benchmark, numbers[rows], again[rows], env, params, shares, seed, expert or oracle_expert))
-            bar.update(len(numbers[rows]))
-    return replace(concatenate(parts), about=_about(env, params, seed, shares))
+    tasks = _checked_tasks(benchmark, numbers)
+    groups = _groups(tasks, numbers, env, params, shares, seed, max(1, batch * (1 if expert else _IN_QUEUE) // trials),
+                     keys := [], progress)
+    if expert is None:
+        steps = _play_queues(env, params, _queues(tasks, groups, trials, batch), batch)
+    else:
+        steps = jax.tree.map(lambda *x: np.concatenate(x),
+                             *[_play_on_host(env, params, rulesets, group, expert) for rulesets, group in groups])
+    return replace(_record(tasks, numbers, shares, np.concatenate(keys), steps),
+                   about=_about(env, params, seed, shares))
 
 def _about(env, params, seed: int, shares: np.ndarray) -> dict:
     "What a reader of the data wants to know, as plain values."
@@ -266,35 +366,66 @@ def _about(env, params, seed: int, shares: np.ndarray) -> dict:
             "epsilon": [round(float(x), 6) for x in shares]}
 
 # %% ../../nbs/benchmarks/16_demonstrations.ipynb #fae85a0f
-def _histories(benchmark, numbers, again, env, params, shares, seed, expert) -> Demonstrations:
-    "Some histories, played side by side."
-    trials, wide = len(shares), _rows_to_play(len(numbers))
-    rulesets = benchmark.get_rulesets(numbers[wide])
-    if rulesets.extended is not None and _beyond(rulesets.goal, rulesets.extended.rules):
+def _checked_tasks(benchmark: Benchmark, numbers) -> Benchmark:
+    "The tasks of these numbers, in the memory of the host. Raises `ValueError` for tasks that are more than their encodings."
+    tasks = benchmark.take(numbers).to_numpy()
+    if tasks.extended is not None and _beyond(tasks.goals, tasks.extended.rules):
         raise ValueError("Demonstrations hold tasks as encodings, which have no room for composed goals and several products: leave these tasks out.")
-    starts, keys = trial_starts(env, params, rulesets, start_keys(numbers[wide], again[wide], seed), trials)
-    owner, trial = np.divmod(np.arange(len(numbers) * trials), trials)
-    starts, keys, rulesets = *rows_of((starts, keys), (owner, trial)), rows_of(rulesets, owner)
-    noise = [np.concatenate(x) for x in zip(*[_noise(seed, number, times, shares, params.max_steps) for number, times in zip(numbers, again)])]
-    player = _NoisyExpert(expert, params, rulesets, *noise)
-    played = _play(env, params, starts, player)
-    tasks = [np.asarray(getattr(rulesets, name))[::trials] for name in ("goal", "rules", "init_tiles")]
-    return _flattened(numbers, tasks, shares, np.asarray(jax.random.key_data(keys)), player, played)
+    return tasks
 
-def _flattened(numbers, tasks, shares, keys, player: _NoisyExpert, played) -> Demonstrations:
-    "Padded trials, history by history, as one record."
-    observed, actions, rewards, discounts, lengths = played
-    trials, steps, ends = len(shares), np.arange(actions.shape[1]) < lengths[:, None], (np.arange(len(lengths)), lengths - 1)
-    done = np.zeros(steps.shape, bool)
-    done[ends] = True
-    if (rewards[steps & ~done] != 0).any():
+def _times_before(numbers) -> np.ndarray:
+    "How often each number occurs earlier in the list."
+    order, found = np.argsort(numbers, kind="stable"), np.empty(len(numbers), np.int64)
+    found[order] = np.arange(len(numbers)) - np.searchsorted(numbers[order], numbers[order])
+    return found
+
+def _groups(tasks, numbers, env, params, shares, seed: int, size: int, keys: list, progress: bool):
+    "The histories, `size` at a time: their rulesets and trials to play, one row per trial, history by history; without plans. Fills `keys` with those of the resets."
+    trials, again = len(shares), _times_before(numbers)
+    with progress_bar(len(numbers), progress, "demonstrations", "histories") as bar:
+        for first in range(0, len(numbers), size):
+            rows = np.arange(first, min(first + size, len(numbers)))
+            wide = rows[_rows_to_play(len(rows))]
+            rulesets = tasks.get_rulesets(wide)
+            starts, own_keys = trial_starts(env, params, rulesets, start_keys(numbers[wide], again[wide], seed), trials)
+            noise = np.asarray(_noise(own_keys.ravel(), np.tile(shares, len(wide)), params.max_steps))
+            number = np.arange(len(rows) * trials, dtype=np.int32)
+            starts, own_keys = rows_of((starts, own_keys), np.divmod(number, trials))
+            keys.append(np.asarray(jax.random.key_data(own_keys)))
+            yield rows_of(rulesets, number // trials), _Trial(first * trials + number, starts, None,
+                                                              noise[:len(number)])
+            bar.update(len(rows))
+
+# %% ../../nbs/benchmarks/16_demonstrations.ipynb #49f5c8d7
+_IN_QUEUE = 8  # trials in the queue for each lane
+
+_task_plans = jax.jit(jax.vmap(task_plan))
+
+def _queues(tasks, groups, trials: int, batch: int):
+    "For `_play_queues`: the trials of the `groups` with their plans; all queues have the same number of rows, so one program serves them all."
+    steps = plan_steps(tasks.plans())
+    for _, group in groups:
+        count = len(group.number)
+        rows = np.minimum(np.arange(-(-count // (_IN_QUEUE * batch)) * _IN_QUEUE * batch), count - 1)
+        histories = group.number[::trials] // trials
+        wide = histories[_rows_to_play(len(histories))]
+        plans = _task_plans(tasks.get_rulesets(wide), steps[wide])
+        queue = rows_of(group._replace(plan=rows_of(plans, group.number // trials - histories[0])), rows)
+        yield queue, count
+    yield queue, 0
+
+# %% ../../nbs/benchmarks/16_demonstrations.ipynb #1fc56300
+def _record(tasks, numbers, shares, keys, steps: _Steps) -> Demonstrations:
+    "All steps, by number of the trial and in order, as a record."
+    if (steps.reward[~steps.done] != 0).any():
         raise ValueError("This environment gives rewards before a trial ends, which demonstrations cannot hold.")
-    trial = np.tile(np.arange(trials, dtype=np.uint16), len(numbers))
+    start, ends, trials = _offsets(np.bincount(steps.number)), np.flatnonzero(steps.done), len(shares)
     return Demonstrations(
-        observation=observed[:, :-1][steps], action=actions[steps], reward=rewards[steps], discount=discounts[steps].astype(np.uint8),
-        done=done[steps], trial=np.repeat(trial, lengths), expert=player.by_expert[:, :steps.shape[1]][steps], trial_start=_offsets(lengths),
-        final_observation=observed[ends[0], lengths], success=rewards[ends] > 0, returns=rewards[ends], epsilon=np.tile(shares, len(numbers)).astype(np.float32),
-        lost=player.lost, key=keys, history_start=np.arange(len(numbers) + 1) * trials, task=np.asarray(numbers), goals=tasks[0], rules=tasks[1], init_tiles=tasks[2])
+        observation=steps.observation, action=steps.action, reward=steps.reward, discount=steps.discount.astype(np.uint8), done=steps.done,
+        trial=(steps.number % trials).astype(np.uint16), expert=steps.expert, trial_start=start, final_observation=steps.after[ends], success=steps.reward[ends] > 0,
+        returns=steps.reward[ends], epsilon=np.tile(shares, len(numbers)).astype(np.float32),
+        lost=steps.lost[start[:-1]], key=keys,
+        history_start=np.arange(len(numbers) + 1) * trials, task=np.asarray(numbers), goals=tasks.goals, rules=tasks.rules, init_tiles=tasks.init_tiles)
 
 def _offsets(lengths) -> np.ndarray:
     "Where stretches of these lengths begin and end, int64 `(n + 1,)`."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['shared_env', 'rows_of', 'outcomes', 'replay', 'start_keys', 'reset_tasks', 'starts_of', 'Attempts', 'solve_tasks',
-           'reference_steps', 'estimated_steps']
+           'reference_steps']
 
 # %% ../../nbs/benchmarks/12_oracle.ipynb #9778107a
 import functools
@@ -17,14 +17,9 @@ import numpy as np
 
 from .benchmark import row_numbers
 from .planner import Failure, Solution, solve_from, start_of
-from .proofs import union
-from .solve import Plans, prove
-from .walks import SAFE_TABLE, Walks, door_table
-from .world import NOTHING, Board, cells_in
+from .solve import prove
 from ..core.helpers import progress_bar
-from ..core.ruleset import RuleSet, empty_ruleset
-from ..core.tiles import Tiles
-from ..envs.xland import XLandMiniGrid
+from ..core.ruleset import RuleSet
 
 # %% ../../nbs/benchmarks/12_oracle.ipynb #6bd01b35
 @functools.cache
@@ -191,56 +186,3 @@ def reference_steps(benchmark, numbers, env, params, starts: int = 4, seed: int 
     solved = attempts.solved.reshape(-1, starts)
     steps = attempts.steps.reshape(-1, starts).sum(axis=1)
     return np.where(solved.any(axis=1), steps / np.maximum(solved.sum(axis=1), 1), np.nan).astype(np.float32)
-
-# %% ../../nbs/benchmarks/12_oracle.ipynb #9fad5c4e
-def _mean_level(walks: Walks, safe: int) -> float:
-    "The mean number of actions to a cell that can be reached."
-    total = count = 0
-    for number, sets in enumerate(walks.levels):
-        new = union(sets) & safe
-        safe &= ~new
-        total, count = total + number * new.bit_count(), count + new.bit_count()
-    return total / max(count, 1)
-
-def _mean_walk(env, params, resets: int = 4, places: int = 16) -> float:
-    "The mean number of actions to come from one free cell of a layout to another, over some resets; doors are shut."
-    nothing = jax.tree.map(lambda x: np.repeat(x[None], resets, axis=0), empty_ruleset())
-    cells = np.asarray(reset_tasks(shared_env(env), params, nothing, jax.random.split(jax.random.key(0), resets)).state.cells)
-    board, means = Board(*cells.shape[1:]), []
-    for grid in cells:
-        c, free = board.load(grid), [board.cell(row, col) for row, col in np.argwhere(grid >> 4 == Tiles.FLOOR).tolist()]
-        safe, doors = cells_in(c, SAFE_TABLE), cells_in(c, door_table(NOTHING))
-        means += [_mean_level(Walks(board, cell, i % 4, safe, doors), safe) for i, cell in enumerate(free[:: max(1, len(free) // places)])]
-    return float(np.mean(means))
-
-# %% ../../nbs/benchmarks/12_oracle.ipynb #31023f05
-_LIKE_GOAL = np.array([0, 1, 2, 2, 3, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11] + [0] * 241, np.uint8)  # the rule that a goal of this kind resembles
-_WEIGHTS = np.array([-2.91, 0.93, 1.24, 2.15, 0.04, 1.72, 0.1, 0.58], np.float32)  # least squares over 1,880 solved starts
-
-def _features(goals, rules, steps) -> np.ndarray:
-    "What a plan consists of, counts `(n, 6)`: pairs, pairs with a side, comings near, those with a side, holds, and all of them; the goal included."
-    in_plan = steps != 255
-    kinds = np.take_along_axis(rules[..., 0], np.where(in_plan, steps, 0).astype(np.int64), axis=1) * in_plan
-    kinds = np.concatenate([kinds, _LIKE_GOAL[goals[:, :1]]], axis=1)
-    count = lambda low, high: ((kinds >= low) & (kinds <= high)).sum(axis=1)
-    return np.stack([count(3, 7), count(4, 7), count(8, 11) + count(2, 2), count(8, 11), count(1, 1), 1 + in_plan.sum(axis=1)], axis=1).astype(np.float32)
-
-def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None) -> np.ndarray:
-    """Par of every task without solving it: a linear model of its plan and the layout; float32 `(n,)`, NaN for tasks without a plan.
-
-    Args:
-        benchmark: a `Benchmark`, or anything with `goals`, `rules`, `init_tiles`.
-        params: parameters of an XLand environment; env: the environment, `XLandMiniGrid()` unless given.
-        plans: what `solve.prove` says about these tasks, if it is known already.
-    Its weights come from runs of `solve_tasks` on all presets, on R1-9x9, R1-13x13, R4-13x13 and R9-16x16; the correlation with real lengths is about 0.94.
-    Raises `ValueError` when there are not as many plans as tasks.
-    """
-    goals, rules, tiles = (np.asarray(x) for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles))
-    plans = prove(goals, rules, tiles) if plans is None else plans
-    if len(plans.solvable) != len(goals):
-        raise ValueError(f"{len(plans.solvable)} plans for {len(goals)} tasks: give the plans of this very benchmark, benchmark.plans().")
-    walk = _mean_walk(XLandMiniGrid() if env is None else env, params.replace(ruleset=empty_ruleset()))
-    pairs, pairs_side, near, near_side, holds, uses = _features(goals, rules, plans.steps[:, :rules.shape[1]]).T
-    terms = (1, walk, walk * pairs, pairs_side, walk * near, near_side, walk * holds, uses)
-    estimate = sum(np.float32(weight) * term for weight, term in zip(_WEIGHTS, terms))
-    return np.where(plans.solvable, np.maximum(estimate, 1), np.nan).astype(np.float32)

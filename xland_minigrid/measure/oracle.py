@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..benchmarks.benchmark import generate_benchmark
-from ..benchmarks.oracle import Attempts, estimated_steps, solve_tasks
+from ..benchmarks.difficulty import estimated_steps
+from ..benchmarks.oracle import Attempts, solve_tasks
 from ..benchmarks.planner import Failure
 from ..envs.registration import make
 from .report import Page, markdown_table, script

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from ...benchmarks.registry import find_benchmark
-from ...benchmarks.oracle import estimated_steps
+from ...benchmarks.difficulty import estimated_steps
 from ...benchmarks.planner import solve_from
 from ...benchmarks.solve import Plan, Reason, plan_of, prove
 from ...benchmarks.splits import goal_objects, rule_objects
