@@ -32,8 +32,8 @@ def test_oracle(tmp_path):
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_expert(tmp_path):
-    text = page_of(expert.report, "--pairs 3 --presets trivial --batch 4", tmp_path)
-    assert "python -m xland_minigrid.measure.expert --pairs 3 --presets trivial --batch 4" in text and text.count("| trivial |") == 3
+    text = page_of(expert.report, "--pairs 3 --presets trivial --batch 4 --reference-tasks 0", tmp_path)
+    assert "python -m xland_minigrid.measure.expert --pairs 3 --presets trivial --batch 4 --reference-tasks 0" in text and text.count("| trivial |") == 3
 
 
 # ---------------------------------------------------------------- statistics
