@@ -152,6 +152,17 @@ def test_lava_loses():
     assert player.trials == [Trial(1, "lost", 1, 0.0)] and "lost" in player.message
 
 
+def test_hints_lead_to_the_goal():
+    player = EnvPlayer("XLand-MiniGrid-R1-9x9", seed=4)
+    _ = player.widget
+    player.buttons["hint"].click()
+    assert player.message.startswith("hint: ") and "steps to go" in player.message
+    while not player.timestep.last():
+        player.step(player.hint().removeprefix("hint: ").split(";")[0])
+    assert player.timestep.reward > 0 and player.hint() == "no hint: this trial is over"
+    assert "no hint" in EnvPlayer("MiniGrid-Empty-5x5").hint()
+
+
 def test_buttons_and_methods_are_one(tasks):
     player = EnvPlayer(R1, ruleset=tasks.get_ruleset(2))
     _ = player.widget

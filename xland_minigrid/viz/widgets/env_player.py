@@ -12,6 +12,7 @@ from html import escape
 import jax
 import numpy as np
 
+from ...benchmarks.expert import consult, task_plan
 from ...core.actions import ACTION_NAMES, NUM_ACTIONS
 from ...core.helpers import checked_int
 from ...core.tiles import Tiles, tile_name
@@ -80,13 +81,29 @@ _BUTTONS = ((2, "left", "↺ left", "turn left, counter-clockwise"), (0, "forwar
             (3, "pick-up", "pick up", "pick up what is in front"), (4, "put-down", "put down", "put down what is carried"), (5, "toggle", "toggle", "open or close a door in front"))
 _HINT = "Click here, then use the keys: ↑ forward, ← → turn, p pick up, x put down, t toggle, r new trial."
 
+@functools.cache
+def _expert():
+    return jax.jit(consult)
+
+def _hint(self) -> str:
+    ruleset = getattr(self.params, "ruleset", None)
+    if ruleset is None or ruleset.extended is not None:
+        return "no hint: the expert plans for tasks with the paper's rules and goals only"
+    if self.timestep.last():
+        return "no hint: this trial is over"
+    advice = _expert()(self.timestep.state.replace(key=None), task_plan(ruleset))
+    if not np.isfinite(advice.steps):
+        return "no hint: the expert sees no way from here"
+    return f"hint: {ACTION_NAMES[int(advice.action)]}; about {float(advice.steps):.0f} steps to go"
+
 def _build(self):
     pixels = _world_pixels(self)
     self._parts |= {"world": picture(to_png(pixels), "world", pixels.shape[1]), "view": picture(b"", "view", _view_pixels(self).shape[1])}
     moves = [self._button(name, words, functools.partial(self.step, action), tooltip, main=action == 0) for action, name, words, tooltip in _BUTTONS]
     keys = key_pad([k for k, v in KEYS.items() if v == "reset" or isinstance(v, int)], lambda key: self.do(KEYS[key]), _HINT, self._say)
     left = column(html(f'<div class="xmg-w-head">{escape(self.name)}</div>', "title"), self._parts["facts"], self._parts["world"], self._parts["message"], grid(*moves, name="actions", width=324),
-                  self._button("new-trial", "new trial", self.new_trial, "begin a new trial of the same task"), keys, width=max(324, pixels.shape[1]))
+                  row(self._button("new-trial", "new trial", self.new_trial, "begin a new trial of the same task"),
+                      self._button("hint", "hint", self.hint, "what the expert would do next")), keys, width=max(324, pixels.shape[1]))
     right = column(html('<div class="xmg-w-head">What the agent sees</div>'), self._parts["view"], self._parts["pocket"], self._parts["trials"])
     return [row(left, right, column(self._parts["task"], least=260)), self._parts["words"]]
 
@@ -129,6 +146,12 @@ class EnvPlayer(Session, Shown):
         """
         self.do(_action(action))
         return self.timestep
+
+    def hint(self) -> str:
+        "What the expert would do next, and about how many steps are left; shown below the world. Where it has no plan it says so."
+        self.message = _hint(self)
+        self._update()
+        return self.message
 
     def new_trial(self):
         "Begin a new trial of the same task, giving up an unfinished one. Returns its first `TimeStep`."
