@@ -40,7 +40,7 @@ def test_train_leaves_metrics_config_and_checkpoint(run):
 def test_evaluate_plays_held_out_tasks(run, tmp_path, capsys):
     assert main(["evaluate", str(run), "--tasks", "20", "--trials", "3", "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "table.json").read_text())["per_trial"]
-    assert {"RL² agent", "random"} == set(found) and all(len(curve["success"]) == 3 for curve in found.values())
+    assert {"RL² agent", "random", "reference"} == set(found) and all(len(curve["success"]) == 3 for curve in found.values())
     assert (tmp_path / "adaptation.png").exists() and "trial" in capsys.readouterr().out
 
 

@@ -243,14 +243,16 @@ class Scores:
     def score(self, trials=slice(None)):
         """How far the agent's return in some trials is on the way from a random policy (0) to the reference player (1): `(value, low, high)`, the interval over tasks.
 
-        It may exceed 1, for the reference player is strong and no optimum. Raises `ValueError` for an evaluation without `anchors`.
+        It may exceed 1, for the reference player is strong and no optimum; NaN where that player is no better than random. Raises `ValueError` for an evaluation without `anchors`.
         """
         if self.random_returns is None:
             raise ValueError("This evaluation has no anchors: evaluate with anchors=True.")
         returns = np.stack([x[:, trials].mean(axis=1) for x in (self.returns, self.random_returns, self.player_returns)])
         counts = np.random.default_rng(0).multinomial(returns.shape[1], np.full(returns.shape[1], 1 / returns.shape[1]), size=2000)
         share = lambda means: (means[0] - means[1]) / np.where(means[2] > means[1], means[2] - means[1], np.nan)
-        return float(share(returns.mean(axis=1))), *map(float, np.nanquantile(share(returns @ counts.T), [0.025, 0.975]))
+        drawn = share(returns @ counts.T)
+        known = drawn[~np.isnan(drawn)]
+        return float(share(returns.mean(axis=1))), *(map(float, np.quantile(known, [0.025, 0.975])) if len(known) else (np.nan, np.nan))
 
     def compared(self):
         "This evaluation. Raises `ValueError` when it has no reference."

@@ -141,9 +141,7 @@ class EnvPlayer(Session, Shown):
 
     def step(self, action):
         """Do one action, 0 to 5 or a name such as `"forward"`; after the end of a trial, only begin the next.
-
-        Returns the `TimeStep`. Raises `ValueError`.
-        """
+        Returns the `TimeStep`. Raises `ValueError`."""
         self.do(_action(action))
         return self.timestep
 
