@@ -243,7 +243,7 @@ class Scores:
     def score(self, trials=slice(None)):
         """How far the agent's return in some trials is on the way from a random policy (0) to the reference player (1): `(value, low, high)`, the interval over tasks.
 
-        It may exceed 1, for the reference player is strong and no optimum; NaN where that player is no better than random. Raises `ValueError` for an evaluation without `anchors`.
+        It may exceed 1, since the reference player is strong but not optimal; NaN where that player does no better than random. Raises `ValueError` for an evaluation without `anchors`.
         """
         if self.random_returns is None:
             raise ValueError("This evaluation has no anchors: evaluate with anchors=True.")

@@ -99,7 +99,7 @@ def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None, 
         benchmark: a `Benchmark`, or anything with `goals`, `rules`, `init_tiles`.
         params: parameters of an XLand environment; env: the environment, `XLandMiniGrid()` unless given.
         plans: what `solve.prove` says about these tasks, if it is known already. progress: show a bar.
-    A start from which the expert sees no way does not count. Where it sees none from both, the first of six others counts from which it does; NaN where there is none.
+    A start that the expert sees no way to solve does not count. If neither can be solved, up to six more are tried and the first that can be is used; NaN if none can.
     Raises `ValueError` when there are not as many plans as tasks.
     """
     arrays = [np.asarray(x) for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles)]

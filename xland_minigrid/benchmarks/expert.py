@@ -21,7 +21,7 @@ from ..core.struct import PyTreeNode
 from ..core.tiles import EMPTY, PICKABLE, UNSEEN, Tiles, is_one_of, pack_pairs, tile_set
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #c209db60
-NO_PLAN = 254  # in place of a rule's number: there is no plan, see `plan_steps`
+NO_PLAN = 254  # stands where a rule's number would, in the row of a task without a plan
 
 def plan_steps(plans) -> np.ndarray:
     """The rules to trigger for each task of a benchmark, uint8 `(n, M)`, from `benchmark.plans()`.

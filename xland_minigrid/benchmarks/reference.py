@@ -88,7 +88,7 @@ def _listed(objects, view) -> jax.Array:
 
 # %% ../../nbs/benchmarks/20_reference.ipynb #ab6081f5
 def _imagined(known: Knowledge, action) -> Knowledge:
-    "The map and the agent after an action of its own. There are no rules."
+    "The map and the agent after the player's own action, in a world without rules."
     agent = known.agent
     front, there, put_back = face(known.cells, agent)
     new, walks, direction, pocket = act(action, there, agent.direction, pack_pairs(agent.pocket))

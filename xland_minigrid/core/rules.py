@@ -492,7 +492,7 @@ def apply_rule(rule, match: Match, pocket, cells, places: Places = IN_STEP):
 
 # %% ../../nbs/core/06_rules.ipynb #o
 def _put_beside(cells, product):
-    "Cells with a further product on the first floor beside the agent; zero is no product."
+    "Cells with a further product on the first floor beside the agent; zero means none."
     cells, waiting = list(cells), product != 0
     for i in _BESIDE_AGENT:
         here = waiting & (cells[i] == FLOOR)
