@@ -293,8 +293,7 @@ def test_almost_all_starts_are_solved():
 def test_at_least_995_of_1000(preset, name):
     row = measure_oracle(preset, name, 400, seed=17)
     assert row.attempts.solved[row.possible].mean() >= 0.995
-    # an estimate comes from two other starts of the task; without rules, what differs between tasks is little beside what differs between starts
-    assert np.corrcoef(row.estimate[row.attempts.solved], row.attempts.steps[row.attempts.solved])[0, 1] > (0.4 if preset == "trivial" else 0.5)
+    assert np.corrcoef(row.estimate[row.attempts.solved], row.attempts.steps[row.attempts.solved])[0, 1] > 0.5
 
 def test_the_judge_is_not_fooled():
     benchmark, env, params, attempts = some_attempts()

@@ -72,7 +72,7 @@ def stratified(values, n: int, bins=8, seed=0) -> np.ndarray:
     return np.sort(np.concatenate([*taken, np.zeros(0, np.int64)])).astype(np.int64)
 
 # %% ../../nbs/benchmarks/18_difficulty.ipynb #d953ec48
-_CHUNK, _STARTS, _MOST_STARTS = 512, 2, 8  # tasks; starts of each, and of those that the expert sees no way from
+_CHUNK, _STARTS, _MOST_STARTS = 512, 4, 8  # tasks; starts of each, and of those that the expert sees no way from
 
 @functools.partial(jax.jit, static_argnames="env")
 def _estimates(env, params, rulesets, steps, keys):
@@ -93,13 +93,13 @@ def _wide_steps(plans: Plans) -> np.ndarray:
 
 # %% ../../nbs/benchmarks/18_difficulty.ipynb #04cf7068
 def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None, progress: bool = False) -> np.ndarray:
-    """Par of every task without solving it: what `expert.steps_to_go` says, the mean over two starts; float32 `(n,)`, NaN for tasks without a plan.
+    """Par of every task without solving it: what `expert.steps_to_go` says, the mean over four starts; float32 `(n,)`, NaN for tasks without a plan.
 
     Args:
         benchmark: a `Benchmark`, or anything with `goals`, `rules`, `init_tiles`.
         params: parameters of an XLand environment; env: the environment, `XLandMiniGrid()` unless given.
         plans: what `solve.prove` says about these tasks, if it is known already. progress: show a bar.
-    A start that the expert sees no way to solve does not count. If neither can be solved, up to six more are tried and the first that can be is used; NaN if none can.
+    A start that the expert sees no way to solve does not count. If none can be solved, up to four more are tried and the first that can be is used; NaN if none can.
     Raises `ValueError` when there are not as many plans as tasks.
     """
     arrays = [np.asarray(x) for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles)]
