@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LOSS_SCALE', 'PPOConfig', 'make_optimizer', 'learning_rate', 'RolloutState', 'Transition', 'policy_step',
-           'draw_actions', 'TrialLog', 'start_log', 'log_trials', 'cut_off_value', 'collect', 'advantages',
-           'normalised', 'pmean_if', 'actor_loss', 'critic_loss', 'entropy', 'approx_kl', 'clip_fraction',
+           'draw_actions', 'TrialLog', 'start_log', 'log_trials', 'cut_off_value', 'collect', 'shaping_reward',
+           'advantages', 'normalised', 'pmean_if', 'actor_loss', 'critic_loss', 'entropy', 'approx_kl', 'clip_fraction',
            'explained_variance', 'gradient_norms', 'loss', 'minibatch_indices', 'mean_gradient', 'run_epochs', 'update',
            'Record', 'record_of', 'task_metrics']
 
@@ -40,6 +40,8 @@ class PPOConfig:
     ent_coef: float = 0.02  # bonus for keeping options open
     vf_coef: float = 0.5  # weight of the critic's error
     belief_coef: float = 0.5  # weight of the belief's error; 0 is plain RL²
+    shaping: Literal["potential", "progress"] = "potential"  # what the learner is paid for on the way to the goal
+    shaping_coef: float = 0.0  # weight of this pay, which the agent never perceives; 0 leaves it out
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
     num_minibatches: int = 8  # parts into which the agents are divided
     update_epochs: int = 2  # passes over what was collected
@@ -48,7 +50,7 @@ class PPOConfig:
     def __post_init__(self):
         check_fields(self, "ppo.", **dict.fromkeys(("lr", "clip_eps", "max_grad_norm"), "(0, inf)"), **dict.fromkeys(("gamma", "gae_lambda"), "[0, 1]"),
                      **dict.fromkeys(("num_minibatches", "update_epochs", "accumulate"), "[1, inf)"), warmup="[0, 1)",
-                     **dict.fromkeys(("ent_coef", "vf_coef", "belief_coef"), "[0, inf)"))
+                     **dict.fromkeys(("ent_coef", "vf_coef", "belief_coef", "shaping_coef"), "[0, inf)"))
 
 def make_optimizer(config: PPOConfig, updates: int) -> optax.GradientTransformation:
     "Adam with clipped gradients; `updates` (of the whole training) say over how many steps the learning rate falls."
@@ -92,6 +94,7 @@ class Transition(PyTreeNode):
     success: jax.Array  # it ended because the goal was reached, bool
     goal: jax.Array  # the hidden goal, uint8 (..., 5): for the belief's loss alone
     cut_off_value: jax.Array | None = None  # where a time limit ended the trial, else 0, float32; or None
+    potential: jax.Array | None = None  # of the state before the action, float32; or None
 
 def policy_step(network: ActorCritic, inputs: Inputs, memory, told=None):
     "The network's `Outputs` for a single step: `Inputs (B,)`; the time axis is added and taken away."
@@ -152,12 +155,13 @@ def cut_off_value(network: ActorCritic, step: Callable, rollout: RolloutState, a
     return jax.lax.cond(cut.any(), value, lambda: jnp.zeros(cut.shape))
 
 def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_steps: int,
-            across_trials: bool = True) -> tuple[RolloutState, Transition]:
+            across_trials: bool = True, potential: Callable | None = None) -> tuple[RolloutState, Transition]:
     """Let the agents act for `num_steps`.
 
     Args:
         step: `step(timestep, action (B,))` gives the next batch of time steps, with auto-reset.
         across_trials: False also collects `cut_off_value`, which see.
+        potential: gives that of states `(B,)`, float32 `(B,)`, for `shaping_reward`; None collects none.
     Returns:
         Where they stand afterwards, and `Transition` with leading axes `(T, B)`.
     """
@@ -173,12 +177,28 @@ def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_ste
             inputs=now.inputs, action=action, log_prob=log_prob_of(out.logits, action), value=out.value,
             reward=after.reward, done=after.last(), success=(after.discount == 0) & (after.reward > 0),
             goal=now.timestep.state.goal_encoding,
-            cut_off_value=None if across_trials else cut_off_value(network, step, now, action, after, out.memory))
+            cut_off_value=None if across_trials else cut_off_value(network, step, now, action, after, out.memory),
+            potential=None if potential is None else potential(now.timestep.state))
         inputs = next_inputs(now.inputs, action, after)
         return now.replace(timestep=after, inputs=inputs, memory=out.memory, key=key), seen
 
     rollout, seen = jax.lax.scan(act, rollout.replace(trials=None), length=num_steps)
     return rollout.replace(trials=None if log is None else log_trials(log, seen)), seen
+
+# %% ../../nbs/baselines/05_ppo.ipynb #11537979
+def shaping_reward(kind: str, potential, done, success, gamma: float) -> jax.Array:
+    """What the learner is paid beside the reward, float32 `(T, B)`.
+
+    "potential" is γ Φ(s') - Φ(s). "progress" is Φ(s') - Φ(s) within a trial, -Φ(s) at a success, and 0 where the time limit ends a trial.
+
+    Args:
+        potential: Φ of the states before each step and after the last, float32 `(T + 1, B)`.
+        done, success: as in `Transition`, bool `(T, B)`.
+    """
+    before, after = potential[:-1], potential[1:]
+    if kind == "potential":
+        return gamma * after - before
+    return jnp.where(done, jnp.where(success, -before, 0.0), after - before)
 
 # %% ../../nbs/baselines/05_ppo.ipynb #fc6dad9c
 def advantages(reward, value, last_value, gamma: float, gae_lambda: float, done=None) -> jax.Array:
@@ -339,19 +359,24 @@ def run_epochs(structure, config: PPOConfig, optimizer, learned, rollout: Rollou
     return learned, jax.tree.map(jnp.mean, parts)
 
 # %% ../../nbs/baselines/05_ppo.ipynb #b2a9dbb6
-def update(structure, config: PPOConfig, optimizer, step: Callable, num_steps: int, learned, rollout: RolloutState, axis: str | None = None):
+def update(structure, config: PPOConfig, optimizer, step: Callable, num_steps: int, learned, rollout: RolloutState,
+           axis: str | None = None, potential: Callable | None = None):
     """One round of PPO: collect `num_steps` with the present parameters, then improve them.
+
+    potential: as in `collect`; the learner is also paid `shaping_reward`.
 
     Returns `learned`, `rollout`, a dictionary of scalars (over all devices), and the `Record` of each agent.
     """
     network, before = nnx.merge(structure, learned[0]), rollout
-    rollout, batch = collect(network, step, rollout, num_steps, config.across_trials)
-    last_value = policy_step(network, rollout.inputs, rollout.memory, rollout.told).value
-    if config.across_trials:
-        advantage = advantages(batch.reward, batch.value, last_value, config.gamma, config.gae_lambda)
-    else:
-        earned = batch.reward + config.gamma * batch.cut_off_value
-        advantage = advantages(earned, batch.value, last_value, config.gamma, config.gae_lambda, batch.done)
+    rollout, batch = collect(network, step, rollout, num_steps, config.across_trials, potential)
+    last_value, earned = policy_step(network, rollout.inputs, rollout.memory, rollout.told).value, batch.reward
+    if potential is not None:
+        path = jnp.concatenate([batch.potential, potential(rollout.timestep.state)[None]])
+        earned += config.shaping_coef * shaping_reward(config.shaping, path, batch.done, batch.success, config.gamma)
+        batch = batch.replace(potential=None)
+    if not config.across_trials:
+        earned += config.gamma * batch.cut_off_value
+    advantage = advantages(earned, batch.value, last_value, config.gamma, config.gae_lambda, None if config.across_trials else batch.done)
     key, draw = jax.random.split(rollout.key)
     learned, parts = run_epochs(structure, config, optimizer, learned, before, batch, advantage, draw, axis)
     parts["explained_variance"] = explained_variance(batch.value, batch.value + advantage, axis)

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'finding_out', 'preset', 'single_task', 'to_dict', 'from_dict', 'make_world',
            'begin', 'load_tasks', 'Agent', 'new_agent', 'abstract_agent', 'RunState', 'start_run', 'enter',
-           'growing_worlds', 'worlds_of', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of', 'metrics_row',
-           'EndTraining', 'differences', 'warn_if_short', 'Training', 'train', 'load_run']
+           'growing_worlds', 'worlds_of', 'potential_of', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of',
+           'metrics_row', 'EndTraining', 'differences', 'warn_if_short', 'Training', 'train', 'load_run']
 
 # %% ../../nbs/baselines/10_rl2.ipynb #d8ed63e3
 import dataclasses
@@ -35,6 +35,7 @@ from .ppo import PPOConfig, Record, RolloutState, collect, make_optimizer, recor
 from .scale import any_process, everyone, is_first, make_mesh, replicate, share, spread
 from ..benchmarks import Benchmark, digest, load_benchmark, load_benchmark_from_path, registered_benchmarks
 from ..benchmarks.demonstrations import without_reset
+from ..benchmarks.expert import steps_to_go, task_plan
 from ..benchmarks.splits import HELD_OUT, NAMED_SPLITS, named_split
 from ..core.goals import goal_kinds
 from ..core.helpers import progress_bar
@@ -100,6 +101,8 @@ def _check_config(config: TrainConfig) -> None:
         raise ValueError(f"show_goal is {config.show_goal}, but this network cannot read a goal: set network.goal_conditioned_core as well.")
     if any(size < 4 for size in config.rooms):
         raise ValueError(f"rooms are {config.rooms}: the smallest possible room has size 4.")
+    if config.ppo.shaping_coef and not config.benchmark:
+        raise ValueError("Shaping follows the plan of a ruleset, which a single task has not: name a benchmark, or set ppo.shaping_coef to 0.")
     if not config.benchmark and (config.network.goal_conditioned_core or config.curriculum.kind != "uniform"):
         raise ValueError("A single task has nothing to find out or to choose from: name a benchmark, or leave network.goal_conditioned_core and curriculum.kind as they are.")
 
@@ -124,10 +127,11 @@ def _accelerated(device: str, num_envs: int, memory: int, dtype: str = "bfloat16
     return TrainConfig(**rhythm | {"num_envs": num_envs, "device": device, "ppo": ppo, "network": network} | changes)
 
 def finding_out(**changes) -> TrainConfig:
-    """The recipe of the agent in the box (`14_agents`): finding out and carrying out apart, goals shown to half of the agents, growing rooms, short trials.
-    `changes` replace fields."""
-    config = TrainConfig(rooms=(5, 6, 7), grow=0.6, show_goal=0.5, ppo=PPOConfig(gamma=0.98),
-                         network=NetworkConfig(event=24, memory=160, goal_conditioned_core=128, neighbors=True, chrono_horizon=200))
+    """The recipe of the agent in the box (`14_agents`): the learner is paid for progress, finding out and carrying out
+    are apart, goals are shown to half of the agents, rooms grow, trials are short. `changes` replace fields."""
+    ppo = PPOConfig(gamma=0.99, gae_lambda=0.97, belief_coef=0.1, clip_value=False, shaping="progress", shaping_coef=0.03)
+    network = NetworkConfig(event=24, memory=160, goal_conditioned_core=128, neighbors=True, chrono_horizon=200)
+    config = TrainConfig(rooms=(5, 6, 7), grow=0.15, show_goal=0.5, steps_per_task=1000, steps_per_update=125, ppo=ppo, network=network)
     return dataclasses.replace(config, **changes)
 
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
@@ -137,7 +141,7 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "gpu": lambda: _accelerated("gpu", 16_384, 1024, env_id="XLand-MiniGrid-R4-13x13", max_steps=None,
                                 benchmark="high-3m", steps_per_task=2560, total_steps=1_000_000_000),
     "paper": table_6,
-    "box": lambda: finding_out(total_steps=15_000_000),
+    "box": lambda: finding_out(total_steps=60_000_000),
 }
 
 def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainConfig:
@@ -285,6 +289,23 @@ def worlds_of(config: TrainConfig, params, round, keys):
     keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
     return params.replace(layout=growing_worlds(config, params, round, keys))
 
+# %% ../../nbs/baselines/10_rl2.ipynb #9224320a
+def potential_of(config: TrainConfig, params, rulesets) -> Callable:
+    """The potential for `ppo.shaping_reward` in the tasks `rulesets (B,)`: a function of states `(B,)`, float32 `(B,)`.
+
+    "potential": 1 - 0.9 (t + steps to go) / T, or 0 where that exceeds the time limit T or nothing leads to the goal.
+    "progress": minus the steps to go, at least -T.
+    """
+    plans, limit = jax.vmap(task_plan)(rulesets), params.max_steps
+
+    def potential(states):
+        steps = jax.vmap(steps_to_go)(states.replace(key=None), plans)
+        if config.ppo.shaping == "progress":
+            return -jnp.minimum(steps, limit)
+        last = states.step_num + steps
+        return jnp.where(last <= limit, 1 - 0.9 * last / limit, 0.0)
+    return potential
+
 # %% ../../nbs/baselines/10_rl2.ipynb #b77077a4
 def make_round(config: TrainConfig, curriculum=None, mesh=None) -> Callable:
     """`one_round(state, benchmark)` gives the next `RunState` and metrics, compiled for the devices of a mesh (None: those of the configuration); it donates `state`.
@@ -338,8 +359,11 @@ def _round(config: TrainConfig, curriculum, mesh) -> Callable:
         kind = rollout.timestep.state.goal_encoding[:, 0]
         shown = None if rollout.told is None else rollout.told.goal_shown
 
+        potential = potential_of(config, params, rulesets) if config.ppo.shaping_coef else None
+
         def improve_once(carry, _):
-            learned, rollout, metrics, record = update(structure, config.ppo, optimizer, step, config.steps_per_update, *carry, axis)
+            learned, rollout, metrics, record = update(
+                structure, config.ppo, optimizer, step, config.steps_per_update, *carry, axis, potential)
             return (learned, rollout), (metrics, record)
 
         start = (state.parameters, state.optimizer), rollout
@@ -497,6 +521,8 @@ class _Run:
         self.tasks = "a single task" if benchmark is None else digest(benchmark)
         if config.show_goal:
             check_tellable(benchmark.get_rulesets(np.arange(len(benchmark))) if getattr(benchmark, "extended", None) is not None else benchmark.get_ruleset(0))
+        if config.ppo.shaping_coef and benchmark.extended is not None:
+            raise ValueError("Shaping needs plans, which composed goals and several products do not have: set ppo.shaping_coef to 0.")
         self.curriculum = None
         if benchmark is not None and config.curriculum.kind != "uniform":  # which needs no memory
             self.curriculum = make_curriculum(config.curriculum, benchmark, par, world=make_world(config))
