@@ -16,7 +16,7 @@ from xland_minigrid.baselines.evaluation import evaluate
 from xland_minigrid.baselines.networks import NetworkConfig
 from xland_minigrid.baselines.ppo import PPOConfig
 from xland_minigrid.baselines.rl2 import TrainConfig, make_world
-from xland_minigrid.benchmarks import generate_benchmark
+from xland_minigrid.benchmarks import generate_benchmark, steps_to_go, task_plan
 
 CPU, GPU = Device("cpu", "cpu", 8, "float32"), Device("gpu", "NVIDIA L4", 16.5, "bfloat16")
 SMALL = NetworkConfig(embedding=4, encoder_width=16, event=4, memory=16, head=16)
@@ -198,6 +198,62 @@ def test_a_time_limit_is_not_an_end(one_update):
     else:
         np.testing.assert_allclose(batch.cut_off_value, np.where(cut, cut_off, 0), atol=1e-5)
         assert np.abs(cut_off[cut]).mean() > 0.01, "values of zero would show nothing"
+
+
+# Shaping --------------------------------------------------------------------------------------------------------------
+
+PAID = dataclasses.replace(FIXED, ppo=dataclasses.replace(FIXED.ppo, shaping_coef=5.0))
+
+
+def test_shaping_adds_up_to_a_constant_whatever_the_agent_does(tasks):
+    "Random actions through many ends of trials; the potential against its definition, and progress step by step."
+    (env, params), (steps, agents) = make_world(PAID), (40, 256)
+    actions = np.random.default_rng(0).integers(0, 6, (steps, agents))
+    progress = dataclasses.replace(PAID, ppo=dataclasses.replace(PAID.ppo, shaping="progress"))
+
+    @jax.jit
+    def walk(rulesets):
+        timestep, step = rl2.begin(env, params, rulesets, jax.random.split(jax.random.key(0), agents))
+        potentials = [rl2.potential_of(config, params, rulesets) for config in (PAID, progress)]
+        to_go = lambda state: jax.vmap(steps_to_go)(state.replace(key=None), jax.vmap(task_plan)(rulesets))
+        seen = lambda x: (x.state.step_num, to_go(x.state), *[potential(x.state) for potential in potentials])
+
+        def go(timestep, action):
+            after = step(timestep, action)
+            return after, (seen(timestep), after.last(), (after.discount == 0) & (after.reward > 0))
+        last, (path, done, success) = jax.lax.scan(go, timestep, actions)
+        return jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), path, seen(last)), done, success
+    (at, to_go, had, away), done, success = jax.tree.map(np.asarray, walk(tasks.get_rulesets(np.arange(agents))))
+    assert done.sum() > 3 * agents * 0.8 and success.sum() > 100 and (done & ~success).sum() > 100
+    assert np.isinf(to_go).any(), "states from which nothing leads to the goal"
+    limit = params.max_steps
+    np.testing.assert_allclose(had, np.where(at + to_go <= limit, 1 - 0.9 * np.minimum(at + to_go, limit) / limit, 0), atol=1e-6)
+    np.testing.assert_allclose(away, -np.minimum(to_go, limit), atol=1e-5)
+    discounts = 0.97 ** np.arange(steps + 1)
+    paid = np.asarray(ppo.shaping_reward("potential", had, done, success, 0.97), np.float64)
+    np.testing.assert_allclose(discounts[:-1] @ paid, discounts[-1] * had[-1] - had[0], atol=1e-5)
+    paid = np.asarray(ppo.shaping_reward("progress", away, done, success, 0.97))
+    np.testing.assert_allclose(paid[~done], (away[1:] - away[:-1])[~done], atol=1e-5)
+    np.testing.assert_allclose(paid[success], -away[:-1][success], atol=1e-5)
+    assert (paid[done & ~success] == 0).all() and (paid[success] >= 1).all()
+
+
+def test_shaping_reaches_the_learner_alone(tasks):
+    "Agents perceive and do the same and every metric of tasks stays; only what the critic has to explain differs."
+    rows = [rl2.metrics_row(rl2.make_round(config)(rl2.start_run(config), tasks)[1]) for config in (FIXED, PAID)]
+    differ = {name for name in rows[0] if rows[0][name] != rows[1][name]}
+    assert {"critic_loss", "explained_variance"} <= differ
+    assert not [name for name in differ if name.startswith(("success", "return", "tr", "tasks", "unfinished"))]
+    assert {"belief_nats", "entropy"}.isdisjoint(differ)
+
+
+@pytest.mark.filterwarnings("ignore:A trial takes")
+def test_shaping_needs_plans(tasks):
+    with pytest.raises(ValueError, match="shaping_coef to 0"):
+        dataclasses.replace(rl2.preset("laptop", "MiniGrid-DoorKey-5x5"), ppo=PAID.ppo)
+    composed = tasks.replace(extended=tasks)
+    with pytest.raises(ValueError, match="composed goals.*shaping_coef to 0"):
+        rl2.train(PAID, composed, progress=False)
 
 
 # Settings -------------------------------------------------------------------------------------------------------------
