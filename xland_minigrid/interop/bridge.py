@@ -18,10 +18,11 @@ import numpy as np
 
 from ..core.actions import NUM_ACTIONS
 from ..core.tiles import NUM_COLORS, NUM_TILES
-from ..envs.environment import EnvParams, Environment
+from ..envs.environment import Environment
 from ..envs.registration import make
 from ..envs.sampling import RulesetSamplingWrapper, try_out
 from ..envs.wrappers import DirectionObservationWrapper, RulesAndGoalsObservationWrapper
+from ..pool.slots import benchmark_of, environment_of
 
 # %% ../../nbs/interop/02_bridge.ipynb #b791f032
 def need(package: str, extra: str):
@@ -56,7 +57,6 @@ def keys_of(seeds) -> jax.Array:
 # %% ../../nbs/interop/02_bridge.ipynb #f912bc65
 @functools.lru_cache(maxsize=256)
 def _layers(env_id, draws: bool, direction: bool, rules_and_goals: bool, images, around=None) -> Environment:
-    "The environment of a registered id, or the given one, in its wrappers."
     env = make(env_id)[0] if isinstance(env_id, str) else env_id
     env = RulesetSamplingWrapper(env) if draws else env
     env = DirectionObservationWrapper(env) if direction else env
@@ -74,9 +74,7 @@ def _tasks(benchmark, ruleset, ruleset_id):
         return None, ruleset
     if ruleset is not None:
         raise ValueError("Give either ruleset=, one task, or benchmark=, from which tasks are drawn.")
-    if isinstance(benchmark, str):
-        from xland_minigrid.benchmarks import load_benchmark
-        benchmark = load_benchmark(benchmark)
+    benchmark = benchmark_of(benchmark)
     return (benchmark, None) if ruleset_id is None else (None, benchmark.get_ruleset(ruleset_id))
 
 # %% ../../nbs/interop/02_bridge.ipynb #1d0e579a
@@ -89,16 +87,7 @@ class World(NamedTuple):
 
     @property
     def env(self) -> Environment:
-        "The environment in its wrappers."
         return _layers(*self.recipe)
-
-def _params_of(env_id, given: dict) -> EnvParams:
-    "Parameters of a registered id, or of a pair `(env, params)`, with some of them changed."
-    if isinstance(env_id, str):
-        return make(env_id, **given)[1]
-    if not (isinstance(env_id, (tuple, list)) and len(env_id) == 2 and isinstance(env_id[0], Environment)):
-        raise TypeError(f"The environment is {env_id!r}: give a registered id, or the pair (env, params) that xland_minigrid.make returns.")
-    return env_id[1].replace(**given)
 
 def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None, direction=False, rules_and_goals=False, images=None,
           num_envs: int | None = None, around=None, **params) -> World:
@@ -106,8 +95,7 @@ def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None
 
     env_id: a registered id, or the pair `(env, params)` that `xland_minigrid.make` returns.
     ruleset: the task; for `num_envs` worlds it may have a leading axis of that size.
-    benchmark: a `Benchmark`, its name, or a batched `RuleSet`, from which each reset draws, unless `ruleset_id` chooses
-    one.
+    benchmark: a `Benchmark`, its name, or a batched `RuleSet`: each reset draws from it, unless `ruleset_id` chooses one.
     weights: how often each task is drawn, `(n,)`; None draws all alike.
     direction, rules_and_goals: add these to the observation, a dictionary then with the view under `"img"`.
     images: `"rgb"` for pictures. around: a wrapper around all others, such as `GymAutoResetWrapper`.
@@ -115,7 +103,7 @@ def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None
     """
     if images not in (None, "rgb"):
         raise ValueError(f"images is {images!r}: choose 'rgb', or None for tiles and colours.")
-    inner = _params_of(env_id, params)
+    inner = environment_of(env_id, params)[1]
     tasks, ruleset = _tasks(benchmark, ruleset, ruleset_id)
     recipe = env_id if isinstance(env_id, str) else env_id[0], tasks is not None, bool(direction), bool(rules_and_goals), images, around
     if tasks is not None:
@@ -129,7 +117,6 @@ def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None
 
 # %% ../../nbs/interop/02_bridge.ipynb #5c81fbbc
 def _with_ruleset(recipe, params, ruleset, num_envs) -> World:
-    "The world with this task, checked; None leaves the parameters as they are."
     if ruleset is None:
         ruleset = getattr(params, "ruleset", None)
         if ruleset is None:
@@ -223,7 +210,6 @@ class Simulator:
         return to_numpy(seen)
 
     def step(self, action: int) -> Seen:
-        "Do a checked action."
         self.timestep, seen = compiled(self.world.env, self.world.draws)[1](self.params, self.timestep, np.int32(action))
         return to_numpy(seen)
 

@@ -15,8 +15,8 @@ import numpy as np
 from ..core.actions import NUM_ACTIONS
 from ..envs.registration import registered_environments
 from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
-from .bridge import (
-    Bounds, Simulator, build, check_actions, check_one_action, compiled, key_of, keys_of, need, observation_bounds, to_numpy)
+from xland_minigrid.interop.bridge import (Bounds, Simulator, build, check_actions, check_one_action, compiled, key_of, keys_of, need,
+    observation_bounds, to_numpy)
 from .torch import from_torch, to_torch
 
 gymnasium = need("gymnasium", "gym")
@@ -33,7 +33,7 @@ def space_of(bounds: Bounds | dict) -> "gymnasium.Space":
 _METADATA = {"render_modes": ["rgb_array", "ansi"], "render_fps": 10}
 _RENDER_MODES = {"rgb_array": "rgb_array", "ansi": "rich_text"}
 
-def _check_render_mode(mode) -> None:
+def _check_render_mode(mode):
     if mode not in (None, *_RENDER_MODES):
         raise ValueError(f"render_mode is {mode!r}: choose 'rgb_array', 'ansi' (text with rich markup), or None.")
 
@@ -51,15 +51,11 @@ def _info(seen) -> dict:
 class XLandEnv(gymnasium.Env):
     """One world.
 
-    env_id: a registered id, such as `"XLand-MiniGrid-R1-9x9"`, or the pair `(env, params)` that `xland_minigrid.make`
-    returns.
-    render_mode: `"rgb_array"`, `"ansi"` (text with rich markup) or None. seed: of the first `reset` that is given none.
-    kwargs: see `bridge.build`: `ruleset`, `benchmark`, `ruleset_id`, `weights`, `direction`, `rules_and_goals`,
-    `images`, params.
+    env_id: a registered id, or the pair `(env, params)` that `xland_minigrid.make` returns. seed: of the first `reset`
+    that is given none. render_mode: `"rgb_array"`, `"ansi"` (text with rich markup) or None. kwargs: see `bridge.build`.
 
-    Observations are uint8 `(view_size, view_size, 2)` of tiles and colours, or a dictionary; `info["ruleset_id"]` is
-    the number
-    of a drawn task.
+    Observations are uint8 `(view_size, view_size, 2)` of tiles and colours, or a dictionary; `info["ruleset_id"]` is the
+    number of a drawn task.
     """
     metadata = _METADATA
 
@@ -104,7 +100,7 @@ class XLandEnv(gymnasium.Env):
         return self._simulator.render(_RENDER_MODES[self.render_mode])
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #07a76fcc
-def register_envs() -> None:
+def register_envs():
     "Register every environment that `xland_minigrid.make` knows with Gymnasium, as `xland_minigrid/NAME`."
     for name in registered_environments():
         if (id := f"xland_minigrid/{name}") not in gymnasium.registry:
@@ -121,7 +117,6 @@ def check_mode(mode) -> AutoresetMode:
         raise ValueError(f"autoreset_mode is {mode!r}: choose one of {', '.join(map(str, AutoresetMode))}.") from None
 
 def _converter(output: str):
-    "How arrays leave: as NumPy arrays of their own, as JAX arrays, or as tensors that share their memory."
     if output == "torch":
         need("torch", "torch")
         return to_torch
@@ -157,15 +152,15 @@ def mask_in(options, num_envs: int, begun: bool) -> np.ndarray | None:
     return mask
 
 class VectorBase(VectorEnv):
-    "What vector environments share here: spaces, and that a trial has to run before a step."
+    "What vector environments share here."
 
-    def make_spaces(self, observation_space, action_space) -> None:
+    def make_spaces(self, observation_space, action_space):
         "Set the four spaces from those of one world."
         from gymnasium.vector.utils import batch_space
         self.single_observation_space, self.single_action_space = observation_space, action_space
         self.observation_space, self.action_space = (batch_space(space, self.num_envs) for space in (observation_space, action_space))
 
-    def need_trials(self, begun: bool, ended: np.ndarray) -> None:
+    def need_trials(self, begun: bool, ended: np.ndarray):
         "Raise `ResetNeeded` unless every world has a running trial."
         if not begun:
             raise ResetNeeded("No trial has begun, or one was lost: call reset() first.")
@@ -182,7 +177,6 @@ def _infos(seen, given, convert) -> dict:
     return {"ruleset_id": numbers, "_ruleset_id": given.copy() if isinstance(given, np.ndarray) else convert(given)}
 
 def _one_by_one(batch, ended) -> np.ndarray:
-    "An array of objects: the observation of each world that ended, None for the others."
     out = np.full(len(ended), None, dtype=object)
     for i in np.flatnonzero(ended):
         out[i] = jax.tree.map(lambda x: x[i].copy(), batch)
@@ -190,7 +184,6 @@ def _one_by_one(batch, ended) -> np.ndarray:
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #7d3e9a40
 def _last_seen(timestep, seen, before, output: str, convert) -> dict:
-    "What the trials that ended in this step have seen at last, in Gymnasium's form."
     ended = seen.terminated | seen.truncated
     if output == "numpy":
         ended = np.array(ended)
@@ -202,7 +195,7 @@ def _last_seen(timestep, seen, before, output: str, convert) -> dict:
     return {"final_obs": _one_by_one(final, ended) if output == "numpy" else final, "_final_obs": mask, "final_info": tasks, "_final_info": mask}
 
 class _BatchEnv(VectorBase):
-    "A batch of worlds as a vector environment, before its first reset."
+    "See `XLandVectorEnv`."
 
     def __init__(self, env_id="XLand-MiniGrid-R1-9x9", num_envs: int = 1, *, autoreset_mode=AutoresetMode.NEXT_STEP, output: str = "numpy",
                  render_mode: str | None = None, seed: int | None = None, **kwargs):
@@ -234,16 +227,13 @@ class _BatchEnv(VectorBase):
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #d39e6408
 class XLandVectorEnv(_BatchEnv):
-    """Many worlds, stepped by one compiled call; see `XLandEnv`. `ruleset` may have a leading axis, one task for each
-    world.
+    """Many worlds, stepped by one compiled call; see `XLandEnv`. `ruleset` may have a leading axis, one task per world.
 
     autoreset_mode: a `gymnasium.vector.AutoresetMode` or its value.
-    output: `"numpy"` (arrays to write to), `"jax"`, or `"torch"` (tensors that share the memory of JAX arrays: read
-    only).
+    output: `"numpy"` (arrays to write to), `"jax"`, or `"torch"` (tensors that share memory with JAX arrays: read only).
 
     Rewards are float32 `(num_envs,)`. With NumPy `info` is as in `SyncVectorEnv`. With the others nothing waits for the
-    device,
-    so `info["final_obs"]` is the whole batch, valid where `info["_final_obs"]` says.
+    device, so `info["final_obs"]` is the whole batch, valid where `info["_final_obs"]` says.
     """
     def reset(self, *, seed=None, options: dict | None = None):
         """Begin trials: `(observations, info)`.
@@ -257,7 +247,7 @@ class XLandVectorEnv(_BatchEnv):
         super().reset(seed=seeds[0])
         if not begun:
             seeds = [int(self.np_random.integers(2**32)) if s is None else s for s in seeds]
-        keys = keys_of(seeds) if None not in seeds else self.timestep.state.key  # worlds without a seed go on from the key in their state
+        keys = keys_of(seeds) if None not in seeds else self.timestep.state.key  # the key in their state
         if None in seeds and any(s is not None for s in seeds):
             keys = jax.numpy.stack([keys[i] if s is None else key_of(s) for i, s in enumerate(seeds)])
         reset, _, reset_some = self._programs
@@ -267,7 +257,7 @@ class XLandVectorEnv(_BatchEnv):
         return self._convert(seen.observation), _infos(seen, given, self._convert)
 
     def step(self, actions):
-        "`(observations, rewards, terminations, truncations, info)`. Actions are integers `(num_envs,)` in NumPy, JAX, PyTorch or a list."
+        "`(observations, rewards, terminations, truncations, info)`. Actions are integers `(num_envs,)`, of any library."
         self.need_trials(self.timestep is not None, self._ended)
         actions = check_actions(without_tensors(actions), self.num_envs)
         before = self.timestep

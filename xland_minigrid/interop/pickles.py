@@ -35,7 +35,7 @@ class _Dtype:
             _refuse(f"holds an array of {'Python objects' if text in ('O', 'O8', 'O4') else 'something other than numbers'}")
         self.text, self.order = text, "|"
 
-    def __setstate__(self, state) -> None:
+    def __setstate__(self, state):
         if not isinstance(state, tuple) or len(state) < 5 or state[1] not in ("<", ">", "|", "=") or any(part is not None for part in state[2:5]):
             _refuse("describes a type of number with fields or parts")
         self.order = state[1]
@@ -45,7 +45,6 @@ class _Dtype:
 
 # %% ../../nbs/interop/00_pickles.ipynb #6648a8fa
 def _view(data, dtype, shape, order) -> np.ndarray:
-    "The array of this shape in these bytes, read-only, or a refusal."
     if not isinstance(data, (bytes, bytearray)) or not isinstance(dtype, _Dtype):
         _refuse("holds an array whose contents are not bytes")
     if not isinstance(shape, tuple) or len(shape) > 8 or not all(type(length) is int and 0 <= length < 1 << 40 for length in shape):
@@ -61,13 +60,13 @@ class _Array:
     "An array that a pickle has announced and may fill once."
     value = None
 
-    def __setstate__(self, state) -> None:
+    def __setstate__(self, state):
         if self.value is not None or not isinstance(state, tuple) or len(state) not in (4, 5):
             _refuse("fills an array in a way that NumPy does not")
         *_, shape, dtype, fortran, data = state
         self.value = _view(data, dtype, shape, "F" if isinstance(fortran, int) and fortran else "C")
 
-_NDARRAY = object()  # stands for the name numpy.ndarray, which a pickle passes on and never calls
+_NDARRAY = object()  # numpy.ndarray, which a pickle passes on
 
 def _announced(kind, shape, code) -> _Array:
     "`numpy.core.multiarray._reconstruct`: only ever an empty plain array."
@@ -93,8 +92,8 @@ def _of_buffer(data, dtype, shape, order, axes=None) -> _Array:
 
 # %% ../../nbs/interop/00_pickles.ipynb #edf7c04f
 class _Record:
-    "An object of xminigrid: its fields, by name."
-    def __setstate__(self, state) -> None:
+    "An object of xminigrid."
+    def __setstate__(self, state):
         if not isinstance(state, dict):
             _refuse("sets the state of a benchmark in a way that xminigrid does not")
         self.fields = state
@@ -103,7 +102,6 @@ class _Record:
 _RATIO, _SLACK = 200, 64 << 20
 
 def _budget(path: Path, max_bytes: int) -> int:
-    "How many bytes may come out of a compressed file."
     return min(max_bytes, _SLACK + _RATIO * path.stat().st_size)
 
 class _Metered:
@@ -118,7 +116,7 @@ class _Metered:
         return data
 
     def read(self, count: int) -> bytes:
-        # No more than one byte beyond the budget is asked for, whatever length the file claims.
+        # at most one byte beyond the budget
         return self.spend(self.stream.read(min(count, self.left + 1)))
 
     def readline(self) -> bytes:
@@ -127,7 +125,7 @@ class _Metered:
 # %% ../../nbs/interop/00_pickles.ipynb #db24d9e4
 _NAMES = {
     "numpy.ndarray": _NDARRAY, "numpy.dtype": lambda *arguments: _Dtype(*arguments), "xminigrid.benchmarks.Benchmark": _Record,
-    "__builtin__.bytes": lambda: b"", "builtins.bytes": lambda: b"",  # how protocols 0 to 2 write an empty string of bytes
+    "__builtin__.bytes": lambda: b"", "builtins.bytes": lambda: b"",  # protocols 0 to 2: empty bytes
     **{f"numpy.{core}.{name}": make for core in ("core", "_core") for name, make in (("multiarray._reconstruct", _announced), ("numeric._frombuffer", _of_buffer))},
     "jax._src.array._reconstruct_array": _of_jax, "jax._src.device_array.reconstruct_device_array": _of_jax}
 
@@ -135,22 +133,22 @@ _NAMES = {
 _Python = pickle._Unpickler
 
 def _keyed(load, keys: slice):
-    "An instruction that fills a dictionary, for keys that are text. `keys`: where they lie on the stack."
-    def checked(reader) -> None:
+    "An instruction that fills a dictionary, for keys that are text, at `keys` on the stack."
+    def checked(reader):
         if any(type(key) is not str for key in reader.stack[keys]):
             _refuse("fills something that is no dictionary of names")
         load(reader)
     return checked
 
-def _build(reader) -> None:
+def _build(reader):
     if type(reader.stack[-2]) not in (_Array, _Dtype, _Record):
         _refuse("sets the state of something that is no array")
     reader.load_build()
 
-def _byte_array(reader) -> None:
+def _byte_array(reader):
     reader.append(reader.read(*struct.unpack("<Q", reader.read(8))))
 
-def _unneeded(reader) -> None:
+def _unneeded(reader):
     _refuse("uses sets or the extension registry (EXT), which arrays do not need")
 
 _STRICT = {
@@ -171,7 +169,6 @@ class _Instructions(dict):
         return super().__getitem__(number)
 
 class _Reader(_Python):
-    "Python's unpickler with the names of this chapter, and its instructions."
     def __init__(self, stream: _Metered):
         super().__init__(stream, encoding="latin1")
         self.stream, self.dispatch = stream, _Instructions(self.dispatch | {code[0]: run for code, run in _STRICT.items()})
@@ -182,13 +179,13 @@ class _Reader(_Python):
         return _NAMES[asked] if asked in _NAMES else _refuse(f"asks for {asked}")
 
     def encoded(self, text, encoding="latin1") -> bytes:
-        "`_codecs.encode`, with which protocols 0 to 2 write bytes as text, for the one encoding that keeps them."
+        "`_codecs.encode`, with which protocols 0 to 2 write bytes as text."
         if not isinstance(text, str) or encoding != "latin1":
             _refuse("encodes text in a way that bytes are not kept")
         return self.stream.spend(text.encode("latin1"))
 
 def _read(stream: _Metered):
-    "What a pickle describes, as far as it is data: the one object that is left at the end."
+    "The one object that is left at the end."
     reader = _Reader(stream)
     found = reader.load()
     if reader.stack or reader.metastack or reader.read(1):
@@ -199,7 +196,6 @@ def _read(stream: _Metered):
 _DAMAGE = (ValueError, EOFError, OSError, LookupError, TypeError, AttributeError, OverflowError, MemoryError, struct.error, pickle.PickleError)
 
 def _entries(path: Path, max_bytes: int) -> dict:
-    "The dictionary in a file, plain or compressed with bz2."
     with open(path, "rb") as file:
         packed = file.peek(3)[:3] == b"BZh"
         found = _read(_Metered(bz2.open(file) if packed else file, _budget(path, max_bytes)))
@@ -209,8 +205,7 @@ def _entries(path: Path, max_bytes: int) -> dict:
     return found
 
 def pickled_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
-    """The arrays in a pickled dictionary or `xminigrid.benchmarks.Benchmark`, by name, read-only. Nothing in the file
-    is run.
+    """The arrays in a pickled dictionary or `xminigrid.benchmarks.Benchmark`, by name, read-only. No part of it is run.
 
     Reads pickles of all protocols, plain or bz2, with NumPy or JAX arrays of numbers; other entries are left out.
     max_bytes: bounds what may be unpacked. Raises `FileNotFoundError`, `RefusedPickleError` and `BenchmarkFileError`.

@@ -41,11 +41,11 @@ def task_list(task, num_envs: int) -> list[dict]:
 
 # %% ../../nbs/interop/10_pool_vector.ipynb #17831b63
 class _View(VectorBase):
-    "A pool as a vector environment, with the latest observations that came back."
+    "See `PoolVectorEnv`."
     def __init__(self, pool, *, autoreset_mode=AutoresetMode.NEXT_STEP, task=None, seed: int | None = None):
         self.mode = check_mode(autoreset_mode)
         self.pool, self._mine = opened(pool)
-        self._begun, self._seeds = False, {}  # _seeds: of trials that have begun since `info` was last given
+        self._begun, self._seeds = False, {}  # _seeds: for the next `info`
         try:
             first = self.pool.sessions[0]
             if first.spec.get("autoreset"):
@@ -59,22 +59,19 @@ class _View(VectorBase):
         self._rows = {leaf.name: np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in first._layout.leaves}
         self._ended, self._streams = np.zeros(self.num_envs, bool), [None] * self.num_envs
 
-    def close_extras(self, **_) -> None:
-        "Give the pool back; close it if it was opened here."
+    def close_extras(self, **_):
         if self._mine:
             self.pool.sync.close()
 
 # %% ../../nbs/interop/10_pool_vector.ipynb #17831c74
 class _Requests(_View):
-    "Requests to the environments of a pool, and their answers."
-    def _begin(self, ids, seeds) -> None:
-        "Ask for new trials in some environments."
+    "See `PoolVectorEnv`."
+    def _begin(self, ids, seeds):
         if len(ids):
             self._seeds.update(zip(np.asarray(ids).tolist(), seeds))
             self.pool.async_reset([{**self._tasks[i], "seed": seed} for i, seed in zip(ids, seeds)], np.asarray(ids))
 
     def _next_seeds(self, ids) -> list[int]:
-        "Those of the next trials, each from the stream of its environment."
         return [int(self._streams[i].integers(2**32)) for i in ids]
 
     def _answers(self) -> Batch:
@@ -87,7 +84,7 @@ class _Requests(_View):
             self._rows[name][batch.env_id] = rows
         return batch
 
-    def _need_open(self) -> None:
+    def _need_open(self):
         if self.closed:
             raise ClosedEnvironmentError("This environment is closed: make another.")
 
@@ -98,18 +95,17 @@ class _Requests(_View):
             yield
         except BaseException:
             self._begun = False
-            with contextlib.suppress(PoolError):                  # which says that nothing is awaited any more
+            with contextlib.suppress(PoolError):  # which says that nothing is awaited any more
                 while True:
                     self.pool.sync.recv()
             raise
 
     def _seen(self, number: int | None = None):
-        "The present observations, or that of one environment, copied."
         rows = {name: (array if number is None else array[number]).copy() for name, array in self._rows.items()}
         return rows.get("", rows)
 
     def _new_trials(self, info: dict) -> dict:
-        "The info with the seeds of trials that have begun since the last time this was asked."
+        "The info with the seeds of trials that have begun since the last time."
         begun, self._seeds = self._seeds, {}
         for number in sorted(begun):
             info = self._add_info(info, {"seed": np.int64(begun[number])}, number)
@@ -154,7 +150,7 @@ class PoolVectorEnv(_Requests):
         return self._seen(), self._new_trials({})
 
     def step(self, actions):
-        "`(observations, rewards, terminations, truncations, info)`. Actions: integers `(num_envs,)`, in NumPy, JAX, PyTorch or a list."
+        "`(observations, rewards, terminations, truncations, info)`. Actions: integers `(num_envs,)`, of any library."
         resting = self._ended if self.mode is AutoresetMode.NEXT_STEP else np.zeros(self.num_envs, bool)
         self._need_open()
         self.need_trials(self._begun, self._ended if self.mode is AutoresetMode.DISABLED else np.zeros(0, bool))

@@ -26,8 +26,8 @@ from typing import NamedTuple
 from ..core.helpers import append_lines, checked_int, checked_seconds, json_line, plain
 from .bridge import need
 from ..pool.client import IOThread, Step
-from ..pool.episodes import (Env, Messages, RolloutRequest, awaited, blocking, checked_reset, checked_step, copy_messages,
-                                              envs, find_env, finite, make_env, request_from_row)
+from ..pool.episodes import (Env, Messages, RolloutRequest, awaited, blocking, checked_reset, checked_step,
+    copy_messages, envs, find_env, finite, make_env, request_from_row)
 from ..pool.errors import DeadlineExceeded, EnvFault, PoolError
 from ..pool.group import Rollout
 from ..pool.pool import EnvPool, to_the_end
@@ -81,7 +81,7 @@ def swift_env(env: str | type[Env]) -> type:
 def swift_scheduler() -> type:
     "`XLandGymScheduler`: ms-swift's `GYMScheduler`, closing on every way out. Raises `ImportError` without ms-swift."
     class XLandGymScheduler(need("swift.rollout.multi_turn", "swift").GYMScheduler):
-        "ms-swift's `GYMScheduler`, which closes every environment within `close_timeout` seconds; `close_errors` lists what went wrong."
+        "ms-swift's `GYMScheduler`; closes each environment within `close_timeout` seconds, or adds to `close_errors`."
         close_timeout = 10.0
 
         def __init__(self, *args, **kwargs):
@@ -106,7 +106,7 @@ def swift_scheduler() -> type:
                 await asyncio.shield(asyncio.gather(*(self.on_trajectory_end(r) for r in requests)))
                 raise
 
-        async def _begin(self, request):  # the scheduler knows the environment before its reset, so it is always closed
+        async def _begin(self, request):  # known before its reset, so always closed
             uuid = request.uuid = request.uuid or uuids.uuid4().hex
             await self._close_and_remove(uuid)
             self._envs[uuid] = self._create_env((request.data_dict or {}).get("env_config") or {})
@@ -126,8 +126,8 @@ def swift_scheduler() -> type:
                 await self.on_trajectory_end(infer_request)
             return result
 
-        async def on_trajectory_end(self, request) -> None:
-            "Close the environment of a trajectory that is over, for whatever reason; may be called twice. Overrides must call this method."
+        async def on_trajectory_end(self, request):
+            "Close the environment of a trajectory that is over; may be called twice. Overrides must call this method."
             await self._close_and_remove(request.uuid)
 
         async def _close_and_remove(self, uuid):
@@ -140,7 +140,7 @@ def swift_scheduler() -> type:
 
 # %% ../../nbs/interop/09_swift.ipynb #a7d04b52
 async def _close(env, seconds: float) -> str | None:
-    "Close an environment within `seconds`, whatever it does. Returns (and logs) why it could not be closed."
+    "Close an environment within `seconds`. Returns (and logs) why it could not be closed."
     async def close():
         await awaited(env.close())
     task = asyncio.ensure_future(close())
@@ -195,14 +195,13 @@ class Trajectory:
     """One row played: `episode` is the engine's record of it.
 
     rewards: one for each reward function, and `gym`. reward: their weighted sum, None if unknown; `error` says why,
-    unless a
-    function returned None. stopped: `done`, `finished` (by `check_finished`), `max_turns`, `deadline` or `error`.
+    unless a function returned None. stopped: `done`, `finished` (by `check_finished`), `max_turns`, `deadline` or `error`.
     close_error: why the environment could not be closed; the reward stands.
     """
     request: RolloutRequest
     episode: Rollout = field(default_factory=lambda: Rollout(None, None, 0, Step("", None, False, 0, {})))
     turns: list[Turn] = field(default_factory=list)
-    infos: dict = field(default_factory=dict)  # what hooks returned as rollout_infos
+    infos: dict = field(default_factory=dict)
     rewards: dict = field(default_factory=dict)
     reward: float | None = None
     stopped: str | None = None
@@ -255,7 +254,7 @@ class LiveLimit:
 
     async def __aenter__(self):
         with self._lock:
-            if self.live < self.most:  # then no one waits: a place that gets free goes straight to the first that waits
+            if self.live < self.most:  # then no one waits
                 self.live += 1
                 return self
             place = Future()
@@ -263,7 +262,7 @@ class LiveLimit:
         try:
             await asyncio.wrap_future(place)
         except BaseException:
-            if not place.cancel():  # it was given already
+            if not place.cancel():
                 self.leave()
             raise
         return self
@@ -272,7 +271,6 @@ class LiveLimit:
         self.leave()
 
     def leave(self):
-        "Give up a place."
         with self._lock:
             while self._waiting:
                 loop, place = self._waiting.popleft()
@@ -283,7 +281,6 @@ class LiveLimit:
 
 # %% ../../nbs/interop/09_swift.ipynb #61d8caf1
 def _hosted(scheduler, trajectory: Trajectory) -> type[Env]:
-    "The environment of one trajectory, as a class that the engine can open."
     class Hosted(Env):
         env = task = None
 
@@ -298,7 +295,7 @@ def _hosted(scheduler, trajectory: Trajectory) -> type[Env]:
             observation, reward, done, info = await self._call(checked_step(self.env, copy_messages(messages)))
             return observation, reward, done, plain(info)
 
-        async def _call(self, coroutine):  # in a task: an environment that ignores being cancelled is left behind, and closed
+        async def _call(self, coroutine):  # in a task: one that ignores being cancelled is left behind
             self.task = asyncio.ensure_future(coroutine)
             try:
                 await asyncio.wait({self.task})
@@ -324,7 +321,7 @@ def _hosted(scheduler, trajectory: Trajectory) -> type[Env]:
 class Hooks:
     "The hooks of a scheduler, as in ms-swift. `self.live[request.uuid]` is the `Trajectory` of a request."
 
-    async def on_trajectory_start(self, requests: list[RolloutRequest]) -> None:
+    async def on_trajectory_start(self, requests: list[RolloutRequest]):
         "Before the first answer: put the system message (else the row's) and the first observation in."
         for request in requests:
             episode = self.live[request.uuid].episode
@@ -350,14 +347,13 @@ class Hooks:
         "The environment for a row. A subclass may return another kind."
         return make_env(env_config, self.env)
 
-    def check_request(self, request: RolloutRequest) -> None:
+    def check_request(self, request: RolloutRequest):
         "Raise if a request can never be played. Called for all of them before the first starts."
         if type(self)._create_env is Hooks._create_env:
             find_env(request.env_config, self.env)
 
 # %% ../../nbs/interop/09_swift.ipynb #30f85bfb
-async def _converse(scheduler, trajectory: Trajectory, infer) -> None:
-    "A whole conversation, from the first hook to the reason why it stopped."
+async def _converse(scheduler, trajectory: Trajectory, infer):
     def told(value, what) -> dict:
         if value is not None and not isinstance(value, dict):
             raise TypeError(f"{what} returned a {type(value).__name__}: return a dict, or None.")
@@ -384,7 +380,6 @@ async def _converse(scheduler, trajectory: Trajectory, infer) -> None:
             raise ValueError("step returned a request with another uuid: keep the uuid, it names the trajectory.")
 
 async def _ask(infer, request: RolloutRequest) -> Choice:
-    "What `infer` answers to a copy of the messages of `request`."
     answer = infer(copy_messages(request.messages), request)
     if not inspect.isawaitable(answer):
         raise TypeError("infer is not a coroutine function and blocks the others: write it with async def, or give blocking(infer).")
@@ -423,9 +418,10 @@ class GymScheduler(Hooks):
             raise ValueError(f"reward_weights is {self.reward_weights}: give a finite number for each reward function, and one more.")
 
     async def run(self, requests, infer) -> "Trajectory | list[Trajectory]":
-        """Play requests or rows; returns a trajectory for each, in their order, and a single one for a single request.
+        """Play requests or rows; returns their trajectories in order, or one for a single request.
 
-        `infer(messages, request)` is a coroutine function that answers with text or a `Choice`. Raises `TypeError` and `ValueError`.
+        `infer(messages, request)` is a coroutine function that answers with text or a `Choice`. Raises `TypeError` and
+        `ValueError`.
         """
         single = isinstance(requests, (RolloutRequest, dict))
         requests = [r if isinstance(r, RolloutRequest) else request_from_row(r) for r in ([requests] if single else requests)]
@@ -444,7 +440,6 @@ class GymScheduler(Hooks):
         return played[0] if single else played
 
     async def run_one(self, request: RolloutRequest, infer) -> Trajectory:
-        "Play one request, when there is room for it."
         async with self.limit:
             trajectory = Trajectory(dataclasses.replace(request, messages=copy_messages(request.messages)))
             if self.live.setdefault(request.uuid, trajectory) is not trajectory:
@@ -475,7 +470,7 @@ async def _play(scheduler, trajectory: Trajectory, infer) -> Exception | None:
     return EnvFault(f"The episode ended early ({reason}).") if reason else None
 
 async def _settle(scheduler, trajectory: Trajectory, failure: Exception | None) -> Trajectory:
-    "Score a trajectory that is over, and log it. Raises what failed if `on_error` says so."
+    "Score and log a trajectory that is over. Raises what failed if `on_error` says so."
     values = trajectory.rewards
     try:
         for i, fn in enumerate([] if failure else scheduler.reward_funcs):
@@ -497,8 +492,8 @@ async def _settle(scheduler, trajectory: Trajectory, failure: Exception | None) 
         raise failure
     return trajectory
 
-def _check_infer(infer) -> None:
-    "Refuse what would block the loop, as far as can be seen without calling it. A lambda may return a coroutine."
+def _check_infer(infer):
+    "Refuse a plain function, which would block the loop. A lambda may return a coroutine."
     name = getattr(infer, "__name__", "<lambda>")
     if not callable(infer) or inspect.isroutine(infer) and not inspect.iscoroutinefunction(infer) and name != "<lambda>":
         raise TypeError(f"infer is {infer!r}: give a coroutine function of messages and request, or blocking({name}).")
@@ -518,4 +513,4 @@ class OpenEnvScheduler(GymScheduler):
 
     def check_request(self, request):
         if type(self)._create_env is OpenEnvScheduler._create_env:
-            self._create_env(request.env_config)  # opens nothing yet
+            self._create_env(request.env_config)

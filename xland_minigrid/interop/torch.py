@@ -17,8 +17,7 @@ def to_torch(tree, copy: bool = False):
     """The arrays of a tree as tensors on the same device, sharing their memory.
 
     tree: JAX or NumPy arrays in any structure; None stays None. copy: give each tensor memory of its own, to write to.
-    JAX arrays must not change: without `copy` only read. Read-only NumPy arrays and what DLPack cannot share are
-    copied.
+    JAX arrays must not change: without `copy` only read. Read-only NumPy arrays and what DLPack cannot share are copied.
     Raises `ImportError` without PyTorch and `TypeError` for random keys and other leaves.
     """
     torch = need("torch", "torch")
@@ -37,9 +36,8 @@ def _tensor(torch, leaf, copy):
 def from_torch(tree, copy: bool = False):
     """The tensors of a tree as JAX arrays on the same device, sharing their memory where it can be shared.
 
-    Without `copy`, leave the tensors alone while the arrays are used: JAX computes later than it returns. 64-bit
-    numbers become
-    32-bit ones unless JAX is told otherwise. Raises `ImportError` without PyTorch and `TypeError` for other leaves.
+    Without `copy`, leave the tensors alone while the arrays are used: JAX computes later than it returns. 64-bit numbers
+    become 32-bit ones unless JAX is told otherwise. Raises `ImportError` without PyTorch and `TypeError` for other leaves.
     """
     torch = need("torch", "torch")
     return jax.tree.map(lambda leaf: _array(torch, leaf, copy), tree)

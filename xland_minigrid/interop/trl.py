@@ -46,7 +46,6 @@ class ChatTokens:
         return ids[1:] if completion and completion[-1] == end and ids[:1] == [end] else ids
 
     def text(self, completion: list[int]) -> str:
-        "What the model said."
         return self.tokenizer.decode(completion, skip_special_tokens=True)
 
     def _encoded(self, text: str, special: bool = False) -> list[int]:
@@ -128,7 +127,7 @@ def pool_reward(completions, env_reward, **_) -> list:
     return list(env_reward)
 
 class _Player:
-    "A player on a pool, and a context manager. Opens a new pool and closes it; an open pool stays the caller's."
+    "Opens a new pool and closes it; an open pool stays the caller's."
 
     def __init__(self, pool, task_of, observe, act):
         for name, given in {"task_of": task_of, "observe": observe, "act": act}.items():
@@ -140,8 +139,7 @@ class _Player:
             raise ValueError("These environments show arrays: give observe=, an observation as text, and act=, a text as an action.")
         self.task_of, self.observe, self.act = task_of, observe or str, act or str
 
-    def close(self) -> None:
-        "Close the pool if it was opened here; harmless when repeated."
+    def close(self):
         if self._mine:
             self.pool.sync.close()
 
@@ -153,7 +151,6 @@ class _Player:
 
 # %% ../../nbs/interop/08_trl.ipynb #86077c76
 def _conversation(player, tokens, answers: Answers) -> Callable:
-    "One conversation, until the environment, the tokens or the turns end it."
     async def rollout(episode):
         answers.begin()
         try:
@@ -176,10 +173,8 @@ class RolloutFunc(_Player):
     """`GRPOTrainer(..., rollout_func=make_rollout_func(pool), reward_funcs=pool_reward)`, and a context manager.
 
     pool: an `EnvPool` or its `.sync` with at least `num_generations` sessions, at best one for each completion of a
-    batch. A new
-        one is opened here, and closed by `close` or the end of a `with`. Its `max_total_tokens` limits the tokens.
-    generate: `generate(contexts, trainer)` gives `(completion_ids, logprobs or None)` for each context, a list of
-    tokens.
+        batch. A new one is opened here, and closed by `close` or the end of a `with`. Its `max_total_tokens` limits tokens.
+    generate: `generate(contexts, trainer)` gives `(completion_ids, logprobs or None)` for each context, a list of tokens.
     task_of: gives the task of a prompt. None: the curriculum of the pool if it has one, else `task_in_prompt`.
     observe, act: an observation as text, and the model's text as an action, for environments that do not speak text.
     max_turns: answers at most. tokens: an object like `ChatTokens`. deadline, over_provision: see `EnvPool.run_group`.
@@ -235,7 +230,7 @@ class PoolEnvironment:
         self._session = self._session or factory._seat()
         self._over, self._total, self._error = False, 0.0, None
         try:
-            first = factory.pool.sync.reset(self._session, task)  # a session that was lost gets another environment
+            first = factory.pool.sync.reset(self._session, task)
         except (BadRequest, PoolExhausted, PoolClosed):
             raise
         except PoolError as error:
@@ -248,7 +243,6 @@ class PoolEnvironment:
         return None if self._error is not None or self._session is None else self._total
 
     async def _act(self, action: str) -> str:
-        "Take the step of the tool; returns what the model reads."
         if self._session is None or self._over:
             return "The episode is over."
         try:
@@ -265,7 +259,6 @@ class PoolEnvironment:
 
 # %% ../../nbs/interop/08_trl.ipynb #5fcdf610
 def _with_tool(factory, name: str, description: str) -> type:
-    "A class of environments of this factory with one tool."
     if not name.isidentifier() or name.startswith("_") or hasattr(PoolEnvironment, name):
         raise ValueError(f"tool_name is {name!r}: give another name, such as 'act'.")
 
@@ -285,11 +278,8 @@ def task_in_row(row: dict):
 class EnvironmentFactory(_Player):
     """`GRPOTrainer(..., environment_factory=factory)`, inside `with environment_factory(pool) as factory:`.
 
-    pool: an `EnvPool` or its `.sync`, with a session for each completion of a batch. A new one is opened here, and
-    closed at the end.
-    task_of: gives the task of a dataset row. observe, act: as in `RolloutFunc`. tool_name, description: what the model
-    reads.
-    Raises `TypeError`, `ValueError` or a `PoolError`.
+    pool, observe, act: as in `RolloutFunc`, with a session for each completion of a batch. task_of: gives the task of a
+    dataset row. tool_name, description: what the model reads. Raises `TypeError`, `ValueError` or a `PoolError`.
     """
     def __init__(self, pool, *, task_of: Callable = task_in_row, observe=None, act=None, tool_name: str = "act", description: str = "Do something in the environment."):
         self._made, self._seats, self._closed, self._lock, self._mine = [], [], False, threading.Lock(), False
@@ -314,8 +304,8 @@ class EnvironmentFactory(_Player):
             self._seats += taken
             return taken[0]
 
-    def close(self) -> None:
-        "Give back all environments, and close the pool if it was opened here; harmless when repeated."
+    def close(self):
+        "Give back all environments, and close the pool if it was opened here. May be called twice."
         with self._lock:
             self._closed = True
             seats, self._seats = self._seats, []

@@ -35,11 +35,9 @@ from .pickles import archived_arrays, pickled_arrays
 
 # %% ../../nbs/interop/01_upstream.ipynb #ab46d77d
 def _lib(*arrays):
-    "NumPy for NumPy arrays and lists, jax.numpy as soon as one of the arrays is JAX's."
     return jnp if any(isinstance(x, jax.Array) for x in arrays) else np
 
 def _bytes(array):
-    "As a uint8 array of its library."
     return _lib(array).asarray(array).astype(np.uint8)
 
 # %% ../../nbs/interop/01_upstream.ipynb #d98f4403
@@ -93,7 +91,7 @@ def ruleset_from_upstream(ruleset) -> RuleSet:
     return RuleSet(goal=goal_from_upstream(ruleset.goal), rules=rules_from_upstream(ruleset.rules),
                    init_tiles=tiles_from_upstream(ruleset.init_tiles, zero=(0, 0)))
 
-def _check_known(goals, rules, init_tiles, opened) -> None:
+def _check_known(goals, rules, init_tiles, opened):
     "Raise `ValueError` for tasks, as far as they are concrete, that 0.9.3 cannot express."
     beyond = any(not isinstance(a, jax.core.Tracer) and np.max(a[..., 0], initial=0) >= len(book) for a, book in ((goals, GOALS), (rules, RULES)))
     if opened is not None or beyond:
@@ -123,11 +121,9 @@ def agent_to_upstream(agent: AgentState):
     return Theirs(position=jnp.asarray(agent.position), direction=jnp.asarray(agent.direction), pocket=jnp.asarray(tiles_to_upstream(agent.pocket)))
 
 def _typed(key):
-    "A random key of either kind, as a typed one."
     return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(jnp.asarray(key))
 
 def _carry(carry, empty):
-    "What an environment remembers: nothing is nothing in both packages, anything else is passed on as it is."
     return carry if jax.tree.leaves(carry) else empty
 
 def state_from_upstream(state) -> State:
@@ -163,7 +159,6 @@ _PARTS_FROM = {"img": observation_from_upstream, "goal_encoding": goal_from_upst
 _PARTS_TO = {"img": observation_to_upstream, "goal_encoding": goal_to_upstream, "rule_encoding": rules_to_upstream}
 
 def _observed(observation, parts):
-    "Translate a view, or each part of a dictionary of observations that has numbers to translate."
     if isinstance(observation, dict):
         return {name: parts.get(name, lambda x: x)(value) for name, value in observation.items()}
     return parts["img"](observation)
@@ -218,8 +213,8 @@ def benchmark_from_upstream(source) -> Benchmark:
     _check_upstream(goals, rules, init_tiles)
     return Benchmark.from_arrays(goal_from_upstream(goals), rules_from_upstream(rules), tiles_from_upstream(init_tiles, zero=(0, 0)))
 
-def _check_upstream(goals, rules, init_tiles) -> None:
-    "Raise `ValueError` for arrays that cannot be a benchmark of 0.9.3: 13 tiles, 12 colours, 15 goals, 12 rules."
+def _check_upstream(goals, rules, init_tiles):
+    "Raise `ValueError` unless this can be a benchmark of 0.9.3: 13 tiles, 12 colours, 15 goals, 12 rules."
     for name, array, shape in (("goals", goals, "(n, 5)"), ("rules", rules, "(n, R, 7)"), ("init_tiles", init_tiles, "(n, N, 2)")):
         if array.ndim != shape.count(",") + 1 or array.shape[-1] != int(shape[-2]) or len(array) != len(goals):
             raise ValueError(f"{name} has shape {array.shape}; it must be {shape}, with the same n for all arrays.")
@@ -227,13 +222,12 @@ def _check_upstream(goals, rules, init_tiles) -> None:
             raise ValueError(f"{name} holds {array.dtype} values that are no whole numbers from 0 to 255: are these arrays xminigrid's?")
     if goals[:, 0].max(initial=0) >= len(GOALS) or rules[..., 0].max(initial=0) >= len(RULES):
         raise ValueError("There are goals or rules beyond those of xminigrid 0.9.3: are these its arrays?")
-    is_tile = np.arange(2) < _GOAL_TILES[_GOAL_TO_UPSTREAM][goals[:, 0].astype(np.uint8)][:, None]  # else a position
+    is_tile = np.arange(2) < _GOAL_TILES[_GOAL_TO_UPSTREAM][goals[:, 0].astype(np.uint8)][:, None]
     pairs = np.concatenate([goals[:, 1:].reshape(-1, 2, 2)[is_tile], rules[..., 1:].reshape(-1, 2), init_tiles.reshape(-1, 2)])
     if (pairs.max(axis=0, initial=0) >= (13, 12)).any():
         raise ValueError("There are tiles or colours beyond xminigrid's 13 and 12: are these arrays in its numbers?")
 
 def _are_bytes(array) -> bool:
-    "Whether nothing is lost when these numbers become uint8."
     with np.errstate(invalid="ignore"):
         return array.dtype == np.uint8 or bool((array.astype(np.uint8) == array).all())
 
@@ -250,7 +244,6 @@ def _start(path: Path) -> bytes:
         return file.read(3)
 
 def _upstream_arrays(path: Path) -> dict[str, np.ndarray]:
-    "The arrays in a file of either kind, told apart by how it begins."
     start = _start(path)
     if start[:2] == b"PK":
         return archived_arrays(path)
@@ -260,20 +253,17 @@ def _upstream_arrays(path: Path) -> dict[str, np.ndarray]:
 
 # %% ../../nbs/interop/01_upstream.ipynb #5489c270
 def _converted(path: Path) -> Path:
-    "Where the tasks of this file are kept in our format."
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     return data_folder() / "upstream" / f"{path.stem}-{digest}-v1.safetensors"
 
 def _kept(path: Path):
-    "The tasks kept there, or None; a damaged file is worth a warning."
     try:
         return load_benchmark_from_path(path) if path.exists() else None
     except (BenchmarkFileError, OSError) as error:
         warnings.warn(f"{error} It is converted again now.", stacklevel=3)
 
-def _keep(benchmark, path: Path) -> None:
-    "Keep the tasks there. A folder that cannot be written to is no reason to fail."
+def _keep(benchmark, path: Path):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         benchmark.save(path)
@@ -281,13 +271,10 @@ def _keep(benchmark, path: Path) -> None:
         warnings.warn(f"The converted tasks could not be kept ({error}); set XLAND_MINIGRID_DATA to a folder with room for them.", stacklevel=3)
 
 def load_upstream_benchmark(path, *, cache: bool = True, progress: bool = True) -> Benchmark:
-    """A benchmark of xminigrid 0.9.3 as ours: its pickle, bz2-compressed or not, or an `.npz` file of arrays. No pickle
-    is run.
+    """A benchmark of xminigrid 0.9.3 as ours: its pickle, plain or bz2, or an `.npz` file of arrays. No pickle is run.
 
-    path: a file, or `"hub:OWNER/REPO/FILE"`. cache: keep what was read in our format in `data_folder()`. progress: show
-    a bar.
-    Raises `FileNotFoundError`, `BenchmarkFileError` for a damaged or foreign file, its subclass `RefusedPickleError`
-    for a
+    path: a file, or `"hub:OWNER/REPO/FILE"`. cache: keep the tasks in our format in `data_folder()`. progress: show a bar.
+    Raises `FileNotFoundError`, `BenchmarkFileError` for a damaged or foreign file, its subclass `RefusedPickleError` for a
     pickle that asks for more than arrays, and what `benchmarks.hub.fetch` raises.
     """
     path = fetch(path, progress=progress) if str(path).startswith("hub:") else Path(path).expanduser()
@@ -308,4 +295,4 @@ def is_upstream_file(path: Path) -> bool:
     start = _start(path)
     return start == b"BZh" or start[:1] == b"\x80" or path.suffix == ".npz"
 
-register_reader("xminigrid", is_upstream_file, load_upstream_benchmark)  # so that load_benchmark_from_path reads these files too
+register_reader("xminigrid", is_upstream_file, load_upstream_benchmark)  # for load_benchmark_from_path

@@ -43,7 +43,6 @@ class Curriculum(Protocol):
         "Go on from a `state_dict`. Raises `ValueError` if it belongs to another curriculum."
 
 def _key(task) -> str:
-    "A task as text, the same for equal tasks. Raises `TypeError`."
     try:
         return json.dumps(task, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError):
@@ -57,8 +56,7 @@ class SomeSolve(Curriculum):
     """New tasks in order, mixed with earlier ones that some of a group solved and others did not.
 
     tasks: dealt in order, over and over. again: share of earlier tasks, while there are any. keep: how many are
-    remembered.
-    most: a task is played again if at most this share solved it. seed: of its choices. Raises `ValueError`.
+    remembered. most: a task is played again if at most this share solved it. Raises `ValueError`.
     """
 
     def __init__(self, tasks: Sequence, *, again: float = 0.5, most: float = 0.8, keep: int = 2000, seed: int = 0):
@@ -66,10 +64,10 @@ class SomeSolve(Curriculum):
             raise ValueError("tasks needs at least one, again is a share below 1, most a share above 0, and keep at least 1.")
         self.tasks, self.again, self.most, self.keep, self.seed = list(tasks), again, most, keep, seed
         self._number = {_key(task): i for i, task in enumerate(self.tasks)}
-        self.dealt, self.records, self.old = 0, 0, []  # new tasks so far, results so far, numbers of tasks worth playing again
+        self.dealt, self.records, self.old = 0, 0, []  # new tasks, results, tasks to play again
 
     def next_tasks(self, n: int) -> list:
-        "Earlier tasks, then new ones, all different as far as possible. Changes nothing."
+        "Earlier tasks, then new ones, all different as far as possible."
         rng = np.random.default_rng((self.seed, self.records))
         old = rng.permutation(sorted(set(self.old)))[: int((rng.random(n) < self.again).sum())].tolist()
         new = [(self.dealt + i) % len(self.tasks) for i in range(n - len(old))]
@@ -82,7 +80,6 @@ class SomeSolve(Curriculum):
         return {"number": number, "again": number in self.old}
 
     def record_result(self, task, achieved, reward=None):
-        "Record the share of a group that solved a task. Raises `ValueError`."
         number = self.about(task)["number"]
         if not 0 <= achieved <= 1:
             raise ValueError(f"achieved is {achieved!r}: give a share from 0 to 1.")
@@ -94,7 +91,6 @@ class SomeSolve(Curriculum):
         return {"dealt": self.dealt, "records": self.records, "old": list(self.old), "tasks": len(self.tasks)}
 
     def load_state_dict(self, state: Mapping):
-        "Go on from a `state_dict`. Raises `ValueError` if it belongs to a curriculum with other tasks."
         known = range(len(self.tasks))
         if not isinstance(state, Mapping) or state.get("tasks") != len(known) or not all(i in known for i in state.get("old", [-1])):
             raise ValueError("This state belongs to a curriculum with other tasks: make it with the same ones.")
@@ -102,7 +98,7 @@ class SomeSolve(Curriculum):
 
 # %% ../../nbs/pool/12_curriculum.ipynb #f1cc5d3c
 def _check_fields(settings, **highest):
-    "Raise `ValueError` unless each int field is at least 1, each float field at least 0, and none above its `highest`."
+    "Raise `ValueError` unless int fields are at least 1, float fields at least 0, and none above its `highest`."
     for f in fields(settings):
         x, high = getattr(settings, f.name), highest.get(f.name, math.inf)
         if f.type is int:
@@ -115,10 +111,10 @@ class Tier:
     "A level of difficulty. Success is a share, from 0 to 1. Raises `ValueError`."
     name: str
     min_episodes: int = 10  # episodes in it before it can be left
-    advance_rate: float = 0.6  # mean success of its last `mastery_window` episodes that is needed to leave it
-    mastery_window: int = 10  # attempts at a task, and episodes of the tier, that are remembered
-    mastery_threshold: float = 0.7  # decayed success at which a task graduates, and below which that is undone
-    fast_track_rate: float = 0.9  # mean success at which the tier is left after three episodes; above 1: never
+    advance_rate: float = 0.6  # mean success of `mastery_window` episodes that leaves it
+    mastery_window: int = 10  # attempts and episodes that are remembered
+    mastery_threshold: float = 0.7  # decayed success with which a task is graduated
+    fast_track_rate: float = 0.9  # mean success that leaves it after three episodes; above 1: never
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name:
@@ -126,7 +122,7 @@ class Tier:
         _check_fields(self, advance_rate=1, mastery_threshold=1)
 
 TIERS = (Tier("warmup", 5, 0.6), Tier("beginner"), Tier("intermediate", 15, 0.65), Tier("advanced", 20, 0.65), Tier("expert", 20, 0.7))
-_FAST_TRACK = 3  # episodes
+_FAST_TRACK = 3
 
 @dataclass(frozen=True)
 class Schedule:
@@ -135,9 +131,9 @@ class Schedule:
     graduate_after: int = 3  # attempts
     first_interval: int = 3  # until the first review
     longest_interval: int = 48  # until any review, and the first rest of a task laid aside
-    active: int = 32  # tasks of a tier that are studied at the same time; no new one is started beyond that
+    active: int = 32  # most tasks of a tier that are studied at a time
     patience: int = 10  # attempts without graduating after which a task is laid aside
-    review_every: int = 3  # at most one episode in so many gets the bonus of a task that is due; 1: any
+    review_every: int = 3  # one episode in so many gets the bonus of a task that is due
 
     def __post_init__(self):
         _check_fields(self, decay=1, first_interval=self.longest_interval)
@@ -149,7 +145,6 @@ def decayed_success(results, decay: float = 0.85) -> float:
 
 @dataclass
 class _Task:
-    "What is known of a task."
     tier: int
     kind: str = "untried"  # then "studied", "graduated" or "resting"
     results: list = field(default_factory=list)  # success of the last attempts, oldest first
@@ -168,7 +163,6 @@ class _Task:
         self.kind, self.interval, self.due = kind, interval, now + interval
 
     def learn(self, success: float, now: int, tier: Tier, s: Schedule):
-        "Record an attempt in episode `now`."
         if self.kind == "untried":
             self.study()
         self.attempts, self.tries, self.last, self.results = self.attempts + 1, self.tries + 1, now, (self.results + [success])[-tier.mastery_window:]
@@ -191,7 +185,6 @@ class _Task:
 
 # %% ../../nbs/pool/12_curriculum.ipynb #10337c50
 def _texts(tasks: Mapping) -> list[list[str]]:
-    "The tasks of each tier as text. Raises `TypeError` or `ValueError`."
     if not isinstance(tasks, Mapping) or any(isinstance(x, (str, Mapping)) or not isinstance(x, Iterable) for x in tasks.values()):
         raise TypeError("tasks is a dict from tier to a list of names or env_config dicts; or use TierCurriculum.over(difficulty).")
     lists = [list(map(_key, listed)) for listed in tasks.values()]
@@ -209,7 +202,6 @@ def _by_name(tiers: Iterable[Tier]) -> dict[str, Tier]:
 
 # %% ../../nbs/pool/12_curriculum.ipynb #b0ae6740
 def _checked_success(achieved, reward) -> float:
-    "Success from 0 to 1. Raises `TypeError` or `ValueError`."
     try:
         success, reward = float(achieved), float(reward)
     except (TypeError, ValueError):
@@ -219,7 +211,7 @@ def _checked_success(achieved, reward) -> float:
     return success
 
 class _Records(Curriculum):
-    "What a `TierCurriculum` knows of its tasks, and how a result changes it."
+    "Tasks and results; see `TierCurriculum`."
 
     def __init__(self, tasks: Mapping, tiers: Iterable[Tier] = TIERS, *, seed: int = 0, schedule: Schedule = Schedule()):
         texts, known = _texts(tasks), _by_name(tiers)
@@ -232,7 +224,7 @@ class _Records(Curriculum):
         self._tier_of = {text: tier for tier, listed in enumerate(texts) for text in listed}
         self.episode, self._tier, self._tier_episodes, self._tier_results = 0, 0, 0, []
         self._tried: dict[str, _Task] = {}
-        self._reviewed = -schedule.review_every  # the last episode with a task that was due
+        self._reviewed = -schedule.review_every
 
     @property
     def tier(self) -> Tier:
@@ -240,7 +232,7 @@ class _Records(Curriculum):
         return self.tiers[self._tier]
 
     def _text(self, task) -> str:
-        "A task as text, without a seed that it does not have here. Raises `TypeError` or `ValueError`."
+        "A task as text, without a seed that it does not have here."
         text = _key(task)
         if text not in self._tier_of and isinstance(task, Mapping):
             text = _key({name: x for name, x in task.items() if name != "seed"})
@@ -249,12 +241,10 @@ class _Records(Curriculum):
         return text
 
     def record_result(self, task, achieved, reward) -> dict:
-        """Record one group of episodes, which counts as one. Returns `about(task)`, and `advanced`: the tier just
-        reached, or None.
+        """Record one group of episodes, which counts as one: `about(task)`, and `advanced`, the tier just reached or None.
 
-        task: as `next_task` gave it, with or without a seed. achieved: whether or to which share it was solved. reward:
-        the mean.
-        Raises `TypeError` or `ValueError`, and then records nothing.
+        task: as `next_task` gave it, with or without a seed. achieved: whether it was solved, or by which share.
+        reward: the mean. Raises `TypeError` or `ValueError`, and then records nothing.
         """
         success = _checked_success(achieved, reward)
         with self._lock:
@@ -268,14 +258,10 @@ class _Records(Curriculum):
 
 # %% ../../nbs/pool/12_curriculum.ipynb #f950210f
 class _Progress(_Records):
-    "The way through the tiers."
-
     def _studied(self) -> list[_Task]:
-        "The tasks of the present tier that are studied."
         return [t for t in self._tried.values() if t.tier == self._tier and t.kind == "studied"]
 
     def _untried(self, tier: int) -> Iterable[str]:
-        "The tasks of a tier that were never tried."
         return (text for text in self._tasks[tier] if text not in self._tried)
 
     def _progress(self, tier: int, success: float) -> str | None:
@@ -291,7 +277,6 @@ class _Progress(_Records):
         return self.tier.name if self._tier > before else None
 
     def _advance(self):
-        "Go on to the next tier, if there is one. Tasks that never graduated here are laid aside."
         if self._tier < len(self.tiers) - 1:
             for t in self._studied():
                 if not t.undone:
@@ -299,14 +284,11 @@ class _Progress(_Records):
             self._tier, self._tier_episodes, self._tier_results = self._tier + 1, 0, []
 
 # %% ../../nbs/pool/12_curriculum.ipynb #56238f81
-UNTRIED, WEAK, DUE, RECENT = 100.0, 50.0, 30.0, 20.0  # see the table above
-_LATELY = 2  # episodes
+UNTRIED, WEAK, DUE, RECENT = 100.0, 50.0, 30.0, 20.0
+_LATELY = 2
 
 class _Choice(_Progress):
-    "Which tasks come first."
-
     def _weight(self, t: _Task) -> float:
-        "The priority of a task that was tried, without the bonus of a review."
         begun = t.kind == "studied" and t.attempts < self.schedule.graduate_after
         return WEAK * (1 - t.success) + DUE * begun - RECENT * (t.last > self.episode - _LATELY)
 
@@ -321,7 +303,7 @@ class _Choice(_Progress):
             if self._is_due(t) or t.kind != "resting":
                 (due if self._is_due(t) else others).append((-self._weight(t), t.last, text))
         due.sort(reverse=True)
-        others.sort(reverse=True)  # the best is last
+        others.sort(reverse=True)
         found, since = [], self.episode + 1 - self._reviewed
         while len(found) < k and (others or due):
             bonus = DUE * (since >= self.schedule.review_every)
@@ -335,14 +317,11 @@ class _Choice(_Progress):
 _KEPT = ("episode", "_reviewed", "_tier", "_tier_episodes", "_tier_results")
 
 class _State(_Choice):
-    "State and statistics."
-
     def _checksum(self, state) -> str:
         about = [self.seed, [asdict(tier) for tier in self.tiers], asdict(self.schedule), self._tasks, state]
         return hashlib.blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
 
     def state_dict(self) -> dict:
-        "Everything that was recorded, as plain values for JSON; see `load_state_dict`."
         with self._lock:
             state = json.loads(json.dumps([[getattr(self, name) for name in _KEPT], {text: astuple(t) for text, t in self._tried.items()}]))
         return {"state": state, "checksum": self._checksum(state)}
@@ -360,7 +339,7 @@ class _State(_Choice):
         return self
 
     def about(self, task) -> dict:
-        "What is known of a task: its tier and priority, and see `_Task`. Raises `TypeError` or `ValueError`."
+        "The tier and priority of a task, and the fields of `_Task`. Raises `TypeError` or `ValueError`."
         with self._lock:
             text = self._text(task)
             t = self._tried.get(text, _Task(self._tier_of[text]))
@@ -368,7 +347,7 @@ class _State(_Choice):
             return {**asdict(t), "tier": self.tiers[t.tier].name, "priority": priority}
 
     def stats(self) -> dict:
-        "Numbers of tasks and episodes, mean success, and the tier reached; under `tiers` the same for each tier."
+        "Tasks, episodes, mean success, and the tier reached; under `tiers` the same for each tier."
         def row(name, tasks, tried):
             kinds = [t.kind for t in tried]
             counts = {kind: kinds.count(kind) for kind in ("studied", "graduated", "resting")}
@@ -384,8 +363,7 @@ class _State(_Choice):
 class TierCurriculum(_State):
     """A curriculum over named tasks or rows of a benchmark (`over`). Safe to use from several threads.
 
-    tasks: tier name to list of tasks, from easy to hard; a task is a name or an `env_config` dict. schedule: see
-    `Schedule`.
+    tasks: tier name to list of tasks, from easy to hard; a task is a name or an `env_config` dict.
     tiers: settings of tiers, found by name; others get those of `Tier(name)`. seed: decides among equals.
     Raises `TypeError` or `ValueError`.
     """
@@ -401,7 +379,7 @@ class TierCurriculum(_State):
         values = np.asarray(difficulty.values(by) if hasattr(difficulty, "estimate") else difficulty)
         if values.ndim != 1 or values.dtype.kind not in "biuf":
             raise TypeError(f"difficulty has shape {values.shape} and dtype {values.dtype}: give one number for each task.")
-        rows = np.argsort(values.astype(np.float64), kind="stable")[: np.count_nonzero(values == values)]  # NaN is last
+        rows = np.argsort(values.astype(np.float64), kind="stable")[: np.count_nonzero(values == values)]
         tiers, rng = tuple(_by_name(tiers).values()), np.random.default_rng(checked_int("seed", seed, 0))
         if not 1 <= len(tiers) <= len(rows):
             raise ValueError(f"{len(rows)} tasks of known difficulty do not fill {len(tiers)} tiers: choose another by=, or other tiers.")
@@ -410,7 +388,7 @@ class TierCurriculum(_State):
         return cls(tasks, tiers, seed=seed, schedule=schedule)
 
     def next_tasks(self, n: int) -> list:
-        "The n tasks to play next, the most urgent first, different as far as possible. Changes nothing."
+        "The n most urgent tasks, different as far as possible. Changes nothing."
         with self._lock:
             order = itertools.cycle(self._ranked(checked_int("n", n, 1)))
             return [json.loads(text) for text in itertools.islice(order, n)]

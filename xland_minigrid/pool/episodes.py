@@ -64,7 +64,7 @@ class RolloutRequest:
         return check_config(self.data_dict.get("env_config"))
 
     def copies(self, count: int) -> "list[RolloutRequest]":
-        "`count` requests of the same row, each with its own uuid. A row without seed gets one, the same for all."
+        "`count` requests of the same row. A row without seed gets one, the same for all."
         data, config = self.data_dict, self.env_config
         if config.get("seed") is None:
             data = {**data, "env_config": {**config, "seed": random.Random(self.uuid).randrange(2**31)}}
@@ -83,9 +83,9 @@ class Env(abc.ABC):
 
     @abc.abstractmethod
     async def step(self, action: Messages) -> tuple[str, float, bool, dict]:
-        "Answer the whole conversation, the model's message last: next observation, reward, done and an info dict."
+        "Answer the whole conversation, the model's message last: next observation, reward, done, info dict."
 
-    async def close(self) -> None:
+    async def close(self):
         "Give back what the environment holds. Called once, on every way out."
 
 # %% ../../nbs/pool/03_episodes.ipynb #d93fa67b
@@ -101,18 +101,20 @@ def finite(value, what: str) -> float:
 
 async def checked_reset(env: Env, request: RolloutRequest) -> tuple[str, dict, str]:
     "Await `env.reset(request)`: observation, info, system message. Raises `TypeError` if it blocks, and `EnvFault`."
-    observation, info, system = await _returned(env.reset, request, "an observation, an info dict and a system message", str, dict, (str, type(None)))
+    what = "an observation, an info dict and a system message"
+    observation, info, system = await _returned(env.reset, request, what, str, dict, (str, type(None)))
     return observation, info, system or ""
 
 async def checked_step(env: Env, messages: Messages) -> tuple[str, float, bool, dict]:
     "Await `env.step(messages)`: observation, reward, done, info. Raises as `checked_reset` does."
-    observation, reward, done, info = await _returned(env.step, messages, "an observation, a reward, done and an info dict", str, object, object, dict)
+    what = "an observation, a reward, done and an info dict"
+    observation, reward, done, info = await _returned(env.step, messages, what, str, object, object, dict)
     return observation, finite(reward, "The reward"), bool(done), info
 
 async def _returned(method, argument, what: str, *kinds) -> tuple:
     waiting = method(argument)
     if not inspect.isawaitable(waiting):
-        raise TypeError(f"{method.__qualname__} is not a coroutine function: write it with async def, or put @blocking before it.")
+        raise TypeError(f"{method.__qualname__} is not a coroutine function: write async def, or put @blocking before it.")
     found = await waiting
     if not isinstance(found, tuple) or len(found) != len(kinds) or not all(map(isinstance, found, kinds)):
         raise EnvFault(f"{method.__name__} must return {what}: correct {method.__qualname__}.")
@@ -130,24 +132,26 @@ def blocking(fn):
 
     @functools.wraps(fn)
     async def on_thread(*args, **kwargs):
-        answer, call = concurrent.futures.Future(), functools.partial(contextvars.copy_context().run, fn, *args, **kwargs)
-        threading.Thread(target=_answer, args=(answer, call), name=f"xland-blocking-{getattr(fn, '__name__', 'call')}", daemon=True).start()
+        answer = concurrent.futures.Future()
+        call = functools.partial(contextvars.copy_context().run, fn, *args, **kwargs)
+        name = f"xland-blocking-{getattr(fn, '__name__', 'call')}"
+        threading.Thread(target=_answer, args=(answer, call), name=name, daemon=True).start()
         return await asyncio.wrap_future(answer)
     return on_thread
 
-def _answer(answer: concurrent.futures.Future, call) -> None:
-    "On the thread: call, and set the result or the exception of `answer`."
+def _answer(answer: concurrent.futures.Future, call):
     if answer.set_running_or_notify_cancel():
         try:
             answer.set_result(call())
-        except StopIteration:  # no asyncio future can hold one: the caller would wait for ever
-            answer.set_exception(RuntimeError("The blocking function raised StopIteration: give next() a default, or catch it."))
+        except StopIteration:  # no asyncio future can hold one
+            answer.set_exception(RuntimeError("The blocking function raised StopIteration: catch it."))
         except BaseException as error:
             answer.set_exception(error)
 
 # %% ../../nbs/pool/03_episodes.ipynb #ec8b80ff
-_BUILT_IN = {"frozen_lake": "xland_minigrid.pool.text.frozen_lake", "sudoku": "xland_minigrid.pool.text.sudoku",
-             "textarena": "xland_minigrid.pool.text.textarena", "xland": "xland_minigrid.pool.text.xland", "openenv": "xland_minigrid.pool.remote"}  # a name and the module that registers it when imported
+# a name and the module that registers it when imported
+_BUILT_IN = {"openenv": "xland_minigrid.pool.remote",
+             **{name: f"xland_minigrid.pool.text.{name}" for name in ("frozen_lake", "sudoku", "textarena", "xland")}}
 
 class UnknownEnv(ValueError, KeyError):
     "No text environment has that name."
@@ -167,12 +171,13 @@ class EnvRegistry(MutableMapping):
         self._classes[name] = cls
 
     def __getitem__(self, name):
-        known = isinstance(name, str)
-        if known and name not in self._classes and name in _BUILT_IN:
-            importlib.import_module(_BUILT_IN[name])
-        if known and name in self._classes:
-            return self._classes[name]
-        raise UnknownEnv(f"No text environment is called {name!r}: choose from {', '.join(self)}, or register yours with register_env(name, cls).")
+        if isinstance(name, str):
+            if name not in self._classes and name in _BUILT_IN:
+                importlib.import_module(_BUILT_IN[name])
+            if name in self._classes:
+                return self._classes[name]
+        raise UnknownEnv(f"No text environment is called {name!r}: choose from {', '.join(self)}, "
+                         "or register yours with register_env(name, cls).")
 
     def __delitem__(self, name):
         del self._classes[name]
@@ -181,7 +186,7 @@ class EnvRegistry(MutableMapping):
         return iter(sorted({*self._classes, *_BUILT_IN}))
 
     def __len__(self):
-        return len({*self._classes, *_BUILT_IN})
+        return len(list(iter(self)))
 
     def __repr__(self):
         return f"EnvRegistry({', '.join(self)})"
@@ -208,7 +213,7 @@ def find_env(env_config: dict | None = None, default: str | type[Env] | None = N
 
 # %% ../../nbs/pool/03_episodes.ipynb #af6fecf0
 def request_from_row(row: dict) -> RolloutRequest:
-    "The request of a row: its `messages`, and all other columns as `data_dict`. Raises `TypeError` or `ValueError`."
+    "The request of a row: its `messages`, the other columns as `data_dict`. Raises `TypeError` or `ValueError`."
     if not isinstance(row, dict):
         raise TypeError(f"The row is a {type(row).__name__}: give an object with messages and env_config.")
     if "messages" not in row:

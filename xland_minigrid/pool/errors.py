@@ -72,10 +72,10 @@ class DeadlineExceeded(PoolError, TimeoutError):
 
 # %% ../../nbs/pool/01_errors.ipynb #8252b418
 LOG = logging.getLogger("xland_minigrid.pool")
-WEBSOCKETS_LOG = LOG.getChild("websockets")  # broken handshakes are an everyday event, which the server counts
+WEBSOCKETS_LOG = LOG.getChild("websockets")  # the server counts broken handshakes
 WEBSOCKETS_LOG.setLevel(logging.CRITICAL)
 
-def log_event(event: str, error: BaseException | None = None, **about) -> None:
+def log_event(event: str, error: BaseException | None = None, **about):
     "Log an event as a line of JSON at level INFO; with an `error`, its type and its traceback."
     if LOG.isEnabledFor(logging.INFO):
         if error is not None:
@@ -90,8 +90,7 @@ def env_fault(error: BaseException, what: str = "The environment failed", then: 
     return fault
 
 # %% ../../nbs/pool/01_errors.ipynb #7b453402
-CODES = {kind.code: kind for kind in (PoolError, PoolExhausted, ConnectFailed, Unauthorized, SessionLost, PoolClosed, BadRequest, ResetRequired, SessionBusy,
-                                      WrongThread, EnvFault, DeadlineExceeded)}
+CODES = {kind.code: kind for kind in (PoolError, *PoolError.__subclasses__())}
 
 def error_to_dict(error: BaseException) -> dict:
     "The error as a frame holds it. An exception from outside the pool becomes an `env_fault` that names its type only."
@@ -101,8 +100,7 @@ def error_to_dict(error: BaseException) -> dict:
 def error_from_dict(said: Any) -> PoolError:
     "The error in a frame. Never raises."
     said = said if isinstance(said, dict) else {}
-    detail = said.get("detail") if isinstance(said.get("detail"), dict) else {}
-    detail = {str(name): value for name, value in detail.items() if str(name).isidentifier() and name not in ("self", "message")}
-    error = CODES.get(str(said.get("code")), PoolError)(str(said.get("message") or ""), **detail)
+    error = CODES.get(str(said.get("code")), PoolError)(str(said.get("message") or ""))
+    error.detail = said["detail"] if isinstance(said.get("detail"), dict) else {}
     error.retryable = bool(said.get("retryable", error.retryable))
     return error

@@ -24,7 +24,6 @@ from .errors import BadRequest, EnvFault, PoolError, ResetRequired, SessionBusy,
 
 # %% ../../nbs/pool/11_group.ipynb #ebd6c8e9
 def _scores(rewards) -> np.ndarray:
-    "Rewards as float64 `(G,)`, NaN where there is none. Raises `TypeError` or `ValueError`."
     try:
         scores = np.array([np.nan if r is None else r for r in rewards], np.float64)
     except (TypeError, ValueError):
@@ -34,7 +33,7 @@ def _scores(rewards) -> np.ndarray:
     return np.where(np.isfinite(scores), scores, np.nan)
 
 # %% ../../nbs/pool/11_group.ipynb #bb4032ec
-_NOISE = 1e-8  # rewards that differ by less are the same
+_NOISE = 1e-8
 
 def group_advantages(rewards, *, scale: bool = False, ddof: int = 0) -> np.ndarray:
     """Rewards `(G,)` minus the mean of those that can be scored: float32 `(G,)`, 0 for the others, never NaN.
@@ -80,7 +79,6 @@ class Sequence(NamedTuple):
     mask: list  # 1 for a token of the model, 0 for one of the environment
 
 def _ids(ids, name: str) -> list[int]:
-    "Token numbers as a list of Python integers. Raises `TypeError` or `ValueError`."
     array = np.asarray(ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(f"{name} has shape {array.shape} and dtype {array.dtype}: give one list of whole numbers.")
@@ -89,7 +87,6 @@ def _ids(ids, name: str) -> list[int]:
     return array.tolist()
 
 def _log_probabilities(logprobs, n: int) -> list[float]:
-    "`n` finite numbers as floats. Raises `ValueError`."
     array = np.asarray(logprobs, np.float64)
     if array.shape != (n,) or not np.isfinite(array).all():
         raise ValueError(f"logprobs has shape {array.shape} for {n} completion tokens: give one finite number for each.")
@@ -97,7 +94,7 @@ def _log_probabilities(logprobs, n: int) -> list[float]:
 
 # %% ../../nbs/pool/11_group.ipynb #7c65e837
 class TokenTrack:
-    "The tokens of one episode over its turns, at most `max_total_tokens` of them (None: any number)."
+    "The tokens of one episode, at most `max_total_tokens` of them (None: any number)."
 
     def __init__(self, max_total_tokens: int | None = None):
         self.most = None if max_total_tokens is None else checked_int("max_total_tokens", max_total_tokens, 2)
@@ -127,8 +124,7 @@ class TokenTrack:
             self._take(prompt, completion[:room], logprobs)
         return not self.full
 
-    def _check(self, prompt: list, logprobs) -> None:
-        "Raise what is wrong with the next turn, if anything."
+    def _check(self, prompt: list, logprobs):
         if self.full:
             raise TokenBudget(f"This episode already has its {self.most:,} tokens: stop when add_tokens returns False.")
         if not prompt:
@@ -141,11 +137,10 @@ class TokenTrack:
             where = f"The prompt of turn {self.turns + 1} has {now} instead of {self.ids[at]} at token {at}"
             raise PrefixMismatch(f"{where}: pass on the tokens of earlier turns, do not tokenise again.", at=at, turn=self.turns + 1)
 
-    def _take(self, prompt: list, completion: list, logprobs) -> None:
-        "Keep a turn that fits."
+    def _take(self, prompt: list, completion: list, logprobs):
         if not self.turns:
             self.ids, self.prompt_length, self.logprobs = list(prompt), len(prompt), None if logprobs is None else []
-        told = prompt[len(self.ids):]  # by the environment
+        told = prompt[len(self.ids):]
         self.ids += told + completion
         self.mask += [0] * len(told) + [1] * len(completion)
         if logprobs is not None:
@@ -154,20 +149,18 @@ class TokenTrack:
 
 # %% ../../nbs/pool/11_group.ipynb #f881b583
 def _kept(x: Any) -> Any:
-    "A copy of an observation that stays as it is."
     if isinstance(x, Mapping):
         return {name: _kept(value) for name, value in x.items()}
     return np.array(x) if isinstance(x, np.ndarray) else x
 
 def _said(error: BaseException) -> str:
-    "An exception as one short line."
     if isinstance(error, asyncio.CancelledError):
         return "cancelled"
     return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(": ")
 
 # %% ../../nbs/pool/11_group.ipynb #b9556530
 class _Record:
-    "What is known about an episode; see `Rollout`."
+    "See `Rollout`."
 
     def __init__(self, session, task, index: int, first, max_total_tokens: int | None = None):
         self.session, self.task, self.index, self.tokens = session, task, index, TokenTrack(max_total_tokens)
@@ -179,8 +172,7 @@ class _Record:
             self._talk.append(("system", str(system)))
         self._saw(first)
 
-    def _saw(self, step) -> None:
-        "Take in an observation."
+    def _saw(self, step):
         self.observation, self.info = _kept(step.observation), step.info or {}
         self.infos.append(self.info)
         self._talk.append(("user", self.info.get("text", self.observation)))
@@ -199,7 +191,7 @@ class _Record:
 
     @property
     def reward(self) -> float | None:
-        "What the rollout function returned, else the sum of the steps' rewards; None if the episode cannot be scored."
+        "The rollout function's result, else the sum of the steps' rewards; None if the episode cannot be scored."
         return None if self.error is not None else self._value if self.settled else self.total_reward
 
     num_turns = property(lambda self: len(self.step_rewards), doc="How many steps were taken.")
@@ -214,7 +206,7 @@ class _Record:
         return self.tokens.sequence()
 
     def to_dict(self) -> dict:
-        "The whole episode as plain data: one line of the log."
+        "The episode as plain data: one line of the log."
         names = ("task", "index", "reward", "error", "num_turns", "step_rewards", "total_reward", "done", "truncated",
                  "out_of_tokens", "messages", "infos")
         more = {"tokens": len(self.tokens.ids), "seconds": self.seconds and round(self.seconds, 4)}
@@ -226,13 +218,13 @@ class _Record:
 
 # %% ../../nbs/pool/11_group.ipynb #99a3cdc4
 class _Steps(_Record):
-    "How an episode goes on and ends; see `Rollout`."
+    "See `Rollout`."
 
     async def step(self, action, *, text: str | None = None):
-        """Take a step and return the `Step` that the session answers. text: what the conversation shows as the action.
+        """Take a step; returns the session's `Step`. text: the action as the conversation shows it.
 
-        Raises `ResetRequired` when the episode is over, `TokenBudget` when its tokens are used up, `SessionBusy` while a
-        step is under way, and whatever the session raises; the episode has failed then.
+        Raises `ResetRequired` after the end, `TokenBudget` when the tokens are used up, `SessionBusy` during another step,
+        and whatever the session raises; the episode has failed then.
         """
         if self._stepping:
             raise SessionBusy("This episode is taking a step already: await it before the next one.")
@@ -255,8 +247,7 @@ class _Steps(_Record):
             self._stepping = False
         return found
 
-    def _took(self, found, said) -> None:
-        "Write down a step. Raises `SessionLost` or `EnvFault` when it cannot be right."
+    def _took(self, found, said):
         if self.settled:
             why = f" ({self.error})" if self.error else ""
             raise ResetRequired(f"This episode ended while its step was under way{why}: await every step.")
@@ -270,7 +261,7 @@ class _Steps(_Record):
         self._saw(found)
 
     def add_tokens(self, prompt_ids, completion_ids, logprobs=None) -> bool:
-        """The tokens of one turn; call it once a turn, before the step. Returns False if not all fit: the episode is over.
+        """The tokens of one turn, before its step. Returns False if not all fit: the episode is over.
 
         prompt_ids: all that the model was shown, earlier turns included. completion_ids: what it wrote.
         logprobs: of each of these, in every turn or in none.
@@ -280,7 +271,7 @@ class _Steps(_Record):
             raise ResetRequired("This episode is over: add the tokens of a turn before its step.")
         return self.tokens.add(prompt_ids, completion_ids, logprobs)
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str):
         "The episode cannot be scored, for this reason. A settled episode stays as it is."
         if not self.settled:
             self.error, self.seconds = str(reason) or "failed", time.monotonic() - self._begun
@@ -289,15 +280,14 @@ class _Steps(_Record):
 class Rollout(_Steps):
     """One episode, from the reset to its end.
 
-    session: has a coroutine `step(action)` that gives a `Step`. task: what it was reset to. index: its place in the
-    group.
-    first: the `Step` of the reset; the `system_message` in its info opens the conversation. max_total_tokens: of the
-    episode.
-    observation, info: those of the last step. infos: all of them, the reset's first. step_rewards: one for each step.
-    seconds: how long it took, None until it is settled. error: why it cannot be scored, None if it can.
+    session: has a coroutine `step(action)` that gives a `Step`. task: what it was reset to. index: in the group.
+    first: the `Step` of the reset; the `system_message` in its info opens the conversation.
+    max_total_tokens: of the episode. observation, info: of the last step. infos: of all, the reset's first.
+    step_rewards: one for each step. seconds: how long it took, None until it is settled.
+    error: why it cannot be scored, None if it can.
     """
 
-    def finish(self, reward: float | None = None) -> None:
+    def finish(self, reward: float | None = None):
         "End the episode; None takes the sum of the rewards. Raises `TypeError` or `ValueError` unless it is finite."
         if self.settled:
             return
@@ -318,7 +308,7 @@ class Rollout(_Steps):
         self._value, self.seconds = value, time.monotonic() - self._begun
 
     async def run(self, rollout_fn) -> "Rollout":
-        "Play `rollout_fn(self)` and settle the episode. Raises what it raises, but not that the tokens are used up."
+        "Play `rollout_fn(self)` and settle the episode. Raises what it raises, except `TokenBudget`."
         try:
             awaited = rollout_fn(self)
             if not inspect.isawaitable(awaited):
@@ -349,13 +339,11 @@ def html_table(heading: str, columns: Iterable[str], rows: Iterable[Iterable[str
             f'<table style="border-collapse:collapse;background:transparent;font-variant-numeric:tabular-nums"><thead><tr>{line(columns, "th")}</tr></thead><tbody>{body}</tbody></table></div>{note}</div>')
 
 def _bar(value: float, most: float) -> str:
-    "A bar that grows from the middle, 80 pixels either way."
     width, colour, side = round(80 * abs(value) / (most or 1)), *(("rgba(46,160,67,.65)", "left") if value > 0 else ("rgba(218,54,51,.65)", "right"))
     return ('<span style="display:inline-block;position:relative;width:160px;height:10px;vertical-align:middle;background:rgba(128,128,128,.12)">'
             f'<span style="position:absolute;top:0;height:10px;width:{width}px;background:{colour};{side}:80px"></span></span>')
 
 def _rows(group):
-    "A row of the table for each rollout."
     advantages = group.advantages().tolist()
     for rollout, advantage in zip(group, advantages):
         note = "out of tokens" if rollout.out_of_tokens else "stopped before the end" * rollout.truncated
@@ -408,7 +396,7 @@ class RolloutGroup:
         return "".join(lines)
 
     def append_jsonl(self, path) -> Path:
-        "Append conversations to a file, or `completions.jsonl` of a folder, for `read_jsonl`; returns its path."
+        "Append conversations to a file, or `completions.jsonl` of a folder; returns its path."
         path = Path(path).expanduser()
         return append_lines(path / "completions.jsonl" if path.is_dir() else path, self.to_jsonl().split("\n")[:-1])
 
@@ -431,21 +419,19 @@ class Answers:
         self._left = self._alive = self._most = 0  # announced, begun, at a time
 
     def expect(self, episodes: int, at_once: int | None = None):
-        "Announce that so many episodes will ask, at most `at_once` at a time; if these are fewer, each must call `begin`."
+        "Announce episodes, at most `at_once` at a time; if these are fewer, each must call `begin`."
         self._left, self._alive, self._most = episodes, 0, episodes if at_once is None else at_once
 
     def begin(self):
-        "One of the announced episodes begins."
         self._alive += 1
 
     def over(self):
-        "One of the announced episodes will ask no more."
+        "One of the announced episodes asks no more."
         self._left, self._alive = max(0, self._left - 1), max(0, self._alive - 1)
         if self._news:
             self._news.set()
 
     async def __call__(self, *question):
-        "The answer. Raises what `generate` raises."
         loop = asyncio.get_running_loop()
         answer = loop.create_future()
         self._waiting.append((question, answer))
@@ -466,12 +452,12 @@ class Answers:
                 found = [error] * len(batch)
             self.sizes += [len(batch)] * bool(batch)
             for (_, answer), value in zip(batch, found):
-                if not answer.done():  # its episode may have been cancelled meanwhile
+                if not answer.done():
                     answer.set_exception(value) if isinstance(value, Exception) else answer.set_result(value)
 
     async def _gather(self):
-        "Wait until all that can ask have asked, or none has for `patience` seconds; less if only the next ones are missing."
-        await asyncio.sleep(0)  # for those that ask in this turn of the loop
+        "Wait until all that can ask have asked, or none has for `patience` seconds; less between two episodes."
+        await asyncio.sleep(0)
         while len(self._waiting) < min(self._left, self._most):
             self._news.clear()
             between = self._most < self._left and len(self._waiting) >= self._alive
@@ -488,7 +474,7 @@ class Padded(NamedTuple):
     mask: np.ndarray  # float32 (B, L), 1 for the model's own tokens of scorable rollouts: what the loss counts
     logprobs: np.ndarray  # float32 (B, L), 0 where the mask is, or where none were given
     advantages: np.ndarray  # float32 (B,)
-    group: np.ndarray  # int32 (B,), the number of the group in the list
+    group: np.ndarray
 
 def pad(groups, pad_id: int, side: str = "right", *, length: int | None = None, scale: bool = False, ddof: int = 0) -> Padded:
     """A `RolloutGroup` or a list of them as arrays for a trainer.

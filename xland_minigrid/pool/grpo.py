@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..baselines import nnx  # first: where Flax is missing, it says what to install
+from ..baselines import nnx  # says what to install where Flax is missing
 import optax
 
 from ..baselines.checkpoint import CheckpointError, Checkpoints
@@ -47,7 +47,7 @@ class Vocabulary:
         if not self.list or len(set(self.list)) < len(self.list) or any(self._parts(word) != [word] for word in self.list):
             raise ValueError("words are different single words or signs: leave out spaces and doubles.")
         self._number = {word: i + _FIRST for i, word in enumerate(self.list)}
-        self.size = _FIRST + len(self.list)  # with the three special tokens
+        self.size = _FIRST + len(self.list)
 
     @staticmethod
     def _parts(text: str) -> list[str]:
@@ -91,7 +91,7 @@ class Block(nnx.Module):
     "Attention and a dense layer: `(B, L, width)` to `(B, K, width)`, at the positions `at (B, K)`."
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        n, quiet = config.width, (2 * config.layers) ** -0.5  # so that the residual stream starts with a deviation of about 1
+        n, quiet = config.width, (2 * config.layers) ** -0.5  # the residual stream starts with a deviation of 1
         self.heads = config.heads
         self.query, self.known, self.mix = linear(n, n, rngs=rngs), linear(n, 2 * n, rngs=rngs), linear(n, n, quiet, rngs=rngs)
         self.up, self.down = linear(n, config.wide * n, rngs=rngs), linear(config.wide * n, n, quiet, rngs=rngs)
@@ -104,7 +104,6 @@ class Block(nnx.Module):
         return x + apply(self.down, jax.nn.gelu(apply(self.up, normed(x, self.scale2[...]), jnp.float32)), jnp.float32)
 
     def attend(self, h, at):
-        "Causal attention from the positions `at`."
         split = lambda x: x.reshape(*x.shape[:-1], self.heads, -1)
         q = split(apply(self.query, pick(h, at), jnp.float32))
         k, v = map(split, jnp.split(apply(self.known, h, jnp.float32), 2, axis=-1))
@@ -122,8 +121,7 @@ class Transformer(nnx.Module):
     """A decoder-only transformer: tokens int32 `(B, L)` to logits float32 `(B, K, size)` of the token *after* each of
     the positions `at` int32 `(B, K)`, None for all.
 
-    Padding comes after the text. `opinion`: the standard deviation of a fresh model's logits. Raises `ValueError` for
-    more tokens than the context has.
+    Padding comes after the text. opinion: the standard deviation of a fresh model's logits. Raises `ValueError`.
     """
 
     def __init__(self, config: ModelConfig, size: int, opinion: float = 0.01, *, rngs: nnx.Rngs):
@@ -177,7 +175,7 @@ class Said(NamedTuple):
     logprob: float
 
 def padded_size(n: int, least: int = 64) -> int:
-    "n rounded up to least, 2 least, 4 least, …"
+    "`n` rounded up to `least`, twice that, four times …"
     return max(least, 1 << (n - 1).bit_length())
 
 def in_rows(prompts: Sequence, rows: int, context: int) -> tuple[np.ndarray, np.ndarray]:
@@ -216,7 +214,7 @@ class Sampler:
         "Log-probabilities of the next token, float32 `(N, size)`; equal prompts are computed once."
         if not all(0 < len(prompt) <= self.context for prompt in prompts):
             raise ValueError(f"A prompt has from 1 to {self.context} tokens: shorten it, or give the model a larger context.")
-        different = sorted(set(map(tuple, prompts)))  # an order that does not depend on who asked first
+        different = sorted(set(map(tuple, prompts)))  # the same whoever asked first
         places = {prompt: i for i, prompt in enumerate(different)}
         parts = [different[i:i + self.rows[-1]] for i in range(0, len(different), self.rows[-1])]
         self.asked, self.computed, self.batches = self.asked + len(prompts), self.computed + len(different), self.batches + len(parts)
@@ -265,7 +263,7 @@ def advantages(rewards, floor: float = 0.1) -> np.ndarray:
 
 # %% ../../nbs/pool/15_grpo.ipynb #25242038
 class Turn(NamedTuple):
-    "One turn of an episode: the tokens that the model read, its reply, and the log-probability of that."
+    "One turn: the tokens that the model read, its reply, and the log-probability of that."
     prompt: list
     token: int
     logprob: float
@@ -274,14 +272,14 @@ class TokenRows(NamedTuple):
     "Training data. `row` says which prompt each drawn token `(N,)` follows; padding has weight 0."
     tokens: np.ndarray  # int32 (R, L), different prompts
     at: np.ndarray  # int32 (R, 1), the position of the last token of each
-    row: np.ndarray  # int32
+    row: np.ndarray
     target: np.ndarray  # int32, the drawn token
     old: np.ndarray  # float32, its log-probability then
     advantage: np.ndarray  # float32
     weight: np.ndarray  # float32
 
 def pack(turns: list[Turn], advantages: Sequence[float], context: int) -> TokenRows:
-    "Turns and the advantage of each as padded arrays of few different shapes."
+    "Turns and their advantages as padded arrays of few different shapes."
     numbers = {}
     row = [numbers.setdefault(tuple(turn.prompt), len(numbers)) for turn in turns]
     flat = lambda values, dtype: np.pad(np.array(values, dtype), (0, padded_size(len(turns)) - len(turns)))
@@ -297,10 +295,10 @@ class GRPOConfig:
     groups: int = 64  # tasks a step
     group_size: int = 16  # episodes of each
     max_turns: int = 20  # of an episode, in training and evaluation
-    discount: float = 0.97  # in training, n turns are worth discount**n times the reward; in no reported success
-    floor: float = 0.1  # see `advantages`
+    discount: float = 0.97  # in training, n turns are worth discount**n times the reward
+    floor: float = 0.1
     clip: float = 0.2
-    beta: float = 0.25  # weight of the divergence from the reference in the first half of the run; then it falls to 0
+    beta: float = 0.25  # weight of the divergence from the reference; falls to 0 in the second half
     temperature: float = 1.0
     epochs: int = 3  # passes over the episodes of a step
     minibatches: int = 4  # updates per pass
@@ -322,17 +320,15 @@ class TrainState(NamedTuple):
     parameters: nnx.State
     reference: nnx.State
     optimiser: tuple
-    step: jax.Array  # int32
+    step: jax.Array
 
 def make_optimiser(c: GRPOConfig) -> optax.GradientTransformation:
-    "Adam with clipped gradients and a learning rate that rises, then falls."
     updates, peak = c.steps * c.epochs * c.minibatches, c.learning_rate
     warmup = min(c.warmup, updates // 2)
     rate = optax.warmup_cosine_decay_schedule(0.0 if warmup else peak, peak, warmup, updates, peak / 20)
     return optax.chain(optax.clip_by_global_norm(c.max_norm), optax.adam(rate, b2=0.99))
 
 def beta_at(config: GRPOConfig, step: int) -> float:
-    "The weight of the divergence in step number `step`."
     return config.beta * min(1.0, 2 * (1 - step / config.steps))
 
 # %% ../../nbs/pool/15_grpo.ipynb #24cc9a5a
@@ -342,7 +338,7 @@ def make_update(c: GRPOConfig, structure, optimiser, allowed) -> Callable:
     def loss(parameters, reference, rows: TokenRows, beta):
         policy = lambda of: log_policy(structure, of, rows.tokens, rows.at, allowed, c.temperature)[:, 0]
         table, first = policy(parameters), jax.lax.stop_gradient(policy(reference))
-        expected = lambda x: jnp.sum(jnp.where(allowed, jnp.exp(table) * x, 0.0), -1)[rows.row]  # under the policy
+        expected = lambda x: jnp.sum(jnp.where(allowed, jnp.exp(table) * x, 0.0), -1)[rows.row]
         found, numbers = grpo_loss(table[rows.row, rows.target], rows.old, rows.advantage, expected(table - first), rows.weight,
                                    clip=c.clip, beta=beta)
         entropy = jnp.sum(rows.weight * -expected(table)) / jnp.maximum(rows.weight.sum(), 1e-8)
@@ -367,7 +363,7 @@ class Learner:
         self.state = TrainState(parameters, reference, self.optimiser.init(parameters), jnp.int32(0))
         settings = dict(allowed=None if moves is None else vocabulary.encode(" ".join(moves)), temperature=config.temperature)
         self.generator, self.greedy = Generator(model, **settings), Generator(model, **settings, greedy=True)
-        self.greedy._forward = self.generator._forward  # compiled once for both
+        self.greedy._forward = self.generator._forward
         self.episodes = self.env_steps = 0
         self.set_parameters()
         self._update = jax.jit(make_update(config, self.structure, self.optimiser, self.generator.allowed), donate_argnums=(0, 1))
@@ -402,7 +398,7 @@ async def play(learner: Learner, rollout: Rollout, turns: list[Turn], key, gener
         while not rollout.done and rollout.num_turns < learner.config.max_turns:
             prompt = learner.vocabulary.encode(rollout.observation) + [TURN]
             turns.append(Turn(prompt, *await generator(prompt, mixed(key, rollout.num_turns))))  # one batch for all
-            await rollout.step(learner.vocabulary.decode([turns[-1].token]))  # the environment parses the reply
+            await rollout.step(learner.vocabulary.decode([turns[-1].token]))
     finally:
         generator.over()
 
@@ -412,16 +408,16 @@ SOLVED = 0.99  # from this reward on an episode counts as a success
 async def grpo_step(learner: Learner, pool: EnvPool) -> tuple[dict, list[RolloutGroup]]:
     "One step of GRPO (seed: parallel-rollouts §3): metrics, and the groups that were played."
     c, step, turns, generator = learner.config, int(learner.state.step), {}, learner.generator
-    tasks = learner.curriculum.next_tasks(c.groups)                     # 1. the curriculum chooses tasks
+    tasks = learner.curriculum.next_tasks(c.groups)  # 1. the curriculum chooses tasks
     number = {id(task): i for i, task in enumerate(tasks)}
     key = lambda episode: mixed(c.seed, step, number[id(episode.task)], episode.index)
     generator.expect(c.groups * c.group_size, pool.size // c.group_size * c.group_size)
-    groups = await pool.run_groups(                                     # 2. a group of episodes for each, at once
+    groups = await pool.run_groups(  # 2. a group of episodes for each, at once
         # 3. turn by turn: prompts → one batched generate → parse → step
         lambda episode: play(learner, episode, turns.setdefault(episode, []), key(episode), generator), tasks, c.group_size)
     worth = [[None if e.reward is None else e.reward * c.discount**e.num_turns for e in group] for group in groups]  # 4. sums
-    numbers = learner.learn(groups, turns, worth)                       # 5. advantages, KL, loss, backward
-    for task, group in zip(tasks, groups):                              # 6. the curriculum records the results
+    numbers = learner.learn(groups, turns, worth)  # 5. advantages, KL, loss, backward
+    for task, group in zip(tasks, groups):  # 6. the curriculum records the results
         if scored := [r for r in group.rewards if r is not None]:
             learner.curriculum.record_result(task, float(np.mean([r >= SOLVED for r in scored])), float(np.mean(scored)))
     return summary(learner, groups, worth) | numbers, groups
@@ -452,7 +448,7 @@ LAKE_WORDS, LAKE_MOVES = ("S", "F", "H", "G", "P", *MOVES), tuple(MOVES)
 TEST_SEED = 1_000_000  # test maps are numbered from here, training maps from 0
 
 def lake_tasks(count: int, *, size: int = 4, ice: Sequence[float] = (0.5, 0.65, 0.8), first: int = 0) -> list[dict]:
-    "`count` maps with seeds from `first` on and the probabilities of safe `ice` in turn. Raises `ValueError` near the test's seeds."
+    "`count` maps with seeds from `first` on, and `ice`, the share of safe cells, in turn. Raises `ValueError`."
     if first < TEST_SEED < first + count:
         raise ValueError(f"Training has seeds below {TEST_SEED:,}: ask for fewer tasks.")
     return [{"size": size, "p": ice[i % len(ice)], "seed": first + i} for i in range(count)]
@@ -462,7 +458,7 @@ def test_tasks(count: int = 500, *, size: int = 4, p: float = 0.8) -> list[dict]
     return lake_tasks(count, size=size, ice=(p,), first=TEST_SEED)
 
 def lake_learner(config: GRPOConfig = GRPOConfig(), *, size: int = 4, count: int = 30_000) -> Learner:
-    "A learner with the words of FrozenLake and `count` training maps: new ones, and again those that some of a group solved."
+    "A learner of FrozenLake with `count` training maps: new ones, and again those that some of a group solved."
     if config.model.context < (need := size * size + 1):
         raise ValueError(f"A map of {size}x{size} cells takes {need} tokens: set model.context to that.")
     return Learner(config, Vocabulary(LAKE_WORDS), SomeSolve(lake_tasks(count, size=size), seed=config.seed), moves=LAKE_MOVES)
@@ -475,13 +471,12 @@ def lake_baselines(tasks: list[dict], turns: int) -> dict:
 
 # %% ../../nbs/pool/15_grpo.ipynb #119cbef5
 def _save(learner: Learner, checkpoints: Checkpoints, row: dict):
-    "Write a checkpoint of the run, numbered by steps of training."
     checkpoints.save(int(learner.state.step), learner.state, {
         "config": dataclasses.asdict(learner.config), "curriculum": learner.curriculum.state_dict(),
         "episodes": learner.episodes, "env_steps": learner.env_steps, "seconds": row["seconds"], "cpu_seconds": row["cpu_seconds"]})
 
 def _restore(learner: Learner, checkpoints: Checkpoints) -> dict:
-    "Go on from the latest checkpoint; returns its record. Raises `CheckpointError` if there is none, or other settings."
+    "Go on from the latest checkpoint; returns its record."
     about, mine = checkpoints.record()["about"], json.loads(json.dumps(dataclasses.asdict(learner.config)))
     if about["config"] != mine:
         differ = ", ".join(name for name in mine if about["config"].get(name) != mine[name])
@@ -498,11 +493,9 @@ async def train(learner: Learner, pool: EnvPool, out=None, *, resume: bool = Fal
     """Train until `config.steps` steps are done (or `until`). Returns a row of metrics for each.
 
     out: a folder for `metrics.jsonl`, `completions.jsonl` and checkpoints; None keeps nothing. resume: go on from its
-    latest checkpoint.
-    test: tasks to play greedily every `test_every` steps, before the first and after the last. log_every: steps between
-    the groups that are written.
-    Ctrl-C ends training after the present step, with a checkpoint. Raises `FileExistsError`, `CheckpointError`, or
-    `FloatingPointError`.
+    latest checkpoint. test: tasks to play greedily every `test_every` steps, before the first and after the last.
+    log_every: steps between the groups that are written. Ctrl-C ends training after the present step, with a checkpoint.
+    Raises `FileExistsError`, `CheckpointError`, or `FloatingPointError`.
     """
     from xland_minigrid.baselines.checkpoint import Interrupts
     from xland_minigrid.baselines.metrics import open_loggers

@@ -14,5 +14,5 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inli
 
 @functools.cache
 def page() -> str:
-    "The playground as one page of HTML, complete in itself: the answer of `/play` on a server that was started with `--playground`."
+    "The answer of `/play`: one page of HTML, complete in itself."
     return resources.files("xland_minigrid.pool").joinpath("playground.html").read_text(encoding="utf-8")

@@ -29,8 +29,8 @@ import numpy as np
 from ..core.helpers import checked_int, checked_seconds
 from .client import UNDO, IOThread, LocalLink, Session, SocketLink, Step
 from .episodes import Env, envs
-from .errors import (BadRequest, ConnectFailed, DeadlineExceeded, EnvFault, PoolClosed, PoolError, PoolExhausted, ResetRequired, SessionBusy, Unauthorized,
-                                        WrongThread)
+from .errors import (BadRequest, ConnectFailed, DeadlineExceeded, EnvFault, PoolClosed, PoolError, PoolExhausted,
+    ResetRequired, SessionBusy, Unauthorized, WrongThread)
 from .group import Rollout, RolloutGroup, group_result, html_table
 from .server import fetch
 from .sessions import NO_NUMBER, VOID, Host, SlotBackend, TextBackend
@@ -47,7 +47,7 @@ async def places(url: str, env: str | None, timeout: float = 5.0) -> tuple[int, 
         raise ConnectFailed(f"{url} does not say whether it is ready ({type(error).__name__}): check the address, "
                             "and that the server runs.") from None
 
-async def open_together(sessions: list, at_once: int = 64) -> None:
+async def open_together(sessions: list, at_once: int = 64):
     "Open all sessions or none. Raises the first error."
     limit = asyncio.Semaphore(at_once)
 
@@ -65,13 +65,13 @@ async def open_together(sessions: list, at_once: int = 64) -> None:
             raise error.exceptions[0] from None
         raise
 
-async def _undo(sessions: list) -> None:
-    "Give places back, to the end even if the caller is cancelled."
+async def _undo(sessions: list):
+    "Give places back, even if the caller is cancelled."
     async def leave():
         await asyncio.gather(*(session._leave() for session in sessions), return_exceptions=True)
     await asyncio.shield(asyncio.create_task(leave(), name=UNDO))
 
-async def _check_capacity(urls: list, env: str | None, count: int, size: int) -> None:
+async def _check_capacity(urls: list, env: str | None, count: int, size: int):
     "Raise a `PoolExhausted` that says so if no waiting can help."
     found = await asyncio.gather(*(places(url, env) for url in urls), return_exceptions=True)
     if all(isinstance(each, tuple) for each in found) and sum(each[1] // size for each in found) * size < count:
@@ -80,7 +80,6 @@ async def _check_capacity(urls: list, env: str | None, count: int, size: int) ->
                             "or start servers with more slots.", capacity=most, hopeless=True)
 
 def _world(session: Session) -> str:
-    "What has to be the same on all servers of a pool."
     return str([session.spec.get(name) for name in ("kind", "env", "layout", "num_actions", "autoreset")])
 
 # %% ../../nbs/pool/13_pool.ipynb #aa2d41d9
@@ -99,7 +98,7 @@ class Servers:
             raise found[0]
         return free
 
-    async def open(self, sessions: list, size: int) -> None:
+    async def open(self, sessions: list, size: int):
         "Open sessions in groups of `size`, each on one server. All or nothing; raises a `PoolError`."
         opened, room = [], await self.room()
         try:
@@ -114,7 +113,7 @@ class Servers:
                 await _check_capacity(self.urls, self.env, len(sessions), size)
             raise
 
-    async def _open_group(self, group: list, room: dict) -> None:
+    async def _open_group(self, group: list, room: dict):
         trouble = None
         for url in sorted(room, key=room.get, reverse=True):
             for session in group:
@@ -128,7 +127,7 @@ class Servers:
                 trouble = error if trouble is None or isinstance(error, PoolExhausted) else trouble
         raise trouble
 
-    async def heal(self, session: Session, url: str | None = None) -> None:
+    async def heal(self, session: Session, url: str | None = None):
         "Give a lost session another environment: on `url`, else its own server or any with room. Raises a `PoolError`."
         if session._farewell is not None:
             await session._farewell
@@ -143,7 +142,7 @@ class Servers:
             raise BadRequest(f"{session.endpoint} has another environment than before: start it with the same one.")
 
 # %% ../../nbs/pool/13_pool.ipynb #ea39b1c2
-def claim(op: str, sessions: list) -> None:
+def claim(op: str, sessions: list):
     "Claim all of these sessions for a request, or none. Raises `SessionBusy` or `PoolClosed`."
     for i, session in enumerate(sessions):
         try:
@@ -152,7 +151,7 @@ def claim(op: str, sessions: list) -> None:
             release(sessions[:i])
             raise
 
-def release(sessions: list) -> None:
+def release(sessions: list):
     for session in sessions:
         session._busy.release()
 
@@ -165,8 +164,8 @@ def candidates(free: list, room: dict, urls: list) -> list[tuple[int, str, list]
         found.append((len(here), url, here + near[: max(room.get(url, 0), 0)]))
     return found
 
-def wake(future: Future) -> None:
-    with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+def wake(future: Future):
+    with contextlib.suppress(InvalidStateError):
         future.set_result(None)
 
 # %% ../../nbs/pool/13_pool.ipynb #45e33b55
@@ -187,7 +186,7 @@ class Roster:
             idle = [s for s in pool.sessions if s not in self.taken]
             free = [s for s in idle if not s._busy.locked()]
             room = {urls[0]: count} if len(urls) == 1 else dict(room or {})
-            for session, home in self.homes.items():  # promised to groups that are about to begin
+            for session, home in self.homes.items():
                 if session.lost and len(urls) > 1:
                     room[home] = room.get(home, 0) - 1
             found = candidates(free, room, urls)
@@ -202,7 +201,7 @@ class Roster:
         raise PoolExhausted(f"{most} sessions are free on one server where the group needs {count}: await other groups, "
                             "or make a larger pool.", free=most, lost=sum(s.lost for s in free))
 
-    def give_back(self, sessions) -> None:
+    def give_back(self, sessions):
         with self.lock:
             self.taken -= set(sessions)
             self.stopping -= set(sessions)
@@ -210,8 +209,8 @@ class Roster:
                 self.homes.pop(session, None)
         self.wake()
 
-    def wake(self) -> None:
-        "Let everyone who waits for sessions look again."
+    def wake(self):
+        "Let all that wait for sessions look again."
         for waiting in self._waiting[:]:
             wake(waiting)
 
@@ -228,7 +227,7 @@ class Roster:
 async def take(roster: Roster, count: int, wait: bool) -> list:
     while True:
         woken = Future()
-        roster._waiting.append(woken)  # before looking, so that nothing is missed
+        roster._waiting.append(woken)
         try:
             try:
                 return roster.pick(count)
@@ -272,7 +271,6 @@ class Batch(NamedTuple):
     errors: dict
 
 def _by_column(join: Callable, *batches: Batch) -> list:
-    "`join` of each column of some batches, those of an observation by name."
     def one(*columns):
         if not isinstance(columns[0], dict):
             return join(*columns)
@@ -280,7 +278,6 @@ def _by_column(join: Callable, *batches: Batch) -> list:
     return [one(*columns) for columns in zip(*(batch[:-1] for batch in batches))]
 
 def _batch_of(rows: list, errors: dict) -> Batch:
-    "A `Batch` of single steps, `(env_id, step)`."
     seen = [step.observation for _, step in rows]
     if seen and not isinstance(seen[0], str):
         (seen,) = _by_column(lambda *x: np.stack(x), *((o, None) for o in seen))
@@ -289,14 +286,14 @@ def _batch_of(rows: list, errors: dict) -> Batch:
 
 # %% ../../nbs/pool/13_pool.ipynb #e9b3b4ad
 class _Requests:
-    "What `send` and `async_reset` ask for; see `Batcher`."
+    "See `Batcher`."
     immediate = False  # whether recv has nothing to wait for
 
     def __init__(self, pool):
         self.pool, self.sent, self._answers = weakref.proxy(pool), set(), deque()
         self._lock, self._waiting = threading.Lock(), None
 
-    def post(self, op: str, numbers: list, values) -> None:
+    def post(self, op: str, numbers: list, values):
         "Ask all of these environments, or raise `SessionBusy`, `ResetRequired` or `BadRequest`."
         sessions = [self.pool.sessions[number] for number in numbers]
         if twice := self.sent & set(numbers):
@@ -322,7 +319,7 @@ class _Requests:
             raise BadRequest(f"Actions are integers from 0 to {most - 1}, one for each environment.")
         return array
 
-    def _start(self, op: str, numbers: list, sessions: list, values: list) -> None:
+    def _start(self, op: str, numbers: list, sessions: list, values: list):
         async def ask(number, session, value):
             try:
                 answer = await (self.pool._fresh(session, value) if op == "reset" else session._ask(op, value))
@@ -341,7 +338,7 @@ class _Requests:
 
 # %% ../../nbs/pool/13_pool.ipynb #a2153620
 class Batcher(_Requests):
-    "The requests of `send` and `async_reset`, and the answers that `recv` has not taken yet. `sent`: who has to answer."
+    "The requests of `send` and `async_reset`, and the answers that `recv` has not taken yet."
 
     def expected(self, batch_size: int | None) -> int:
         "How many answers a `recv` waits for. Raises `ResetRequired` or `BadRequest`."
@@ -368,18 +365,16 @@ class Batcher(_Requests):
         finally:
             self._waiting = None
 
-    def _tell(self) -> None:
+    def _tell(self):
         if self._waiting is not None and len(self._answers) >= self._waiting[0]:
             wake(self._waiting[1])
 
-    def close(self) -> None:
-        "No more answers come."
+    def close(self):
         if waiting := self._waiting:
             with contextlib.suppress(InvalidStateError):
                 waiting[1].set_exception(PoolClosed())
 
     def collect(self) -> Batch:
-        "The answers that are there."
         answers = [self._answers.popleft() for _ in range(len(self._answers))]
         self.sent -= {number for number, _ in answers}
         return _batch_of([answer for answer in answers if isinstance(answer[1], Step)],
@@ -391,14 +386,13 @@ class SlotBatcher(Batcher):
     immediate = True
 
     def _tasks(self, sessions: list, tasks: list) -> list:
-        "Checked tasks; sessions that were lost get another environment."
         tasks = [self.pool._slots.task(task) for task in tasks]
         for session in sessions:
             if session.lost:
                 self.pool._io.wait(self.pool._heal(session))
         return tasks
 
-    def _start(self, op: str, numbers: list, sessions: list, values: list) -> None:
+    def _start(self, op: str, numbers: list, sessions: list, values: list):
         self._answers.append((op, numbers, sessions, values))
 
     def collect(self) -> Batch:
@@ -410,7 +404,6 @@ class SlotBatcher(Batcher):
         return Batch(*_by_column(lambda *parts: np.concatenate(parts), *full), errors)
 
     def _tick(self, op: str, numbers: list, sessions: list, values: list) -> Batch:
-        "One compiled call for a batch of environments."
         slots, seats, begin = self.pool._slots, [session._link.seat for session in sessions], op == "reset"
         self.sent -= set(numbers)
         where = np.fromiter((seat.place.slot for seat in seats), np.int32, len(seats))
@@ -454,14 +447,14 @@ async def to_the_end(awaitable):
     return task.result()
 
 def _is_mistake(error) -> bool:
-    "Whether an error is the caller's, or such that no episode can be had at all."
+    "Whether an error is the caller's, or no episode can be had at all."
     if isinstance(error, PoolError):
         return isinstance(error, (BadRequest, ResetRequired, ConnectFailed, Unauthorized))
     return error is not None
 
 @dataclass(eq=False)
 class _Ending:
-    "How a group ends; see `Play`."
+    "See `Play`."
     pool: "EnvPool"
     rollout_fn: Callable
     task: Any
@@ -473,7 +466,7 @@ class _Ending:
     def __post_init__(self):
         self.rollouts, self.error, self.why, self.tasks = {}, None, "cancelled", []
 
-    async def _stop(self, running: list) -> None:
+    async def _stop(self, running: list):
         "Wait for what was cancelled. A coroutine that does not end keeps its session; the pool gets another one."
         stubborn = (await asyncio.wait(running, timeout=self.pool.patience))[1] if running else ()
         for task in stubborn:
@@ -488,7 +481,7 @@ class _Ending:
         "The episodes that count, in order. Raises the error that ends the group, or a mistake that ended every episode."
         errors = [task.exception() if task.done() and not task.cancelled() else None for task in self.tasks]
         for i, error in enumerate(errors):
-            if i not in self.rollouts:  # it never began
+            if i not in self.rollouts:
                 self.rollouts[i] = Rollout(self.sessions[i], self.task, i, Step("", None, False, 0, {}))
             self.rollouts[i].fail(self.why if error is None else f"{type(error).__name__}: {error}")
         if self.error is not None and (self.on_error == "cancel" or all(map(_is_mistake, errors))):
@@ -505,7 +498,7 @@ class Play(_Ending):
         self.tasks = [asyncio.ensure_future(self._episode(i, session)) for i, session in enumerate(self.sessions)]
         try:
             self.why = await self._enough()
-        finally:  # what ends from now on ends too late; nothing is awaited before that is settled
+        finally:  # what ends from now on ends too late
             running = [i for i, task in enumerate(self.tasks) if not task.done()]
             for i in running:
                 if i in self.rollouts:
@@ -515,7 +508,7 @@ class Play(_Ending):
             await to_the_end(self._stop([self.tasks[i] for i in running]))
         return self._kept()
 
-    async def _episode(self, i: int, session: Session) -> None:
+    async def _episode(self, i: int, session: Session):
         session._claim("reset")
         try:
             first = await self.pool._io.call(self.pool._fresh(session, self.task))
@@ -541,8 +534,8 @@ class Play(_Ending):
         return ""
 
 # %% ../../nbs/pool/13_pool.ipynb #5d065a94
-def _abandoned(io: IOThread, host: Host | None, sessions: list) -> None:
-    "What is done for a pool that nobody closed: when it is collected, or when the program ends."
+def _abandoned(io: IOThread, host: Host | None, sessions: list):
+    "For a pool that nobody closed: when it is collected, or when the program ends."
     async def leave():
         for session in sessions:
             session.closed = True
@@ -556,14 +549,14 @@ def _abandoned(io: IOThread, host: Host | None, sessions: list) -> None:
         with contextlib.suppress(Exception):
             io.stop(2.0)
 
-    if threading.current_thread() is io.thread:  # collected over there: that thread cannot wait for itself
+    if threading.current_thread() is io.thread:  # it cannot wait for itself
         threading.Thread(target=end, name="xland-pool-closing").start()
     else:
         end()
 
 # %% ../../nbs/pool/13_pool.ipynb #1a5d6516
 class _Sessions:
-    "The sessions of a pool, from `start` to `close`; see `EnvPool`."
+    "See `EnvPool`."
     patience = 5.0  # seconds that a cancelled coroutine has to end
 
     def __init__(self, servers: Servers, size: int, *, group_size: int | None = None, host: Host | None = None,
@@ -582,7 +575,6 @@ class _Sessions:
 
     @property
     def _backend(self):
-        "The environments of this process, if they are here."
         return None if self._host is None else next(iter(self._host.backends.values()))
 
     @property
@@ -605,8 +597,8 @@ class _Sessions:
         self._state = "open"
         return self
 
-    async def _open(self) -> None:
-        "On the I/O thread: open all sessions, and try again while there is time to wait for places."
+    async def _open(self):
+        "On the I/O thread: open all sessions, again and again while there is time to wait."
         until, delay, timeout = time.monotonic() + self._wait, 0.05, self.timeout * (1 if self._host is None else 2)
         new = [Session(self._io, self.servers.link(self.servers.urls[0]), timeout=timeout) for _ in range(self.size)]
         while True:
@@ -623,16 +615,16 @@ class _Sessions:
 
 # %% ../../nbs/pool/13_pool.ipynb #7ba0e986
 class _Lifetime(_Sessions):
-    "How a pool ends; see `EnvPool`."
+    "See `EnvPool`."
 
-    async def close(self) -> None:
-        "Give everything back. Bounded by `close_timeout`, harmless when repeated, and done even if it is interrupted."
+    async def close(self):
+        "Give everything back within `close_timeout`, even if interrupted. May be called twice."
         with self._lock:
             was, self._state = self._state, "closed"
         if was == "open":
             await self._leave()
 
-    async def _leave(self) -> None:
+    async def _leave(self):
         "Close the sessions, then end the threads: here, or elsewhere if the caller cannot wait."
         done = self._io.submit(self._shutdown())
         try:
@@ -643,7 +635,7 @@ class _Lifetime(_Sessions):
             else:
                 threading.Thread(target=self._end, args=(done,), name="xland-pool-closing").start()
 
-    async def _shutdown(self) -> None:
+    async def _shutdown(self):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.close_timeout):
                 undoing = [task for task in asyncio.all_tasks() if task.get_name() == UNDO]
@@ -651,7 +643,7 @@ class _Lifetime(_Sessions):
                 if self._host is not None:
                     await self._host.close("close")
 
-    def _end(self, done: Future) -> None:
+    def _end(self, done: Future):
         with contextlib.suppress(Exception):
             done.exception(self.close_timeout + 5)
         self._state = "closed"
@@ -666,7 +658,7 @@ class _Lifetime(_Sessions):
     async def __aenter__(self):
         return await self.start()
 
-    async def __aexit__(self, *_) -> None:
+    async def __aexit__(self, *_):
         await self.close()
 
     def __enter__(self):
@@ -674,7 +666,7 @@ class _Lifetime(_Sessions):
 
     __exit__ = None
 
-    def _need_open(self) -> None:
+    def _need_open(self):
         if self._state == "new":
             raise PoolClosed("The pool is not open: use `async with pool:`, or `with pool.sync:` in plain code.")
         if self._state != "open":
@@ -682,12 +674,12 @@ class _Lifetime(_Sessions):
 
 # %% ../../nbs/pool/13_pool.ipynb #5e0c95a0
 class _Episodes(_Lifetime):
-    "How episodes begin; see `EnvPool`."
+    "See `EnvPool`."
 
-    async def _heal(self, session: Session) -> None:
-        "On the I/O thread: a session that was lost gets another environment. Raises a `PoolError`."
+    async def _heal(self, session: Session):
+        "On the I/O thread: give a lost session another environment."
         if session.lost and not session.closed:
-            self._counts["replaced"] += session.id is not None  # a successor was counted when it was made
+            self._counts["replaced"] += session.id is not None  # a successor was counted before
             await self.servers.heal(session, self.roster.homes.get(session))
 
     async def _fresh(self, session: Session, task) -> Step:
@@ -740,7 +732,7 @@ class _Episodes(_Lifetime):
 
 # %% ../../nbs/pool/13_pool.ipynb #f4ba5bc1
 class _Groups(_Episodes):
-    "Groups of episodes; see `EnvPool`."
+    "See `EnvPool`."
 
     async def run_group(self, rollout_fn, task=None, *, size: int | None = None, deadline: float | None = None,
                         on_error: str = "mask", over_provision: int = 0) -> RolloutGroup:
@@ -763,7 +755,7 @@ class _Groups(_Episodes):
                 raise ValueError("A number of tasks needs a curriculum: give the tasks, or the pool a curriculum=.")
             tasks = self.curriculum.next_tasks(tasks)
         try:
-            async with asyncio.TaskGroup() as groups:  # waits for all of them even if it is cancelled twice
+            async with asyncio.TaskGroup() as groups:  # waits for all, even if cancelled twice
                 running = [groups.create_task(self._group(rollout_fn, task, True, group_size, **options)) for task in tasks]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
@@ -789,7 +781,7 @@ class _Groups(_Episodes):
 
 # %% ../../nbs/pool/13_pool.ipynb #1d8c8a0f
 class _Turns(_Groups):
-    "A group turn by turn, and batches; see `EnvPool`."
+    "See `EnvPool`."
 
     async def reset_group(self, task=None, size: int | None = None) -> list[Step]:
         "Begin a task in `size` sessions of one server, all or none, for `run_group_step`. Raises the first error."
@@ -822,7 +814,7 @@ class _Turns(_Groups):
         return [None if isinstance(step, BaseException) else step for step in found]
 
     def _ids(self, env_id) -> list[int]:
-        "Checked numbers of environments; all of them for None. Raises `BadRequest`."
+        "Checked numbers of environments; all of them for None."
         self._need_open()
         ids = np.arange(self.size) if env_id is None else np.atleast_1d(np.asarray(env_id))
         if (ids.dtype.kind not in "iu" or ids.ndim != 1 or not ids.size or len(np.unique(ids)) != len(ids)
@@ -832,15 +824,14 @@ class _Turns(_Groups):
 
 # %% ../../nbs/pool/13_pool.ipynb #8bb687f2
 class _Batches(_Turns):
-    "Batches, and numbers for people; see `EnvPool`."
+    "See `EnvPool`."
 
     @property
     def sync(self) -> "SyncPool":
-        "The same pool for plain code: `with pool.sync as p: p.run_group(...)`."
         return SyncPool(self)
 
-    def async_reset(self, tasks=None, env_id=None) -> None:
-        "Begin an episode in the environments `env_id`, by default all: one task, a list of them, or the seeds 0, 1, 2, …."
+    def async_reset(self, tasks=None, env_id=None):
+        "Begin episodes in the environments `env_id`, by default all: one task, a list, or the seeds 0, 1, 2, …"
         ids = self._ids(env_id)
         if not isinstance(tasks, (list, tuple, np.ndarray)):
             tasks = ids if tasks is None else [tasks] * len(ids)
@@ -848,8 +839,8 @@ class _Batches(_Turns):
             raise BadRequest(f"{len(tasks)} tasks came for {len(ids)} environments: give one each, or one for all.")
         self._batcher.post("reset", ids, list(tasks))
 
-    def send(self, actions, env_id=None) -> None:
-        "Do one action in each of the environments `env_id`, by default all; returns at once. `recv` returns the results."
+    def send(self, actions, env_id=None):
+        "Do an action in each of the environments `env_id`, by default all, and return at once: see `recv`."
         ids = self._ids(env_id)
         if len(actions) != len(ids):
             raise BadRequest(f"{len(actions)} actions came for {len(ids)} environments: give one each.")
@@ -881,7 +872,7 @@ class _Batches(_Turns):
 
 # %% ../../nbs/pool/13_pool.ipynb #2186700f
 class EnvPool(_Batches):
-    """Environments for many episodes at once, from `EnvPool.local` or `EnvPool.connect`, for `async with`, or `with pool.sync:` in plain code.
+    """Environments for many episodes at once: `async with EnvPool.local(...)`, or `with pool.sync:` in plain code.
 
     curriculum: chooses tasks and learns from results, such as `pool.curriculum.TierCurriculum`.
     completions: a file that gets a line of JSON with the whole conversation of every episode.
@@ -944,7 +935,7 @@ def _local_backend(env, slots: int, benchmark, autoreset: bool, max_wait: float,
 
 # %% ../../nbs/pool/13_pool.ipynb #2d273ab2
 def run_here(make_coroutine: Callable):
-    "Run a coroutine to its end from plain code, wherever that is, on a loop of its own. Ctrl-C cancels it."
+    "Run a coroutine to its end from plain code, on a loop of its own. Ctrl-C cancels it."
     caller = IOThread("xland-pool-caller")
     try:
         return caller.wait(make_coroutine())
@@ -952,7 +943,7 @@ def run_here(make_coroutine: Callable):
         caller.stop()
 
 class _Calls:
-    "What a `SyncPool` does on the I/O thread itself."
+    "See `SyncPool`."
 
     def __init__(self, pool: EnvPool):
         object.__setattr__(self, "pool", pool)
@@ -988,7 +979,7 @@ class _Calls:
 
 # %% ../../nbs/pool/13_pool.ipynb #bed41a27
 class SyncPool(_Calls):
-    "An `EnvPool` for plain code. What is not here is taken from the pool; its coroutines are run to their end."
+    "An `EnvPool` for plain code: its functions without `await`."
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -1023,13 +1014,13 @@ class SyncPool(_Calls):
         run_here(self.pool.start)
         return self
 
-    def close(self) -> None:
+    def close(self):
         run_here(self._may_wait().close)
 
     def __enter__(self) -> "SyncPool":
         return self.start()
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_):
         self.close()
 
 # %% ../../nbs/pool/13_pool.ipynb #8502814e

@@ -8,14 +8,15 @@ __all__ = ['socket_address', 'Reply', 'Line', 'OpenEnvClient', 'text_to_action',
 # %% ../../nbs/pool/14_remote.ipynb #f82dfd6e
 import asyncio
 import contextlib
+import itertools
 import json
-import random
 import re
+import time
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from ..core.helpers import checked_seconds
-from .client import abort, open_websocket
+from .client import abort, open_websocket, pause
 from .episodes import Env, Messages, RolloutRequest, awaited, envs, finite
 from .errors import (BadRequest, DeadlineExceeded, EnvFault, PoolClosed, PoolError, PoolExhausted, ResetRequired, SessionBusy, SessionLost, WrongThread)
 from .sessions import checked_token
@@ -25,10 +26,10 @@ def socket_address(base_url: str) -> str:
     "The WebSocket address of an OpenEnv server: `http://host:8000` is `ws://host:8000/ws`. Raises `BadRequest`."
     try:
         parts = urlsplit(base_url if isinstance(base_url, str) else "")
-        scheme, _ = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}.get(parts.scheme), parts.port
+        scheme, _ = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme), parts.port
     except ValueError:
         scheme = None
-    if not scheme or not parts.hostname or re.search(r"\s", base_url):
+    if scheme not in ("ws", "wss") or not parts.hostname or re.search(r"\s", base_url):
         raise BadRequest(f"base_url is {base_url!r}: give the address of the server, as in http://127.0.0.1:8000.")
     if parts.username is not None or parts.fragment:
         raise BadRequest("base_url holds a user name or a fragment: give credentials as token or headers instead.")
@@ -44,14 +45,13 @@ def _frame(raw) -> dict:
         if not isinstance(said["type"], str) or not isinstance(said.get("data", {}), dict):
             raise TypeError
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise SessionLost(f"The server broke the protocol (its frame is not a JSON object with type and data); {_VOID}.") from None
+        raise SessionLost(f"The server broke the protocol (no JSON object with type and data); {_VOID}.") from None
     return {"type": said["type"], "data": said.get("data", {})}
 
 def _no_constant(name):
     raise ValueError(name)
 
 def _short(text) -> str:
-    "What a server said, in one line of at most 300 characters."
     return " ".join(str(text).split())[:300]
 
 # %% ../../nbs/pool/14_remote.ipynb #0f22f9a2
@@ -59,35 +59,33 @@ _REFUSALS = {"CAPACITY_REACHED": (PoolExhausted, "wait, lower max_live, or start
              **dict.fromkeys(("VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE"), (BadRequest, "see what actions it takes"))}
 
 def _said_error(data: dict) -> PoolError:
-    "The error that an error frame speaks of."
     code = _short(data.get("code"))
     kind, remedy = _REFUSALS.get(code, (EnvFault, "the episode is void, start another"))
     return kind(f"The server says {code}: {_short(data.get('message'))} ({remedy}).", server_code=code)
 
 # %% ../../nbs/pool/14_remote.ipynb #2f7ec84b
 class Reply(NamedTuple):
-    "What the environment showed: an observation, usually a dict; the reward of the step or None; whether it is over."
+    "An observation, usually a dict; the reward of the step or None; whether it is over."
     observation: Any
     reward: float | None
     done: bool
 
 def _reply(data: dict) -> Reply:
-    "The data of an observation frame, checked. Raises `EnvFault`."
     reward, done = data.get("reward"), data.get("done")
     if "observation" not in data or not isinstance(done, (bool, type(None))):
-        raise EnvFault("The server sent an observation without its parts (observation, reward, done); correct the server.")
+        raise EnvFault("The server sent an observation without its parts: observation, reward, done.")
     return Reply(data["observation"], None if reward is None else finite(reward, "The server's reward"), bool(done))
 
 def _headers(headers, token) -> dict:
-    "Headers for a handshake. Raises `BadRequest`."
-    if headers is not None and not (isinstance(headers, dict) and all(isinstance(x, str) and x.isprintable() for pair in headers.items() for x in pair)):
+    headers = {} if headers is None else headers
+    if not isinstance(headers, dict) or not all(isinstance(x, str) and x.isprintable() for x in (*headers, *headers.values())):
         raise BadRequest("headers must be a dict of strings in one line each.")
     if token == "":
         raise BadRequest("The token is empty: give the one that the server was started with.")
-    return {**(headers or {}), **({} if token is None else {"Authorization": f"Bearer {checked_token(token, error=BadRequest)}"})}
+    return headers if token is None else {**headers, "Authorization": f"Bearer {checked_token(token, error=BadRequest)}"}
 
 # %% ../../nbs/pool/14_remote.ipynb #199d592a
-async def _nothing_unasked(ws) -> None:
+async def _nothing_unasked(ws):
     "Raise the error of a frame that came without a request, if there is one."
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0):
@@ -104,14 +102,14 @@ class Line:
         self.busy, self.ended = False, None
 
     def end(self, reason: PoolError) -> PoolError:
-        "No more requests: this one and all later ones raise `reason`, or the first reason there was."
+        "No more requests: all raise `reason`, or the first reason there was."
         if self.ended is None:
             self.ended = reason
-            abort(self.ws)                                   # a request that waits learns of it
+            abort(self.ws)
         return type(self.ended)(str(self.ended))
 
-    async def ask(self, kind: str, data: dict) -> dict:
-        "Send one request and return the frame that answers it. Raises a `PoolError`."
+    async def ask(self, kind: str, data: dict, expected: str) -> dict:
+        "Send a request and return the data of its answer. Raises a `PoolError`."
         if asyncio.get_running_loop() is not self.loop:
             raise WrongThread("This session lives on another event loop: play the whole trajectory in one loop.")
         if self.ended:
@@ -124,9 +122,16 @@ class Line:
             raise BadRequest("The request is not JSON: use strings, finite numbers, lists and dicts.") from None
         self.busy = True
         try:
-            return await self._exchange(text)
+            said = await self._exchange(text)
         finally:
             self.busy = False
+        if said["type"] == "error":
+            error = _said_error(said["data"])
+            raise self.end(error) if isinstance(error, PoolExhausted) else error
+        if said["type"] != expected:
+            answer = f"The server answered {_short(said['type'])!r} to {kind}, so answers may be shifted; {_VOID}."
+            raise self.end(SessionLost(answer))
+        return said["data"]
 
     async def _exchange(self, text: str) -> dict:
         try:
@@ -144,27 +149,29 @@ class Line:
             self.end(SessionLost(f"A request was cancelled, and the server may have acted or not; {_VOID}."))
             raise
         except Exception as error:
-            why = f"{self.ws.close_code} {_short(self.ws.close_reason or '')}".strip() if self.ws.close_code else _short(error)
-            lost = SessionLost(f"The connection to the server is gone ({why or type(error).__name__}); {_VOID}.")
-            raise self.end(lost) from None
+            code, why = self.ws.close_code, self.ws.close_reason
+            why = f"{code} {_short(why or '')}".strip() if code else _short(error) or type(error).__name__
+            raise self.end(SessionLost(f"The connection to the server is gone ({why}); {_VOID}.")) from None
 
 # %% ../../nbs/pool/14_remote.ipynb #31b462ee
-async def _hang_up(line: Line, seconds: float) -> None:
+async def _hang_up(line: Line, seconds: float):
     "Say goodbye and close, within `seconds`. Never raises but for cancellation."
-    gone = PoolClosed("The session is closed: open a new one.")
-    if asyncio.get_running_loop() is not line.loop:      # its loop may be gone; from here the socket can only be cut
+    if asyncio.get_running_loop() is not line.loop:  # from here the socket can only be cut
         if not line.loop.is_closed():
-            line.loop.call_soon_threadsafe(line.end, gone)
+            line.loop.call_soon_threadsafe(line.end, _gone())
         return
     try:
         if line.ended is None and not line.busy:
             async with asyncio.timeout(seconds):
                 await line.ws.send('{"type": "close"}')
                 await line.ws.close()
-    except Exception:                                    # a dead socket needs no goodbye
+    except Exception:  # a dead socket needs no goodbye
         pass
     finally:
-        line.end(gone)
+        line.end(_gone())
+
+def _gone():
+    return PoolClosed("The session is closed: open a new one.")
 
 # %% ../../nbs/pool/14_remote.ipynb #46b950e1
 class OpenEnvClient:
@@ -173,6 +180,7 @@ class OpenEnvClient:
     base_url: as in `http://127.0.0.1:8000`. token: sent as a bearer token. headers: sent as they are. max_size: bytes of a
     frame. Times are in seconds. `async with` connects and closes; all calls belong to the event loop of `connect`.
     """
+
     def __init__(self, base_url: str, *, token: str | None = None, headers: dict | None = None, connect_timeout=10.0,
                  request_timeout=60.0, close_timeout=5.0, max_size: int = 16 * 2**20):
         self.address, self._headers, self.max_size = socket_address(base_url), _headers(headers, token), max_size
@@ -190,17 +198,17 @@ class OpenEnvClient:
         if self._line or self._closed:
             raise PoolClosed("A client is good for one session: make another, for another environment.")
         local = urlsplit(self.address).hostname in ("localhost", "127.0.0.1", "::1")
-        # no pings: a model that thinks for minutes is no reason to hang up, and the next request finds a dead server
+        # no pings: a model may think for minutes, and the next request finds a dead server
         ws = await open_websocket(self.address, self._headers, timeout=self.connect_timeout, max_size=self.max_size,
                                   close_timeout=self.close_timeout, proxy=None if local else True)
         self._line = Line(ws, self.request_timeout)
-        if self._closed:  # closed while it was connecting
+        if self._closed:
             await self.close()
-            raise PoolClosed("The session is closed: open a new one.")
+            raise _gone()
         return self
 
-    async def close(self) -> None:
-        "End the session, within `close_timeout` and as much again. May be called twice."
+    async def close(self):
+        "End the session, within twice `close_timeout`. May be called twice."
         self._closed, self._playing = True, False
         if self._line:
             await _hang_up(self._line, self.close_timeout)
@@ -219,29 +227,23 @@ class OpenEnvClient:
         return await self._played("step", action)
 
     async def _played(self, kind: str, data: dict) -> Reply:
-        said, self._playing = await _request(self, kind, data, "observation"), False
+        said, self._playing = await self._ask(kind, data, "observation"), False
         reply = _reply(said)
         self._playing = not reply.done
         return reply
 
     async def state(self) -> dict:
         "The state of the environment: `episode_id`, `step_count` and more."
-        return await _request(self, "state", {}, "state")
+        return await self._ask("state", {}, "state")
 
-# %% ../../nbs/pool/14_remote.ipynb #46b951f2
-async def _request(client: OpenEnvClient, kind: str, data: dict, expected: str) -> dict:
-    "The data of the answer to one request. Raises a `PoolError`."
-    line = client._line
-    if not line:
-        raise PoolClosed("The session is not open: await connect() first, or use async with.")
-    said = await line.ask(kind, data)
-    if said["type"] == "error":
-        error = _said_error(said["data"])
-        client._playing = client._playing and isinstance(error, BadRequest)
-        raise line.end(error) if isinstance(error, PoolExhausted) else error
-    if said["type"] != expected:
-        raise line.end(SessionLost(f"The server answered {_short(said['type'])!r} to {kind}, so answers may be shifted; {_VOID}."))
-    return said["data"]
+    async def _ask(self, kind: str, data: dict, expected: str) -> dict:
+        if not self._line:
+            raise PoolClosed("The session is not open: await connect() first, or use async with.")
+        try:
+            return await self._line.ask(kind, data, expected)
+        except EnvFault:
+            self._playing = False
+            raise
 
 # %% ../../nbs/pool/14_remote.ipynb #8fbe1e94
 def text_to_action(text: str) -> dict:
@@ -260,16 +262,6 @@ def observation_to_text(observation) -> str:
     "What a model reads: text as it is, anything else as JSON."
     return observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)
 
-# %% ../../nbs/pool/14_remote.ipynb #b1d2c75d
-async def _attempts(seconds: float):
-    "Again and again, with growing pauses, for so many seconds; yields whether this is the last time."
-    loop, pause = asyncio.get_running_loop(), 0.02
-    end = loop.time() + seconds
-    while True:
-        yield loop.time() + pause > end
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(2 * pause, 1.0)
-
 # %% ../../nbs/pool/14_remote.ipynb #fe6f939f
 _OPTIONS = ("token", "headers", "connect_timeout", "request_timeout", "close_timeout")
 
@@ -277,12 +269,9 @@ class OpenEnvWrapper(Env):
     """A text environment whose world lives behind an OpenEnv server. A step without a reward counts as 0.
 
     `env_config`: `base_url`, `reset_kwargs` (what reset is called with), `seed` (short for one of them),
-    `system_message`,
-    `wait` (seconds to go on asking a full server, 5), `on_invalid`, and `token`, `headers` and times as in
-    `OpenEnvClient`.
-    `on_invalid`: when the server refuses an action, `"raise"` leaves the reward unknown, `"tell"` tells the model, with
-    reward 0.
-    Raises `BadRequest`.
+    `system_message`, `wait` (seconds to go on asking a full server, 5), `on_invalid`, and `token`, `headers` and times
+    as in `OpenEnvClient`. `on_invalid`: when the server refuses an action, `"raise"` leaves the reward unknown,
+    `"tell"` tells the model, with reward 0. Raises `BadRequest`.
     """
 
     def __init__(self, env_config: dict | None = None, parse_action=text_to_action, format_observation=observation_to_text):
@@ -294,26 +283,30 @@ class OpenEnvWrapper(Env):
             raise BadRequest("reset_kwargs must be a dict of what reset takes.")
         if not isinstance(self.system_message, str):
             raise BadRequest("system_message must be a string.")
-        self.wait, self.on_invalid = checked_seconds("wait", config.get("wait", 5.0), 0, BadRequest), config.get("on_invalid", "raise")
+        self.wait = checked_seconds("wait", config.get("wait", 5.0), 0, BadRequest)
+        self.on_invalid = config.get("on_invalid", "raise")
         if self.on_invalid not in ("raise", "tell"):
-            raise BadRequest(f"on_invalid is {self.on_invalid!r}: choose \"raise\" or \"tell\".")
+            raise BadRequest(f"on_invalid is {self.on_invalid!r}: choose 'raise' or 'tell'.")
         if config.get("seed") is not None:
             self.reset_kwargs = {"seed": config["seed"], **self.reset_kwargs}
         self.client = self._client()
 
     def _client(self):
-        return OpenEnvClient(self.env_config.get("base_url"), **{name: self.env_config[name] for name in _OPTIONS if name in self.env_config})
+        config = self.env_config
+        return OpenEnvClient(config.get("base_url"), **{name: config[name] for name in _OPTIONS if name in config})
 
     async def reset(self, config: RolloutRequest):
-        async for last in _attempts(self.wait):              # again and again while the server is full
+        until = time.monotonic() + self.wait
+        for attempt in itertools.count():  # while the server is full
             try:
                 await self.client.connect()
                 reply = await self.client.reset(**self.reset_kwargs)
                 return await awaited(self.format_observation(reply.observation)), {}, self.system_message
             except PoolExhausted:
                 await self.client.close()
-                if last:
+                if time.monotonic() >= until:
                     raise
+                await pause(attempt)
                 self.client = self._client()
 
     async def step(self, action: Messages):

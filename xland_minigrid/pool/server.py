@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['PROTOCOL', 'UNREAD', 'is_loopback', 'ServerConfig', 'make_host', 'metrics_text', 'slots_of', 'readiness', 'offered',
            'header', 'shown_token', 'shown_resume', 'same_place', 'Door', 'write_now', 'talk', 'read_by_client',
-           'inspect_session', 'openenv_request', 'openenv_value', 'openenv_reply', 'talk_openenv', 'look_after',
-           'Reception', 'EnvServer', 'fetch', 'ServerProcess', 'start_server', 'server_arguments', 'chosen',
-           'config_of', 'load_plugin', 'serve', 'serve_parser', 'run_server']
+           'inspect_session', 'openenv_request', 'openenv_reply', 'talk_openenv', 'look_after', 'Reception',
+           'EnvServer', 'fetch', 'ServerProcess', 'start_server', 'server_arguments', 'chosen', 'config_of',
+           'load_plugin', 'serve', 'serve_parser', 'run_server']
 
 # %% ../../nbs/pool/09_server.ipynb #bc6edfe5
 import argparse
@@ -42,10 +42,9 @@ from .slots import Slots
 # %% ../../nbs/pool/09_server.ipynb #7ee088eb
 def is_loopback(host: str) -> bool:
     "Whether an address can be reached from this machine only."
-    try:
+    with contextlib.suppress(ValueError):
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return False
 
 def _setting(default, help: str, variable: bool = True):
     return field(default=default, metadata={"help": help, "variable": variable})
@@ -60,7 +59,7 @@ class ServerConfig:
     text_slots: int = _setting(64, "sessions of each text environment")
     host: str = _setting("127.0.0.1", "address to listen on")
     port: int = _setting(0, "port, 0 for a free one")
-    token: str | None = field(default=None, repr=False)      # None makes one, "" wants none
+    token: str | None = field(default=None, repr=False)  # None makes one, "" wants none
     origins: tuple = _setting((), "web origin that may connect")
     max_wait: float = _setting(0.0005, "seconds that a request waits for others to share a tick with")
     batch: bool = _setting(True, "let requests share ticks", variable=False)
@@ -82,7 +81,7 @@ class ServerConfig:
             raise ValueError(f"Other machines can reach a server on {self.host}: give it a token.")
         checked_int("port", self.port, 0, 65535)
         if self.env is None and not self.text:
-            raise ValueError("There is nothing to serve: give env= or text=, on the command line --env or --text.")
+            raise ValueError("There is nothing to serve: give env= or text= (--env, --text).")
         if self.env is None and self.playground:
             raise ValueError("The playground plays grids: give env= too.")
         for name in ("max_wait", "grace", "idle", "drain", "latency"):
@@ -106,39 +105,40 @@ def make_host(config: ServerConfig) -> Host:
 # %% ../../nbs/pool/09_server.ipynb #24491db6
 def metrics_text(stats: dict) -> str:
     "The numbers of `Host.stats` in the text format of Prometheus."
-    labelled = {"capacity": "env", "used": "env", "events_total": "kind"}
-    one_by_one = {name: stats[name] for name in ("live", "attached", "draining", "capacity", "used")}
-    one_by_one["events_total"] = {name: value for name, value in stats.items() if name not in one_by_one and name != "batches"}
-    lines, batches = [], stats["batches"]
-    for name, value in one_by_one.items():
-        lines.append(f"# TYPE xland_pool_{name} {'counter' if name == 'events_total' else 'gauge'}")
-        lines += [f'xland_pool_{name}{{{labelled[name]}="{label}"}} {x}' for label, x in value.items()] if name in labelled else [f"xland_pool_{name} {int(value)}"]
-    lines.append("# TYPE xland_pool_batch_size histogram")
-    for bound in (*(2**i for i in range(11)), math.inf):
-        lines.append(f'xland_pool_batch_size_bucket{{le="{"+Inf" if bound == math.inf else bound}"}} {sum(often for size, often in batches.items() if size <= bound)}')
-    lines += [f"xland_pool_batch_size_sum {sum(size * often for size, often in batches.items())}", f"xland_pool_batch_size_count {sum(batches.values())}"]
+    events, lines = dict(stats), []
+    def add(name, kind, rows):
+        lines.extend([f"# TYPE xland_pool_{name} {kind}", *(f"xland_pool_{name}{label} {value}" for label, value in rows)])
+    for name in ("live", "attached", "draining"):
+        add(name, "gauge", [("", int(events.pop(name)))])
+    for name in ("capacity", "used"):
+        add(name, "gauge", [(f'{{env="{env}"}}', x) for env, x in events.pop(name).items()])
+    batches = events.pop("batches")
+    add("events_total", "counter", [(f'{{kind="{kind}"}}', x) for kind, x in events.items()])
+    upto = lambda most: sum(often for size, often in batches.items() if size <= most)
+    add("batch_size", "histogram", [(f'_bucket{{le="{2**i}"}}', upto(2**i)) for i in range(11)] + [
+        ('_bucket{le="+Inf"}', upto(math.inf)), ("_sum", sum(size * often for size, often in batches.items())),
+        ("_count", upto(math.inf))])
     return "\n".join(lines) + "\n"
 
 def slots_of(host: Host) -> list[Slots]:
-    "The slots of a host, without its text environments."
     return [backend.slots for backend in host.backends.values() if backend.kind == "slots"]
 
 def readiness(host: Host) -> dict:
     "Whether sessions can be had, from the last tick of each kind of environment, and the free places."
     capacity = {name: b.capacity for name, b in host.backends.items() if name != "playground"}
-    return {"ready": not host.draining and all(slots.healthy for slots in slots_of(host)), "draining": host.draining, "capacity": capacity,
-            "free": {name: most - host.backends[name].live for name, most in capacity.items()}, "default": next(iter(host.backends))}
+    return {"ready": not host.draining and all(slots.healthy for slots in slots_of(host)), "draining": host.draining,
+            "capacity": capacity, "default": next(iter(host.backends)),
+            "free": {name: most - host.backends[name].live for name, most in capacity.items()}}
 
 # %% ../../nbs/pool/09_server.ipynb #3c463edd
 PROTOCOL = "xland-pool"
 
 def offered(headers, kind: str) -> str:
-    "The rest of the subprotocol that begins with `kind.`; empty where there is none."
-    parts = (part.strip().partition(".") for part in headers.get("Sec-WebSocket-Protocol", "").split(","))
-    return next((rest for name, _, rest in parts if name == kind), "")
+    "The rest of the subprotocol that begins with `kind`, or nothing."
+    parts = headers.get("Sec-WebSocket-Protocol", "").split(",")
+    return next((part.strip()[len(kind) :] for part in parts if part.strip().startswith(kind)), "")
 
 def header(headers, name: str) -> str:
-    "The first value of a header."
     return next(iter(headers.get_all(name)), "")
 
 def shown_token(headers) -> bytes:
@@ -147,13 +147,13 @@ def shown_token(headers) -> bytes:
     if given[:7].lower() == "bearer ":
         return given[7:].strip().encode("utf-8", "surrogateescape")
     with contextlib.suppress(ValueError):
-        raw = offered(headers, "token")
+        raw = offered(headers, "token.")
         return base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4))
     return b""
 
 def shown_resume(headers) -> tuple[str, str]:
-    "Session and secret of a client that comes back, from headers or the subprotocol `resume.<session>.<secret>`."
-    id, _, secret = offered(headers, "resume").partition(".")
+    "Session and secret in the headers, or in the subprotocol `resume.<session>.<secret>`."
+    id, _, secret = offered(headers, "resume.").partition(".")
     return (id, secret) if id else (header(headers, "X-Pool-Session"), header(headers, "X-Pool-Resume"))
 
 def same_place(origin: str, host: str) -> bool:
@@ -161,20 +161,18 @@ def same_place(origin: str, host: str) -> bool:
     at = urlsplit(origin)
     return at.scheme in ("http", "https") and at.netloc == host and (is_loopback(at.hostname or "") or at.scheme == "https")
 def _respond(connection, status: int, body, **headers):
-    "An HTTP answer: text, or a dictionary as JSON."
     if isinstance(body, dict):
         body, headers = json.dumps(body) + "\n", {"Content_Type": "application/json", **headers}
     response = connection.respond(http.HTTPStatus(status), body)
     for name, value in headers.items():
         name = name.replace("_", "-")
-        if name in response.headers:
-            del response.headers[name]
+        response.headers.pop(name, None)
         response.headers[name] = value
     return response
 
 # %% ../../nbs/pool/09_server.ipynb #fb0b9c2f
 class Door:
-    "Everything that is decided before a connection is accepted, without taking a place."
+    "Everything that is decided before a connection is accepted."
 
     def __init__(self, config: ServerConfig, host: Host):
         self.config, self.host = config, host
@@ -183,7 +181,7 @@ class Door:
         "The HTTP answer to a request, or None to go on with the handshake."
         try:
             return self._answer(connection, request.headers, urlsplit(request.path))
-        except Exception as error:                           # a request that nobody thought of ends itself, not the server
+        except Exception as error:  # it ends this request, not the server
             log_event("strange_request", error)
             return connection.respond(http.HTTPStatus.BAD_REQUEST, "The server cannot read this request.\n")
 
@@ -204,7 +202,8 @@ class Door:
         if at.path not in ("/session", "/ws", "/metrics", "/stats"):
             return _respond(connection, 404, "Sessions are at /session.\n")
         if self.config.token and not hmac.compare_digest(shown_token(headers), self.config.token.encode()):
-            return self._refuse(connection, 401, "The token is missing or wrong: give the one that the server was started with.", WWW_Authenticate="Bearer")
+            why = "The token is missing or wrong: give the one that the server was started with."
+            return self._refuse(connection, 401, why, WWW_Authenticate="Bearer")
         if at.path in ("/metrics", "/stats"):
             return _respond(connection, 200, metrics_text(host.stats()) if at.path == "/metrics" else host.stats())
         origin, env = header(headers, "Origin"), parse_qs(at.query).get("env", [None])[0]
@@ -221,30 +220,31 @@ class Door:
             return self._refuse(connection, 404, f"There is no such environment here, but {', '.join(host.backends)}.")
 
     def admit(self, connection):
-        "The handshake is valid: take a place now, with nothing awaited in between, or refuse."
+        "Take a place for a valid handshake, with nothing awaited in between, or refuse."
         try:
             connection.seat = connection.seat or self.host.open(connection.env)
         except PoolError as refusal:
             return self._refuse(connection, 503, str(refusal), Retry_After="1")
 
 # %% ../../nbs/pool/09_server.ipynb #3e32b47d
-def write_now(ws, reply: Reply) -> None:
-    "Write a reply to a connection, if it is still there; a client that comes back asks again."
+def write_now(ws, reply: Reply):
+    "Write a reply to a connection that is still there; a client that comes back asks again."
     try:
         ws.protocol.send_text(write_reply(reply).encode())
         ws.send_data()
-    except Exception as error:                               # closed meanwhile, in one of many ways
+    except Exception as error:
         LOG.debug("reply not sent: %s", type(error).__name__)
 
-async def talk(host: Host, ws, seat: Seat, max_size: int) -> None:
+async def talk(host: Host, ws, seat: Seat, max_size: int):
     "The protocol of `pool.sessions`."
-    await ws.send(json.dumps({"op": "hello", "version": 1, "session": seat.id, "resume": seat.secret, "n": seat.n, "running": seat.running, "max_size": max_size, **seat.backend.spec()}))
+    await ws.send(json.dumps({"op": "hello", "version": 1, "session": seat.id, "resume": seat.secret, "n": seat.n,
+                              "running": seat.running, "max_size": max_size, **seat.backend.spec()}))
     strange, deliver, asked = 0, functools.partial(write_now, ws), 0
     async for raw in ws:
-        if seat.socket is not ws:                            # another connection has taken over: it gets the replies
+        if seat.socket is not ws:  # another connection has taken over: it gets the replies
             return
         asked += 1
-        if not asked % 8:                                    # a client that floods the server takes turns with the others
+        if not asked % 8:  # a flood takes turns with the other clients
             await asyncio.sleep(0)
         try:
             number, op, value = read_request(raw)
@@ -266,14 +266,14 @@ async def talk(host: Host, ws, seat: Seat, max_size: int) -> None:
             host.release(seat, "close")
             return await ws.close(1000)
 
-async def read_by_client(ws) -> None:
-    "Wait while much of what was sent is unread: no further request is taken."
+async def read_by_client(ws):
+    "Wait while much of what was sent is unread."
     while ws.transport.get_write_buffer_size() > 1 << 16 and not ws.transport.is_closing():
         await asyncio.sleep(0.05)
 
 # %% ../../nbs/pool/09_server.ipynb #03049f4c
 def inspect_session(host: Host, seat: Seat, number: int, op: str) -> Reply:
-    "Answer a request that leaves the environment as it is; asking twice does no harm."
+    "Answer a request that leaves the environment as it is."
     seat.active, seat.heard = time.monotonic(), True
     if op == "state":
         return Reply(number, seat.n, extra={"running": seat.running, "episodes": seat.episodes, "last": seat.last_id})
@@ -289,7 +289,7 @@ def inspect_session(host: Host, seat: Seat, number: int, op: str) -> Reply:
 
 # %% ../../nbs/pool/09_server.ipynb #076f0a15
 def openenv_request(raw) -> tuple[str, Any]:
-    "Type and data of a frame, or an error's code and message."
+    "Type of a frame and its task or action, or an error's code and message."
     try:
         frame = json.loads(raw)
     except (ValueError, TypeError, RecursionError):
@@ -299,47 +299,46 @@ def openenv_request(raw) -> tuple[str, Any]:
     kind, data = frame["type"], frame.get("data") or {}
     if kind not in ("reset", "step", "state", "close"):
         return "UNKNOWN_TYPE", "The type is one of reset, step, state, close."
-    return (kind, data) if isinstance(data, dict) else ("VALIDATION_ERROR", "data is an object.")
-
-def openenv_value(kind: str, data: dict) -> Any:
-    "The task or the action in OpenEnv's data."
+    if not isinstance(data, dict):
+        return "VALIDATION_ERROR", "data is an object."
     if kind == "reset":
-        return {k: v for k, v in data.items() if k not in ("episode_id", "metadata") and v is not None} or None
-    return next((data[name] for name in ("action", "message", "text") if name in data), None)
+        return kind, {k: v for k, v in data.items() if k not in ("episode_id", "metadata") and v is not None} or None
+    return kind, next((data[name] for name in ("action", "message", "text") if name in data), None)
 
 def openenv_reply(seat: Seat, reply: Reply) -> dict:
-    "A reply as a frame of OpenEnv."
     if reply.error is not None:
-        return {"type": "error", "data": {"message": str(reply.error), "code": "VALIDATION_ERROR" if isinstance(reply.error, BadRequest) else "EXECUTION_ERROR"}}
+        code = "VALIDATION_ERROR" if isinstance(reply.error, BadRequest) else "EXECUTION_ERROR"
+        return {"type": "error", "data": {"message": str(reply.error), "code": code}}
     o = reply.outcome
     if isinstance(o.observation, str):
         seen = {"text": o.observation}
     else:
         arrays = seat.backend.slots.layout.unpack(o.observation)
         seen = {k: v.tolist() for k, v in arrays.items()} if isinstance(arrays, dict) else {"img": arrays.tolist()}
-    return {"type": "observation", "data": {"observation": {**seen, "n": reply.n, "info": o.info}, "reward": o.reward, "done": o.done}}
+    seen |= {"n": reply.n, "info": o.info}
+    return {"type": "observation", "data": {"observation": seen, "reward": o.reward, "done": o.done}}
 
 # %% ../../nbs/pool/09_server.ipynb #f6b59408
-async def talk_openenv(host: Host, ws, seat: Seat) -> None:
+async def talk_openenv(host: Host, ws, seat: Seat):
     "The protocol of OpenEnv: no numbers, and so no resuming."
     number = 0
     async for raw in ws:
         number += 1
-        kind, data = openenv_request(raw)
+        kind, value = openenv_request(raw)
         if kind == "close":
             host.release(seat, "close")
             return await ws.close(1000)
         if kind in ("reset", "step"):
-            said = openenv_reply(seat, await host.ask(seat, number, kind, openenv_value(kind, data)))
+            said = openenv_reply(seat, await host.ask(seat, number, kind, value))
         elif kind == "state":
             said = {"type": "state", "data": {"episode_id": f"{seat.id}-{seat.episodes}", "step_count": seat.n}}
         else:
-            said = {"type": "error", "data": {"message": data, "code": kind}}
+            said = {"type": "error", "data": {"message": value, "code": kind}}
         await ws.send(json.dumps(said))
 
 # %% ../../nbs/pool/09_server.ipynb #977bcf1e
-async def look_after(host: Host, background: Background, every: float) -> None:
-    "End the sessions that are over their time, and try a tick where the last one failed, again and again."
+async def look_after(host: Host, background: Background, every: float):
+    "End the sessions that are over their time, and try a tick where the last one failed."
     while True:
         await asyncio.sleep(every)
         for seat in host.reap():
@@ -350,12 +349,11 @@ async def look_after(host: Host, background: Background, every: float) -> None:
             with contextlib.suppress(EnvFault):
                 slots.healthy or slots.step([], [])
 
-UNREAD = 1 << 22  # bytes that a client may leave unread while it goes on sending
+UNREAD = 1 << 22  # bytes that a sending client may leave unread
 
 def _counted(connections: set):
-    """The class of connections, which keeps the open ones in a set. It cuts off a client that does not read: one that
-    sends meanwhile,
-    or one that reads nothing for as long as a ping and its answer may take (pings wait behind what is unread).
+    """The class of connections, which keeps the open ones in a set. It cuts off a client that sends without reading,
+    or reads nothing for as long as a ping and its answer may take (pings wait behind what is unread).
     """
     from websockets.asyncio.server import ServerConnection
 
@@ -385,7 +383,7 @@ def _counted(connections: set):
 
 # %% ../../nbs/pool/09_server.ipynb #daf87f28
 class Reception:
-    "Connections from the handshake to their end: each gets its session, which learns when the connection is gone."
+    "Connections from the handshake to their end."
 
     def __init__(self, config: ServerConfig, host: Host):
         self.config, self.host, self._door, self._background = config, host, Door(config, host), Background()
@@ -401,7 +399,7 @@ class Reception:
             log_event("opened", session=connection.seat.id, live=len(self.host.seats))
         self._background.start(self._watch(connection))
 
-    async def _handle(self, ws) -> None:
+    async def _handle(self, ws):
         from websockets.exceptions import ConnectionClosed
         seat: Seat = ws.seat
         if seat.closed:
@@ -420,8 +418,9 @@ class Reception:
             log_event("handler_failed", error, session=seat.id)
             self.host.release(seat, "fault")
             await ws.close(1011, "internal error")
-    async def _watch(self, connection) -> None:
-        "When the connection is gone, however and whenever, its session knows."
+
+    async def _watch(self, connection):
+        "When the connection is gone, its session knows."
         await connection.wait_closed()
         seat, host, code = connection.seat, self.host, connection.close_code
         if seat.socket is not connection or seat.closed:
@@ -459,7 +458,7 @@ class EnvServer(Reception):
         log_event("listening", url=self.url, capacity=capacity, token=bool(c.token))
         return self
 
-    async def stop(self, drain: float | None = None) -> None:
+    async def stop(self, drain: float | None = None):
         "Take no new sessions, give running episodes `drain` seconds, say goodbye, free everything. Bounded."
         if self._server is None:
             return
@@ -474,8 +473,9 @@ class EnvServer(Reception):
                 self._background.start(seat.socket.close(1001, "going away"))
         await self.host.close("drain")
         server.close()
-        for connection in [c for c in self._connections if c.state.name == "CONNECTING"]:  # opened a socket and said nothing
-            connection.transport.abort()
+        for connection in list(self._connections):
+            if connection.state.name == "CONNECTING":
+                connection.transport.abort()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
                 await server.wait_closed()
@@ -488,13 +488,14 @@ class EnvServer(Reception):
     async def __aenter__(self) -> "EnvServer":
         return await self.start()
 
-    async def __aexit__(self, *_) -> None:
+    async def __aexit__(self, *_):
         await self.stop(0)
 
 # %% ../../nbs/pool/09_server.ipynb #a1ca723b
 def fetch(url: str, path: str, token: str = "", timeout: float = 5.0) -> str:
     "The body of a page of a server, never through a proxy. Raises `OSError`."
-    request = urllib.request.Request(url.replace("ws", "http", 1) + path, headers={"Authorization": f"Bearer {token}"} if token else {})
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url.replace("ws", "http", 1) + path, headers=headers)
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as response:
         return response.read().decode()
 
@@ -530,7 +531,7 @@ class ServerProcess:
         self._process.stdout.close()
         return self._process.wait()
 
-    def kill(self) -> None:
+    def kill(self):
         "End it at once, as a power cut would."
         self._process.kill()
         self._process.wait()
@@ -538,7 +539,7 @@ class ServerProcess:
     def __enter__(self) -> "ServerProcess":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_):
         self.stop()
 
     def __repr__(self) -> str:
@@ -549,11 +550,11 @@ def start_server(*, timeout: float = 120.0, token: str | None = None, log: str |
     """A server in a process of its own, ready when this returns.
 
     settings: fields of `ServerConfig`; also `plugin="my_envs.py"`, which registers text environments there, and
-    `uvloop="off"`.
-    log: a file for its log; without one it is dropped. Raises `ConnectFailed` with the last line that the server wrote.
+    `uvloop="off"`. log: a file for its log; without one it is dropped. Raises `ConnectFailed` with the server's last line.
     """
     token = secrets.token_urlsafe(24) if token is None else token
-    command = [sys.executable, "-m", "xland_minigrid", "serve", "--announce", "--with-parent", *(word for name, value in settings.items() for word in _words(name, value))]
+    words = (word for name, value in settings.items() for word in _words(name, value))
+    command = [sys.executable, "-m", "xland_minigrid", "serve", "--announce", "--with-parent", *words]
     environ = {"JAX_PLATFORMS": "cpu", **os.environ, "XLAND_POOL_TOKEN": token, "PYTHONUNBUFFERED": "1"}
     with (open(log, "ab") if log is not None else contextlib.nullcontext(subprocess.PIPE)) as errors:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environ)
@@ -571,11 +572,11 @@ def start_server(*, timeout: float = 120.0, token: str | None = None, log: str |
         process.wait()
         for reader in readers[1:]:
             reader.join(1.0)
-        lines = bytes(tail).decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), f"it was not ready within {timeout:g} s")
-        raise ConnectFailed(f"The server did not start: {last.removeprefix('xland-minigrid serve: error: ').removeprefix('xland-minigrid: ')[:500]}") from None
+        last = bytes(tail).decode(errors="replace").strip().rpartition("\n")[2].strip()
+        last = last.removeprefix("xland-minigrid ").removeprefix("serve: error: ").removeprefix("xland-minigrid: ")
+        raise ConnectFailed(f"The server did not start: {last[:500] or f'it was not ready within {timeout:g} s'}") from None
 
-def _forget(stream, tail: bytearray) -> None:
+def _forget(stream, tail: bytearray):
     "Read a stream to its end, so that its writer never waits, and keep the last bytes."
     with stream:
         while data := stream.read1(1 << 16):
@@ -583,7 +584,6 @@ def _forget(stream, tail: bytearray) -> None:
             del tail[:-4096]
 
 def _words(name: str, value) -> list[str]:
-    "A setting as words of the command line."
     flag = "--" + name.replace("_", "-")
     if isinstance(value, bool):
         return [flag if value else "--no" + flag[1:]]
@@ -597,11 +597,13 @@ def _words(name: str, value) -> list[str]:
 def _kind(default) -> type:
     return str if default is None else type(default)
 
-def server_arguments(parser: argparse.ArgumentParser) -> None:
-    "The options of `xland-minigrid serve`: one for each field of `ServerConfig` with a help text, and a few more."
+def server_arguments(parser: argparse.ArgumentParser):
+    "Add the options of `xland-minigrid serve`: the fields of `ServerConfig` with a help text, and a few more."
     def option(name, help, default, **more):
-        kind = {"action": argparse.BooleanOptionalAction} if isinstance(default, bool) else {"action": "append"} if isinstance(default, tuple) else {"type": _kind(default)}
-        parser.add_argument("--" + name.replace("_", "-"), help=help + ("; may be repeated" if isinstance(default, tuple) else f" (default {default})"), **kind, **more)
+        many, switch = isinstance(default, tuple), isinstance(default, bool)
+        kind = {"action": argparse.BooleanOptionalAction if switch else "append"} if many or switch else {"type": _kind(default)}
+        help += "; may be repeated" if many else f" (default {default})"
+        parser.add_argument("--" + name.replace("_", "-"), help=help, **kind, **more)
     for f in fields(ServerConfig):
         if f.metadata:
             option(f.name, f.metadata["help"], f.default)
@@ -615,12 +617,13 @@ def server_arguments(parser: argparse.ArgumentParser) -> None:
 
 def chosen(args, name: str, default, variable: bool = True):
     "The value of a setting: its option, else its variable, else its default. Raises `ValueError`."
-    value, text = getattr(args, name), os.environ.get("XLAND_POOL_" + name.upper(), "") if variable else ""
-    if value is None and text:
+    value, source = getattr(args, name), "XLAND_POOL_" + name.upper()
+    if value is None and variable and (text := os.environ.get(source)):
+        read = {bool: lambda text: text == "1", tuple: lambda text: filter(None, text.split(","))}
         try:
-            value = text == "1" if isinstance(default, bool) else list(filter(None, text.split(","))) if isinstance(default, tuple) else _kind(default)(text)
+            value = read.get(type(default), _kind(default))(text)
         except ValueError:
-            raise ValueError(f"XLAND_POOL_{name.upper()} is {text!r}: give a number.") from None
+            raise ValueError(f"{source} is {text!r}: give a number.") from None
     return default if value is None else tuple(value) if isinstance(default, tuple) else None if value == "none" else value
 
 def config_of(args) -> ServerConfig:
@@ -640,9 +643,10 @@ def config_of(args) -> ServerConfig:
             params[name] = json.loads(value)
         except ValueError:
             raise ValueError(f"--param {given} is not NAME=JSON, as in view_size=7.") from None
-    return ServerConfig(**{f.name: chosen(args, f.name, f.default, f.metadata["variable"]) for f in fields(ServerConfig) if f.metadata}, token=token, params=params)
+    given = {f.name: chosen(args, f.name, f.default, f.metadata["variable"]) for f in fields(ServerConfig) if f.metadata}
+    return ServerConfig(**given, token=token, params=params)
 
-def load_plugin(source: str) -> None:
+def load_plugin(source: str):
     "Import a module, or a Python file, that registers text environments. Raises `ValueError`."
     import importlib
     import runpy
@@ -652,15 +656,15 @@ def load_plugin(source: str) -> None:
         raise ValueError(f"The plugin {source} cannot be loaded ({type(error).__name__}: {str(error)[:200]}).") from None
 
 # %% ../../nbs/pool/09_server.ipynb #1abb4d47
-async def serve(config: ServerConfig, *, announce=None, with_parent: bool = False) -> None:
+async def serve(config: ServerConfig, *, announce=None, with_parent: bool = False):
     "Run a server until SIGTERM, SIGINT or, with `with_parent`, the end of standard input. announce: a file."
     loop, asked, orphaned = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        with contextlib.suppress(NotImplementedError):       # Windows
+        with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, asked.set)
     def watch():
         with contextlib.suppress(OSError):
-            while os.read(0, 4096):                          # sys.stdin holds a lock that must not be held when the interpreter ends
+            while os.read(0, 4096):  # not sys.stdin: its lock must be free when the interpreter ends
                 pass
         orphaned.set()
         with contextlib.suppress(RuntimeError):
@@ -676,23 +680,23 @@ async def serve(config: ServerConfig, *, announce=None, with_parent: bool = Fals
     finally:
         await server.stop(0 if orphaned.is_set() else None)
 
-def serve_parser(commands) -> None:
-    "Add `serve` to the commands of `xland-minigrid`."
-    parser = commands.add_parser("serve", allow_abbrev=False, help="many environments at once, over WebSockets", description="Serve environments over WebSockets. Nearly every option has an environment variable, "
-                                 "XLAND_POOL_SLOTS for --slots (docs/pool.md lists them). SIGTERM and Ctrl-C let running episodes end.")
+def serve_parser(commands):
+    parser = commands.add_parser(
+        "serve", allow_abbrev=False, help="many environments at once, over WebSockets",
+        description="Serve environments over WebSockets. Nearly every option has an environment variable, XLAND_POOL_SLOTS "
+                    "for --slots (docs/pool.md lists them). SIGTERM and Ctrl-C let running episodes end.")
     server_arguments(parser)
     parser.set_defaults(run_command=run_server)
 
-def run_server(args) -> None:
-    "Run `xland-minigrid serve`."
+def run_server(args):
     announce = None
-    if args.announce:                                        # from here on, whatever prints prints into the log
+    if args.announce:  # from here on, prints go into the log
         announce = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
     config = config_of(args)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     if not announce and not (args.token_file or args.no_token or os.environ.get("XLAND_POOL_TOKEN")):
-        print(f"token, made for this run: {config.token}", file=sys.stderr, flush=True)   # a token that you gave stays out of the log
+        print(f"token, made for this run: {config.token}", file=sys.stderr, flush=True)  # one that you gave is not logged
     main, uvloop = serve(config, announce=announce, with_parent=args.with_parent), chosen(args, "uvloop", "auto")
     if uvloop != "off":
         try:

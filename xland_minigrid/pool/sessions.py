@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['NO_NUMBER', 'VOID', 'MAX_ID', 'Outcome', 'Reply', 'outcomes', 'SlotBackend', 'answer', 'Background', 'Conversation',
-           'plain_info', 'TextPlaces', 'TextBackend', 'make_named', 'bounded', 'Seat', 'SeatTable', 'Host',
-           'checked_token', 'json_value', 'write_request', 'read_request', 'write_reply', 'read_reply']
+           'plain_info', 'TextBackend', 'bounded', 'Seat', 'SeatTable', 'Host', 'checked_token', 'json_value',
+           'write_request', 'read_request', 'write_reply', 'read_reply']
 
 # %% ../../nbs/pool/07_sessions.ipynb #e6d1fde3
 import asyncio
@@ -20,10 +20,11 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from .episodes import Env, RolloutRequest, envs
-from .errors import (BadRequest, EnvFault, PoolError, PoolExhausted, ResetRequired, SessionBusy, SessionLost, env_fault, error_from_dict, error_to_dict,
-                                        log_event)
-from .slots import DONE, TERMINATED, Lease, Leases, Slots, checked_count
+from ..core.helpers import checked_int
+from .episodes import Env, RolloutRequest, find_env
+from .errors import (BadRequest, EnvFault, PoolError, PoolExhausted, ResetRequired, SessionBusy, SessionLost, env_fault,
+    error_from_dict, error_to_dict, log_event)
+from .slots import DONE, MOST, TERMINATED, Lease, Leases, Slots
 
 # %% ../../nbs/pool/07_sessions.ipynb #b555ac64
 class Outcome(NamedTuple):
@@ -34,7 +35,7 @@ class Outcome(NamedTuple):
     info: dict
 
 class Reply(NamedTuple):
-    "The answer to request `id`: steps since the reset, and an outcome, an error, or `extra` for other requests."
+    "The answer to request `id`: steps since the reset, and an outcome, an error, or `extra`."
     id: int
     n: int
     outcome: Outcome | None = None
@@ -46,11 +47,12 @@ VOID = "The environments failed, and this episode is void: reset and start again
 
 def outcomes(slots: Slots, rows: np.ndarray) -> list:
     "Rows of bytes as outcomes of steps; an `EnvFault` where the reward is not a finite number."
-    split = slots.layout.nbytes
-    rewards = np.ascontiguousarray(rows[:, split : split + 4]).view("<f4")[:, 0].tolist()
-    data, width, flags = rows.tobytes(), rows.shape[1], rows[:, -1].tolist()
-    return [Outcome(data[i * width : i * width + split], reward, bool(flag & DONE), {"terminated": bool(flag & TERMINATED)} if flag else {})
-            if math.isfinite(reward) else EnvFault(NO_NUMBER) for i, (reward, flag) in enumerate(zip(rewards, flags))]
+    split, data, width = slots.layout.nbytes, rows.tobytes(), rows.shape[1]
+    rewards, flags = np.ascontiguousarray(rows[:, split : split + 4]).view("<f4")[:, 0].tolist(), rows[:, -1].tolist()
+    def outcome(at, reward, flag):
+        info = {"terminated": bool(flag & TERMINATED)} if flag else {}
+        return Outcome(data[at : at + split], reward, bool(flag & DONE), info) if math.isfinite(reward) else EnvFault(NO_NUMBER)
+    return list(map(outcome, range(0, len(data), width), rewards, flags))
 
 # %% ../../nbs/pool/07_sessions.ipynb #2fd0cf41
 class SlotBackend:
@@ -60,29 +62,28 @@ class SlotBackend:
     def __init__(self, slots: Slots, *, max_wait: float = 0.0005, batch: bool = True):
         self.slots, self.max_wait, self.batch, self.lock, self.capacity = slots, max_wait, batch, slots.lock, slots.n
         self.leases, self.open, self.close = slots.leases, slots.leases.acquire, slots.leases.release
-        self._queue, self._timer, self._soon, self._recent, self.batches = [], None, False, collections.deque([1], maxlen=4), collections.Counter()
+        self._queue, self._timer, self._soon = [], None, False
+        self._recent, self.batches = collections.deque([1], maxlen=4), collections.Counter()
 
-    @property
-    def live(self) -> int:
-        return len(self.leases)
+    live = property(lambda self: len(self.leases))
 
     def spec(self) -> dict:
-        "What a client needs to know about the environments; plain values."
+        "What a client needs to know about the environments."
         s = self.slots
         return {"kind": "slots", "env": s.name, "layout": s.layout.to_json(), "num_actions": s.num_actions, "autoreset": s.autoreset}
 
-    def submit(self, lease: Lease, op: str, value, deliver: Callable) -> None:
+    def submit(self, lease: Lease, op: str, value, deliver: Callable):
         "Reset or step; `deliver` gets an `Outcome` or a `PoolError`, once, later. Raises `BadRequest` at once."
         value = self.slots.task(value) if op == "reset" else self.slots.check_action(value)
         self._queue.append((lease, op, value, deliver, self.slots.epoch))
         if not self.batch or len(self._queue) >= min(max(self._recent), self.live):
-            if not self._soon:                               # at the end of this turn of the loop, with all that has arrived by then
+            if not self._soon:
                 self._soon = True
                 asyncio.get_running_loop().call_soon(self._flush)
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self.max_wait, self._flush)
 
-    def _flush(self) -> None:
+    def _flush(self):
         if self._timer is not None:
             self._timer.cancel()
         todo, self._queue = (self._queue, []) if self.batch else (self._queue[:1], self._queue[1:])
@@ -93,11 +94,11 @@ class SlotBackend:
         if todo := [entry for entry in todo if valid(entry[0]) or entry[3](SessionLost("This session was closed."))]:
             self._recent.append(len(todo))
             self.batches[len(todo)] += 1
-            answer(self.slots, [entry for entry in todo if entry[1] == "reset"], True)
-            answer(self.slots, [entry for entry in todo if entry[1] == "step"], False)
+            for op in ("reset", "step"):
+                answer(self.slots, [entry for entry in todo if entry[1] == op], op == "reset")
 
 # %% ../../nbs/pool/07_sessions.ipynb #90ee32ba
-def answer(slots: Slots, entries: list, begin: bool) -> None:
+def answer(slots: Slots, entries: list, begin: bool):
     "Reset or step the slots of some requests in one call, and deliver an `Outcome` or an `EnvFault` to each."
     void = [] if begin else [entry for entry in entries if entry[4] != slots.epoch]
     for entry in void:
@@ -129,7 +130,7 @@ class Background:
         task.add_done_callback(self.tasks.discard)
         return task
 
-    async def drain(self, seconds: float) -> None:
+    async def drain(self, seconds: float):
         "Wait until all have ended, at most so many seconds."
         end = time.monotonic() + seconds
         while self.tasks and (left := end - time.monotonic()) > 0:
@@ -137,24 +138,27 @@ class Background:
 
 # %% ../../nbs/pool/07_sessions.ipynb #95d77a58
 class Conversation:
-    "A text session: its environment, once there is one, and the messages so far."
+    "A text session: its environment, if any, and the messages so far."
 
     def __init__(self, lease: Lease):
         self.lease, self.env, self.messages, self.task = lease, None, [], None
 
     async def reset(self, config: dict) -> Outcome:
-        "Begin with a new environment."
-        observation, info, system = await self.env.reset(RolloutRequest(messages=[{"role": "user", "content": ""}], data_dict={"env_config": config}))
-        self.messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": _text(observation)}]
+        request = RolloutRequest([{"role": "user", "content": ""}], {"env_config": config})
+        observation, info, system = await self.env.reset(request)
+        opening = [{"role": "system", "content": system}] if system else []
+        self.messages = [*opening, {"role": "user", "content": _text(observation)}]
         return Outcome(observation, None, False, plain_info({**info, "system_message": system}))
 
-    async def step(self, text: str) -> Outcome:
+    async def step(self, text: str, latency: float) -> Outcome:
+        if latency:
+            await asyncio.sleep(latency)
         if self.env is None:
             raise EnvFault("The environment is gone; the episode is void: reset and start again.")
         self.messages.append({"role": "assistant", "content": text})
         try:
             observation, reward, done, info = await self.env.step(self.messages)
-        except PoolError:                                    # refused, not done: it was not said either
+        except PoolError:
             self.messages.pop()
             raise
         self.messages.append({"role": "user", "content": _text(observation)})
@@ -162,8 +166,8 @@ class Conversation:
             raise EnvFault(NO_NUMBER)
         return Outcome(observation, reward, bool(done), plain_info(info))
 
-    async def close(self, env: Env, seconds: float) -> None:
-        "Close an environment in bounded time; it may raise, and it may hang."
+    async def close(self, env: Env, seconds: float):
+        "Close an environment in bounded time."
         try:
             async with asyncio.timeout(seconds):
                 await env.close()
@@ -171,9 +175,8 @@ class Conversation:
             log_event("close_failed", error)
 
 def _text(observation) -> str:
-    "The observation. Raises `EnvFault` unless it is text of reasonable length."
     if not isinstance(observation, str) or len(observation) > 1 << 20:
-        raise EnvFault("An observation must be text of at most 1,048,576 characters; the episode is void: correct the environment.")
+        raise EnvFault("An observation must be text of at most 1,048,576 characters: correct the environment.")
     return observation
 
 def plain_info(info) -> dict:
@@ -183,25 +186,27 @@ def plain_info(info) -> dict:
         try:
             text = json.dumps(value, default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x), allow_nan=False)
             kept[str(name)] = json.loads(text)
-        except (TypeError, ValueError, RecursionError):  # no finite number, an integer of thousands of digits, a cycle
+        except (TypeError, ValueError, RecursionError):  # NaN, an integer of thousands of digits, a cycle
             continue
     return kept
 
 # %% ../../nbs/pool/07_sessions.ipynb #4bfdd801
-class TextPlaces:
-    "Places for `n` text environments, of a name or a class, or named by tasks. config: in every `env_config`."
+class TextBackend:
+    """Places for `n` text environments, of a name or a class, or named by tasks, with the functions of `SlotBackend`.
+
+    config: in every `env_config`. latency: seconds to sleep in every step.
+    """
     kind = "text"
 
-    def __init__(self, env, n: int = 8, *, close_timeout: float = 5.0, config: dict | None = None):
-        if not (env is None or isinstance(env, str) or isinstance(env, type) and issubclass(env, Env)):
-            raise TypeError(f"The environment is {env!r}: give a registered name or a class derived from pool.episodes.Env.")
-        self.make = env if isinstance(env, type) else envs[env] if env else make_named      # an unknown name is refused now, not at the first reset
-        self.env, self.capacity, self.config, self.close_timeout = env, checked_count(n), dict(config or {}), close_timeout
+    def __init__(self, env, n: int = 8, *, step_timeout: float = 60.0, latency: float = 0.0, close_timeout: float = 5.0,
+                 config: dict | None = None):
+        if env is not None:
+            find_env(None, env)  # an unknown name is refused now, not at the first reset
+        self.env, self.capacity, self.config = env, checked_int("slots", n, 1, MOST), dict(config or {})
+        self.step_timeout, self.latency, self.close_timeout = step_timeout, latency, close_timeout
         self.leases, self._background, self.batches = Leases(self.capacity), Background(), collections.Counter()
 
-    @property
-    def live(self) -> int:
-        return len(self.leases)
+    live = property(lambda self: len(self.leases))
 
     def spec(self) -> dict:
         return {"kind": "text", "env": self.env if isinstance(self.env, str) else getattr(self.env, "__name__", "by task")}
@@ -209,7 +214,7 @@ class TextPlaces:
     def open(self) -> Conversation:
         return Conversation(self.leases.acquire())
 
-    def close(self, place: Conversation) -> None:
+    def close(self, place: Conversation):
         "Free the place at once; its environment is closed on the loop."
         self.leases.release(place.lease)
         if place.task is not None:
@@ -221,42 +226,31 @@ class TextPlaces:
         old, place.env = place.env, env
         return None if old is None else self._background.start(place.close(old, self.close_timeout))
 
-    async def drain(self) -> None:
+    async def drain(self):
         "Wait until all environments are closed, at most twice `close_timeout`."
         await self._background.drain(2 * self.close_timeout)
 
-# %% ../../nbs/pool/07_sessions.ipynb #8aa5d951
-class TextBackend(TextPlaces):
-    "Text environments, with the functions of `SlotBackend`. latency: seconds to sleep in every step."
-    def __init__(self, env, n: int = 8, *, step_timeout: float = 60.0, latency: float = 0.0, **more):
-        super().__init__(env, n, **more)
-        self.step_timeout, self.latency = step_timeout, latency
-
-    def submit(self, place: Conversation, op: str, value, deliver: Callable) -> None:
+    def submit(self, place: Conversation, op: str, value, deliver: Callable):
         if op == "step" and not isinstance(value, str):
             raise BadRequest(f"The action of a text environment is text, not {type(value).__name__}.")
         if op == "reset" and not (value is None or isinstance(value, (dict, int))) or isinstance(value, bool):
             raise BadRequest(f"The task of a text environment is its env_config or a seed, not {type(value).__name__}.")
         place.task = self._background.start(self._answer(place, op, value, deliver))
 
-    async def _answer(self, place: Conversation, op: str, value, deliver: Callable) -> None:
-        result = await bounded(self._reset(place, value) if op == "reset" else self._step(place, value), self.step_timeout)
+    async def _answer(self, place: Conversation, op: str, value, deliver: Callable):
+        work = self._reset(place, value) if op == "reset" else place.step(value, self.latency)
+        result = await bounded(work, self.step_timeout)
         if isinstance(result, EnvFault) or op == "reset" and isinstance(result, SessionLost):
             self._replace(place, None)
         self.batches[1] += 1
         deliver(result)
-
-    async def _step(self, place: Conversation, text: str) -> Outcome:
-        if self.latency:
-            await asyncio.sleep(self.latency)
-        return await place.step(text)
 
     async def _reset(self, place: Conversation, value) -> Outcome:
         config = {**self.config, **({} if value is None else {"seed": value} if isinstance(value, int) else value)}
         if isinstance(self.env, str) and config.get("name", self.env) != self.env:
             raise BadRequest(f"These places hold {self.env}: leave name out of the task, or connect with env=.")
         try:
-            env = self.make(config)
+            env = find_env(config if self.env is None else None, self.env)(config)
         except (KeyError, ValueError, TypeError) as error:
             raise BadRequest(f"No environment can be made from this task: {str(error)[:300]}") from error
         if closing := self._replace(place, env):
@@ -264,14 +258,10 @@ class TextBackend(TextPlaces):
         try:
             return await place.reset(config)
         except BaseException:
-            self._replace(place, None)                       # it has not begun, and it is not used
+            self._replace(place, None)
             raise
 
 # %% ../../nbs/pool/07_sessions.ipynb #2e60a892
-def make_named(config: dict) -> Env:
-    "The environment that a task names."
-    return envs[config["name"]](config)
-
 async def bounded(work, seconds: float):
     "The result of an environment's work, or a `PoolError` for whatever went wrong."
     try:
@@ -288,20 +278,21 @@ async def bounded(work, seconds: float):
 
 # %% ../../nbs/pool/07_sessions.ipynb #3489df0b
 class Seat:
-    "A session as its host knows it. `running`: whether a step makes sense now; `heard`: whether a request came."
-    __slots__ = ("id", "secret", "backend", "place", "n", "running", "epoch", "last_id", "pending", "cache", "active", "attached", "heard", "closed", "socket", "label", "episodes")
+    "A session as its host knows it. `running`: a step makes sense; `heard`: a request came."
 
     def __init__(self, backend, place, now: float):
         self.id, self.secret, self.backend, self.place = secrets.token_hex(8), secrets.token_urlsafe(24), backend, place
-        self.n, self.running, self.epoch, self.last_id, self.pending, self.cache = 0, False, 0, 0, None, collections.OrderedDict()
-        self.active, self.attached, self.heard, self.closed, self.socket, self.label, self.episodes = now, True, False, False, None, "", 0
+        self.n = self.epoch = self.last_id = self.episodes = 0
+        self.running = self.heard = self.closed = False
+        self.pending = self.socket = None
+        self.cache, self.active, self.attached = collections.OrderedDict(), now, True
 
     def refusal(self, number: int, op: str) -> PoolError | None:
-        "Why a request is not begun, or None."
+        "Why a request is refused, or None."
         if self.closed:
             return SessionLost("This session is closed: open a new one.")
         if number <= self.last_id:
-            return BadRequest(f"Request {number} comes after request {self.last_id}: numbers must grow, and the host remembers only the last few replies.")
+            return BadRequest(f"Request {number} comes after request {self.last_id}: numbers must grow.")
         if self.pending:
             return SessionBusy(f"Request {self.pending[0]} of this session is still pending: await its reply first.")
         if op not in ("reset", "step"):
@@ -355,15 +346,15 @@ class SeatTable:
         "The session with this secret. Raises `SessionLost`."
         seat = self.seats.get(id)
         if seat is None or not secrets.compare_digest(seat.secret.encode(), secret.encode()):
-            raise SessionLost("The server no longer has this session, and its episode is lost: open a new one and start again.")
+            raise SessionLost("The server no longer has this session, and its episode is lost: open a new one.")
         return seat
 
     def stats(self) -> dict:
-        "Numbers for people and for monitoring."
         batches = sum((b.batches for b in self.backends.values()), collections.Counter())
-        return {"live": len(self.seats), "attached": sum(s.attached for s in self.seats.values()), "draining": self.draining,
-                "capacity": {name: b.capacity for name, b in self.backends.items()}, "used": {name: b.live for name, b in self.backends.items()},
-                "batches": dict(sorted(batches.items())), **{name: self.counts[name] for name in sorted(self.counts)}}
+        of_all = lambda name: {kind: getattr(backend, name) for kind, backend in self.backends.items()}
+        return {"live": len(self.seats), "attached": sum(s.attached for s in self.seats.values()),
+                "draining": self.draining, "capacity": of_all("capacity"), "used": of_all("live"),
+                "batches": dict(sorted(batches.items())), **dict(sorted(self.counts.items()))}
 
     def release(self, seat: Seat, why: str) -> bool:
         "End a session and free its place, once; a pending request is answered with `SessionLost`."
@@ -379,20 +370,18 @@ class SeatTable:
         return True
 
     def reap(self, now: float | None = None) -> list[Seat]:
-        "End the sessions without a connection or a request for too long; returns them."
-        now = time.monotonic() if now is None else now
-        over = []
-        for seat in self.seats.values():
-            silent = now - seat.active
-            if not seat.attached and silent > self.grace or silent > self.idle and not seat.pending:
-                over.append((seat, "idle" if seat.attached else "detached"))
-        return [seat for seat, why in over if self.release(seat, why)]
+        "End the sessions that went too long without a connection or a request; returns them."
+        def over(seat):
+            silent = (time.monotonic() if now is None else now) - seat.active
+            return not seat.attached and silent > self.grace or silent > self.idle and not seat.pending
+        silent = list(filter(over, self.seats.values()))
+        return [seat for seat in silent if self.release(seat, "idle" if seat.attached else "detached")]
 
 # %% ../../nbs/pool/07_sessions.ipynb #4224a191
 class Host(SeatTable):
     "The sessions of one process, and their requests."
 
-    def submit(self, seat: Seat, number: int, op: str, value, deliver: Callable[[Reply], None]) -> None:
+    def submit(self, seat: Seat, number: int, op: str, value, deliver: Callable[[Reply], None]):
         "Carry out a request once; `deliver` gets the reply, now or later. A repeated number gets the same reply."
         seat.active, seat.heard = time.monotonic(), True
         if seat.pending and seat.pending[0] == number:
@@ -411,11 +400,11 @@ class Host(SeatTable):
             except PoolError as error:
                 self._finish(seat, number, op, error)
 
-    def _finish(self, seat: Seat, number: int, op: str, result) -> None:
-        "The environment has answered: count, remember, deliver."
-        seat.active = time.monotonic()                       # a long step is not idleness
+    def _finish(self, seat: Seat, number: int, op: str, result):
+        "Count, remember and deliver the answer of the environment."
+        seat.active = time.monotonic()  # a long step is not idleness
         if seat.closed or not seat.pending or seat.pending[0] != number:
-            return                                           # the session ended meanwhile, and its caller has been told
+            return
         self.counts[f"{op}s" if isinstance(result, Outcome) else f"failed_{result.code}"] += 1
         deliver = seat.pending[1]
         seat.cache[number] = reply = seat.finish(number, op, result)
@@ -423,18 +412,18 @@ class Host(SeatTable):
             seat.cache.popitem(last=False)
         try:
             deliver(reply)
-        except Exception as error:                           # the others of the batch are still to be told
+        except Exception as error:  # the others of the batch still wait
             self.counts["undelivered"] += 1
             log_event("undelivered", error, session=seat.id)
 
     async def ask(self, seat: Seat, number: int, op: str, value=None) -> Reply:
-        "As `submit`, awaited. The request is carried out and remembered even if the caller is cancelled."
+        "As `submit`, awaited. A request whose caller is cancelled is carried out and remembered."
         future = asyncio.get_running_loop().create_future()
         self.submit(seat, number, op, value, lambda reply: future.done() or future.set_result(reply))
         return await future
 
-    async def close(self, why: str = "shutdown") -> None:
-        "End all sessions and wait for their environments to be closed; bounded by the backends."
+    async def close(self, why: str = "shutdown"):
+        "End all sessions and wait until their environments are closed; bounded by the backends."
         for seat in list(self.seats.values()):
             self.release(seat, why)
         for backend in self.backends.values():
@@ -445,21 +434,19 @@ class Host(SeatTable):
 MAX_ID = 2**53 - 1
 
 def checked_token(token, remedy: str = "give the one that the server was started with", error=ValueError) -> str:
-    "A token, perhaps empty. Raises `error`."
     if not isinstance(token, str) or not all("!" <= c <= "~" for c in token):
         raise error(f"A token consists of visible ASCII characters without spaces: {remedy}.")
     return token
 
 def json_value(value):
     "For `json.dumps(default=)`: rulesets, arrays and numbers as plain values. Raises `TypeError` for the rest."
-    if hasattr(value, "goal") and hasattr(value, "init_tiles"):
+    if hasattr(value, "init_tiles"):
         return {name: getattr(value, name) for name in ("goal", "rules", "init_tiles")}
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be sent: tasks and actions are plain values.")
 
 def write_request(number: int, op: str, value) -> str:
-    "The frame of a request. Raises `TypeError` or `ValueError`."
     return json.dumps({"id": number, "op": op, "value": value}, default=json_value)
 
 # %% ../../nbs/pool/07_sessions.ipynb #b9d84f8e
@@ -482,14 +469,13 @@ def write_reply(reply: Reply) -> str:
     if o is None:
         body = {"id": reply.id or None, "ok": reply.error is None, "n": reply.n, **(reply.extra or {})}
         return json.dumps(body if reply.error is None else {**body, "error": error_to_dict(reply.error)})
-    binary = isinstance(o.observation, bytes)  # by hand: `json.dumps` would take most of the time of a reply
+    binary = isinstance(o.observation, bytes)  # by hand: `json.dumps` is slow
     seen = f'"{binascii.b2a_base64(o.observation, newline=False).decode()}"' if binary else json.dumps(o.observation)
     reward, done = "null" if o.reward is None else repr(o.reward), "true" if o.done else "false"
     info = f',"info":{json.dumps(o.info)}' if o.info else ""
     return f'{{"id":{reply.id},"ok":true,"n":{reply.n},"obs":{seen},"reward":{reward},"done":{done}{info}}}'
 
 def _outcome_in(frame: dict, binary: bool) -> Outcome:
-    "The result in a reply. Raises `TypeError` unless every part has its type."
     observation, reward, done, info = frame["obs"], frame["reward"], frame["done"], frame.get("info") or {}
     number = reward is None or type(reward) in (int, float) and math.isfinite(reward)
     if not (type(observation) is str and number and type(done) is bool and type(info) is dict):
@@ -503,7 +489,7 @@ def read_reply(raw, binary: bool) -> Reply:
         number, n = frame["id"], frame["n"]
         if type(n) is not int or not (type(number) is int and number > 0 or number is None and not frame["ok"]):
             raise TypeError
-        number = number or 0                                 # a refusal of a frame that could not be read has no number
+        number = number or 0  # None: a frame that could not be read was refused
         if not frame["ok"]:
             return Reply(number, n, error=error_from_dict(frame.get("error")))
         if "obs" not in frame:

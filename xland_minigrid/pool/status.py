@@ -19,7 +19,7 @@ from .server import EnvServer, ServerProcess
 
 # %% ../../nbs/pool/16_status.ipynb #3d578e9d
 def server_stats(stats: dict) -> PoolStats:
-    "The numbers of a server (`ServerProcess.stats()`, `Host.stats()`) as a table with a row for each environment."
+    "The numbers of a server (`ServerProcess.stats()`, `Host.stats()`) as a table, a row per environment."
     used, ticks = stats["used"], {int(size): often for size, often in stats["batches"].items()}
     rows = [{"environment": name, "in use": used.get(name, 0), "places": places, "free": places - used.get(name, 0)}
             for name, places in stats["capacity"].items()]
@@ -38,7 +38,6 @@ def _read(target) -> tuple[PoolStats, bool]:
     return server_stats(target.stats()), not target.running
 
 def _watchable(target):
-    "The pool or server to watch. Raises `TypeError`."
     target = target.pool if isinstance(target, SyncPool) else target
     if not isinstance(target, (EnvPool, EnvServer, ServerProcess)):
         raise TypeError(f"A {type(target).__name__} cannot be watched: give an EnvPool, an EnvServer, or what start_server returned.")
@@ -46,7 +45,7 @@ def _watchable(target):
 
 # %% ../../nbs/pool/16_status.ipynb #8219c6ae
 class Follower:
-    "What keeps the table of a `Watch` up to date: a thread, until `stop()` or until the target ends."
+    "Keeps the table of a `Watch` up to date, on a thread, until `stop()` or until the target ends."
 
     def __init__(self, target, every: float = 0.5):
         target, self.every = _watchable(target), checked_seconds("every", every, 0.02)
@@ -68,7 +67,7 @@ class Follower:
         target = self._target()
         try:
             self.stats, over = _read(target) if target is not None else (self.stats, True)
-        except PoolError:                                    # the server is gone: the last table stays
+        except PoolError:  # the server is gone: the last table stays
             over = True
         html = _framed(self.stats, "live")
         if html != self.html and not over:
@@ -77,13 +76,13 @@ class Follower:
                 self._widget.value = html
         return over
 
-    def _follow(self) -> None:
+    def _follow(self):
         while not self._ended.wait(self.every):
             with self._lock:
                 if not self._final and self._look():
                     self._finish("ended")
 
-    def stop(self) -> None:
+    def stop(self):
         "Update the table a last time and keep it. Harmless when repeated."
         with self._lock:
             if not self._final:
@@ -91,8 +90,7 @@ class Follower:
         if self._thread.is_alive():
             self._thread.join(5)
 
-    def _finish(self, how: str) -> None:
-        "Replace the widget by the last table, as plain HTML."
+    def _finish(self, how: str):
         with self._lock:
             self._final, self.html = True, _framed(self.stats, how)
             self._ended.set()
@@ -107,7 +105,7 @@ class Watch(Follower):
     def __enter__(self):
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_):
         self.stop()
 
     def __repr__(self) -> str:
@@ -117,12 +115,11 @@ class Watch(Follower):
         return self.html
 
     def _bundle(self) -> dict:
-        "The output of a cell in every format that a notebook may show."
         plain = {"text/plain": repr(self), "text/html": self.html}
         model = getattr(self._widget, "model_id", None) if self.running else None
         return plain if model is None else plain | {"application/vnd.jupyter.widget-view+json": {"version_major": 2, "version_minor": 0, "model_id": model}}
 
-    def _ipython_display_(self) -> None:
+    def _ipython_display_(self):
         with self._lock:
             if self.running and self._widget is None:
                 self._widget = _html_widget(self.html)
@@ -133,20 +130,18 @@ class Watch(Follower):
 _COLOUR = {"live": "#15803d", "stopped": "#6b7280", "ended": "#6b7280"}
 
 def _framed(stats: PoolStats | None, how: str) -> str:
-    "The table, with a line that says whether it is live."
     table = "" if stats is None else stats._repr_html_()
     return (f'<div data-watch="{escape(how)}"><div style="font:12px/1.6 system-ui,sans-serif;color:{_COLOUR[how]}">● {escape(how)}</div>{table}</div>')
 
 def _html_widget(html: str) -> Any:
-    "An HTML widget of ipywidgets 7 or 8, or None without widgets."
     try:
         import ipywidgets
         return ipywidgets.HTML(html)
-    except Exception:                                        # not installed, or no kernel to hold it
+    except Exception:  # not installed, or no kernel to hold it
         return None
 
-def _show(bundle: dict, display_id: str, again: bool = False) -> None:
-    "Display a bundle, or replace the one with this id. Does nothing outside IPython."
+def _show(bundle: dict, display_id: str, again: bool = False):
+    "Display a bundle, or replace the one with this id."
     try:
         from IPython.display import display
         display(bundle, raw=True, display_id=display_id, update=again)

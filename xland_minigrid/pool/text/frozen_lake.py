@@ -48,10 +48,9 @@ def shortest_path(grid: list[str]) -> list[str] | None:
 LARGEST, _TRIES = 32, 1000
 
 def _draw_map(rng: random.Random, size: int, p: float) -> list[str]:
-    "One map, whether or not the goal can be reached."
     cells = ["F" if rng.random() < p else "H" for _ in range(size * size)]
     start, goal = int(rng.random() * size * size), int(rng.random() * (size * size - 1))
-    cells[start], cells[goal + (goal >= start)] = "S", "G"   # two different cells, all pairs equally likely
+    cells[start], cells[goal + (goal >= start)] = "S", "G"
     return ["".join(cells[i:i + size]) for i in range(0, size * size, size)]
 
 def random_map(size: int = 4, p: float = 0.8, seed: int = 0) -> list[str]:
@@ -61,7 +60,7 @@ def random_map(size: int = 4, p: float = 0.8, seed: int = 0) -> list[str]:
     for _ in range(_TRIES):
         if shortest_path(grid := _draw_map(rng, size, p)) is not None:
             return grid
-    raise ValueError(f"{_TRIES:,} maps of {size}x{size} cells with p={p} had no path to the goal: raise p, or make the map smaller.")
+    raise ValueError(f"{_TRIES:,} maps of {size}x{size} cells with p={p} had no path to the goal: raise p, or lower size.")
 
 # %% ../../../nbs/pool/text/01_frozen_lake.ipynb #353b5100
 def shortest_path_success(grid: list[str], turns: int = 20) -> float:
@@ -93,13 +92,14 @@ def parse_action(reply: str) -> str | None:
     return None if not words or (tags and len(set(words)) > 1) else words[-1]
 
 # %% ../../../nbs/pool/text/01_frozen_lake.ipynb #84b7e6a0
-SYSTEM_PROMPT = """You are the player P on a frozen lake. Reach the goal G. Never step into a hole H: the game is over then.
+_MOVE = "<action>up</action>, <action>down</action>, <action>left</action> or <action>right</action>."
+SYSTEM_PROMPT = f"""You are the player P on a frozen lake. Reach the goal G. Never step into a hole H: the game is over then.
 S is where you started, F is safe ice. Each turn you move one cell; at the edge of the map you stay where you are.
-Answer with exactly one move, <action>up</action>, <action>down</action>, <action>left</action> or <action>right</action>."""
+Answer with exactly one move, {_MOVE}"""
 SLIPPERY_PROMPT = "The ice is slippery: you move as you wish one time in three, otherwise to one side of it."
 
-_TOLD = {"ok": "", "wall": "That is the edge of the lake: you stay where you are.\n", "hole": "You fell into a hole.\n", "goal": "You reached the goal.\n",
-         "invalid_action": "No move was understood: answer with <action>up</action>, <action>down</action>, <action>left</action> or <action>right</action>.\n"}
+_TOLD = {"ok": "", "wall": "That is the edge of the lake: you stay where you are.\n", "hole": "You fell into a hole.\n",
+         "goal": "You reached the goal.\n", "invalid_action": f"No move was understood: answer with {_MOVE}\n"}
 
 def render(grid: list[str], player: tuple[int, int]) -> str:
     "The map as text, cells separated by spaces, with `P` for the player, or `*` on the goal."
@@ -116,24 +116,21 @@ def slip(move: str, rng: random.Random) -> str:
 
 # %% ../../../nbs/pool/text/01_frozen_lake.ipynb #2cda13c4
 class FrozenLakeEnv(TextEnv):
-    """FrozenLake as text (seed: gym-env-training §"FrozenLake"). Rewards: 1.0 for the goal, else 0.0; the caller limits
-    the turns.
+    """FrozenLake as text (seed: gym-env-training §"FrozenLake"). Rewards: 1.0 for the goal, else 0.0; turns are unlimited.
 
-    `env_config`: `size` (4), `p` (0.8, probability of safe ice), `seed` (a new one for each reset if left out),
-    `slippery` (false).
-    `info`: `seed`, `step` (replies so far), `parsed_action` (or None), `status` (`ok`, `wall`, `goal`, `hole`,
-    `invalid_action`),
-    `format_errors` (replies that named no move); on slippery ice also `moved`, the direction that the player went.
+    `env_config`: `size` (4), `p` (0.8, probability of safe ice), `seed` (else a new one for each reset), `slippery`
+    (false). `info`: `seed`, `step` (replies so far), `parsed_action` (or None), `status` (`ok`, `wall`, `goal`, `hole`,
+    `invalid_action`), `format_errors` (replies that named no move), and on slippery ice `moved`.
     """
     def __init__(self, env_config: dict | None = None):
         super().__init__(env_config)
         self.size, self.p, self.seed, self.slippery = settings(
             env_config, size=(4, whole_number, 2, LARGEST), p=(0.8, probability), seed=(None, whole_number, 0, LARGEST_SEED), slippery=(False, switch)).values()
         if self.seed is not None:
-            random_map(self.size, self.p, self.seed)   # a seed without a map raises here, not in the middle of a run
+            random_map(self.size, self.p, self.seed)  # raises for a seed without a map, before a run begins
 
     async def reset(self, config=None) -> tuple[str, dict, str]:
-        "The map as text, `info`, and the system message. `config` is ignored: the task is in `env_config`."
+        "The map, `info`, and the system message. `config` is ignored: the task is in `env_config`."
         self.map_seed = secrets.randbits(31) if self.seed is None else self.seed
         self.grid = random_map(self.size, self.p, self.map_seed)
         self.player, self.ice = find(self.grid, "S"), random.Random(self.map_seed + 1)
@@ -148,7 +145,6 @@ class FrozenLakeEnv(TextEnv):
         return _TOLD[status] + render(self.grid, self.player), float(status == "goal"), status in ("goal", "hole"), info
 
     def _move(self, move: str | None) -> str:
-        "Move the player and return the status."
         if move is None:
             self.format_errors += 1
             return "invalid_action"
@@ -157,6 +153,7 @@ class FrozenLakeEnv(TextEnv):
         return {"G": "goal", "H": "hole"}.get(cell, "wall" if self.player == before else "ok")
 
     def _info(self, move, status) -> dict:
-        return {"seed": self.map_seed, "step": self.step_count, "parsed_action": move, "status": status, "format_errors": self.format_errors}
+        return {"seed": self.map_seed, "step": self.step_count, "parsed_action": move, "status": status,
+                "format_errors": self.format_errors}
 
 envs["frozen_lake"] = FrozenLakeEnv

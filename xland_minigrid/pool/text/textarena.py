@@ -26,7 +26,7 @@ def new_part(full: str, before: str, reply: str = "") -> str:
 _shared_generator = threading.Lock()
 
 class OwnRandomness:
-    "Runs functions with a state of Python's global random generator that no other code uses. Raises what they raise."
+    "Runs functions with a state of Python's global random generator that no other code uses."
     def __init__(self):
         self.state = None
 
@@ -42,7 +42,6 @@ class OwnRandomness:
 
 # %% ../../../nbs/pool/text/03_textarena.ipynb #e457209a
 def _make_textarena(env_id: str):
-    "An environment of the textarena package. Raises `ImportError` with the remedy."
     try:
         import textarena
     except ImportError as error:
@@ -52,8 +51,7 @@ def _make_textarena(env_id: str):
 class TextArenaEnv(TextEnv):
     """A one-player game of TextArena. The reward of the last step is the game's; before that, 0.0.
 
-    `env_config`: `env_id` (`"Sudoku-v0"`), `seed` (none), `system_message`. make: makes the game, by default that of
-    textarena.
+    `env_config`: `env_id` (`"Sudoku-v0"`), `seed` (none), `system_message`. make: makes the game, by default textarena's.
     `info`: `env_id`, `seed`, `step`, and the game's own. Raises `EnvFault` if the game ends without a reward.
     """
     def __init__(self, env_config: dict | None = None, make=None):
@@ -62,7 +60,6 @@ class TextArenaEnv(TextEnv):
         self._make, self._game, self._alone = make or _make_textarena, None, OwnRandomness()
 
     async def reset(self, config=None) -> tuple[str, dict, str]:
-        "The first observation, `info`, and `system_message`."
         observation = await blocking(self._alone)(self._begin)
         self.start()
         return observation, self._info(), self.system_message
@@ -95,7 +92,7 @@ class TextArenaEnv(TextEnv):
         more = dict((more or {}).get(0) or {})
         return str(more.get("reason") or "The game is over."), float(rewards[0]), True, info | more
 
-    async def close(self) -> None:
+    async def close(self):
         self.done, self._game = True, None
 
 envs["textarena"] = TextArenaEnv

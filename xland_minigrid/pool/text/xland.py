@@ -26,7 +26,7 @@ from ...core.struct import field_names
 from ...core.tiles import PICKABLE, WALKABLE, Colors, Tiles
 from ...envs.registration import make
 from ..episodes import blocking, envs
-from ..slots import plain_ruleset
+from ..slots import SpaceCheck, plain_ruleset
 from .helpers import LARGEST_SEED, TextEnv, choice, settings, string, switch, tagged, whole_number
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #c7314794
@@ -34,7 +34,7 @@ _PLAIN = {Tiles.END_OF_MAP: ("-", "the end of the map"), Tiles.UNSEEN: ("?", "so
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 def _is_plain(tile: int, color: int) -> bool:
-    return tile in _PLAIN or (tile == Tiles.FLOOR and color == Colors.BLACK)
+    return tile in _PLAIN or tile == Tiles.FLOOR and color == Colors.BLACK
 
 def cell_words(tile: int, color: int) -> str:
     "A cell in words: `'floor'`, `'a wall'`, `'an orange key'`."
@@ -66,7 +66,7 @@ def text_map(view) -> str:
     sign = lambda tile, color: letters.get((tile, color)) or _PLAIN.get(tile, (".", ""))[0]
     rows = [[sign(*map(int, cell)) for cell in row] for row in view]
     rows[-1][size // 2] = "^"
-    rows = [" ".join(row) for row in rows if set(row) != {"-"}]   # without rows beyond the map
+    rows = [" ".join(row) for row in rows if set(row) != {"-"}]
     where = lambda places: "; ".join(place_words(*place) for place in places)
     return "\n".join(rows + [f"{letters[thing]}: {thing_name(*thing)}, {where(places)}" for thing, places in things.items()])
 
@@ -81,27 +81,30 @@ def describe_view(view, pocket) -> str:
     return f"{here}You carry {hands}. {around}\n{text_map(view)}"
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #9d8aed2a
-ACTION_WORDS = ("forward", "right", "left", "pick up", "put down", "toggle")   # by their numbers
+ACTION_WORDS = ("forward", "right", "left", "pick up", "put down", "toggle")  # by their numbers
 
-_CLEAR = {0: ("move forward", "go forward", "step forward", "walk forward", "forward", "forwards", "go straight", "move ahead", "go ahead"),
-          1: ("turn right", "rotate right", "turn clockwise", "rotate clockwise", "clockwise"),
-          2: ("turn left", "rotate left", "turn counter clockwise", "rotate counter clockwise", "turn counterclockwise", "rotate counterclockwise",
-              "counter clockwise", "counterclockwise", "anticlockwise"),
-          3: ("pick up", "pickup", "pick it up"), 4: ("put down", "putdown", "put it down", "drop"), 5: ("toggle",)}
-_SHORT = {0: ("ahead", "straight", "move", "walk"), 1: ("right", "go right"), 2: ("left", "go left"), 3: ("pick", "take", "grab"), 4: ("put", "place", "release"),
-          5: ("open", "close", "shut", "unlock", "use", "open door", "open the door", "close the door")}
-_NAMES = {name: number for table in (_CLEAR, _SHORT) for number, names in table.items() for name in names} | {str(i): i for i in range(NUM_ACTIONS)}
-_SAID = re.compile(r"\b(?:" + "|".join(sorted((n for names in _CLEAR.values() for n in names), key=len, reverse=True)) + r")\b")
+def _numbered(*lines: str) -> dict:
+    return {name: number for number, names in enumerate(lines) for name in names.split("|")}
+
+_CLEAR = _numbered(
+    "move forward|go forward|step forward|walk forward|forward|forwards|go straight|move ahead|go ahead",
+    "turn right|rotate right|turn clockwise|rotate clockwise|clockwise",
+    "turn left|rotate left|turn counter clockwise|rotate counter clockwise|turn counterclockwise|"
+    "rotate counterclockwise|counter clockwise|counterclockwise|anticlockwise",
+    "pick up|pickup|pick it up", "put down|putdown|put it down|drop", "toggle")
+_NAMES = _CLEAR | _numbered(
+    "ahead|straight|move|walk|0", "right|go right|1", "left|go left|2", "pick|take|grab|3", "put|place|release|4",
+    "open|close|shut|unlock|use|open door|open the door|close the door|5")
+_SAID = re.compile(rf"\b(?:{'|'.join(sorted(_CLEAR, key=len, reverse=True))})\b")
 _CHOICE = re.compile(r"[|/]|\bor\b", re.IGNORECASE)
 _ALSO = re.compile(r"[,;\n]|\band then\b|\bthen\b|\band\b")
 
 def _words(text: str) -> str:
-    return " ".join(re.findall(r"(?<!\w)-[0-9]+|[a-z0-9]+", text.lower()))   # a minus sign stays, so that -1 names nothing
+    return " ".join(re.findall(r"(?<!\w)-[0-9]+|[a-z0-9]+", text.lower()))  # a minus sign stays, so that -1 names nothing
 
 def _named(text: str) -> int | None:
-    "The action that a short text names, or None."
     if _CHOICE.search(text):
-        return None   # the model repeats the instruction, or has not decided
+        return None  # the model repeats the instruction, or has not decided
     words = _words(text)
     said = {_NAMES[name] for name in _SAID.findall(words)}
     return _NAMES[words] if words in _NAMES else said.pop() if len(said) == 1 else None
@@ -121,15 +124,13 @@ def parse_actions(reply: str, most: int = 1) -> list[int] | None:
     return [_NAMES[said[-1]]] if said else None
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #66c7cee4
-_DOORS = (Tiles.DOOR_CLOSED, Tiles.DOOR_OPEN)
-
 def legal_actions(front, pocket) -> list[int]:
     "The actions that have an effect, given the (tile, colour) in front of the agent and in its pocket."
-    tile, color = map(int, front)
-    carried, carried_color = map(int, pocket)
+    (tile, color), (carried, carried_color) = map(int, front), map(int, pocket)
     free = carried == Tiles.EMPTY
-    unlocks = tile == Tiles.DOOR_LOCKED and carried == Tiles.KEY and carried_color == color
-    works = [tile in WALKABLE, True, True, free and tile in PICKABLE, not free and tile == Tiles.FLOOR, unlocks or tile in _DOORS]
+    toggles = tile in (Tiles.DOOR_CLOSED, Tiles.DOOR_OPEN) or (
+        tile == Tiles.DOOR_LOCKED and carried == Tiles.KEY and carried_color == color)
+    works = [tile in WALKABLE, True, True, free and tile in PICKABLE, not free and tile == Tiles.FLOOR, toggles]
     return [number for number in range(NUM_ACTIONS) if works[number]]
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #30646d76
@@ -137,10 +138,10 @@ def rules_in_reach(rules, view, pocket) -> list[str]:
     "The rules, encodings `(R, 7)`, whose inputs are all in view or carried, as numbered clauses."
     there = {tuple(map(int, cell)) for cell in np.asarray(view).reshape(-1, 2)} | {tuple(map(int, pocket))}
     found, rules = [], np.asarray(rules).reshape(-1, 7)
-    for number, row in enumerate(rules[rules[:, 0] > 0], 1):   # without padding, as describe_ruleset counts
+    for number, row in enumerate(rules[rules[:, 0] > 0], 1):
         rule = rule_kinds[int(row[0])].decode(row)
-        inputs = [np.asarray(getattr(rule, name)) for name in field_names(rule) if not name.startswith("prod_") and name != "position"]
-        if all(tuple(map(int, thing)) in there for thing in inputs):
+        inputs = [name for name in field_names(rule) if not name.startswith("prod_") and name != "position"]
+        if all(tuple(map(int, np.asarray(getattr(rule, name)))) in there for name in inputs):
             found.append(f"{number}. {describe_rule(row)}")
     return found
 
@@ -151,10 +152,8 @@ def read_ruleset(given) -> RuleSet:
         return given
     if isinstance(given, str):
         return parse_ruleset(given)
-    if isinstance(given, dict) and "init_tiles" in given:
-        return plain_ruleset(given)
     if isinstance(given, dict):
-        return ruleset_from_dict(given)
+        return plain_ruleset(given) if "init_tiles" in given else ruleset_from_dict(given)
     raise TypeError(f"ruleset is a {type(given).__name__}: give English text, or a dictionary as ruleset_to_dict makes it.")
 
 @functools.lru_cache(maxsize=4)
@@ -162,13 +161,13 @@ def _benchmark(name: str):
     return load_benchmark(name, as_numpy=True, progress=False)
 
 def find_task(seed: int, benchmark=None, ruleset_id: int | None = None, ruleset=None, preset: str = "small") -> tuple[RuleSet, int | None]:
-    "The ruleset that the settings of a task select, and its number in the benchmark or None. Raises `TypeError` or `ValueError`."
+    "The ruleset that the settings select, and its number in the benchmark or None. Raises `TypeError` or `ValueError`."
     if ruleset is not None:
         return read_ruleset(ruleset), None
     if benchmark is None:
         return generate_benchmark(preset, 1, seed=seed).get_ruleset(0), None
     tasks = benchmark if isinstance(benchmark, Benchmark) else _benchmark(benchmark)
-    if ruleset_id is None:  # the seed draws one, the same as in a slot of the pool
+    if ruleset_id is None:
         ruleset_id = int(np.random.default_rng(seed).integers(len(tasks)))
     number = whole_number(ruleset_id, "ruleset_id", 0, len(tasks) - 1)
     return tasks.get_ruleset(number), number
@@ -185,23 +184,19 @@ def _device():
 
 @functools.lru_cache(maxsize=None)
 def programs(env_id: str):
-    "An environment, and compiled `reset(params, key)` and `step(params, timestep, action)`. Raises `ValueError`."
+    "A check of rulesets, and compiled `reset(params, key)`, `step(params, timestep, action)`. Raises `ValueError`."
     env, params = make(env_id)
     if not hasattr(params, "ruleset"):
         raise ValueError(f"{env_id} has no rules: choose an environment such as 'XLand-MiniGrid-R1-9x9'.")
-    return env, jax.jit(env.reset), jax.jit(env.step)
+    return SpaceCheck(env, params), jax.jit(env.reset), jax.jit(env.step)
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #67fda9ab
-_fitting = set()   # (env_id, number of objects) that are known to fit
-
 class World:
     "One environment and task: `reward`, `last`, `won`, `lost`, `view` `(V, V, 2)`, `pocket` `(2,)` as they are now."
     def __init__(self, env_id: str, ruleset: RuleSet, max_steps: int | None = None):
-        self.env, self._reset, self._step = programs(env_id)
-        self.params = make(env_id, ruleset=ruleset, **({} if max_steps is None else {"max_steps": max_steps}))[1]
-        if (case := (env_id, int((np.asarray(ruleset.init_tiles)[..., 0] > Tiles.EMPTY).sum()))) not in _fitting:
-            jax.eval_shape(lambda key: self.env.reset(self.params, key), jax.random.key(0))
-            _fitting.add(case)
+        check, self._reset, self._step = programs(env_id)
+        given = {} if max_steps is None else {"max_steps": max_steps}
+        self.env, self.params = check.env, make(env_id, ruleset=check(ruleset), **given)[1]
         self._on_device = jax.device_put(self.params, _device())
 
     def reset(self, seed: int):
@@ -218,8 +213,8 @@ class World:
         self._look(self._step(self._on_device, self.timestep, action))
 
     def _look(self, timestep):
-        self.timestep, self.last, seen = timestep, bool(timestep.last()), timestep.observation
-        about = timestep.reward, timestep.discount, timestep.state.agent.pocket, seen
+        self.timestep, self.last = timestep, bool(timestep.last())
+        about = timestep.reward, timestep.discount, timestep.state.agent.pocket, timestep.observation
         reward, discount, self.pocket, self.view = jax.device_get(about)
         self.reward = float(reward)
         self.won, self.lost = self.last and self.reward > 0, self.last and self.reward == 0 and discount == 0
@@ -234,7 +229,6 @@ Answer with {how}, for example <action>forward</action>.
 You have {trials} of at most {steps} steps. The sooner you reach the goal, the higher the reward, 1 at best."""
 
 def system_text(ruleset, trials: int, max_steps: int, most: int, show_rules: bool, show_goal: bool) -> str:
-    "The system message for a task."
     how = "one action" if most == 1 else f"up to {most} actions, separated by commas"
     many = "one trial" if trials == 1 else f"{trials} trials of the same task, each with new places for everything,"
     if show_rules:
@@ -250,7 +244,7 @@ _NOT_UNDERSTOOD = f"No action was understood: answer with <action>…</action>, 
 _END = {"goal": "you reached the goal", "lost": "you are lost", "timeout": "the time is over"}
 
 class Trials:
-    "One episode: trials of one task in one world, the reward of each, and the actions tried in each situation."
+    "One episode: trials of one task in one world."
     def __init__(self, world: World, count: int):
         self.world, self.count, self.rewards, self.steps, self.tried = world, count, [], 0, {}
 
@@ -278,8 +272,12 @@ class Trials:
         self.world.step(number)
         self.steps += 1
         if self.world.last:
-            return self._ended("goal" if self.world.won else "lost" if self.world.lost else "timeout")
-        return ("ok", "") if works else ("no_effect", f"{ACTION_WORDS[number].capitalize()} had no effect: in front of you was {cell_words(*front)}.")
+            self.rewards.append(self.world.reward)
+            status = "goal" if self.world.won else "lost" if self.world.lost else "timeout"
+            which = f"Trial {len(self.rewards)} of {self.count}" if self.count > 1 else "The trial"
+            return status, f"{which} ended after {self.steps} steps: {_END[status]}. Its reward is {self.world.reward:.3f}."
+        told = f"{ACTION_WORDS[number].capitalize()} had no effect: in front of you was {cell_words(*front)}."
+        return ("ok", "") if works else ("no_effect", told)
 
     def play(self, actions: list[int]) -> tuple[list[str], str, list[str]]:
         "Act until the trial ends: the names of the actions taken, the last status, and what to tell the model."
@@ -292,26 +290,19 @@ class Trials:
                 break
         return taken, status, notes
 
-    def _ended(self, status: str) -> tuple[str, str]:
-        self.rewards.append(self.world.reward)
-        which = f"Trial {len(self.rewards)} of {self.count}" if self.count > 1 else "The trial"
-        return status, f"{which} ended after {self.steps} steps: {_END[status]}. Its reward is {self.world.reward:.3f}."
-
     def next(self) -> str:
-        "Begin the next trial. Returns what to tell the model."
         self.world.again()
         self.steps, self.tried = 0, {}
         return f"Trial {len(self.rewards) + 1} begins: the same task, everything in new places."
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #c23d5e95
 def _known_env(value, name: str) -> str:
-    return programs(string(value, name)) and value   # raises for an unknown one
+    return programs(string(value, name)) and value
 
 def _known_benchmark(value, name: str):
     return value if isinstance(value, Benchmark) else choice(value, name, *registered_benchmarks())
 
 def xland_settings(env_config) -> dict:
-    "The settings of `XLandText`, checked. Raises `TypeError` or `ValueError`."
     given = settings(
         env_config, env_id=("XLand-MiniGrid-R1-9x9", _known_env), seed=(0, whole_number, 0, 2**32 - 1),
         benchmark=(None, _known_benchmark), ruleset_id=(None, whole_number, 0, LARGEST_SEED),
@@ -327,17 +318,13 @@ def xland_settings(env_config) -> dict:
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #b51ddbb6
 class XLandText(TextEnv):
-    """XLand-MiniGrid as text. A reply that ends a trial has its reward, divided by the number of trials (`reward:
-    "mean"`) or not.
+    """XLand-MiniGrid as text. A reply that ends a trial has its reward, over the number of trials if `reward` is "mean".
 
     `env_config`: `env_id`, `seed` (0), the task (`benchmark` and `ruleset_id`; or `ruleset`, as in `read_ruleset`; or
-    `preset`,
-    from which the seed generates one), `max_steps` of a trial, `trials` (1), `show_rules` (true, with the goal),
-    `show_goal`
-    (true), `actions_per_reply` (1), `hints` (false), `reward` (`"mean"` or `"sum"`).
+    `preset`, from which the seed generates one), `max_steps` of a trial, `trials` (1), `show_rules` (true, with the goal),
+    `show_goal` (true), `actions_per_reply` (1), `hints` (false), `reward` (`"mean"` or `"sum"`).
     `info`: `seed`, `ruleset_id`, `trial` (from 1), `step` (of the trial), `replies`, `parsed_action` (names, or None),
-    `status`
-    (`ok`, `no_effect`, `goal`, `lost`, `timeout`, `invalid_action`), `format_errors`, `trial_rewards` (each 0 to 1).
+    `status` (`ok`, `no_effect`, `goal`, `lost`, `timeout`, `invalid_action`), `format_errors`, `trial_rewards` (0 to 1).
     """
     def __init__(self, env_config: dict | None = None):
         super().__init__(env_config)
@@ -353,9 +340,9 @@ class XLandText(TextEnv):
         return world
 
     async def reset(self, config=None) -> tuple[str, dict, str]:
-        "The first view, `info`, and the system message with the task. `config` is ignored: the task is in `env_config`."
+        "The first view, `info`, and the system message with the task, which is in `env_config`: `config` is ignored."
         self.done = True
-        self.trials = Trials(await blocking(self._begin)(), self.count)   # on a thread: it may load a benchmark, or compile
+        self.trials = Trials(await blocking(self._begin)(), self.count)
         self.start()
         text = system_text(self.ruleset, self.count, self.trials.world.params.max_steps, self.most, self.show_rules, self.show_goal)
         return _shown(self, []), self._info(None, "ok"), text
@@ -373,10 +360,11 @@ class XLandText(TextEnv):
 
     def _info(self, actions, status: str) -> dict:
         rewards = self.trials.rewards
-        return {"seed": self.seed, "ruleset_id": self.ruleset_id, "trial": len(rewards) + (status not in _END), "step": self.trials.steps, "replies": self.step_count,
-                "parsed_action": actions, "status": status, "format_errors": self.format_errors, "trial_rewards": list(rewards)}
+        return {"seed": self.seed, "ruleset_id": self.ruleset_id, "trial": len(rewards) + (status not in _END),
+                "step": self.trials.steps, "replies": self.step_count, "parsed_action": actions, "status": status,
+                "format_errors": self.format_errors, "trial_rewards": list(rewards)}
 
-    async def close(self) -> None:
+    async def close(self):
         self.done, self.trials = True, None
 
     def _repr_html_(self):
@@ -387,12 +375,12 @@ def hint_lines(trials: Trials, ruleset: RuleSet | None) -> list[str]:
     "The actions with an effect now, the rules of `ruleset` whose inputs are in sight, and the actions tried here."
     names = lambda numbers: ", ".join(ACTION_WORDS[number] for number in numbers)
     reach = [] if ruleset is None else rules_in_reach(ruleset.rules, trials.world.view, trials.world.pocket)
-    lines = [f"ACTIONS WITH AN EFFECT: {names(legal_actions(trials.front, trials.world.pocket))}"]
-    lines += [f"RULES WHOSE THINGS ARE IN SIGHT: {'; '.join(reach)}"] if reach else []
-    return lines + ([f"TRIED BEFORE WHEN IT LOOKED LIKE THIS: {names(trials.so_far)}"] if trials.so_far else [])
+    lines = {"ACTIONS WITH AN EFFECT": names(legal_actions(trials.front, trials.world.pocket)),
+             "RULES WHOSE THINGS ARE IN SIGHT": "; ".join(reach),
+             "TRIED BEFORE WHEN IT LOOKED LIKE THIS": names(trials.so_far)}
+    return [f"{title}: {text}" for title, text in lines.items() if text]
 
 def _shown(env: XLandText, notes: list[str]) -> str:
-    "The observation of a turn."
     trials, world = env.trials, env.trials.world
     if trials.over:
         return "\n".join(notes)
