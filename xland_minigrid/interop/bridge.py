@@ -56,7 +56,7 @@ def keys_of(seeds) -> jax.Array:
 
 # %% ../../nbs/interop/02_bridge.ipynb #f912bc65
 @functools.lru_cache(maxsize=256)
-def _layers(env_id, draws: bool, direction: bool, rules_and_goals: bool, images, around=None) -> Environment:
+def _layers(env_id, draws, direction, rules_and_goals, images, around=None):
     env = make(env_id)[0] if isinstance(env_id, str) else env_id
     env = RulesetSamplingWrapper(env) if draws else env
     env = DirectionObservationWrapper(env) if direction else env
@@ -70,10 +70,10 @@ def _tasks(benchmark, ruleset, ruleset_id):
     "Tasks to draw from or None, and one ruleset (or one for each world) or None."
     if benchmark is None:
         if ruleset_id is not None:
-            raise ValueError("ruleset_id is the number of a task in a benchmark: give benchmark= too.")
+            raise ValueError("ruleset_id needs a benchmark: give benchmark= too.")
         return None, ruleset
     if ruleset is not None:
-        raise ValueError("Give either ruleset=, one task, or benchmark=, from which tasks are drawn.")
+        raise ValueError("Give either ruleset= or benchmark=.")
     benchmark = benchmark_of(benchmark)
     return (benchmark, None) if ruleset_id is None else (None, benchmark.get_ruleset(ruleset_id))
 
@@ -85,9 +85,7 @@ class World(NamedTuple):
     draws: bool = False
     batched: bool = False
 
-    @property
-    def env(self) -> Environment:
-        return _layers(*self.recipe)
+    env = property(lambda self: _layers(*self.recipe))
 
 def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None, direction=False, rules_and_goals=False, images=None,
           num_envs: int | None = None, around=None, **params) -> World:
@@ -112,11 +110,11 @@ def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None
             layer = layer._env
         return World(recipe, layer.with_tasks(inner, tasks, weights), draws=True)
     if weights is not None:
-        raise ValueError("weights say how often the tasks of a benchmark are drawn: give benchmark= too.")
+        raise ValueError("weights need tasks to draw: give benchmark= too.")
     return _with_ruleset(recipe, inner, ruleset, num_envs)
 
 # %% ../../nbs/interop/02_bridge.ipynb #5c81fbbc
-def _with_ruleset(recipe, params, ruleset, num_envs) -> World:
+def _with_ruleset(recipe, params, ruleset, num_envs):
     if ruleset is None:
         ruleset = getattr(params, "ruleset", None)
         if ruleset is None:
@@ -199,7 +197,6 @@ def compiled(env: Environment, draws: bool, tasks: bool | None = None):
 
 class Simulator:
     "One world with a present. `timestep` is None before the first reset."
-
     def __init__(self, world: World):
         self.world, self.timestep = world, None
         self.params = jax.tree.map(jnp.asarray, world.params)

@@ -15,8 +15,8 @@ import numpy as np
 from ..core.actions import NUM_ACTIONS
 from ..envs.registration import registered_environments
 from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
-from xland_minigrid.interop.bridge import (Bounds, Simulator, build, check_actions, check_one_action, compiled, key_of, keys_of, need,
-    observation_bounds, to_numpy)
+from .bridge import (Bounds, Simulator, build, check_actions, check_one_action, compiled, key_of,
+    keys_of, need, observation_bounds, to_numpy)
 from .torch import from_torch, to_torch
 
 gymnasium = need("gymnasium", "gym")
@@ -37,14 +37,14 @@ def _check_render_mode(mode):
     if mode not in (None, *_RENDER_MODES):
         raise ValueError(f"render_mode is {mode!r}: choose 'rgb_array', 'ansi' (text with rich markup), or None.")
 
-def _check_options(options, known=()) -> dict:
+def _check_options(options, known=()):
     options = options or {}
     if unknown := set(options) - set(known):
         remedy = f"only {', '.join(known)} is understood here" if known else "this environment has none"
         raise ValueError(f"Unknown reset options {sorted(unknown)}: {remedy}.")
     return options
 
-def _info(seen) -> dict:
+def _info(seen):
     return {} if seen.ruleset_id is None else {"ruleset_id": int(seen.ruleset_id)}
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #cf1653d3
@@ -116,7 +116,7 @@ def check_mode(mode) -> AutoresetMode:
     except ValueError:
         raise ValueError(f"autoreset_mode is {mode!r}: choose one of {', '.join(map(str, AutoresetMode))}.") from None
 
-def _converter(output: str):
+def _converter(output):
     if output == "torch":
         need("torch", "torch")
         return to_torch
@@ -135,7 +135,7 @@ def seed_list(seed, num_envs: int) -> list:
         return [None] * num_envs
     if isinstance(seed, (list, tuple, np.ndarray)):
         if len(seed) != num_envs:
-            raise ValueError(f"There are {len(seed)} seeds for {num_envs} worlds: give one for each, or a single integer.")
+            raise ValueError(f"There are {len(seed)} seeds for {num_envs} worlds: give one for each.")
         return [None if s is None else operator.index(s) for s in seed]
     return [operator.index(seed) + i for i in range(num_envs)]
 
@@ -146,14 +146,13 @@ def mask_in(options, num_envs: int, begun: bool) -> np.ndarray | None:
         return None
     mask = np.asarray(mask)
     if mask.dtype != bool or mask.shape != (num_envs,) or not mask.any():
-        raise ValueError(f"reset_mask is {mask.dtype} of shape {mask.shape}: give one bool for each of the {num_envs} worlds, some of them true.")
+        raise ValueError(f"reset_mask is {mask.dtype} of shape {mask.shape}: give one bool for each of the {num_envs} worlds, some true.")
     if not begun:
         raise ResetNeeded("A reset_mask needs trials that have begun: call reset() without one first.")
     return mask
 
 class VectorBase(VectorEnv):
     "What vector environments share here."
-
     def make_spaces(self, observation_space, action_space):
         "Set the four spaces from those of one world."
         from gymnasium.vector.utils import batch_space
@@ -167,7 +166,7 @@ class VectorBase(VectorEnv):
         if ended.any():
             raise ResetNeeded(f'Trials {np.flatnonzero(ended).tolist()} are over: call reset(options={{"reset_mask": terminated | truncated}}) first.')
 
-def _infos(seen, given, convert) -> dict:
+def _infos(seen, given, convert):
     "The task numbers where `given` is true, in Gymnasium's form: values and a mask."
     if seen.ruleset_id is None:
         return {}
@@ -176,14 +175,14 @@ def _infos(seen, given, convert) -> dict:
         numbers = np.where(given, numbers, 0).astype(np.int64)
     return {"ruleset_id": numbers, "_ruleset_id": given.copy() if isinstance(given, np.ndarray) else convert(given)}
 
-def _one_by_one(batch, ended) -> np.ndarray:
+def _one_by_one(batch, ended):
     out = np.full(len(ended), None, dtype=object)
     for i in np.flatnonzero(ended):
         out[i] = jax.tree.map(lambda x: x[i].copy(), batch)
     return out
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #7d3e9a40
-def _last_seen(timestep, seen, before, output: str, convert) -> dict:
+def _last_seen(timestep, seen, before, output, convert):
     ended = seen.terminated | seen.truncated
     if output == "numpy":
         ended = np.array(ended)
@@ -196,7 +195,6 @@ def _last_seen(timestep, seen, before, output: str, convert) -> dict:
 
 class _BatchEnv(VectorBase):
     "See `XLandVectorEnv`."
-
     def __init__(self, env_id="XLand-MiniGrid-R1-9x9", num_envs: int = 1, *, autoreset_mode=AutoresetMode.NEXT_STEP, output: str = "numpy",
                  render_mode: str | None = None, seed: int | None = None, **kwargs):
         _check_render_mode(render_mode)

@@ -68,7 +68,7 @@ def openenv_client_class() -> type:
             n, expected = found.observation.get("n"), 0 if self._n is None else self._n + 1
             if n != 0 and n != expected:
                 self._n = None
-                raise SessionLost(f"The server is at step {n} where this client is at step {expected}: the episode is lost, reset and start again.")
+                raise SessionLost(f"The server is at step {n} where this client is at step {expected}: the episode is lost, reset first.")
             self._n, found.observation = n, as_arrays(found.observation)
             return found
 

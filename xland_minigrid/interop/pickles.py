@@ -23,7 +23,7 @@ from ..benchmarks import BenchmarkFileError
 class RefusedPickleError(BenchmarkFileError):
     "A pickle that asks for something other than arrays of numbers; the message names it."
 
-def _refuse(what: str):
+def _refuse(what):
     "Stop reading. `what` comes from the file, so it is cut short and made printable."
     raise RefusedPickleError(what[:200].encode("unicode_escape").decode())
 
@@ -44,7 +44,7 @@ class _Dtype:
         return np.dtype(self.order + self.text)
 
 # %% ../../nbs/interop/00_pickles.ipynb #6648a8fa
-def _view(data, dtype, shape, order) -> np.ndarray:
+def _view(data, dtype, shape, order):
     if not isinstance(data, (bytes, bytearray)) or not isinstance(dtype, _Dtype):
         _refuse("holds an array whose contents are not bytes")
     if not isinstance(shape, tuple) or len(shape) > 8 or not all(type(length) is int and 0 <= length < 1 << 40 for length in shape):
@@ -68,13 +68,13 @@ class _Array:
 
 _NDARRAY = object()  # numpy.ndarray, which a pickle passes on
 
-def _announced(kind, shape, code) -> _Array:
+def _announced(kind, shape, code):
     "`numpy.core.multiarray._reconstruct`: only ever an empty plain array."
     if kind is not _NDARRAY:
         _refuse("asks for an array of a class other than numpy.ndarray")
     return _Array()
 
-def _of_jax(make, arguments, state, notes) -> _Array:
+def _of_jax(make, arguments, state, notes):
     "`jax._src.array._reconstruct_array`: NumPy's two steps in one."
     if make is not _announced or not isinstance(arguments, tuple):
         _refuse("makes a JAX array in a way that JAX does not")
@@ -82,7 +82,7 @@ def _of_jax(make, arguments, state, notes) -> _Array:
     array.__setstate__(state)
     return array
 
-def _of_buffer(data, dtype, shape, order, axes=None) -> _Array:
+def _of_buffer(data, dtype, shape, order, axes=None):
     "`numpy.core.numeric._frombuffer`, how protocol 5 writes an array."
     if order not in ("C", "F") or axes is not None:
         _refuse("orders the axes of an array in a way that is not supported")
@@ -101,7 +101,7 @@ class _Record:
 # %% ../../nbs/interop/00_pickles.ipynb #a2ae9c98
 _RATIO, _SLACK = 200, 64 << 20
 
-def _budget(path: Path, max_bytes: int) -> int:
+def _budget(path, max_bytes):
     return min(max_bytes, _SLACK + _RATIO * path.stat().st_size)
 
 class _Metered:
@@ -132,7 +132,7 @@ _NAMES = {
 # %% ../../nbs/interop/00_pickles.ipynb #e542d486
 _Python = pickle._Unpickler
 
-def _keyed(load, keys: slice):
+def _keyed(load, keys):
     "An instruction that fills a dictionary, for keys that are text, at `keys` on the stack."
     def checked(reader):
         if any(type(key) is not str for key in reader.stack[keys]):
@@ -184,7 +184,7 @@ class _Reader(_Python):
             _refuse("encodes text in a way that bytes are not kept")
         return self.stream.spend(text.encode("latin1"))
 
-def _read(stream: _Metered):
+def _read(stream):
     "The one object that is left at the end."
     reader = _Reader(stream)
     found = reader.load()
@@ -195,7 +195,7 @@ def _read(stream: _Metered):
 # %% ../../nbs/interop/00_pickles.ipynb #fbcd000c
 _DAMAGE = (ValueError, EOFError, OSError, LookupError, TypeError, AttributeError, OverflowError, MemoryError, struct.error, pickle.PickleError)
 
-def _entries(path: Path, max_bytes: int) -> dict:
+def _entries(path, max_bytes):
     with open(path, "rb") as file:
         packed = file.peek(3)[:3] == b"BZh"
         found = _read(_Metered(bz2.open(file) if packed else file, _budget(path, max_bytes)))

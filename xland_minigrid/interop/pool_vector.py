@@ -25,7 +25,7 @@ from gymnasium.vector import AutoresetMode
 def spaces_of(session: Session):
     "The observation and action space of a session's environment. Raises `TypeError` for an environment of text."
     if session.kind != "slots":
-        raise TypeError(f"{session.spec.get('env')} speaks text, and a vector environment holds arrays: use pool.run_group.")
+        raise TypeError(f"{session.spec.get('env')} speaks text, not arrays: use pool.run_group.")
     leaves = {leaf.name: bounds_of(leaf.name or "img", leaf) for leaf in session._layout.leaves}
     return space_of(leaves.get("", leaves)), Discrete(session.spec["num_actions"])
 
@@ -34,7 +34,7 @@ def task_list(task, num_envs: int) -> list[dict]:
     "One task for each environment, without seeds. Raises `TypeError` or `ValueError`."
     tasks = list(task) if isinstance(task, (list, tuple)) else [task] * num_envs
     if len(tasks) != num_envs:
-        raise ValueError(f"There are {len(tasks)} tasks for {num_envs} environments: give one for each, or a single one.")
+        raise ValueError(f"There are {len(tasks)} tasks for {num_envs} environments: give one for each.")
     if not all(t is None or isinstance(t, dict) and "seed" not in t for t in tasks):
         raise TypeError("A task is a dictionary such as {'ruleset_id': 3}, without seed: seeds are given to reset.")
     return [dict(t or {}) for t in tasks]
@@ -49,7 +49,7 @@ class _View(VectorBase):
         try:
             first = self.pool.sessions[0]
             if first.spec.get("autoreset"):
-                raise ValueError("This pool begins trials by itself and hides how the last one ended: make it without autoreset=True.")
+                raise ValueError("This pool hides how trials end: make it without autoreset=True.")
             self.num_envs, self._seed, self.metadata = self.pool.size, seed, {"autoreset_mode": self.mode}
             self.make_spaces(*spaces_of(first))
             self._tasks = task_list(task, self.num_envs)
@@ -71,10 +71,10 @@ class _Requests(_View):
             self._seeds.update(zip(np.asarray(ids).tolist(), seeds))
             self.pool.async_reset([{**self._tasks[i], "seed": seed} for i, seed in zip(ids, seeds)], np.asarray(ids))
 
-    def _next_seeds(self, ids) -> list[int]:
+    def _next_seeds(self, ids):
         return [int(self._streams[i].integers(2**32)) for i in ids]
 
-    def _answers(self) -> Batch:
+    def _answers(self):
         "The answers. Raises the first failure."
         batch = self.pool.sync.recv()
         for number, error in sorted(batch.errors.items()):
@@ -100,11 +100,11 @@ class _Requests(_View):
                     self.pool.sync.recv()
             raise
 
-    def _seen(self, number: int | None = None):
+    def _seen(self, number=None):
         rows = {name: (array if number is None else array[number]).copy() for name, array in self._rows.items()}
         return rows.get("", rows)
 
-    def _new_trials(self, info: dict) -> dict:
+    def _new_trials(self, info):
         "The info with the seeds of trials that have begun since the last time."
         begun, self._seeds = self._seeds, {}
         for number in sorted(begun):

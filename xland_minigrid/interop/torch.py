@@ -29,7 +29,7 @@ def _tensor(torch, leaf, copy):
     if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
         raise TypeError(f"A {type(leaf).__name__} cannot become a tensor: pass concrete JAX or NumPy arrays.")
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        raise TypeError("A random key cannot become a tensor: pass jax.random.key_data(key), or only the observation.")
+        raise TypeError("A random key cannot become a tensor: pass jax.random.key_data(key).")
     tensor = torch.from_dlpack(leaf)
     return tensor.clone() if copy else tensor
 

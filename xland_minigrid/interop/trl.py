@@ -48,7 +48,7 @@ class ChatTokens:
     def text(self, completion: list[int]) -> str:
         return self.tokenizer.decode(completion, skip_special_tokens=True)
 
-    def _encoded(self, text: str, special: bool = False) -> list[int]:
+    def _encoded(self, text, special=False):
         return list(self.tokenizer.encode(text, add_special_tokens=special))
 
 # %% ../../nbs/interop/08_trl.ipynb #e799e36c
@@ -92,10 +92,9 @@ def task_in_prompt(prompt):
             raise ValueError
         return task
     except (TypeError, ValueError):
-        raise ValueError(f"The prompt {str(text)[:60]!r} is not a task: write it as JSON, such as '{{\"seed\": 3}}', "
-                         "or give task_of=.") from None
+        raise ValueError(f"The prompt {str(text)[:60]!r} is not a task: write it as JSON, or give task_of=.") from None
 
-def _runs(prompts: list, most: int | None) -> list[tuple]:
+def _runs(prompts, most):
     "Runs of equal prompts: each prompt and how many there are, at most `most`."
     runs = []
     for prompt, equal in itertools.groupby(prompts):
@@ -128,7 +127,6 @@ def pool_reward(completions, env_reward, **_) -> list:
 
 class _Player:
     "Opens a new pool and closes it; an open pool stays the caller's."
-
     def __init__(self, pool, task_of, observe, act):
         for name, given in {"task_of": task_of, "observe": observe, "act": act}.items():
             if given is not None and not callable(given):
@@ -136,7 +134,7 @@ class _Player:
         self.pool, self._mine = opened(pool)
         if any(session.kind != "text" for session in self.pool.sessions) and (observe is None or act is None):
             self.close()
-            raise ValueError("These environments show arrays: give observe=, an observation as text, and act=, a text as an action.")
+            raise ValueError("These environments show arrays: give observe= and act=.")
         self.task_of, self.observe, self.act = task_of, observe or str, act or str
 
     def close(self):
@@ -150,7 +148,7 @@ class _Player:
         self.close()
 
 # %% ../../nbs/interop/08_trl.ipynb #86077c76
-def _conversation(player, tokens, answers: Answers) -> Callable:
+def _conversation(player, tokens, answers):
     async def rollout(episode):
         answers.begin()
         try:
@@ -242,7 +240,7 @@ class PoolEnvironment:
         "The sum of the rewards; None if the episode failed, which TRL leaves out of the group."
         return None if self._error is not None or self._session is None else self._total
 
-    async def _act(self, action: str) -> str:
+    async def _act(self, action):
         if self._session is None or self._over:
             return "The episode is over."
         try:
@@ -258,7 +256,7 @@ class PoolEnvironment:
         return self._factory.observe(step.observation) + ("\nThe episode is over." if step.done else "")
 
 # %% ../../nbs/interop/08_trl.ipynb #5fcdf610
-def _with_tool(factory, name: str, description: str) -> type:
+def _with_tool(factory, name, description):
     if not name.isidentifier() or name.startswith("_") or hasattr(PoolEnvironment, name):
         raise ValueError(f"tool_name is {name!r}: give another name, such as 'act'.")
 
@@ -300,7 +298,7 @@ class EnvironmentFactory(_Player):
             try:
                 taken = self.pool.roster.pick(1)
             except PoolExhausted:
-                raise PoolExhausted(f"All {len(self._seats)} environments are in use: make a pool with as many slots as a batch has completions.") from None
+                raise PoolExhausted(f"All {len(self._seats)} environments are in use: make a larger pool.") from None
             self._seats += taken
             return taken[0]
 

@@ -95,10 +95,10 @@ def _check_known(goals, rules, init_tiles, opened):
     "Raise `ValueError` for tasks, as far as they are concrete, that 0.9.3 cannot express."
     beyond = any(not isinstance(a, jax.core.Tracer) and np.max(a[..., 0], initial=0) >= len(book) for a, book in ((goals, GOALS), (rules, RULES)))
     if opened is not None or beyond:
-        raise ValueError("xminigrid 0.9.3 knows only the goals and rules of Tables 2 and 3, none that is registered or composed.")
+        raise ValueError("xminigrid 0.9.3 knows only the goals and rules of Tables 2 and 3.")
     for tiles in (rules[..., 1:], init_tiles):
         if not isinstance(tiles, jax.core.Tracer) and (np.asarray(tiles).reshape(*tiles.shape[:-1], -1, 2)[..., 0] == Tiles.LAVA).any():
-            raise ValueError("xminigrid 0.9.3 has no lava: take a ruleset without it.")
+            raise ValueError("xminigrid 0.9.3 has no lava.")
 
 def ruleset_to_upstream(ruleset: RuleSet):
     "Our ruleset, batched or not, as `xminigrid.types.RuleSet`. Raises `ValueError` for what 0.9.3 does not know."
@@ -192,12 +192,12 @@ def params_to_upstream(params: EnvParams):
     from xminigrid.environment import EnvParams as Theirs
     from xminigrid.envs.xland import XLandEnvParams as TheirXLand
     if not params.see_through_walls:
-        raise ValueError("The environments of xminigrid 0.9.3 always see through walls: set see_through_walls=True to compare with them.")
+        raise ValueError("The environments of xminigrid 0.9.3 always see through walls: set see_through_walls=True.")
     common = {name: getattr(params, name) for name in _COMMON}
     if not hasattr(params, "ruleset"):
         return Theirs(**common)
     if params.layout is not None or params.grid_type in PROCEDURAL:
-        raise ValueError("xminigrid 0.9.3 has only static layouts: choose grid_type R1, R2, R4, R6 or R9 and no layout.")
+        raise ValueError("xminigrid 0.9.3 has only static layouts: choose grid_type R1, R2, R4, R6 or R9.")
     return TheirXLand(**common, ruleset=ruleset_to_upstream(params.ruleset), grid_type=params.grid_type)
 
 # %% ../../nbs/interop/01_upstream.ipynb #44d92958
@@ -208,7 +208,7 @@ def benchmark_from_upstream(source) -> Benchmark:
     read = source.get if hasattr(source, "get") else lambda name: getattr(source, name, None)
     arrays = {name: read(name) for name in _ARRAYS}
     if missing := [name for name, array in arrays.items() if array is None]:
-        raise ValueError(f"The benchmark lacks {', '.join(missing)}: pass a mapping or an object with {', '.join(_ARRAYS)}.")
+        raise ValueError(f"The benchmark lacks {', '.join(missing)}: it needs {', '.join(_ARRAYS)}.")
     goals, rules, init_tiles = (np.asarray(arrays[name]) for name in _ARRAYS)
     _check_upstream(goals, rules, init_tiles)
     return Benchmark.from_arrays(goal_from_upstream(goals), rules_from_upstream(rules), tiles_from_upstream(init_tiles, zero=(0, 0)))
@@ -219,15 +219,15 @@ def _check_upstream(goals, rules, init_tiles):
         if array.ndim != shape.count(",") + 1 or array.shape[-1] != int(shape[-2]) or len(array) != len(goals):
             raise ValueError(f"{name} has shape {array.shape}; it must be {shape}, with the same n for all arrays.")
         if array.dtype.kind not in "iuf" or not _are_bytes(array):
-            raise ValueError(f"{name} holds {array.dtype} values that are no whole numbers from 0 to 255: are these arrays xminigrid's?")
+            raise ValueError(f"{name} holds {array.dtype} values that are no whole numbers from 0 to 255.")
     if goals[:, 0].max(initial=0) >= len(GOALS) or rules[..., 0].max(initial=0) >= len(RULES):
-        raise ValueError("There are goals or rules beyond those of xminigrid 0.9.3: are these its arrays?")
+        raise ValueError("There are goals or rules beyond those of xminigrid 0.9.3.")
     is_tile = np.arange(2) < _GOAL_TILES[_GOAL_TO_UPSTREAM][goals[:, 0].astype(np.uint8)][:, None]
     pairs = np.concatenate([goals[:, 1:].reshape(-1, 2, 2)[is_tile], rules[..., 1:].reshape(-1, 2), init_tiles.reshape(-1, 2)])
     if (pairs.max(axis=0, initial=0) >= (13, 12)).any():
-        raise ValueError("There are tiles or colours beyond xminigrid's 13 and 12: are these arrays in its numbers?")
+        raise ValueError("There are tiles or colours beyond xminigrid's 13 and 12.")
 
-def _are_bytes(array) -> bool:
+def _are_bytes(array):
     with np.errstate(invalid="ignore"):
         return array.dtype == np.uint8 or bool((array.astype(np.uint8) == array).all())
 
@@ -239,36 +239,36 @@ def benchmark_to_upstream(benchmark) -> dict[str, np.ndarray]:
                 num_rules=(rules[..., 0] != 0).sum(-1).astype(np.uint8))
 
 # %% ../../nbs/interop/01_upstream.ipynb #a973eccc
-def _start(path: Path) -> bytes:
+def _start(path):
     with open(path, "rb") as file:
         return file.read(3)
 
-def _upstream_arrays(path: Path) -> dict[str, np.ndarray]:
+def _upstream_arrays(path):
     start = _start(path)
     if start[:2] == b"PK":
         return archived_arrays(path)
     if start == b"BZh" or start[:1] in (b"\x80", b"(", b"}", b"c", b"]"):
         return pickled_arrays(path)
-    raise BenchmarkFileError(f"{path} is neither a pickle, compressed with bz2 or not, nor an .npz archive: pass a file of xminigrid.")
+    raise BenchmarkFileError(f"{path} is neither a pickle nor an .npz archive: pass a file of xminigrid.")
 
 # %% ../../nbs/interop/01_upstream.ipynb #5489c270
-def _converted(path: Path) -> Path:
+def _converted(path):
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     return data_folder() / "upstream" / f"{path.stem}-{digest}-v1.safetensors"
 
-def _kept(path: Path):
+def _kept(path):
     try:
         return load_benchmark_from_path(path) if path.exists() else None
     except (BenchmarkFileError, OSError) as error:
         warnings.warn(f"{error} It is converted again now.", stacklevel=3)
 
-def _keep(benchmark, path: Path):
+def _keep(benchmark, path):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         benchmark.save(path)
     except OSError as error:
-        warnings.warn(f"The converted tasks could not be kept ({error}); set XLAND_MINIGRID_DATA to a folder with room for them.", stacklevel=3)
+        warnings.warn(f"The converted tasks could not be kept ({error}); set XLAND_MINIGRID_DATA to a folder with room.", stacklevel=3)
 
 def load_upstream_benchmark(path, *, cache: bool = True, progress: bool = True) -> Benchmark:
     """A benchmark of xminigrid 0.9.3 as ours: its pickle, plain or bz2, or an `.npz` file of arrays. No pickle is run.

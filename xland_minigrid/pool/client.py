@@ -49,7 +49,6 @@ async def _cancel_all():
 # %% ../../nbs/pool/10_client.ipynb #918bdb60
 class IOThread:
     "An event loop on a daemon thread. `call` runs a coroutine there, for callers from anywhere."
-
     def __init__(self, name: str = "xland-pool-io"):
         self.loop, self._closed = asyncio.new_event_loop(), False
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -82,7 +81,7 @@ class IOThread:
             if future.done():
                 raise
             future.cancel()
-            raise DeadlineExceeded(f"This took longer than {timeout:g} s: allow more time, or look for what is slow.") from None
+            raise DeadlineExceeded(f"This took longer than {timeout:g} s: allow more time.") from None
         except BaseException:
             future.cancel()
             raise
@@ -206,7 +205,6 @@ class Connection:
 # %% ../../nbs/pool/10_client.ipynb #dc58f230
 class Reconnecting(Connection):
     "A connection that is restored when it breaks."
-
     async def open(self) -> dict:
         hello = await super().open()
         self._watcher = asyncio.ensure_future(self._watch(self.ws))
@@ -219,12 +217,12 @@ class Reconnecting(Connection):
             with contextlib.suppress(PoolError):
                 await self._connected(ws, time.monotonic())
 
-    async def _again(self, attempt: int, since: float, error: BaseException):
+    async def _again(self, attempt, since, error):
         if time.monotonic() - since > self.resume_for:
             raise SessionLost(f"The connection to {self.endpoint} broke and could not be restored within {self.resume_for:g} s; the episode is lost.") from error
         await pause(attempt)
 
-    async def _connected(self, broken, since: float):
+    async def _connected(self, broken, since):
         "The connection, another one than `broken`."
         async with self._opening:
             if self.ws is broken or self.broken():
@@ -232,7 +230,7 @@ class Reconnecting(Connection):
                 await self._reopen(since)
             return self.ws
 
-    async def _reopen(self, since: float):
+    async def _reopen(self, since):
         for attempt in itertools.count():
             try:
                 if self.closed:
@@ -252,8 +250,7 @@ class Reconnecting(Connection):
 # %% ../../nbs/pool/10_client.ipynb #8389f7c8
 class SocketLink(Reconnecting):
     "To a session on a server; used on the I/O thread only."
-
-    def _read(self, raw) -> Reply:
+    def _read(self, raw):
         try:
             return read_reply(raw, self.binary)
         except ValueError as error:
@@ -264,7 +261,7 @@ class SocketLink(Reconnecting):
         from websockets.exceptions import ConnectionClosed
         frame, since, ws = write_request(number, op, value), None, None
         if len(frame) > self.max_size:
-            raise BadRequest(f"The request has {len(frame):,} bytes, and the server takes {self.max_size:,}: send less, or start it with a larger max_size.")
+            raise BadRequest(f"The request has {len(frame):,} bytes, and the server takes {self.max_size:,}: send less, or raise its max_size.")
         for attempt in itertools.count():
             try:
                 ws = await self._connected(ws, since or time.monotonic())
@@ -277,7 +274,7 @@ class SocketLink(Reconnecting):
                 code, since = getattr(getattr(error, "rcvd", None), "code", None), since or time.monotonic()
                 abort(ws)
                 if code == 1009:
-                    raise BadRequest("The request is too large for the server: send less, or start it with a larger max_size.") from None
+                    raise BadRequest("The request is too large for the server: send less, or raise its max_size.") from None
                 if code in _FINAL:
                     raise SessionLost(_FINAL[code]) from None
                 if attempt:
@@ -317,7 +314,6 @@ class Step(NamedTuple):
 # %% ../../nbs/pool/10_client.ipynb #05e4c7ad
 class SessionState:
     "A session as its client knows it."
-
     def __init__(self, io: IOThread, link, *, timeout: float = 120.0):
         self._io, self._link, self.timeout = io, link, timeout
         self._numbers, self._busy, self.unseen, self.spec = itertools.count(1), threading.Lock(), [], {}
@@ -332,7 +328,7 @@ class SessionState:
     def state(self) -> str:
         return next((name for name in ("closed", "lost", "running", "done") if getattr(self, name)), "idle")
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"Session({self.id}, {self.state}, n={self.n})"
 
     async def _open(self):
@@ -344,14 +340,14 @@ class SessionState:
         self.lost = self.running = self.done = False
         self.n, self.last, self._numbers = 0, None, itertools.count(1)
 
-    def _fail(self, error: PoolError, lost: bool = False, void: bool = False):
+    def _fail(self, error, lost=False, void=False):
         self.failures += 1
         if lost and not self.lost:
             self.lost, self._farewell = True, asyncio.ensure_future(self._leave())
         self.running &= not (lost or void)
         raise error
 
-    def _seen(self, op: str, reply: Reply) -> Step:
+    def _seen(self, op, reply):
         o, expected = reply.outcome, 0 if op == "reset" else self.n + 1
         if o is None or reply.n != expected:  # cannot be
             where = f"The server is at step {reply.n} where this session is at step {expected}, or sent no observation"
@@ -366,7 +362,7 @@ class SessionState:
         self.last = Step(observation, o.reward, o.done, reply.n, o.info)
         return self.last
 
-    def _successor(self) -> "Session":
+    def _successor(self):
         "A session with no environment yet; the pool gives it one."
         other = Session(self._io, self._link, timeout=self.timeout)
         other.lost, other.kind, other.spec = True, self.kind, self.spec
@@ -375,8 +371,7 @@ class SessionState:
 # %% ../../nbs/pool/10_client.ipynb #1f7db937
 class SessionRequests(SessionState):
     "The requests of a session, one at a time, on the I/O thread."
-
-    async def _ask(self, op: str, value) -> Step:
+    async def _ask(self, op, value):
         "One request, after the one that a cancelled caller may have left."
         while self._pending is not None:  # cancelled here, it is still there for the next one
             left = self._pending
@@ -388,7 +383,7 @@ class SessionRequests(SessionState):
         if self.closed:
             raise PoolClosed("This session is closed: open a new pool.")
         if self.lost:
-            raise SessionLost("The environment of this session is gone: the pool replaces it for the next group, or open a new one.")
+            raise SessionLost("The environment of this session is gone: the next group gets another one.")
         self._pending = mine = asyncio.ensure_future(self._do(op, value))
         mine.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.wait([mine])  # being cancelled here leaves it alone
@@ -397,7 +392,7 @@ class SessionRequests(SessionState):
             raise PoolClosed("The session was closed while its request was under way.")
         return mine.result()
 
-    async def _do(self, op: str, value) -> Step:
+    async def _do(self, op, value):
         "A request to its end, even if nobody waits for it."
         try:
             async with asyncio.timeout(self.timeout):
@@ -431,15 +426,14 @@ class SessionRequests(SessionState):
 # %% ../../nbs/pool/10_client.ipynb #18ade62b
 class Session(SessionRequests):
     "One environment of a pool, from `pool.sessions`."
-
-    def _claim(self, op: str):
+    def _claim(self):
         if self.closed:
             raise PoolClosed("This session is closed: open a new pool.")
         if not self._busy.acquire(blocking=False):
             raise SessionBusy("Two requests at once to one session: await the first one before the next.")
 
-    async def _call(self, op: str, value) -> Step:
-        self._claim(op)
+    async def _call(self, op, value):
+        self._claim()
         try:
             return await self._io.call(self._ask(op, value))
         finally:

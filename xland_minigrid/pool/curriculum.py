@@ -21,11 +21,11 @@ from typing import Protocol
 import numpy as np
 
 from ..core.helpers import checked_int
+from .group import html_table
 
 # %% ../../nbs/pool/12_curriculum.ipynb #aafd35c2
 class Curriculum(Protocol):
     "Chooses tasks and learns from results. A task is a name, or a dictionary such as an `env_config`."
-
     def next_tasks(self, n: int) -> list:
         "The n tasks to play next. Changes nothing."
 
@@ -42,13 +42,13 @@ class Curriculum(Protocol):
     def load_state_dict(self, state: Mapping):
         "Go on from a `state_dict`. Raises `ValueError` if it belongs to another curriculum."
 
-def _key(task) -> str:
+def _key(task):
     try:
         return json.dumps(task, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError):
         raise TypeError(f"{task!r} cannot be a task: give a name, or a dict of plain values.") from None
 
-def _unknown(task) -> ValueError:
+def _unknown(task):
     return ValueError(f"{task!r} is not a task of this curriculum: record what next_tasks gave.")
 
 # %% ../../nbs/pool/12_curriculum.ipynb #c4985687
@@ -58,10 +58,9 @@ class SomeSolve(Curriculum):
     tasks: dealt in order, over and over. again: share of earlier tasks, while there are any. keep: how many are
     remembered. most: a task is played again if at most this share solved it. Raises `ValueError`.
     """
-
     def __init__(self, tasks: Sequence, *, again: float = 0.5, most: float = 0.8, keep: int = 2000, seed: int = 0):
         if not len(tasks) or not 0 <= again < 1 or not 0 < most <= 1 or keep < 1:
-            raise ValueError("tasks needs at least one, again is a share below 1, most a share above 0, and keep at least 1.")
+            raise ValueError("tasks, most and keep must not be empty or 0, and again and most are shares.")
         self.tasks, self.again, self.most, self.keep, self.seed = list(tasks), again, most, keep, seed
         self._number = {_key(task): i for i, task in enumerate(self.tasks)}
         self.dealt, self.records, self.old = 0, 0, []  # new tasks, results, tasks to play again
@@ -93,8 +92,8 @@ class SomeSolve(Curriculum):
     def load_state_dict(self, state: Mapping):
         known = range(len(self.tasks))
         if not isinstance(state, Mapping) or state.get("tasks") != len(known) or not all(i in known for i in state.get("old", [-1])):
-            raise ValueError("This state belongs to a curriculum with other tasks: make it with the same ones.")
-        self.dealt, self.records, self.old = int(state["dealt"]), int(state["records"]), [int(i) for i in state["old"]]
+            raise ValueError("This state belongs to a curriculum with other tasks.")
+        self.dealt, self.records, self.old = int(state["dealt"]), int(state["records"]), list(map(int, state["old"]))
 
 # %% ../../nbs/pool/12_curriculum.ipynb #f1cc5d3c
 def _check_fields(settings, **highest):
@@ -165,7 +164,8 @@ class _Task:
     def learn(self, success: float, now: int, tier: Tier, s: Schedule):
         if self.kind == "untried":
             self.study()
-        self.attempts, self.tries, self.last, self.results = self.attempts + 1, self.tries + 1, now, (self.results + [success])[-tier.mastery_window:]
+        self.attempts, self.tries, self.last = self.attempts + 1, self.tries + 1, now
+        self.results = (self.results + [success])[-tier.mastery_window:]
         self.success = decayed_success(self.results, s.decay)
         mastered, passed = self.success >= tier.mastery_threshold, success >= tier.mastery_threshold
         if self.kind == "graduated":
@@ -184,9 +184,9 @@ class _Task:
             self.wait("resting", s.longest_interval, now)
 
 # %% ../../nbs/pool/12_curriculum.ipynb #10337c50
-def _texts(tasks: Mapping) -> list[list[str]]:
+def _texts(tasks):
     if not isinstance(tasks, Mapping) or any(isinstance(x, (str, Mapping)) or not isinstance(x, Iterable) for x in tasks.values()):
-        raise TypeError("tasks is a dict from tier to a list of names or env_config dicts; or use TierCurriculum.over(difficulty).")
+        raise TypeError("tasks is a dict from tier to a list of names or env_config dicts.")
     lists = [list(map(_key, listed)) for listed in tasks.values()]
     if not lists or not all(lists):
         raise ValueError("Every tier needs at least one task: leave empty ones out.")
@@ -194,25 +194,25 @@ def _texts(tasks: Mapping) -> list[list[str]]:
         raise ValueError("A task is listed twice: every task belongs to one tier, once.")
     return lists
 
-def _by_name(tiers: Iterable[Tier]) -> dict[str, Tier]:
+def _by_name(tiers):
     tiers = list(tiers)
-    if not all(isinstance(tier, Tier) for tier in tiers) or len({tier.name for tier in tiers}) < len(tiers):
+    found = {tier.name: tier for tier in tiers if isinstance(tier, Tier)}
+    if len(found) < len(tiers):
         raise ValueError("tiers must be Tier(...) objects with different names.")
-    return {tier.name: tier for tier in tiers}
+    return found
 
 # %% ../../nbs/pool/12_curriculum.ipynb #b0ae6740
-def _checked_success(achieved, reward) -> float:
+def _checked_success(achieved, reward):
     try:
         success, reward = float(achieved), float(reward)
     except (TypeError, ValueError):
-        raise TypeError(f"achieved is {achieved!r} and reward {reward!r}: record numbers, and only groups that could be scored.") from None
+        raise TypeError(f"achieved is {achieved!r} and reward {reward!r}: record numbers.") from None
     if not 0 <= success <= 1 or not math.isfinite(reward):
         raise ValueError(f"achieved is {success} and reward {reward}: give a share from 0 to 1, and a finite reward.")
     return success
 
 class _Records(Curriculum):
     "Tasks and results; see `TierCurriculum`."
-
     def __init__(self, tasks: Mapping, tiers: Iterable[Tier] = TIERS, *, seed: int = 0, schedule: Schedule = Schedule()):
         texts, known = _texts(tasks), _by_name(tiers)
         if not isinstance(schedule, Schedule):
@@ -226,12 +226,9 @@ class _Records(Curriculum):
         self._tried: dict[str, _Task] = {}
         self._reviewed = -schedule.review_every
 
-    @property
-    def tier(self) -> Tier:
-        "The highest tier reached."
-        return self.tiers[self._tier]
+    tier = property(lambda self: self.tiers[self._tier], doc="The highest tier reached.")
 
-    def _text(self, task) -> str:
+    def _text(self, task):
         "A task as text, without a seed that it does not have here."
         text = _key(task)
         if text not in self._tier_of and isinstance(task, Mapping):
@@ -258,19 +255,19 @@ class _Records(Curriculum):
 
 # %% ../../nbs/pool/12_curriculum.ipynb #f950210f
 class _Progress(_Records):
-    def _studied(self) -> list[_Task]:
+    def _studied(self):
         return [t for t in self._tried.values() if t.tier == self._tier and t.kind == "studied"]
 
-    def _untried(self, tier: int) -> Iterable[str]:
+    def _untried(self, tier):
         return (text for text in self._tasks[tier] if text not in self._tried)
 
-    def _progress(self, tier: int, success: float) -> str | None:
+    def _progress(self, tier, success):
         "Count an episode towards the present tier. Returns the name of the next one if it is reached."
         before, t = self._tier, self.tier
         if tier == self._tier:
             self._tier_episodes, self._tier_results = self._tier_episodes + 1, (self._tier_results + [success])[-t.mastery_window:]
-            rate = np.mean(self._tier_results)
-            if rate >= t.fast_track_rate and self._tier_episodes >= _FAST_TRACK or rate >= t.advance_rate and self._tier_episodes >= t.min_episodes:
+            rate, n = np.mean(self._tier_results), self._tier_episodes
+            if rate >= t.fast_track_rate and n >= _FAST_TRACK or rate >= t.advance_rate and n >= t.min_episodes:
                 self._advance()
         while self._tier < len(self.tiers) - 1 and not self._studied() and next(self._untried(self._tier), None) is None:
             self._advance()
@@ -288,17 +285,18 @@ UNTRIED, WEAK, DUE, RECENT = 100.0, 50.0, 30.0, 20.0
 _LATELY = 2
 
 class _Choice(_Progress):
-    def _weight(self, t: _Task) -> float:
+    def _weight(self, t):
         begun = t.kind == "studied" and t.attempts < self.schedule.graduate_after
         return WEAK * (1 - t.success) + DUE * begun - RECENT * (t.last > self.episode - _LATELY)
 
-    def _is_due(self, t: _Task) -> bool:
+    def _is_due(self, t):
         return t.kind in ("graduated", "resting") and t.due <= self.episode + 1
 
-    def _ranked(self, k: int) -> list[str]:
+    def _ranked(self, k):
         "k different tasks, or all, the most urgent first; among equals the least recently tried."
         new = list(itertools.islice(itertools.chain.from_iterable(map(self._untried, range(self._tier, -1, -1))), k))
-        due, others = [], [(-UNTRIED, place, text) for place, text in enumerate(new[: max(0, self.schedule.active - len(self._studied()))])]
+        begin = max(0, self.schedule.active - len(self._studied()))
+        due, others = [], [(-UNTRIED, place, text) for place, text in enumerate(new[:begin])]
         for text, t in self._tried.items():
             if self._is_due(t) or t.kind != "resting":
                 (due if self._is_due(t) else others).append((-self._weight(t), t.last, text))
@@ -317,13 +315,14 @@ class _Choice(_Progress):
 _KEPT = ("episode", "_reviewed", "_tier", "_tier_episodes", "_tier_results")
 
 class _State(_Choice):
-    def _checksum(self, state) -> str:
+    def _checksum(self, state):
         about = [self.seed, [asdict(tier) for tier in self.tiers], asdict(self.schedule), self._tasks, state]
         return hashlib.blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
 
     def state_dict(self) -> dict:
         with self._lock:
-            state = json.loads(json.dumps([[getattr(self, name) for name in _KEPT], {text: astuple(t) for text, t in self._tried.items()}]))
+            tried = {text: astuple(t) for text, t in self._tried.items()}
+            state = json.loads(json.dumps([[getattr(self, name) for name in _KEPT], tried]))
         return {"state": state, "checksum": self._checksum(state)}
 
     def load_state_dict(self, state: Mapping) -> "TierCurriculum":
@@ -382,7 +381,7 @@ class TierCurriculum(_State):
         rows = np.argsort(values.astype(np.float64), kind="stable")[: np.count_nonzero(values == values)]
         tiers, rng = tuple(_by_name(tiers).values()), np.random.default_rng(checked_int("seed", seed, 0))
         if not 1 <= len(tiers) <= len(rows):
-            raise ValueError(f"{len(rows)} tasks of known difficulty do not fill {len(tiers)} tiers: choose another by=, or other tiers.")
+            raise ValueError(f"{len(rows)} tasks of known difficulty do not fill {len(tiers)} tiers: choose others.")
         parts = [rng.choice(part, min(most, len(part)), replace=False).tolist() for part in np.array_split(rows, len(tiers))]
         tasks = {tier.name: [{"ruleset_id": row} for row in part] for tier, part in zip(tiers, parts)}
         return cls(tasks, tiers, seed=seed, schedule=schedule)
@@ -393,14 +392,13 @@ class TierCurriculum(_State):
             order = itertools.cycle(self._ranked(checked_int("n", n, 1)))
             return [json.loads(text) for text in itertools.islice(order, n)]
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         s = self.stats()
         tried = f"{s['tried']:,} of {s['tasks']:,} tasks tried, {s['graduated']:,} graduated"
         return f"TierCurriculum(episode {self.episode:,}, tier {s['name']}, {tried}, success {s['success']:.2f})"
 
-    def _repr_html_(self) -> str:
-        columns = ("name", "tasks", "tried", "studied", "graduated", "resting", "episodes", "success")
+    def _repr_html_(self):
         show = lambda x: html.escape(x) if isinstance(x, str) else f"{x:.2f}" if isinstance(x, float) else f"{x:,}"
-        rows = [columns, *([show(row[name]) for name in columns] for row in self.stats()["tiers"])]
-        table = "".join("<tr>" + "".join(f"<td>{x}</td>" for x in row) + "</tr>" for row in rows)
-        return f"<b>Curriculum</b> after {self.episode:,} episodes: {html.escape(self.tier.name)}<table>{table}</table>"
+        rows = self.stats()["tiers"]
+        heading = f"<b>Curriculum</b> after {self.episode:,} episodes: {html.escape(self.tier.name)}"
+        return html_table(heading, rows[0], (map(show, row.values()) for row in rows))

@@ -34,13 +34,13 @@ def copy_messages(messages: Messages) -> Messages:
         raise TypeError(f"messages is a {type(messages).__name__}: give a list of dicts with role and content.")
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise ValueError(f"Message {i} is not a message: give a dict whose role and content are strings.")
+            raise ValueError(f"Message {i} is not a dict with strings for role and content.")
     return [dict(message) for message in messages]
 
 def check_config(env_config) -> dict:
     "A copy of `env_config`, `{}` for None. Raises `TypeError`."
     if env_config is not None and not isinstance(env_config, dict):
-        raise TypeError(f"env_config is a {type(env_config).__name__}: give a dict, as in {{'name': 'frozen_lake', 'seed': 0}}.")
+        raise TypeError(f"env_config is a {type(env_config).__name__}: give a dict such as {{'name': 'frozen_lake'}}.")
     return dict(env_config or {})
 
 # %% ../../nbs/pool/03_episodes.ipynb #38aaf391
@@ -52,11 +52,11 @@ class RolloutRequest:
     uuid: str = field(default_factory=lambda: uuids.uuid4().hex)
 
     def __post_init__(self):
-        copy_messages(self.messages)
+        self.messages = copy_messages(self.messages)
         if not isinstance(self.data_dict, dict):
-            raise TypeError(f"data_dict is a {type(self.data_dict).__name__}: give a dict of the row's other columns.")
+            raise TypeError(f"data_dict is a {type(self.data_dict).__name__}: give a dict.")
         if not isinstance(self.uuid, str) or not self.uuid:
-            raise TypeError("uuid must be a string that no other request has: leave it out to get one.")
+            raise TypeError("uuid must be a string: leave it out to get one.")
 
     @property
     def env_config(self) -> dict:
@@ -68,12 +68,11 @@ class RolloutRequest:
         data, config = self.data_dict, self.env_config
         if config.get("seed") is None:
             data = {**data, "env_config": {**config, "seed": random.Random(self.uuid).randrange(2**31)}}
-        return [RolloutRequest(copy_messages(self.messages), data) for _ in range(count)]
+        return [RolloutRequest(self.messages, data) for _ in range(count)]
 
 # %% ../../nbs/pool/03_episodes.ipynb #17c9cbc2
 class Env(abc.ABC):
     "A text environment, good for one conversation. A failure of machinery must raise; it is never a reward."
-
     def __init__(self, env_config: dict | None = None):
         self.env_config = check_config(env_config)
 
@@ -96,7 +95,7 @@ def finite(value, what: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise EnvFault(f"{what} is {value!r}, which is not a finite number: return a float, and raise if there is none.")
+        raise EnvFault(f"{what} is {value!r}, which is not a finite number: return a float, or raise.")
     return number
 
 async def checked_reset(env: Env, request: RolloutRequest) -> tuple[str, dict, str]:
@@ -111,7 +110,7 @@ async def checked_step(env: Env, messages: Messages) -> tuple[str, float, bool, 
     observation, reward, done, info = await _returned(env.step, messages, what, str, object, object, dict)
     return observation, finite(reward, "The reward"), bool(done), info
 
-async def _returned(method, argument, what: str, *kinds) -> tuple:
+async def _returned(method, argument, what, *kinds):
     waiting = method(argument)
     if not inspect.isawaitable(waiting):
         raise TypeError(f"{method.__qualname__} is not a coroutine function: write async def, or put @blocking before it.")
@@ -139,7 +138,7 @@ def blocking(fn):
         return await asyncio.wrap_future(answer)
     return on_thread
 
-def _answer(answer: concurrent.futures.Future, call):
+def _answer(answer, call):
     if answer.set_running_or_notify_cancel():
         try:
             answer.set_result(call())
@@ -159,7 +158,6 @@ class UnknownEnv(ValueError, KeyError):
 
 class EnvRegistry(MutableMapping):
     "Text environments by name: a dict of subclasses of `Env`; those of this package are imported at first use."
-
     def __init__(self):
         self._classes = {}
 
@@ -167,7 +165,7 @@ class EnvRegistry(MutableMapping):
         if not isinstance(name, str) or not name.strip():
             raise TypeError(f"{name!r} is not a name: give a string that is not empty.")
         if not isinstance(cls, type) or not issubclass(cls, Env):
-            raise TypeError(f"{cls!r} is not a text environment: give a subclass of xland_minigrid.pool.episodes.Env.")
+            raise TypeError(f"{cls!r} is not a text environment: give a subclass of pool.episodes.Env.")
         self._classes[name] = cls
 
     def __getitem__(self, name):
@@ -176,8 +174,7 @@ class EnvRegistry(MutableMapping):
                 importlib.import_module(_BUILT_IN[name])
             if name in self._classes:
                 return self._classes[name]
-        raise UnknownEnv(f"No text environment is called {name!r}: choose from {', '.join(self)}, "
-                         "or register yours with register_env(name, cls).")
+        raise UnknownEnv(f"No text environment is called {name!r}: choose from {', '.join(self)}, or call register_env.")
 
     def __delitem__(self, name):
         del self._classes[name]
@@ -208,18 +205,18 @@ def find_env(env_config: dict | None = None, default: str | type[Env] | None = N
     chosen = check_config(env_config).get("name")
     chosen = default if chosen is None else chosen
     if chosen is None:
-        raise ValueError("Nothing says which environment to open: put a name into env_config, or give a default.")
+        raise ValueError("Nothing says which environment to open: put a name into env_config.")
     return chosen if isinstance(chosen, type) and issubclass(chosen, Env) else envs[chosen]
 
 # %% ../../nbs/pool/03_episodes.ipynb #af6fecf0
 def request_from_row(row: dict) -> RolloutRequest:
     "The request of a row: its `messages`, the other columns as `data_dict`. Raises `TypeError` or `ValueError`."
     if not isinstance(row, dict):
-        raise TypeError(f"The row is a {type(row).__name__}: give an object with messages and env_config.")
+        raise TypeError(f"The row is a {type(row).__name__}: give a dict with messages and env_config.")
     if "messages" not in row:
-        raise ValueError("The row has no messages: give at least a placeholder, [{'role': 'user', 'content': '...'}].")
+        raise ValueError("The row has no messages: give at least [{'role': 'user', 'content': '...'}].")
     check_config(row.get("env_config"))
-    return RolloutRequest(copy_messages(row["messages"]), {name: value for name, value in row.items() if name != "messages"})
+    return RolloutRequest(row["messages"], {name: value for name, value in row.items() if name != "messages"})
 
 def read_rows(path) -> list[RolloutRequest]:
     "The rows of a JSON-lines file, each with `messages` and `env_config`. Raises `ValueError` that names a bad line."
@@ -235,7 +232,7 @@ def read_rows(path) -> list[RolloutRequest]:
         raise ValueError(f"{path} holds no rows: write one JSON object per line.")
     return found
 
-def _row(path, number: int, line: str) -> RolloutRequest:
+def _row(path, number, line):
     try:
         return request_from_row(json.loads(line))
     except (ValueError, TypeError, RecursionError) as error:

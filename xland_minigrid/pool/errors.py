@@ -67,7 +67,7 @@ class EnvFault(PoolError):
     code, retryable = "env_fault", True
 
 class DeadlineExceeded(PoolError, TimeoutError):
-    "The deadline passed: allow more time, or look for what is slow."
+    "The deadline passed: allow more time."
     code, retryable = "deadline", True
 
 # %% ../../nbs/pool/01_errors.ipynb #8252b418

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,11 +23,11 @@ from .episodes import blocking, finite
 from .errors import BadRequest, EnvFault, PoolError, ResetRequired, SessionBusy, SessionLost
 
 # %% ../../nbs/pool/11_group.ipynb #ebd6c8e9
-def _scores(rewards) -> np.ndarray:
+def _scores(rewards):
     try:
         scores = np.array([np.nan if r is None else r for r in rewards], np.float64)
     except (TypeError, ValueError):
-        raise TypeError("rewards must be a list of numbers, with None for episodes that cannot be scored.") from None
+        raise TypeError("rewards must be a list of numbers and None.") from None
     if scores.ndim != 1:
         raise ValueError(f"rewards has shape {scores.shape}: give one number for each rollout.")
     return np.where(np.isfinite(scores), scores, np.nan)
@@ -43,7 +43,7 @@ def group_advantages(rewards, *, scale: bool = False, ddof: int = 0) -> np.ndarr
     estimate from a sample, as TRL does. Raises `TypeError` or `ValueError`.
     """
     if ddof not in (0, 1):
-        raise ValueError(f"ddof is {ddof!r}: give 0 for the deviation of this group, 1 for an estimate from it.")
+        raise ValueError(f"ddof is {ddof!r}: give 0 or 1.")
     scores = _scores(rewards)
     valid, found = np.isfinite(scores), np.zeros(len(scores), np.float32)
     x = scores[valid]
@@ -78,15 +78,15 @@ class Sequence(NamedTuple):
     logprobs: list | None  # log-probability of each, 0 for tokens of the environment; None if none were given
     mask: list  # 1 for a token of the model, 0 for one of the environment
 
-def _ids(ids, name: str) -> list[int]:
+def _ids(ids, name):
     array = np.asarray(ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(f"{name} has shape {array.shape} and dtype {array.dtype}: give one list of whole numbers.")
     if array.size and array.min() < 0:
-        raise ValueError(f"{name} holds {array.min()}: token numbers start at 0; leave padding out.")
+        raise ValueError(f"{name} holds {array.min()}: token numbers start at 0.")
     return array.tolist()
 
-def _log_probabilities(logprobs, n: int) -> list[float]:
+def _log_probabilities(logprobs, n):
     array = np.asarray(logprobs, np.float64)
     if array.shape != (n,) or not np.isfinite(array).all():
         raise ValueError(f"logprobs has shape {array.shape} for {n} completion tokens: give one finite number for each.")
@@ -95,7 +95,6 @@ def _log_probabilities(logprobs, n: int) -> list[float]:
 # %% ../../nbs/pool/11_group.ipynb #7c65e837
 class TokenTrack:
     "The tokens of one episode, at most `max_total_tokens` of them (None: any number)."
-
     def __init__(self, max_total_tokens: int | None = None):
         self.most = None if max_total_tokens is None else checked_int("max_total_tokens", max_total_tokens, 2)
         self.ids, self.mask, self.logprobs, self.turns, self.prompt_length, self.full = [], [], None, 0, 0, False
@@ -117,18 +116,17 @@ class TokenTrack:
         room = len(completion) if self.most is None else self.most - len(prompt)
         fits = room >= min(len(completion), 1)
         if not fits and not self.turns:
-            raise TokenBudget(f"The first prompt has {len(prompt):,} tokens and the episode may have {self.most:,}: "
-                              "raise max_total_tokens, or shorten the prompt.")
+            raise TokenBudget(f"The first prompt has {len(prompt):,} tokens, more than max_total_tokens, {self.most:,}.")
         self.full = len(completion) > room or room < 0
         if fits:
             self._take(prompt, completion[:room], logprobs)
         return not self.full
 
-    def _check(self, prompt: list, logprobs):
+    def _check(self, prompt, logprobs):
         if self.full:
             raise TokenBudget(f"This episode already has its {self.most:,} tokens: stop when add_tokens returns False.")
         if not prompt:
-            raise ValueError("prompt_ids is empty: give all tokens that the model was shown in this turn.")
+            raise ValueError("prompt_ids is empty: give all tokens that the model was shown.")
         if self.turns and (logprobs is None) != (self.logprobs is None):
             raise ValueError("Log-probabilities must be given in every turn of an episode, or in none.")
         if prompt[:len(self.ids)] != self.ids:
@@ -137,7 +135,7 @@ class TokenTrack:
             where = f"The prompt of turn {self.turns + 1} has {now} instead of {self.ids[at]} at token {at}"
             raise PrefixMismatch(f"{where}: pass on the tokens of earlier turns, do not tokenise again.", at=at, turn=self.turns + 1)
 
-    def _take(self, prompt: list, completion: list, logprobs):
+    def _take(self, prompt, completion, logprobs):
         if not self.turns:
             self.ids, self.prompt_length, self.logprobs = list(prompt), len(prompt), None if logprobs is None else []
         told = prompt[len(self.ids):]
@@ -148,12 +146,12 @@ class TokenTrack:
         self.turns += 1
 
 # %% ../../nbs/pool/11_group.ipynb #f881b583
-def _kept(x: Any) -> Any:
+def _kept(x):
     if isinstance(x, Mapping):
         return {name: _kept(value) for name, value in x.items()}
     return np.array(x) if isinstance(x, np.ndarray) else x
 
-def _said(error: BaseException) -> str:
+def _said(error):
     if isinstance(error, asyncio.CancelledError):
         return "cancelled"
     return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(": ")
@@ -161,7 +159,6 @@ def _said(error: BaseException) -> str:
 # %% ../../nbs/pool/11_group.ipynb #b9556530
 class _Record:
     "See `Rollout`."
-
     def __init__(self, session, task, index: int, first, max_total_tokens: int | None = None):
         self.session, self.task, self.index, self.tokens = session, task, index, TokenTrack(max_total_tokens)
         self.error = self.seconds = self._value = None
@@ -212,14 +209,13 @@ class _Record:
         more = {"tokens": len(self.tokens.ids), "seconds": self.seconds and round(self.seconds, 4)}
         return plain({name: getattr(self, name) for name in names} | more)
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         state = f"error: {self.error}" if self.error else f"reward {self.reward:g}" if self.done and self.valid else "running"
         return f"Rollout({self.index}, {self.num_turns} turns, {state})"
 
 # %% ../../nbs/pool/11_group.ipynb #99a3cdc4
 class _Steps(_Record):
     "See `Rollout`."
-
     async def step(self, action, *, text: str | None = None):
         """Take a step; returns the session's `Step`. text: the action as the conversation shows it.
 
@@ -234,7 +230,7 @@ class _Steps(_Record):
             why = f" ({self.error})" if self.error else ""
             raise ResetRequired(f"This episode is over{why}: loop `while not episode.done`.")
         if text is not None and not isinstance(text, str):
-            raise TypeError(f"text is a {type(text).__name__}: give what the conversation is to show, a string.")
+            raise TypeError(f"text is a {type(text).__name__}: give a string.")
         self._stepping = True
         try:
             found = await self.session.step(action)
@@ -286,7 +282,6 @@ class Rollout(_Steps):
     step_rewards: one for each step. seconds: how long it took, None until it is settled.
     error: why it cannot be scored, None if it can.
     """
-
     def finish(self, reward: float | None = None):
         "End the episode; None takes the sum of the rewards. Raises `TypeError` or `ValueError` unless it is finite."
         if self.settled:
@@ -297,9 +292,9 @@ class Rollout(_Steps):
             value = self.total_reward if reward is None else float(reward)
         except TypeError:
             self.fail(f"the rollout function returned a {type(reward).__name__}")
-            raise TypeError(f"The rollout function returned a {type(reward).__name__}: return the reward of the episode, a number, or nothing.") from None
+            raise TypeError(f"The rollout function returned a {type(reward).__name__}: return a number, or nothing.") from None
         if value is not None and not np.isfinite(value):
-            self.fail(f"The rollout function returned {value}: return a finite number, or nothing for the sum of the steps' rewards.")
+            self.fail(f"The rollout function returned {value}: return a finite number, or nothing.")
             raise ValueError(self.error)
         if self._stepping:
             self.error = self.error or "the rollout function returned while a step was under way"
@@ -322,7 +317,7 @@ class Rollout(_Steps):
                 raise
         return self
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self):
         tint = {"system": "rgba(128,128,128,.10)", "user": "rgba(56,139,253,.12)", "assistant": "rgba(46,160,67,.14)"}
         box = "margin:3px 0;padding:4px 10px;border-radius:6px;background:{};white-space:pre-wrap".format
         talk = "".join(f'<div style="{box(tint[m["role"]])}"><b>{m["role"]}</b>\n{html.escape(m["content"])}</div>'
@@ -338,7 +333,7 @@ def html_table(heading: str, columns: Iterable[str], rows: Iterable[Iterable[str
     return (f'<div style="font:13px/1.5 system-ui,sans-serif;color:inherit"><div style="margin-bottom:4px">{heading}</div><div style="overflow-x:auto">'
             f'<table style="border-collapse:collapse;background:transparent;font-variant-numeric:tabular-nums"><thead><tr>{line(columns, "th")}</tr></thead><tbody>{body}</tbody></table></div>{note}</div>')
 
-def _bar(value: float, most: float) -> str:
+def _bar(value, most):
     width, colour, side = round(80 * abs(value) / (most or 1)), *(("rgba(46,160,67,.65)", "left") if value > 0 else ("rgba(218,54,51,.65)", "right"))
     return ('<span style="display:inline-block;position:relative;width:160px;height:10px;vertical-align:middle;background:rgba(128,128,128,.12)">'
             f'<span style="position:absolute;top:0;height:10px;width:{width}px;background:{colour};{side}:80px"></span></span>')
@@ -358,17 +353,16 @@ def sequence_of(rollout: Rollout) -> Sequence:
 # %% ../../nbs/pool/11_group.ipynb #8f62ee2f
 class RolloutGroup:
     "The rollouts of a `task`; asked: the task before the pool added a seed. Raises `ValueError` without rollouts."
-
     def __init__(self, task, rollouts, asked=None):
         self.task, self.rollouts, self.id = task, list(rollouts), uuid.uuid4().hex
         self.asked = task if asked is None else asked
         if not self.rollouts:
             raise ValueError("A group needs at least one rollout.")
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.rollouts)
 
-    def __getitem__(self, i) -> Rollout:
+    def __getitem__(self, i):
         return self.rollouts[i]
 
     rewards = property(lambda self: [rollout.reward for rollout in self], doc="None for those that cannot be scored.")
@@ -400,14 +394,14 @@ class RolloutGroup:
         path = Path(path).expanduser()
         return append_lines(path / "completions.jsonl" if path.is_dir() else path, self.to_jsonl().split("\n")[:-1])
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         scored, task = [reward for reward in self.rewards if reward is not None], " ".join(str(self.task).split())
         about = f"mean reward {np.mean(scored):.3g}" if scored else "none scorable"
         about += f", {len(self) - len(scored)} not scorable" * (0 < len(scored) < len(self))
         many, task = "s" * (len(self) != 1), task if len(task) <= 60 else task[:59] + "…"
         return f"RolloutGroup({len(self)} rollout{many} of task {task}: {about})"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self):
         return html_table(html.escape(repr(self)), ("rollout", "reward", "advantage", "", "turns", "note"), _rows(self))
 
 # %% ../../nbs/pool/11_group.ipynb #5e1c7a11
@@ -485,7 +479,7 @@ def pad(groups, pad_id: int, side: str = "right", *, length: int | None = None, 
     """
     groups = [groups] if isinstance(groups, RolloutGroup) else list(groups)
     if side not in ("left", "right"):
-        raise ValueError(f"side is {side!r}: choose 'right' for training, 'left' for generating.")
+        raise ValueError(f"side is {side!r}: choose 'right' or 'left'.")
     if not groups:
         raise ValueError("There are no groups to pad.")
     rollouts = [rollout for group in groups for rollout in group]
@@ -493,7 +487,7 @@ def pad(groups, pad_id: int, side: str = "right", *, length: int | None = None, 
     sizes = [len(s.prompt_ids) + len(s.completion_ids) for s in found]
     length = length or max(sizes)
     if max(sizes) > length:
-        raise ValueError(f"A sequence has {max(sizes):,} tokens and length is {length:,}: give at least max_total_tokens.")
+        raise ValueError(f"A sequence has {max(sizes):,} tokens and length is {length:,}: raise length.")
     tokens, shape = np.full((len(found), length), pad_id, np.int32), (len(found), length)
     attention, mask, logprobs = np.zeros(shape, bool), np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     for row, (s, rollout, size) in enumerate(zip(found, rollouts, sizes)):

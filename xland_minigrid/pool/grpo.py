@@ -50,7 +50,7 @@ class Vocabulary:
         self.size = _FIRST + len(self.list)
 
     @staticmethod
-    def _parts(text: str) -> list[str]:
+    def _parts(text):
         return re.findall(r"\w+|[^\w\s]", text)
 
     def encode(self, text: str) -> list[int]:
@@ -89,7 +89,6 @@ def normed(x, scale):
 
 class Block(nnx.Module):
     "Attention and a dense layer: `(B, L, width)` to `(B, K, width)`, at the positions `at (B, K)`."
-
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         n, quiet = config.width, (2 * config.layers) ** -0.5  # the residual stream starts with a deviation of 1
         self.heads = config.heads
@@ -123,7 +122,6 @@ class Transformer(nnx.Module):
 
     Padding comes after the text. opinion: the standard deviation of a fresh model's logits. Raises `ValueError`.
     """
-
     def __init__(self, config: ModelConfig, size: int, opinion: float = 0.01, *, rngs: nnx.Rngs):
         self.config, n = config, config.width
         self.tokens = nnx.Param(nnx.initializers.normal(n**-0.5)(rngs.params(), (size, n)))
@@ -134,7 +132,7 @@ class Transformer(nnx.Module):
 
     def __call__(self, tokens, at=None):
         if tokens.shape[1] > self.config.context:
-            raise ValueError(f"{tokens.shape[1]} tokens came and the model reads {self.config.context}: give it a larger context, or shorter prompts.")
+            raise ValueError(f"{tokens.shape[1]} tokens came and the model reads {self.config.context}: give it a larger context.")
         x = self.tokens[...][tokens] + self.places[...][: tokens.shape[1]]
         everywhere = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         at = everywhere if at is None else at
@@ -213,7 +211,7 @@ class Sampler:
     def next_logprobs(self, prompts: list) -> np.ndarray:
         "Log-probabilities of the next token, float32 `(N, size)`; equal prompts are computed once."
         if not all(0 < len(prompt) <= self.context for prompt in prompts):
-            raise ValueError(f"A prompt has from 1 to {self.context} tokens: shorten it, or give the model a larger context.")
+            raise ValueError(f"A prompt has from 1 to {self.context} tokens: give the model a larger context.")
         different = sorted(set(map(tuple, prompts)))  # the same whoever asked first
         places = {prompt: i for i, prompt in enumerate(different)}
         parts = [different[i:i + self.rows[-1]] for i in range(0, len(different), self.rows[-1])]
@@ -234,7 +232,6 @@ class Sampler:
 # %% ../../nbs/pool/15_grpo.ipynb #5aa325f3
 class Generator(Sampler, Answers):
     "A `Sampler` for concurrent rollouts: `said = await generator(prompt, key)`; see `Answers`."
-
     def __init__(self, model: Transformer, *, patience: float = 1.0, **settings):
         Sampler.__init__(self, model, **settings)
         Answers.__init__(self, lambda asked: self.generate(*map(list, zip(*asked))), patience)
@@ -470,12 +467,12 @@ def lake_baselines(tasks: list[dict], turns: int) -> dict:
     return {"random": mean(random_success), "shortest path": mean(shortest_path_success)}
 
 # %% ../../nbs/pool/15_grpo.ipynb #119cbef5
-def _save(learner: Learner, checkpoints: Checkpoints, row: dict):
+def _save(learner, checkpoints, row):
     checkpoints.save(int(learner.state.step), learner.state, {
         "config": dataclasses.asdict(learner.config), "curriculum": learner.curriculum.state_dict(),
         "episodes": learner.episodes, "env_steps": learner.env_steps, "seconds": row["seconds"], "cpu_seconds": row["cpu_seconds"]})
 
-def _restore(learner: Learner, checkpoints: Checkpoints) -> dict:
+def _restore(learner, checkpoints):
     "Go on from the latest checkpoint; returns its record."
     about, mine = checkpoints.record()["about"], json.loads(json.dumps(dataclasses.asdict(learner.config)))
     if about["config"] != mine:

@@ -18,7 +18,7 @@ import random
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass
 from html import escape
@@ -44,8 +44,7 @@ async def places(url: str, env: str | None, timeout: float = 5.0) -> tuple[int, 
         name = env or said["default"]
         return int(said["free"][name]), int(said["capacity"][name])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConnectFailed(f"{url} does not say whether it is ready ({type(error).__name__}): check the address, "
-                            "and that the server runs.") from None
+        raise ConnectFailed(f"{url} does not say whether it is ready ({type(error).__name__}): check that it runs.") from None
 
 async def open_together(sessions: list, at_once: int = 64):
     "Open all sessions or none. Raises the first error."
@@ -54,32 +53,29 @@ async def open_together(sessions: list, at_once: int = 64):
     async def one(session):
         async with limit:
             await session._open()
-
     try:
         async with asyncio.TaskGroup() as group:
             for session in sessions:
                 group.create_task(one(session))
     except BaseException as error:
         await _undo(sessions)
-        if isinstance(error, BaseExceptionGroup):
-            raise error.exceptions[0] from None
-        raise
+        raise error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error from None
 
-async def _undo(sessions: list):
+async def _undo(sessions):
     "Give places back, even if the caller is cancelled."
     async def leave():
         await asyncio.gather(*(session._leave() for session in sessions), return_exceptions=True)
     await asyncio.shield(asyncio.create_task(leave(), name=UNDO))
 
-async def _check_capacity(urls: list, env: str | None, count: int, size: int):
+async def _check_capacity(urls, env, count, size):
     "Raise a `PoolExhausted` that says so if no waiting can help."
-    found = await asyncio.gather(*(places(url, env) for url in urls), return_exceptions=True)
-    if all(isinstance(each, tuple) for each in found) and sum(each[1] // size for each in found) * size < count:
-        most = sum(each[1] for each in found)
-        raise PoolExhausted(f"There are {most} places in all, and {count} are wanted for groups of {size}: ask for fewer, "
-                            "or start servers with more slots.", capacity=most, hopeless=True)
+    with contextlib.suppress(ConnectFailed):
+        most = [all_[1] for all_ in await asyncio.gather(*(places(url, env) for url in urls))]
+        if sum(each // size for each in most) * size < count:
+            why = f"There are {sum(most)} places in all, and {count} are wanted for groups of {size}: ask for fewer."
+            raise PoolExhausted(why, capacity=sum(most), hopeless=True)
 
-def _world(session: Session) -> str:
+def _world(session):
     return str([session.spec.get(name) for name in ("kind", "env", "layout", "num_actions", "autoreset")])
 
 # %% ../../nbs/pool/13_pool.ipynb #aa2d41d9
@@ -106,14 +102,14 @@ class Servers:
                 await self._open_group(sessions[at : at + size], room)
                 opened += sessions[at : at + size]
             if len(set(map(_world, sessions))) > 1:
-                raise BadRequest("The servers of this pool have different environments: give env=, or connect to one kind.")
+                raise BadRequest("The servers of this pool have different environments: give env=.")
         except BaseException as error:
             await _undo(opened)
             if isinstance(error, PoolExhausted):
                 await _check_capacity(self.urls, self.env, len(sessions), size)
             raise
 
-    async def _open_group(self, group: list, room: dict):
+    async def _open_group(self, group, room):
         trouble = None
         for url in sorted(room, key=room.get, reverse=True):
             for session in group:
@@ -139,14 +135,14 @@ class Servers:
         if _world(session) != before:
             session.lost = True
             await _undo([session])
-            raise BadRequest(f"{session.endpoint} has another environment than before: start it with the same one.")
+            raise BadRequest(f"{session.endpoint} has another environment than before.")
 
 # %% ../../nbs/pool/13_pool.ipynb #ea39b1c2
-def claim(op: str, sessions: list):
+def claim(sessions: list):
     "Claim all of these sessions for a request, or none. Raises `SessionBusy` or `PoolClosed`."
     for i, session in enumerate(sessions):
         try:
-            session._claim(op)
+            session._claim()
         except BaseException:
             release(sessions[:i])
             raise
@@ -157,11 +153,11 @@ def release(sessions: list):
 
 def candidates(free: list, room: dict, urls: list) -> list[tuple[int, str, list]]:
     "For each server `(intact, url, sessions)`: the free sessions there, and lost ones as far as it has room."
-    found, lost = [], [s for s in free if s.lost]
+    found = []
     for url in urls:
         here = [s for s in free if not s.lost and s.endpoint == url]
-        near = sorted(lost, key=lambda s: s.endpoint != url)
-        found.append((len(here), url, here + near[: max(room.get(url, 0), 0)]))
+        lost = sorted((s for s in free if s.lost), key=lambda s: s.endpoint != url)
+        found.append((len(here), url, here + lost[: max(room.get(url, 0), 0)]))
     return found
 
 def wake(future: Future):
@@ -180,8 +176,7 @@ class Roster:
         pool, urls = self.pool, self.pool.servers.urls
         pool._need_open()
         if count > pool.size:
-            raise ValueError(f"{count} episodes at once need {count} sessions, and the pool has {pool.size}: "
-                             "make a larger pool, or a smaller group.")
+            raise ValueError(f"{count} episodes at once need {count} sessions, and the pool has {pool.size}: make it larger.")
         with self.lock:
             idle = [s for s in pool.sessions if s not in self.taken]
             free = [s for s in idle if not s._busy.locked()]
@@ -192,14 +187,15 @@ class Roster:
             found = candidates(free, room, urls)
             if enough := [option for option in found if len(option[2]) >= count]:
                 _, home, group = max(enough, key=lambda option: option[0])
-                self.taken |= set(group[:count])
-                self.homes |= {s: home for s in group[:count] if s.lost}
-                return group[:count]
+                group = group[:count]
+                self.taken |= set(group)
+                self.homes |= {s: home for s in group if s.lost}
+                return group
         if len(idle) > len(free):
             raise SessionBusy(f"{len(idle) - len(free)} sessions have a request under way: await it before a group.")
         most = max(len(group) for _, _, group in found)
-        raise PoolExhausted(f"{most} sessions are free on one server where the group needs {count}: await other groups, "
-                            "or make a larger pool.", free=most, lost=sum(s.lost for s in free))
+        raise PoolExhausted(f"{most} sessions are free on one server where the group needs {count}: await other groups.",
+                            free=most, lost=sum(s.lost for s in free))
 
     def give_back(self, sessions):
         with self.lock:
@@ -232,9 +228,10 @@ async def take(roster: Roster, count: int, wait: bool) -> list:
             try:
                 return roster.pick(count)
             except PoolExhausted as full:
-                if not full.detail["lost"] or len(roster.pool.servers.urls) == 1:
+                servers = roster.pool.servers
+                if not full.detail["lost"] or len(servers.urls) == 1:
                     raise
-            return roster.pick(count, await roster.pool._io.call(roster.pool.servers.room()))
+            return roster.pick(count, await roster.pool._io.call(servers.room()))
         except (PoolExhausted, SessionBusy, ConnectFailed):
             if not (roster.stopping or wait and roster.taken):
                 raise
@@ -245,11 +242,9 @@ async def take(roster: Roster, count: int, wait: bool) -> list:
 # %% ../../nbs/pool/13_pool.ipynb #82804443
 class PoolStats(dict):
     "Numbers about a pool, and under `sessions` a row for each session; a table at the end of a cell."
-
-    def _repr_html_(self) -> str:
-        rows, most = self["sessions"], 64
-        facts = " · ".join(f"<b>{escape(name.replace('_', ' '))}</b> {escape(str(value))}"
-                           for name, value in self.items() if name != "sessions" and value not in (None, {}))
+    def _repr_html_(self):
+        rows, facts, most = self["sessions"], {name: x for name, x in self.items() if name != "sessions"}, 64
+        facts = " · ".join(f"<b>{escape(name.replace('_', ' '))}</b> {escape(str(x))}" for name, x in facts.items())
         cells = ([escape(str(cell)) for cell in row.values()] for row in rows[:most])
         note = f"<div>… and {len(rows) - most} more</div>" * (len(rows) > most)
         return html_table(facts, map(escape, rows[0] if rows else ()), cells, note)
@@ -270,14 +265,14 @@ class Batch(NamedTuple):
     env_id: np.ndarray
     errors: dict
 
-def _by_column(join: Callable, *batches: Batch) -> list:
+def _by_column(join, *batches):
     def one(*columns):
         if not isinstance(columns[0], dict):
             return join(*columns)
         return {name: join(*(column[name] for column in columns)) for name in columns[0]}
     return [one(*columns) for columns in zip(*(batch[:-1] for batch in batches))]
 
-def _batch_of(rows: list, errors: dict) -> Batch:
+def _batch_of(rows, errors):
     seen = [step.observation for _, step in rows]
     if seen and not isinstance(seen[0], str):
         (seen,) = _by_column(lambda *x: np.stack(x), *((o, None) for o in seen))
@@ -301,14 +296,14 @@ class _Requests:
         if self.pool.roster.taken & set(sessions):
             raise SessionBusy("A group is being played in this environment: await run_group first.")
         values = self._tasks(sessions, values) if op == "reset" else self._actions(numbers, sessions, values)
-        claim(op, sessions)
+        claim(sessions)
         self.sent |= set(numbers)
         self._start(op, numbers, sessions, values)
 
-    def _tasks(self, sessions: list, tasks: list) -> list:
+    def _tasks(self, sessions, tasks):
         return tasks
 
-    def _actions(self, numbers: list, sessions: list, actions):
+    def _actions(self, numbers, sessions, actions):
         for number, session in zip(numbers, sessions):
             if not session.running:
                 raise ResetRequired(f"Environment {number} has no running episode: begin one with async_reset.")
@@ -319,7 +314,7 @@ class _Requests:
             raise BadRequest(f"Actions are integers from 0 to {most - 1}, one for each environment.")
         return array
 
-    def _start(self, op: str, numbers: list, sessions: list, values: list):
+    def _start(self, op, numbers, sessions, values):
         async def ask(number, session, value):
             try:
                 answer = await (self.pool._fresh(session, value) if op == "reset" else session._ask(op, value))
@@ -339,7 +334,6 @@ class _Requests:
 # %% ../../nbs/pool/13_pool.ipynb #a2153620
 class Batcher(_Requests):
     "The requests of `send` and `async_reset`, and the answers that `recv` has not taken yet."
-
     def expected(self, batch_size: int | None) -> int:
         "How many answers a `recv` waits for. Raises `ResetRequired` or `BadRequest`."
         self.pool._need_open()
@@ -360,8 +354,7 @@ class Batcher(_Requests):
         try:
             yield self._waiting[1]
         except TimeoutError:
-            raise DeadlineExceeded(f"{len(self._answers)} of {need} environments have answered in time: recv again, "
-                                   "or ask for a smaller batch_size.") from None
+            raise DeadlineExceeded(f"{len(self._answers)} of {need} environments have answered in time: recv again.") from None
         finally:
             self._waiting = None
 
@@ -377,22 +370,22 @@ class Batcher(_Requests):
     def collect(self) -> Batch:
         answers = [self._answers.popleft() for _ in range(len(self._answers))]
         self.sent -= {number for number, _ in answers}
-        return _batch_of([answer for answer in answers if isinstance(answer[1], Step)],
-                         {number: error for number, error in answers if not isinstance(error, Step)})
+        steps = [answer for answer in answers if isinstance(answer[1], Step)]
+        return _batch_of(steps, {number: error for number, error in answers if not isinstance(error, Step)})
 
 # %% ../../nbs/pool/13_pool.ipynb #229e37a7
 class SlotBatcher(Batcher):
     "A `Batcher` for slots of this process."
     immediate = True
 
-    def _tasks(self, sessions: list, tasks: list) -> list:
+    def _tasks(self, sessions, tasks):
         tasks = [self.pool._slots.task(task) for task in tasks]
         for session in sessions:
             if session.lost:
                 self.pool._io.wait(self.pool._heal(session))
         return tasks
 
-    def _start(self, op: str, numbers: list, sessions: list, values: list):
+    def _start(self, op, numbers, sessions, values):
         self._answers.append((op, numbers, sessions, values))
 
     def collect(self) -> Batch:
@@ -403,7 +396,7 @@ class SlotBatcher(Batcher):
             return full[0]._replace(errors=errors)
         return Batch(*_by_column(lambda *parts: np.concatenate(parts), *full), errors)
 
-    def _tick(self, op: str, numbers: list, sessions: list, values: list) -> Batch:
+    def _tick(self, op, numbers, sessions, values):
         slots, seats, begin = self.pool._slots, [session._link.seat for session in sessions], op == "reset"
         self.sent -= set(numbers)
         where = np.fromiter((seat.place.slot for seat in seats), np.int32, len(seats))
@@ -425,8 +418,7 @@ class SlotBatcher(Batcher):
             session.running = seat.running = goes_on
             session.done, seat.epoch = not goes_on, slots.epoch
             session.resets, session.steps = session.resets + begin, session.steps + (not begin)
-        n = np.array([seat.n for seat in seats], np.int32)
-        terminated = (flags & TERMINATED) != 0
+        n, terminated = np.array([seat.n for seat in seats], np.int32), (flags & TERMINATED) != 0
         batch = Batch(observation, reward * (not begin), done, terminated, n, np.array(numbers, np.int32), {})
         if fine.all():
             return batch
@@ -446,11 +438,10 @@ async def to_the_end(awaitable):
         raise cancelled
     return task.result()
 
-def _is_mistake(error) -> bool:
+def _is_mistake(error):
     "Whether an error is the caller's, or no episode can be had at all."
-    if isinstance(error, PoolError):
-        return isinstance(error, (BadRequest, ResetRequired, ConnectFailed, Unauthorized))
-    return error is not None
+    fine = not isinstance(error, (BadRequest, ResetRequired, ConnectFailed, Unauthorized)) and isinstance(error, PoolError)
+    return error is not None and not fine
 
 @dataclass(eq=False)
 class _Ending:
@@ -466,7 +457,7 @@ class _Ending:
     def __post_init__(self):
         self.rollouts, self.error, self.why, self.tasks = {}, None, "cancelled", []
 
-    async def _stop(self, running: list):
+    async def _stop(self, running):
         "Wait for what was cancelled. A coroutine that does not end keeps its session; the pool gets another one."
         stubborn = (await asyncio.wait(running, timeout=self.pool.patience))[1] if running else ()
         for task in stubborn:
@@ -477,7 +468,7 @@ class _Ending:
             with contextlib.suppress(PoolError):
                 await self.pool._io.call(session._close())
 
-    def _kept(self) -> list[Rollout]:
+    def _kept(self):
         "The episodes that count, in order. Raises the error that ends the group, or a mistake that ended every episode."
         errors = [task.exception() if task.done() and not task.cancelled() else None for task in self.tasks]
         for i, error in enumerate(errors):
@@ -492,7 +483,6 @@ class _Ending:
 # %% ../../nbs/pool/13_pool.ipynb #47706c3b
 class Play(_Ending):
     "One group while it is played: an episode in each session, of which `size` are kept. See `EnvPool.run_group`."
-
     async def run(self) -> list[Rollout]:
         "The episodes that count. None of their tasks is left when this returns or raises."
         self.tasks = [asyncio.ensure_future(self._episode(i, session)) for i, session in enumerate(self.sessions)]
@@ -508,8 +498,8 @@ class Play(_Ending):
             await to_the_end(self._stop([self.tasks[i] for i in running]))
         return self._kept()
 
-    async def _episode(self, i: int, session: Session):
-        session._claim("reset")
+    async def _episode(self, i, session):
+        session._claim()
         try:
             first = await self.pool._io.call(self.pool._fresh(session, self.task))
         finally:
@@ -517,7 +507,7 @@ class Play(_Ending):
         self.rollouts[i] = Rollout(session, self.task, i, first, self.pool.max_total_tokens)
         await self.rollouts[i].run(self.rollout_fn)
 
-    async def _enough(self) -> str:
+    async def _enough(self):
         "Wait for as much as is wanted; returns why the others are stopped."
         end, waiting = time.monotonic() + (self.deadline or math.inf), set(self.tasks)
         while waiting:
@@ -534,7 +524,7 @@ class Play(_Ending):
         return ""
 
 # %% ../../nbs/pool/13_pool.ipynb #5d065a94
-def _abandoned(io: IOThread, host: Host | None, sessions: list):
+def _abandoned(io, host, sessions):
     "For a pool that nobody closed: when it is collected, or when the program ends."
     async def leave():
         for session in sessions:
@@ -562,7 +552,7 @@ class _Sessions:
     def __init__(self, servers: Servers, size: int, *, group_size: int | None = None, host: Host | None = None,
                  wait: float = 0.0, curriculum=None, completions=None, max_total_tokens=None, timeout=120.0, close_timeout=10.0):
         if not isinstance(servers, Servers):
-            raise TypeError("Make a pool with EnvPool.local(env, slots) or EnvPool.connect(url, size).")
+            raise TypeError("Make a pool with EnvPool.local or EnvPool.connect.")
         self.timeout = checked_seconds("timeout", timeout)
         self.close_timeout = checked_seconds("close_timeout", close_timeout)
         self.max_total_tokens = None if max_total_tokens is None else checked_int("max_total_tokens", max_total_tokens, 1)
@@ -571,21 +561,16 @@ class _Sessions:
         self.sessions, self._io, self._caller, self._state, self._lock = [], None, None, "new", threading.Lock()
         self.roster, self._batcher = Roster(self), (Batcher if self._slots is None else SlotBatcher)(self)
         self._numbers, self._current = itertools.count(), None
-        self._counts = dict(groups=0, episodes=0, unscorable=0, replaced=0)
+        self._counts = Counter(groups=0, episodes=0, unscorable=0, replaced=0)
 
-    @property
-    def _backend(self):
-        return None if self._host is None else next(iter(self._host.backends.values()))
-
-    @property
-    def _slots(self):
-        return getattr(self._backend, "slots", None)
+    _backend = property(lambda self: None if self._host is None else next(iter(self._host.backends.values())))
+    _slots = property(lambda self: getattr(self._backend, "slots", None))
 
     async def start(self):
         "Open all sessions, or none and raise why. `async with` does this."
         with self._lock:
             if self._state != "new":
-                raise PoolClosed("A pool is opened once: make another one." if self._state == "closed" else "This pool is open already.")
+                raise PoolClosed("A pool is opened once: make another one.")
             self._state = "opening"
         self._io = IOThread()
         self._guard = weakref.finalize(self, _abandoned, self._io, self._host, self.sessions)
@@ -616,7 +601,6 @@ class _Sessions:
 # %% ../../nbs/pool/13_pool.ipynb #7ba0e986
 class _Lifetime(_Sessions):
     "See `EnvPool`."
-
     async def close(self):
         "Give everything back within `close_timeout`, even if interrupted. May be called twice."
         with self._lock:
@@ -643,7 +627,7 @@ class _Lifetime(_Sessions):
                 if self._host is not None:
                     await self._host.close("close")
 
-    def _end(self, done: Future):
+    def _end(self, done):
         with contextlib.suppress(Exception):
             done.exception(self.close_timeout + 5)
         self._state = "closed"
@@ -662,7 +646,7 @@ class _Lifetime(_Sessions):
         await self.close()
 
     def __enter__(self):
-        raise TypeError("In plain code use `with pool.sync as pool:`, in a coroutine or a notebook cell `async with pool:`.")
+        raise TypeError("In plain code use `with pool.sync as pool:`, in a coroutine `async with pool:`.")
 
     __exit__ = None
 
@@ -675,24 +659,23 @@ class _Lifetime(_Sessions):
 # %% ../../nbs/pool/13_pool.ipynb #5e0c95a0
 class _Episodes(_Lifetime):
     "See `EnvPool`."
-
-    async def _heal(self, session: Session):
+    async def _heal(self, session):
         "On the I/O thread: give a lost session another environment."
         if session.lost and not session.closed:
             self._counts["replaced"] += session.id is not None  # a successor was counted before
             await self.servers.heal(session, self.roster.homes.get(session))
 
-    async def _fresh(self, session: Session, task) -> Step:
+    async def _fresh(self, session, task):
         "On the I/O thread: begin an episode."
         await self._heal(session)
         return await session._ask("reset", task)
 
-    async def _all(self, op: str, sessions: list, values: list) -> list:
+    async def _all(self, op, sessions, values):
         "The `Step` or the error of one request to each session."
         async def ask_all():
             ask = self._fresh if op == "reset" else lambda session, value: session._ask(op, value)
             return await asyncio.gather(*map(ask, sessions, values), return_exceptions=True)
-        claim(op, sessions)
+        claim(sessions)
         try:
             return await self._io.call(ask_all())
         finally:
@@ -700,13 +683,12 @@ class _Episodes(_Lifetime):
 
     def _seeded(self, task):
         "The task, with a seed where episodes would differ without: for text, and for rows that a curriculum names."
-        number, open_ = next(self._numbers) % 2**32, task is None or isinstance(task, dict) and "seed" not in task
+        number, given = next(self._numbers) % 2**32, {} if task is None else task
         text = self.sessions[0].kind == "text" and "seed" not in getattr(self._backend, "config", {})
-        row = isinstance(task, dict) and set(task) == {"ruleset_id"}
-        return {**(task or {}), "seed": number} if row or text and open_ else task
+        wants = isinstance(given, dict) and "seed" not in given and (text or set(given) == {"ruleset_id"})
+        return {**given, "seed": number} if wants else task
 
-    async def _group(self, rollout_fn, task, wait: bool, size: int | None, deadline: float | None = None,
-                     on_error: str = "mask", over_provision: int = 0) -> RolloutGroup:
+    async def _group(self, rollout_fn, task, wait, size, deadline=None, on_error="mask", over_provision=0):
         "`run_group`; `wait`: until other groups give their sessions back."
         self._need_open()
         if not callable(rollout_fn):
@@ -724,8 +706,7 @@ class _Episodes(_Lifetime):
             task = self._seeded(asked)
             play = Play(self, rollout_fn, task, sessions, size, deadline, on_error)
             group = RolloutGroup(task, await play.run(), asked=asked)
-        for name, count in (("groups", 1), ("episodes", len(group)), ("unscorable", len(group.errors))):
-            self._counts[name] += count
+        self._counts.update(groups=1, episodes=len(group), unscorable=len(group.errors))
         if self.completions is not None:
             group.append_jsonl(self.completions)
         return group
@@ -733,7 +714,6 @@ class _Episodes(_Lifetime):
 # %% ../../nbs/pool/13_pool.ipynb #f4ba5bc1
 class _Groups(_Episodes):
     "See `EnvPool`."
-
     async def run_group(self, rollout_fn, task=None, *, size: int | None = None, deadline: float | None = None,
                         on_error: str = "mask", over_provision: int = 0) -> RolloutGroup:
         """Play one task in `size` sessions of one server at once, by default `group_size` less `over_provision`.
@@ -752,7 +732,7 @@ class _Groups(_Episodes):
         self._need_open()
         if isinstance(tasks, int):
             if self.curriculum is None:
-                raise ValueError("A number of tasks needs a curriculum: give the tasks, or the pool a curriculum=.")
+                raise ValueError("A number of tasks needs a curriculum: give the pool a curriculum=.")
             tasks = self.curriculum.next_tasks(tasks)
         try:
             async with asyncio.TaskGroup() as groups:  # waits for all, even if cancelled twice
@@ -782,7 +762,6 @@ class _Groups(_Episodes):
 # %% ../../nbs/pool/13_pool.ipynb #1d8c8a0f
 class _Turns(_Groups):
     "See `EnvPool`."
-
     async def reset_group(self, task=None, size: int | None = None) -> list[Step]:
         "Begin a task in `size` sessions of one server, all or none, for `run_group_step`. Raises the first error."
         self._need_open()
@@ -813,12 +792,12 @@ class _Turns(_Groups):
             raise errors[0]
         return [None if isinstance(step, BaseException) else step for step in found]
 
-    def _ids(self, env_id) -> list[int]:
+    def _ids(self, env_id):
         "Checked numbers of environments; all of them for None."
         self._need_open()
         ids = np.arange(self.size) if env_id is None else np.atleast_1d(np.asarray(env_id))
-        if (ids.dtype.kind not in "iu" or ids.ndim != 1 or not ids.size or len(np.unique(ids)) != len(ids)
-                or ids.min() < 0 or ids.max() >= self.size):
+        known = ids.dtype.kind in "iu" and ids.ndim == 1 and ids.size and 0 <= ids.min() <= ids.max() < self.size
+        if not known or len(np.unique(ids)) != len(ids):
             raise BadRequest(f"env_id holds different numbers from 0 to {self.size - 1}.")
         return ids.tolist()
 
@@ -826,9 +805,7 @@ class _Turns(_Groups):
 class _Batches(_Turns):
     "See `EnvPool`."
 
-    @property
-    def sync(self) -> "SyncPool":
-        return SyncPool(self)
+    sync = property(lambda self: SyncPool(self), doc="The same pool for plain code: `with pool.sync as p:`.")
 
     def async_reset(self, tasks=None, env_id=None):
         "Begin episodes in the environments `env_id`, by default all: one task, a list, or the seeds 0, 1, 2, …"
@@ -857,17 +834,17 @@ class _Batches(_Turns):
     def stats(self) -> PoolStats:
         "Numbers about the pool and its sessions; draws itself as a table."
         counted = ("steps", "resets", "resumes", "failures")
-        rows = [{"session": i, "id": s.id, "at": s.endpoint, "state": s.state, **{name: getattr(s, name) for name in ("n", *counted)}}
-                for i, s in enumerate(self.sessions)]
+        rows = [{"session": i, "id": s.id, "at": s.endpoint, "state": s.state, "n": s.n,
+                 **{name: getattr(s, name) for name in counted}} for i, s in enumerate(self.sessions)]
         totals = {name: sum(row[name] for row in rows) for name in counted}
         ticks = {} if self._host is None else {"ticks": getattr(self._slots, "ticks", 0)}
         return PoolStats(pool=self._state, size=self.size, where=", ".join(self.servers.urls),
                          in_groups=len(self.roster.taken), **self._counts, **totals, **ticks, sessions=rows)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self):
         return self.stats()._repr_html_()
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"EnvPool({self.size} sessions, {', '.join(self.servers.urls)}, {self._state})"
 
 # %% ../../nbs/pool/13_pool.ipynb #2186700f
@@ -923,11 +900,11 @@ class EnvPool(_Batches):
                    max_total_tokens=max_total_tokens, timeout=timeout, close_timeout=close_timeout)
 
 # %% ../../nbs/pool/13_pool.ipynb #937cce88
-def _local_backend(env, slots: int, benchmark, autoreset: bool, max_wait: float, latency: float, config: dict | None, timeout: float, params: dict):
+def _local_backend(env, slots, benchmark, autoreset, max_wait, latency, config, timeout, params):
     "The environments of a pool in this process. Raises `TypeError` for settings of the other kind."
     if isinstance(env, type) and issubclass(env, Env) or isinstance(env, str) and env in envs:
         if wrong := [*["benchmark"] * (benchmark is not None), *["autoreset"] * autoreset, *params]:
-            raise TypeError(f"A text environment has no {', '.join(wrong)}: its settings go into config= or the task.")
+            raise TypeError(f"A text environment has no {', '.join(wrong)}: use config= or the task.")
         return TextBackend(env, slots, step_timeout=timeout, latency=latency, config=config)
     if latency or config is not None:
         raise TypeError("latency and config are for text environments: leave them out.")
@@ -944,19 +921,18 @@ def run_here(make_coroutine: Callable):
 
 class _Calls:
     "See `SyncPool`."
-
     def __init__(self, pool: EnvPool):
         object.__setattr__(self, "pool", pool)
 
-    def _may_wait(self) -> EnvPool:
+    def _may_wait(self):
         if threading.current_thread() in [thread.thread for thread in (self.pool._io, self.pool._caller) if thread]:
             raise WrongThread("A plain call cannot wait inside the pool's own threads: use `await` there.")
         return self.pool
 
-    def _ask(self, session: Session, op: str, make_coroutine: Callable) -> Step:
+    def _ask(self, session, make_coroutine):
         pool = self._may_wait()
         pool._need_open()
-        claim(op, [session])
+        claim([session])
         try:
             return pool._io.wait(make_coroutine())
         finally:
@@ -964,10 +940,10 @@ class _Calls:
 
     def reset(self, session: Session, task=None) -> Step:
         "`await session.reset(task)`; a session that was lost gets another environment first."
-        return self._ask(session, "reset", lambda: self.pool._fresh(session, task))
+        return self._ask(session, lambda: self.pool._fresh(session, task))
 
     def step(self, session: Session, action) -> Step:
-        return self._ask(session, "step", lambda: session._ask("step", action))
+        return self._ask(session, lambda: session._ask("step", action))
 
     def recv(self, batch_size: int | None = None, timeout: float | None = None) -> Batch:
         batcher = self._may_wait()._batcher
@@ -980,7 +956,6 @@ class _Calls:
 # %% ../../nbs/pool/13_pool.ipynb #bed41a27
 class SyncPool(_Calls):
     "An `EnvPool` for plain code: its functions without `await`."
-
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
@@ -995,10 +970,10 @@ class SyncPool(_Calls):
     def __dir__(self):
         return sorted({*super().__dir__(), *dir(self.pool)})
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"{self.pool!r}.sync"
 
-    def _run(self, make_coroutine: Callable):
+    def _run(self, make_coroutine):
         "A coroutine of the pool, on the thread for plain callers. Raises `PoolClosed` or `WrongThread`."
         pool = self._may_wait()
         with pool._lock:
@@ -1017,7 +992,7 @@ class SyncPool(_Calls):
     def close(self):
         run_here(self._may_wait().close)
 
-    def __enter__(self) -> "SyncPool":
+    def __enter__(self):
         return self.start()
 
     def __exit__(self, *_):

@@ -38,7 +38,7 @@ def socket_address(base_url: str) -> str:
 # %% ../../nbs/pool/14_remote.ipynb #170825d7
 _VOID = "the episode is void: open a new session"
 
-def _frame(raw) -> dict:
+def _frame(raw):
     "A frame of the server as `{'type': str, 'data': dict}`. Raises `SessionLost` for anything else."
     try:
         said = json.loads(raw, parse_constant=_no_constant) if isinstance(raw, str) else None
@@ -51,14 +51,14 @@ def _frame(raw) -> dict:
 def _no_constant(name):
     raise ValueError(name)
 
-def _short(text) -> str:
+def _short(text):
     return " ".join(str(text).split())[:300]
 
 # %% ../../nbs/pool/14_remote.ipynb #0f22f9a2
 _REFUSALS = {"CAPACITY_REACHED": (PoolExhausted, "wait, lower max_live, or start the server with more environments"),
              **dict.fromkeys(("VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE"), (BadRequest, "see what actions it takes"))}
 
-def _said_error(data: dict) -> PoolError:
+def _said_error(data):
     code = _short(data.get("code"))
     kind, remedy = _REFUSALS.get(code, (EnvFault, "the episode is void, start another"))
     return kind(f"The server says {code}: {_short(data.get('message'))} ({remedy}).", server_code=code)
@@ -70,13 +70,13 @@ class Reply(NamedTuple):
     reward: float | None
     done: bool
 
-def _reply(data: dict) -> Reply:
+def _reply(data):
     reward, done = data.get("reward"), data.get("done")
     if "observation" not in data or not isinstance(done, (bool, type(None))):
         raise EnvFault("The server sent an observation without its parts: observation, reward, done.")
     return Reply(data["observation"], None if reward is None else finite(reward, "The server's reward"), bool(done))
 
-def _headers(headers, token) -> dict:
+def _headers(headers, token):
     headers = {} if headers is None else headers
     if not isinstance(headers, dict) or not all(isinstance(x, str) and x.isprintable() for x in (*headers, *headers.values())):
         raise BadRequest("headers must be a dict of strings in one line each.")
@@ -96,7 +96,6 @@ async def _nothing_unasked(ws):
 # %% ../../nbs/pool/14_remote.ipynb #3263adb0
 class Line:
     "The socket of one session: one request at a time, and one reason why there are no more."
-
     def __init__(self, ws, request_timeout: float):
         self.ws, self.request_timeout, self.loop = ws, request_timeout, asyncio.get_running_loop()
         self.busy, self.ended = False, None
@@ -133,7 +132,7 @@ class Line:
             raise self.end(SessionLost(answer))
         return said["data"]
 
-    async def _exchange(self, text: str) -> dict:
+    async def _exchange(self, text):
         try:
             await _nothing_unasked(self.ws)
             async with asyncio.timeout(self.request_timeout):
@@ -154,7 +153,7 @@ class Line:
             raise self.end(SessionLost(f"The connection to the server is gone ({why}); {_VOID}.")) from None
 
 # %% ../../nbs/pool/14_remote.ipynb #31b462ee
-async def _hang_up(line: Line, seconds: float):
+async def _hang_up(line, seconds):
     "Say goodbye and close, within `seconds`. Never raises but for cancellation."
     if asyncio.get_running_loop() is not line.loop:  # from here the socket can only be cut
         if not line.loop.is_closed():
@@ -180,7 +179,6 @@ class OpenEnvClient:
     base_url: as in `http://127.0.0.1:8000`. token: sent as a bearer token. headers: sent as they are. max_size: bytes of a
     frame. Times are in seconds. `async with` connects and closes; all calls belong to the event loop of `connect`.
     """
-
     def __init__(self, base_url: str, *, token: str | None = None, headers: dict | None = None, connect_timeout=10.0,
                  request_timeout=60.0, close_timeout=5.0, max_size: int = 16 * 2**20):
         self.address, self._headers, self.max_size = socket_address(base_url), _headers(headers, token), max_size
@@ -226,7 +224,7 @@ class OpenEnvClient:
             raise ResetRequired("No episode is running: call reset first.")
         return await self._played("step", action)
 
-    async def _played(self, kind: str, data: dict) -> Reply:
+    async def _played(self, kind, data):
         said, self._playing = await self._ask(kind, data, "observation"), False
         reply = _reply(said)
         self._playing = not reply.done
@@ -236,7 +234,7 @@ class OpenEnvClient:
         "The state of the environment: `episode_id`, `step_count` and more."
         return await self._ask("state", {}, "state")
 
-    async def _ask(self, kind: str, data: dict, expected: str) -> dict:
+    async def _ask(self, kind, data, expected):
         if not self._line:
             raise PoolClosed("The session is not open: await connect() first, or use async with.")
         try:
@@ -273,7 +271,6 @@ class OpenEnvWrapper(Env):
     as in `OpenEnvClient`. `on_invalid`: when the server refuses an action, `"raise"` leaves the reward unknown,
     `"tell"` tells the model, with reward 0. Raises `BadRequest`.
     """
-
     def __init__(self, env_config: dict | None = None, parse_action=text_to_action, format_observation=observation_to_text):
         super().__init__(env_config)
         config = self.env_config

@@ -46,7 +46,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     return False
 
-def _setting(default, help: str, variable: bool = True):
+def _setting(default, help, variable=True):
     return field(default=default, metadata={"help": help, "variable": variable})
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def same_place(origin: str, host: str) -> bool:
     "Whether a page comes from this server. Over http its name must be loopback: a foreign name may point here."
     at = urlsplit(origin)
     return at.scheme in ("http", "https") and at.netloc == host and (is_loopback(at.hostname or "") or at.scheme == "https")
-def _respond(connection, status: int, body, **headers):
+def _respond(connection, status, body, **headers):
     if isinstance(body, dict):
         body, headers = json.dumps(body) + "\n", {"Content_Type": "application/json", **headers}
     response = connection.respond(http.HTTPStatus(status), body)
@@ -173,7 +173,6 @@ def _respond(connection, status: int, body, **headers):
 # %% ../../nbs/pool/09_server.ipynb #fb0b9c2f
 class Door:
     "Everything that is decided before a connection is accepted."
-
     def __init__(self, config: ServerConfig, host: Host):
         self.config, self.host = config, host
 
@@ -185,7 +184,7 @@ class Door:
             log_event("strange_request", error)
             return connection.respond(http.HTTPStatus.BAD_REQUEST, "The server cannot read this request.\n")
 
-    def _refuse(self, connection, status: int, why: str, **headers):
+    def _refuse(self, connection, status, why, **headers):
         self.host.counts[f"refused_{status}"] += 1
         log_event("refused", status=status, why=why)
         return _respond(connection, status, why + "\n", **headers)
@@ -351,7 +350,7 @@ async def look_after(host: Host, background: Background, every: float):
 
 UNREAD = 1 << 22  # bytes that a sending client may leave unread
 
-def _counted(connections: set):
+def _counted(connections):
     """The class of connections, which keeps the open ones in a set. It cuts off a client that sends without reading,
     or reads nothing for as long as a ping and its answer may take (pings wait behind what is unread).
     """
@@ -384,7 +383,6 @@ def _counted(connections: set):
 # %% ../../nbs/pool/09_server.ipynb #daf87f28
 class Reception:
     "Connections from the handshake to their end."
-
     def __init__(self, config: ServerConfig, host: Host):
         self.config, self.host, self._door, self._background = config, host, Door(config, host), Background()
 
@@ -485,7 +483,7 @@ class EnvServer(Reception):
         await asyncio.gather(*tasks, return_exceptions=True)
         log_event("stopped", **{k: v for k, v in self.host.stats().items() if not isinstance(v, dict)})
 
-    async def __aenter__(self) -> "EnvServer":
+    async def __aenter__(self):
         return await self.start()
 
     async def __aexit__(self, *_):
@@ -501,7 +499,6 @@ def fetch(url: str, path: str, token: str = "", timeout: float = 5.0) -> str:
 
 class ServerProcess:
     "A server in a process of its own: `url`, `token`, `pid`, `stats()`, `stop()`. A context manager."
-
     def __init__(self, process: subprocess.Popen, url: str, token: str):
         self._process, self.url, self.token, self.pid = process, url, token, process.pid
 
@@ -515,9 +512,7 @@ class ServerProcess:
     def stats(self) -> dict:
         return json.loads(self.get("/stats"))
 
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
+    running = property(lambda self: self._process.poll() is None)
 
     def stop(self, timeout: float = 15.0) -> int:
         "Ask it to end, insist after `timeout` seconds; returns its exit status."
@@ -536,13 +531,13 @@ class ServerProcess:
         self._process.kill()
         self._process.wait()
 
-    def __enter__(self) -> "ServerProcess":
+    def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.stop()
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"ServerProcess({self.url}, {'running' if self.running else 'stopped'})"
 
 # %% ../../nbs/pool/09_server.ipynb #77fa25d1
@@ -576,14 +571,14 @@ def start_server(*, timeout: float = 120.0, token: str | None = None, log: str |
         last = last.removeprefix("xland-minigrid ").removeprefix("serve: error: ").removeprefix("xland-minigrid: ")
         raise ConnectFailed(f"The server did not start: {last[:500] or f'it was not ready within {timeout:g} s'}") from None
 
-def _forget(stream, tail: bytearray):
+def _forget(stream, tail):
     "Read a stream to its end, so that its writer never waits, and keep the last bytes."
     with stream:
         while data := stream.read1(1 << 16):
             tail += data
             del tail[:-4096]
 
-def _words(name: str, value) -> list[str]:
+def _words(name, value):
     flag = "--" + name.replace("_", "-")
     if isinstance(value, bool):
         return [flag if value else "--no" + flag[1:]]
@@ -594,7 +589,7 @@ def _words(name: str, value) -> list[str]:
     return [] if value is None and name != "env" else [flag, "none" if value is None else str(value)]
 
 # %% ../../nbs/pool/09_server.ipynb #19d457ca
-def _kind(default) -> type:
+def _kind(default):
     return str if default is None else type(default)
 
 def server_arguments(parser: argparse.ArgumentParser):

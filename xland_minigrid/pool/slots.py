@@ -32,24 +32,19 @@ class Leaf(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
 
-    @property
-    def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=int)) * np.dtype(self.dtype).itemsize
+    nbytes = property(lambda self: int(np.prod(self.shape, dtype=int)) * np.dtype(self.dtype).itemsize)
 
 class Layout(NamedTuple):
     "How an observation is packed into a row of bytes."
     leaves: tuple[Leaf, ...]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(leaf.nbytes for leaf in self.leaves)
+    nbytes = property(lambda self: sum(leaf.nbytes for leaf in self.leaves))
 
     def unpack(self, data) -> Any:
         "The observation, or a batch, from rows of bytes: uint8 `(..., nbytes)`, or bytes. Arrays are views of `data`."
         data = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         if data.shape[-1] != self.nbytes:
-            raise ValueError(f"An observation has {data.shape[-1]} bytes instead of {self.nbytes}: "
-                             "the server has another environment.")
+            raise ValueError(f"An observation has {data.shape[-1]} bytes instead of {self.nbytes}: the server has another environment.")
         found, at = {}, 0
         for leaf in self.leaves:
             part = np.ascontiguousarray(data[..., at : at + leaf.nbytes])
@@ -75,11 +70,11 @@ class Layout(NamedTuple):
 # %% ../../nbs/pool/02_slots.ipynb #cdd27d5b
 DONE, TERMINATED = 1, 2
 
-def _bytes_of(leaf) -> jax.Array:
+def _bytes_of(leaf):
     leaf = leaf.astype(jnp.uint8) if leaf.dtype == jnp.bool_ else leaf
     return (leaf if leaf.dtype == jnp.uint8 else jax.lax.bitcast_convert_type(leaf, jnp.uint8)).ravel()
 
-def _named(observation) -> list[tuple[str, Any]]:
+def _named(observation):
     return sorted(observation.items()) if isinstance(observation, dict) else [("", observation)]
 
 def packed(timestep) -> jax.Array:
@@ -101,7 +96,7 @@ class Task(NamedTuple):
     ruleset: RuleSet | None = None
     ruleset_id: int | None = None
 
-def _natural(value, what: str, below: int) -> int:
+def _natural(value, what, below):
     try:
         number = operator.index(value) if not isinstance(value, (bool, np.bool_)) else -1
     except TypeError:
@@ -117,8 +112,7 @@ def plain_ruleset(given) -> RuleSet:
     if isinstance(given, RuleSet) and given.reduce().extended is not None:
         raise BadRequest(f"{_PLAIN}: this one has registered, composed or many-product rules.")
     if not isinstance(given, (RuleSet, dict)):
-        raise BadRequest(f"The ruleset is a {type(given).__name__}: give a RuleSet, or a dictionary "
-                         "with goal, rules and init_tiles.")
+        raise BadRequest(f"The ruleset is a {type(given).__name__}: give a RuleSet, or a dict of its encodings.")
     try:
         read = (lambda name: getattr(given, name)) if isinstance(given, RuleSet) else given.__getitem__
         arrays = [np.asarray(read(name)) for name in ("goal", "rules", "init_tiles")]
@@ -184,17 +178,14 @@ class Lease(NamedTuple):
 
 class Leases:
     "Which of `n` slots are held. Thread-safe."
-
     def __init__(self, n: int):
         self._lock, self._free, self._generation = threading.Lock(), list(range(n))[::-1], [0] * n
         self._held = set()
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._held)
 
-    @property
-    def capacity(self) -> int:
-        return len(self._generation)
+    capacity = property(lambda self: len(self._generation))
 
     def acquire(self) -> Lease:
         "A free slot. Raises `PoolExhausted`."
@@ -225,8 +216,7 @@ def environment_of(env, given: dict):
     if isinstance(env, str):
         return make(env, **given)
     if not (isinstance(env, (tuple, list)) and len(env) == 2 and isinstance(env[0], Environment)):
-        raise TypeError(f"The environment is {env!r}: give a registered id, "
-                        "or the pair (env, params) that xland_minigrid.make returns.")
+        raise TypeError(f"The environment is {env!r}: give a registered id, or the pair (env, params) of make.")
     return env[0], env[1].replace(**given)
 
 _auto = functools.lru_cache(maxsize=64)(GymAutoResetWrapper)  # one object per environment, so that programs are shared
@@ -238,13 +228,13 @@ def benchmark_of(given):
     from xland_minigrid.benchmarks import load_benchmark
     return load_benchmark(given)
 
-def _trimmed(ruleset: RuleSet) -> RuleSet:
+def _trimmed(ruleset):
     def trim(rows):
         real = np.flatnonzero(rows.any(-1))
         return rows[: real[-1] + 1 if len(real) else 1]
     return ruleset.replace(rules=trim(ruleset.rules), init_tiles=trim(ruleset.init_tiles))
 
-def _padded(ruleset: RuleSet, rules: int, objects: int) -> RuleSet:
+def _padded(ruleset, rules, objects):
     "As `pad_ruleset`, with NumPy: every reset does this."
     room = lambda rows, length: rows if len(rows) == length else np.pad(rows, ((0, length - len(rows)), (0, 0)))
     return RuleSet(ruleset.goal, room(ruleset.rules, rules), room(ruleset.init_tiles, objects))
@@ -252,7 +242,6 @@ def _padded(ruleset: RuleSet, rules: int, objects: int) -> RuleSet:
 # %% ../../nbs/pool/02_slots.ipynb #9a8594c4
 class SpaceCheck:
     "Raises `BadRequest` for rulesets with more objects than the grid has room for."
-
     def __init__(self, env: Environment, params):
         self.env, self.params, self.refusals = env, params, {}
 
@@ -270,7 +259,6 @@ class SpaceCheck:
 # %% ../../nbs/pool/02_slots.ipynb #c7391b54
 class TaskReader:
     "Tasks, checked and padded to one shape. `empty`: the empty ruleset of that shape, None without rulesets."
-
     def __init__(self, name: str, env: Environment, params, benchmark, rules: int | None, objects: int | None):
         self.name, self.params, self.benchmark, self.empty = name, params, benchmark, None
         self.check_space = SpaceCheck(env, params)
@@ -320,7 +308,7 @@ class TaskReader:
             raise BadRequest("Give a ruleset or a ruleset_id, not both.")
         return Task(seed, self.check_space(self.pad(ruleset))) if ruleset is not None else self._numbered(seed, number)
 
-    def _numbered(self, seed: int, number) -> Task:
+    def _numbered(self, seed, number):
         if self.benchmark is None:
             if number is not None:
                 raise BadRequest("A ruleset_id needs a benchmark: start the pool with benchmark=, or give the ruleset.")
@@ -334,7 +322,6 @@ _CHUNK = 64  # resets in one call
 
 class Worlds:
     "`n` environments and the two programs that change them. epoch: failed ticks; healthy: the last one worked."
-
     def __init__(self, env: Environment, params, n: int, tasks: TaskReader):
         self.n, self.env, self.params, self._tasks = n, env, jax.tree.map(jnp.asarray, params), tasks
         self.epoch, self.ticks, self.healthy, self.lock, self._store = 0, 0, True, threading.RLock(), None
@@ -362,7 +349,7 @@ class Worlds:
         with self.lock:
             return self._run(self._step, doing, mask)
 
-    def _run(self, program, *arguments) -> np.ndarray:
+    def _run(self, program, *arguments):
         "One tick. If it fails, all worlds are void."
         try:
             store, self._store = self._store or jax.tree.map(_zeros, self._shapes), None  # donated: never used again
@@ -391,7 +378,6 @@ class Slots(Worlds):
     rules, objects: size of the tables in each slot; by default that of the benchmark, or 24 and 24.
     autoreset: begin the next trial in the step that ends one. params: such as `view_size`.
     """
-
     def __init__(self, env, n: int, *, benchmark=None, rules: int | None = None, objects: int | None = None,
                  autoreset: bool = False, **params):
         n, self.autoreset, self.benchmark = checked_int("slots", n, 1, MOST), autoreset, benchmark_of(benchmark)

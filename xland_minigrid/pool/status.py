@@ -10,7 +10,6 @@ import threading
 import uuid
 import weakref
 from html import escape
-from typing import Any
 
 from ..core.helpers import checked_seconds
 from .errors import PoolError
@@ -29,7 +28,7 @@ def server_stats(stats: dict) -> PoolStats:
                      requests_per_tick=round(together, 1), sessions=rows)
 
 # %% ../../nbs/pool/16_status.ipynb #2f9a4ee1
-def _read(target) -> tuple[PoolStats, bool]:
+def _read(target):
     "The numbers of a pool or a server, and whether they are final."
     if isinstance(target, EnvPool):
         return target.stats(), target._state == "closed"
@@ -46,7 +45,6 @@ def _watchable(target):
 # %% ../../nbs/pool/16_status.ipynb #8219c6ae
 class Follower:
     "Keeps the table of a `Watch` up to date, on a thread, until `stop()` or until the target ends."
-
     def __init__(self, target, every: float = 0.5):
         target, self.every = _watchable(target), checked_seconds("every", every, 0.02)
         self._target, self._ended = weakref.ref(target), threading.Event()
@@ -58,11 +56,9 @@ class Follower:
         else:
             self._thread.start()
 
-    @property
-    def running(self) -> bool:
-        return not self._ended.is_set()
+    running = property(lambda self: not self._ended.is_set())
 
-    def _look(self) -> bool:
+    def _look(self):
         "Bring the table up to date; returns whether the target has ended."
         target = self._target()
         try:
@@ -90,7 +86,7 @@ class Follower:
         if self._thread.is_alive():
             self._thread.join(5)
 
-    def _finish(self, how: str):
+    def _finish(self, how):
         with self._lock:
             self._final, self.html = True, _framed(self.stats, how)
             self._ended.set()
@@ -108,13 +104,13 @@ class Watch(Follower):
     def __exit__(self, *_):
         self.stop()
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"Watch({'running' if self.running else 'ended'}, every {self.every:g} s)"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self):
         return self.html
 
-    def _bundle(self) -> dict:
+    def _bundle(self):
         plain = {"text/plain": repr(self), "text/html": self.html}
         model = getattr(self._widget, "model_id", None) if self.running else None
         return plain if model is None else plain | {"application/vnd.jupyter.widget-view+json": {"version_major": 2, "version_minor": 0, "model_id": model}}
@@ -129,18 +125,18 @@ class Watch(Follower):
 # %% ../../nbs/pool/16_status.ipynb #d6449427
 _COLOUR = {"live": "#15803d", "stopped": "#6b7280", "ended": "#6b7280"}
 
-def _framed(stats: PoolStats | None, how: str) -> str:
+def _framed(stats, how):
     table = "" if stats is None else stats._repr_html_()
     return (f'<div data-watch="{escape(how)}"><div style="font:12px/1.6 system-ui,sans-serif;color:{_COLOUR[how]}">● {escape(how)}</div>{table}</div>')
 
-def _html_widget(html: str) -> Any:
+def _html_widget(html):
     try:
         import ipywidgets
         return ipywidgets.HTML(html)
     except Exception:  # not installed, or no kernel to hold it
         return None
 
-def _show(bundle: dict, display_id: str, again: bool = False):
+def _show(bundle, display_id, again=False):
     "Display a bundle, or replace the one with this id."
     try:
         from IPython.display import display

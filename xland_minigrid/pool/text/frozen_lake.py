@@ -47,7 +47,7 @@ def shortest_path(grid: list[str]) -> list[str] | None:
 # %% ../../../nbs/pool/text/01_frozen_lake.ipynb #0e748f39
 LARGEST, _TRIES = 32, 1000
 
-def _draw_map(rng: random.Random, size: int, p: float) -> list[str]:
+def _draw_map(rng, size, p):
     cells = ["F" if rng.random() < p else "H" for _ in range(size * size)]
     start, goal = int(rng.random() * size * size), int(rng.random() * (size * size - 1))
     cells[start], cells[goal + (goal >= start)] = "S", "G"
@@ -144,7 +144,7 @@ class FrozenLakeEnv(TextEnv):
         info = self._info(move, status) | ({"moved": moved} if self.slippery else {})
         return _TOLD[status] + render(self.grid, self.player), float(status == "goal"), status in ("goal", "hole"), info
 
-    def _move(self, move: str | None) -> str:
+    def _move(self, move):
         if move is None:
             self.format_errors += 1
             return "invalid_action"
@@ -152,7 +152,7 @@ class FrozenLakeEnv(TextEnv):
         cell = self.grid[self.player[0]][self.player[1]]
         return {"G": "goal", "H": "hole"}.get(cell, "wall" if self.player == before else "ok")
 
-    def _info(self, move, status) -> dict:
+    def _info(self, move, status):
         return {"seed": self.map_seed, "step": self.step_count, "parsed_action": move, "status": status,
                 "format_errors": self.format_errors}
 

@@ -53,7 +53,7 @@ def candidates(board: list[int], cell: int) -> list[int]:
 # %% ../../../nbs/pool/text/02_sudoku.ipynb #6397b35a
 _MOST_NODES = 50_000
 
-def _search(board: list[int], rng=None):
+def _search(board, rng=None):
     "The solutions of a board; with `rng`, numbers are tried in random order. Raises `ValueError` after `_MOST_NODES`."
     board, empty, nodes = list(board), [i for i in range(81) if not board[i]], 0
     missing = [[0b1111111110] * 9 for _ in range(3)]
@@ -107,7 +107,7 @@ def solutions(board: list[int], most: int = 2) -> list[list[int]]:
 # %% ../../../nbs/pool/text/02_sudoku.ipynb #d7ddda43
 FEWEST, MOST = 26, 80  # clues; most boards have several solutions with fewer than 26
 
-def _dig(solution: list[int], clues: int, rng: random.Random) -> list[int]:
+def _dig(solution, clues, rng):
     "A board with one solution and `clues` clues, or with more if it would have several."
     board, left = list(solution), 81
     for cell in sorted(range(81), key=lambda _: rng.random()):
@@ -122,7 +122,7 @@ def _dig(solution: list[int], clues: int, rng: random.Random) -> list[int]:
     return board
 
 @lru_cache(maxsize=1024)  # the members of a group play the same puzzle
-def _puzzle(seed: int, clues: int) -> tuple[str, str]:
+def _puzzle(seed, clues):
     rng = random.Random(seed)
     while True:
         solution = next(_search([0] * 81, rng))
@@ -139,9 +139,9 @@ def checked_puzzle(text: str) -> tuple[str, str]:
     "A puzzle and its solution, as text. Raises `TypeError` or `ValueError` unless it has exactly one."
     board = read_board(text)
     if board.count(0) > 81 - 17:
-        raise ValueError("A puzzle with fewer than 17 clues has more than one solution: give more clues.")
+        raise ValueError("A puzzle with fewer than 17 clues has more than one solution.")
     if 0 not in board:
-        raise ValueError("This puzzle is filled already: leave some cells empty.")
+        raise ValueError("This puzzle is filled already.")
     found = solutions(board)
     if len(found) != 1:
         raise ValueError(f"This puzzle has {'more than one solution' if found else 'no solution'}: give one that has exactly one.")
@@ -196,9 +196,7 @@ class Score:
         return {"empty_cell_reward": self.empty_cell / turns, "valid_move_reward": self.valid_move / turns,
                 "repetition_reward": self.repetition / turns, "progress_reward": self.progress, "correct_reward": self.correct}
 
-    @property
-    def combined(self) -> float:
-        return sum(self.parts().values())
+    combined = property(lambda self: sum(self.parts().values()))
 
 # %% ../../../nbs/pool/text/02_sudoku.ipynb #8c721c38
 def hints(board: list[int], tried=()) -> str:
@@ -252,7 +250,7 @@ class SudokuEnv(TextEnv):
         told += f" {filled} of {self.score.to_fill} cells are filled." + ("\n" + render(self.board)) * (self.observation == "full")
         return self._show(told), reward, solved, self._info(move, status)
 
-    def _move(self, move) -> tuple[str, str, bool | None]:
+    def _move(self, move):
         "What to tell the model, the status, and whether the cell was empty (None if the move names no cell)."
         if move is None:
             self.format_errors += 1
@@ -269,13 +267,13 @@ class SudokuEnv(TextEnv):
         told = f"Row {row}, column {column} is {number or 'empty'} now." + " The puzzle is solved." * solved
         return told, "solved" if solved else "ok", was_empty
 
-    def _filled(self) -> int:
+    def _filled(self):
         return self.clue_board.count(0) - self.board.count(0)
 
-    def _show(self, text: str) -> str:
+    def _show(self, text):
         return f"{text}\n\n{hints(self.board, self.tried)}".rstrip("\n") if self.hints else text
 
-    def _info(self, move, status) -> dict:
+    def _info(self, move, status):
         return {"seed": self.played_seed, "step": self.step_count, "parsed_action": move and list(move), "status": status,
                 "format_errors": self.format_errors, "illegal_moves": self.illegal_moves, "filled": self._filled(),
                 **self.score.parts(), "combined_reward": self.score.combined}

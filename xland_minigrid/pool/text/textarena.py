@@ -41,7 +41,7 @@ class OwnRandomness:
                 random.setstate(outside)
 
 # %% ../../../nbs/pool/text/03_textarena.ipynb #e457209a
-def _make_textarena(env_id: str):
+def _make_textarena(env_id):
     try:
         import textarena
     except ImportError as error:
@@ -68,20 +68,20 @@ class TextArenaEnv(TextEnv):
         observation, reward, done, info = await blocking(self._alone)(self._play, reply)
         return observation, reward, done, self._info() | info
 
-    def _info(self) -> dict:
+    def _info(self):
         return {"env_id": self.env_id, "seed": self.seed, "step": self.step_count}
 
-    def _begin(self) -> str:
+    def _begin(self):
         self._game, self._seen = self._make(self.env_id), ""
         self._game.reset(num_players=1, seed=self.seed)
         return self._look()
 
-    def _look(self, reply: str = "") -> str:
+    def _look(self, reply=""):
         full = str(self._game.get_observation()[1])
         fresh, self._seen = new_part(full, self._seen, reply), full
         return fresh
 
-    def _play(self, reply: str) -> tuple[str, float, bool, dict]:
+    def _play(self, reply):
         done, info = self._game.step(action=reply)
         info = dict(info or {})
         if not done:

@@ -33,7 +33,7 @@ from .helpers import LARGEST_SEED, TextEnv, choice, settings, string, switch, ta
 _PLAIN = {Tiles.END_OF_MAP: ("-", "the end of the map"), Tiles.UNSEEN: ("?", "something out of sight"), Tiles.EMPTY: ("-", "nothing"), Tiles.WALL: ("#", "a wall")}
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
-def _is_plain(tile: int, color: int) -> bool:
+def _is_plain(tile, color):
     return tile in _PLAIN or tile == Tiles.FLOOR and color == Colors.BLACK
 
 def cell_words(tile: int, color: int) -> str:
@@ -83,7 +83,7 @@ def describe_view(view, pocket) -> str:
 # %% ../../../nbs/pool/text/04_xland.ipynb #9d8aed2a
 ACTION_WORDS = ("forward", "right", "left", "pick up", "put down", "toggle")  # by their numbers
 
-def _numbered(*lines: str) -> dict:
+def _numbered(*lines):
     return {name: number for number, names in enumerate(lines) for name in names.split("|")}
 
 _CLEAR = _numbered(
@@ -99,10 +99,10 @@ _SAID = re.compile(rf"\b(?:{'|'.join(sorted(_CLEAR, key=len, reverse=True))})\b"
 _CHOICE = re.compile(r"[|/]|\bor\b", re.IGNORECASE)
 _ALSO = re.compile(r"[,;\n]|\band then\b|\bthen\b|\band\b")
 
-def _words(text: str) -> str:
+def _words(text):
     return " ".join(re.findall(r"(?<!\w)-[0-9]+|[a-z0-9]+", text.lower()))  # a minus sign stays, so that -1 names nothing
 
-def _named(text: str) -> int | None:
+def _named(text):
     if _CHOICE.search(text):
         return None  # the model repeats the instruction, or has not decided
     words = _words(text)
@@ -154,10 +154,10 @@ def read_ruleset(given) -> RuleSet:
         return parse_ruleset(given)
     if isinstance(given, dict):
         return plain_ruleset(given) if "init_tiles" in given else ruleset_from_dict(given)
-    raise TypeError(f"ruleset is a {type(given).__name__}: give English text, or a dictionary as ruleset_to_dict makes it.")
+    raise TypeError(f"ruleset is a {type(given).__name__}: give English text, or what ruleset_to_dict returns.")
 
 @functools.lru_cache(maxsize=4)
-def _benchmark(name: str):
+def _benchmark(name):
     return load_benchmark(name, as_numpy=True, progress=False)
 
 def find_task(seed: int, benchmark=None, ruleset_id: int | None = None, ruleset=None, preset: str = "small") -> tuple[RuleSet, int | None]:
@@ -248,9 +248,7 @@ class Trials:
     def __init__(self, world: World, count: int):
         self.world, self.count, self.rewards, self.steps, self.tried = world, count, [], 0, {}
 
-    @property
-    def over(self) -> bool:
-        return len(self.rewards) == self.count
+    over = property(lambda self: len(self.rewards) == self.count)
 
     @property
     def front(self) -> tuple[int, int]:
@@ -262,7 +260,7 @@ class Trials:
         "The actions taken earlier in this trial when the agent saw and carried the same."
         return sorted(self.tried.get(self._situation(), ()))
 
-    def _situation(self) -> bytes:
+    def _situation(self):
         return self.world.view.tobytes() + self.world.pocket.tobytes()
 
     def act(self, number: int) -> tuple[str, str]:
@@ -296,10 +294,10 @@ class Trials:
         return f"Trial {len(self.rewards) + 1} begins: the same task, everything in new places."
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #c23d5e95
-def _known_env(value, name: str) -> str:
+def _known_env(value, name):
     return programs(string(value, name)) and value
 
-def _known_benchmark(value, name: str):
+def _known_benchmark(value, name):
     return value if isinstance(value, Benchmark) else choice(value, name, *registered_benchmarks())
 
 def xland_settings(env_config) -> dict:
@@ -311,9 +309,9 @@ def xland_settings(env_config) -> dict:
         show_goal=(True, switch), actions_per_reply=(1, whole_number, 1, 100), hints=(False, switch),
         reward=("mean", choice, "mean", "sum"))
     if given["ruleset"] is not None and (given["benchmark"] is not None or given["ruleset_id"] is not None):
-        raise ValueError("ruleset is a task already: leave out benchmark and ruleset_id.")
+        raise ValueError("ruleset is a task: leave out benchmark and ruleset_id.")
     if given["ruleset_id"] is not None and given["benchmark"] is None:
-        raise ValueError("ruleset_id is a number in a benchmark: give benchmark too, for example 'small-1m'.")
+        raise ValueError("ruleset_id is a number in a benchmark: give benchmark too.")
     return given
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #b51ddbb6
@@ -333,7 +331,7 @@ class XLandText(TextEnv):
         self.env_id, self.seed, self.max_steps, self.count, self.show_rules, self.show_goal, self.most, self.hints, reward = given.values()
         self.share, self.trials = 1 / self.count if reward == "mean" else 1.0, None
 
-    def _begin(self) -> World:
+    def _begin(self):
         self.ruleset, self.ruleset_id = find_task(self.seed, **self.task)
         world = World(self.env_id, self.ruleset, self.max_steps)
         world.reset(self.seed)
@@ -358,7 +356,7 @@ class XLandText(TextEnv):
             notes.append(self.trials.next())
         return _shown(self, notes), reward, self.trials.over, info
 
-    def _info(self, actions, status: str) -> dict:
+    def _info(self, actions, status):
         rewards = self.trials.rewards
         return {"seed": self.seed, "ruleset_id": self.ruleset_id, "trial": len(rewards) + (status not in _END),
                 "step": self.trials.steps, "replies": self.step_count, "parsed_action": actions, "status": status,
@@ -380,7 +378,7 @@ def hint_lines(trials: Trials, ruleset: RuleSet | None) -> list[str]:
              "TRIED BEFORE WHEN IT LOOKED LIKE THIS": names(trials.so_far)}
     return [f"{title}: {text}" for title, text in lines.items() if text]
 
-def _shown(env: XLandText, notes: list[str]) -> str:
+def _shown(env, notes):
     trials, world = env.trials, env.trials.world
     if trials.over:
         return "\n".join(notes)
