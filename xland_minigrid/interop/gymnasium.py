@@ -35,13 +35,12 @@ _RENDER_MODES = {"rgb_array": "rgb_array", "ansi": "rich_text"}
 
 def _check_render_mode(mode):
     if mode not in (None, *_RENDER_MODES):
-        raise ValueError(f"render_mode is {mode!r}: choose 'rgb_array', 'ansi' (text with rich markup), or None.")
+        raise ValueError(f"render_mode is {mode!r}: choose 'rgb_array', 'ansi', or None.")
 
 def _check_options(options, known=()):
     options = options or {}
     if unknown := set(options) - set(known):
-        remedy = f"only {', '.join(known)} is understood here" if known else "this environment has none"
-        raise ValueError(f"Unknown reset options {sorted(unknown)}: {remedy}.")
+        raise ValueError(f"Unknown reset options {sorted(unknown)}: the options here are {list(known)}.")
     return options
 
 def _info(seen):
@@ -86,7 +85,7 @@ class XLandEnv(gymnasium.Env):
     def step(self, action):
         "`(observation, reward, terminated, truncated, info)`. Raises `ResetNeeded` or `ValueError`."
         if self.timestep is None or self._over:
-            raise ResetNeeded("There is no trial to step in: call reset() first, and again after each end.")
+            raise ResetNeeded("There is no trial to step in: call reset() first.")
         seen = self._simulator.step(check_one_action(action))
         self._over = bool(seen.terminated | seen.truncated)
         return seen.observation, float(seen.reward), bool(seen.terminated), bool(seen.truncated), _info(seen)
@@ -164,7 +163,8 @@ class VectorBase(VectorEnv):
         if not begun:
             raise ResetNeeded("No trial has begun, or one was lost: call reset() first.")
         if ended.any():
-            raise ResetNeeded(f'Trials {np.flatnonzero(ended).tolist()} are over: call reset(options={{"reset_mask": terminated | truncated}}) first.')
+            over = np.flatnonzero(ended).tolist()
+            raise ResetNeeded(f"Trials {over} are over: call reset(options={{'reset_mask': terminated | truncated}}).")
 
 def _infos(seen, given, convert):
     "The task numbers where `given` is true, in Gymnasium's form: values and a mask."
@@ -199,7 +199,7 @@ class _BatchEnv(VectorBase):
                  render_mode: str | None = None, seed: int | None = None, **kwargs):
         _check_render_mode(render_mode)
         if num_envs < 1:
-            raise ValueError(f"num_envs is {num_envs}: at least one world is needed.")
+            raise ValueError(f"num_envs is {num_envs}: give at least one.")
         self.num_envs, self.output, self.render_mode, self._seed = num_envs, output, render_mode, seed
         self.mode, self._convert = check_mode(autoreset_mode), _converter(output)
         self._world, self.timestep = build(env_id, num_envs=num_envs, around=_AROUND[self.mode], **kwargs), None

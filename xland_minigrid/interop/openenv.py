@@ -42,9 +42,9 @@ def openenv_client_class() -> type:
     class XLandOpenEnvClient(stock):
         """An OpenEnv client for `/ws` of `xland-minigrid serve`.
 
-        `token` is the server's; all other arguments are those of OpenEnv's `EnvClient`. `reset(seed=, ruleset_id=, ...)` and `step(action)` return a `StepResult`
-        whose observation holds int32 arrays or `text`, the step number `n`, and `info`. Raises `SessionBusy` for two requests at once, and `SessionLost`
-        if a reply belongs to another episode.
+        token: the server's; other arguments are those of OpenEnv's `EnvClient`. `reset(seed=, ruleset_id=, ...)` and
+        `step(action)` return a `StepResult` whose observation holds int32 arrays or `text`, the step number `n`, and `info`.
+        Raises `SessionBusy` for two requests at once, and `SessionLost` for a reply of another episode.
         """
         def __init__(self, base_url=None, *args, token: str | None = None, headers: dict | None = None, **kwargs):
             headers = {**(headers or {}), **({"Authorization": f"Bearer {token}"} if token else {})}

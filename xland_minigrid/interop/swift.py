@@ -84,7 +84,6 @@ def swift_scheduler() -> type:
     class XLandGymScheduler(need("swift.rollout.multi_turn", "swift").GYMScheduler):
         "ms-swift's `GYMScheduler`; closes each environment within `close_timeout` seconds, or adds to `close_errors`."
         close_timeout = 10.0
-
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             self._own, self.close_errors = set(), []  # _own: the requests of a `run`
@@ -388,7 +387,7 @@ async def _converse(scheduler, trajectory, infer):
 async def _ask(infer, request):
     answer = infer(copy_messages(request.messages), request)
     if not inspect.isawaitable(answer):
-        raise TypeError("infer is not a coroutine function and blocks the others: give blocking(infer).")
+        raise TypeError("infer is not a coroutine function and blocks the others: write async def, or blocking(infer).")
     answer = await answer
     if not isinstance(answer, (str, Choice)):
         raise TypeError(f"infer returned a {type(answer).__name__}: return the text, or a Choice.")

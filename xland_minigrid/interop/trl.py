@@ -41,7 +41,7 @@ class ChatTokens:
         talk = [{"role": "user", "content": "."}, {"role": "assistant", "content": _MARK}, {"role": "user", "content": observation}]
         shown = self.tokenizer.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
         if _MARK not in shown:
-            raise ValueError("The chat template hides earlier answers of the model: give tokens= with one that does not.")
+            raise ValueError("The chat template hides earlier answers of the model: give tokens=.")
         ids, end = self._encoded(shown.rpartition(_MARK)[2]), self.tokenizer.eos_token_id
         return ids[1:] if completion and completion[-1] == end and ids[:1] == [end] else ids
 
@@ -194,7 +194,6 @@ class RolloutFunc(_Player):
         def generate(asked):
             found = self.generate([ids for ids, in asked], trainer)
             return [(list(completion), None if logprobs is None else list(logprobs)) for completion, logprobs in found]
-
         answers, more = Answers(generate, 0.05), self.options["over_provision"]
         self.groups, self.batches, play = [None] * len(runs), answers.sizes, _conversation(self, tokens, answers)
         for size in {count for _, count in runs}:
@@ -229,9 +228,9 @@ class PoolEnvironment:
         self._over, self._total, self._error = False, 0.0, None
         try:
             first = factory.pool.sync.reset(self._session, task)
-        except (BadRequest, PoolExhausted, PoolClosed):
-            raise
         except PoolError as error:
+            if isinstance(error, (BadRequest, PoolExhausted, PoolClosed)):
+                raise
             self._over, self._error = True, error
             return "The environment is not available; there is nothing to do."
         return "\n".join(filter(None, [first.info.get("system_message"), factory.observe(first.observation)]))
@@ -264,7 +263,7 @@ def _with_tool(factory, name, description):
         return await self._act(action)
 
     tool.__name__, tool.__qualname__ = name, f"PoolEnvironment.{name}"
-    tool.__doc__ = f"{description}\n\nArgs:\n    action: What to do, in the words that the environment asks for.\n\nReturns:\n    What is seen then."
+    tool.__doc__ = f"{description}\n\nArgs:\n    action: What to do, as the environment asks for it.\n\nReturns:\n    What is seen."
     return type("PoolEnvironment", (PoolEnvironment,), {name: tool, "_factory": factory, "__module__": __name__})
 
 def task_in_row(row: dict):
@@ -290,7 +289,7 @@ class EnvironmentFactory(_Player):
 
     def _need_open(self):
         if self._closed:
-            raise PoolClosed("The factory is closed: make another one.")
+            raise PoolClosed()
 
     def _seat(self):
         with self._lock:

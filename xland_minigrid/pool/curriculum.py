@@ -92,7 +92,7 @@ class SomeSolve(Curriculum):
     def load_state_dict(self, state: Mapping):
         known = range(len(self.tasks))
         if not isinstance(state, Mapping) or state.get("tasks") != len(known) or not all(i in known for i in state.get("old", [-1])):
-            raise ValueError("This state belongs to a curriculum with other tasks.")
+            raise ValueError("This state belongs to a curriculum with other tasks: give the same ones.")
         self.dealt, self.records, self.old = int(state["dealt"]), int(state["records"]), list(map(int, state["old"]))
 
 # %% ../../nbs/pool/12_curriculum.ipynb #f1cc5d3c
@@ -381,7 +381,7 @@ class TierCurriculum(_State):
         rows = np.argsort(values.astype(np.float64), kind="stable")[: np.count_nonzero(values == values)]
         tiers, rng = tuple(_by_name(tiers).values()), np.random.default_rng(checked_int("seed", seed, 0))
         if not 1 <= len(tiers) <= len(rows):
-            raise ValueError(f"{len(rows)} tasks of known difficulty do not fill {len(tiers)} tiers: choose others.")
+            raise ValueError(f"{len(rows)} tasks of known difficulty do not fill {len(tiers)} tiers: choose another by=.")
         parts = [rng.choice(part, min(most, len(part)), replace=False).tolist() for part in np.array_split(rows, len(tiers))]
         tasks = {tier.name: [{"ruleset_id": row} for row in part] for tier, part in zip(tiers, parts)}
         return cls(tasks, tiers, seed=seed, schedule=schedule)

@@ -45,7 +45,7 @@ class Vocabulary:
     def __init__(self, words: Sequence[str]):
         self.list = tuple(words)
         if not self.list or len(set(self.list)) < len(self.list) or any(self._parts(word) != [word] for word in self.list):
-            raise ValueError("words are different single words or signs: leave out spaces and doubles.")
+            raise ValueError("words are different single words or signs.")
         self._number = {word: i + _FIRST for i, word in enumerate(self.list)}
         self.size = _FIRST + len(self.list)
 
@@ -77,7 +77,7 @@ class ModelConfig:
         for name in ("context", "width", "layers", "heads", "wide"):
             checked_int(f"model.{name}", getattr(self, name), 1)
         if self.width % self.heads:
-            raise ValueError(f"The width {self.width} is not a multiple of {self.heads} heads: choose one that is.")
+            raise ValueError(f"The width {self.width} is not a multiple of {self.heads} heads.")
 
 def linear(inputs: int, outputs: int, scale: float = 1.0, *, rngs: nnx.Rngs) -> nnx.Linear:
     "A linear layer without bias; its outputs have the standard deviation `scale` for standard normal inputs."
@@ -187,7 +187,7 @@ def allowed_tokens(allowed: Iterable[int] | None, size: int) -> np.ndarray:
     "A mask over tokens, bool `(size,)`; None allows all but padding and TURN. Raises `ValueError`."
     found, listed = np.zeros(size, bool), list(range(END, size) if allowed is None else allowed)
     if not listed or not all(0 <= i < size for i in listed):
-        raise ValueError(f"allowed holds token numbers from 0 to {size - 1}, at least one.")
+        raise ValueError(f"allowed holds token numbers from 0 to {size - 1}.")
     found[listed] = True
     return found
 
@@ -436,7 +436,7 @@ async def evaluate(learner: Learner, pool: EnvPool, tasks: list) -> dict:
     groups = await pool.run_groups(lambda episode: play(learner, episode, [], 0, learner.greedy), tasks, 1)
     episodes = [group[0] for group in groups]
     if bad := [episode.error for episode in episodes if not episode.valid]:
-        raise RuntimeError(f"{len(bad)} of {len(tasks)} episodes could not be scored ({bad[0]}): evaluate again.")
+        raise RuntimeError(f"{len(bad)} of {len(tasks)} episodes could not be scored ({bad[0]}).")
     return {"success": float(np.mean([e.reward >= SOLVED for e in episodes])),
             "turns": float(np.mean([e.num_turns for e in episodes])), "episodes": episodes}
 
@@ -457,7 +457,7 @@ def test_tasks(count: int = 500, *, size: int = 4, p: float = 0.8) -> list[dict]
 def lake_learner(config: GRPOConfig = GRPOConfig(), *, size: int = 4, count: int = 30_000) -> Learner:
     "A learner of FrozenLake with `count` training maps: new ones, and again those that some of a group solved."
     if config.model.context < (need := size * size + 1):
-        raise ValueError(f"A map of {size}x{size} cells takes {need} tokens: set model.context to that.")
+        raise ValueError(f"A map of {size}x{size} cells takes {need} tokens: set model.context.")
     return Learner(config, Vocabulary(LAKE_WORDS), SomeSolve(lake_tasks(count, size=size), seed=config.seed), moves=LAKE_MOVES)
 
 def lake_baselines(tasks: list[dict], turns: int) -> dict:
@@ -499,7 +499,7 @@ async def train(learner: Learner, pool: EnvPool, out=None, *, resume: bool = Fal
     out = None if out is None else Path(out).expanduser()
     checkpoints = None if out is None else Checkpoints(out / "checkpoints", keep=2)
     if out is not None and not resume and checkpoints.steps():
-        raise FileExistsError(f"{out} holds a run already: resume it, choose another out, or delete it.")
+        raise FileExistsError(f"{out} holds a run already: resume it, or choose another out.")
     about, c = _restore(learner, checkpoints) if resume else {}, learner.config
     wall, cpu = time.monotonic() - about.get("seconds", 0.0), time.process_time() - about.get("cpu_seconds", 0.0)
     clock = lambda: {"seconds": time.monotonic() - wall, "cpu_seconds": time.process_time() - cpu}
@@ -511,7 +511,7 @@ async def train(learner: Learner, pool: EnvPool, out=None, *, resume: bool = Fal
         while (step := int(learner.state.step) + 1) <= end and not interrupts.happened:
             numbers, groups = await grpo_step(learner, pool)
             if not np.isfinite(numbers.get("loss", 0.0)):
-                raise FloatingPointError("The loss is not finite: lower learning_rate, and resume from the last checkpoint.")
+                raise FloatingPointError("The loss is not finite: lower learning_rate, and resume.")
             if len(test) and (step % test_every == 0 or step == end):
                 numbers["test"] = (await evaluate(learner, pool, test))["success"]
             if out is not None and step % log_every == 0:

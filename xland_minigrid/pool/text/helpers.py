@@ -94,7 +94,7 @@ class TextEnv(Env):
     async def step(self, action: list[dict]) -> tuple[str, float, bool, dict]:
         "Answer the last message. Raises `ResetRequired` outside of an episode, and what `last_reply` and `turn` raise."
         if self.done:
-            raise ResetRequired("No episode is in progress: reset the environment before stepping it.")
+            raise ResetRequired()
         reply = last_reply(action)
         self.step_count += 1
         observation, reward, self.done, info = await self.turn(reply)

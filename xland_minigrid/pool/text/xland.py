@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ACTION_WORDS', 'cell_words', 'place_words', 'things_in', 'text_map', 'describe_view', 'parse_actions',
-           'legal_actions', 'rules_in_reach', 'read_ruleset', 'find_task', 'programs', 'World', 'system_text', 'Trials',
+           'legal_actions', 'rules_in_reach', 'read_ruleset', 'find_task', 'World', 'system_text', 'Trials',
            'xland_settings', 'XLandText', 'hint_lines']
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #e4175f9a
