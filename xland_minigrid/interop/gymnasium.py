@@ -153,7 +153,6 @@ def mask_in(options, num_envs: int, begun: bool) -> np.ndarray | None:
 class VectorBase(VectorEnv):
     "What vector environments share here."
     def make_spaces(self, observation_space, action_space):
-        "Set the four spaces from those of one world."
         from gymnasium.vector.utils import batch_space
         self.single_observation_space, self.single_action_space = observation_space, action_space
         self.observation_space, self.action_space = (batch_space(space, self.num_envs) for space in (observation_space, action_space))
@@ -194,7 +193,6 @@ def _last_seen(timestep, seen, before, output, convert):
     return {"final_obs": _one_by_one(final, ended) if output == "numpy" else final, "_final_obs": mask, "final_info": tasks, "_final_info": mask}
 
 class _BatchEnv(VectorBase):
-    "See `XLandVectorEnv`."
     def __init__(self, env_id="XLand-MiniGrid-R1-9x9", num_envs: int = 1, *, autoreset_mode=AutoresetMode.NEXT_STEP, output: str = "numpy",
                  render_mode: str | None = None, seed: int | None = None, **kwargs):
         _check_render_mode(render_mode)
@@ -207,10 +205,7 @@ class _BatchEnv(VectorBase):
         self._ended = np.zeros(num_envs, bool)
         self.make_spaces(space_of(observation_bounds(self._world)), gymnasium.spaces.Discrete(NUM_ACTIONS))
 
-    @property
-    def _programs(self):
-        "Compiled `reset`, `step` and `reset_some`."
-        return compiled(self._world.env, self._world.draws, self._world.batched)
+    _programs = property(lambda self: compiled(self._world.env, self._world.draws, self._world.batched))
 
     def render(self):
         "A tuple of one picture or text for each world; None without a `render_mode`."

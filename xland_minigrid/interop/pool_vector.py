@@ -41,7 +41,6 @@ def task_list(task, num_envs: int) -> list[dict]:
 
 # %% ../../nbs/interop/10_pool_vector.ipynb #17831b63
 class _View(VectorBase):
-    "See `PoolVectorEnv`."
     def __init__(self, pool, *, autoreset_mode=AutoresetMode.NEXT_STEP, task=None, seed: int | None = None):
         self.mode = check_mode(autoreset_mode)
         self.pool, self._mine = opened(pool)
@@ -65,7 +64,6 @@ class _View(VectorBase):
 
 # %% ../../nbs/interop/10_pool_vector.ipynb #17831c74
 class _Requests(_View):
-    "See `PoolVectorEnv`."
     def _begin(self, ids, seeds):
         if len(ids):
             self._seeds.update(zip(np.asarray(ids).tolist(), seeds))

@@ -92,7 +92,6 @@ def ruleset_from_upstream(ruleset) -> RuleSet:
                    init_tiles=tiles_from_upstream(ruleset.init_tiles, zero=(0, 0)))
 
 def _check_known(goals, rules, init_tiles, opened):
-    "Raise `ValueError` for tasks, as far as they are concrete, that 0.9.3 cannot express."
     beyond = any(not isinstance(a, jax.core.Tracer) and np.max(a[..., 0], initial=0) >= len(book) for a, book in ((goals, GOALS), (rules, RULES)))
     if opened is not None or beyond:
         raise ValueError("xminigrid 0.9.3 knows only the goals and rules of Tables 2 and 3.")

@@ -26,7 +26,6 @@ from .slots import Layout
 _SOCKETS = weakref.WeakSet()
 
 def abort(ws):
-    "Cut a connection, if there is one."
     if ws is not None and ws.transport is not None:
         ws.transport.abort()
 
@@ -172,7 +171,6 @@ class Connection:
         self._opening, self._watcher, self.max_size = asyncio.Lock(), None, 1 << 16
 
     async def open(self) -> dict:
-        "Connect, for the first time or again. Raises a `PoolError` that says why not."
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         if self.session:
             headers |= {"X-Pool-Session": self.session, "X-Pool-Resume": self.secret}
@@ -201,7 +199,6 @@ class Connection:
 
 # %% ../../nbs/pool/10_client.ipynb #dc58f230
 class Reconnecting(Connection):
-    "A connection that is restored when it breaks."
     async def open(self) -> dict:
         hello = await super().open()
         self._watcher = asyncio.ensure_future(self._watch(self.ws))
@@ -221,7 +218,6 @@ class Reconnecting(Connection):
         await pause(attempt)
 
     async def _connected(self, broken, since):
-        "The connection, another one than `broken`."
         async with self._opening:
             if self.ws is broken or self.broken():
                 self.ws = None
@@ -368,7 +364,6 @@ class SessionState:
 
 # %% ../../nbs/pool/10_client.ipynb #1f7db937
 class SessionRequests(SessionState):
-    "The requests of a session, one at a time, on the I/O thread."
     async def _ask(self, op, value):
         "One request, after the one that a cancelled caller may have left."
         while self._pending is not None:  # cancelled here, it is still there for the next one
@@ -391,7 +386,6 @@ class SessionRequests(SessionState):
         return mine.result()
 
     async def _do(self, op, value):
-        "A request to its end, even if nobody waits for it."
         try:
             async with asyncio.timeout(self.timeout):
                 reply = await self._link.request(next(self._numbers), op, value)

@@ -212,7 +212,6 @@ def _checked_success(achieved, reward):
     return success
 
 class _Records(Curriculum):
-    "Tasks and results; see `TierCurriculum`."
     def __init__(self, tasks: Mapping, tiers: Iterable[Tier] = TIERS, *, seed: int = 0, schedule: Schedule = Schedule()):
         texts, known = _texts(tasks), _by_name(tiers)
         if not isinstance(schedule, Schedule):
@@ -229,7 +228,6 @@ class _Records(Curriculum):
     tier = property(lambda self: self.tiers[self._tier], doc="The highest tier reached.")
 
     def _text(self, task):
-        "A task as text, without a seed that it does not have here."
         text = _key(task)
         if text not in self._tier_of and isinstance(task, Mapping):
             text = _key({name: x for name, x in task.items() if name != "seed"})

@@ -109,7 +109,6 @@ class TokenTrack:
         return Sequence(self.ids[:at], self.ids[at:], logprobs, list(self.mask))
 
     def add(self, prompt_ids, completion_ids, logprobs=None) -> bool:
-        "One turn; see `Rollout.add_tokens`."
         prompt, completion = _ids(prompt_ids, "prompt_ids"), _ids(completion_ids, "completion_ids")
         logprobs = None if logprobs is None else _log_probabilities(logprobs, len(completion))
         self._check(prompt, logprobs)
@@ -158,7 +157,6 @@ def _said(error):
 
 # %% ../../nbs/pool/11_group.ipynb #b9556530
 class _Record:
-    "See `Rollout`."
     def __init__(self, session, task, index: int, first, max_total_tokens: int | None = None):
         self.session, self.task, self.index, self.tokens = session, task, index, TokenTrack(max_total_tokens)
         self.error = self.seconds = self._value = None
@@ -215,7 +213,6 @@ class _Record:
 
 # %% ../../nbs/pool/11_group.ipynb #99a3cdc4
 class _Steps(_Record):
-    "See `Rollout`."
     async def step(self, action, *, text: str | None = None):
         """Take a step; returns the session's `Step`. text: the action as the conversation shows it.
 

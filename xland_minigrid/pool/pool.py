@@ -205,7 +205,6 @@ class Roster:
         self.wake()
 
     def wake(self):
-        "Let all that wait for sessions look again."
         for waiting in self._waiting[:]:
             wake(waiting)
 
@@ -280,7 +279,6 @@ def _batch_of(rows, errors):
 
 # %% ../../nbs/pool/13_pool.ipynb #e9b3b4ad
 class _Requests:
-    "See `Batcher`."
     immediate = False  # whether recv has nothing to wait for
 
     def __init__(self, pool):
@@ -288,7 +286,6 @@ class _Requests:
         self._lock, self._waiting = threading.Lock(), None
 
     def post(self, op: str, numbers: list, values):
-        "Ask all of these environments, or raise `SessionBusy`, `ResetRequired` or `BadRequest`."
         sessions = [self.pool.sessions[number] for number in numbers]
         if twice := self.sent & set(numbers):
             raise SessionBusy(f"Environment {min(twice)} has not answered yet: recv before the next send.")
@@ -374,7 +371,6 @@ class Batcher(_Requests):
 
 # %% ../../nbs/pool/13_pool.ipynb #229e37a7
 class SlotBatcher(Batcher):
-    "A `Batcher` for slots of this process."
     immediate = True
 
     def _tasks(self, sessions, tasks):
@@ -426,7 +422,7 @@ class SlotBatcher(Batcher):
 
 # %% ../../nbs/pool/13_pool.ipynb #c36b580e
 async def to_the_end(awaitable):
-    "Await something even if the caller is cancelled meanwhile, however often; the cancellation is raised then."
+    "Await something even if the caller is cancelled meanwhile, and raise the cancellation then."
     task, cancelled = asyncio.ensure_future(awaitable), None
     while not task.done():
         try:
@@ -444,7 +440,6 @@ def _is_mistake(error):
 
 @dataclass(eq=False)
 class _Ending:
-    "See `Play`."
     pool: "EnvPool"
     rollout_fn: Callable
     task: Any
@@ -481,7 +476,7 @@ class _Ending:
 
 # %% ../../nbs/pool/13_pool.ipynb #47706c3b
 class Play(_Ending):
-    "One group while it is played: an episode in each session, of which `size` are kept. See `EnvPool.run_group`."
+    "An episode of one group in each session, of which `size` are kept. See `EnvPool.run_group`."
     async def run(self) -> list[Rollout]:
         "The episodes that count. None of their tasks is left when this returns or raises."
         self.tasks = [asyncio.ensure_future(self._episode(i, session)) for i, session in enumerate(self.sessions)]
@@ -545,7 +540,6 @@ def _abandoned(io, host, sessions):
 
 # %% ../../nbs/pool/13_pool.ipynb #1a5d6516
 class _Sessions:
-    "See `EnvPool`."
     patience = 5.0  # seconds that a cancelled coroutine has to end
 
     def __init__(self, servers: Servers, size: int, *, group_size: int | None = None, host: Host | None = None,
@@ -599,7 +593,6 @@ class _Sessions:
 
 # %% ../../nbs/pool/13_pool.ipynb #7ba0e986
 class _Lifetime(_Sessions):
-    "See `EnvPool`."
     async def close(self):
         "Give everything back within `close_timeout`, even if interrupted. May be called twice."
         with self._lock:
@@ -657,7 +650,6 @@ class _Lifetime(_Sessions):
 
 # %% ../../nbs/pool/13_pool.ipynb #5e0c95a0
 class _Episodes(_Lifetime):
-    "See `EnvPool`."
     async def _heal(self, session):
         "On the I/O thread: give a lost session another environment."
         if session.lost and not session.closed:
@@ -665,12 +657,10 @@ class _Episodes(_Lifetime):
             await self.servers.heal(session, self.roster.homes.get(session))
 
     async def _fresh(self, session, task):
-        "On the I/O thread: begin an episode."
         await self._heal(session)
         return await session._ask("reset", task)
 
     async def _all(self, op, sessions, values):
-        "The `Step` or the error of one request to each session."
         async def ask_all():
             ask = self._fresh if op == "reset" else lambda session, value: session._ask(op, value)
             return await asyncio.gather(*map(ask, sessions, values), return_exceptions=True)
@@ -712,7 +702,6 @@ class _Episodes(_Lifetime):
 
 # %% ../../nbs/pool/13_pool.ipynb #f4ba5bc1
 class _Groups(_Episodes):
-    "See `EnvPool`."
     async def run_group(self, rollout_fn, task=None, *, size: int | None = None, deadline: float | None = None,
                         on_error: str = "mask", over_provision: int = 0) -> RolloutGroup:
         """Play one task in `size` sessions of one server at once, by default `group_size` less `over_provision`.
@@ -760,7 +749,6 @@ class _Groups(_Episodes):
 
 # %% ../../nbs/pool/13_pool.ipynb #1d8c8a0f
 class _Turns(_Groups):
-    "See `EnvPool`."
     async def reset_group(self, task=None, size: int | None = None) -> list[Step]:
         "Begin a task in `size` sessions of one server, all or none, for `run_group_step`. Raises the first error."
         self._need_open()
@@ -802,8 +790,6 @@ class _Turns(_Groups):
 
 # %% ../../nbs/pool/13_pool.ipynb #8bb687f2
 class _Batches(_Turns):
-    "See `EnvPool`."
-
     sync = property(lambda self: SyncPool(self), doc="The same pool for plain code: `with pool.sync as p:`.")
 
     def async_reset(self, tasks=None, env_id=None):
@@ -919,7 +905,6 @@ def run_here(make_coroutine: Callable):
         caller.stop()
 
 class _Calls:
-    "See `SyncPool`."
     def __init__(self, pool: EnvPool):
         object.__setattr__(self, "pool", pool)
 

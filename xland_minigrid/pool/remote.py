@@ -115,7 +115,6 @@ async def _exchange(line, text):
 
 # %% ../../nbs/pool/14_remote.ipynb #3263adb0
 class Line:
-    "The socket of one session: one request at a time, and one reason why there are no more."
     def __init__(self, ws, request_timeout: float):
         self.ws, self.request_timeout, self.loop = ws, request_timeout, asyncio.get_running_loop()
         self.busy = self.playing = False
@@ -155,7 +154,6 @@ class Line:
         return said["data"]
 
     async def play(self, kind: str, data: dict) -> Reply:
-        "Reset or step."
         if kind == "step" and not self.ended and not self.playing:
             raise ResetRequired()
         self.playing = self.playing and kind == "step"

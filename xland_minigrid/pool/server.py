@@ -38,7 +38,6 @@ from .slots import Slots
 
 # %% ../../nbs/pool/09_server.ipynb #7ee088eb
 def is_loopback(host: str) -> bool:
-    "Whether an address can be reached from this machine only."
     with contextlib.suppress(ValueError):
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     return False
@@ -88,7 +87,6 @@ class ServerConfig:
 
 # %% ../../nbs/pool/09_server.ipynb #b9a2d952
 def make_host(config: ServerConfig) -> Host:
-    "The environments of a server, compiled."
     backends = {}
     if config.env is not None:
         slots = Slots(config.env, config.slots, benchmark=config.benchmark, **config.params)
@@ -101,7 +99,6 @@ def make_host(config: ServerConfig) -> Host:
 
 # %% ../../nbs/pool/09_server.ipynb #24491db6
 def metrics_text(stats: dict) -> str:
-    "The numbers of `Host.stats` in the text format of Prometheus."
     events, lines = dict(stats), []
     def add(name, kind, rows):
         lines.extend([f"# TYPE xland_pool_{name} {kind}", *(f"xland_pool_{name}{label} {value}" for label, value in rows)])
@@ -131,7 +128,6 @@ def readiness(host: Host) -> dict:
 PROTOCOL = "xland-pool"
 
 def offered(headers, kind: str) -> str:
-    "The rest of the subprotocol that begins with `kind`, or nothing."
     parts = headers.get("Sec-WebSocket-Protocol", "").split(",")
     return next((part.strip()[len(kind) :] for part in parts if part.strip().startswith(kind)), "")
 
@@ -232,7 +228,6 @@ def write_now(ws, reply: Reply):
         LOG.debug("reply not sent: %s", type(error).__name__)
 
 async def talk(host: Host, ws, seat: Seat, max_size: int):
-    "The protocol of `pool.sessions`."
     await ws.send(json.dumps({"op": "hello", "version": 1, "session": seat.id, "resume": seat.secret, "n": seat.n,
                               "running": seat.running, "max_size": max_size, **seat.backend.spec()}))
     strange, deliver, asked = 0, functools.partial(write_now, ws), 0
@@ -269,7 +264,6 @@ async def read_by_client(ws):
 
 # %% ../../nbs/pool/09_server.ipynb #03049f4c
 def inspect_session(host: Host, seat: Seat, number: int, op: str) -> Reply:
-    "Answer a request that leaves the environment as it is."
     seat.active, seat.heard = time.monotonic(), True
     if op == "state":
         return Reply(number, seat.n, extra={"running": seat.running, "episodes": seat.episodes, "last": seat.last_id})
@@ -316,7 +310,6 @@ def openenv_reply(seat: Seat, reply: Reply) -> dict:
 
 # %% ../../nbs/pool/09_server.ipynb #f6b59408
 async def talk_openenv(host: Host, ws, seat: Seat):
-    "The protocol of OpenEnv: no numbers, and so no resuming."
     number = 0
     async for raw in ws:
         number += 1
@@ -524,7 +517,6 @@ class ServerProcess:
         return self._process.wait()
 
     def kill(self):
-        "End it at once, as a power cut would."
         self._process.kill()
         self._process.wait()
 

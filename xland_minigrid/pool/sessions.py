@@ -142,7 +142,6 @@ class Background:
         return task
 
     async def drain(self, seconds: float):
-        "Wait until all have ended, at most so many seconds."
         end = time.monotonic() + seconds
         while self.tasks and (left := end - time.monotonic()) > 0:
             await asyncio.wait(list(self.tasks), timeout=left)
@@ -255,7 +254,7 @@ class TextBackend:
 
 # %% ../../nbs/pool/07_sessions.ipynb #2e60a892
 async def bounded(work, seconds: float):
-    "The result of an environment's work, or a `PoolError` for whatever went wrong."
+    "The result of some work, or a `PoolError` for whatever went wrong."
     try:
         async with asyncio.timeout(seconds) as limit:
             return await work
@@ -334,7 +333,6 @@ class SeatTable:
         return seat
 
     def find(self, id: str, secret: str) -> Seat:
-        "The session with this secret. Raises `SessionLost`."
         seat = self.seats.get(id)
         if seat is None or not secrets.compare_digest(seat.secret.encode(), secret.encode()):
             raise SessionLost("The server no longer has this session, and its episode is lost: open a new one.")
@@ -361,7 +359,6 @@ class SeatTable:
         return True
 
     def reap(self, now: float | None = None) -> list[Seat]:
-        "End the sessions that went too long without a connection or a request; returns them."
         def over(seat):
             silent = (time.monotonic() if now is None else now) - seat.active
             return not seat.attached and silent > self.grace or silent > self.idle and not seat.pending
@@ -370,7 +367,6 @@ class SeatTable:
 
 # %% ../../nbs/pool/07_sessions.ipynb #4224a191
 class Host(SeatTable):
-    "The sessions of one process, and their requests."
     def submit(self, seat: Seat, number: int, op: str, value, deliver: Callable[[Reply], None]):
         "Carry out a request once; `deliver` gets the reply, now or later. A repeated number gets the same reply."
         seat.active, seat.heard = time.monotonic(), True
@@ -391,7 +387,6 @@ class Host(SeatTable):
                 self._finish(seat, number, op, error)
 
     def _finish(self, seat, number, op, result):
-        "Count, remember and deliver the answer of the environment."
         seat.active = time.monotonic()  # a long step is not idleness
         if seat.closed or not seat.pending or seat.pending[0] != number:
             return

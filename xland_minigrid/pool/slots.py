@@ -56,7 +56,6 @@ class Layout(NamedTuple):
 
     @staticmethod
     def from_json(said) -> "Layout":
-        "The layout that `to_json` wrote. Raises `ValueError`."
         try:
             leaves = tuple(Leaf(str(name), tuple(map(operator.index, shape)), np.dtype(str(dtype)).str)
                            for name, shape, dtype in said)
@@ -84,7 +83,6 @@ def packed(timestep) -> jax.Array:
     return jnp.concatenate([*seen, _bytes_of(timestep.reward), flags.astype(jnp.uint8)[None]])
 
 def layout_of(observation) -> Layout:
-    "The layout of an observation of arrays or of their shapes."
     name = lambda dtype: np.dtype(np.uint8 if dtype == np.bool_ else dtype).str
     return Layout(tuple(Leaf(key, tuple(leaf.shape), name(leaf.dtype)) for key, leaf in _named(observation)))
 
@@ -176,7 +174,6 @@ class Lease(NamedTuple):
     generation: int
 
 class Leases:
-    "Which of `n` slots are held. Thread-safe."
     def __init__(self, n: int):
         self._lock, self._free, self._generation = threading.Lock(), list(range(n))[::-1], [0] * n
         self._held = set()
