@@ -631,8 +631,7 @@ class _Lifetime(_Sessions):
         for thread in filter(None, (self._caller, self._io)):
             thread.stop()
 
-    async def __aenter__(self):
-        return await self.start()
+    __aenter__ = _Sessions.start
 
     async def __aexit__(self, *_):
         await self.close()
@@ -973,11 +972,10 @@ class SyncPool(_Calls):
         run_here(self.pool.start)
         return self
 
+    __enter__ = start
+
     def close(self):
         run_here(self._may_wait().close)
-
-    def __enter__(self):
-        return self.start()
 
     def __exit__(self, *_):
         self.close()

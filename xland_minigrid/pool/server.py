@@ -446,6 +446,8 @@ class EnvServer(Reception):
         log_event("listening", url=self.url, capacity=capacity, token=bool(c.token))
         return self
 
+    __aenter__ = start
+
     async def stop(self, drain: float | None = None):
         "Take no new sessions, give running episodes `drain` seconds, say goodbye, free everything. Bounded."
         if self._server is None:
@@ -472,9 +474,6 @@ class EnvServer(Reception):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         log_event("stopped", **{k: v for k, v in self.host.stats().items() if not isinstance(v, dict)})
-
-    async def __aenter__(self):
-        return await self.start()
 
     async def __aexit__(self, *_):
         await self.stop(0)

@@ -130,7 +130,7 @@ class FrozenLakeEnv(TextEnv):
             random_map(self.size, self.p, self.seed)  # raises for a seed without a map, before a run begins
 
     async def reset(self, config=None) -> tuple[str, dict, str]:
-        "The map, `info`, and the system message. `config` is ignored: the task is in `env_config`."
+        "The map, `info`, and the system message."
         self.map_seed = secrets.randbits(31) if self.seed is None else self.seed
         self.grid = random_map(self.size, self.p, self.map_seed)
         self.player, self.ice = find(self.grid, "S"), random.Random(self.map_seed + 1)

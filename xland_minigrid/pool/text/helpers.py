@@ -85,7 +85,7 @@ def tagged(reply: str) -> list[str]:
 
 # %% ../../../nbs/pool/text/00_helpers.ipynb #e8163980
 class TextEnv(Env):
-    "Base class: `start` begins an episode, `turn` answers. `done`, `step_count`, `format_errors` say how it stands."
+    "Base class: `start` begins an episode, `turn` answers. `reset` may ignore `config`: the task is in `env_config`."
     done, step_count, format_errors = True, 0, 0
 
     def start(self):

@@ -234,7 +234,7 @@ class SudokuEnv(TextEnv):
             observation=("full", choice, "full", "diff")).values()
 
     async def reset(self, config=None) -> tuple[str, dict, str]:
-        "The board and hints, `info`, and the system message. `config` is ignored: the task is in `env_config`."
+        "The board and hints, `info`, and the system message."
         self.played_seed = secrets.randbits(31) if self.seed is None and not self.puzzle else self.seed
         board, self.solution = self.puzzle or await blocking(random_puzzle)(self.played_seed, self.clues)
         self.clue_board, self.board = read_board(board), read_board(board)

@@ -338,7 +338,7 @@ class XLandText(TextEnv):
         return world
 
     async def reset(self, config=None) -> tuple[str, dict, str]:
-        "The first view, `info`, and the system message with the task, which is in `env_config`: `config` is ignored."
+        "The first view, `info`, and the system message with the task."
         self.done = True
         self.trials = Trials(await blocking(self._begin)(), self.count)
         self.start()
