@@ -6,7 +6,7 @@
 __all__ = ['need', 'key_of', 'keys_of', 'World', 'build', 'Seen', 'seen_of', 'to_numpy', 'check_one_action', 'check_actions',
            'compiled', 'Simulator', 'Bounds', 'bounds_of', 'observation_bounds']
 
-# %% ../../nbs/interop/02_bridge.ipynb #288a4006
+# %% ../../nbs/interop/02_bridge.ipynb #a
 import functools
 import importlib
 import operator
@@ -24,7 +24,7 @@ from ..envs.sampling import RulesetSamplingWrapper, try_out
 from ..envs.wrappers import DirectionObservationWrapper, RulesAndGoalsObservationWrapper
 from ..pool.slots import benchmark_of, environment_of
 
-# %% ../../nbs/interop/02_bridge.ipynb #b791f032
+# %% ../../nbs/interop/02_bridge.ipynb #b
 def need(package: str, extra: str):
     "Import and return a package or one of its modules. Raises `ImportError` with the pip command for its extra."
     try:
@@ -35,7 +35,7 @@ def need(package: str, extra: str):
             raise
         raise ImportError(f"This needs {top}: pip install 'xland_minigrid[{extra}]'", name=top) from None
 
-# %% ../../nbs/interop/02_bridge.ipynb #fbb5d2dd
+# %% ../../nbs/interop/02_bridge.ipynb #c
 def key_of(seed: int) -> jax.Array:
     "`jax.random.key(seed)`, with the words above 32 bits folded in. Raises `ValueError` if negative."
     seed = operator.index(seed)
@@ -54,7 +54,7 @@ def keys_of(seeds) -> jax.Array:
         return _many_keys(np.asarray(seeds, np.uint32))
     return jnp.stack([key_of(seed) for seed in seeds])
 
-# %% ../../nbs/interop/02_bridge.ipynb #f912bc65
+# %% ../../nbs/interop/02_bridge.ipynb #d
 @functools.lru_cache(maxsize=256)
 def _layers(env_id, draws, direction, rules_and_goals, images, around=None):
     env = make(env_id)[0] if isinstance(env_id, str) else env_id
@@ -77,7 +77,7 @@ def _tasks(benchmark, ruleset, ruleset_id):
     benchmark = benchmark_of(benchmark)
     return (benchmark, None) if ruleset_id is None else (None, benchmark.get_ruleset(ruleset_id))
 
-# %% ../../nbs/interop/02_bridge.ipynb #1d0e579a
+# %% ../../nbs/interop/02_bridge.ipynb #e
 class World(NamedTuple):
     "An environment, made of `recipe`, and its parameters; draws: resets draw tasks; batched: one for each world."
     recipe: tuple
@@ -113,7 +113,7 @@ def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None
         raise ValueError("weights need tasks to draw: give benchmark= too.")
     return _with_ruleset(recipe, inner, ruleset, num_envs)
 
-# %% ../../nbs/interop/02_bridge.ipynb #5c81fbbc
+# %% ../../nbs/interop/02_bridge.ipynb #f
 def _with_ruleset(recipe, params, ruleset, num_envs):
     if ruleset is None:
         ruleset = getattr(params, "ruleset", None)
@@ -133,7 +133,7 @@ def _with_ruleset(recipe, params, ruleset, num_envs):
     try_out(_layers(*recipe), params, batch)
     return World(recipe, params.replace(ruleset=jax.tree.map(jnp.asarray, ruleset)), batched=axes == 1)
 
-# %% ../../nbs/interop/02_bridge.ipynb #33b402ef
+# %% ../../nbs/interop/02_bridge.ipynb #g
 class Seen(NamedTuple):
     "What a caller sees of one step, with a leading axis in a batch; `ruleset_id` None where no tasks are drawn."
     observation: Any
@@ -173,7 +173,7 @@ def check_actions(actions, num_envs: int, num_actions: int = NUM_ACTIONS) -> np.
         raise ValueError(f"There is no action {actions[(actions < 0) | (actions >= num_actions)][0]}: actions are 0 to {num_actions - 1}.")
     return actions.astype(np.int32)
 
-# %% ../../nbs/interop/02_bridge.ipynb #8c84bcd2
+# %% ../../nbs/interop/02_bridge.ipynb #h
 @functools.lru_cache(maxsize=256)
 def compiled(env: Environment, draws: bool, tasks: bool | None = None):
     """Compiled `reset(params, key)`, `step(params, timestep, action)`, `reset_some(params, timestep, key, mask)`.
@@ -214,7 +214,7 @@ class Simulator:
         "A picture of the present, as `Environment.render` draws it."
         return self.world.env.render(self.params.replace(render_mode=mode), self.timestep)
 
-# %% ../../nbs/interop/02_bridge.ipynb #f5d1a032
+# %% ../../nbs/interop/02_bridge.ipynb #i
 class Bounds(NamedTuple):
     "The least and greatest values of one observation, arrays of its shape and dtype."
     low: np.ndarray

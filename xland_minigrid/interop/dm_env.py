@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['dm_env', 'spec_of', 'XLandDmEnv']
 
-# %% ../../nbs/interop/06_dm_env.ipynb #be85108e
+# %% ../../nbs/interop/06_dm_env.ipynb #a
 import numpy as np
 
 from ..core.actions import NUM_ACTIONS
@@ -14,7 +14,7 @@ from .bridge import Bounds, Simulator, build, check_one_action, key_of, need, ob
 dm_env = need("dm_env", "dm")
 from dm_env import specs
 
-# %% ../../nbs/interop/06_dm_env.ipynb #f8b4dea3
+# %% ../../nbs/interop/06_dm_env.ipynb #b
 def spec_of(bounds: Bounds | dict, name: str = "observation"):
     "A `BoundedArray`, or a dictionary of them; a plain `Array` where there are no bounds."
     if isinstance(bounds, dict):

@@ -6,7 +6,7 @@
 __all__ = ['gymnasium', 'space_of', 'XLandEnv', 'register_envs', 'check_mode', 'without_tensors', 'seed_list', 'mask_in',
            'VectorBase', 'XLandVectorEnv']
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #42f308c4
+# %% ../../nbs/interop/04_gymnasium.ipynb #a
 import operator
 
 import jax
@@ -23,7 +23,7 @@ gymnasium = need("gymnasium", "gym")
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #3e5e0aa5
+# %% ../../nbs/interop/04_gymnasium.ipynb #b
 def space_of(bounds: Bounds | dict) -> "gymnasium.Space":
     "`Box`, or a `Dict` of them, for the bounds of an observation."
     if isinstance(bounds, dict):
@@ -46,7 +46,7 @@ def _check_options(options, known=()):
 def _info(seen):
     return {} if seen.ruleset_id is None else {"ruleset_id": int(seen.ruleset_id)}
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #cf1653d3
+# %% ../../nbs/interop/04_gymnasium.ipynb #c
 class XLandEnv(gymnasium.Env):
     """One world.
 
@@ -98,14 +98,14 @@ class XLandEnv(gymnasium.Env):
             raise ResetNeeded("There is nothing to draw yet: call reset() first.")
         return self._simulator.render(_RENDER_MODES[self.render_mode])
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #07a76fcc
+# %% ../../nbs/interop/04_gymnasium.ipynb #d
 def register_envs():
     "Register every environment that `xland_minigrid.make` knows with Gymnasium, as `xland_minigrid/NAME`."
     for name in registered_environments():
         if (id := f"xland_minigrid/{name}") not in gymnasium.registry:
             gymnasium.register(id, entry_point=f"{__name__}:XLandEnv", vector_entry_point=f"{__name__}:XLandVectorEnv", kwargs={"env_id": name})
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #8511759e
+# %% ../../nbs/interop/04_gymnasium.ipynb #e
 _AROUND = {AutoresetMode.NEXT_STEP: DmEnvAutoResetWrapper, AutoresetMode.SAME_STEP: GymAutoResetWrapper, AutoresetMode.DISABLED: None}
 
 def check_mode(mode) -> AutoresetMode:
@@ -127,7 +127,7 @@ def without_tensors(actions):
     "Actions that are tensors, as arrays with memory of their own: the caller may write to the tensor."
     return from_torch(actions, copy=True) if type(actions).__module__.partition(".")[0] == "torch" else actions
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #ae3f2072
+# %% ../../nbs/interop/04_gymnasium.ipynb #f
 def seed_list(seed, num_envs: int) -> list:
     "One seed or None for each world. Raises `ValueError` or `TypeError`."
     if seed is None:
@@ -180,7 +180,7 @@ def _one_by_one(batch, ended):
         out[i] = jax.tree.map(lambda x: x[i].copy(), batch)
     return out
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #7d3e9a40
+# %% ../../nbs/interop/04_gymnasium.ipynb #g
 def _last_seen(timestep, seen, before, output, convert):
     ended = seen.terminated | seen.truncated
     if output == "numpy":
@@ -218,7 +218,7 @@ class _BatchEnv(VectorBase):
         one = lambda i: params.replace(ruleset=of(params.ruleset, i)) if self._world.batched else params
         return tuple(self._world.env.render(one(i), of(self.timestep, i)) for i in range(self.num_envs))
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #d39e6408
+# %% ../../nbs/interop/04_gymnasium.ipynb #h
 class XLandVectorEnv(_BatchEnv):
     """Many worlds, stepped by one compiled call; see `XLandEnv`. `ruleset` may have a leading axis, one task per world.
 

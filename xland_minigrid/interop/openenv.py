@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['action_fields', 'as_arrays', 'openenv_client_class']
 
-# %% ../../nbs/interop/07_openenv.ipynb #d1d02d2d
+# %% ../../nbs/interop/07_openenv.ipynb #a
 import functools
 import operator
 
@@ -14,7 +14,7 @@ import numpy as np
 from .bridge import need
 from ..pool.errors import BadRequest, SessionBusy, SessionLost
 
-# %% ../../nbs/interop/07_openenv.ipynb #ae519f95
+# %% ../../nbs/interop/07_openenv.ipynb #b
 def action_fields(action) -> dict:
     "The fields that are sent for a number, a text, or a dictionary of fields. Raises `BadRequest`."
     if isinstance(action, (str, dict)):
@@ -33,7 +33,7 @@ def as_arrays(observation: dict) -> dict:
         return found.astype(np.int32 if found.dtype.kind in "iub" else np.float32)
     return {name: array(value) if isinstance(value, list) else value for name, value in observation.items()}
 
-# %% ../../nbs/interop/07_openenv.ipynb #7945f331
+# %% ../../nbs/interop/07_openenv.ipynb #c
 @functools.cache
 def openenv_client_class() -> type:
     "`XLandOpenEnvClient`. Raises `ImportError` with the pip command if OpenEnv is not installed."

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RefusedPickleError', 'pickled_arrays', 'archived_arrays']
 
-# %% ../../nbs/interop/00_pickles.ipynb #d987de58
+# %% ../../nbs/interop/00_pickles.ipynb #a
 import bz2
 import math
 import pickle
@@ -19,7 +19,7 @@ import numpy as np
 
 from ..benchmarks import BenchmarkFileError
 
-# %% ../../nbs/interop/00_pickles.ipynb #3456aeff
+# %% ../../nbs/interop/00_pickles.ipynb #b
 class RefusedPickleError(BenchmarkFileError):
     "A pickle that asks for something other than arrays of numbers; the message names it."
 
@@ -27,7 +27,7 @@ def _refuse(what):
     "Stop reading. `what` comes from the file, so it is cut short and made printable."
     raise RefusedPickleError(what[:200].encode("unicode_escape").decode())
 
-# %% ../../nbs/interop/00_pickles.ipynb #a64f1593
+# %% ../../nbs/interop/00_pickles.ipynb #c
 class _Dtype:
     "A type of number as a pickle spells it: 'u1', and the order of its bytes."
     def __init__(self, text, align=False, copy=True):
@@ -43,7 +43,7 @@ class _Dtype:
     def numpy(self) -> np.dtype:
         return np.dtype(self.order + self.text)
 
-# %% ../../nbs/interop/00_pickles.ipynb #6648a8fa
+# %% ../../nbs/interop/00_pickles.ipynb #d
 def _view(data, dtype, shape, order):
     if not isinstance(data, (bytes, bytearray)) or not isinstance(dtype, _Dtype):
         _refuse("holds an array whose contents are not bytes")
@@ -55,7 +55,7 @@ def _view(data, dtype, shape, order):
     array.flags.writeable = False
     return array
 
-# %% ../../nbs/interop/00_pickles.ipynb #e946bfec
+# %% ../../nbs/interop/00_pickles.ipynb #e
 class _Array:
     "An array that a pickle has announced and may fill once."
     value = None
@@ -90,7 +90,7 @@ def _of_buffer(data, dtype, shape, order, axes=None):
     array.value = _view(data, dtype, shape, order)
     return array
 
-# %% ../../nbs/interop/00_pickles.ipynb #edf7c04f
+# %% ../../nbs/interop/00_pickles.ipynb #f
 class _Record:
     "An object of xminigrid."
     def __setstate__(self, state):
@@ -98,7 +98,7 @@ class _Record:
             _refuse("sets the state of a benchmark in a way that xminigrid does not")
         self.fields = state
 
-# %% ../../nbs/interop/00_pickles.ipynb #a2ae9c98
+# %% ../../nbs/interop/00_pickles.ipynb #g
 _RATIO, _SLACK = 200, 64 << 20
 
 def _budget(path, max_bytes):
@@ -122,14 +122,14 @@ class _Metered:
     def readline(self) -> bytes:
         return self.spend(self.stream.readline(self.left + 1))
 
-# %% ../../nbs/interop/00_pickles.ipynb #db24d9e4
+# %% ../../nbs/interop/00_pickles.ipynb #h
 _NAMES = {
     "numpy.ndarray": _NDARRAY, "numpy.dtype": lambda *arguments: _Dtype(*arguments), "xminigrid.benchmarks.Benchmark": _Record,
     "__builtin__.bytes": lambda: b"", "builtins.bytes": lambda: b"",  # protocols 0 to 2: empty bytes
     **{f"numpy.{core}.{name}": make for core in ("core", "_core") for name, make in (("multiarray._reconstruct", _announced), ("numeric._frombuffer", _of_buffer))},
     "jax._src.array._reconstruct_array": _of_jax, "jax._src.device_array.reconstruct_device_array": _of_jax}
 
-# %% ../../nbs/interop/00_pickles.ipynb #e542d486
+# %% ../../nbs/interop/00_pickles.ipynb #i
 _Python = pickle._Unpickler
 
 def _keyed(load, keys):
@@ -155,7 +155,7 @@ _STRICT = {
     pickle.SETITEM: _keyed(_Python.load_setitem, slice(-2, -1)), pickle.SETITEMS: _keyed(_Python.load_setitems, slice(None, None, 2)), pickle.DICT: _keyed(_Python.load_dict, slice(None, None, 2)),
     pickle.BUILD: _build, pickle.BYTEARRAY8: _byte_array, **dict.fromkeys((pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.EMPTY_SET, pickle.FROZENSET), _unneeded)}
 
-# %% ../../nbs/interop/00_pickles.ipynb #ee94e150
+# %% ../../nbs/interop/00_pickles.ipynb #j
 _MOST_STEPS = 10_000
 
 class _Instructions(dict):
@@ -192,7 +192,7 @@ def _read(stream):
         raise ValueError("there is more in it than one object")
     return found
 
-# %% ../../nbs/interop/00_pickles.ipynb #fbcd000c
+# %% ../../nbs/interop/00_pickles.ipynb #k
 _DAMAGE = (ValueError, EOFError, OSError, LookupError, TypeError, AttributeError, OverflowError, MemoryError, struct.error, pickle.PickleError)
 
 def _entries(path, max_bytes):
@@ -223,7 +223,7 @@ def pickled_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
     except _DAMAGE as error:
         raise BenchmarkFileError(f"{path} is damaged or no pickle of arrays ({str(error)[:200]}): download or write it again.") from None
 
-# %% ../../nbs/interop/00_pickles.ipynb #7767cac6
+# %% ../../nbs/interop/00_pickles.ipynb #l
 def archived_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
     "The arrays of an `.npz` archive of at most `max_bytes`. Raises `FileNotFoundError` and `BenchmarkFileError`."
     path = Path(path).expanduser()

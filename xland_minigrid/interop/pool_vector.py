@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['spaces_of', 'task_list', 'PoolVectorEnv']
 
-# %% ../../nbs/interop/10_pool_vector.ipynb #53f70b3a
+# %% ../../nbs/interop/10_pool_vector.ipynb #a
 import contextlib
 
 import numpy as np
@@ -21,7 +21,7 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
-# %% ../../nbs/interop/10_pool_vector.ipynb #55e91bcc
+# %% ../../nbs/interop/10_pool_vector.ipynb #b
 def spaces_of(session: Session):
     "The observation and action space of a session's environment. Raises `TypeError` for an environment of text."
     if session.kind != "slots":
@@ -29,7 +29,7 @@ def spaces_of(session: Session):
     leaves = {leaf.name: bounds_of(leaf.name or "img", leaf) for leaf in session._layout.leaves}
     return space_of(leaves.get("", leaves)), Discrete(session.spec["num_actions"])
 
-# %% ../../nbs/interop/10_pool_vector.ipynb #72b8c364
+# %% ../../nbs/interop/10_pool_vector.ipynb #c
 def task_list(task, num_envs: int) -> list[dict]:
     "One task for each environment, without seeds. Raises `TypeError` or `ValueError`."
     tasks = list(task) if isinstance(task, (list, tuple)) else [task] * num_envs
@@ -39,7 +39,7 @@ def task_list(task, num_envs: int) -> list[dict]:
         raise TypeError("A task is a dictionary such as {'ruleset_id': 3}, without seed: seeds are given to reset.")
     return [dict(t or {}) for t in tasks]
 
-# %% ../../nbs/interop/10_pool_vector.ipynb #17831b63
+# %% ../../nbs/interop/10_pool_vector.ipynb #d
 class _View(VectorBase):
     def __init__(self, pool, *, autoreset_mode=AutoresetMode.NEXT_STEP, task=None, seed: int | None = None):
         self.mode = check_mode(autoreset_mode)
@@ -62,7 +62,7 @@ class _View(VectorBase):
         if self._mine:
             self.pool.sync.close()
 
-# %% ../../nbs/interop/10_pool_vector.ipynb #17831c74
+# %% ../../nbs/interop/10_pool_vector.ipynb #e
 class _Requests(_View):
     def _begin(self, ids, seeds):
         if len(ids):
@@ -109,7 +109,7 @@ class _Requests(_View):
             info = self._add_info(info, {"seed": np.int64(begun[number])}, number)
         return info
 
-# %% ../../nbs/interop/10_pool_vector.ipynb #2e887ae9
+# %% ../../nbs/interop/10_pool_vector.ipynb #f
 class PoolVectorEnv(_Requests):
     """A pool as a vector environment.
 

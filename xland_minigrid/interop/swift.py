@@ -6,7 +6,7 @@
 __all__ = ['plain_messages', 'swift_env', 'swift_scheduler', 'register', 'plugin_path', 'Choice', 'Turn', 'Trajectory',
            'LiveLimit', 'Hooks', 'GymScheduler', 'OpenEnvScheduler']
 
-# %% ../../nbs/interop/09_swift.ipynb #261684cc
+# %% ../../nbs/interop/09_swift.ipynb #a
 import asyncio
 import collections
 import contextlib
@@ -33,7 +33,7 @@ from ..pool.group import Rollout
 from ..pool.pool import EnvPool, to_the_end
 from ..pool.remote import OpenEnvWrapper, observation_to_text, text_to_action
 
-# %% ../../nbs/interop/09_swift.ipynb #eb498285
+# %% ../../nbs/interop/09_swift.ipynb #b
 @functools.cache
 def _io():
     return IOThread("xland-swift-io")
@@ -48,7 +48,7 @@ def plain_messages(messages) -> list[dict]:
         return content or ""
     return [{"role": m["role"], "content": text(m.get("content"))} for m in messages]
 
-# %% ../../nbs/interop/09_swift.ipynb #9c36c75b
+# %% ../../nbs/interop/09_swift.ipynb #c
 @functools.cache
 def swift_env(env: str | type[Env]) -> type:
     "A class of ms-swift's `Env` around a text environment, a name or a class. Raises what it raises, and `EnvFault`."
@@ -77,7 +77,7 @@ def swift_env(env: str | type[Env]) -> type:
     XLandSwiftEnv.__name__ = XLandSwiftEnv.__qualname__ = f"Swift{kind.__name__}"
     return XLandSwiftEnv
 
-# %% ../../nbs/interop/09_swift.ipynb #099f0fce
+# %% ../../nbs/interop/09_swift.ipynb #d
 @functools.cache
 def swift_scheduler() -> type:
     "`XLandGymScheduler`: ms-swift's `GYMScheduler`, closing on every way out. Raises `ImportError` without ms-swift."
@@ -139,7 +139,7 @@ def swift_scheduler() -> type:
     XLandGymScheduler.__module__, XLandGymScheduler.__qualname__ = __name__, "XLandGymScheduler"
     return XLandGymScheduler
 
-# %% ../../nbs/interop/09_swift.ipynb #a7d04b52
+# %% ../../nbs/interop/09_swift.ipynb #e
 async def _close(env, seconds):
     "Close an environment within `seconds`. Returns (and logs) why it could not be closed."
     async def close():
@@ -157,7 +157,7 @@ async def _close(env, seconds):
         logging.getLogger("xland_minigrid.interop.swift").warning(why)
     return why
 
-# %% ../../nbs/interop/09_swift.ipynb #0ab3c3a3
+# %% ../../nbs/interop/09_swift.ipynb #f
 def register(*names: str, scheduler: str = "xland_gym_scheduler") -> list[str]:
     "Register text environments and the scheduler with ms-swift; returns all names. May be repeated."
     names = names or ("frozen_lake", "sudoku", "xland")
@@ -169,7 +169,7 @@ def plugin_path() -> str:
     "The file for `--external_plugins`."
     return str(Path(__file__).parent / "plugins" / "swift_plugin.py")
 
-# %% ../../nbs/interop/09_swift.ipynb #aea3267e
+# %% ../../nbs/interop/09_swift.ipynb #g
 @dataclass
 class Choice:
     "What the model answered; `finish_reason` is 'length' if it was cut off."
@@ -189,7 +189,7 @@ class Turn(NamedTuple):
     prompt: Messages
     choice: Choice
 
-# %% ../../nbs/interop/09_swift.ipynb #e20cf154
+# %% ../../nbs/interop/09_swift.ipynb #h
 @dataclass(eq=False, repr=False)
 class Trajectory:
     """One row played: `episode` is the engine's record of it.
@@ -248,7 +248,7 @@ class Trajectory:
     def _repr_html_(self):
         return f"<b>{html.escape(repr(self))}</b>{html.escape(self.close_error or '')}{self.episode._repr_html_()}"
 
-# %% ../../nbs/interop/09_swift.ipynb #bfdaad05
+# %% ../../nbs/interop/09_swift.ipynb #i
 class LiveLimit:
     "`async with limit:` lets `most` in at once, in order of arrival, from any loop or thread; `live` are in."
     def __init__(self, most: int):
@@ -282,7 +282,7 @@ class LiveLimit:
                     self.live += 1
                     place.set_result(None)
 
-# %% ../../nbs/interop/09_swift.ipynb #61d8caf1
+# %% ../../nbs/interop/09_swift.ipynb #j
 def _hosted(scheduler, trajectory):
     class Hosted(Env):
         env = task = None
@@ -321,7 +321,7 @@ def _hosted(scheduler, trajectory):
 
     return Hosted
 
-# %% ../../nbs/interop/09_swift.ipynb #005b4811
+# %% ../../nbs/interop/09_swift.ipynb #k
 class Hooks:
     "The hooks of a scheduler, as in ms-swift. `self.live[request.uuid]` is the `Trajectory` of a request."
     async def on_trajectory_start(self, requests: list[RolloutRequest]):
@@ -356,7 +356,7 @@ class Hooks:
         if type(self)._create_env is Hooks._create_env:
             find_env(request.env_config, self.env)
 
-# %% ../../nbs/interop/09_swift.ipynb #30f85bfb
+# %% ../../nbs/interop/09_swift.ipynb #l
 async def _converse(scheduler, trajectory, infer):
     def told(value, what):
         value = {} if value is None else value
@@ -393,7 +393,7 @@ async def _ask(infer, request):
         raise TypeError(f"infer returned a {type(answer).__name__}: return the text, or a Choice.")
     return answer if isinstance(answer, Choice) else Choice(answer)
 
-# %% ../../nbs/interop/09_swift.ipynb #4142596f
+# %% ../../nbs/interop/09_swift.ipynb #m
 class GymScheduler(Hooks):
     """Plays rows of a dataset in text environments, many at once: `await scheduler.run(rows, infer)`.
 
@@ -455,7 +455,7 @@ class GymScheduler(Hooks):
                 del self.live[request.uuid]
         return await _settle(self, trajectory, failure)
 
-# %% ../../nbs/interop/09_swift.ipynb #0b7a6a99
+# %% ../../nbs/interop/09_swift.ipynb #n
 async def _play(scheduler, trajectory, infer):
     "Play a trajectory in a pool of one session. Returns what went wrong."
     async def rollout(episode):
@@ -505,7 +505,7 @@ def _check_infer(infer):
     if not callable(infer) or inspect.isroutine(infer) and not inspect.iscoroutinefunction(infer) and name != "<lambda>":
         raise TypeError(f"infer is {infer!r}: give a coroutine function of messages and request, or blocking({name}).")
 
-# %% ../../nbs/interop/09_swift.ipynb #6d473f43
+# %% ../../nbs/interop/09_swift.ipynb #o
 class OpenEnvScheduler(GymScheduler):
     "`GymScheduler` for OpenEnv servers; `parse_action(text)` and `format_observation(observation)` may be overridden."
     def __init__(self, base_url: str | None = None, *, max_live: int = 4, **kwargs):

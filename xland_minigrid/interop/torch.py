@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['to_torch', 'from_torch']
 
-# %% ../../nbs/interop/03_torch.ipynb #be77a9e0
+# %% ../../nbs/interop/03_torch.ipynb #a
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .bridge import need
 
-# %% ../../nbs/interop/03_torch.ipynb #88f501ae
+# %% ../../nbs/interop/03_torch.ipynb #b
 def to_torch(tree, copy: bool = False):
     """The arrays of a tree as tensors on the same device, sharing their memory.
 

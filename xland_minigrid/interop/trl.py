@@ -6,7 +6,7 @@
 __all__ = ['make_rollout_func', 'environment_factory', 'ChatTokens', 'generate_with_model', 'task_in_prompt', 'trl_fields',
            'pool_reward', 'RolloutFunc', 'PoolEnvironment', 'task_in_row', 'EnvironmentFactory']
 
-# %% ../../nbs/interop/08_trl.ipynb #08d91555
+# %% ../../nbs/interop/08_trl.ipynb #a
 import itertools
 import json
 import threading
@@ -17,7 +17,7 @@ from ..pool.errors import BadRequest, PoolClosed, PoolError, PoolExhausted, Rese
 from ..pool.group import Answers, RolloutGroup, Sequence, sequence_of
 from ..pool.pool import EnvPool, opened
 
-# %% ../../nbs/interop/08_trl.ipynb #93de5802
+# %% ../../nbs/interop/08_trl.ipynb #b
 _MARK = "\u2021mark\u2021"
 
 class ChatTokens:
@@ -51,7 +51,7 @@ class ChatTokens:
     def _encoded(self, text, special=False):
         return list(self.tokenizer.encode(text, add_special_tokens=special))
 
-# %% ../../nbs/interop/08_trl.ipynb #e799e36c
+# %% ../../nbs/interop/08_trl.ipynb #c
 def generate_with_model(contexts: list[list[int]], trainer) -> list[tuple[list[int], list[float]]]:
     """Completions of the trainer's model, sampled at its temperature, with log-probabilities; at most `max_completion_length`.
 
@@ -82,7 +82,7 @@ def generate_with_model(contexts: list[list[int]], trainer) -> list[tuple[list[i
         rows.append((row[:length], values[:length]))
     return rows
 
-# %% ../../nbs/interop/08_trl.ipynb #fb736cf6
+# %% ../../nbs/interop/08_trl.ipynb #d
 def task_in_prompt(prompt):
     "The task that a prompt holds as JSON, alone or in its last message. Raises `ValueError`."
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"] if isinstance(prompt, list) and prompt else None
@@ -102,7 +102,7 @@ def _runs(prompts, most):
         runs += [(prompt, min(most or count, count - start)) for start in range(0, count, most or count)]
     return runs
 
-# %% ../../nbs/interop/08_trl.ipynb #428c4882
+# %% ../../nbs/interop/08_trl.ipynb #e
 def trl_fields(groups: list[RolloutGroup], end: int) -> dict:
     """The episodes of some groups as TRL's rollout functions return them, with one entry for each.
 
@@ -147,7 +147,7 @@ class _Player:
     def __exit__(self, *_):
         self.close()
 
-# %% ../../nbs/interop/08_trl.ipynb #86077c76
+# %% ../../nbs/interop/08_trl.ipynb #f
 def _conversation(player, tokens, answers):
     async def rollout(episode):
         answers.begin()
@@ -166,7 +166,7 @@ def _conversation(player, tokens, answers):
             answers.over()
     return rollout
 
-# %% ../../nbs/interop/08_trl.ipynb #c041feb5
+# %% ../../nbs/interop/08_trl.ipynb #g
 class RolloutFunc(_Player):
     """`GRPOTrainer(..., rollout_func=make_rollout_func(pool), reward_funcs=pool_reward)`, and a context manager.
 
@@ -211,7 +211,7 @@ class RolloutFunc(_Player):
 
 make_rollout_func = RolloutFunc
 
-# %% ../../nbs/interop/08_trl.ipynb #46c50dd9
+# %% ../../nbs/interop/08_trl.ipynb #h
 class PoolEnvironment:
     "One episode for TRL; see `environment_factory`. A subclass adds the tool."
     _factory = None
@@ -254,7 +254,7 @@ class PoolEnvironment:
         self._total, self._over = self._total + (step.reward or 0.0), step.done
         return self._factory.observe(step.observation) + ("\nThe episode is over." if step.done else "")
 
-# %% ../../nbs/interop/08_trl.ipynb #5fcdf610
+# %% ../../nbs/interop/08_trl.ipynb #i
 def _with_tool(factory, name, description):
     if not name.isidentifier() or name.startswith("_") or hasattr(PoolEnvironment, name):
         raise ValueError(f"tool_name is {name!r}: give another name, such as 'act'.")
@@ -271,7 +271,7 @@ def task_in_row(row: dict):
     task = next((row[name] for name in ("task", "env_config", "seed") if row.get(name) is not None), None)
     return {name: value for name, value in task.items() if value is not None} if isinstance(task, dict) else task
 
-# %% ../../nbs/interop/08_trl.ipynb #a89a82ec
+# %% ../../nbs/interop/08_trl.ipynb #j
 class EnvironmentFactory(_Player):
     """`GRPOTrainer(..., environment_factory=factory)`, inside `with environment_factory(pool) as factory:`.
 

@@ -10,7 +10,7 @@ __all__ = ['observation_to_upstream', 'tiles_to_upstream', 'tiles_from_upstream'
            'params_to_upstream', 'benchmark_from_upstream', 'benchmark_to_upstream', 'load_upstream_benchmark',
            'is_upstream_file']
 
-# %% ../../nbs/interop/01_upstream.ipynb #5f499479
+# %% ../../nbs/interop/01_upstream.ipynb #a
 import hashlib
 import warnings
 from pathlib import Path
@@ -33,14 +33,14 @@ from ..envs.environment import EnvCarry, EnvParams, State, TimeStep
 from ..envs.xland import XLandEnvParams
 from .pickles import archived_arrays, pickled_arrays
 
-# %% ../../nbs/interop/01_upstream.ipynb #ab46d77d
+# %% ../../nbs/interop/01_upstream.ipynb #b
 def _lib(*arrays):
     return jnp if any(isinstance(x, jax.Array) for x in arrays) else np
 
 def _bytes(array):
     return _lib(array).asarray(array).astype(np.uint8)
 
-# %% ../../nbs/interop/01_upstream.ipynb #d98f4403
+# %% ../../nbs/interop/01_upstream.ipynb #c
 def tiles_to_upstream(pairs):
     "Our (tile, colour) pairs `(..., 2)` in the numbers of 0.9.3, uint8. END_OF_MAP, UNSEEN and EMPTY all become 0."
     lib, pairs = _lib(pairs), _bytes(pairs)
@@ -52,14 +52,14 @@ def tiles_from_upstream(pairs, zero=(Tiles.EMPTY, Colors.EMPTY)):
     nothing = (pairs == 0).all(-1, keepdims=True)
     return lib.where(nothing, np.asarray(zero, np.uint8), pairs + np.uint8(2))
 
-# %% ../../nbs/interop/01_upstream.ipynb #4de0a0e8
+# %% ../../nbs/interop/01_upstream.ipynb #d
 _GOAL_TO_UPSTREAM = np.arange(len(GOALS), dtype=np.uint8)
 _GOAL_TO_UPSTREAM[[AgentOnPositionGoal.ID, TileOnPositionGoal.ID]] = TileOnPositionGoal.ID, AgentOnPositionGoal.ID
 
 _GOAL_TILES = np.array([1 if issubclass(g, (OneTileGoal, TileOnPositionGoal)) else 2 * issubclass(g, TwoTileGoal) for g in GOALS])
 _RULE_TILES = np.array([2 * issubclass(r, OneTileRule) + 3 * issubclass(r, TwoTileRule) for r in RULES])
 
-# %% ../../nbs/interop/01_upstream.ipynb #5a0742ce
+# %% ../../nbs/interop/01_upstream.ipynb #e
 def _translate(encodings, identifiers, tiles_of, shift):
     "Encodings `(..., 1 + 2 k)` with new identifiers, `shift` applied to those pairs that are tiles."
     lib, encodings = _lib(encodings), _bytes(encodings)
@@ -85,7 +85,7 @@ def rules_from_upstream(rules):
     "Rules `(..., 7)` of 0.9.3 in our tile numbers, uint8; rows of padding stay zero."
     return _translate(rules, np.arange(len(RULES), dtype=np.uint8), _RULE_TILES, tiles_from_upstream)
 
-# %% ../../nbs/interop/01_upstream.ipynb #f3f1ad70
+# %% ../../nbs/interop/01_upstream.ipynb #f
 def ruleset_from_upstream(ruleset) -> RuleSet:
     "A ruleset of 0.9.3 (anything with `goal`, `rules` and `init_tiles`, batched or not) as ours."
     return RuleSet(goal=goal_from_upstream(ruleset.goal), rules=rules_from_upstream(ruleset.rules),
@@ -106,7 +106,7 @@ def ruleset_to_upstream(ruleset: RuleSet):
     return Theirs(goal=jnp.asarray(goal_to_upstream(ruleset.goal)), rules=jnp.asarray(rules_to_upstream(ruleset.rules)),
                   init_tiles=jnp.asarray(tiles_to_upstream(ruleset.init_tiles)))
 
-# %% ../../nbs/interop/01_upstream.ipynb #a3bf8b6f
+# %% ../../nbs/interop/01_upstream.ipynb #g
 def agent_from_upstream(agent) -> AgentState:
     "An agent of 0.9.3, batched or not, as ours. Nothing and a piece of floor in its pocket both become EMPTY."
     pocket, integers = tiles_from_upstream(agent.pocket), lambda x: _lib(x).asarray(x).astype(np.int32)
@@ -139,7 +139,7 @@ def state_to_upstream(state: State):
         goal_encoding=jnp.asarray(goal_to_upstream(state.goal_encoding)), rule_encoding=jnp.asarray(rules_to_upstream(state.rule_encoding)),
         carry=_carry(state.carry, Nothing()))
 
-# %% ../../nbs/interop/01_upstream.ipynb #6635269a
+# %% ../../nbs/interop/01_upstream.ipynb #h
 def observation_from_upstream(view, see_through_walls: bool = True):
     "A view `(..., V, V, 2)` of 0.9.3 in our numbers, uint8. `see_through_walls=False` marks hidden cells UNSEEN."
     view = tiles_from_upstream(view, zero=(Tiles.END_OF_MAP, Colors.END_OF_MAP))
@@ -172,7 +172,7 @@ def timestep_to_upstream(timestep: TimeStep):
         state=state_to_upstream(timestep.state), step_type=timestep.step_type, reward=timestep.reward, discount=timestep.discount,
         observation=jax.tree.map(jnp.asarray, _observed(timestep.observation, _PARTS_TO)))
 
-# %% ../../nbs/interop/01_upstream.ipynb #925ac6b9
+# %% ../../nbs/interop/01_upstream.ipynb #i
 _COMMON = ("height", "width", "view_size", "max_steps", "render_mode")
 
 def params_from_upstream(params):
@@ -196,7 +196,7 @@ def params_to_upstream(params: EnvParams):
         raise ValueError("xminigrid 0.9.3 has only static layouts: choose grid_type R1, R2, R4, R6 or R9.")
     return TheirXLand(**common, ruleset=ruleset_to_upstream(params.ruleset), grid_type=params.grid_type)
 
-# %% ../../nbs/interop/01_upstream.ipynb #44d92958
+# %% ../../nbs/interop/01_upstream.ipynb #j
 _ARRAYS = ("goals", "rules", "init_tiles")
 
 def benchmark_from_upstream(source) -> Benchmark:
@@ -233,7 +233,7 @@ def benchmark_to_upstream(benchmark) -> dict[str, np.ndarray]:
     return dict(goals=goal_to_upstream(goals), rules=rules_to_upstream(rules), init_tiles=tiles_to_upstream(init_tiles),
                 num_rules=(rules[..., 0] != 0).sum(-1).astype(np.uint8))
 
-# %% ../../nbs/interop/01_upstream.ipynb #a973eccc
+# %% ../../nbs/interop/01_upstream.ipynb #k
 def _start(path):
     with open(path, "rb") as file:
         return file.read(3)
@@ -246,7 +246,7 @@ def _upstream_arrays(path):
         return pickled_arrays(path)
     raise BenchmarkFileError(f"{path} is neither a pickle nor an .npz archive: pass a file of xminigrid.")
 
-# %% ../../nbs/interop/01_upstream.ipynb #5489c270
+# %% ../../nbs/interop/01_upstream.ipynb #l
 def _kept(path):
     "Where the tasks of a file are kept in our format, and the tasks or None."
     with open(path, "rb") as file:

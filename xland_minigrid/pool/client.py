@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['IOThread', 'Step', 'Session']
 
-# %% ../../nbs/pool/10_client.ipynb #efc7c74f
+# %% ../../nbs/pool/10_client.ipynb #a
 import asyncio
 import contextlib
 import itertools
@@ -22,7 +22,7 @@ from .errors import (WEBSOCKETS_LOG, BadRequest, ConnectFailed, DeadlineExceeded
 from .sessions import Host, Reply, checked_token, read_reply, write_request
 from .slots import Layout
 
-# %% ../../nbs/pool/10_client.ipynb #1d9fd4ce
+# %% ../../nbs/pool/10_client.ipynb #b
 _SOCKETS = weakref.WeakSet()
 
 def abort(ws):
@@ -44,7 +44,7 @@ async def _cancel_all():
             abort(ws)
     await asyncio.sleep(0)
 
-# %% ../../nbs/pool/10_client.ipynb #918bdb60
+# %% ../../nbs/pool/10_client.ipynb #c
 class IOThread:
     "An event loop on a daemon thread. `call` runs a coroutine there, for callers from anywhere."
     def __init__(self, name: str = "xland-pool-io"):
@@ -96,7 +96,7 @@ class IOThread:
         if not self.thread.is_alive():
             self.loop.close()
 
-# %% ../../nbs/pool/10_client.ipynb #0ad33697
+# %% ../../nbs/pool/10_client.ipynb #d
 async def open_websocket(address: str, headers: dict, *, timeout: float | None = 10.0, close_timeout: float = 2.0,
                          ping: float | None = None, max_size: int = 1 << 24, proxy=None):
     "A connected WebSocket. Raises `BadRequest` for an invalid address, `ConnectFailed`, or what `refused` says."
@@ -131,7 +131,7 @@ def refused(response, where: str = "The server") -> PoolError:
         return BadRequest(said)
     return ConnectFailed(f"{where} answered HTTP {status} ({said.rstrip('.')}): check the address.", status=status, said=said)
 
-# %% ../../nbs/pool/10_client.ipynb #7bee2e2e
+# %% ../../nbs/pool/10_client.ipynb #e
 class LocalLink:
     "To a `Host` in this process; used on the I/O thread only."
     endpoint, resumes, binary = "local", 0, True
@@ -150,7 +150,7 @@ class LocalLink:
         if self.seat is not None:
             self.host.release(self.seat, "close")
 
-# %% ../../nbs/pool/10_client.ipynb #190e1916
+# %% ../../nbs/pool/10_client.ipynb #f
 _FINAL = {4002: "The server ended this session, which was idle; its episode is lost.", 1001: "The server shut down; the episode is lost.",
           1008: "The server refused to go on with this session.", 1000: "The server ended this session; its episode is lost."}
 
@@ -197,7 +197,7 @@ class Connection:
         "Whether the connection is gone, and the session may still be there."
         return self.ws is None or self.ws.state.name == "CLOSED" and self.ws.close_code not in _FINAL
 
-# %% ../../nbs/pool/10_client.ipynb #dc58f230
+# %% ../../nbs/pool/10_client.ipynb #g
 class Reconnecting(Connection):
     async def open(self) -> dict:
         hello = await super().open()
@@ -241,7 +241,7 @@ class Reconnecting(Connection):
             except PoolError as error:
                 await self._again(attempt, since, error)
 
-# %% ../../nbs/pool/10_client.ipynb #8389f7c8
+# %% ../../nbs/pool/10_client.ipynb #h
 class SocketLink(Reconnecting):
     "To a session on a server; used on the I/O thread only."
     def _read(self, raw):
@@ -296,7 +296,7 @@ class SocketLink(Reconnecting):
             abort(self.ws)
             raise
 
-# %% ../../nbs/pool/10_client.ipynb #13aec391
+# %% ../../nbs/pool/10_client.ipynb #i
 class Step(NamedTuple):
     "The answer of an environment. reward: None after a reset. n: steps since the reset."
     observation: Any
@@ -305,7 +305,7 @@ class Step(NamedTuple):
     n: int
     info: dict
 
-# %% ../../nbs/pool/10_client.ipynb #05e4c7ad
+# %% ../../nbs/pool/10_client.ipynb #j
 class SessionState:
     "A session as its client knows it."
     def __init__(self, io: IOThread, link, *, timeout: float = 120.0):
@@ -362,7 +362,7 @@ class SessionState:
         other.lost, other.kind, other.spec = True, self.kind, self.spec
         return other
 
-# %% ../../nbs/pool/10_client.ipynb #1f7db937
+# %% ../../nbs/pool/10_client.ipynb #k
 class SessionRequests(SessionState):
     async def _ask(self, op, value):
         "One request, after the one that a cancelled caller may have left."
@@ -415,7 +415,7 @@ class SessionRequests(SessionState):
             await self._farewell
         await self._leave()
 
-# %% ../../nbs/pool/10_client.ipynb #18ade62b
+# %% ../../nbs/pool/10_client.ipynb #l
 class Session(SessionRequests):
     "One environment of a pool, from `pool.sessions`."
     def _claim(self):

@@ -6,7 +6,7 @@
 __all__ = ['TIERS', 'UNTRIED', 'WEAK', 'DUE', 'RECENT', 'Curriculum', 'SomeSolve', 'Tier', 'Schedule', 'decayed_success',
            'TierCurriculum']
 
-# %% ../../nbs/pool/12_curriculum.ipynb #682db6df
+# %% ../../nbs/pool/12_curriculum.ipynb #a
 import copy
 import hashlib
 import html
@@ -23,7 +23,7 @@ import numpy as np
 from ..core.helpers import checked_int
 from .group import html_table
 
-# %% ../../nbs/pool/12_curriculum.ipynb #aafd35c2
+# %% ../../nbs/pool/12_curriculum.ipynb #b
 class Curriculum(Protocol):
     "Chooses tasks and learns from results. A task is a name, or a dictionary such as an `env_config`."
     def next_tasks(self, n: int) -> list:
@@ -51,7 +51,7 @@ def _key(task):
 def _unknown(task):
     return ValueError(f"{task!r} is not a task of this curriculum: record what next_tasks gave.")
 
-# %% ../../nbs/pool/12_curriculum.ipynb #c4985687
+# %% ../../nbs/pool/12_curriculum.ipynb #c
 class SomeSolve(Curriculum):
     """New tasks in order, mixed with earlier ones that some of a group solved and others did not.
 
@@ -95,7 +95,7 @@ class SomeSolve(Curriculum):
             raise ValueError("This state belongs to a curriculum with other tasks: give the same ones.")
         self.dealt, self.records, self.old = int(state["dealt"]), int(state["records"]), list(map(int, state["old"]))
 
-# %% ../../nbs/pool/12_curriculum.ipynb #f1cc5d3c
+# %% ../../nbs/pool/12_curriculum.ipynb #d
 def _check_fields(settings, **highest):
     "Raise `ValueError` unless int fields are at least 1, float fields at least 0, and none above its `highest`."
     for f in fields(settings):
@@ -137,7 +137,7 @@ class Schedule:
     def __post_init__(self):
         _check_fields(self, decay=1, first_interval=self.longest_interval)
 
-# %% ../../nbs/pool/12_curriculum.ipynb #2e48f5cb
+# %% ../../nbs/pool/12_curriculum.ipynb #e
 def decayed_success(results, decay: float = 0.85) -> float:
     "The mean of `results`, oldest first, each weighing `decay` times as much as the next; 0.0 for none."
     return float(np.average(results, weights=decay ** np.arange(len(results))[::-1])) if len(results) else 0.0
@@ -183,7 +183,7 @@ class _Task:
         elif self.tries >= s.patience:
             self.wait("resting", s.longest_interval, now)
 
-# %% ../../nbs/pool/12_curriculum.ipynb #10337c50
+# %% ../../nbs/pool/12_curriculum.ipynb #f
 def _texts(tasks):
     if not isinstance(tasks, Mapping) or any(isinstance(x, (str, Mapping)) or not isinstance(x, Iterable) for x in tasks.values()):
         raise TypeError("tasks is a dict from tier to a list of names or env_config dicts.")
@@ -201,7 +201,7 @@ def _by_name(tiers):
         raise ValueError("tiers must be Tier(...) objects with different names.")
     return found
 
-# %% ../../nbs/pool/12_curriculum.ipynb #b0ae6740
+# %% ../../nbs/pool/12_curriculum.ipynb #g
 def _checked_success(achieved, reward):
     try:
         success, reward = float(achieved), float(reward)
@@ -251,7 +251,7 @@ class _Records(Curriculum):
             t.learn(success, self.episode, self.tiers[t.tier], self.schedule)
             return {"advanced": self._progress(t.tier, success), **self.about(task)}
 
-# %% ../../nbs/pool/12_curriculum.ipynb #f950210f
+# %% ../../nbs/pool/12_curriculum.ipynb #h
 class _Progress(_Records):
     def _studied(self):
         return [t for t in self._tried.values() if t.tier == self._tier and t.kind == "studied"]
@@ -278,7 +278,7 @@ class _Progress(_Records):
                     t.wait("resting", self.schedule.longest_interval, self.episode)
             self._tier, self._tier_episodes, self._tier_results = self._tier + 1, 0, []
 
-# %% ../../nbs/pool/12_curriculum.ipynb #56238f81
+# %% ../../nbs/pool/12_curriculum.ipynb #i
 UNTRIED, WEAK, DUE, RECENT = 100.0, 50.0, 30.0, 20.0
 _LATELY = 2
 
@@ -309,7 +309,7 @@ class _Choice(_Progress):
         resting = sorted((t.due, text) for text, t in self._tried.items() if t.kind == "resting")
         return list(dict.fromkeys(found + new + [text for _, text in resting]))[:k]
 
-# %% ../../nbs/pool/12_curriculum.ipynb #bab90d90
+# %% ../../nbs/pool/12_curriculum.ipynb #j
 _KEPT = ("episode", "_reviewed", "_tier", "_tier_episodes", "_tier_results")
 
 class _State(_Choice):
@@ -356,7 +356,7 @@ class _State(_Choice):
             about = {"tier": self._tier, "tier_episodes": self._tier_episodes, "tiers": tiers}
             return row(self.tier.name, len(self._tier_of), self._tried.values()) | about
 
-# %% ../../nbs/pool/12_curriculum.ipynb #44975070
+# %% ../../nbs/pool/12_curriculum.ipynb #k
 class TierCurriculum(_State):
     """A curriculum over named tasks or rows of a benchmark (`over`). Safe to use from several threads.
 

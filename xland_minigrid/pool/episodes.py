@@ -6,7 +6,7 @@
 __all__ = ['Messages', 'envs', 'copy_messages', 'check_config', 'RolloutRequest', 'Env', 'awaited', 'blocking', 'register_env',
            'make_env', 'find_env', 'request_from_row', 'read_rows']
 
-# %% ../../nbs/pool/03_episodes.ipynb #fc106be5
+# %% ../../nbs/pool/03_episodes.ipynb #a
 import abc
 import asyncio
 import concurrent.futures
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from .errors import EnvFault
 
-# %% ../../nbs/pool/03_episodes.ipynb #7fd482aa
+# %% ../../nbs/pool/03_episodes.ipynb #b
 Messages = list[dict]  # {"role": "system" | "user" | "assistant", "content": str}
 
 def copy_messages(messages: Messages) -> Messages:
@@ -42,7 +42,7 @@ def check_config(env_config) -> dict:
         raise TypeError(f"env_config is a {type(env_config).__name__}: give a dict such as {{'name': 'frozen_lake'}}.")
     return dict(env_config or {})
 
-# %% ../../nbs/pool/03_episodes.ipynb #38aaf391
+# %% ../../nbs/pool/03_episodes.ipynb #c
 @dataclass
 class RolloutRequest:
     "The start of a conversation: messages, the row's other columns (`env_config` among them), a unique `uuid`."
@@ -69,7 +69,7 @@ class RolloutRequest:
             data = {**data, "env_config": {**config, "seed": random.Random(self.uuid).randrange(2**31)}}
         return [RolloutRequest(self.messages, data) for _ in range(count)]
 
-# %% ../../nbs/pool/03_episodes.ipynb #17c9cbc2
+# %% ../../nbs/pool/03_episodes.ipynb #d
 class Env(abc.ABC):
     "A text environment, good for one conversation. A failure of machinery must raise; it is never a reward."
     def __init__(self, env_config: dict | None = None):
@@ -86,7 +86,7 @@ class Env(abc.ABC):
     async def close(self):
         "Give back what the environment holds. Called once, on every way out."
 
-# %% ../../nbs/pool/03_episodes.ipynb #d93fa67b
+# %% ../../nbs/pool/03_episodes.ipynb #e
 def finite(value, what: str) -> float:
     "`value` as a finite float. Raises `EnvFault`."
     try:
@@ -118,7 +118,7 @@ async def _returned(method, argument, what, *kinds):
         raise EnvFault(f"{method.__name__} must return {what}: correct {method.__qualname__}.")
     return found
 
-# %% ../../nbs/pool/03_episodes.ipynb #eacf32b1
+# %% ../../nbs/pool/03_episodes.ipynb #f
 async def awaited(value):
     "What a plain function returned, or what its coroutine gives."
     return await value if inspect.isawaitable(value) else value
@@ -146,7 +146,7 @@ def _answer(answer, call):
         except BaseException as error:
             answer.set_exception(error)
 
-# %% ../../nbs/pool/03_episodes.ipynb #ec8b80ff
+# %% ../../nbs/pool/03_episodes.ipynb #g
 # a name and the module that registers it when imported
 _BUILT_IN = {"openenv": "xland_minigrid.pool.remote",
              **{name: f"xland_minigrid.pool.text.{name}" for name in ("frozen_lake", "sudoku", "textarena", "xland")}}
@@ -187,7 +187,7 @@ class EnvRegistry(MutableMapping):
     def __repr__(self):
         return f"EnvRegistry({', '.join(self)})"
 
-# %% ../../nbs/pool/03_episodes.ipynb #a1f981a8
+# %% ../../nbs/pool/03_episodes.ipynb #h
 envs = EnvRegistry()
 
 def register_env(name: str, cls: type[Env]) -> type[Env]:
@@ -207,7 +207,7 @@ def find_env(env_config: dict | None = None, default: str | type[Env] | None = N
         raise ValueError("Nothing says which environment to open: put a name into env_config, or give a default.")
     return chosen if isinstance(chosen, type) and issubclass(chosen, Env) else envs[chosen]
 
-# %% ../../nbs/pool/03_episodes.ipynb #af6fecf0
+# %% ../../nbs/pool/03_episodes.ipynb #i
 def request_from_row(row: dict) -> RolloutRequest:
     "The request of a row: its `messages`, the other columns as `data_dict`. Raises `TypeError` or `ValueError`."
     if not isinstance(row, dict):

@@ -6,14 +6,14 @@
 __all__ = ['PoolError', 'PoolExhausted', 'ConnectFailed', 'Unauthorized', 'SessionLost', 'PoolClosed', 'BadRequest',
            'ResetRequired', 'SessionBusy', 'WrongThread', 'EnvFault', 'DeadlineExceeded']
 
-# %% ../../nbs/pool/01_errors.ipynb #2c69ee17
+# %% ../../nbs/pool/01_errors.ipynb #a
 import json
 import logging
 import time
 import traceback
 from typing import Any
 
-# %% ../../nbs/pool/01_errors.ipynb #a69e716d
+# %% ../../nbs/pool/01_errors.ipynb #b
 class PoolError(RuntimeError):
     "Base class: `code` in frames; `retryable`, whether the same call may succeed later; `detail`, plain values."
     code, retryable = "pool_error", False
@@ -22,7 +22,7 @@ class PoolError(RuntimeError):
         super().__init__(message or self.__doc__)
         self.detail = detail
 
-# %% ../../nbs/pool/01_errors.ipynb #0cd1285b
+# %% ../../nbs/pool/01_errors.ipynb #c
 class PoolExhausted(PoolError):
     "No environment is free: close a session, ask for fewer, or wait with `wait=seconds`."
     code, retryable = "capacity", True
@@ -43,7 +43,7 @@ class PoolClosed(PoolError):
     "The pool or the session is closed: open a new one."
     code = "closed"
 
-# %% ../../nbs/pool/01_errors.ipynb #ebecbc28
+# %% ../../nbs/pool/01_errors.ipynb #d
 class BadRequest(PoolError, ValueError):
     "The environment cannot carry out this request: see what it says about actions and tasks."
     code = "bad_request"
@@ -60,7 +60,7 @@ class WrongThread(PoolError):
     "A plain call cannot wait inside the pool's own thread: use `await` there."
     code = "wrong_thread"
 
-# %% ../../nbs/pool/01_errors.ipynb #8c2b8c06
+# %% ../../nbs/pool/01_errors.ipynb #e
 class EnvFault(PoolError):
     "The environment failed; the episode is void: reset and start again."
     code, retryable = "env_fault", True
@@ -69,7 +69,7 @@ class DeadlineExceeded(PoolError, TimeoutError):
     "The deadline passed: allow more time."
     code, retryable = "deadline", True
 
-# %% ../../nbs/pool/01_errors.ipynb #8252b418
+# %% ../../nbs/pool/01_errors.ipynb #f
 LOG = logging.getLogger("xland_minigrid.pool")
 WEBSOCKETS_LOG = LOG.getChild("websockets")  # the server counts broken handshakes
 WEBSOCKETS_LOG.setLevel(logging.CRITICAL)
@@ -88,7 +88,7 @@ def env_fault(error: BaseException, what: str = "The environment failed", then: 
     fault.__cause__ = error
     return fault
 
-# %% ../../nbs/pool/01_errors.ipynb #7b453402
+# %% ../../nbs/pool/01_errors.ipynb #g
 CODES = {kind.code: kind for kind in (PoolError, *PoolError.__subclasses__())}
 
 def error_to_dict(error: BaseException) -> dict:

@@ -6,7 +6,7 @@
 __all__ = ['group_advantages', 'group_result', 'PrefixMismatch', 'TokenBudget', 'Sequence', 'TokenTrack', 'Rollout',
            'RolloutGroup', 'Answers', 'Padded', 'pad']
 
-# %% ../../nbs/pool/11_group.ipynb #eb760ec0
+# %% ../../nbs/pool/11_group.ipynb #a
 import asyncio
 import html
 import inspect
@@ -22,7 +22,7 @@ from ..core.helpers import append_lines, checked_int, json_line, plain, read_jso
 from .episodes import blocking, finite
 from .errors import BadRequest, EnvFault, PoolError, ResetRequired, SessionBusy, SessionLost
 
-# %% ../../nbs/pool/11_group.ipynb #ebd6c8e9
+# %% ../../nbs/pool/11_group.ipynb #b
 def _scores(rewards):
     try:
         scores = np.array([np.nan if r is None else r for r in rewards], np.float64)
@@ -32,7 +32,7 @@ def _scores(rewards):
         raise ValueError(f"rewards has shape {scores.shape}: give one number for each rollout.")
     return np.where(np.isfinite(scores), scores, np.nan)
 
-# %% ../../nbs/pool/11_group.ipynb #bb4032ec
+# %% ../../nbs/pool/11_group.ipynb #c
 _NOISE = 1e-8
 
 def group_advantages(rewards, *, scale: bool = False, ddof: int = 0) -> np.ndarray:
@@ -55,14 +55,14 @@ def group_advantages(rewards, *, scale: bool = False, ddof: int = 0) -> np.ndarr
             found[valid] = x / x.std(ddof=ddof) if scale else x * min(size, np.finfo(np.float32).max / 4)
     return found
 
-# %% ../../nbs/pool/11_group.ipynb #f342352b
+# %% ../../nbs/pool/11_group.ipynb #d
 def group_result(rewards, threshold: float = 0.99) -> tuple[bool, float] | None:
     "Whether any reward reaches `threshold`, and the mean of the known ones; None when none is known."
     scores = _scores(rewards)
     known = scores[np.isfinite(scores)]
     return (bool((known >= threshold).any()), float(known.mean())) if len(known) else None
 
-# %% ../../nbs/pool/11_group.ipynb #9675d68f
+# %% ../../nbs/pool/11_group.ipynb #e
 class PrefixMismatch(BadRequest):
     "The prompt of this turn does not begin with the earlier turns: pass on their tokens, do not tokenise again."
     code = "prefix_mismatch"
@@ -92,7 +92,7 @@ def _log_probabilities(logprobs, n):
         raise ValueError(f"logprobs has shape {array.shape} for {n} completion tokens: give one finite number for each.")
     return array.tolist()
 
-# %% ../../nbs/pool/11_group.ipynb #7c65e837
+# %% ../../nbs/pool/11_group.ipynb #f
 class TokenTrack:
     "The tokens of one episode, at most `max_total_tokens` of them (None: any number)."
     def __init__(self, max_total_tokens: int | None = None):
@@ -144,7 +144,7 @@ class TokenTrack:
             self.logprobs += [0.0] * len(told) + logprobs[:len(completion)]
         self.turns += 1
 
-# %% ../../nbs/pool/11_group.ipynb #f881b583
+# %% ../../nbs/pool/11_group.ipynb #g
 def _kept(x):
     if isinstance(x, Mapping):
         return {name: _kept(value) for name, value in x.items()}
@@ -155,7 +155,7 @@ def _said(error):
         return "cancelled"
     return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(": ")
 
-# %% ../../nbs/pool/11_group.ipynb #b9556530
+# %% ../../nbs/pool/11_group.ipynb #h
 class _Record:
     def __init__(self, session, task, index: int, first, max_total_tokens: int | None = None):
         self.session, self.task, self.index, self.tokens = session, task, index, TokenTrack(max_total_tokens)
@@ -211,7 +211,7 @@ class _Record:
         state = f"error: {self.error}" if self.error else f"reward {self.reward:g}" if self.done and self.valid else "running"
         return f"Rollout({self.index}, {self.num_turns} turns, {state})"
 
-# %% ../../nbs/pool/11_group.ipynb #99a3cdc4
+# %% ../../nbs/pool/11_group.ipynb #i
 class _Steps(_Record):
     async def step(self, action, *, text: str | None = None):
         """Take a step; returns the session's `Step`. text: the action as the conversation shows it.
@@ -269,7 +269,7 @@ class _Steps(_Record):
         if not self.settled:
             self.error, self.seconds = str(reason) or "failed", time.monotonic() - self._begun
 
-# %% ../../nbs/pool/11_group.ipynb #5c02a85f
+# %% ../../nbs/pool/11_group.ipynb #j
 class Rollout(_Steps):
     """One episode, from the reset to its end.
 
@@ -321,7 +321,7 @@ class Rollout(_Steps):
                        for m in self.messages)
         return f'<div style="font-size:13px;color:inherit;max-width:46em">{html.escape(repr(self))}{talk}</div>'
 
-# %% ../../nbs/pool/11_group.ipynb #87249cef
+# %% ../../nbs/pool/11_group.ipynb #k
 def html_table(heading: str, columns: Iterable[str], rows: Iterable[Iterable[str]], note: str = "") -> str:
     "A table for a notebook; its parts are HTML already."
     cell = 'style="padding:2px 10px;text-align:left"'
@@ -347,7 +347,7 @@ def sequence_of(rollout: Rollout) -> Sequence:
     "The tokens of a rollout; none for one that failed before it had any. Raises `ValueError`."
     return rollout.sequence() if rollout.tokens.turns or rollout.valid else Sequence([], [], [], [])
 
-# %% ../../nbs/pool/11_group.ipynb #8f62ee2f
+# %% ../../nbs/pool/11_group.ipynb #l
 class RolloutGroup:
     "The rollouts of a `task`; asked: the task before the pool added a seed. Raises `ValueError` without rollouts."
     def __init__(self, task, rollouts, asked=None):
@@ -398,7 +398,7 @@ class RolloutGroup:
     def _repr_html_(self):
         return html_table(html.escape(repr(self)), ("rollout", "reward", "advantage", "", "turns", "note"), _rows(self))
 
-# %% ../../nbs/pool/11_group.ipynb #5e1c7a11
+# %% ../../nbs/pool/11_group.ipynb #m
 class Answers:
     "`await answers(*question)`: by one call of `generate(questions)` for all that ask. sizes: of the calls."
     def __init__(self, generate: Callable, patience: float = 1.0):
@@ -454,7 +454,7 @@ class Answers:
             except TimeoutError:
                 return
 
-# %% ../../nbs/pool/11_group.ipynb #eb96212e
+# %% ../../nbs/pool/11_group.ipynb #n
 class Padded(NamedTuple):
     "Sequences of several groups as arrays, a row for each rollout."
     tokens: np.ndarray  # int32 (B, L), prompt and completion, `pad_id` elsewhere

@@ -9,7 +9,7 @@ __all__ = ['PAD', 'TURN', 'END', 'SOLVED', 'LAKE_WORDS', 'LAKE_MOVES', 'TEST_SEE
            'GRPOConfig', 'TrainState', 'make_optimiser', 'beta_at', 'make_update', 'Learner', 'play', 'grpo_step',
            'summary', 'evaluate', 'lake_tasks', 'test_tasks', 'lake_learner', 'lake_baselines', 'train']
 
-# %% ../../nbs/pool/15_grpo.ipynb #6769e035
+# %% ../../nbs/pool/15_grpo.ipynb #a
 import dataclasses
 import json
 import re
@@ -36,7 +36,7 @@ from .group import Answers, Rollout, RolloutGroup, group_advantages
 from .pool import EnvPool
 from .text.frozen_lake import MOVES, random_map, random_success, shortest_path_success
 
-# %% ../../nbs/pool/15_grpo.ipynb #4f037793
+# %% ../../nbs/pool/15_grpo.ipynb #b
 PAD, TURN, END = 0, 1, 2
 _FIRST = 3
 
@@ -63,7 +63,7 @@ class Vocabulary:
             raise ValueError(f"The tokens of this vocabulary are 0 to {self.size - 1}.")
         return " ".join(self.list[i - _FIRST] for i in ids if i >= _FIRST)
 
-# %% ../../nbs/pool/15_grpo.ipynb #ee2d1c3e
+# %% ../../nbs/pool/15_grpo.ipynb #c
 @dataclass(frozen=True)
 class ModelConfig:
     "Sizes of the model. Raises `ValueError`."
@@ -115,7 +115,7 @@ def pick(x, at):
     "The rows `at (B, K)` of `x (B, L, n)`: `(B, K, n)`; `x` itself if `at` is as long."
     return x if at.shape[1] == x.shape[1] else jnp.take_along_axis(x, at[:, :, None], axis=1)
 
-# %% ../../nbs/pool/15_grpo.ipynb #0548cdd6
+# %% ../../nbs/pool/15_grpo.ipynb #d
 class Transformer(nnx.Module):
     """A decoder-only transformer: tokens int32 `(B, L)` to logits float32 `(B, K, size)` of the token *after* each of
     the positions `at` int32 `(B, K)`, None for all.
@@ -140,13 +140,13 @@ class Transformer(nnx.Module):
             x = getattr(self, f"block{i}")(x, at if i == self.config.layers - 1 else everywhere)
         return apply(self.head, normed(x, self.scale[...]), jnp.float32)
 
-# %% ../../nbs/pool/15_grpo.ipynb #2e26a7e8
+# %% ../../nbs/pool/15_grpo.ipynb #e
 def log_policy(structure, parameters, tokens, at, allowed, temperature: float = 1.0):
     "Log-probabilities `(B, K, size)` of the token after each position `at (B, K)`; −1e9 outside of `allowed`."
     logits = nnx.merge(structure, parameters)(tokens, at) / temperature
     return jax.nn.log_softmax(jnp.where(allowed, logits, -1e9))
 
-# %% ../../nbs/pool/15_grpo.ipynb #4f6f954f
+# %% ../../nbs/pool/15_grpo.ipynb #f
 def mixed(*numbers) -> np.ndarray:
     "A 64-bit hash (splitmix64) of whole numbers or uint64 arrays that broadcast: uint64."
     found = np.uint64(0)
@@ -166,7 +166,7 @@ def chosen(logprobs, keys, greedy: bool = False) -> np.ndarray:
     u = (mixed(keys, 0) >> np.uint64(11)) * 2.0**-53
     return (cumulative <= (u * cumulative[:, -1])[:, None]).sum(axis=1)
 
-# %% ../../nbs/pool/15_grpo.ipynb #088b8b57
+# %% ../../nbs/pool/15_grpo.ipynb #g
 class Said(NamedTuple):
     "A reply: one token, and its log-probability under the policy that drew it."
     token: int
@@ -191,7 +191,7 @@ def allowed_tokens(allowed: Iterable[int] | None, size: int) -> np.ndarray:
     found[listed] = True
     return found
 
-# %% ../../nbs/pool/15_grpo.ipynb #c56f6549
+# %% ../../nbs/pool/15_grpo.ipynb #h
 class Sampler:
     """Batched generation of one token for each prompt: `generate(prompts, keys)`.
 
@@ -229,14 +229,14 @@ class Sampler:
         tokens = chosen(logprobs, np.array(keys, np.uint64), self.greedy)
         return [Said(*pair) for pair in zip(tokens.tolist(), logprobs[np.arange(len(tokens)), tokens].tolist())]
 
-# %% ../../nbs/pool/15_grpo.ipynb #5aa325f3
+# %% ../../nbs/pool/15_grpo.ipynb #i
 class Generator(Sampler, Answers):
     "A `Sampler` for concurrent rollouts: `said = await generator(prompt, key)`; see `Answers`."
     def __init__(self, model: Transformer, *, patience: float = 1.0, **settings):
         Sampler.__init__(self, model, **settings)
         Answers.__init__(self, lambda asked: self.generate(*map(list, zip(*asked))), patience)
 
-# %% ../../nbs/pool/15_grpo.ipynb #fdae7ec4
+# %% ../../nbs/pool/15_grpo.ipynb #j
 def grpo_loss(logprobs, old, advantages, kl, weights, *, clip: float = 0.2, beta=0.0):
     """The loss, a weighted mean over tokens, and metrics. All arrays have one shape.
 
@@ -251,14 +251,14 @@ def grpo_loss(logprobs, old, advantages, kl, weights, *, clip: float = 0.2, beta
     clipped = mean((jnp.abs(ratio - 1) > clip).astype(jnp.float32))
     return mean(beta * kl - gain), {"kl": mean(kl), "clipped": clipped}
 
-# %% ../../nbs/pool/15_grpo.ipynb #df1999e3
+# %% ../../nbs/pool/15_grpo.ipynb #k
 def advantages(rewards, floor: float = 0.1) -> np.ndarray:
     "Rewards of a group minus their mean, over their deviation plus `floor`: float32 `(G,)`, 0 for None."
     found = group_advantages(rewards)
     known = [r is not None and np.isfinite(r) for r in rewards]
     return found / (np.sqrt(np.mean(np.square(found[known]))) + floor) if found.any() else found
 
-# %% ../../nbs/pool/15_grpo.ipynb #25242038
+# %% ../../nbs/pool/15_grpo.ipynb #l
 class Turn(NamedTuple):
     "One turn: the tokens that the model read, its reply, and the log-probability of that."
     prompt: list
@@ -284,7 +284,7 @@ def pack(turns: list[Turn], advantages: Sequence[float], context: int) -> TokenR
     return TokenRows(*in_rows(numbers, padded_size(len(numbers)), context), flat(row, np.int32), flat(targets, np.int32),
                      flat(old, np.float32), flat(advantages, np.float32), flat([1] * len(turns), np.float32))
 
-# %% ../../nbs/pool/15_grpo.ipynb #20ff79f5
+# %% ../../nbs/pool/15_grpo.ipynb #m
 @dataclass(frozen=True)
 class GRPOConfig:
     "Settings of a run. Raises `ValueError`."
@@ -328,7 +328,7 @@ def make_optimiser(c: GRPOConfig) -> optax.GradientTransformation:
 def beta_at(config: GRPOConfig, step: int) -> float:
     return config.beta * min(1.0, 2 * (1 - step / config.steps))
 
-# %% ../../nbs/pool/15_grpo.ipynb #24cc9a5a
+# %% ../../nbs/pool/15_grpo.ipynb #n
 def make_update(c: GRPOConfig, structure, optimiser, allowed) -> Callable:
     "The function `(parameters, optimiser state, reference, rows, beta) -> (parameters, optimiser state, metrics)`."
 
@@ -349,7 +349,7 @@ def make_update(c: GRPOConfig, structure, optimiser, allowed) -> Callable:
 
     return update
 
-# %% ../../nbs/pool/15_grpo.ipynb #86852eb4
+# %% ../../nbs/pool/15_grpo.ipynb #o
 class Learner:
     "A model that learns from groups: of a vocabulary, tasks of a curriculum, and `moves` (None: any words)."
     def __init__(self, config: GRPOConfig, vocabulary: Vocabulary, curriculum: Curriculum, *, moves: Iterable[str] | None = None):
@@ -387,7 +387,7 @@ class Learner:
         self.set_parameters()
         return {name: float(np.mean([x[name] for x in jax.device_get(found)])) for name in found[0]} if found else {}
 
-# %% ../../nbs/pool/15_grpo.ipynb #6dccd018
+# %% ../../nbs/pool/15_grpo.ipynb #p
 async def play(learner: Learner, rollout: Rollout, turns: list[Turn], key, generator: Generator):
     "Play one episode: read, reply, step, until it is over. Raises `ValueError` for a prompt that does not fit."
     generator.begin()
@@ -399,7 +399,7 @@ async def play(learner: Learner, rollout: Rollout, turns: list[Turn], key, gener
     finally:
         generator.over()
 
-# %% ../../nbs/pool/15_grpo.ipynb #c88bc080
+# %% ../../nbs/pool/15_grpo.ipynb #q
 SOLVED = 0.99  # from this reward on an episode counts as a success
 
 async def grpo_step(learner: Learner, pool: EnvPool) -> tuple[dict, list[RolloutGroup]]:
@@ -440,7 +440,7 @@ async def evaluate(learner: Learner, pool: EnvPool, tasks: list) -> dict:
     return {"success": float(np.mean([e.reward >= SOLVED for e in episodes])),
             "turns": float(np.mean([e.num_turns for e in episodes])), "episodes": episodes}
 
-# %% ../../nbs/pool/15_grpo.ipynb #e9e01011
+# %% ../../nbs/pool/15_grpo.ipynb #r
 LAKE_WORDS, LAKE_MOVES = ("S", "F", "H", "G", "P", *MOVES), tuple(MOVES)
 TEST_SEED = 1_000_000  # test maps are numbered from here, training maps from 0
 
@@ -466,7 +466,7 @@ def lake_baselines(tasks: list[dict], turns: int) -> dict:
     mean = lambda success: float(np.mean([success(grid, turns) for grid in maps]))
     return {"random": mean(random_success), "shortest path": mean(shortest_path_success)}
 
-# %% ../../nbs/pool/15_grpo.ipynb #119cbef5
+# %% ../../nbs/pool/15_grpo.ipynb #s
 def _save(learner, checkpoints, row):
     checkpoints.save(int(learner.state.step), learner.state, {
         "config": dataclasses.asdict(learner.config), "curriculum": learner.curriculum.state_dict(),
@@ -484,7 +484,7 @@ def _restore(learner, checkpoints):
     learner.set_parameters()
     return about
 
-# %% ../../nbs/pool/15_grpo.ipynb #048a0a9f
+# %% ../../nbs/pool/15_grpo.ipynb #t
 async def train(learner: Learner, pool: EnvPool, out=None, *, resume: bool = False, until: int | None = None, test: Sequence[dict] = (), test_every: int = 25,
                 save_every: int = 25, log_every: int = 10, progress: bool = True) -> list[dict]:
     """Train until `config.steps` steps are done (or `until`). Returns a row of metrics for each.

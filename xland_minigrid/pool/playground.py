@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/pool/08_playground.ipynb #d93228cd
+# %% ../../nbs/pool/08_playground.ipynb #a
 import functools
 from importlib import resources
 
-# %% ../../nbs/pool/08_playground.ipynb #b87a25a7
+# %% ../../nbs/pool/08_playground.ipynb #b
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; frame-ancestors 'self'"
 
 @functools.cache

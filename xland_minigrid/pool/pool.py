@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PoolStats', 'Batch', 'EnvPool', 'run_here', 'SyncPool', 'opened']
 
-# %% ../../nbs/pool/13_pool.ipynb #5d77a663
+# %% ../../nbs/pool/13_pool.ipynb #a
 import asyncio
 import contextlib
 import functools
@@ -35,7 +35,7 @@ from .server import fetch
 from .sessions import NO_NUMBER, Host, SlotBackend, TextBackend
 from .slots import DONE, TERMINATED, Slots
 
-# %% ../../nbs/pool/13_pool.ipynb #604ff22a
+# %% ../../nbs/pool/13_pool.ipynb #b
 async def places(url: str, env: str | None, timeout: float = 5.0) -> tuple[int, int]:
     "How many sessions a server could take now, and how many it has in all, from its `/readyz`. Raises `ConnectFailed`."
     try:
@@ -77,7 +77,7 @@ async def _check_capacity(urls, env, count, size):
 def _world(session):
     return str([session.spec.get(name) for name in ("kind", "env", "layout", "num_actions", "autoreset")])
 
-# %% ../../nbs/pool/13_pool.ipynb #aa2d41d9
+# %% ../../nbs/pool/13_pool.ipynb #c
 class Servers:
     "Where sessions live: at `urls`, or in this process. `link(url)` makes a connection; `env` None is the first."
     def __init__(self, urls: list, link: Callable, env: str | None = None):
@@ -136,7 +136,7 @@ class Servers:
             await _undo([session])
             raise BadRequest(f"{session.endpoint} has another environment than before.")
 
-# %% ../../nbs/pool/13_pool.ipynb #ea39b1c2
+# %% ../../nbs/pool/13_pool.ipynb #d
 def claim(sessions: list):
     "Claim all of these sessions for a request, or none. Raises `SessionBusy` or `PoolClosed`."
     for i, session in enumerate(sessions):
@@ -163,7 +163,7 @@ def wake(future: Future):
     with contextlib.suppress(InvalidStateError):
         future.set_result(None)
 
-# %% ../../nbs/pool/13_pool.ipynb #45e33b55
+# %% ../../nbs/pool/13_pool.ipynb #e
 class Roster:
     "Which sessions are free, for any thread and loop. stopping: soon free. homes: where lost ones are replaced."
     def __init__(self, pool):
@@ -217,7 +217,7 @@ class Roster:
         finally:
             self.give_back(sessions)
 
-# %% ../../nbs/pool/13_pool.ipynb #45e33c66
+# %% ../../nbs/pool/13_pool.ipynb #f
 async def take(roster: Roster, count: int, wait: bool) -> list:
     while True:
         woken = Future()
@@ -237,7 +237,7 @@ async def take(roster: Roster, count: int, wait: bool) -> list:
         finally:
             roster._waiting.remove(woken)
 
-# %% ../../nbs/pool/13_pool.ipynb #82804443
+# %% ../../nbs/pool/13_pool.ipynb #g
 class PoolStats(dict):
     "Numbers about a pool, and under `sessions` a row for each session; a table at the end of a cell."
     def _repr_html_(self):
@@ -247,7 +247,7 @@ class PoolStats(dict):
         note = f"<div>… and {len(rows) - most} more</div>" * (len(rows) > most)
         return html_table(facts, map(escape, rows[0] if rows else ()), cells, note)
 
-# %% ../../nbs/pool/13_pool.ipynb #8fbc7466
+# %% ../../nbs/pool/13_pool.ipynb #h
 class Batch(NamedTuple):
     """What `recv` returns: a row for each environment that has answered.
 
@@ -277,7 +277,7 @@ def _batch_of(rows, errors):
     columns = zip(*((s.reward or 0.0, s.done, s.info.get("terminated", s.done), s.n, number) for number, s in rows))
     return Batch(seen, *map(np.array, list(columns) or [()] * 5, (np.float32, bool, bool, np.int32, np.int32)), errors)
 
-# %% ../../nbs/pool/13_pool.ipynb #e9b3b4ad
+# %% ../../nbs/pool/13_pool.ipynb #i
 class _Requests:
     immediate = False  # whether recv has nothing to wait for
 
@@ -327,7 +327,7 @@ class _Requests:
             await asyncio.gather(*map(ask, numbers, sessions, values))
         self.pool._io.submit(ask_all())
 
-# %% ../../nbs/pool/13_pool.ipynb #a2153620
+# %% ../../nbs/pool/13_pool.ipynb #j
 class Batcher(_Requests):
     "The requests of `send` and `async_reset`, and the answers that `recv` has not taken yet."
     def expected(self, batch_size: int | None) -> int:
@@ -369,7 +369,7 @@ class Batcher(_Requests):
         steps = [answer for answer in answers if isinstance(answer[1], Step)]
         return _batch_of(steps, {number: error for number, error in answers if not isinstance(error, Step)})
 
-# %% ../../nbs/pool/13_pool.ipynb #229e37a7
+# %% ../../nbs/pool/13_pool.ipynb #k
 class SlotBatcher(Batcher):
     immediate = True
 
@@ -420,7 +420,7 @@ class SlotBatcher(Batcher):
         faults = {numbers[i]: EnvFault(NO_NUMBER) for i in np.flatnonzero(~fine)}
         return Batch(*_by_column(lambda x: x[fine], batch), faults)
 
-# %% ../../nbs/pool/13_pool.ipynb #c36b580e
+# %% ../../nbs/pool/13_pool.ipynb #l
 async def to_the_end(awaitable):
     "Await something even if the caller is cancelled meanwhile, and raise the cancellation then."
     task, cancelled = asyncio.ensure_future(awaitable), None
@@ -474,7 +474,7 @@ class _Ending:
         worth = lambda r: (not r.valid, (r.error or "").startswith("cancelled"), r.seconds if r.valid else 0.0, r.index)
         return sorted(sorted(self.rollouts.values(), key=worth)[: self.size], key=lambda r: r.index)
 
-# %% ../../nbs/pool/13_pool.ipynb #47706c3b
+# %% ../../nbs/pool/13_pool.ipynb #m
 class Play(_Ending):
     "An episode of one group in each session, of which `size` are kept. See `EnvPool.run_group`."
     async def run(self) -> list[Rollout]:
@@ -517,7 +517,7 @@ class Play(_Ending):
                 return "cancelled: another one failed"
         return ""
 
-# %% ../../nbs/pool/13_pool.ipynb #5d065a94
+# %% ../../nbs/pool/13_pool.ipynb #n
 def _abandoned(io, host, sessions):
     "For a pool that nobody closed: when it is collected, or when the program ends."
     async def leave():
@@ -538,7 +538,7 @@ def _abandoned(io, host, sessions):
     else:
         end()
 
-# %% ../../nbs/pool/13_pool.ipynb #1a5d6516
+# %% ../../nbs/pool/13_pool.ipynb #o
 class _Sessions:
     patience = 5.0  # seconds that a cancelled coroutine has to end
 
@@ -591,7 +591,7 @@ class _Sessions:
             await asyncio.sleep(min(left, delay) * random.uniform(0.5, 1.0))
             delay = min(1.5 * delay, 1.3)
 
-# %% ../../nbs/pool/13_pool.ipynb #7ba0e986
+# %% ../../nbs/pool/13_pool.ipynb #p
 class _Lifetime(_Sessions):
     async def close(self):
         "Give everything back within `close_timeout`, even if interrupted. May be called twice."
@@ -647,7 +647,7 @@ class _Lifetime(_Sessions):
                    "opening": "being opened: await start()", "closed": "closed: make another one"}
             raise PoolClosed(f"The pool is {why[self._state]}.")
 
-# %% ../../nbs/pool/13_pool.ipynb #5e0c95a0
+# %% ../../nbs/pool/13_pool.ipynb #q
 class _Episodes(_Lifetime):
     async def _heal(self, session):
         "On the I/O thread: give a lost session another environment."
@@ -699,7 +699,7 @@ class _Episodes(_Lifetime):
             group.append_jsonl(self.completions)
         return group
 
-# %% ../../nbs/pool/13_pool.ipynb #f4ba5bc1
+# %% ../../nbs/pool/13_pool.ipynb #r
 class _Groups(_Episodes):
     async def run_group(self, rollout_fn, task=None, *, size: int | None = None, deadline: float | None = None,
                         on_error: str = "mask", over_provision: int = 0) -> RolloutGroup:
@@ -746,7 +746,7 @@ class _Groups(_Episodes):
             self.curriculum.record_result(task, *told)
         return told
 
-# %% ../../nbs/pool/13_pool.ipynb #1d8c8a0f
+# %% ../../nbs/pool/13_pool.ipynb #s
 class _Turns(_Groups):
     async def reset_group(self, task=None, size: int | None = None) -> list[Step]:
         "Begin a task in `size` sessions of one server, all or none, for `run_group_step`. Raises the first error."
@@ -787,7 +787,7 @@ class _Turns(_Groups):
             raise BadRequest(f"env_id holds different numbers from 0 to {self.size - 1}.")
         return ids.tolist()
 
-# %% ../../nbs/pool/13_pool.ipynb #8bb687f2
+# %% ../../nbs/pool/13_pool.ipynb #t
 class _Batches(_Turns):
     sync = property(lambda self: SyncPool(self), doc="The same pool for plain code: `with pool.sync as p:`.")
 
@@ -831,7 +831,7 @@ class _Batches(_Turns):
     def __repr__(self):
         return f"EnvPool({self.size} sessions, {', '.join(self.servers.urls)}, {self._state})"
 
-# %% ../../nbs/pool/13_pool.ipynb #2186700f
+# %% ../../nbs/pool/13_pool.ipynb #u
 class EnvPool(_Batches):
     """Environments for many episodes at once: `async with EnvPool.local(...)`, or `with pool.sync:` in plain code.
 
@@ -883,7 +883,7 @@ class EnvPool(_Batches):
                    group_size=group_size, wait=checked_seconds("wait", wait, 0), curriculum=curriculum, completions=completions,
                    max_total_tokens=max_total_tokens, timeout=timeout, close_timeout=close_timeout)
 
-# %% ../../nbs/pool/13_pool.ipynb #937cce88
+# %% ../../nbs/pool/13_pool.ipynb #v
 def _local_backend(env, slots, benchmark, autoreset, max_wait, latency, config, timeout, params):
     "The environments of a pool in this process. Raises `TypeError` for settings of the other kind."
     if isinstance(env, type) and issubclass(env, Env) or isinstance(env, str) and env in envs:
@@ -894,7 +894,7 @@ def _local_backend(env, slots, benchmark, autoreset, max_wait, latency, config, 
         raise TypeError("latency and config are for text environments: leave them out.")
     return SlotBackend(Slots(env, slots, benchmark=benchmark, autoreset=autoreset, **params), max_wait=max_wait)
 
-# %% ../../nbs/pool/13_pool.ipynb #2d273ab2
+# %% ../../nbs/pool/13_pool.ipynb #w
 def run_here(make_coroutine: Callable):
     "Run a coroutine to its end from plain code, on a loop of its own. Ctrl-C cancels it."
     caller = IOThread("xland-pool-caller")
@@ -936,7 +936,7 @@ class _Calls:
                 arrived.result(timeout)
         return batcher.collect()
 
-# %% ../../nbs/pool/13_pool.ipynb #bed41a27
+# %% ../../nbs/pool/13_pool.ipynb #x
 class SyncPool(_Calls):
     "An `EnvPool` for plain code: its functions without `await`."
     def __getattr__(self, name):
@@ -980,7 +980,7 @@ class SyncPool(_Calls):
     def __exit__(self, *_):
         self.close()
 
-# %% ../../nbs/pool/13_pool.ipynb #8502814e
+# %% ../../nbs/pool/13_pool.ipynb #y
 def opened(pool) -> tuple[EnvPool, bool]:
     "A pool for plain code, open, and whether it was opened here. Raises `TypeError` or a `PoolError`."
     pool = pool.pool if isinstance(pool, SyncPool) else pool

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OpenEnvClient', 'text_to_action', 'observation_to_text', 'OpenEnvWrapper']
 
-# %% ../../nbs/pool/14_remote.ipynb #f82dfd6e
+# %% ../../nbs/pool/14_remote.ipynb #a
 import asyncio
 import contextlib
 import itertools
@@ -21,7 +21,7 @@ from .episodes import Env, Messages, RolloutRequest, awaited, envs, finite
 from .errors import (BadRequest, DeadlineExceeded, EnvFault, PoolClosed, PoolError, PoolExhausted, ResetRequired, SessionBusy, SessionLost, WrongThread)
 from .sessions import checked_token
 
-# %% ../../nbs/pool/14_remote.ipynb #9687b69e
+# %% ../../nbs/pool/14_remote.ipynb #b
 def socket_address(base_url: str) -> str:
     "The WebSocket address of an OpenEnv server: `http://host:8000` is `ws://host:8000/ws`. Raises `BadRequest`."
     try:
@@ -35,7 +35,7 @@ def socket_address(base_url: str) -> str:
         raise BadRequest("base_url holds a user name or a fragment: give credentials as token or headers instead.")
     return urlunsplit((scheme, parts.netloc, parts.path.rstrip("/").removesuffix("/ws") + "/ws", parts.query, ""))
 
-# %% ../../nbs/pool/14_remote.ipynb #170825d7
+# %% ../../nbs/pool/14_remote.ipynb #c
 _VOID = "the episode is void: open a new session"
 
 def _frame(raw):
@@ -54,7 +54,7 @@ def _no_constant(name):
 def _short(text):
     return " ".join(str(text).split())[:300]
 
-# %% ../../nbs/pool/14_remote.ipynb #0f22f9a2
+# %% ../../nbs/pool/14_remote.ipynb #d
 _REFUSALS = {"CAPACITY_REACHED": (PoolExhausted, "wait, lower max_live, or start the server with more environments"),
              **dict.fromkeys(("VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE"), (BadRequest, "see what actions it takes"))}
 
@@ -63,7 +63,7 @@ def _said_error(data):
     kind, remedy = _REFUSALS.get(code, (EnvFault, "the episode is void, start another"))
     return kind(f"The server says {code}: {_short(data.get('message'))} ({remedy}).", server_code=code)
 
-# %% ../../nbs/pool/14_remote.ipynb #2f7ec84b
+# %% ../../nbs/pool/14_remote.ipynb #e
 class Reply(NamedTuple):
     "An observation, usually a dict; the reward of the step or None; whether it is over."
     observation: Any
@@ -84,7 +84,7 @@ def _headers(headers, token):
         raise BadRequest("The token is empty: give the one that the server was started with.")
     return headers if token is None else {**headers, "Authorization": f"Bearer {checked_token(token, error=BadRequest)}"}
 
-# %% ../../nbs/pool/14_remote.ipynb #199d592a
+# %% ../../nbs/pool/14_remote.ipynb #f
 async def _nothing_unasked(ws):
     "Raise the error of a frame that came without a request, if there is one."
     with contextlib.suppress(TimeoutError):
@@ -113,7 +113,7 @@ async def _exchange(line, text):
         why = f"{code} {_short(why or '')}".strip() if code else _short(error) or type(error).__name__
         raise line.end(SessionLost(f"The connection to the server is gone ({why}); {_VOID}.")) from None
 
-# %% ../../nbs/pool/14_remote.ipynb #3263adb0
+# %% ../../nbs/pool/14_remote.ipynb #g
 class Line:
     def __init__(self, ws, request_timeout: float):
         self.ws, self.request_timeout, self.loop = ws, request_timeout, asyncio.get_running_loop()
@@ -162,7 +162,7 @@ class Line:
         self.playing = not reply.done
         return reply
 
-# %% ../../nbs/pool/14_remote.ipynb #31b462ee
+# %% ../../nbs/pool/14_remote.ipynb #h
 async def _hang_up(line, seconds):
     "Say goodbye and close, within `seconds`. Never raises but for cancellation."
     if asyncio.get_running_loop() is not line.loop:  # from here the socket can only be cut
@@ -179,7 +179,7 @@ async def _hang_up(line, seconds):
     finally:
         line.end(PoolClosed())
 
-# %% ../../nbs/pool/14_remote.ipynb #46b950e1
+# %% ../../nbs/pool/14_remote.ipynb #i
 class OpenEnvClient:
     """One session with an OpenEnv server; for a trajectory with a model see `OpenEnvWrapper`. Raises what the table says.
 
@@ -235,7 +235,7 @@ class OpenEnvClient:
             raise PoolClosed("The session is not open: await connect() first, or use async with.")
         return self._line
 
-# %% ../../nbs/pool/14_remote.ipynb #8fbe1e94
+# %% ../../nbs/pool/14_remote.ipynb #j
 def text_to_action(text: str) -> dict:
     "The JSON object in a model's answer, fenced or bare; `{'message': text}` where there is none."
     fenced = re.search(r"```[\w+-]*[ \t]*\n?(.*?)```", text, re.DOTALL)
@@ -252,7 +252,7 @@ def observation_to_text(observation) -> str:
     "What a model reads: text as it is, anything else as JSON."
     return observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)
 
-# %% ../../nbs/pool/14_remote.ipynb #fe6f939f
+# %% ../../nbs/pool/14_remote.ipynb #k
 _OPTIONS = ("token", "headers", "connect_timeout", "request_timeout", "close_timeout")
 
 class OpenEnvWrapper(Env):

@@ -6,7 +6,7 @@
 __all__ = ['is_loopback', 'ServerConfig', 'EnvServer', 'fetch', 'ServerProcess', 'start_server', 'server_arguments', 'chosen',
            'config_of', 'load_plugin', 'serve', 'serve_parser', 'run_server']
 
-# %% ../../nbs/pool/09_server.ipynb #bc6edfe5
+# %% ../../nbs/pool/09_server.ipynb #a
 import argparse
 import asyncio
 import base64
@@ -36,7 +36,7 @@ from .playground import POLICY, page
 from .sessions import Background, Host, Reply, Seat, SlotBackend, TextBackend, checked_token, read_request, write_reply
 from .slots import Slots
 
-# %% ../../nbs/pool/09_server.ipynb #7ee088eb
+# %% ../../nbs/pool/09_server.ipynb #b
 def is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -85,7 +85,7 @@ class ServerConfig:
         checked_seconds("ping", self.ping)
         checked_int("max_size", self.max_size, 256)
 
-# %% ../../nbs/pool/09_server.ipynb #b9a2d952
+# %% ../../nbs/pool/09_server.ipynb #c
 def make_host(config: ServerConfig) -> Host:
     backends = {}
     if config.env is not None:
@@ -97,7 +97,7 @@ def make_host(config: ServerConfig) -> Host:
         backends["playground"] = SlotBackend(Slots(config.env, config.playground_slots, benchmark=slots.benchmark, **config.params))
     return Host(backends, grace=config.grace, idle=config.idle)
 
-# %% ../../nbs/pool/09_server.ipynb #24491db6
+# %% ../../nbs/pool/09_server.ipynb #d
 def metrics_text(stats: dict) -> str:
     events, lines = dict(stats), []
     def add(name, kind, rows):
@@ -124,7 +124,7 @@ def readiness(host: Host) -> dict:
             "capacity": capacity, "default": next(iter(host.backends)),
             "free": {name: most - host.backends[name].live for name, most in capacity.items()}}
 
-# %% ../../nbs/pool/09_server.ipynb #3c463edd
+# %% ../../nbs/pool/09_server.ipynb #e
 PROTOCOL = "xland-pool"
 
 def offered(headers, kind: str) -> str:
@@ -163,7 +163,7 @@ def _respond(connection, status, body, **headers):
         response.headers[name] = value
     return response
 
-# %% ../../nbs/pool/09_server.ipynb #fb0b9c2f
+# %% ../../nbs/pool/09_server.ipynb #f
 class Door:
     "Everything that is decided before a connection is accepted."
     def __init__(self, config: ServerConfig, host: Host):
@@ -218,7 +218,7 @@ class Door:
         except PoolError as refusal:
             return self._refuse(connection, 503, str(refusal), Retry_After="1")
 
-# %% ../../nbs/pool/09_server.ipynb #3e32b47d
+# %% ../../nbs/pool/09_server.ipynb #g
 def write_now(ws, reply: Reply):
     "Write a reply to a connection that is still there; a client that comes back asks again."
     try:
@@ -262,7 +262,7 @@ async def read_by_client(ws):
     while ws.transport.get_write_buffer_size() > 1 << 16 and not ws.transport.is_closing():
         await asyncio.sleep(0.05)
 
-# %% ../../nbs/pool/09_server.ipynb #03049f4c
+# %% ../../nbs/pool/09_server.ipynb #h
 def inspect_session(host: Host, seat: Seat, number: int, op: str) -> Reply:
     seat.active, seat.heard = time.monotonic(), True
     if op == "state":
@@ -277,7 +277,7 @@ def inspect_session(host: Host, seat: Seat, number: int, op: str) -> Reply:
             return Reply(number, seat.n, error=BadRequest(f"There is nothing to draw yet ({type(error).__name__}): reset first."))
     return Reply(number, seat.n, error=BadRequest("There is no such operation: use reset, step, state or close."))
 
-# %% ../../nbs/pool/09_server.ipynb #076f0a15
+# %% ../../nbs/pool/09_server.ipynb #i
 def openenv_request(raw) -> tuple[str, Any]:
     "Type of a frame and its task or action, or an error's code and message."
     try:
@@ -308,7 +308,7 @@ def openenv_reply(seat: Seat, reply: Reply) -> dict:
     seen |= {"n": reply.n, "info": o.info}
     return {"type": "observation", "data": {"observation": seen, "reward": o.reward, "done": o.done}}
 
-# %% ../../nbs/pool/09_server.ipynb #f6b59408
+# %% ../../nbs/pool/09_server.ipynb #j
 async def talk_openenv(host: Host, ws, seat: Seat):
     number = 0
     async for raw in ws:
@@ -325,7 +325,7 @@ async def talk_openenv(host: Host, ws, seat: Seat):
             said = {"type": "error", "data": {"message": value, "code": kind}}
         await ws.send(json.dumps(said))
 
-# %% ../../nbs/pool/09_server.ipynb #977bcf1e
+# %% ../../nbs/pool/09_server.ipynb #k
 async def look_after(host: Host, background: Background, every: float):
     "End the sessions that are over their time, and try a tick where the last one failed."
     while True:
@@ -370,7 +370,7 @@ def _counted(connections):
 
     return Counted
 
-# %% ../../nbs/pool/09_server.ipynb #daf87f28
+# %% ../../nbs/pool/09_server.ipynb #l
 class Reception:
     "Connections from the handshake to their end."
     def __init__(self, config: ServerConfig, host: Host):
@@ -420,7 +420,7 @@ class Reception:
             host.release(seat, why)
         log_event("released" if why else "detached", session=seat.id, why=why or "", code=code, live=len(host.seats))
 
-# %% ../../nbs/pool/09_server.ipynb #54b4b2cd
+# %% ../../nbs/pool/09_server.ipynb #m
 class EnvServer(Reception):
     "Environments over WebSockets, of a `ServerConfig` or its fields; `async with EnvServer() as server:`."
     def __init__(self, config: ServerConfig | None = None, *, host: Host | None = None, **settings):
@@ -478,7 +478,7 @@ class EnvServer(Reception):
     async def __aexit__(self, *_):
         await self.stop(0)
 
-# %% ../../nbs/pool/09_server.ipynb #a1ca723b
+# %% ../../nbs/pool/09_server.ipynb #n
 def fetch(url: str, path: str, token: str = "", timeout: float = 5.0) -> str:
     "The body of a page of a server, never through a proxy. Raises `OSError`."
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -528,7 +528,7 @@ class ServerProcess:
     def __repr__(self):
         return f"ServerProcess({self.url}, {'running' if self.running else 'stopped'})"
 
-# %% ../../nbs/pool/09_server.ipynb #77fa25d1
+# %% ../../nbs/pool/09_server.ipynb #o
 def start_server(*, timeout: float = 120.0, token: str | None = None, log: str | os.PathLike | None = None, **settings) -> ServerProcess:
     """A server in a process of its own, ready when this returns.
 
@@ -576,7 +576,7 @@ def _words(name, value):
         return [word for item in value for word in (flag, str(item))]
     return [] if value is None and name != "env" else [flag, "none" if value is None else str(value)]
 
-# %% ../../nbs/pool/09_server.ipynb #19d457ca
+# %% ../../nbs/pool/09_server.ipynb #p
 def _kind(default):
     return str if default is None else type(default)
 
@@ -638,7 +638,7 @@ def load_plugin(source: str):
     except (OSError, ImportError) as error:
         raise ValueError(f"The plugin {source} cannot be loaded ({type(error).__name__}: {str(error)[:200]}).") from None
 
-# %% ../../nbs/pool/09_server.ipynb #1abb4d47
+# %% ../../nbs/pool/09_server.ipynb #q
 async def serve(config: ServerConfig, *, announce=None, with_parent: bool = False):
     "Run a server until SIGTERM, SIGINT or, with `with_parent`, the end of standard input. announce: a file."
     loop, asked, orphaned = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SlotBackend', 'TextBackend', 'Host']
 
-# %% ../../nbs/pool/07_sessions.ipynb #e6d1fde3
+# %% ../../nbs/pool/07_sessions.ipynb #a
 import asyncio
 import binascii
 import collections
@@ -23,7 +23,7 @@ from .errors import (BadRequest, EnvFault, PoolError, PoolExhausted, ResetRequir
     error_from_dict, error_to_dict, log_event)
 from .slots import DONE, MOST, TERMINATED, Lease, Leases, Slots
 
-# %% ../../nbs/pool/07_sessions.ipynb #b555ac64
+# %% ../../nbs/pool/07_sessions.ipynb #b
 class Outcome(NamedTuple):
     "The answer of an environment: bytes or text, the reward (None after a reset), done, plain values."
     observation: Any
@@ -50,7 +50,7 @@ def outcomes(slots: Slots, rows: np.ndarray) -> list:
         return Outcome(data[at : at + split], reward, bool(flag & DONE), info) if math.isfinite(reward) else EnvFault(NO_NUMBER)
     return list(map(outcome, range(0, len(data), width), rewards, flags))
 
-# %% ../../nbs/pool/07_sessions.ipynb #2fd0cf41
+# %% ../../nbs/pool/07_sessions.ipynb #c
 class SlotBackend:
     "Slots, in ticks shared by the requests of `max_wait` seconds; batch=False gives each a tick of its own."
     kind = "slots"
@@ -93,7 +93,7 @@ class SlotBackend:
             for op in ("reset", "step"):
                 answer(self.slots, [entry for entry in todo if entry[1] == op], op == "reset")
 
-# %% ../../nbs/pool/07_sessions.ipynb #90ee32ba
+# %% ../../nbs/pool/07_sessions.ipynb #d
 def answer(slots: Slots, entries: list, begin: bool):
     "Reset or step the slots of some requests in one call, and deliver an `Outcome` or an `EnvFault` to each."
     void = [] if begin else [entry for entry in entries if entry[4] != slots.epoch]
@@ -113,7 +113,7 @@ def answer(slots: Slots, entries: list, begin: bool):
             result = result._replace(reward=None, info=about)
         deliver(result)
 
-# %% ../../nbs/pool/07_sessions.ipynb #d251f59c
+# %% ../../nbs/pool/07_sessions.ipynb #e
 def _text(observation):
     if not isinstance(observation, str) or len(observation) > 1 << 20:
         raise EnvFault("An observation must be text of at most 1,048,576 characters: correct the environment.")
@@ -146,7 +146,7 @@ class Background:
         while self.tasks and (left := end - time.monotonic()) > 0:
             await asyncio.wait(list(self.tasks), timeout=left)
 
-# %% ../../nbs/pool/07_sessions.ipynb #95d77a58
+# %% ../../nbs/pool/07_sessions.ipynb #f
 class Conversation:
     "A text session in one of the `places`: its environment, if any, and the messages so far."
     def __init__(self, places, lease: Lease):
@@ -203,7 +203,7 @@ class Conversation:
                 log_event("close_failed", error)
         return None if old is None else self.places.background.start(close())
 
-# %% ../../nbs/pool/07_sessions.ipynb #4bfdd801
+# %% ../../nbs/pool/07_sessions.ipynb #g
 class TextBackend:
     """Places for `n` text environments, of a name or a class, or named by tasks, with the functions of `SlotBackend`.
 
@@ -252,7 +252,7 @@ class TextBackend:
         self.batches[1] += 1
         deliver(result)
 
-# %% ../../nbs/pool/07_sessions.ipynb #2e60a892
+# %% ../../nbs/pool/07_sessions.ipynb #h
 async def bounded(work, seconds: float):
     "The result of some work, or a `PoolError` for whatever went wrong."
     try:
@@ -267,7 +267,7 @@ async def bounded(work, seconds: float):
             return EnvFault(f"The environment took longer than {seconds:g} s; the episode is void: reset and start again.")
         return env_fault(error)
 
-# %% ../../nbs/pool/07_sessions.ipynb #3489df0b
+# %% ../../nbs/pool/07_sessions.ipynb #i
 class Seat:
     "A session as its host knows it. `running`: a step makes sense; `heard`: a request came."
     def __init__(self, backend, place, now: float):
@@ -307,7 +307,7 @@ class Seat:
             self.n, self.running = self.n + 1, not result.done or bool(slots and slots.autoreset)
         return Reply(number, self.n, result)
 
-# %% ../../nbs/pool/07_sessions.ipynb #352e1f9f
+# %% ../../nbs/pool/07_sessions.ipynb #j
 class SeatTable:
     """The sessions of one process: opened, found again, ended.
 
@@ -365,7 +365,7 @@ class SeatTable:
         silent = list(filter(over, self.seats.values()))
         return [seat for seat in silent if self.release(seat, "idle" if seat.attached else "detached")]
 
-# %% ../../nbs/pool/07_sessions.ipynb #4224a191
+# %% ../../nbs/pool/07_sessions.ipynb #k
 class Host(SeatTable):
     def submit(self, seat: Seat, number: int, op: str, value, deliver: Callable[[Reply], None]):
         "Carry out a request once; `deliver` gets the reply, now or later. A repeated number gets the same reply."
@@ -415,7 +415,7 @@ class Host(SeatTable):
             if hasattr(backend, "drain"):
                 await backend.drain()
 
-# %% ../../nbs/pool/07_sessions.ipynb #b9d84e7d
+# %% ../../nbs/pool/07_sessions.ipynb #l
 MAX_ID = 2**53 - 1
 
 def checked_token(token, remedy: str = "give the one that the server was started with", error=ValueError) -> str:
@@ -434,7 +434,7 @@ def json_value(value):
 def write_request(number: int, op: str, value) -> str:
     return json.dumps({"id": number, "op": op, "value": value}, default=json_value)
 
-# %% ../../nbs/pool/07_sessions.ipynb #b9d84f8e
+# %% ../../nbs/pool/07_sessions.ipynb #m
 def read_request(raw) -> tuple[int, str, Any]:
     "Number, operation and value of a frame. Raises `BadRequest`."
     try:

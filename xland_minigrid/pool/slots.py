@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Task', 'plain_ruleset', 'environment_of', 'benchmark_of', 'Slots']
 
-# %% ../../nbs/pool/02_slots.ipynb #b1861b10
+# %% ../../nbs/pool/02_slots.ipynb #a
 import base64
 import functools
 import operator
@@ -24,7 +24,7 @@ from ..envs.sampling import try_out
 from ..envs.wrappers import GymAutoResetWrapper
 from .errors import BadRequest, EnvFault, PoolExhausted, env_fault
 
-# %% ../../nbs/pool/02_slots.ipynb #978c5a1f
+# %% ../../nbs/pool/02_slots.ipynb #b
 class Leaf(NamedTuple):
     "One array of an observation; its name is empty when the observation is that array."
     name: str
@@ -65,7 +65,7 @@ class Layout(NamedTuple):
         except (TypeError, ValueError):
             raise ValueError("The layout of an observation must be a list of [name, shape, dtype].") from None
 
-# %% ../../nbs/pool/02_slots.ipynb #cdd27d5b
+# %% ../../nbs/pool/02_slots.ipynb #c
 DONE, TERMINATED = 1, 2
 
 def _bytes_of(leaf):
@@ -86,7 +86,7 @@ def layout_of(observation) -> Layout:
     name = lambda dtype: np.dtype(np.uint8 if dtype == np.bool_ else dtype).str
     return Layout(tuple(Leaf(key, tuple(leaf.shape), name(leaf.dtype)) for key, leaf in _named(observation)))
 
-# %% ../../nbs/pool/02_slots.ipynb #0edc002d
+# %% ../../nbs/pool/02_slots.ipynb #d
 class Task(NamedTuple):
     "The task of a reset: `seed`, 0 to 2³² − 1; `ruleset`, padded, or None; `ruleset_id` in the benchmark, or None."
     seed: int
@@ -120,7 +120,7 @@ def plain_ruleset(given) -> RuleSet:
         said = str(error)[:200] or type(error).__name__
         raise BadRequest(f"The ruleset is invalid ({said}): see core.ruleset for the encoding.") from None
 
-# %% ../../nbs/pool/02_slots.ipynb #3f9be2b5
+# %% ../../nbs/pool/02_slots.ipynb #e
 class Store(NamedTuple):
     "All worlds, with a leading axis `(n,)`: `timestep`, and `rulesets`, None for environments without."
     timestep: Any
@@ -165,7 +165,7 @@ def _zeros(shape_of):
         return jnp.array(jnp.broadcast_to(jax.random.key(0), shape_of.shape))
     return jnp.zeros(shape_of.shape, shape_of.dtype)
 
-# %% ../../nbs/pool/02_slots.ipynb #6cd9d7fc
+# %% ../../nbs/pool/02_slots.ipynb #f
 MOST = 1 << 20
 
 class Lease(NamedTuple):
@@ -206,7 +206,7 @@ class Leases:
     def valid(self, lease: Lease) -> bool:
         return lease.slot in self._held and self._generation[lease.slot] == lease.generation
 
-# %% ../../nbs/pool/02_slots.ipynb #77709b9e
+# %% ../../nbs/pool/02_slots.ipynb #g
 def environment_of(env, given: dict):
     "Environment and parameters, `given` among them, of an id or of the pair that `make` returns. Raises `TypeError`."
     if isinstance(env, str):
@@ -235,7 +235,7 @@ def _padded(ruleset, rules, objects):
     room = lambda rows, length: rows if len(rows) == length else np.pad(rows, ((0, length - len(rows)), (0, 0)))
     return RuleSet(ruleset.goal, room(ruleset.rules, rules), room(ruleset.init_tiles, objects))
 
-# %% ../../nbs/pool/02_slots.ipynb #9a8594c4
+# %% ../../nbs/pool/02_slots.ipynb #h
 class SpaceCheck:
     "Raises `BadRequest` for rulesets with more objects than the grid has room for."
     def __init__(self, env: Environment, params):
@@ -252,7 +252,7 @@ class SpaceCheck:
             raise BadRequest(self.refusals[count])
         return ruleset
 
-# %% ../../nbs/pool/02_slots.ipynb #c7391b54
+# %% ../../nbs/pool/02_slots.ipynb #i
 class TaskReader:
     "Tasks, checked and padded to one shape. `empty`: the empty ruleset of that shape, None without rulesets."
     def __init__(self, name: str, env: Environment, params, benchmark, rules: int | None, objects: int | None):
@@ -313,7 +313,7 @@ class TaskReader:
         number = int(np.random.default_rng(seed).integers(count)) if number is None else _natural(number, "ruleset_id", count)
         return Task(seed, _padded(RuleSet(*(x[number] for x in self._tasks)), *self.room), number)
 
-# %% ../../nbs/pool/02_slots.ipynb #3a5b5572
+# %% ../../nbs/pool/02_slots.ipynb #j
 _CHUNK = 64  # resets in one call
 
 class Worlds:
@@ -365,7 +365,7 @@ class Worlds:
         rewards = np.ascontiguousarray(rows[..., split : split + 4]).view("<f4")[..., 0]
         return self.layout.unpack(rows[..., :split]), rewards, rows[..., -1]
 
-# %% ../../nbs/pool/02_slots.ipynb #254aa7aa
+# %% ../../nbs/pool/02_slots.ipynb #k
 class Slots(Worlds):
     """`n` environments of one kind, with leases and tasks. Raises `ValueError` or `TypeError`.
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['watch', 'server_stats', 'Watch']
 
-# %% ../../nbs/pool/16_status.ipynb #b4bc0a53
+# %% ../../nbs/pool/16_status.ipynb #a
 import threading
 import uuid
 import weakref
@@ -15,7 +15,7 @@ from .errors import PoolError
 from .pool import EnvPool, PoolStats, SyncPool
 from .server import EnvServer, ServerProcess
 
-# %% ../../nbs/pool/16_status.ipynb #3d578e9d
+# %% ../../nbs/pool/16_status.ipynb #b
 def server_stats(stats: dict) -> PoolStats:
     "The numbers of a server (`ServerProcess.stats()`, `Host.stats()`) as a table, a row per environment."
     used, ticks = stats["used"], {int(size): often for size, often in stats["batches"].items()}
@@ -26,7 +26,7 @@ def server_stats(stats: dict) -> PoolStats:
     return PoolStats(server="draining" if stats["draining"] else "open", **facts, ticks=sum(ticks.values()),
                      requests_per_tick=round(together, 1), sessions=rows)
 
-# %% ../../nbs/pool/16_status.ipynb #2f9a4ee1
+# %% ../../nbs/pool/16_status.ipynb #c
 def _read(target):
     "The numbers of a pool or a server, and whether they are final."
     if isinstance(target, EnvPool):
@@ -41,7 +41,7 @@ def _watchable(target):
         raise TypeError(f"A {type(target).__name__} cannot be watched: give an EnvPool or a server.")
     return target
 
-# %% ../../nbs/pool/16_status.ipynb #8219c6ae
+# %% ../../nbs/pool/16_status.ipynb #d
 class Follower:
     "Keeps the table of a `Watch` up to date, on a thread, until `stop()` or until the target ends."
     def __init__(self, target, every: float = 0.5):
@@ -92,7 +92,7 @@ class Follower:
         for display_id in self._shown:
             _show(self._bundle(), display_id, again=True)
 
-# %% ../../nbs/pool/16_status.ipynb #489ef207
+# %% ../../nbs/pool/16_status.ipynb #e
 class Watch(Follower):
     """A table that follows a pool or a server, `every` so many seconds, until `stop()` or its target's end.
 
@@ -123,7 +123,7 @@ class Watch(Follower):
             self._shown.append(uuid.uuid4().hex)
             _show(self._bundle(), self._shown[-1])
 
-# %% ../../nbs/pool/16_status.ipynb #d6449427
+# %% ../../nbs/pool/16_status.ipynb #f
 def _framed(stats, how):
     table, colour = "" if stats is None else stats._repr_html_(), "#15803d" if how == "live" else "#6b7280"
     return f'<div data-watch="{how}"><div style="font:12px/1.6 system-ui,sans-serif;color:{colour}">● {how}</div>{table}</div>'

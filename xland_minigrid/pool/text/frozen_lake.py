@@ -6,7 +6,7 @@
 __all__ = ['MOVES', 'LARGEST', 'SYSTEM_PROMPT', 'SLIPPERY_PROMPT', 'find', 'go', 'shortest_path', 'random_map',
            'shortest_path_success', 'random_success', 'parse_action', 'render', 'slip', 'FrozenLakeEnv']
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #0271ceac
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #a
 import random
 import re
 import secrets
@@ -15,7 +15,7 @@ from collections import deque
 from ..episodes import envs
 from .helpers import LARGEST_SEED, TextEnv, probability, settings, switch, tagged, whole_number
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #e30e7b54
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #b
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 
 def find(grid: list[str], letter: str) -> tuple[int, int]:
@@ -30,7 +30,7 @@ def go(grid: list[str], cell: tuple[int, int], move: str) -> tuple[int, int]:
     row, column = cell[0] + MOVES[move][0], cell[1] + MOVES[move][1]
     return (row, column) if 0 <= row < len(grid) and 0 <= column < len(grid[0]) else cell
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #b7b9bf7b
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #c
 def shortest_path(grid: list[str]) -> list[str] | None:
     "A shortest list of moves from `S` to `G` over safe cells, or None."
     start, goal = find(grid, "S"), find(grid, "G")
@@ -44,7 +44,7 @@ def shortest_path(grid: list[str]) -> list[str] | None:
                 queue.append(to)
     return paths.get(goal)
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #0e748f39
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #d
 LARGEST, _TRIES = 32, 1000
 
 def _draw_map(rng, size, p):
@@ -62,7 +62,7 @@ def random_map(size: int = 4, p: float = 0.8, seed: int = 0) -> list[str]:
             return grid
     raise ValueError(f"{_TRIES:,} maps of {size}x{size} cells with p={p} had no path to the goal: raise p, or lower size.")
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #353b5100
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #e
 def shortest_path_success(grid: list[str], turns: int = 20) -> float:
     "1.0 if the goal can be reached within `turns` moves on ice that is not slippery, else 0.0."
     path = shortest_path(grid)
@@ -82,7 +82,7 @@ def random_success(grid: list[str], turns: int = 20) -> float:
         here = after
     return reached
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #8d5e2174
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #f
 _WORD = re.compile(r"\b(?:up|down|left|right)\b", re.IGNORECASE)
 
 def parse_action(reply: str) -> str | None:
@@ -91,7 +91,7 @@ def parse_action(reply: str) -> str | None:
     words = [word.lower() for word in _WORD.findall(tags[-1] if tags else reply)]
     return None if not words or (tags and len(set(words)) > 1) else words[-1]
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #84b7e6a0
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #g
 _MOVE = "<action>up</action>, <action>down</action>, <action>left</action> or <action>right</action>."
 SYSTEM_PROMPT = f"""You are the player P on a frozen lake. Reach the goal G. Never step into a hole H: the game is over then.
 S is where you started, F is safe ice. Each turn you move one cell; at the edge of the map you stay where you are.
@@ -107,14 +107,14 @@ def render(grid: list[str], player: tuple[int, int]) -> str:
     rows[player[0]][player[1]] = "*" if grid[player[0]][player[1]] == "G" else "P"
     return "\n".join(" ".join(row) for row in rows)
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #21dbf660
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #h
 _SIDES = {"up": ("left", "right"), "down": ("right", "left"), "left": ("down", "up"), "right": ("up", "down")}
 
 def slip(move: str, rng: random.Random) -> str:
     "The direction of a move on slippery ice: its own or one of its two sides, each with probability 1/3."
     return (move, *_SIDES[move])[int(rng.random() * 3)]
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #2cda13c4
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #i
 class FrozenLakeEnv(TextEnv):
     """FrozenLake as text (seed: gym-env-training §"FrozenLake"). Rewards: 1.0 for the goal, else 0.0; turns are unlimited.
 

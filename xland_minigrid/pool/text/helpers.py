@@ -6,7 +6,7 @@
 __all__ = ['LARGEST_SEED', 'whole_number', 'probability', 'switch', 'string', 'choice', 'settings', 'last_reply', 'tagged',
            'TextEnv']
 
-# %% ../../../nbs/pool/text/00_helpers.ipynb #84d95f17
+# %% ../../../nbs/pool/text/00_helpers.ipynb #a
 import abc
 import difflib
 import operator
@@ -15,7 +15,7 @@ import re
 from ..episodes import Env, check_config
 from ..errors import ResetRequired
 
-# %% ../../../nbs/pool/text/00_helpers.ipynb #bb97786a
+# %% ../../../nbs/pool/text/00_helpers.ipynb #b
 LARGEST_SEED = 2**63 - 1
 
 def whole_number(value, name: str, low: int, high: int) -> int:
@@ -51,7 +51,7 @@ def choice(value, name: str, *choices: str) -> str:
         raise ValueError(f"{name} is {value!r}: choose from {', '.join(map(repr, choices))}.")
     return value
 
-# %% ../../../nbs/pool/text/00_helpers.ipynb #0c33c9df
+# %% ../../../nbs/pool/text/00_helpers.ipynb #c
 def settings(env_config, **known) -> dict:
     """The settings in an `env_config`: checked where given, the default where missing or None.
 
@@ -65,7 +65,7 @@ def settings(env_config, **known) -> dict:
     return {name: check(given[name], name, *limits) if name in given else default
             for name, (default, check, *limits) in known.items()}
 
-# %% ../../../nbs/pool/text/00_helpers.ipynb #8f7fe541
+# %% ../../../nbs/pool/text/00_helpers.ipynb #d
 def last_reply(messages: list[dict]) -> str:
     "The text of the last message, which must be the assistant's. Raises `TypeError` or `ValueError`."
     if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) for m in messages):
@@ -83,7 +83,7 @@ def tagged(reply: str) -> list[str]:
     "The contents of the `<action>…</action>` tags of a reply, in order."
     return _TAG.findall(reply)
 
-# %% ../../../nbs/pool/text/00_helpers.ipynb #e8163980
+# %% ../../../nbs/pool/text/00_helpers.ipynb #e
 class TextEnv(Env):
     "Base class: `start` begins an episode, `turn` answers. `reset` may ignore `config`: the task is in `env_config`."
     done, step_count, format_errors = True, 0, 0

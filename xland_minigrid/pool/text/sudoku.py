@@ -6,7 +6,7 @@
 __all__ = ['FEWEST', 'MOST', 'SYSTEM_PROMPT', 'read_board', 'write_board', 'render', 'candidates', 'solutions', 'random_puzzle',
            'checked_puzzle', 'parse_move', 'objection', 'Score', 'hints', 'SudokuEnv']
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #020b7fc9
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #a
 import itertools
 import random
 import re
@@ -17,7 +17,7 @@ from functools import lru_cache
 from ..episodes import blocking, envs
 from .helpers import LARGEST_SEED, TextEnv, choice, settings, switch, tagged, whole_number
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #73a0d54e
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #b
 _UNITS = [(i // 9, i % 9, i // 27 * 3 + i % 9 // 3) for i in range(81)]  # the row, column and box of each cell
 
 def read_board(text: str) -> list[int]:
@@ -33,7 +33,7 @@ def write_board(board: list[int]) -> str:
     "The 81 characters of a board."
     return "".join(map(str, board)).replace("0", ".")
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #906aa598
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #c
 def render(board: list[int]) -> str:
     "A board as a table with numbered rows and columns, `.` for an empty cell."
     lines = ["    C1 C2 C3   C4 C5 C6   C7 C8 C9"]
@@ -42,7 +42,7 @@ def render(board: list[int]) -> str:
         lines += [""] * (row in (3, 6)) + [f"R{row + 1}   " + " |  ".join("  ".join(cells[i:i + 3]) for i in (0, 3, 6))]
     return "\n".join(lines)
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #ce02e5b1
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #d
 _PEERS = [[j for j in range(81) if j != i and any(a == b for a, b in zip(_UNITS[i], _UNITS[j]))] for i in range(81)]
 
 def candidates(board: list[int], cell: int) -> list[int]:
@@ -50,7 +50,7 @@ def candidates(board: list[int], cell: int) -> list[int]:
     seen = {board[i] for i in _PEERS[cell]}
     return [n for n in range(1, 10) if n not in seen]
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #6397b35a
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #e
 _MOST_NODES = 50_000
 
 def _search(board, rng=None):
@@ -104,7 +104,7 @@ def solutions(board: list[int], most: int = 2) -> list[list[int]]:
     "Up to `most` solutions of a board; none if a number occurs twice in a unit. Raises `ValueError` after too long."
     return list(itertools.islice(_search(board), most))
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #d7ddda43
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #f
 FEWEST, MOST = 26, 80  # clues; most boards have several solutions with fewer than 26
 
 def _dig(solution, clues, rng):
@@ -134,7 +134,7 @@ def random_puzzle(seed: int = 0, clues: int = 36) -> tuple[str, str]:
     "A puzzle with `clues` clues (26 to 80) and its only solution, by its seed. Raises `TypeError` or `ValueError`."
     return _puzzle(whole_number(seed, "seed", 0, LARGEST_SEED), whole_number(clues, "clues", FEWEST, MOST))
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #61cac4b1
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #g
 def checked_puzzle(text: str) -> tuple[str, str]:
     "A puzzle and its solution, as text. Raises `TypeError` or `ValueError` unless it has exactly one."
     board = read_board(text)
@@ -147,7 +147,7 @@ def checked_puzzle(text: str) -> tuple[str, str]:
         raise ValueError(f"This puzzle has {'more than one solution' if found else 'no solution'}: give one that has exactly one.")
     return write_board(board), write_board(found[0])
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #281f2ae1
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #h
 _BRACKETS = re.compile(r"\[\s*([0-9]{1,4})[\s,]+([0-9]{1,4})[\s,]+([0-9]{1,4})\s*\]")
 
 def parse_move(reply: str) -> tuple[int, int, int] | None:
@@ -157,7 +157,7 @@ def parse_move(reply: str) -> tuple[int, int, int] | None:
     numbers = re.findall(r"[0-9]{1,4}", (tagged(reply) or [reply])[-1])
     return tuple(map(int, numbers)) if len(numbers) == 3 else None
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #e9dfff90
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #i
 def objection(board: list[int], clues: list[int], move: tuple[int, int, int]) -> str:
     "Why the rules forbid a move, in a sentence, or an empty string. clues: the board at the start."
     row, column, number = move
@@ -173,7 +173,7 @@ def objection(board: list[int], clues: list[int], move: tuple[int, int, int]) ->
             return f"{place} cannot be {number}: its {name} has a {number} already."
     return ""
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #a2c7c870
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #j
 class Score:
     "The five parts of the return of an episode."
     def __init__(self, to_fill: int):
@@ -198,7 +198,7 @@ class Score:
 
     combined = property(lambda self: sum(self.parts().values()))
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #8c721c38
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #k
 def hints(board: list[int], tried=()) -> str:
     "What is certain, what is possible and what was tried, as lines of text. tried: moves in their order."
     fits = {i: candidates(board, i) for i in range(81) if not board[i]}
@@ -213,12 +213,12 @@ def hints(board: list[int], tried=()) -> str:
              "MOVES ALREADY TRIED (do not repeat)": ", ".join(gone[-10:])}
     return "\n".join(f"{title}: {text}" for title, text in lines.items() if text)
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #932edecf
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #l
 SYSTEM_PROMPT = """You are solving a Sudoku. Fill the empty cells, shown as '.', so that each row, each column and each 3x3 box holds the numbers 1 to 9 once.
 Answer with one move a turn, [row column number], for example [1 3 4] to write 4 into row 1, column 3. Clues stay. A number of your own you may replace, or erase with the number 0."""
 _NOT_UNDERSTOOD = "No move was understood: answer with [row column number], for example [1 3 4]."
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #50eacbab
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #m
 class SudokuEnv(TextEnv):
     """Sudoku as text (seed: gym-env-training §"Sudoku"). The rewards sum to the five parts of `Score`, at most 4.
 

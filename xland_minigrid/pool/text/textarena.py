@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TextArenaEnv']
 
-# %% ../../../nbs/pool/text/03_textarena.ipynb #82ddd32d
+# %% ../../../nbs/pool/text/03_textarena.ipynb #a
 import random
 import re
 import threading
@@ -14,7 +14,7 @@ from ..episodes import blocking, envs
 from ..errors import EnvFault
 from .helpers import TextEnv, settings, string, whole_number
 
-# %% ../../../nbs/pool/text/03_textarena.ipynb #961c15da
+# %% ../../../nbs/pool/text/03_textarena.ipynb #b
 def new_part(full: str, before: str, reply: str = "") -> str:
     "What `full` adds to `before`, or all of it; without the line that repeats the player's `reply`."
     fresh = full[len(before):] if before and full.startswith(before) else full
@@ -22,7 +22,7 @@ def new_part(full: str, before: str, reply: str = "") -> str:
         fresh = re.sub(rf"^\s*\[Player[^\]\n]*\] ?\[?{re.escape(reply.strip())}\]?[ \t]*(?:\n|\Z)", "", fresh)
     return fresh.strip("\n")
 
-# %% ../../../nbs/pool/text/03_textarena.ipynb #95c7e728
+# %% ../../../nbs/pool/text/03_textarena.ipynb #c
 _shared_generator = threading.Lock()
 
 class OwnRandomness:
@@ -40,7 +40,7 @@ class OwnRandomness:
                 self.state = random.getstate()
                 random.setstate(outside)
 
-# %% ../../../nbs/pool/text/03_textarena.ipynb #e457209a
+# %% ../../../nbs/pool/text/03_textarena.ipynb #d
 def _make_textarena(env_id):
     try:
         import textarena

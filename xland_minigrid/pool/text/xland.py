@@ -7,7 +7,7 @@ __all__ = ['ACTION_WORDS', 'cell_words', 'place_words', 'things_in', 'text_map',
            'legal_actions', 'rules_in_reach', 'read_ruleset', 'find_task', 'World', 'system_text', 'Trials',
            'xland_settings', 'XLandText', 'hint_lines']
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #e4175f9a
+# %% ../../../nbs/pool/text/04_xland.ipynb #a
 import functools
 import re
 import threading
@@ -29,7 +29,7 @@ from ..episodes import blocking, envs
 from ..slots import SpaceCheck, plain_ruleset
 from .helpers import LARGEST_SEED, TextEnv, choice, settings, string, switch, tagged, whole_number
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #c7314794
+# %% ../../../nbs/pool/text/04_xland.ipynb #b
 _PLAIN = {Tiles.END_OF_MAP: ("-", "the end of the map"), Tiles.UNSEEN: ("?", "something out of sight"), Tiles.EMPTY: ("-", "nothing"), Tiles.WALL: ("#", "a wall")}
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -48,7 +48,7 @@ def place_words(ahead: int, right: int) -> str:
     parts = [f"{ahead} ahead"] * (ahead > 0) + [f"{abs(right)} {'right' if right > 0 else 'left'}"] * (right != 0)
     return ", ".join(parts) or "under you"
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #fa02b463
+# %% ../../../nbs/pool/text/04_xland.ipynb #c
 def things_in(view) -> dict:
     "The things in a view `(V, V, 2)`, nearest first: (tile, colour) to their places `(ahead, right)`, without the agent's cell."
     size, found = len(view), {}
@@ -70,7 +70,7 @@ def text_map(view) -> str:
     where = lambda places: "; ".join(place_words(*place) for place in places)
     return "\n".join(rows + [f"{letters[thing]}: {thing_name(*thing)}, {where(places)}" for thing, places in things.items()])
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #2adfc1b3
+# %% ../../../nbs/pool/text/04_xland.ipynb #d
 def describe_view(view, pocket) -> str:
     "The lines of an observation: what the agent carries, `(2,)`, and sees, `(V, V, 2)`."
     view, middle = np.asarray(view), len(view) // 2
@@ -80,7 +80,7 @@ def describe_view(view, pocket) -> str:
     around = f"In front of you: {at(-2, middle)}. To your left: {at(-1, middle - 1)}. To your right: {at(-1, middle + 1)}."
     return f"{here}You carry {hands}. {around}\n{text_map(view)}"
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #9d8aed2a
+# %% ../../../nbs/pool/text/04_xland.ipynb #e
 ACTION_WORDS = ("forward", "right", "left", "pick up", "put down", "toggle")  # by their numbers
 
 def _numbered(*lines):
@@ -109,7 +109,7 @@ def _named(text):
     said = {_NAMES[name] for name in _SAID.findall(words)}
     return _NAMES[words] if words in _NAMES else said.pop() if len(said) == 1 else None
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #34aa104b
+# %% ../../../nbs/pool/text/04_xland.ipynb #f
 def parse_actions(reply: str, most: int = 1) -> list[int] | None:
     "The actions, numbers 0 to 5, that a reply names, at most `most`, or None. With `most=1` the last tag counts."
     pieces = lambda text: [text] if most == 1 else [piece for piece in _ALSO.split(text) if piece.strip()]
@@ -123,7 +123,7 @@ def parse_actions(reply: str, most: int = 1) -> list[int] | None:
     said = _SAID.findall(_words(reply))
     return [_NAMES[said[-1]]] if said else None
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #66c7cee4
+# %% ../../../nbs/pool/text/04_xland.ipynb #g
 def legal_actions(front, pocket) -> list[int]:
     "The actions that have an effect, given the (tile, colour) in front of the agent and in its pocket."
     (tile, color), (carried, carried_color) = map(int, front), map(int, pocket)
@@ -133,7 +133,7 @@ def legal_actions(front, pocket) -> list[int]:
     works = [tile in WALKABLE, True, True, free and tile in PICKABLE, not free and tile == Tiles.FLOOR, toggles]
     return [number for number in range(NUM_ACTIONS) if works[number]]
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #30646d76
+# %% ../../../nbs/pool/text/04_xland.ipynb #h
 def rules_in_reach(rules, view, pocket) -> list[str]:
     "The rules, encodings `(R, 7)`, whose inputs are all in view or carried, as numbered clauses."
     there = {tuple(map(int, cell)) for cell in np.asarray(view).reshape(-1, 2)} | {tuple(map(int, pocket))}
@@ -145,7 +145,7 @@ def rules_in_reach(rules, view, pocket) -> list[str]:
             found.append(f"{number}. {describe_rule(row)}")
     return found
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #db9f2070
+# %% ../../../nbs/pool/text/04_xland.ipynb #i
 def read_ruleset(given) -> RuleSet:
     "A task from English, a dictionary of names or encodings, or a `RuleSet`. Raises `TypeError` or `ValueError`."
     if isinstance(given, RuleSet):
@@ -172,7 +172,7 @@ def find_task(seed: int, benchmark=None, ruleset_id: int | None = None, ruleset=
     number = whole_number(ruleset_id, "ruleset_id", 0, len(tasks) - 1)
     return tasks.get_ruleset(number), number
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #26736727
+# %% ../../../nbs/pool/text/04_xland.ipynb #j
 _compiling = threading.Lock()
 
 def _device():
@@ -190,7 +190,7 @@ def programs(env_id: str):
         raise ValueError(f"{env_id} has no rules: choose an environment such as 'XLand-MiniGrid-R1-9x9'.")
     return SpaceCheck(env, params), jax.jit(env.reset), jax.jit(env.step)
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #67fda9ab
+# %% ../../../nbs/pool/text/04_xland.ipynb #k
 class World:
     "One environment and task: `reward`, `last`, `won`, `lost`, `view` `(V, V, 2)`, `pocket` `(2,)` as they are now."
     def __init__(self, env_id: str, ruleset: RuleSet, max_steps: int | None = None):
@@ -222,7 +222,7 @@ class World:
     def _repr_html_(self):
         return self.timestep._repr_html_()
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #1a2f9a95
+# %% ../../../nbs/pool/text/04_xland.ipynb #l
 _SYSTEM = """You are in a small world of square cells and see only the square in front of you. In its map, ^ is you, looking up; . is floor, # a wall, ? out of sight, - beyond the map; letters are things, explained below it.
 Actions: forward (one step), left and right (turn on the spot), pick up (what is in front of you; you carry one thing at most), put down (onto free floor in front of you), toggle (open or shut the door in front of you; a locked one needs its key in your hands).
 Answer with {how}, for example <action>forward</action>.
@@ -239,7 +239,7 @@ def system_text(ruleset, trials: int, max_steps: int, most: int, show_rules: boo
         task = "You are told neither the rules of this world nor the goal: find out what is rewarded."
     return f"{_SYSTEM.format(how=how, trials=many, steps=max_steps)}\n\n{task}"
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #562566d1
+# %% ../../../nbs/pool/text/04_xland.ipynb #m
 _NOT_UNDERSTOOD = f"No action was understood: answer with <action>…</action>, one of {', '.join(ACTION_WORDS)}."
 _END = {"goal": "you reached the goal", "lost": "you are lost", "timeout": "the time is over"}
 
@@ -293,7 +293,7 @@ class Trials:
         self.steps, self.tried = 0, {}
         return f"Trial {len(self.rewards) + 1} begins: the same task, everything in new places."
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #c23d5e95
+# %% ../../../nbs/pool/text/04_xland.ipynb #n
 def _known_env(value, name):
     return programs(string(value, name)) and value
 
@@ -314,7 +314,7 @@ def xland_settings(env_config) -> dict:
         raise ValueError("ruleset_id is a number in a benchmark: give benchmark too.")
     return given
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #b51ddbb6
+# %% ../../../nbs/pool/text/04_xland.ipynb #o
 class XLandText(TextEnv):
     """XLand-MiniGrid as text. A reply that ends a trial has its reward, over the number of trials if `reward` is "mean".
 
@@ -368,7 +368,7 @@ class XLandText(TextEnv):
     def _repr_html_(self):
         return self.trials and self.trials.world._repr_html_()
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #04a8d507
+# %% ../../../nbs/pool/text/04_xland.ipynb #p
 def hint_lines(trials: Trials, ruleset: RuleSet | None) -> list[str]:
     "The actions with an effect now, the rules of `ruleset` whose inputs are in sight, and the actions tried here."
     names = lambda numbers: ", ".join(ACTION_WORDS[number] for number in numbers)
