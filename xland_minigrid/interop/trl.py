@@ -297,7 +297,7 @@ class EnvironmentFactory(_Player):
             try:
                 taken = self.pool.roster.pick(1)
             except PoolExhausted:
-                raise PoolExhausted(f"All {len(self._seats)} environments are in use: make a larger pool.") from None
+                raise PoolExhausted(f"All {len(self._seats)} environments are in use: make a pool with more slots.") from None
             self._seats += taken
             return taken[0]
 
