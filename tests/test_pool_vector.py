@@ -262,7 +262,7 @@ def test_a_session_that_somebody_else_uses(server):
     with EnvPool.connect(server, size=3).sync as p:
         venv = PoolVectorEnv(p)
         venv.reset(seed=0)
-        p.sessions[2]._claim("step")                              # as a call of somebody else that is under way
+        p.sessions[2]._claim()                                    # as a call of somebody else that is under way
         with pytest.raises(SessionBusy):
             venv.step([1, 1, 1])
         p.sessions[2]._busy.release()

@@ -6,7 +6,7 @@
 __all__ = ['need', 'key_of', 'keys_of', 'World', 'build', 'Seen', 'seen_of', 'to_numpy', 'check_one_action', 'check_actions',
            'compiled', 'Simulator', 'Bounds', 'bounds_of', 'observation_bounds']
 
-# %% ../../nbs/interop/02_bridge.ipynb #288a4006
+# %% ../../nbs/interop/02_bridge.ipynb #a
 import functools
 import importlib
 import operator
@@ -18,12 +18,13 @@ import numpy as np
 
 from ..core.actions import NUM_ACTIONS
 from ..core.tiles import NUM_COLORS, NUM_TILES
-from ..envs.environment import EnvParams, Environment
+from ..envs.environment import Environment
 from ..envs.registration import make
 from ..envs.sampling import RulesetSamplingWrapper, try_out
 from ..envs.wrappers import DirectionObservationWrapper, RulesAndGoalsObservationWrapper
+from ..pool.slots import benchmark_of, environment_of
 
-# %% ../../nbs/interop/02_bridge.ipynb #b791f032
+# %% ../../nbs/interop/02_bridge.ipynb #b
 def need(package: str, extra: str):
     "Import and return a package or one of its modules. Raises `ImportError` with the pip command for its extra."
     try:
@@ -34,7 +35,7 @@ def need(package: str, extra: str):
             raise
         raise ImportError(f"This needs {top}: pip install 'xland_minigrid[{extra}]'", name=top) from None
 
-# %% ../../nbs/interop/02_bridge.ipynb #fbb5d2dd
+# %% ../../nbs/interop/02_bridge.ipynb #c
 def key_of(seed: int) -> jax.Array:
     "`jax.random.key(seed)`, with the words above 32 bits folded in. Raises `ValueError` if negative."
     seed = operator.index(seed)
@@ -53,10 +54,9 @@ def keys_of(seeds) -> jax.Array:
         return _many_keys(np.asarray(seeds, np.uint32))
     return jnp.stack([key_of(seed) for seed in seeds])
 
-# %% ../../nbs/interop/02_bridge.ipynb #f912bc65
+# %% ../../nbs/interop/02_bridge.ipynb #d
 @functools.lru_cache(maxsize=256)
-def _layers(env_id, draws: bool, direction: bool, rules_and_goals: bool, images, around=None) -> Environment:
-    "The environment of a registered id, or the given one, in its wrappers."
+def _layers(env_id, draws, direction, rules_and_goals, images, around=None):
     env = make(env_id)[0] if isinstance(env_id, str) else env_id
     env = RulesetSamplingWrapper(env) if draws else env
     env = DirectionObservationWrapper(env) if direction else env
@@ -70,16 +70,14 @@ def _tasks(benchmark, ruleset, ruleset_id):
     "Tasks to draw from or None, and one ruleset (or one for each world) or None."
     if benchmark is None:
         if ruleset_id is not None:
-            raise ValueError("ruleset_id is the number of a task in a benchmark: give benchmark= too.")
+            raise ValueError("ruleset_id needs a benchmark: give benchmark= too.")
         return None, ruleset
     if ruleset is not None:
-        raise ValueError("Give either ruleset=, one task, or benchmark=, from which tasks are drawn.")
-    if isinstance(benchmark, str):
-        from xland_minigrid.benchmarks import load_benchmark
-        benchmark = load_benchmark(benchmark)
+        raise ValueError("Give either ruleset= or benchmark=.")
+    benchmark = benchmark_of(benchmark)
     return (benchmark, None) if ruleset_id is None else (None, benchmark.get_ruleset(ruleset_id))
 
-# %% ../../nbs/interop/02_bridge.ipynb #1d0e579a
+# %% ../../nbs/interop/02_bridge.ipynb #e
 class World(NamedTuple):
     "An environment, made of `recipe`, and its parameters; draws: resets draw tasks; batched: one for each world."
     recipe: tuple
@@ -87,18 +85,7 @@ class World(NamedTuple):
     draws: bool = False
     batched: bool = False
 
-    @property
-    def env(self) -> Environment:
-        "The environment in its wrappers."
-        return _layers(*self.recipe)
-
-def _params_of(env_id, given: dict) -> EnvParams:
-    "Parameters of a registered id, or of a pair `(env, params)`, with some of them changed."
-    if isinstance(env_id, str):
-        return make(env_id, **given)[1]
-    if not (isinstance(env_id, (tuple, list)) and len(env_id) == 2 and isinstance(env_id[0], Environment)):
-        raise TypeError(f"The environment is {env_id!r}: give a registered id, or the pair (env, params) that xland_minigrid.make returns.")
-    return env_id[1].replace(**given)
+    env = property(lambda self: _layers(*self.recipe))
 
 def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None, direction=False, rules_and_goals=False, images=None,
           num_envs: int | None = None, around=None, **params) -> World:
@@ -106,8 +93,7 @@ def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None
 
     env_id: a registered id, or the pair `(env, params)` that `xland_minigrid.make` returns.
     ruleset: the task; for `num_envs` worlds it may have a leading axis of that size.
-    benchmark: a `Benchmark`, its name, or a batched `RuleSet`, from which each reset draws, unless `ruleset_id` chooses
-    one.
+    benchmark: a `Benchmark`, its name, or a batched `RuleSet`: each reset draws from it, unless `ruleset_id` chooses one.
     weights: how often each task is drawn, `(n,)`; None draws all alike.
     direction, rules_and_goals: add these to the observation, a dictionary then with the view under `"img"`.
     images: `"rgb"` for pictures. around: a wrapper around all others, such as `GymAutoResetWrapper`.
@@ -115,7 +101,7 @@ def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None
     """
     if images not in (None, "rgb"):
         raise ValueError(f"images is {images!r}: choose 'rgb', or None for tiles and colours.")
-    inner = _params_of(env_id, params)
+    inner = environment_of(env_id, params)[1]
     tasks, ruleset = _tasks(benchmark, ruleset, ruleset_id)
     recipe = env_id if isinstance(env_id, str) else env_id[0], tasks is not None, bool(direction), bool(rules_and_goals), images, around
     if tasks is not None:
@@ -124,12 +110,11 @@ def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None
             layer = layer._env
         return World(recipe, layer.with_tasks(inner, tasks, weights), draws=True)
     if weights is not None:
-        raise ValueError("weights say how often the tasks of a benchmark are drawn: give benchmark= too.")
+        raise ValueError("weights need tasks to draw: give benchmark= too.")
     return _with_ruleset(recipe, inner, ruleset, num_envs)
 
-# %% ../../nbs/interop/02_bridge.ipynb #5c81fbbc
-def _with_ruleset(recipe, params, ruleset, num_envs) -> World:
-    "The world with this task, checked; None leaves the parameters as they are."
+# %% ../../nbs/interop/02_bridge.ipynb #f
+def _with_ruleset(recipe, params, ruleset, num_envs):
     if ruleset is None:
         ruleset = getattr(params, "ruleset", None)
         if ruleset is None:
@@ -148,7 +133,7 @@ def _with_ruleset(recipe, params, ruleset, num_envs) -> World:
     try_out(_layers(*recipe), params, batch)
     return World(recipe, params.replace(ruleset=jax.tree.map(jnp.asarray, ruleset)), batched=axes == 1)
 
-# %% ../../nbs/interop/02_bridge.ipynb #33b402ef
+# %% ../../nbs/interop/02_bridge.ipynb #g
 class Seen(NamedTuple):
     "What a caller sees of one step, with a leading axis in a batch; `ruleset_id` None where no tasks are drawn."
     observation: Any
@@ -188,7 +173,7 @@ def check_actions(actions, num_envs: int, num_actions: int = NUM_ACTIONS) -> np.
         raise ValueError(f"There is no action {actions[(actions < 0) | (actions >= num_actions)][0]}: actions are 0 to {num_actions - 1}.")
     return actions.astype(np.int32)
 
-# %% ../../nbs/interop/02_bridge.ipynb #8c84bcd2
+# %% ../../nbs/interop/02_bridge.ipynb #h
 @functools.lru_cache(maxsize=256)
 def compiled(env: Environment, draws: bool, tasks: bool | None = None):
     """Compiled `reset(params, key)`, `step(params, timestep, action)`, `reset_some(params, timestep, key, mask)`.
@@ -212,7 +197,6 @@ def compiled(env: Environment, draws: bool, tasks: bool | None = None):
 
 class Simulator:
     "One world with a present. `timestep` is None before the first reset."
-
     def __init__(self, world: World):
         self.world, self.timestep = world, None
         self.params = jax.tree.map(jnp.asarray, world.params)
@@ -223,7 +207,6 @@ class Simulator:
         return to_numpy(seen)
 
     def step(self, action: int) -> Seen:
-        "Do a checked action."
         self.timestep, seen = compiled(self.world.env, self.world.draws)[1](self.params, self.timestep, np.int32(action))
         return to_numpy(seen)
 
@@ -231,7 +214,7 @@ class Simulator:
         "A picture of the present, as `Environment.render` draws it."
         return self.world.env.render(self.params.replace(render_mode=mode), self.timestep)
 
-# %% ../../nbs/interop/02_bridge.ipynb #f5d1a032
+# %% ../../nbs/interop/02_bridge.ipynb #i
 class Bounds(NamedTuple):
     "The least and greatest values of one observation, arrays of its shape and dtype."
     low: np.ndarray

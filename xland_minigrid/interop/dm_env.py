@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['dm_env', 'spec_of', 'XLandDmEnv']
 
-# %% ../../nbs/interop/06_dm_env.ipynb #be85108e
+# %% ../../nbs/interop/06_dm_env.ipynb #a
 import numpy as np
 
 from ..core.actions import NUM_ACTIONS
@@ -14,7 +14,7 @@ from .bridge import Bounds, Simulator, build, check_one_action, key_of, need, ob
 dm_env = need("dm_env", "dm")
 from dm_env import specs
 
-# %% ../../nbs/interop/06_dm_env.ipynb #f8b4dea3
+# %% ../../nbs/interop/06_dm_env.ipynb #b
 def spec_of(bounds: Bounds | dict, name: str = "observation"):
     "A `BoundedArray`, or a dictionary of them; a plain `Array` where there are no bounds."
     if isinstance(bounds, dict):
@@ -26,13 +26,10 @@ def spec_of(bounds: Bounds | dict, name: str = "observation"):
 class XLandDmEnv(dm_env.Environment):
     """One world.
 
-    Args:
-        env_id: a registered id, such as `"XLand-MiniGrid-R1-9x9"`, or the pair `(env, params)` that `xland_minigrid.make` returns.
-        seed: the first trial is that of `jax.random.key(seed)`, a later one continues from the key that the one before left;
-            None is another seed each time.
-        kwargs: see `bridge.build`.
+    env_id: a registered id, or the pair `(env, params)` that `xland_minigrid.make` returns. kwargs: see `bridge.build`.
+    seed: the first trial is that of `jax.random.key(seed)`, and each leaves the key of the next; None: a new seed.
 
-    Rewards and discounts are float32 scalars. `ruleset_id` is the number of the present task where a benchmark is drawn from, else None.
+    Rewards and discounts are float32 scalars. `ruleset_id` is the number of a task drawn from a benchmark, else None.
     """
     def __init__(self, env_id="XLand-MiniGrid-R1-9x9", seed: int | None = None, **kwargs):
         self._key = key_of(int(np.random.default_rng().integers(2**32)) if seed is None else seed)
@@ -51,7 +48,7 @@ class XLandDmEnv(dm_env.Environment):
         return dm_env.restart(seen.observation)
 
     def step(self, action) -> "dm_env.TimeStep":
-        "Do an action, or begin a trial when there is none. Raises `ValueError` or `TypeError` for anything but an integer 0 to 5."
+        "Do an action, 0 to 5, or begin a trial when there is none. Raises `ValueError` or `TypeError`."
         action = check_one_action(action)
         if self._over:
             return self.reset()

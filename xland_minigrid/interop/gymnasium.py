@@ -6,7 +6,7 @@
 __all__ = ['gymnasium', 'space_of', 'XLandEnv', 'register_envs', 'check_mode', 'without_tensors', 'seed_list', 'mask_in',
            'VectorBase', 'XLandVectorEnv']
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #42f308c4
+# %% ../../nbs/interop/04_gymnasium.ipynb #a
 import operator
 
 import jax
@@ -15,15 +15,15 @@ import numpy as np
 from ..core.actions import NUM_ACTIONS
 from ..envs.registration import registered_environments
 from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
-from .bridge import (
-    Bounds, Simulator, build, check_actions, check_one_action, compiled, key_of, keys_of, need, observation_bounds, to_numpy)
+from .bridge import (Bounds, Simulator, build, check_actions, check_one_action, compiled, key_of,
+    keys_of, need, observation_bounds, to_numpy)
 from .torch import from_torch, to_torch
 
 gymnasium = need("gymnasium", "gym")
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #3e5e0aa5
+# %% ../../nbs/interop/04_gymnasium.ipynb #b
 def space_of(bounds: Bounds | dict) -> "gymnasium.Space":
     "`Box`, or a `Dict` of them, for the bounds of an observation."
     if isinstance(bounds, dict):
@@ -33,33 +33,28 @@ def space_of(bounds: Bounds | dict) -> "gymnasium.Space":
 _METADATA = {"render_modes": ["rgb_array", "ansi"], "render_fps": 10}
 _RENDER_MODES = {"rgb_array": "rgb_array", "ansi": "rich_text"}
 
-def _check_render_mode(mode) -> None:
+def _check_render_mode(mode):
     if mode not in (None, *_RENDER_MODES):
-        raise ValueError(f"render_mode is {mode!r}: choose 'rgb_array', 'ansi' (text with rich markup), or None.")
+        raise ValueError(f"render_mode is {mode!r}: choose 'rgb_array', 'ansi', or None.")
 
-def _check_options(options, known=()) -> dict:
+def _check_options(options, known=()):
     options = options or {}
     if unknown := set(options) - set(known):
-        remedy = f"only {', '.join(known)} is understood here" if known else "this environment has none"
-        raise ValueError(f"Unknown reset options {sorted(unknown)}: {remedy}.")
+        raise ValueError(f"Unknown reset options {sorted(unknown)}: the options here are {list(known)}.")
     return options
 
-def _info(seen) -> dict:
+def _info(seen):
     return {} if seen.ruleset_id is None else {"ruleset_id": int(seen.ruleset_id)}
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #cf1653d3
+# %% ../../nbs/interop/04_gymnasium.ipynb #c
 class XLandEnv(gymnasium.Env):
     """One world.
 
-    env_id: a registered id, such as `"XLand-MiniGrid-R1-9x9"`, or the pair `(env, params)` that `xland_minigrid.make`
-    returns.
-    render_mode: `"rgb_array"`, `"ansi"` (text with rich markup) or None. seed: of the first `reset` that is given none.
-    kwargs: see `bridge.build`: `ruleset`, `benchmark`, `ruleset_id`, `weights`, `direction`, `rules_and_goals`,
-    `images`, params.
+    env_id: a registered id, or the pair `(env, params)` that `xland_minigrid.make` returns. seed: of the first `reset`
+    that is given none. render_mode: `"rgb_array"`, `"ansi"` (text with rich markup) or None. kwargs: see `bridge.build`.
 
-    Observations are uint8 `(view_size, view_size, 2)` of tiles and colours, or a dictionary; `info["ruleset_id"]` is
-    the number
-    of a drawn task.
+    Observations are uint8 `(view_size, view_size, 2)` of tiles and colours, or a dictionary; `info["ruleset_id"]` is the
+    number of a drawn task.
     """
     metadata = _METADATA
 
@@ -90,7 +85,7 @@ class XLandEnv(gymnasium.Env):
     def step(self, action):
         "`(observation, reward, terminated, truncated, info)`. Raises `ResetNeeded` or `ValueError`."
         if self.timestep is None or self._over:
-            raise ResetNeeded("There is no trial to step in: call reset() first, and again after each end.")
+            raise ResetNeeded("There is no trial to step in: call reset() first.")
         seen = self._simulator.step(check_one_action(action))
         self._over = bool(seen.terminated | seen.truncated)
         return seen.observation, float(seen.reward), bool(seen.terminated), bool(seen.truncated), _info(seen)
@@ -103,14 +98,14 @@ class XLandEnv(gymnasium.Env):
             raise ResetNeeded("There is nothing to draw yet: call reset() first.")
         return self._simulator.render(_RENDER_MODES[self.render_mode])
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #07a76fcc
-def register_envs() -> None:
+# %% ../../nbs/interop/04_gymnasium.ipynb #d
+def register_envs():
     "Register every environment that `xland_minigrid.make` knows with Gymnasium, as `xland_minigrid/NAME`."
     for name in registered_environments():
         if (id := f"xland_minigrid/{name}") not in gymnasium.registry:
             gymnasium.register(id, entry_point=f"{__name__}:XLandEnv", vector_entry_point=f"{__name__}:XLandVectorEnv", kwargs={"env_id": name})
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #8511759e
+# %% ../../nbs/interop/04_gymnasium.ipynb #e
 _AROUND = {AutoresetMode.NEXT_STEP: DmEnvAutoResetWrapper, AutoresetMode.SAME_STEP: GymAutoResetWrapper, AutoresetMode.DISABLED: None}
 
 def check_mode(mode) -> AutoresetMode:
@@ -120,8 +115,7 @@ def check_mode(mode) -> AutoresetMode:
     except ValueError:
         raise ValueError(f"autoreset_mode is {mode!r}: choose one of {', '.join(map(str, AutoresetMode))}.") from None
 
-def _converter(output: str):
-    "How arrays leave: as NumPy arrays of their own, as JAX arrays, or as tensors that share their memory."
+def _converter(output):
     if output == "torch":
         need("torch", "torch")
         return to_torch
@@ -133,14 +127,14 @@ def without_tensors(actions):
     "Actions that are tensors, as arrays with memory of their own: the caller may write to the tensor."
     return from_torch(actions, copy=True) if type(actions).__module__.partition(".")[0] == "torch" else actions
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #ae3f2072
+# %% ../../nbs/interop/04_gymnasium.ipynb #f
 def seed_list(seed, num_envs: int) -> list:
     "One seed or None for each world. Raises `ValueError` or `TypeError`."
     if seed is None:
         return [None] * num_envs
     if isinstance(seed, (list, tuple, np.ndarray)):
         if len(seed) != num_envs:
-            raise ValueError(f"There are {len(seed)} seeds for {num_envs} worlds: give one for each, or a single integer.")
+            raise ValueError(f"There are {len(seed)} seeds for {num_envs} worlds: give one for each.")
         return [None if s is None else operator.index(s) for s in seed]
     return [operator.index(seed) + i for i in range(num_envs)]
 
@@ -151,28 +145,27 @@ def mask_in(options, num_envs: int, begun: bool) -> np.ndarray | None:
         return None
     mask = np.asarray(mask)
     if mask.dtype != bool or mask.shape != (num_envs,) or not mask.any():
-        raise ValueError(f"reset_mask is {mask.dtype} of shape {mask.shape}: give one bool for each of the {num_envs} worlds, some of them true.")
+        raise ValueError(f"reset_mask is {mask.dtype} of shape {mask.shape}: give one bool for each of the {num_envs} worlds, some true.")
     if not begun:
         raise ResetNeeded("A reset_mask needs trials that have begun: call reset() without one first.")
     return mask
 
 class VectorBase(VectorEnv):
-    "What vector environments share here: spaces, and that a trial has to run before a step."
-
-    def make_spaces(self, observation_space, action_space) -> None:
-        "Set the four spaces from those of one world."
+    "What vector environments share here."
+    def make_spaces(self, observation_space, action_space):
         from gymnasium.vector.utils import batch_space
         self.single_observation_space, self.single_action_space = observation_space, action_space
         self.observation_space, self.action_space = (batch_space(space, self.num_envs) for space in (observation_space, action_space))
 
-    def need_trials(self, begun: bool, ended: np.ndarray) -> None:
+    def need_trials(self, begun: bool, ended: np.ndarray):
         "Raise `ResetNeeded` unless every world has a running trial."
         if not begun:
             raise ResetNeeded("No trial has begun, or one was lost: call reset() first.")
         if ended.any():
-            raise ResetNeeded(f'Trials {np.flatnonzero(ended).tolist()} are over: call reset(options={{"reset_mask": terminated | truncated}}) first.')
+            over = np.flatnonzero(ended).tolist()
+            raise ResetNeeded(f"Trials {over} are over: call reset(options={{'reset_mask': terminated | truncated}}).")
 
-def _infos(seen, given, convert) -> dict:
+def _infos(seen, given, convert):
     "The task numbers where `given` is true, in Gymnasium's form: values and a mask."
     if seen.ruleset_id is None:
         return {}
@@ -181,16 +174,14 @@ def _infos(seen, given, convert) -> dict:
         numbers = np.where(given, numbers, 0).astype(np.int64)
     return {"ruleset_id": numbers, "_ruleset_id": given.copy() if isinstance(given, np.ndarray) else convert(given)}
 
-def _one_by_one(batch, ended) -> np.ndarray:
-    "An array of objects: the observation of each world that ended, None for the others."
+def _one_by_one(batch, ended):
     out = np.full(len(ended), None, dtype=object)
     for i in np.flatnonzero(ended):
         out[i] = jax.tree.map(lambda x: x[i].copy(), batch)
     return out
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #7d3e9a40
-def _last_seen(timestep, seen, before, output: str, convert) -> dict:
-    "What the trials that ended in this step have seen at last, in Gymnasium's form."
+# %% ../../nbs/interop/04_gymnasium.ipynb #g
+def _last_seen(timestep, seen, before, output, convert):
     ended = seen.terminated | seen.truncated
     if output == "numpy":
         ended = np.array(ended)
@@ -202,13 +193,11 @@ def _last_seen(timestep, seen, before, output: str, convert) -> dict:
     return {"final_obs": _one_by_one(final, ended) if output == "numpy" else final, "_final_obs": mask, "final_info": tasks, "_final_info": mask}
 
 class _BatchEnv(VectorBase):
-    "A batch of worlds as a vector environment, before its first reset."
-
     def __init__(self, env_id="XLand-MiniGrid-R1-9x9", num_envs: int = 1, *, autoreset_mode=AutoresetMode.NEXT_STEP, output: str = "numpy",
                  render_mode: str | None = None, seed: int | None = None, **kwargs):
         _check_render_mode(render_mode)
         if num_envs < 1:
-            raise ValueError(f"num_envs is {num_envs}: at least one world is needed.")
+            raise ValueError(f"num_envs is {num_envs}: give at least one.")
         self.num_envs, self.output, self.render_mode, self._seed = num_envs, output, render_mode, seed
         self.mode, self._convert = check_mode(autoreset_mode), _converter(output)
         self._world, self.timestep = build(env_id, num_envs=num_envs, around=_AROUND[self.mode], **kwargs), None
@@ -216,10 +205,7 @@ class _BatchEnv(VectorBase):
         self._ended = np.zeros(num_envs, bool)
         self.make_spaces(space_of(observation_bounds(self._world)), gymnasium.spaces.Discrete(NUM_ACTIONS))
 
-    @property
-    def _programs(self):
-        "Compiled `reset`, `step` and `reset_some`."
-        return compiled(self._world.env, self._world.draws, self._world.batched)
+    _programs = property(lambda self: compiled(self._world.env, self._world.draws, self._world.batched))
 
     def render(self):
         "A tuple of one picture or text for each world; None without a `render_mode`."
@@ -232,18 +218,15 @@ class _BatchEnv(VectorBase):
         one = lambda i: params.replace(ruleset=of(params.ruleset, i)) if self._world.batched else params
         return tuple(self._world.env.render(one(i), of(self.timestep, i)) for i in range(self.num_envs))
 
-# %% ../../nbs/interop/04_gymnasium.ipynb #d39e6408
+# %% ../../nbs/interop/04_gymnasium.ipynb #h
 class XLandVectorEnv(_BatchEnv):
-    """Many worlds, stepped by one compiled call; see `XLandEnv`. `ruleset` may have a leading axis, one task for each
-    world.
+    """Many worlds, stepped by one compiled call; see `XLandEnv`. `ruleset` may have a leading axis, one task per world.
 
     autoreset_mode: a `gymnasium.vector.AutoresetMode` or its value.
-    output: `"numpy"` (arrays to write to), `"jax"`, or `"torch"` (tensors that share the memory of JAX arrays: read
-    only).
+    output: `"numpy"` (arrays to write to), `"jax"`, or `"torch"` (tensors that share memory with JAX arrays: read only).
 
     Rewards are float32 `(num_envs,)`. With NumPy `info` is as in `SyncVectorEnv`. With the others nothing waits for the
-    device,
-    so `info["final_obs"]` is the whole batch, valid where `info["_final_obs"]` says.
+    device, so `info["final_obs"]` is the whole batch, valid where `info["_final_obs"]` says.
     """
     def reset(self, *, seed=None, options: dict | None = None):
         """Begin trials: `(observations, info)`.
@@ -257,7 +240,7 @@ class XLandVectorEnv(_BatchEnv):
         super().reset(seed=seeds[0])
         if not begun:
             seeds = [int(self.np_random.integers(2**32)) if s is None else s for s in seeds]
-        keys = keys_of(seeds) if None not in seeds else self.timestep.state.key  # worlds without a seed go on from the key in their state
+        keys = keys_of(seeds) if None not in seeds else self.timestep.state.key  # the key in their state
         if None in seeds and any(s is not None for s in seeds):
             keys = jax.numpy.stack([keys[i] if s is None else key_of(s) for i, s in enumerate(seeds)])
         reset, _, reset_some = self._programs
@@ -267,7 +250,7 @@ class XLandVectorEnv(_BatchEnv):
         return self._convert(seen.observation), _infos(seen, given, self._convert)
 
     def step(self, actions):
-        "`(observations, rewards, terminations, truncations, info)`. Actions are integers `(num_envs,)` in NumPy, JAX, PyTorch or a list."
+        "`(observations, rewards, terminations, truncations, info)`. Actions are integers `(num_envs,)`, of any library."
         self.need_trials(self.timestep is not None, self._ended)
         actions = check_actions(without_tensors(actions), self.num_envs)
         before = self.timestep

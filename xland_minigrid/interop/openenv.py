@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['action_fields', 'as_arrays', 'openenv_client_class']
 
-# %% ../../nbs/interop/07_openenv.ipynb #d1d02d2d
+# %% ../../nbs/interop/07_openenv.ipynb #a
 import functools
 import operator
 
@@ -14,7 +14,7 @@ import numpy as np
 from .bridge import need
 from ..pool.errors import BadRequest, SessionBusy, SessionLost
 
-# %% ../../nbs/interop/07_openenv.ipynb #ae519f95
+# %% ../../nbs/interop/07_openenv.ipynb #b
 def action_fields(action) -> dict:
     "The fields that are sent for a number, a text, or a dictionary of fields. Raises `BadRequest`."
     if isinstance(action, (str, dict)):
@@ -33,7 +33,7 @@ def as_arrays(observation: dict) -> dict:
         return found.astype(np.int32 if found.dtype.kind in "iub" else np.float32)
     return {name: array(value) if isinstance(value, list) else value for name, value in observation.items()}
 
-# %% ../../nbs/interop/07_openenv.ipynb #7945f331
+# %% ../../nbs/interop/07_openenv.ipynb #c
 @functools.cache
 def openenv_client_class() -> type:
     "`XLandOpenEnvClient`. Raises `ImportError` with the pip command if OpenEnv is not installed."
@@ -42,9 +42,9 @@ def openenv_client_class() -> type:
     class XLandOpenEnvClient(stock):
         """An OpenEnv client for `/ws` of `xland-minigrid serve`.
 
-        `token` is the server's; all other arguments are those of OpenEnv's `EnvClient`. `reset(seed=, ruleset_id=, ...)` and `step(action)` return a `StepResult`
-        whose observation holds int32 arrays or `text`, the step number `n`, and `info`. Raises `SessionBusy` for two requests at once, and `SessionLost`
-        if a reply belongs to another episode.
+        token: the server's; other arguments are those of OpenEnv's `EnvClient`. `reset(seed=, ruleset_id=, ...)` and
+        `step(action)` return a `StepResult` whose observation holds int32 arrays or `text`, the step number `n`, and `info`.
+        Raises `SessionBusy` for two requests at once, and `SessionLost` for a reply of another episode.
         """
         def __init__(self, base_url=None, *args, token: str | None = None, headers: dict | None = None, **kwargs):
             headers = {**(headers or {}), **({"Authorization": f"Bearer {token}"} if token else {})}
@@ -68,7 +68,7 @@ def openenv_client_class() -> type:
             n, expected = found.observation.get("n"), 0 if self._n is None else self._n + 1
             if n != 0 and n != expected:
                 self._n = None
-                raise SessionLost(f"The server is at step {n} where this client is at step {expected}: the episode is lost, reset and start again.")
+                raise SessionLost(f"The server is at step {n} where this client is at step {expected}: the episode is lost, reset first.")
             self._n, found.observation = n, as_arrays(found.observation)
             return found
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RefusedPickleError', 'pickled_arrays', 'archived_arrays']
 
-# %% ../../nbs/interop/00_pickles.ipynb #d987de58
+# %% ../../nbs/interop/00_pickles.ipynb #a
 import bz2
 import math
 import pickle
@@ -19,15 +19,15 @@ import numpy as np
 
 from ..benchmarks import BenchmarkFileError
 
-# %% ../../nbs/interop/00_pickles.ipynb #3456aeff
+# %% ../../nbs/interop/00_pickles.ipynb #b
 class RefusedPickleError(BenchmarkFileError):
     "A pickle that asks for something other than arrays of numbers; the message names it."
 
-def _refuse(what: str):
+def _refuse(what):
     "Stop reading. `what` comes from the file, so it is cut short and made printable."
     raise RefusedPickleError(what[:200].encode("unicode_escape").decode())
 
-# %% ../../nbs/interop/00_pickles.ipynb #a64f1593
+# %% ../../nbs/interop/00_pickles.ipynb #c
 class _Dtype:
     "A type of number as a pickle spells it: 'u1', and the order of its bytes."
     def __init__(self, text, align=False, copy=True):
@@ -35,7 +35,7 @@ class _Dtype:
             _refuse(f"holds an array of {'Python objects' if text in ('O', 'O8', 'O4') else 'something other than numbers'}")
         self.text, self.order = text, "|"
 
-    def __setstate__(self, state) -> None:
+    def __setstate__(self, state):
         if not isinstance(state, tuple) or len(state) < 5 or state[1] not in ("<", ">", "|", "=") or any(part is not None for part in state[2:5]):
             _refuse("describes a type of number with fields or parts")
         self.order = state[1]
@@ -43,9 +43,8 @@ class _Dtype:
     def numpy(self) -> np.dtype:
         return np.dtype(self.order + self.text)
 
-# %% ../../nbs/interop/00_pickles.ipynb #6648a8fa
-def _view(data, dtype, shape, order) -> np.ndarray:
-    "The array of this shape in these bytes, read-only, or a refusal."
+# %% ../../nbs/interop/00_pickles.ipynb #d
+def _view(data, dtype, shape, order):
     if not isinstance(data, (bytes, bytearray)) or not isinstance(dtype, _Dtype):
         _refuse("holds an array whose contents are not bytes")
     if not isinstance(shape, tuple) or len(shape) > 8 or not all(type(length) is int and 0 <= length < 1 << 40 for length in shape):
@@ -56,26 +55,26 @@ def _view(data, dtype, shape, order) -> np.ndarray:
     array.flags.writeable = False
     return array
 
-# %% ../../nbs/interop/00_pickles.ipynb #e946bfec
+# %% ../../nbs/interop/00_pickles.ipynb #e
 class _Array:
     "An array that a pickle has announced and may fill once."
     value = None
 
-    def __setstate__(self, state) -> None:
+    def __setstate__(self, state):
         if self.value is not None or not isinstance(state, tuple) or len(state) not in (4, 5):
             _refuse("fills an array in a way that NumPy does not")
         *_, shape, dtype, fortran, data = state
         self.value = _view(data, dtype, shape, "F" if isinstance(fortran, int) and fortran else "C")
 
-_NDARRAY = object()  # stands for the name numpy.ndarray, which a pickle passes on and never calls
+_NDARRAY = object()  # numpy.ndarray, which a pickle passes on
 
-def _announced(kind, shape, code) -> _Array:
+def _announced(kind, shape, code):
     "`numpy.core.multiarray._reconstruct`: only ever an empty plain array."
     if kind is not _NDARRAY:
         _refuse("asks for an array of a class other than numpy.ndarray")
     return _Array()
 
-def _of_jax(make, arguments, state, notes) -> _Array:
+def _of_jax(make, arguments, state, notes):
     "`jax._src.array._reconstruct_array`: NumPy's two steps in one."
     if make is not _announced or not isinstance(arguments, tuple):
         _refuse("makes a JAX array in a way that JAX does not")
@@ -83,7 +82,7 @@ def _of_jax(make, arguments, state, notes) -> _Array:
     array.__setstate__(state)
     return array
 
-def _of_buffer(data, dtype, shape, order, axes=None) -> _Array:
+def _of_buffer(data, dtype, shape, order, axes=None):
     "`numpy.core.numeric._frombuffer`, how protocol 5 writes an array."
     if order not in ("C", "F") or axes is not None:
         _refuse("orders the axes of an array in a way that is not supported")
@@ -91,19 +90,18 @@ def _of_buffer(data, dtype, shape, order, axes=None) -> _Array:
     array.value = _view(data, dtype, shape, order)
     return array
 
-# %% ../../nbs/interop/00_pickles.ipynb #edf7c04f
+# %% ../../nbs/interop/00_pickles.ipynb #f
 class _Record:
-    "An object of xminigrid: its fields, by name."
-    def __setstate__(self, state) -> None:
+    "An object of xminigrid."
+    def __setstate__(self, state):
         if not isinstance(state, dict):
             _refuse("sets the state of a benchmark in a way that xminigrid does not")
         self.fields = state
 
-# %% ../../nbs/interop/00_pickles.ipynb #a2ae9c98
+# %% ../../nbs/interop/00_pickles.ipynb #g
 _RATIO, _SLACK = 200, 64 << 20
 
-def _budget(path: Path, max_bytes: int) -> int:
-    "How many bytes may come out of a compressed file."
+def _budget(path, max_bytes):
     return min(max_bytes, _SLACK + _RATIO * path.stat().st_size)
 
 class _Metered:
@@ -118,46 +116,46 @@ class _Metered:
         return data
 
     def read(self, count: int) -> bytes:
-        # No more than one byte beyond the budget is asked for, whatever length the file claims.
+        # at most one byte beyond the budget
         return self.spend(self.stream.read(min(count, self.left + 1)))
 
     def readline(self) -> bytes:
         return self.spend(self.stream.readline(self.left + 1))
 
-# %% ../../nbs/interop/00_pickles.ipynb #db24d9e4
+# %% ../../nbs/interop/00_pickles.ipynb #h
 _NAMES = {
     "numpy.ndarray": _NDARRAY, "numpy.dtype": lambda *arguments: _Dtype(*arguments), "xminigrid.benchmarks.Benchmark": _Record,
-    "__builtin__.bytes": lambda: b"", "builtins.bytes": lambda: b"",  # how protocols 0 to 2 write an empty string of bytes
+    "__builtin__.bytes": lambda: b"", "builtins.bytes": lambda: b"",  # protocols 0 to 2: empty bytes
     **{f"numpy.{core}.{name}": make for core in ("core", "_core") for name, make in (("multiarray._reconstruct", _announced), ("numeric._frombuffer", _of_buffer))},
     "jax._src.array._reconstruct_array": _of_jax, "jax._src.device_array.reconstruct_device_array": _of_jax}
 
-# %% ../../nbs/interop/00_pickles.ipynb #e542d486
+# %% ../../nbs/interop/00_pickles.ipynb #i
 _Python = pickle._Unpickler
 
-def _keyed(load, keys: slice):
-    "An instruction that fills a dictionary, for keys that are text. `keys`: where they lie on the stack."
-    def checked(reader) -> None:
+def _keyed(load, keys):
+    "An instruction that fills a dictionary, for keys that are text, at `keys` on the stack."
+    def checked(reader):
         if any(type(key) is not str for key in reader.stack[keys]):
             _refuse("fills something that is no dictionary of names")
         load(reader)
     return checked
 
-def _build(reader) -> None:
+def _build(reader):
     if type(reader.stack[-2]) not in (_Array, _Dtype, _Record):
         _refuse("sets the state of something that is no array")
     reader.load_build()
 
-def _byte_array(reader) -> None:
+def _byte_array(reader):
     reader.append(reader.read(*struct.unpack("<Q", reader.read(8))))
 
-def _unneeded(reader) -> None:
+def _unneeded(reader):
     _refuse("uses sets or the extension registry (EXT), which arrays do not need")
 
 _STRICT = {
     pickle.SETITEM: _keyed(_Python.load_setitem, slice(-2, -1)), pickle.SETITEMS: _keyed(_Python.load_setitems, slice(None, None, 2)), pickle.DICT: _keyed(_Python.load_dict, slice(None, None, 2)),
     pickle.BUILD: _build, pickle.BYTEARRAY8: _byte_array, **dict.fromkeys((pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.EMPTY_SET, pickle.FROZENSET), _unneeded)}
 
-# %% ../../nbs/interop/00_pickles.ipynb #ee94e150
+# %% ../../nbs/interop/00_pickles.ipynb #j
 _MOST_STEPS = 10_000
 
 class _Instructions(dict):
@@ -171,7 +169,6 @@ class _Instructions(dict):
         return super().__getitem__(number)
 
 class _Reader(_Python):
-    "Python's unpickler with the names of this chapter, and its instructions."
     def __init__(self, stream: _Metered):
         super().__init__(stream, encoding="latin1")
         self.stream, self.dispatch = stream, _Instructions(self.dispatch | {code[0]: run for code, run in _STRICT.items()})
@@ -182,24 +179,23 @@ class _Reader(_Python):
         return _NAMES[asked] if asked in _NAMES else _refuse(f"asks for {asked}")
 
     def encoded(self, text, encoding="latin1") -> bytes:
-        "`_codecs.encode`, with which protocols 0 to 2 write bytes as text, for the one encoding that keeps them."
+        "`_codecs.encode`, with which protocols 0 to 2 write bytes as text."
         if not isinstance(text, str) or encoding != "latin1":
             _refuse("encodes text in a way that bytes are not kept")
         return self.stream.spend(text.encode("latin1"))
 
-def _read(stream: _Metered):
-    "What a pickle describes, as far as it is data: the one object that is left at the end."
+def _read(stream):
+    "The one object that is left at the end."
     reader = _Reader(stream)
     found = reader.load()
     if reader.stack or reader.metastack or reader.read(1):
         raise ValueError("there is more in it than one object")
     return found
 
-# %% ../../nbs/interop/00_pickles.ipynb #fbcd000c
+# %% ../../nbs/interop/00_pickles.ipynb #k
 _DAMAGE = (ValueError, EOFError, OSError, LookupError, TypeError, AttributeError, OverflowError, MemoryError, struct.error, pickle.PickleError)
 
-def _entries(path: Path, max_bytes: int) -> dict:
-    "The dictionary in a file, plain or compressed with bz2."
+def _entries(path, max_bytes):
     with open(path, "rb") as file:
         packed = file.peek(3)[:3] == b"BZh"
         found = _read(_Metered(bz2.open(file) if packed else file, _budget(path, max_bytes)))
@@ -209,8 +205,7 @@ def _entries(path: Path, max_bytes: int) -> dict:
     return found
 
 def pickled_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
-    """The arrays in a pickled dictionary or `xminigrid.benchmarks.Benchmark`, by name, read-only. Nothing in the file
-    is run.
+    """The arrays in a pickled dictionary or `xminigrid.benchmarks.Benchmark`, by name, read-only. No part of it is run.
 
     Reads pickles of all protocols, plain or bz2, with NumPy or JAX arrays of numbers; other entries are left out.
     max_bytes: bounds what may be unpacked. Raises `FileNotFoundError`, `RefusedPickleError` and `BenchmarkFileError`.
@@ -228,7 +223,7 @@ def pickled_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
     except _DAMAGE as error:
         raise BenchmarkFileError(f"{path} is damaged or no pickle of arrays ({str(error)[:200]}): download or write it again.") from None
 
-# %% ../../nbs/interop/00_pickles.ipynb #7767cac6
+# %% ../../nbs/interop/00_pickles.ipynb #l
 def archived_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
     "The arrays of an `.npz` archive of at most `max_bytes`. Raises `FileNotFoundError` and `BenchmarkFileError`."
     path = Path(path).expanduser()

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['spaces_of', 'task_list', 'PoolVectorEnv']
 
-# %% ../../nbs/interop/10_pool_vector.ipynb #53f70b3a
+# %% ../../nbs/interop/10_pool_vector.ipynb #a
 import contextlib
 
 import numpy as np
@@ -21,35 +21,34 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
-# %% ../../nbs/interop/10_pool_vector.ipynb #55e91bcc
+# %% ../../nbs/interop/10_pool_vector.ipynb #b
 def spaces_of(session: Session):
     "The observation and action space of a session's environment. Raises `TypeError` for an environment of text."
     if session.kind != "slots":
-        raise TypeError(f"{session.spec.get('env')} speaks text, and a vector environment holds arrays: use pool.run_group.")
+        raise TypeError(f"{session.spec.get('env')} speaks text, not arrays: use pool.run_group.")
     leaves = {leaf.name: bounds_of(leaf.name or "img", leaf) for leaf in session._layout.leaves}
     return space_of(leaves.get("", leaves)), Discrete(session.spec["num_actions"])
 
-# %% ../../nbs/interop/10_pool_vector.ipynb #72b8c364
+# %% ../../nbs/interop/10_pool_vector.ipynb #c
 def task_list(task, num_envs: int) -> list[dict]:
     "One task for each environment, without seeds. Raises `TypeError` or `ValueError`."
     tasks = list(task) if isinstance(task, (list, tuple)) else [task] * num_envs
     if len(tasks) != num_envs:
-        raise ValueError(f"There are {len(tasks)} tasks for {num_envs} environments: give one for each, or a single one.")
+        raise ValueError(f"There are {len(tasks)} tasks for {num_envs} environments: give one for each.")
     if not all(t is None or isinstance(t, dict) and "seed" not in t for t in tasks):
         raise TypeError("A task is a dictionary such as {'ruleset_id': 3}, without seed: seeds are given to reset.")
     return [dict(t or {}) for t in tasks]
 
-# %% ../../nbs/interop/10_pool_vector.ipynb #17831b63
+# %% ../../nbs/interop/10_pool_vector.ipynb #d
 class _View(VectorBase):
-    "A pool as a vector environment, with the latest observations that came back."
     def __init__(self, pool, *, autoreset_mode=AutoresetMode.NEXT_STEP, task=None, seed: int | None = None):
         self.mode = check_mode(autoreset_mode)
         self.pool, self._mine = opened(pool)
-        self._begun, self._seeds = False, {}  # _seeds: of trials that have begun since `info` was last given
+        self._begun, self._seeds = False, {}  # _seeds: for the next `info`
         try:
             first = self.pool.sessions[0]
             if first.spec.get("autoreset"):
-                raise ValueError("This pool begins trials by itself and hides how the last one ended: make it without autoreset=True.")
+                raise ValueError("This pool hides how trials end: make it without autoreset=True.")
             self.num_envs, self._seed, self.metadata = self.pool.size, seed, {"autoreset_mode": self.mode}
             self.make_spaces(*spaces_of(first))
             self._tasks = task_list(task, self.num_envs)
@@ -59,25 +58,21 @@ class _View(VectorBase):
         self._rows = {leaf.name: np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in first._layout.leaves}
         self._ended, self._streams = np.zeros(self.num_envs, bool), [None] * self.num_envs
 
-    def close_extras(self, **_) -> None:
-        "Give the pool back; close it if it was opened here."
+    def close_extras(self, **_):
         if self._mine:
             self.pool.sync.close()
 
-# %% ../../nbs/interop/10_pool_vector.ipynb #17831c74
+# %% ../../nbs/interop/10_pool_vector.ipynb #e
 class _Requests(_View):
-    "Requests to the environments of a pool, and their answers."
-    def _begin(self, ids, seeds) -> None:
-        "Ask for new trials in some environments."
+    def _begin(self, ids, seeds):
         if len(ids):
             self._seeds.update(zip(np.asarray(ids).tolist(), seeds))
             self.pool.async_reset([{**self._tasks[i], "seed": seed} for i, seed in zip(ids, seeds)], np.asarray(ids))
 
-    def _next_seeds(self, ids) -> list[int]:
-        "Those of the next trials, each from the stream of its environment."
+    def _next_seeds(self, ids):
         return [int(self._streams[i].integers(2**32)) for i in ids]
 
-    def _answers(self) -> Batch:
+    def _answers(self):
         "The answers. Raises the first failure."
         batch = self.pool.sync.recv()
         for number, error in sorted(batch.errors.items()):
@@ -87,7 +82,7 @@ class _Requests(_View):
             self._rows[name][batch.env_id] = rows
         return batch
 
-    def _need_open(self) -> None:
+    def _need_open(self):
         if self.closed:
             raise ClosedEnvironmentError("This environment is closed: make another.")
 
@@ -98,24 +93,23 @@ class _Requests(_View):
             yield
         except BaseException:
             self._begun = False
-            with contextlib.suppress(PoolError):                  # which says that nothing is awaited any more
+            with contextlib.suppress(PoolError):  # which says that nothing is awaited any more
                 while True:
                     self.pool.sync.recv()
             raise
 
-    def _seen(self, number: int | None = None):
-        "The present observations, or that of one environment, copied."
+    def _seen(self, number=None):
         rows = {name: (array if number is None else array[number]).copy() for name, array in self._rows.items()}
         return rows.get("", rows)
 
-    def _new_trials(self, info: dict) -> dict:
-        "The info with the seeds of trials that have begun since the last time this was asked."
+    def _new_trials(self, info):
+        "The info with the seeds of trials that have begun since the last time."
         begun, self._seeds = self._seeds, {}
         for number in sorted(begun):
             info = self._add_info(info, {"seed": np.int64(begun[number])}, number)
         return info
 
-# %% ../../nbs/interop/10_pool_vector.ipynb #2e887ae9
+# %% ../../nbs/interop/10_pool_vector.ipynb #f
 class PoolVectorEnv(_Requests):
     """A pool as a vector environment.
 
@@ -154,7 +148,7 @@ class PoolVectorEnv(_Requests):
         return self._seen(), self._new_trials({})
 
     def step(self, actions):
-        "`(observations, rewards, terminations, truncations, info)`. Actions: integers `(num_envs,)`, in NumPy, JAX, PyTorch or a list."
+        "`(observations, rewards, terminations, truncations, info)`. Actions: integers `(num_envs,)`, of any library."
         resting = self._ended if self.mode is AutoresetMode.NEXT_STEP else np.zeros(self.num_envs, bool)
         self._need_open()
         self.need_trials(self._begun, self._ended if self.mode is AutoresetMode.DISABLED else np.zeros(0, bool))

@@ -6,7 +6,7 @@
 __all__ = ['plain_messages', 'swift_env', 'swift_scheduler', 'register', 'plugin_path', 'Choice', 'Turn', 'Trajectory',
            'LiveLimit', 'Hooks', 'GymScheduler', 'OpenEnvScheduler']
 
-# %% ../../nbs/interop/09_swift.ipynb #261684cc
+# %% ../../nbs/interop/09_swift.ipynb #a
 import asyncio
 import collections
 import contextlib
@@ -26,16 +26,16 @@ from typing import NamedTuple
 from ..core.helpers import append_lines, checked_int, checked_seconds, json_line, plain
 from .bridge import need
 from ..pool.client import IOThread, Step
-from ..pool.episodes import (Env, Messages, RolloutRequest, awaited, blocking, checked_reset, checked_step, copy_messages,
-                                              envs, find_env, finite, make_env, request_from_row)
+from ..pool.episodes import (Env, Messages, RolloutRequest, awaited, blocking, checked_reset, checked_step,
+    copy_messages, envs, find_env, finite, make_env, request_from_row)
 from ..pool.errors import DeadlineExceeded, EnvFault, PoolError
 from ..pool.group import Rollout
 from ..pool.pool import EnvPool, to_the_end
 from ..pool.remote import OpenEnvWrapper, observation_to_text, text_to_action
 
-# %% ../../nbs/interop/09_swift.ipynb #eb498285
+# %% ../../nbs/interop/09_swift.ipynb #b
 @functools.cache
-def _io() -> IOThread:
+def _io():
     return IOThread("xland-swift-io")
 
 def plain_messages(messages) -> list[dict]:
@@ -43,27 +43,28 @@ def plain_messages(messages) -> list[dict]:
     def text(content):
         if isinstance(content, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
             return "".join(part["text"] for part in content)
-        if content is not None and not isinstance(content, str):
+        if not isinstance(content, (str, type(None))):
             raise TypeError(f"A message holds a {type(content).__name__}; these environments read text.")
         return content or ""
     return [{"role": m["role"], "content": text(m.get("content"))} for m in messages]
 
-# %% ../../nbs/interop/09_swift.ipynb #9c36c75b
+# %% ../../nbs/interop/09_swift.ipynb #c
 @functools.cache
 def swift_env(env: str | type[Env]) -> type:
     "A class of ms-swift's `Env` around a text environment, a name or a class. Raises what it raises, and `EnvFault`."
     kind = envs[env] if isinstance(env, str) else env
     if not (isinstance(kind, type) and issubclass(kind, Env)):
-        raise TypeError(f"The environment is {env!r}: give a registered name or a class derived from pool.episodes.Env.")
+        raise TypeError(f"The environment is {env!r}: give a name or a subclass of pool.episodes.Env.")
 
     class XLandSwiftEnv(need("swift.rollout.gym_env", "swift").Env):
         def __init__(self, env_config):
             super().__init__(env_config)
-            self._env, self._closed = kind({k: v for k, v in (env_config or {}).items() if k != "name" and v is not None}), False
+            given = {k: v for k, v in (env_config or {}).items() if k != "name" and v is not None}
+            self._env, self._closed = kind(given), False
 
         async def reset(self, config):
-            request = RolloutRequest(plain_messages(config.messages or []), dict(config.data_dict or {}), config.uuid or uuids.uuid4().hex)
-            return await _io().call(checked_reset(self._env, request))
+            messages, uuid = plain_messages(config.messages or []), config.uuid or uuids.uuid4().hex
+            return await _io().call(checked_reset(self._env, RolloutRequest(messages, dict(config.data_dict or {}), uuid)))
 
         async def step(self, action):
             return await _io().call(checked_step(self._env, plain_messages(action)))
@@ -76,14 +77,13 @@ def swift_env(env: str | type[Env]) -> type:
     XLandSwiftEnv.__name__ = XLandSwiftEnv.__qualname__ = f"Swift{kind.__name__}"
     return XLandSwiftEnv
 
-# %% ../../nbs/interop/09_swift.ipynb #099f0fce
+# %% ../../nbs/interop/09_swift.ipynb #d
 @functools.cache
 def swift_scheduler() -> type:
     "`XLandGymScheduler`: ms-swift's `GYMScheduler`, closing on every way out. Raises `ImportError` without ms-swift."
     class XLandGymScheduler(need("swift.rollout.multi_turn", "swift").GYMScheduler):
-        "ms-swift's `GYMScheduler`, which closes every environment within `close_timeout` seconds; `close_errors` lists what went wrong."
+        "ms-swift's `GYMScheduler`; closes each environment within `close_timeout` seconds, or adds to `close_errors`."
         close_timeout = 10.0
-
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             self._own, self.close_errors = set(), []  # _own: the requests of a `run`
@@ -106,13 +106,14 @@ def swift_scheduler() -> type:
                 await asyncio.shield(asyncio.gather(*(self.on_trajectory_end(r) for r in requests)))
                 raise
 
-        async def _begin(self, request):  # the scheduler knows the environment before its reset, so it is always closed
+        async def _begin(self, request):  # known before its reset, so always closed
             uuid = request.uuid = request.uuid or uuids.uuid4().hex
             await self._close_and_remove(uuid)
             self._envs[uuid] = self._create_env((request.data_dict or {}).get("env_config") or {})
             self._total_rewards[uuid], self._step_rewards[uuid], self._pending_obs[uuid] = 0.0, [], None
             observation, _, system = await self._envs[uuid].reset(request)
-            request.messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": observation}]
+            opening = [{"role": "system", "content": system}] if system else []
+            request.messages = [*opening, {"role": "user", "content": observation}]
 
         async def on_turn_end(self, infer_request, response_choice, current_turn):
             try:
@@ -126,8 +127,8 @@ def swift_scheduler() -> type:
                 await self.on_trajectory_end(infer_request)
             return result
 
-        async def on_trajectory_end(self, request) -> None:
-            "Close the environment of a trajectory that is over, for whatever reason; may be called twice. Overrides must call this method."
+        async def on_trajectory_end(self, request):
+            "Close the environment of a trajectory that is over; may be called twice. Overrides must call this method."
             await self._close_and_remove(request.uuid)
 
         async def _close_and_remove(self, uuid):
@@ -138,13 +139,13 @@ def swift_scheduler() -> type:
     XLandGymScheduler.__module__, XLandGymScheduler.__qualname__ = __name__, "XLandGymScheduler"
     return XLandGymScheduler
 
-# %% ../../nbs/interop/09_swift.ipynb #a7d04b52
-async def _close(env, seconds: float) -> str | None:
-    "Close an environment within `seconds`, whatever it does. Returns (and logs) why it could not be closed."
+# %% ../../nbs/interop/09_swift.ipynb #e
+async def _close(env, seconds):
+    "Close an environment within `seconds`. Returns (and logs) why it could not be closed."
     async def close():
         await awaited(env.close())
     task = asyncio.ensure_future(close())
-    why = f"The environment did not close within {seconds:g} s: make its close quicker, or raise close_timeout."
+    why = f"The environment did not close within {seconds:g} s: raise close_timeout."
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.wait({task}, timeout=seconds)
     if not task.done():
@@ -156,12 +157,11 @@ async def _close(env, seconds: float) -> str | None:
         logging.getLogger("xland_minigrid.interop.swift").warning(why)
     return why
 
-# %% ../../nbs/interop/09_swift.ipynb #0ab3c3a3
+# %% ../../nbs/interop/09_swift.ipynb #f
 def register(*names: str, scheduler: str = "xland_gym_scheduler") -> list[str]:
     "Register text environments and the scheduler with ms-swift; returns all names. May be repeated."
     names = names or ("frozen_lake", "sudoku", "xland")
-    made = {name: swift_env(name) for name in names}
-    need("swift.rollout.gym_env", "swift").envs.update(made)
+    need("swift.rollout.gym_env", "swift").envs.update({name: swift_env(name) for name in names})
     need("swift.rollout.multi_turn", "swift").multi_turns[scheduler] = swift_scheduler()
     return [*names, scheduler]
 
@@ -169,7 +169,7 @@ def plugin_path() -> str:
     "The file for `--external_plugins`."
     return str(Path(__file__).parent / "plugins" / "swift_plugin.py")
 
-# %% ../../nbs/interop/09_swift.ipynb #aea3267e
+# %% ../../nbs/interop/09_swift.ipynb #g
 @dataclass
 class Choice:
     "What the model answered; `finish_reason` is 'length' if it was cut off."
@@ -189,20 +189,19 @@ class Turn(NamedTuple):
     prompt: Messages
     choice: Choice
 
-# %% ../../nbs/interop/09_swift.ipynb #e20cf154
+# %% ../../nbs/interop/09_swift.ipynb #h
 @dataclass(eq=False, repr=False)
 class Trajectory:
     """One row played: `episode` is the engine's record of it.
 
     rewards: one for each reward function, and `gym`. reward: their weighted sum, None if unknown; `error` says why,
-    unless a
-    function returned None. stopped: `done`, `finished` (by `check_finished`), `max_turns`, `deadline` or `error`.
+    unless a function returned None. stopped: `done`, `finished` (by `check_finished`), `max_turns`, `deadline` or `error`.
     close_error: why the environment could not be closed; the reward stands.
     """
     request: RolloutRequest
     episode: Rollout = field(default_factory=lambda: Rollout(None, None, 0, Step("", None, False, 0, {})))
     turns: list[Turn] = field(default_factory=list)
-    infos: dict = field(default_factory=dict)  # what hooks returned as rollout_infos
+    infos: dict = field(default_factory=dict)
     rewards: dict = field(default_factory=dict)
     reward: float | None = None
     stopped: str | None = None
@@ -229,41 +228,41 @@ class Trajectory:
     def rollout_infos(self) -> dict:
         "What a trainer logs: the last info of the environment, what hooks added, and the sums."
         told = [{name: value for name, value in info.items() if name != "system_message"} for info in self.episode.infos]
-        return {**told[-1], **self.infos, "total_reward": self.total_reward, "step_rewards": self.infos.get("step_rewards", self.episode.step_rewards[:]),
-                "num_turns": len(self.turns), "gym_done": self.episode.done and not self.episode.truncated, "trajectory_info": told}
+        return {**told[-1], "step_rewards": self.episode.step_rewards[:], **self.infos, "total_reward": self.total_reward,
+                "num_turns": len(self.turns), "gym_done": self.episode.done and not self.episode.truncated,
+                "trajectory_info": told}
 
     def to_dict(self) -> dict:
         "All but the tokens, as plain data, without the secrets of `env_config`."
-        secrets = ("token", "headers", "password", "api_key", "secret")
         names = ("messages", "reward", "rewards", "stopped", "error", "close_error", "rollout_infos")
-        config = {name: value for name, value in self.request.env_config.items() if name not in secrets}
+        config = self.request.env_config
+        for secret in ("token", "headers", "password", "api_key", "secret"):
+            config.pop(secret, None)
         return plain({"uuid": self.request.uuid, "env_config": config, "final_observation": self.episode.observation,
                       **{name: getattr(self, name) for name in names}})
 
     def __repr__(self):
-        return f"Trajectory({len(self.turns)} turns, stopped={self.stopped!r}, reward={self.reward}{f', error={self.error!r}' if self.error else ''})"
+        error = f", error={self.error!r}" if self.error else ""
+        return f"Trajectory({len(self.turns)} turns, stopped={self.stopped!r}, reward={self.reward}{error})"
 
     def _repr_html_(self):
         return f"<b>{html.escape(repr(self))}</b>{html.escape(self.close_error or '')}{self.episode._repr_html_()}"
 
-# %% ../../nbs/interop/09_swift.ipynb #bfdaad05
+# %% ../../nbs/interop/09_swift.ipynb #i
 class LiveLimit:
     "`async with limit:` lets `most` in at once, in order of arrival, from any loop or thread; `live` are in."
-
     def __init__(self, most: int):
-        self.most, self.live, self._lock, self._waiting = checked_int("max_live", most, 1), 0, threading.Lock(), collections.deque()
+        self.most, self.live, self._lock = checked_int("max_live", most, 1), 0, threading.Lock()
+        self._waiting = collections.deque()
 
     async def __aenter__(self):
-        with self._lock:
-            if self.live < self.most:  # then no one waits: a place that gets free goes straight to the first that waits
-                self.live += 1
-                return self
-            place = Future()
-            self._waiting.append((asyncio.get_running_loop(), place))
+        place = Future()
+        self._waiting.append((asyncio.get_running_loop(), place))
+        self._fill()
         try:
             await asyncio.wrap_future(place)
         except BaseException:
-            if not place.cancel():  # it was given already
+            if not place.cancel():
                 self.leave()
             raise
         return self
@@ -272,33 +271,35 @@ class LiveLimit:
         self.leave()
 
     def leave(self):
-        "Give up a place."
+        self._fill(1)
+
+    def _fill(self, left=0):
         with self._lock:
-            while self._waiting:
+            self.live -= left
+            while self._waiting and self.live < self.most:
                 loop, place = self._waiting.popleft()
                 if not loop.is_closed() and place.set_running_or_notify_cancel():
+                    self.live += 1
                     place.set_result(None)
-                    return
-            self.live -= 1
 
-# %% ../../nbs/interop/09_swift.ipynb #61d8caf1
-def _hosted(scheduler, trajectory: Trajectory) -> type[Env]:
-    "The environment of one trajectory, as a class that the engine can open."
+# %% ../../nbs/interop/09_swift.ipynb #j
+def _hosted(scheduler, trajectory):
     class Hosted(Env):
         env = task = None
 
         async def reset(self, _):
-            async def opened(request):
+            request = dataclasses.replace(trajectory.request)
+            async def opened():
                 self.env = await awaited(scheduler._create_env(request.env_config))
                 return await checked_reset(self.env, request)
-            observation, info, system = await self._call(opened(dataclasses.replace(trajectory.request, messages=copy_messages(trajectory.request.messages))))
+            observation, info, system = await self._call(opened())
             return observation, plain(info), system
 
         async def step(self, messages):
             observation, reward, done, info = await self._call(checked_step(self.env, copy_messages(messages)))
             return observation, reward, done, plain(info)
 
-        async def _call(self, coroutine):  # in a task: an environment that ignores being cancelled is left behind, and closed
+        async def _call(self, coroutine):  # in a task: one that ignores being cancelled is left behind
             self.task = asyncio.ensure_future(coroutine)
             try:
                 await asyncio.wait({self.task})
@@ -320,16 +321,16 @@ def _hosted(scheduler, trajectory: Trajectory) -> type[Env]:
 
     return Hosted
 
-# %% ../../nbs/interop/09_swift.ipynb #005b4811
+# %% ../../nbs/interop/09_swift.ipynb #k
 class Hooks:
     "The hooks of a scheduler, as in ms-swift. `self.live[request.uuid]` is the `Trajectory` of a request."
-
-    async def on_trajectory_start(self, requests: list[RolloutRequest]) -> None:
+    async def on_trajectory_start(self, requests: list[RolloutRequest]):
         "Before the first answer: put the system message (else the row's) and the first observation in."
         for request in requests:
             episode = self.live[request.uuid].episode
-            system = episode.info.get("system_message")
-            system = [{"role": "system", "content": system}] if system else [m for m in request.messages[:1] if m["role"] == "system"]
+            system = [m for m in request.messages[:1] if m["role"] == "system"]
+            if text := episode.info.get("system_message"):
+                system = [{"role": "system", "content": text}]
             request.messages = [*system, {"role": "user", "content": episode.observation}]
 
     async def on_turn_end(self, request: RolloutRequest, choice: Choice, turn: int) -> dict:
@@ -350,19 +351,19 @@ class Hooks:
         "The environment for a row. A subclass may return another kind."
         return make_env(env_config, self.env)
 
-    def check_request(self, request: RolloutRequest) -> None:
+    def check_request(self, request: RolloutRequest):
         "Raise if a request can never be played. Called for all of them before the first starts."
         if type(self)._create_env is Hooks._create_env:
             find_env(request.env_config, self.env)
 
-# %% ../../nbs/interop/09_swift.ipynb #30f85bfb
-async def _converse(scheduler, trajectory: Trajectory, infer) -> None:
-    "A whole conversation, from the first hook to the reason why it stopped."
-    def told(value, what) -> dict:
-        if value is not None and not isinstance(value, dict):
+# %% ../../nbs/interop/09_swift.ipynb #l
+async def _converse(scheduler, trajectory, infer):
+    def told(value, what):
+        value = {} if value is None else value
+        if not isinstance(value, dict):
             raise TypeError(f"{what} returned a {type(value).__name__}: return a dict, or None.")
-        trajectory.infos.update((value or {}).get("rollout_infos") or {})
-        return value or {}
+        trajectory.infos.update(value.get("rollout_infos") or {})
+        return value
 
     request = trajectory.request
     await awaited(scheduler.on_trajectory_start([request]))
@@ -379,21 +380,20 @@ async def _converse(scheduler, trajectory: Trajectory, infer) -> None:
             trajectory.stopped = "max_turns"
         if trajectory.stopped:
             return
-        uuid, request = request.uuid, told(await awaited(scheduler.step(request, choice, turn)), "step").get("infer_request") or request
-        if request.uuid != uuid:
+        request = told(await awaited(scheduler.step(request, choice, turn)), "step").get("infer_request") or request
+        if request.uuid != trajectory.request.uuid:
             raise ValueError("step returned a request with another uuid: keep the uuid, it names the trajectory.")
 
-async def _ask(infer, request: RolloutRequest) -> Choice:
-    "What `infer` answers to a copy of the messages of `request`."
+async def _ask(infer, request):
     answer = infer(copy_messages(request.messages), request)
     if not inspect.isawaitable(answer):
-        raise TypeError("infer is not a coroutine function and blocks the others: write it with async def, or give blocking(infer).")
+        raise TypeError("infer is not a coroutine function and blocks the others: write async def, or blocking(infer).")
     answer = await answer
     if not isinstance(answer, (str, Choice)):
-        raise TypeError(f"infer returned a {type(answer).__name__}: return the text, or a Choice with text, token_ids and logprobs.")
+        raise TypeError(f"infer returned a {type(answer).__name__}: return the text, or a Choice.")
     return answer if isinstance(answer, Choice) else Choice(answer)
 
-# %% ../../nbs/interop/09_swift.ipynb #4142596f
+# %% ../../nbs/interop/09_swift.ipynb #m
 class GymScheduler(Hooks):
     """Plays rows of a dataset in text environments, many at once: `await scheduler.run(rows, infer)`.
 
@@ -405,9 +405,9 @@ class GymScheduler(Hooks):
     reward_weights: one for each, and one for the environment. completions: a file that gets every conversation as JSON.
     on_error: `"mask"`, a failed trajectory has reward None and an error; `"cancel"`, it ends the others and is raised.
     """
-
-    def __init__(self, env: str | type[Env] | None = None, *, max_turns: int | None = 10, max_live: int = 64, timeout: float = 120.0, close_timeout: float = 5.0,
-                 deadline: float | None = None, reward_funcs=(), reward_weights=None, completions=None, on_error: str = "mask"):
+    def __init__(self, env: str | type[Env] | None = None, *, max_turns: int | None = 10, max_live: int = 64,
+                 timeout: float = 120.0, close_timeout: float = 5.0, deadline: float | None = None, reward_funcs=(),
+                 reward_weights=None, completions=None, on_error: str = "mask"):
         self.env, self.on_error, self.completions = env, on_error, completions
         self.max_turns = None if max_turns is None else checked_int("max_turns", max_turns, 1)
         self.timeout, self.close_timeout = checked_seconds("timeout", timeout), checked_seconds("close_timeout", close_timeout)
@@ -416,16 +416,17 @@ class GymScheduler(Hooks):
         many = len(self.reward_funcs) + 1
         self.reward_weights = [1.0] * many if reward_weights is None else [float(w) for w in reward_weights]
         if on_error not in ("mask", "cancel"):
-            raise ValueError(f"on_error is {on_error!r}: choose \"mask\" or \"cancel\".")
+            raise ValueError(f"on_error is {on_error!r}: choose 'mask' or 'cancel'.")
         if not all(map(callable, self.reward_funcs)):
             raise TypeError("reward_funcs must be functions of a Trajectory that return a number.")
         if len(self.reward_weights) != many or not all(map(math.isfinite, self.reward_weights)):
-            raise ValueError(f"reward_weights is {self.reward_weights}: give a finite number for each reward function, and one more.")
+            raise ValueError(f"reward_weights is {self.reward_weights}: give a number for each function, and one more.")
 
     async def run(self, requests, infer) -> "Trajectory | list[Trajectory]":
-        """Play requests or rows; returns a trajectory for each, in their order, and a single one for a single request.
+        """Play requests or rows; returns their trajectories in order, or one for a single request.
 
-        `infer(messages, request)` is a coroutine function that answers with text or a `Choice`. Raises `TypeError` and `ValueError`.
+        `infer(messages, request)` is a coroutine function that answers with text or a `Choice`. Raises `TypeError` and
+        `ValueError`.
         """
         single = isinstance(requests, (RolloutRequest, dict))
         requests = [r if isinstance(r, RolloutRequest) else request_from_row(r) for r in ([requests] if single else requests)]
@@ -444,9 +445,8 @@ class GymScheduler(Hooks):
         return played[0] if single else played
 
     async def run_one(self, request: RolloutRequest, infer) -> Trajectory:
-        "Play one request, when there is room for it."
         async with self.limit:
-            trajectory = Trajectory(dataclasses.replace(request, messages=copy_messages(request.messages)))
+            trajectory = Trajectory(dataclasses.replace(request))
             if self.live.setdefault(request.uuid, trajectory) is not trajectory:
                 raise ValueError(f"The request {request.uuid} is being played already: use request.copies(n).")
             try:
@@ -455,14 +455,16 @@ class GymScheduler(Hooks):
                 del self.live[request.uuid]
         return await _settle(self, trajectory, failure)
 
-# %% ../../nbs/interop/09_swift.ipynb #0b7a6a99
-async def _play(scheduler, trajectory: Trajectory, infer) -> Exception | None:
+# %% ../../nbs/interop/09_swift.ipynb #n
+async def _play(scheduler, trajectory, infer):
     "Play a trajectory in a pool of one session. Returns what went wrong."
     async def rollout(episode):
         trajectory.episode = episode
         await _converse(scheduler, trajectory, infer)
     try:
-        pool = await EnvPool.local(_hosted(scheduler, trajectory), 1, timeout=scheduler.timeout, close_timeout=2 * scheduler.close_timeout).start()
+        pool = EnvPool.local(_hosted(scheduler, trajectory), 1, timeout=scheduler.timeout,
+                             close_timeout=2 * scheduler.close_timeout)
+        await pool.start()
         try:
             reason = (await pool.run_group(rollout, 0, deadline=scheduler.deadline, on_error="cancel")).errors.get(0)
         finally:
@@ -471,16 +473,16 @@ async def _play(scheduler, trajectory: Trajectory, infer) -> Exception | None:
         return error
     if reason and reason.startswith("deadline"):
         trajectory.stopped = "deadline"
-        return DeadlineExceeded(f"The trajectory took longer than {scheduler.deadline:g} s: raise deadline, or look for what is slow.")
+        return DeadlineExceeded(f"The trajectory took longer than {scheduler.deadline:g} s: raise deadline.")
     return EnvFault(f"The episode ended early ({reason}).") if reason else None
 
-async def _settle(scheduler, trajectory: Trajectory, failure: Exception | None) -> Trajectory:
-    "Score a trajectory that is over, and log it. Raises what failed if `on_error` says so."
+async def _settle(scheduler, trajectory, failure):
+    "Score and log a trajectory that is over. Raises what failed if `on_error` says so."
     values = trajectory.rewards
     try:
         for i, fn in enumerate([] if failure else scheduler.reward_funcs):
             name = getattr(fn, "__name__", type(fn).__name__)
-            key, value = f"{name}_{i}" if name in values or name == "gym" else name, await awaited(fn(trajectory))
+            key, value = f"{name}_{i}" if name in {*values, "gym"} else name, await awaited(fn(trajectory))
             values[key] = None if value is None else finite(value, f"The reward of {name}")
         if not failure:
             values["gym"] = finite(trajectory.total_reward, "total_reward")
@@ -497,16 +499,15 @@ async def _settle(scheduler, trajectory: Trajectory, failure: Exception | None) 
         raise failure
     return trajectory
 
-def _check_infer(infer) -> None:
-    "Refuse what would block the loop, as far as can be seen without calling it. A lambda may return a coroutine."
+def _check_infer(infer):
+    "Refuse a plain function, which would block the loop. A lambda may return a coroutine."
     name = getattr(infer, "__name__", "<lambda>")
     if not callable(infer) or inspect.isroutine(infer) and not inspect.iscoroutinefunction(infer) and name != "<lambda>":
         raise TypeError(f"infer is {infer!r}: give a coroutine function of messages and request, or blocking({name}).")
 
-# %% ../../nbs/interop/09_swift.ipynb #6d473f43
+# %% ../../nbs/interop/09_swift.ipynb #o
 class OpenEnvScheduler(GymScheduler):
     "`GymScheduler` for OpenEnv servers; `parse_action(text)` and `format_observation(observation)` may be overridden."
-
     def __init__(self, base_url: str | None = None, *, max_live: int = 4, **kwargs):
         super().__init__("openenv", max_live=max_live, **kwargs)
         self.base_url = base_url
@@ -518,4 +519,4 @@ class OpenEnvScheduler(GymScheduler):
 
     def check_request(self, request):
         if type(self)._create_env is OpenEnvScheduler._create_env:
-            self._create_env(request.env_config)  # opens nothing yet
+            self._create_env(request.env_config)

@@ -5,20 +5,19 @@
 # %% auto #0
 __all__ = ['to_torch', 'from_torch']
 
-# %% ../../nbs/interop/03_torch.ipynb #be77a9e0
+# %% ../../nbs/interop/03_torch.ipynb #a
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .bridge import need
 
-# %% ../../nbs/interop/03_torch.ipynb #88f501ae
+# %% ../../nbs/interop/03_torch.ipynb #b
 def to_torch(tree, copy: bool = False):
     """The arrays of a tree as tensors on the same device, sharing their memory.
 
     tree: JAX or NumPy arrays in any structure; None stays None. copy: give each tensor memory of its own, to write to.
-    JAX arrays must not change: without `copy` only read. Read-only NumPy arrays and what DLPack cannot share are
-    copied.
+    JAX arrays must not change: without `copy` only read. Read-only NumPy arrays and what DLPack cannot share are copied.
     Raises `ImportError` without PyTorch and `TypeError` for random keys and other leaves.
     """
     torch = need("torch", "torch")
@@ -30,16 +29,15 @@ def _tensor(torch, leaf, copy):
     if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
         raise TypeError(f"A {type(leaf).__name__} cannot become a tensor: pass concrete JAX or NumPy arrays.")
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        raise TypeError("A random key cannot become a tensor: pass jax.random.key_data(key), or only the observation.")
+        raise TypeError("A random key cannot become a tensor: pass jax.random.key_data(key).")
     tensor = torch.from_dlpack(leaf)
     return tensor.clone() if copy else tensor
 
 def from_torch(tree, copy: bool = False):
     """The tensors of a tree as JAX arrays on the same device, sharing their memory where it can be shared.
 
-    Without `copy`, leave the tensors alone while the arrays are used: JAX computes later than it returns. 64-bit
-    numbers become
-    32-bit ones unless JAX is told otherwise. Raises `ImportError` without PyTorch and `TypeError` for other leaves.
+    Without `copy`, leave the tensors alone while the arrays are used: JAX computes later than it returns. 64-bit numbers
+    become 32-bit ones unless JAX is told otherwise. Raises `ImportError` without PyTorch and `TypeError` for other leaves.
     """
     torch = need("torch", "torch")
     return jax.tree.map(lambda leaf: _array(torch, leaf, copy), tree)

@@ -6,7 +6,7 @@
 __all__ = ['make_rollout_func', 'environment_factory', 'ChatTokens', 'generate_with_model', 'task_in_prompt', 'trl_fields',
            'pool_reward', 'RolloutFunc', 'PoolEnvironment', 'task_in_row', 'EnvironmentFactory']
 
-# %% ../../nbs/interop/08_trl.ipynb #08d91555
+# %% ../../nbs/interop/08_trl.ipynb #a
 import itertools
 import json
 import threading
@@ -17,7 +17,7 @@ from ..pool.errors import BadRequest, PoolClosed, PoolError, PoolExhausted, Rese
 from ..pool.group import Answers, RolloutGroup, Sequence, sequence_of
 from ..pool.pool import EnvPool, opened
 
-# %% ../../nbs/interop/08_trl.ipynb #93de5802
+# %% ../../nbs/interop/08_trl.ipynb #b
 _MARK = "\u2021mark\u2021"
 
 class ChatTokens:
@@ -41,18 +41,17 @@ class ChatTokens:
         talk = [{"role": "user", "content": "."}, {"role": "assistant", "content": _MARK}, {"role": "user", "content": observation}]
         shown = self.tokenizer.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
         if _MARK not in shown:
-            raise ValueError("The chat template hides earlier answers of the model: give tokens= with one that does not.")
+            raise ValueError("The chat template hides earlier answers of the model: give tokens=.")
         ids, end = self._encoded(shown.rpartition(_MARK)[2]), self.tokenizer.eos_token_id
         return ids[1:] if completion and completion[-1] == end and ids[:1] == [end] else ids
 
     def text(self, completion: list[int]) -> str:
-        "What the model said."
         return self.tokenizer.decode(completion, skip_special_tokens=True)
 
-    def _encoded(self, text: str, special: bool = False) -> list[int]:
+    def _encoded(self, text, special=False):
         return list(self.tokenizer.encode(text, add_special_tokens=special))
 
-# %% ../../nbs/interop/08_trl.ipynb #e799e36c
+# %% ../../nbs/interop/08_trl.ipynb #c
 def generate_with_model(contexts: list[list[int]], trainer) -> list[tuple[list[int], list[float]]]:
     """Completions of the trainer's model, sampled at its temperature, with log-probabilities; at most `max_completion_length`.
 
@@ -83,7 +82,7 @@ def generate_with_model(contexts: list[list[int]], trainer) -> list[tuple[list[i
         rows.append((row[:length], values[:length]))
     return rows
 
-# %% ../../nbs/interop/08_trl.ipynb #fb736cf6
+# %% ../../nbs/interop/08_trl.ipynb #d
 def task_in_prompt(prompt):
     "The task that a prompt holds as JSON, alone or in its last message. Raises `ValueError`."
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"] if isinstance(prompt, list) and prompt else None
@@ -93,10 +92,9 @@ def task_in_prompt(prompt):
             raise ValueError
         return task
     except (TypeError, ValueError):
-        raise ValueError(f"The prompt {str(text)[:60]!r} is not a task: write it as JSON, such as '{{\"seed\": 3}}', "
-                         "or give task_of=.") from None
+        raise ValueError(f"The prompt {str(text)[:60]!r} is not a task: write it as JSON, or give task_of=.") from None
 
-def _runs(prompts: list, most: int | None) -> list[tuple]:
+def _runs(prompts, most):
     "Runs of equal prompts: each prompt and how many there are, at most `most`."
     runs = []
     for prompt, equal in itertools.groupby(prompts):
@@ -104,7 +102,7 @@ def _runs(prompts: list, most: int | None) -> list[tuple]:
         runs += [(prompt, min(most or count, count - start)) for start in range(0, count, most or count)]
     return runs
 
-# %% ../../nbs/interop/08_trl.ipynb #428c4882
+# %% ../../nbs/interop/08_trl.ipynb #e
 def trl_fields(groups: list[RolloutGroup], end: int) -> dict:
     """The episodes of some groups as TRL's rollout functions return them, with one entry for each.
 
@@ -128,8 +126,7 @@ def pool_reward(completions, env_reward, **_) -> list:
     return list(env_reward)
 
 class _Player:
-    "A player on a pool, and a context manager. Opens a new pool and closes it; an open pool stays the caller's."
-
+    "Opens a new pool and closes it; an open pool stays the caller's."
     def __init__(self, pool, task_of, observe, act):
         for name, given in {"task_of": task_of, "observe": observe, "act": act}.items():
             if given is not None and not callable(given):
@@ -137,11 +134,10 @@ class _Player:
         self.pool, self._mine = opened(pool)
         if any(session.kind != "text" for session in self.pool.sessions) and (observe is None or act is None):
             self.close()
-            raise ValueError("These environments show arrays: give observe=, an observation as text, and act=, a text as an action.")
+            raise ValueError("These environments show arrays: give observe= and act=.")
         self.task_of, self.observe, self.act = task_of, observe or str, act or str
 
-    def close(self) -> None:
-        "Close the pool if it was opened here; harmless when repeated."
+    def close(self):
         if self._mine:
             self.pool.sync.close()
 
@@ -151,9 +147,8 @@ class _Player:
     def __exit__(self, *_):
         self.close()
 
-# %% ../../nbs/interop/08_trl.ipynb #86077c76
-def _conversation(player, tokens, answers: Answers) -> Callable:
-    "One conversation, until the environment, the tokens or the turns end it."
+# %% ../../nbs/interop/08_trl.ipynb #f
+def _conversation(player, tokens, answers):
     async def rollout(episode):
         answers.begin()
         try:
@@ -171,15 +166,13 @@ def _conversation(player, tokens, answers: Answers) -> Callable:
             answers.over()
     return rollout
 
-# %% ../../nbs/interop/08_trl.ipynb #c041feb5
+# %% ../../nbs/interop/08_trl.ipynb #g
 class RolloutFunc(_Player):
     """`GRPOTrainer(..., rollout_func=make_rollout_func(pool), reward_funcs=pool_reward)`, and a context manager.
 
     pool: an `EnvPool` or its `.sync` with at least `num_generations` sessions, at best one for each completion of a
-    batch. A new
-        one is opened here, and closed by `close` or the end of a `with`. Its `max_total_tokens` limits the tokens.
-    generate: `generate(contexts, trainer)` gives `(completion_ids, logprobs or None)` for each context, a list of
-    tokens.
+        batch. A new one is opened here, and closed by `close` or the end of a `with`. Its `max_total_tokens` limits tokens.
+    generate: `generate(contexts, trainer)` gives `(completion_ids, logprobs or None)` for each context, a list of tokens.
     task_of: gives the task of a prompt. None: the curriculum of the pool if it has one, else `task_in_prompt`.
     observe, act: an observation as text, and the model's text as an action, for environments that do not speak text.
     max_turns: answers at most. tokens: an object like `ChatTokens`. deadline, over_provision: see `EnvPool.run_group`.
@@ -201,7 +194,6 @@ class RolloutFunc(_Player):
         def generate(asked):
             found = self.generate([ids for ids, in asked], trainer)
             return [(list(completion), None if logprobs is None else list(logprobs)) for completion, logprobs in found]
-
         answers, more = Answers(generate, 0.05), self.options["over_provision"]
         self.groups, self.batches, play = [None] * len(runs), answers.sizes, _conversation(self, tokens, answers)
         for size in {count for _, count in runs}:
@@ -219,7 +211,7 @@ class RolloutFunc(_Player):
 
 make_rollout_func = RolloutFunc
 
-# %% ../../nbs/interop/08_trl.ipynb #46c50dd9
+# %% ../../nbs/interop/08_trl.ipynb #h
 class PoolEnvironment:
     "One episode for TRL; see `environment_factory`. A subclass adds the tool."
     _factory = None
@@ -235,10 +227,10 @@ class PoolEnvironment:
         self._session = self._session or factory._seat()
         self._over, self._total, self._error = False, 0.0, None
         try:
-            first = factory.pool.sync.reset(self._session, task)  # a session that was lost gets another environment
-        except (BadRequest, PoolExhausted, PoolClosed):
-            raise
+            first = factory.pool.sync.reset(self._session, task)
         except PoolError as error:
+            if isinstance(error, (BadRequest, PoolExhausted, PoolClosed)):
+                raise
             self._over, self._error = True, error
             return "The environment is not available; there is nothing to do."
         return "\n".join(filter(None, [first.info.get("system_message"), factory.observe(first.observation)]))
@@ -247,8 +239,7 @@ class PoolEnvironment:
         "The sum of the rewards; None if the episode failed, which TRL leaves out of the group."
         return None if self._error is not None or self._session is None else self._total
 
-    async def _act(self, action: str) -> str:
-        "Take the step of the tool; returns what the model reads."
+    async def _act(self, action):
         if self._session is None or self._over:
             return "The episode is over."
         try:
@@ -263,9 +254,8 @@ class PoolEnvironment:
         self._total, self._over = self._total + (step.reward or 0.0), step.done
         return self._factory.observe(step.observation) + ("\nThe episode is over." if step.done else "")
 
-# %% ../../nbs/interop/08_trl.ipynb #5fcdf610
-def _with_tool(factory, name: str, description: str) -> type:
-    "A class of environments of this factory with one tool."
+# %% ../../nbs/interop/08_trl.ipynb #i
+def _with_tool(factory, name, description):
     if not name.isidentifier() or name.startswith("_") or hasattr(PoolEnvironment, name):
         raise ValueError(f"tool_name is {name!r}: give another name, such as 'act'.")
 
@@ -273,7 +263,7 @@ def _with_tool(factory, name: str, description: str) -> type:
         return await self._act(action)
 
     tool.__name__, tool.__qualname__ = name, f"PoolEnvironment.{name}"
-    tool.__doc__ = f"{description}\n\nArgs:\n    action: What to do, in the words that the environment asks for.\n\nReturns:\n    What is seen then."
+    tool.__doc__ = f"{description}\n\nArgs:\n    action: What to do, as the environment asks for it.\n\nReturns:\n    What is seen."
     return type("PoolEnvironment", (PoolEnvironment,), {name: tool, "_factory": factory, "__module__": __name__})
 
 def task_in_row(row: dict):
@@ -281,15 +271,12 @@ def task_in_row(row: dict):
     task = next((row[name] for name in ("task", "env_config", "seed") if row.get(name) is not None), None)
     return {name: value for name, value in task.items() if value is not None} if isinstance(task, dict) else task
 
-# %% ../../nbs/interop/08_trl.ipynb #a89a82ec
+# %% ../../nbs/interop/08_trl.ipynb #j
 class EnvironmentFactory(_Player):
     """`GRPOTrainer(..., environment_factory=factory)`, inside `with environment_factory(pool) as factory:`.
 
-    pool: an `EnvPool` or its `.sync`, with a session for each completion of a batch. A new one is opened here, and
-    closed at the end.
-    task_of: gives the task of a dataset row. observe, act: as in `RolloutFunc`. tool_name, description: what the model
-    reads.
-    Raises `TypeError`, `ValueError` or a `PoolError`.
+    pool, observe, act: as in `RolloutFunc`, with a session for each completion of a batch. task_of: gives the task of a
+    dataset row. tool_name, description: what the model reads. Raises `TypeError`, `ValueError` or a `PoolError`.
     """
     def __init__(self, pool, *, task_of: Callable = task_in_row, observe=None, act=None, tool_name: str = "act", description: str = "Do something in the environment."):
         self._made, self._seats, self._closed, self._lock, self._mine = [], [], False, threading.Lock(), False
@@ -302,7 +289,7 @@ class EnvironmentFactory(_Player):
 
     def _need_open(self):
         if self._closed:
-            raise PoolClosed("The factory is closed: make another one.")
+            raise PoolClosed()
 
     def _seat(self):
         with self._lock:
@@ -310,12 +297,12 @@ class EnvironmentFactory(_Player):
             try:
                 taken = self.pool.roster.pick(1)
             except PoolExhausted:
-                raise PoolExhausted(f"All {len(self._seats)} environments are in use: make a pool with as many slots as a batch has completions.") from None
+                raise PoolExhausted(f"All {len(self._seats)} environments are in use: make a pool with more slots.") from None
             self._seats += taken
             return taken[0]
 
-    def close(self) -> None:
-        "Give back all environments, and close the pool if it was opened here; harmless when repeated."
+    def close(self):
+        "Give back all environments, and close the pool if it was opened here. May be called twice."
         with self._lock:
             self._closed = True
             seats, self._seats = self._seats, []

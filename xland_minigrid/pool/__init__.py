@@ -1,16 +1,15 @@
 """Many environments at once: `EnvPool` in this process or over sockets, groups of episodes for GRPO, text environments, a server.
 
-The parts are imported from their modules (`xland_minigrid.pool.server` and so on), so that importing the package stays quick; those that everybody needs are here as well.
+Each name is imported from its module when it is used, so that importing the package stays quick.
 """
-_LATER = {
-    "EnvPool": "pool", "SyncPool": "pool", "Batch": "pool", "Session": "client", "Step": "client", "EnvServer": "server", "ServerConfig": "server", "start_server": "server",
-    "Rollout": "group", "RolloutGroup": "group", "Env": "episodes", "register_env": "episodes", "make_env": "episodes", "envs": "episodes", "RolloutRequest": "episodes",
-    "read_rows": "episodes", "blocking": "episodes", "OpenEnvWrapper": "remote", "watch": "status",
-    "Curriculum": "curriculum", "SomeSolve": "curriculum", "TierCurriculum": "curriculum", "Tier": "curriculum", "Schedule": "curriculum",
-    "pad": "group", "read_jsonl": "group", "TokenBudget": "group",
-    **dict.fromkeys(("PoolError", "PoolExhausted", "SessionLost", "ResetRequired", "SessionBusy", "PoolClosed", "BadRequest", "DeadlineExceeded", "EnvFault", "Unauthorized", "ConnectFailed",
-                     "WrongThread"), "errors"),
-}
+_PARTS = {
+    "client": "Session Step", "server": "EnvServer ServerConfig start_server", "pool": "EnvPool SyncPool Batch",
+    "episodes": "Env register_env make_env envs RolloutRequest read_rows blocking", "remote": "OpenEnvWrapper",
+    "curriculum": "Curriculum SomeSolve TierCurriculum Tier Schedule", "status": "watch",
+    "group": "Rollout RolloutGroup pad read_jsonl TokenBudget",
+    "errors": "PoolError PoolExhausted SessionLost ResetRequired SessionBusy PoolClosed BadRequest DeadlineExceeded EnvFault "
+              "Unauthorized ConnectFailed WrongThread"}
+_LATER = {name: part for part, names in _PARTS.items() for name in names.split()}
 
 
 def __getattr__(name):

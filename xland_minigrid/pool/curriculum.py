@@ -6,7 +6,7 @@
 __all__ = ['TIERS', 'UNTRIED', 'WEAK', 'DUE', 'RECENT', 'Curriculum', 'SomeSolve', 'Tier', 'Schedule', 'decayed_success',
            'TierCurriculum']
 
-# %% ../../nbs/pool/12_curriculum.ipynb #682db6df
+# %% ../../nbs/pool/12_curriculum.ipynb #a
 import copy
 import hashlib
 import html
@@ -21,11 +21,11 @@ from typing import Protocol
 import numpy as np
 
 from ..core.helpers import checked_int
+from .group import html_table
 
-# %% ../../nbs/pool/12_curriculum.ipynb #aafd35c2
+# %% ../../nbs/pool/12_curriculum.ipynb #b
 class Curriculum(Protocol):
     "Chooses tasks and learns from results. A task is a name, or a dictionary such as an `env_config`."
-
     def next_tasks(self, n: int) -> list:
         "The n tasks to play next. Changes nothing."
 
@@ -42,34 +42,31 @@ class Curriculum(Protocol):
     def load_state_dict(self, state: Mapping):
         "Go on from a `state_dict`. Raises `ValueError` if it belongs to another curriculum."
 
-def _key(task) -> str:
-    "A task as text, the same for equal tasks. Raises `TypeError`."
+def _key(task):
     try:
         return json.dumps(task, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError):
         raise TypeError(f"{task!r} cannot be a task: give a name, or a dict of plain values.") from None
 
-def _unknown(task) -> ValueError:
+def _unknown(task):
     return ValueError(f"{task!r} is not a task of this curriculum: record what next_tasks gave.")
 
-# %% ../../nbs/pool/12_curriculum.ipynb #c4985687
+# %% ../../nbs/pool/12_curriculum.ipynb #c
 class SomeSolve(Curriculum):
     """New tasks in order, mixed with earlier ones that some of a group solved and others did not.
 
     tasks: dealt in order, over and over. again: share of earlier tasks, while there are any. keep: how many are
-    remembered.
-    most: a task is played again if at most this share solved it. seed: of its choices. Raises `ValueError`.
+    remembered. most: a task is played again if at most this share solved it. Raises `ValueError`.
     """
-
     def __init__(self, tasks: Sequence, *, again: float = 0.5, most: float = 0.8, keep: int = 2000, seed: int = 0):
         if not len(tasks) or not 0 <= again < 1 or not 0 < most <= 1 or keep < 1:
-            raise ValueError("tasks needs at least one, again is a share below 1, most a share above 0, and keep at least 1.")
+            raise ValueError("tasks, most and keep must not be empty or 0, and again and most are shares.")
         self.tasks, self.again, self.most, self.keep, self.seed = list(tasks), again, most, keep, seed
         self._number = {_key(task): i for i, task in enumerate(self.tasks)}
-        self.dealt, self.records, self.old = 0, 0, []  # new tasks so far, results so far, numbers of tasks worth playing again
+        self.dealt, self.records, self.old = 0, 0, []  # new tasks, results, tasks to play again
 
     def next_tasks(self, n: int) -> list:
-        "Earlier tasks, then new ones, all different as far as possible. Changes nothing."
+        "Earlier tasks, then new ones, all different as far as possible."
         rng = np.random.default_rng((self.seed, self.records))
         old = rng.permutation(sorted(set(self.old)))[: int((rng.random(n) < self.again).sum())].tolist()
         new = [(self.dealt + i) % len(self.tasks) for i in range(n - len(old))]
@@ -82,7 +79,6 @@ class SomeSolve(Curriculum):
         return {"number": number, "again": number in self.old}
 
     def record_result(self, task, achieved, reward=None):
-        "Record the share of a group that solved a task. Raises `ValueError`."
         number = self.about(task)["number"]
         if not 0 <= achieved <= 1:
             raise ValueError(f"achieved is {achieved!r}: give a share from 0 to 1.")
@@ -94,15 +90,14 @@ class SomeSolve(Curriculum):
         return {"dealt": self.dealt, "records": self.records, "old": list(self.old), "tasks": len(self.tasks)}
 
     def load_state_dict(self, state: Mapping):
-        "Go on from a `state_dict`. Raises `ValueError` if it belongs to a curriculum with other tasks."
         known = range(len(self.tasks))
         if not isinstance(state, Mapping) or state.get("tasks") != len(known) or not all(i in known for i in state.get("old", [-1])):
-            raise ValueError("This state belongs to a curriculum with other tasks: make it with the same ones.")
-        self.dealt, self.records, self.old = int(state["dealt"]), int(state["records"]), [int(i) for i in state["old"]]
+            raise ValueError("This state belongs to a curriculum with other tasks: give the same ones.")
+        self.dealt, self.records, self.old = int(state["dealt"]), int(state["records"]), list(map(int, state["old"]))
 
-# %% ../../nbs/pool/12_curriculum.ipynb #f1cc5d3c
+# %% ../../nbs/pool/12_curriculum.ipynb #d
 def _check_fields(settings, **highest):
-    "Raise `ValueError` unless each int field is at least 1, each float field at least 0, and none above its `highest`."
+    "Raise `ValueError` unless int fields are at least 1, float fields at least 0, and none above its `highest`."
     for f in fields(settings):
         x, high = getattr(settings, f.name), highest.get(f.name, math.inf)
         if f.type is int:
@@ -115,10 +110,10 @@ class Tier:
     "A level of difficulty. Success is a share, from 0 to 1. Raises `ValueError`."
     name: str
     min_episodes: int = 10  # episodes in it before it can be left
-    advance_rate: float = 0.6  # mean success of its last `mastery_window` episodes that is needed to leave it
-    mastery_window: int = 10  # attempts at a task, and episodes of the tier, that are remembered
-    mastery_threshold: float = 0.7  # decayed success at which a task graduates, and below which that is undone
-    fast_track_rate: float = 0.9  # mean success at which the tier is left after three episodes; above 1: never
+    advance_rate: float = 0.6  # mean success of `mastery_window` episodes that leaves it
+    mastery_window: int = 10  # attempts and episodes that are remembered
+    mastery_threshold: float = 0.7  # decayed success with which a task is graduated
+    fast_track_rate: float = 0.9  # mean success that leaves it after three episodes; above 1: never
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name:
@@ -126,7 +121,7 @@ class Tier:
         _check_fields(self, advance_rate=1, mastery_threshold=1)
 
 TIERS = (Tier("warmup", 5, 0.6), Tier("beginner"), Tier("intermediate", 15, 0.65), Tier("advanced", 20, 0.65), Tier("expert", 20, 0.7))
-_FAST_TRACK = 3  # episodes
+_FAST_TRACK = 3
 
 @dataclass(frozen=True)
 class Schedule:
@@ -135,21 +130,20 @@ class Schedule:
     graduate_after: int = 3  # attempts
     first_interval: int = 3  # until the first review
     longest_interval: int = 48  # until any review, and the first rest of a task laid aside
-    active: int = 32  # tasks of a tier that are studied at the same time; no new one is started beyond that
+    active: int = 32  # most tasks of a tier that are studied at a time
     patience: int = 10  # attempts without graduating after which a task is laid aside
-    review_every: int = 3  # at most one episode in so many gets the bonus of a task that is due; 1: any
+    review_every: int = 3  # one episode in so many gets the bonus of a task that is due
 
     def __post_init__(self):
         _check_fields(self, decay=1, first_interval=self.longest_interval)
 
-# %% ../../nbs/pool/12_curriculum.ipynb #2e48f5cb
+# %% ../../nbs/pool/12_curriculum.ipynb #e
 def decayed_success(results, decay: float = 0.85) -> float:
     "The mean of `results`, oldest first, each weighing `decay` times as much as the next; 0.0 for none."
     return float(np.average(results, weights=decay ** np.arange(len(results))[::-1])) if len(results) else 0.0
 
 @dataclass
 class _Task:
-    "What is known of a task."
     tier: int
     kind: str = "untried"  # then "studied", "graduated" or "resting"
     results: list = field(default_factory=list)  # success of the last attempts, oldest first
@@ -168,10 +162,10 @@ class _Task:
         self.kind, self.interval, self.due = kind, interval, now + interval
 
     def learn(self, success: float, now: int, tier: Tier, s: Schedule):
-        "Record an attempt in episode `now`."
         if self.kind == "untried":
             self.study()
-        self.attempts, self.tries, self.last, self.results = self.attempts + 1, self.tries + 1, now, (self.results + [success])[-tier.mastery_window:]
+        self.attempts, self.tries, self.last = self.attempts + 1, self.tries + 1, now
+        self.results = (self.results + [success])[-tier.mastery_window:]
         self.success = decayed_success(self.results, s.decay)
         mastered, passed = self.success >= tier.mastery_threshold, success >= tier.mastery_threshold
         if self.kind == "graduated":
@@ -189,11 +183,10 @@ class _Task:
         elif self.tries >= s.patience:
             self.wait("resting", s.longest_interval, now)
 
-# %% ../../nbs/pool/12_curriculum.ipynb #10337c50
-def _texts(tasks: Mapping) -> list[list[str]]:
-    "The tasks of each tier as text. Raises `TypeError` or `ValueError`."
+# %% ../../nbs/pool/12_curriculum.ipynb #f
+def _texts(tasks):
     if not isinstance(tasks, Mapping) or any(isinstance(x, (str, Mapping)) or not isinstance(x, Iterable) for x in tasks.values()):
-        raise TypeError("tasks is a dict from tier to a list of names or env_config dicts; or use TierCurriculum.over(difficulty).")
+        raise TypeError("tasks is a dict from tier to a list of names or env_config dicts.")
     lists = [list(map(_key, listed)) for listed in tasks.values()]
     if not lists or not all(lists):
         raise ValueError("Every tier needs at least one task: leave empty ones out.")
@@ -201,26 +194,24 @@ def _texts(tasks: Mapping) -> list[list[str]]:
         raise ValueError("A task is listed twice: every task belongs to one tier, once.")
     return lists
 
-def _by_name(tiers: Iterable[Tier]) -> dict[str, Tier]:
+def _by_name(tiers):
     tiers = list(tiers)
-    if not all(isinstance(tier, Tier) for tier in tiers) or len({tier.name for tier in tiers}) < len(tiers):
+    found = {tier.name: tier for tier in tiers if isinstance(tier, Tier)}
+    if len(found) < len(tiers):
         raise ValueError("tiers must be Tier(...) objects with different names.")
-    return {tier.name: tier for tier in tiers}
+    return found
 
-# %% ../../nbs/pool/12_curriculum.ipynb #b0ae6740
-def _checked_success(achieved, reward) -> float:
-    "Success from 0 to 1. Raises `TypeError` or `ValueError`."
+# %% ../../nbs/pool/12_curriculum.ipynb #g
+def _checked_success(achieved, reward):
     try:
         success, reward = float(achieved), float(reward)
     except (TypeError, ValueError):
-        raise TypeError(f"achieved is {achieved!r} and reward {reward!r}: record numbers, and only groups that could be scored.") from None
+        raise TypeError(f"achieved is {achieved!r} and reward {reward!r}: record numbers.") from None
     if not 0 <= success <= 1 or not math.isfinite(reward):
         raise ValueError(f"achieved is {success} and reward {reward}: give a share from 0 to 1, and a finite reward.")
     return success
 
 class _Records(Curriculum):
-    "What a `TierCurriculum` knows of its tasks, and how a result changes it."
-
     def __init__(self, tasks: Mapping, tiers: Iterable[Tier] = TIERS, *, seed: int = 0, schedule: Schedule = Schedule()):
         texts, known = _texts(tasks), _by_name(tiers)
         if not isinstance(schedule, Schedule):
@@ -232,15 +223,11 @@ class _Records(Curriculum):
         self._tier_of = {text: tier for tier, listed in enumerate(texts) for text in listed}
         self.episode, self._tier, self._tier_episodes, self._tier_results = 0, 0, 0, []
         self._tried: dict[str, _Task] = {}
-        self._reviewed = -schedule.review_every  # the last episode with a task that was due
+        self._reviewed = -schedule.review_every
 
-    @property
-    def tier(self) -> Tier:
-        "The highest tier reached."
-        return self.tiers[self._tier]
+    tier = property(lambda self: self.tiers[self._tier], doc="The highest tier reached.")
 
-    def _text(self, task) -> str:
-        "A task as text, without a seed that it does not have here. Raises `TypeError` or `ValueError`."
+    def _text(self, task):
         text = _key(task)
         if text not in self._tier_of and isinstance(task, Mapping):
             text = _key({name: x for name, x in task.items() if name != "seed"})
@@ -249,12 +236,10 @@ class _Records(Curriculum):
         return text
 
     def record_result(self, task, achieved, reward) -> dict:
-        """Record one group of episodes, which counts as one. Returns `about(task)`, and `advanced`: the tier just
-        reached, or None.
+        """Record one group of episodes, which counts as one: `about(task)`, and `advanced`, the tier just reached or None.
 
-        task: as `next_task` gave it, with or without a seed. achieved: whether or to which share it was solved. reward:
-        the mean.
-        Raises `TypeError` or `ValueError`, and then records nothing.
+        task: as `next_task` gave it, with or without a seed. achieved: whether it was solved, or by which share.
+        reward: the mean. Raises `TypeError` or `ValueError`, and then records nothing.
         """
         success = _checked_success(achieved, reward)
         with self._lock:
@@ -266,62 +251,55 @@ class _Records(Curriculum):
             t.learn(success, self.episode, self.tiers[t.tier], self.schedule)
             return {"advanced": self._progress(t.tier, success), **self.about(task)}
 
-# %% ../../nbs/pool/12_curriculum.ipynb #f950210f
+# %% ../../nbs/pool/12_curriculum.ipynb #h
 class _Progress(_Records):
-    "The way through the tiers."
-
-    def _studied(self) -> list[_Task]:
-        "The tasks of the present tier that are studied."
+    def _studied(self):
         return [t for t in self._tried.values() if t.tier == self._tier and t.kind == "studied"]
 
-    def _untried(self, tier: int) -> Iterable[str]:
-        "The tasks of a tier that were never tried."
+    def _untried(self, tier):
         return (text for text in self._tasks[tier] if text not in self._tried)
 
-    def _progress(self, tier: int, success: float) -> str | None:
+    def _progress(self, tier, success):
         "Count an episode towards the present tier. Returns the name of the next one if it is reached."
         before, t = self._tier, self.tier
         if tier == self._tier:
             self._tier_episodes, self._tier_results = self._tier_episodes + 1, (self._tier_results + [success])[-t.mastery_window:]
-            rate = np.mean(self._tier_results)
-            if rate >= t.fast_track_rate and self._tier_episodes >= _FAST_TRACK or rate >= t.advance_rate and self._tier_episodes >= t.min_episodes:
+            rate, n = np.mean(self._tier_results), self._tier_episodes
+            if rate >= t.fast_track_rate and n >= _FAST_TRACK or rate >= t.advance_rate and n >= t.min_episodes:
                 self._advance()
         while self._tier < len(self.tiers) - 1 and not self._studied() and next(self._untried(self._tier), None) is None:
             self._advance()
         return self.tier.name if self._tier > before else None
 
     def _advance(self):
-        "Go on to the next tier, if there is one. Tasks that never graduated here are laid aside."
         if self._tier < len(self.tiers) - 1:
             for t in self._studied():
                 if not t.undone:
                     t.wait("resting", self.schedule.longest_interval, self.episode)
             self._tier, self._tier_episodes, self._tier_results = self._tier + 1, 0, []
 
-# %% ../../nbs/pool/12_curriculum.ipynb #56238f81
-UNTRIED, WEAK, DUE, RECENT = 100.0, 50.0, 30.0, 20.0  # see the table above
-_LATELY = 2  # episodes
+# %% ../../nbs/pool/12_curriculum.ipynb #i
+UNTRIED, WEAK, DUE, RECENT = 100.0, 50.0, 30.0, 20.0
+_LATELY = 2
 
 class _Choice(_Progress):
-    "Which tasks come first."
-
-    def _weight(self, t: _Task) -> float:
-        "The priority of a task that was tried, without the bonus of a review."
+    def _weight(self, t):
         begun = t.kind == "studied" and t.attempts < self.schedule.graduate_after
         return WEAK * (1 - t.success) + DUE * begun - RECENT * (t.last > self.episode - _LATELY)
 
-    def _is_due(self, t: _Task) -> bool:
+    def _is_due(self, t):
         return t.kind in ("graduated", "resting") and t.due <= self.episode + 1
 
-    def _ranked(self, k: int) -> list[str]:
+    def _ranked(self, k):
         "k different tasks, or all, the most urgent first; among equals the least recently tried."
         new = list(itertools.islice(itertools.chain.from_iterable(map(self._untried, range(self._tier, -1, -1))), k))
-        due, others = [], [(-UNTRIED, place, text) for place, text in enumerate(new[: max(0, self.schedule.active - len(self._studied()))])]
+        begin = max(0, self.schedule.active - len(self._studied()))
+        due, others = [], [(-UNTRIED, place, text) for place, text in enumerate(new[:begin])]
         for text, t in self._tried.items():
             if self._is_due(t) or t.kind != "resting":
                 (due if self._is_due(t) else others).append((-self._weight(t), t.last, text))
         due.sort(reverse=True)
-        others.sort(reverse=True)  # the best is last
+        others.sort(reverse=True)
         found, since = [], self.episode + 1 - self._reviewed
         while len(found) < k and (others or due):
             bonus = DUE * (since >= self.schedule.review_every)
@@ -331,20 +309,18 @@ class _Choice(_Progress):
         resting = sorted((t.due, text) for text, t in self._tried.items() if t.kind == "resting")
         return list(dict.fromkeys(found + new + [text for _, text in resting]))[:k]
 
-# %% ../../nbs/pool/12_curriculum.ipynb #bab90d90
+# %% ../../nbs/pool/12_curriculum.ipynb #j
 _KEPT = ("episode", "_reviewed", "_tier", "_tier_episodes", "_tier_results")
 
 class _State(_Choice):
-    "State and statistics."
-
-    def _checksum(self, state) -> str:
+    def _checksum(self, state):
         about = [self.seed, [asdict(tier) for tier in self.tiers], asdict(self.schedule), self._tasks, state]
         return hashlib.blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
 
     def state_dict(self) -> dict:
-        "Everything that was recorded, as plain values for JSON; see `load_state_dict`."
         with self._lock:
-            state = json.loads(json.dumps([[getattr(self, name) for name in _KEPT], {text: astuple(t) for text, t in self._tried.items()}]))
+            tried = {text: astuple(t) for text, t in self._tried.items()}
+            state = json.loads(json.dumps([[getattr(self, name) for name in _KEPT], tried]))
         return {"state": state, "checksum": self._checksum(state)}
 
     def load_state_dict(self, state: Mapping) -> "TierCurriculum":
@@ -360,7 +336,7 @@ class _State(_Choice):
         return self
 
     def about(self, task) -> dict:
-        "What is known of a task: its tier and priority, and see `_Task`. Raises `TypeError` or `ValueError`."
+        "The tier and priority of a task, and the fields of `_Task`. Raises `TypeError` or `ValueError`."
         with self._lock:
             text = self._text(task)
             t = self._tried.get(text, _Task(self._tier_of[text]))
@@ -368,7 +344,7 @@ class _State(_Choice):
             return {**asdict(t), "tier": self.tiers[t.tier].name, "priority": priority}
 
     def stats(self) -> dict:
-        "Numbers of tasks and episodes, mean success, and the tier reached; under `tiers` the same for each tier."
+        "Tasks, episodes, mean success, and the tier reached; under `tiers` the same for each tier."
         def row(name, tasks, tried):
             kinds = [t.kind for t in tried]
             counts = {kind: kinds.count(kind) for kind in ("studied", "graduated", "resting")}
@@ -380,12 +356,11 @@ class _State(_Choice):
             about = {"tier": self._tier, "tier_episodes": self._tier_episodes, "tiers": tiers}
             return row(self.tier.name, len(self._tier_of), self._tried.values()) | about
 
-# %% ../../nbs/pool/12_curriculum.ipynb #44975070
+# %% ../../nbs/pool/12_curriculum.ipynb #k
 class TierCurriculum(_State):
     """A curriculum over named tasks or rows of a benchmark (`over`). Safe to use from several threads.
 
-    tasks: tier name to list of tasks, from easy to hard; a task is a name or an `env_config` dict. schedule: see
-    `Schedule`.
+    tasks: tier name to list of tasks, from easy to hard; a task is a name or an `env_config` dict.
     tiers: settings of tiers, found by name; others get those of `Tier(name)`. seed: decides among equals.
     Raises `TypeError` or `ValueError`.
     """
@@ -401,28 +376,27 @@ class TierCurriculum(_State):
         values = np.asarray(difficulty.values(by) if hasattr(difficulty, "estimate") else difficulty)
         if values.ndim != 1 or values.dtype.kind not in "biuf":
             raise TypeError(f"difficulty has shape {values.shape} and dtype {values.dtype}: give one number for each task.")
-        rows = np.argsort(values.astype(np.float64), kind="stable")[: np.count_nonzero(values == values)]  # NaN is last
+        rows = np.argsort(values.astype(np.float64), kind="stable")[: np.count_nonzero(values == values)]
         tiers, rng = tuple(_by_name(tiers).values()), np.random.default_rng(checked_int("seed", seed, 0))
         if not 1 <= len(tiers) <= len(rows):
-            raise ValueError(f"{len(rows)} tasks of known difficulty do not fill {len(tiers)} tiers: choose another by=, or other tiers.")
+            raise ValueError(f"{len(rows)} tasks of known difficulty do not fill {len(tiers)} tiers: choose another by=.")
         parts = [rng.choice(part, min(most, len(part)), replace=False).tolist() for part in np.array_split(rows, len(tiers))]
         tasks = {tier.name: [{"ruleset_id": row} for row in part] for tier, part in zip(tiers, parts)}
         return cls(tasks, tiers, seed=seed, schedule=schedule)
 
     def next_tasks(self, n: int) -> list:
-        "The n tasks to play next, the most urgent first, different as far as possible. Changes nothing."
+        "The n most urgent tasks, different as far as possible. Changes nothing."
         with self._lock:
             order = itertools.cycle(self._ranked(checked_int("n", n, 1)))
             return [json.loads(text) for text in itertools.islice(order, n)]
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         s = self.stats()
         tried = f"{s['tried']:,} of {s['tasks']:,} tasks tried, {s['graduated']:,} graduated"
         return f"TierCurriculum(episode {self.episode:,}, tier {s['name']}, {tried}, success {s['success']:.2f})"
 
-    def _repr_html_(self) -> str:
-        columns = ("name", "tasks", "tried", "studied", "graduated", "resting", "episodes", "success")
+    def _repr_html_(self):
         show = lambda x: html.escape(x) if isinstance(x, str) else f"{x:.2f}" if isinstance(x, float) else f"{x:,}"
-        rows = [columns, *([show(row[name]) for name in columns] for row in self.stats()["tiers"])]
-        table = "".join("<tr>" + "".join(f"<td>{x}</td>" for x in row) + "</tr>" for row in rows)
-        return f"<b>Curriculum</b> after {self.episode:,} episodes: {html.escape(self.tier.name)}<table>{table}</table>"
+        rows = self.stats()["tiers"]
+        heading = f"<b>Curriculum</b> after {self.episode:,} episodes: {html.escape(self.tier.name)}"
+        return html_table(heading, rows[0], (map(show, row.values()) for row in rows))

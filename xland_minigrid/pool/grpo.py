@@ -9,7 +9,7 @@ __all__ = ['PAD', 'TURN', 'END', 'SOLVED', 'LAKE_WORDS', 'LAKE_MOVES', 'TEST_SEE
            'GRPOConfig', 'TrainState', 'make_optimiser', 'beta_at', 'make_update', 'Learner', 'play', 'grpo_step',
            'summary', 'evaluate', 'lake_tasks', 'test_tasks', 'lake_learner', 'lake_baselines', 'train']
 
-# %% ../../nbs/pool/15_grpo.ipynb #6769e035
+# %% ../../nbs/pool/15_grpo.ipynb #a
 import dataclasses
 import json
 import re
@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..baselines import nnx  # first: where Flax is missing, it says what to install
+from ..baselines import nnx  # says what to install where Flax is missing
 import optax
 
 from ..baselines.checkpoint import CheckpointError, Checkpoints
@@ -36,7 +36,7 @@ from .group import Answers, Rollout, RolloutGroup, group_advantages
 from .pool import EnvPool
 from .text.frozen_lake import MOVES, random_map, random_success, shortest_path_success
 
-# %% ../../nbs/pool/15_grpo.ipynb #4f037793
+# %% ../../nbs/pool/15_grpo.ipynb #b
 PAD, TURN, END = 0, 1, 2
 _FIRST = 3
 
@@ -45,12 +45,12 @@ class Vocabulary:
     def __init__(self, words: Sequence[str]):
         self.list = tuple(words)
         if not self.list or len(set(self.list)) < len(self.list) or any(self._parts(word) != [word] for word in self.list):
-            raise ValueError("words are different single words or signs: leave out spaces and doubles.")
+            raise ValueError("words are different single words or signs.")
         self._number = {word: i + _FIRST for i, word in enumerate(self.list)}
-        self.size = _FIRST + len(self.list)  # with the three special tokens
+        self.size = _FIRST + len(self.list)
 
     @staticmethod
-    def _parts(text: str) -> list[str]:
+    def _parts(text):
         return re.findall(r"\w+|[^\w\s]", text)
 
     def encode(self, text: str) -> list[int]:
@@ -63,7 +63,7 @@ class Vocabulary:
             raise ValueError(f"The tokens of this vocabulary are 0 to {self.size - 1}.")
         return " ".join(self.list[i - _FIRST] for i in ids if i >= _FIRST)
 
-# %% ../../nbs/pool/15_grpo.ipynb #ee2d1c3e
+# %% ../../nbs/pool/15_grpo.ipynb #c
 @dataclass(frozen=True)
 class ModelConfig:
     "Sizes of the model. Raises `ValueError`."
@@ -77,7 +77,7 @@ class ModelConfig:
         for name in ("context", "width", "layers", "heads", "wide"):
             checked_int(f"model.{name}", getattr(self, name), 1)
         if self.width % self.heads:
-            raise ValueError(f"The width {self.width} is not a multiple of {self.heads} heads: choose one that is.")
+            raise ValueError(f"The width {self.width} is not a multiple of {self.heads} heads.")
 
 def linear(inputs: int, outputs: int, scale: float = 1.0, *, rngs: nnx.Rngs) -> nnx.Linear:
     "A linear layer without bias; its outputs have the standard deviation `scale` for standard normal inputs."
@@ -89,9 +89,8 @@ def normed(x, scale):
 
 class Block(nnx.Module):
     "Attention and a dense layer: `(B, L, width)` to `(B, K, width)`, at the positions `at (B, K)`."
-
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        n, quiet = config.width, (2 * config.layers) ** -0.5  # so that the residual stream starts with a deviation of about 1
+        n, quiet = config.width, (2 * config.layers) ** -0.5  # the residual stream starts with a deviation of 1
         self.heads = config.heads
         self.query, self.known, self.mix = linear(n, n, rngs=rngs), linear(n, 2 * n, rngs=rngs), linear(n, n, quiet, rngs=rngs)
         self.up, self.down = linear(n, config.wide * n, rngs=rngs), linear(config.wide * n, n, quiet, rngs=rngs)
@@ -104,7 +103,6 @@ class Block(nnx.Module):
         return x + apply(self.down, jax.nn.gelu(apply(self.up, normed(x, self.scale2[...]), jnp.float32)), jnp.float32)
 
     def attend(self, h, at):
-        "Causal attention from the positions `at`."
         split = lambda x: x.reshape(*x.shape[:-1], self.heads, -1)
         q = split(apply(self.query, pick(h, at), jnp.float32))
         k, v = map(split, jnp.split(apply(self.known, h, jnp.float32), 2, axis=-1))
@@ -117,15 +115,13 @@ def pick(x, at):
     "The rows `at (B, K)` of `x (B, L, n)`: `(B, K, n)`; `x` itself if `at` is as long."
     return x if at.shape[1] == x.shape[1] else jnp.take_along_axis(x, at[:, :, None], axis=1)
 
-# %% ../../nbs/pool/15_grpo.ipynb #0548cdd6
+# %% ../../nbs/pool/15_grpo.ipynb #d
 class Transformer(nnx.Module):
     """A decoder-only transformer: tokens int32 `(B, L)` to logits float32 `(B, K, size)` of the token *after* each of
     the positions `at` int32 `(B, K)`, None for all.
 
-    Padding comes after the text. `opinion`: the standard deviation of a fresh model's logits. Raises `ValueError` for
-    more tokens than the context has.
+    Padding comes after the text. opinion: the standard deviation of a fresh model's logits. Raises `ValueError`.
     """
-
     def __init__(self, config: ModelConfig, size: int, opinion: float = 0.01, *, rngs: nnx.Rngs):
         self.config, n = config, config.width
         self.tokens = nnx.Param(nnx.initializers.normal(n**-0.5)(rngs.params(), (size, n)))
@@ -136,7 +132,7 @@ class Transformer(nnx.Module):
 
     def __call__(self, tokens, at=None):
         if tokens.shape[1] > self.config.context:
-            raise ValueError(f"{tokens.shape[1]} tokens came and the model reads {self.config.context}: give it a larger context, or shorter prompts.")
+            raise ValueError(f"{tokens.shape[1]} tokens came and the model reads {self.config.context}: give it a larger context.")
         x = self.tokens[...][tokens] + self.places[...][: tokens.shape[1]]
         everywhere = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         at = everywhere if at is None else at
@@ -144,13 +140,13 @@ class Transformer(nnx.Module):
             x = getattr(self, f"block{i}")(x, at if i == self.config.layers - 1 else everywhere)
         return apply(self.head, normed(x, self.scale[...]), jnp.float32)
 
-# %% ../../nbs/pool/15_grpo.ipynb #2e26a7e8
+# %% ../../nbs/pool/15_grpo.ipynb #e
 def log_policy(structure, parameters, tokens, at, allowed, temperature: float = 1.0):
     "Log-probabilities `(B, K, size)` of the token after each position `at (B, K)`; −1e9 outside of `allowed`."
     logits = nnx.merge(structure, parameters)(tokens, at) / temperature
     return jax.nn.log_softmax(jnp.where(allowed, logits, -1e9))
 
-# %% ../../nbs/pool/15_grpo.ipynb #4f6f954f
+# %% ../../nbs/pool/15_grpo.ipynb #f
 def mixed(*numbers) -> np.ndarray:
     "A 64-bit hash (splitmix64) of whole numbers or uint64 arrays that broadcast: uint64."
     found = np.uint64(0)
@@ -170,14 +166,14 @@ def chosen(logprobs, keys, greedy: bool = False) -> np.ndarray:
     u = (mixed(keys, 0) >> np.uint64(11)) * 2.0**-53
     return (cumulative <= (u * cumulative[:, -1])[:, None]).sum(axis=1)
 
-# %% ../../nbs/pool/15_grpo.ipynb #088b8b57
+# %% ../../nbs/pool/15_grpo.ipynb #g
 class Said(NamedTuple):
     "A reply: one token, and its log-probability under the policy that drew it."
     token: int
     logprob: float
 
 def padded_size(n: int, least: int = 64) -> int:
-    "n rounded up to least, 2 least, 4 least, …"
+    "`n` rounded up to `least`, twice that, four times …"
     return max(least, 1 << (n - 1).bit_length())
 
 def in_rows(prompts: Sequence, rows: int, context: int) -> tuple[np.ndarray, np.ndarray]:
@@ -191,11 +187,11 @@ def allowed_tokens(allowed: Iterable[int] | None, size: int) -> np.ndarray:
     "A mask over tokens, bool `(size,)`; None allows all but padding and TURN. Raises `ValueError`."
     found, listed = np.zeros(size, bool), list(range(END, size) if allowed is None else allowed)
     if not listed or not all(0 <= i < size for i in listed):
-        raise ValueError(f"allowed holds token numbers from 0 to {size - 1}, at least one.")
+        raise ValueError(f"allowed holds token numbers from 0 to {size - 1}.")
     found[listed] = True
     return found
 
-# %% ../../nbs/pool/15_grpo.ipynb #c56f6549
+# %% ../../nbs/pool/15_grpo.ipynb #h
 class Sampler:
     """Batched generation of one token for each prompt: `generate(prompts, keys)`.
 
@@ -215,8 +211,8 @@ class Sampler:
     def next_logprobs(self, prompts: list) -> np.ndarray:
         "Log-probabilities of the next token, float32 `(N, size)`; equal prompts are computed once."
         if not all(0 < len(prompt) <= self.context for prompt in prompts):
-            raise ValueError(f"A prompt has from 1 to {self.context} tokens: shorten it, or give the model a larger context.")
-        different = sorted(set(map(tuple, prompts)))  # an order that does not depend on who asked first
+            raise ValueError(f"A prompt has from 1 to {self.context} tokens: give the model a larger context.")
+        different = sorted(set(map(tuple, prompts)))  # the same whoever asked first
         places = {prompt: i for i, prompt in enumerate(different)}
         parts = [different[i:i + self.rows[-1]] for i in range(0, len(different), self.rows[-1])]
         self.asked, self.computed, self.batches = self.asked + len(prompts), self.computed + len(different), self.batches + len(parts)
@@ -233,15 +229,14 @@ class Sampler:
         tokens = chosen(logprobs, np.array(keys, np.uint64), self.greedy)
         return [Said(*pair) for pair in zip(tokens.tolist(), logprobs[np.arange(len(tokens)), tokens].tolist())]
 
-# %% ../../nbs/pool/15_grpo.ipynb #5aa325f3
+# %% ../../nbs/pool/15_grpo.ipynb #i
 class Generator(Sampler, Answers):
     "A `Sampler` for concurrent rollouts: `said = await generator(prompt, key)`; see `Answers`."
-
     def __init__(self, model: Transformer, *, patience: float = 1.0, **settings):
         Sampler.__init__(self, model, **settings)
         Answers.__init__(self, lambda asked: self.generate(*map(list, zip(*asked))), patience)
 
-# %% ../../nbs/pool/15_grpo.ipynb #fdae7ec4
+# %% ../../nbs/pool/15_grpo.ipynb #j
 def grpo_loss(logprobs, old, advantages, kl, weights, *, clip: float = 0.2, beta=0.0):
     """The loss, a weighted mean over tokens, and metrics. All arrays have one shape.
 
@@ -256,16 +251,16 @@ def grpo_loss(logprobs, old, advantages, kl, weights, *, clip: float = 0.2, beta
     clipped = mean((jnp.abs(ratio - 1) > clip).astype(jnp.float32))
     return mean(beta * kl - gain), {"kl": mean(kl), "clipped": clipped}
 
-# %% ../../nbs/pool/15_grpo.ipynb #df1999e3
+# %% ../../nbs/pool/15_grpo.ipynb #k
 def advantages(rewards, floor: float = 0.1) -> np.ndarray:
     "Rewards of a group minus their mean, over their deviation plus `floor`: float32 `(G,)`, 0 for None."
     found = group_advantages(rewards)
     known = [r is not None and np.isfinite(r) for r in rewards]
     return found / (np.sqrt(np.mean(np.square(found[known]))) + floor) if found.any() else found
 
-# %% ../../nbs/pool/15_grpo.ipynb #25242038
+# %% ../../nbs/pool/15_grpo.ipynb #l
 class Turn(NamedTuple):
-    "One turn of an episode: the tokens that the model read, its reply, and the log-probability of that."
+    "One turn: the tokens that the model read, its reply, and the log-probability of that."
     prompt: list
     token: int
     logprob: float
@@ -274,14 +269,14 @@ class TokenRows(NamedTuple):
     "Training data. `row` says which prompt each drawn token `(N,)` follows; padding has weight 0."
     tokens: np.ndarray  # int32 (R, L), different prompts
     at: np.ndarray  # int32 (R, 1), the position of the last token of each
-    row: np.ndarray  # int32
+    row: np.ndarray
     target: np.ndarray  # int32, the drawn token
     old: np.ndarray  # float32, its log-probability then
     advantage: np.ndarray  # float32
     weight: np.ndarray  # float32
 
 def pack(turns: list[Turn], advantages: Sequence[float], context: int) -> TokenRows:
-    "Turns and the advantage of each as padded arrays of few different shapes."
+    "Turns and their advantages as padded arrays of few different shapes."
     numbers = {}
     row = [numbers.setdefault(tuple(turn.prompt), len(numbers)) for turn in turns]
     flat = lambda values, dtype: np.pad(np.array(values, dtype), (0, padded_size(len(turns)) - len(turns)))
@@ -289,7 +284,7 @@ def pack(turns: list[Turn], advantages: Sequence[float], context: int) -> TokenR
     return TokenRows(*in_rows(numbers, padded_size(len(numbers)), context), flat(row, np.int32), flat(targets, np.int32),
                      flat(old, np.float32), flat(advantages, np.float32), flat([1] * len(turns), np.float32))
 
-# %% ../../nbs/pool/15_grpo.ipynb #20ff79f5
+# %% ../../nbs/pool/15_grpo.ipynb #m
 @dataclass(frozen=True)
 class GRPOConfig:
     "Settings of a run. Raises `ValueError`."
@@ -297,10 +292,10 @@ class GRPOConfig:
     groups: int = 64  # tasks a step
     group_size: int = 16  # episodes of each
     max_turns: int = 20  # of an episode, in training and evaluation
-    discount: float = 0.97  # in training, n turns are worth discount**n times the reward; in no reported success
-    floor: float = 0.1  # see `advantages`
+    discount: float = 0.97  # in training, n turns are worth discount**n times the reward
+    floor: float = 0.1
     clip: float = 0.2
-    beta: float = 0.25  # weight of the divergence from the reference in the first half of the run; then it falls to 0
+    beta: float = 0.25  # weight of the divergence from the reference; falls to 0 in the second half
     temperature: float = 1.0
     epochs: int = 3  # passes over the episodes of a step
     minibatches: int = 4  # updates per pass
@@ -322,27 +317,25 @@ class TrainState(NamedTuple):
     parameters: nnx.State
     reference: nnx.State
     optimiser: tuple
-    step: jax.Array  # int32
+    step: jax.Array
 
 def make_optimiser(c: GRPOConfig) -> optax.GradientTransformation:
-    "Adam with clipped gradients and a learning rate that rises, then falls."
     updates, peak = c.steps * c.epochs * c.minibatches, c.learning_rate
     warmup = min(c.warmup, updates // 2)
     rate = optax.warmup_cosine_decay_schedule(0.0 if warmup else peak, peak, warmup, updates, peak / 20)
     return optax.chain(optax.clip_by_global_norm(c.max_norm), optax.adam(rate, b2=0.99))
 
 def beta_at(config: GRPOConfig, step: int) -> float:
-    "The weight of the divergence in step number `step`."
     return config.beta * min(1.0, 2 * (1 - step / config.steps))
 
-# %% ../../nbs/pool/15_grpo.ipynb #24cc9a5a
+# %% ../../nbs/pool/15_grpo.ipynb #n
 def make_update(c: GRPOConfig, structure, optimiser, allowed) -> Callable:
     "The function `(parameters, optimiser state, reference, rows, beta) -> (parameters, optimiser state, metrics)`."
 
     def loss(parameters, reference, rows: TokenRows, beta):
         policy = lambda of: log_policy(structure, of, rows.tokens, rows.at, allowed, c.temperature)[:, 0]
         table, first = policy(parameters), jax.lax.stop_gradient(policy(reference))
-        expected = lambda x: jnp.sum(jnp.where(allowed, jnp.exp(table) * x, 0.0), -1)[rows.row]  # under the policy
+        expected = lambda x: jnp.sum(jnp.where(allowed, jnp.exp(table) * x, 0.0), -1)[rows.row]
         found, numbers = grpo_loss(table[rows.row, rows.target], rows.old, rows.advantage, expected(table - first), rows.weight,
                                    clip=c.clip, beta=beta)
         entropy = jnp.sum(rows.weight * -expected(table)) / jnp.maximum(rows.weight.sum(), 1e-8)
@@ -356,7 +349,7 @@ def make_update(c: GRPOConfig, structure, optimiser, allowed) -> Callable:
 
     return update
 
-# %% ../../nbs/pool/15_grpo.ipynb #86852eb4
+# %% ../../nbs/pool/15_grpo.ipynb #o
 class Learner:
     "A model that learns from groups: of a vocabulary, tasks of a curriculum, and `moves` (None: any words)."
     def __init__(self, config: GRPOConfig, vocabulary: Vocabulary, curriculum: Curriculum, *, moves: Iterable[str] | None = None):
@@ -367,7 +360,7 @@ class Learner:
         self.state = TrainState(parameters, reference, self.optimiser.init(parameters), jnp.int32(0))
         settings = dict(allowed=None if moves is None else vocabulary.encode(" ".join(moves)), temperature=config.temperature)
         self.generator, self.greedy = Generator(model, **settings), Generator(model, **settings, greedy=True)
-        self.greedy._forward = self.generator._forward  # compiled once for both
+        self.greedy._forward = self.generator._forward
         self.episodes = self.env_steps = 0
         self.set_parameters()
         self._update = jax.jit(make_update(config, self.structure, self.optimiser, self.generator.allowed), donate_argnums=(0, 1))
@@ -394,7 +387,7 @@ class Learner:
         self.set_parameters()
         return {name: float(np.mean([x[name] for x in jax.device_get(found)])) for name in found[0]} if found else {}
 
-# %% ../../nbs/pool/15_grpo.ipynb #6dccd018
+# %% ../../nbs/pool/15_grpo.ipynb #p
 async def play(learner: Learner, rollout: Rollout, turns: list[Turn], key, generator: Generator):
     "Play one episode: read, reply, step, until it is over. Raises `ValueError` for a prompt that does not fit."
     generator.begin()
@@ -402,26 +395,26 @@ async def play(learner: Learner, rollout: Rollout, turns: list[Turn], key, gener
         while not rollout.done and rollout.num_turns < learner.config.max_turns:
             prompt = learner.vocabulary.encode(rollout.observation) + [TURN]
             turns.append(Turn(prompt, *await generator(prompt, mixed(key, rollout.num_turns))))  # one batch for all
-            await rollout.step(learner.vocabulary.decode([turns[-1].token]))  # the environment parses the reply
+            await rollout.step(learner.vocabulary.decode([turns[-1].token]))
     finally:
         generator.over()
 
-# %% ../../nbs/pool/15_grpo.ipynb #c88bc080
+# %% ../../nbs/pool/15_grpo.ipynb #q
 SOLVED = 0.99  # from this reward on an episode counts as a success
 
 async def grpo_step(learner: Learner, pool: EnvPool) -> tuple[dict, list[RolloutGroup]]:
     "One step of GRPO (seed: parallel-rollouts §3): metrics, and the groups that were played."
     c, step, turns, generator = learner.config, int(learner.state.step), {}, learner.generator
-    tasks = learner.curriculum.next_tasks(c.groups)                     # 1. the curriculum chooses tasks
+    tasks = learner.curriculum.next_tasks(c.groups)  # 1. the curriculum chooses tasks
     number = {id(task): i for i, task in enumerate(tasks)}
     key = lambda episode: mixed(c.seed, step, number[id(episode.task)], episode.index)
     generator.expect(c.groups * c.group_size, pool.size // c.group_size * c.group_size)
-    groups = await pool.run_groups(                                     # 2. a group of episodes for each, at once
+    groups = await pool.run_groups(  # 2. a group of episodes for each, at once
         # 3. turn by turn: prompts → one batched generate → parse → step
         lambda episode: play(learner, episode, turns.setdefault(episode, []), key(episode), generator), tasks, c.group_size)
     worth = [[None if e.reward is None else e.reward * c.discount**e.num_turns for e in group] for group in groups]  # 4. sums
-    numbers = learner.learn(groups, turns, worth)                       # 5. advantages, KL, loss, backward
-    for task, group in zip(tasks, groups):                              # 6. the curriculum records the results
+    numbers = learner.learn(groups, turns, worth)  # 5. advantages, KL, loss, backward
+    for task, group in zip(tasks, groups):  # 6. the curriculum records the results
         if scored := [r for r in group.rewards if r is not None]:
             learner.curriculum.record_result(task, float(np.mean([r >= SOLVED for r in scored])), float(np.mean(scored)))
     return summary(learner, groups, worth) | numbers, groups
@@ -443,16 +436,16 @@ async def evaluate(learner: Learner, pool: EnvPool, tasks: list) -> dict:
     groups = await pool.run_groups(lambda episode: play(learner, episode, [], 0, learner.greedy), tasks, 1)
     episodes = [group[0] for group in groups]
     if bad := [episode.error for episode in episodes if not episode.valid]:
-        raise RuntimeError(f"{len(bad)} of {len(tasks)} episodes could not be scored ({bad[0]}): evaluate again.")
+        raise RuntimeError(f"{len(bad)} of {len(tasks)} episodes could not be scored ({bad[0]}).")
     return {"success": float(np.mean([e.reward >= SOLVED for e in episodes])),
             "turns": float(np.mean([e.num_turns for e in episodes])), "episodes": episodes}
 
-# %% ../../nbs/pool/15_grpo.ipynb #e9e01011
+# %% ../../nbs/pool/15_grpo.ipynb #r
 LAKE_WORDS, LAKE_MOVES = ("S", "F", "H", "G", "P", *MOVES), tuple(MOVES)
 TEST_SEED = 1_000_000  # test maps are numbered from here, training maps from 0
 
 def lake_tasks(count: int, *, size: int = 4, ice: Sequence[float] = (0.5, 0.65, 0.8), first: int = 0) -> list[dict]:
-    "`count` maps with seeds from `first` on and the probabilities of safe `ice` in turn. Raises `ValueError` near the test's seeds."
+    "`count` maps with seeds from `first` on, and `ice`, the share of safe cells, in turn. Raises `ValueError`."
     if first < TEST_SEED < first + count:
         raise ValueError(f"Training has seeds below {TEST_SEED:,}: ask for fewer tasks.")
     return [{"size": size, "p": ice[i % len(ice)], "seed": first + i} for i in range(count)]
@@ -462,9 +455,9 @@ def test_tasks(count: int = 500, *, size: int = 4, p: float = 0.8) -> list[dict]
     return lake_tasks(count, size=size, ice=(p,), first=TEST_SEED)
 
 def lake_learner(config: GRPOConfig = GRPOConfig(), *, size: int = 4, count: int = 30_000) -> Learner:
-    "A learner with the words of FrozenLake and `count` training maps: new ones, and again those that some of a group solved."
+    "A learner of FrozenLake with `count` training maps: new ones, and again those that some of a group solved."
     if config.model.context < (need := size * size + 1):
-        raise ValueError(f"A map of {size}x{size} cells takes {need} tokens: set model.context to that.")
+        raise ValueError(f"A map of {size}x{size} cells takes {need} tokens: set model.context.")
     return Learner(config, Vocabulary(LAKE_WORDS), SomeSolve(lake_tasks(count, size=size), seed=config.seed), moves=LAKE_MOVES)
 
 def lake_baselines(tasks: list[dict], turns: int) -> dict:
@@ -473,15 +466,14 @@ def lake_baselines(tasks: list[dict], turns: int) -> dict:
     mean = lambda success: float(np.mean([success(grid, turns) for grid in maps]))
     return {"random": mean(random_success), "shortest path": mean(shortest_path_success)}
 
-# %% ../../nbs/pool/15_grpo.ipynb #119cbef5
-def _save(learner: Learner, checkpoints: Checkpoints, row: dict):
-    "Write a checkpoint of the run, numbered by steps of training."
+# %% ../../nbs/pool/15_grpo.ipynb #s
+def _save(learner, checkpoints, row):
     checkpoints.save(int(learner.state.step), learner.state, {
         "config": dataclasses.asdict(learner.config), "curriculum": learner.curriculum.state_dict(),
         "episodes": learner.episodes, "env_steps": learner.env_steps, "seconds": row["seconds"], "cpu_seconds": row["cpu_seconds"]})
 
-def _restore(learner: Learner, checkpoints: Checkpoints) -> dict:
-    "Go on from the latest checkpoint; returns its record. Raises `CheckpointError` if there is none, or other settings."
+def _restore(learner, checkpoints):
+    "Go on from the latest checkpoint; returns its record."
     about, mine = checkpoints.record()["about"], json.loads(json.dumps(dataclasses.asdict(learner.config)))
     if about["config"] != mine:
         differ = ", ".join(name for name in mine if about["config"].get(name) != mine[name])
@@ -492,24 +484,22 @@ def _restore(learner: Learner, checkpoints: Checkpoints) -> dict:
     learner.set_parameters()
     return about
 
-# %% ../../nbs/pool/15_grpo.ipynb #048a0a9f
+# %% ../../nbs/pool/15_grpo.ipynb #t
 async def train(learner: Learner, pool: EnvPool, out=None, *, resume: bool = False, until: int | None = None, test: Sequence[dict] = (), test_every: int = 25,
                 save_every: int = 25, log_every: int = 10, progress: bool = True) -> list[dict]:
     """Train until `config.steps` steps are done (or `until`). Returns a row of metrics for each.
 
     out: a folder for `metrics.jsonl`, `completions.jsonl` and checkpoints; None keeps nothing. resume: go on from its
-    latest checkpoint.
-    test: tasks to play greedily every `test_every` steps, before the first and after the last. log_every: steps between
-    the groups that are written.
-    Ctrl-C ends training after the present step, with a checkpoint. Raises `FileExistsError`, `CheckpointError`, or
-    `FloatingPointError`.
+    latest checkpoint. test: tasks to play greedily every `test_every` steps, before the first and after the last.
+    log_every: steps between the groups that are written. Ctrl-C ends training after the present step, with a checkpoint.
+    Raises `FileExistsError`, `CheckpointError`, or `FloatingPointError`.
     """
     from xland_minigrid.baselines.checkpoint import Interrupts
     from xland_minigrid.baselines.metrics import open_loggers
     out = None if out is None else Path(out).expanduser()
     checkpoints = None if out is None else Checkpoints(out / "checkpoints", keep=2)
     if out is not None and not resume and checkpoints.steps():
-        raise FileExistsError(f"{out} holds a run already: resume it, choose another out, or delete it.")
+        raise FileExistsError(f"{out} holds a run already: resume it, or choose another out.")
     about, c = _restore(learner, checkpoints) if resume else {}, learner.config
     wall, cpu = time.monotonic() - about.get("seconds", 0.0), time.process_time() - about.get("cpu_seconds", 0.0)
     clock = lambda: {"seconds": time.monotonic() - wall, "cpu_seconds": time.process_time() - cpu}
@@ -521,7 +511,7 @@ async def train(learner: Learner, pool: EnvPool, out=None, *, resume: bool = Fal
         while (step := int(learner.state.step) + 1) <= end and not interrupts.happened:
             numbers, groups = await grpo_step(learner, pool)
             if not np.isfinite(numbers.get("loss", 0.0)):
-                raise FloatingPointError("The loss is not finite: lower learning_rate, and resume from the last checkpoint.")
+                raise FloatingPointError("The loss is not finite: lower learning_rate, and resume.")
             if len(test) and (step % test_every == 0 or step == end):
                 numbers["test"] = (await evaluate(learner, pool, test))["success"]
             if out is not None and step % log_every == 0:

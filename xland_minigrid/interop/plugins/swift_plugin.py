@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['REGISTERED']
 
-# %% ../../../nbs/interop/11_swift_plugin.ipynb #59f0f45e
+# %% ../../../nbs/interop/11_swift_plugin.ipynb #a
 import importlib
 import importlib.util
 
 REGISTERED = []
 
-# %% ../../../nbs/interop/11_swift_plugin.ipynb #6ed90bc1
+# %% ../../../nbs/interop/11_swift_plugin.ipynb #b
 if importlib.util.find_spec("swift") is not None:
     REGISTERED += importlib.import_module("xland_minigrid.interop.swift").register()

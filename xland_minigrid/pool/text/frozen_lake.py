@@ -6,7 +6,7 @@
 __all__ = ['MOVES', 'LARGEST', 'SYSTEM_PROMPT', 'SLIPPERY_PROMPT', 'find', 'go', 'shortest_path', 'random_map',
            'shortest_path_success', 'random_success', 'parse_action', 'render', 'slip', 'FrozenLakeEnv']
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #0271ceac
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #a
 import random
 import re
 import secrets
@@ -15,7 +15,7 @@ from collections import deque
 from ..episodes import envs
 from .helpers import LARGEST_SEED, TextEnv, probability, settings, switch, tagged, whole_number
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #e30e7b54
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #b
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 
 def find(grid: list[str], letter: str) -> tuple[int, int]:
@@ -30,7 +30,7 @@ def go(grid: list[str], cell: tuple[int, int], move: str) -> tuple[int, int]:
     row, column = cell[0] + MOVES[move][0], cell[1] + MOVES[move][1]
     return (row, column) if 0 <= row < len(grid) and 0 <= column < len(grid[0]) else cell
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #b7b9bf7b
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #c
 def shortest_path(grid: list[str]) -> list[str] | None:
     "A shortest list of moves from `S` to `G` over safe cells, or None."
     start, goal = find(grid, "S"), find(grid, "G")
@@ -44,14 +44,13 @@ def shortest_path(grid: list[str]) -> list[str] | None:
                 queue.append(to)
     return paths.get(goal)
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #0e748f39
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #d
 LARGEST, _TRIES = 32, 1000
 
-def _draw_map(rng: random.Random, size: int, p: float) -> list[str]:
-    "One map, whether or not the goal can be reached."
+def _draw_map(rng, size, p):
     cells = ["F" if rng.random() < p else "H" for _ in range(size * size)]
     start, goal = int(rng.random() * size * size), int(rng.random() * (size * size - 1))
-    cells[start], cells[goal + (goal >= start)] = "S", "G"   # two different cells, all pairs equally likely
+    cells[start], cells[goal + (goal >= start)] = "S", "G"
     return ["".join(cells[i:i + size]) for i in range(0, size * size, size)]
 
 def random_map(size: int = 4, p: float = 0.8, seed: int = 0) -> list[str]:
@@ -61,9 +60,9 @@ def random_map(size: int = 4, p: float = 0.8, seed: int = 0) -> list[str]:
     for _ in range(_TRIES):
         if shortest_path(grid := _draw_map(rng, size, p)) is not None:
             return grid
-    raise ValueError(f"{_TRIES:,} maps of {size}x{size} cells with p={p} had no path to the goal: raise p, or make the map smaller.")
+    raise ValueError(f"{_TRIES:,} maps of {size}x{size} cells with p={p} had no path to the goal: raise p, or lower size.")
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #353b5100
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #e
 def shortest_path_success(grid: list[str], turns: int = 20) -> float:
     "1.0 if the goal can be reached within `turns` moves on ice that is not slippery, else 0.0."
     path = shortest_path(grid)
@@ -83,7 +82,7 @@ def random_success(grid: list[str], turns: int = 20) -> float:
         here = after
     return reached
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #8d5e2174
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #f
 _WORD = re.compile(r"\b(?:up|down|left|right)\b", re.IGNORECASE)
 
 def parse_action(reply: str) -> str | None:
@@ -92,14 +91,15 @@ def parse_action(reply: str) -> str | None:
     words = [word.lower() for word in _WORD.findall(tags[-1] if tags else reply)]
     return None if not words or (tags and len(set(words)) > 1) else words[-1]
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #84b7e6a0
-SYSTEM_PROMPT = """You are the player P on a frozen lake. Reach the goal G. Never step into a hole H: the game is over then.
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #g
+_MOVE = "<action>up</action>, <action>down</action>, <action>left</action> or <action>right</action>."
+SYSTEM_PROMPT = f"""You are the player P on a frozen lake. Reach the goal G. Never step into a hole H: the game is over then.
 S is where you started, F is safe ice. Each turn you move one cell; at the edge of the map you stay where you are.
-Answer with exactly one move, <action>up</action>, <action>down</action>, <action>left</action> or <action>right</action>."""
+Answer with exactly one move, {_MOVE}"""
 SLIPPERY_PROMPT = "The ice is slippery: you move as you wish one time in three, otherwise to one side of it."
 
-_TOLD = {"ok": "", "wall": "That is the edge of the lake: you stay where you are.\n", "hole": "You fell into a hole.\n", "goal": "You reached the goal.\n",
-         "invalid_action": "No move was understood: answer with <action>up</action>, <action>down</action>, <action>left</action> or <action>right</action>.\n"}
+_TOLD = {"ok": "", "wall": "That is the edge of the lake: you stay where you are.\n", "hole": "You fell into a hole.\n",
+         "goal": "You reached the goal.\n", "invalid_action": f"No move was understood: answer with {_MOVE}\n"}
 
 def render(grid: list[str], player: tuple[int, int]) -> str:
     "The map as text, cells separated by spaces, with `P` for the player, or `*` on the goal."
@@ -107,33 +107,30 @@ def render(grid: list[str], player: tuple[int, int]) -> str:
     rows[player[0]][player[1]] = "*" if grid[player[0]][player[1]] == "G" else "P"
     return "\n".join(" ".join(row) for row in rows)
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #21dbf660
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #h
 _SIDES = {"up": ("left", "right"), "down": ("right", "left"), "left": ("down", "up"), "right": ("up", "down")}
 
 def slip(move: str, rng: random.Random) -> str:
     "The direction of a move on slippery ice: its own or one of its two sides, each with probability 1/3."
     return (move, *_SIDES[move])[int(rng.random() * 3)]
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #2cda13c4
+# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #i
 class FrozenLakeEnv(TextEnv):
-    """FrozenLake as text (seed: gym-env-training §"FrozenLake"). Rewards: 1.0 for the goal, else 0.0; the caller limits
-    the turns.
+    """FrozenLake as text (seed: gym-env-training §"FrozenLake"). Rewards: 1.0 for the goal, else 0.0; turns are unlimited.
 
-    `env_config`: `size` (4), `p` (0.8, probability of safe ice), `seed` (a new one for each reset if left out),
-    `slippery` (false).
-    `info`: `seed`, `step` (replies so far), `parsed_action` (or None), `status` (`ok`, `wall`, `goal`, `hole`,
-    `invalid_action`),
-    `format_errors` (replies that named no move); on slippery ice also `moved`, the direction that the player went.
+    `env_config`: `size` (4), `p` (0.8, probability of safe ice), `seed` (else a new one for each reset), `slippery`
+    (false). `info`: `seed`, `step` (replies so far), `parsed_action` (or None), `status` (`ok`, `wall`, `goal`, `hole`,
+    `invalid_action`), `format_errors` (replies that named no move), and on slippery ice `moved`.
     """
     def __init__(self, env_config: dict | None = None):
         super().__init__(env_config)
         self.size, self.p, self.seed, self.slippery = settings(
             env_config, size=(4, whole_number, 2, LARGEST), p=(0.8, probability), seed=(None, whole_number, 0, LARGEST_SEED), slippery=(False, switch)).values()
         if self.seed is not None:
-            random_map(self.size, self.p, self.seed)   # a seed without a map raises here, not in the middle of a run
+            random_map(self.size, self.p, self.seed)  # raises for a seed without a map, before a run begins
 
     async def reset(self, config=None) -> tuple[str, dict, str]:
-        "The map as text, `info`, and the system message. `config` is ignored: the task is in `env_config`."
+        "The map, `info`, and the system message."
         self.map_seed = secrets.randbits(31) if self.seed is None else self.seed
         self.grid = random_map(self.size, self.p, self.map_seed)
         self.player, self.ice = find(self.grid, "S"), random.Random(self.map_seed + 1)
@@ -147,8 +144,7 @@ class FrozenLakeEnv(TextEnv):
         info = self._info(move, status) | ({"moved": moved} if self.slippery else {})
         return _TOLD[status] + render(self.grid, self.player), float(status == "goal"), status in ("goal", "hole"), info
 
-    def _move(self, move: str | None) -> str:
-        "Move the player and return the status."
+    def _move(self, move):
         if move is None:
             self.format_errors += 1
             return "invalid_action"
@@ -156,7 +152,8 @@ class FrozenLakeEnv(TextEnv):
         cell = self.grid[self.player[0]][self.player[1]]
         return {"G": "goal", "H": "hole"}.get(cell, "wall" if self.player == before else "ok")
 
-    def _info(self, move, status) -> dict:
-        return {"seed": self.map_seed, "step": self.step_count, "parsed_action": move, "status": status, "format_errors": self.format_errors}
+    def _info(self, move, status):
+        return {"seed": self.map_seed, "step": self.step_count, "parsed_action": move, "status": status,
+                "format_errors": self.format_errors}
 
 envs["frozen_lake"] = FrozenLakeEnv

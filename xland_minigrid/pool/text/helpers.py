@@ -6,7 +6,7 @@
 __all__ = ['LARGEST_SEED', 'whole_number', 'probability', 'switch', 'string', 'choice', 'settings', 'last_reply', 'tagged',
            'TextEnv']
 
-# %% ../../../nbs/pool/text/00_helpers.ipynb #84d95f17
+# %% ../../../nbs/pool/text/00_helpers.ipynb #a
 import abc
 import difflib
 import operator
@@ -15,20 +15,20 @@ import re
 from ..episodes import Env, check_config
 from ..errors import ResetRequired
 
-# %% ../../../nbs/pool/text/00_helpers.ipynb #bb97786a
+# %% ../../../nbs/pool/text/00_helpers.ipynb #b
 LARGEST_SEED = 2**63 - 1
 
 def whole_number(value, name: str, low: int, high: int) -> int:
     "A setting as an integer from `low` to `high`. Raises `TypeError` or `ValueError`."
-    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    number, remedy = int(value) if isinstance(value, float) and value.is_integer() else value, f"from {low:,} to {high:,}"
     if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise TypeError(f"{name} is {value!r}: give a whole number from {low:,} to {high:,}.")
+        raise TypeError(f"{name} is {value!r}: give a whole number {remedy}.")
     if not low <= number <= high:
-        raise ValueError(f"{name} is {number:,}: give a whole number from {low:,} to {high:,}.")
+        raise ValueError(f"{name} is {number:,}: give a whole number {remedy}.")
     return operator.index(number)
 
 def probability(value, name: str) -> float:
-    "Convert a setting to a number from 0 to 1. Raises `TypeError` or `ValueError`."
+    "A setting as a number from 0 to 1. Raises `TypeError` or `ValueError`."
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} is {value!r}: give a probability from 0 to 1.")
     if not 0 <= value <= 1:
@@ -36,24 +36,22 @@ def probability(value, name: str) -> float:
     return float(value)
 
 def switch(value, name: str) -> bool:
-    "Convert a setting to True or False; 1 and 0 count too. Raises `TypeError`."
+    "A setting as True or False; 1 and 0 count too. Raises `TypeError`."
     if value not in (True, False):
         raise TypeError(f"{name} is {value!r}: give true or false.")
     return bool(value)
 
 def string(value, name: str) -> str:
-    "Check that a setting is a string. Raises `TypeError`."
     if not isinstance(value, str):
         raise TypeError(f"{name} is {value!r}: give a string.")
     return value
 
 def choice(value, name: str, *choices: str) -> str:
-    "Check that a setting is one of `choices`. Raises `ValueError`."
     if value not in choices:
         raise ValueError(f"{name} is {value!r}: choose from {', '.join(map(repr, choices))}.")
     return value
 
-# %% ../../../nbs/pool/text/00_helpers.ipynb #0c33c9df
+# %% ../../../nbs/pool/text/00_helpers.ipynb #c
 def settings(env_config, **known) -> dict:
     """The settings in an `env_config`: checked where given, the default where missing or None.
 
@@ -64,15 +62,16 @@ def settings(env_config, **known) -> dict:
     for name in given.keys() - known.keys() - {"name"}:
         if close := difflib.get_close_matches(str(name), known, 1, 0.75):
             raise ValueError(f"There is no setting {name!r}: did you mean {close[0]!r}?")
-    return {name: check(given[name], name, *limits) if name in given else default for name, (default, check, *limits) in known.items()}
+    return {name: check(given[name], name, *limits) if name in given else default
+            for name, (default, check, *limits) in known.items()}
 
-# %% ../../../nbs/pool/text/00_helpers.ipynb #8f7fe541
+# %% ../../../nbs/pool/text/00_helpers.ipynb #d
 def last_reply(messages: list[dict]) -> str:
     "The text of the last message, which must be the assistant's. Raises `TypeError` or `ValueError`."
     if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) for m in messages):
-        raise TypeError("The action must be a conversation: give a list of messages, the last {'role': 'assistant', 'content': '…'}.")
+        raise TypeError("The action must be a conversation: give a list of messages, dicts with role and content.")
     if not messages or messages[-1].get("role") != "assistant":
-        raise ValueError("The last message must be the model's: append its reply as {'role': 'assistant', 'content': '…'} before stepping.")
+        raise ValueError("The last message must be the model's: append {'role': 'assistant', 'content': '…'} before stepping.")
     content = messages[-1].get("content")
     if not isinstance(content, (str, type(None))):
         raise TypeError(f"The content of the reply is a {type(content).__name__}: give its text.")
@@ -84,19 +83,18 @@ def tagged(reply: str) -> list[str]:
     "The contents of the `<action>…</action>` tags of a reply, in order."
     return _TAG.findall(reply)
 
-# %% ../../../nbs/pool/text/00_helpers.ipynb #e8163980
+# %% ../../../nbs/pool/text/00_helpers.ipynb #e
 class TextEnv(Env):
-    "Base class: `start` begins an episode, `turn` answers. `done`, `step_count`, `format_errors` say how it stands."
+    "Base class: `start` begins an episode, `turn` answers. `reset` may ignore `config`: the task is in `env_config`."
     done, step_count, format_errors = True, 0, 0
 
     def start(self):
-        "Begin an episode: no reply so far."
         self.done, self.step_count, self.format_errors = False, 0, 0
 
     async def step(self, action: list[dict]) -> tuple[str, float, bool, dict]:
         "Answer the last message. Raises `ResetRequired` outside of an episode, and what `last_reply` and `turn` raise."
         if self.done:
-            raise ResetRequired("No episode is in progress: reset the environment before stepping it.")
+            raise ResetRequired()
         reply = last_reply(action)
         self.step_count += 1
         observation, reward, self.done, info = await self.turn(reply)

@@ -6,7 +6,7 @@
 __all__ = ['FEWEST', 'MOST', 'SYSTEM_PROMPT', 'read_board', 'write_board', 'render', 'candidates', 'solutions', 'random_puzzle',
            'checked_puzzle', 'parse_move', 'objection', 'Score', 'hints', 'SudokuEnv']
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #020b7fc9
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #a
 import itertools
 import random
 import re
@@ -17,8 +17,8 @@ from functools import lru_cache
 from ..episodes import blocking, envs
 from .helpers import LARGEST_SEED, TextEnv, choice, settings, switch, tagged, whole_number
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #73a0d54e
-_UNITS = [(i // 9, i % 9, i // 27 * 3 + i % 9 // 3) for i in range(81)]   # the row, column and box of each cell
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #b
+_UNITS = [(i // 9, i % 9, i // 27 * 3 + i % 9 // 3) for i in range(81)]  # the row, column and box of each cell
 
 def read_board(text: str) -> list[int]:
     "The 81 numbers of a board; `.` and `0` are empty, white space is ignored. Raises `TypeError` or `ValueError`."
@@ -26,14 +26,14 @@ def read_board(text: str) -> list[int]:
         raise TypeError(f"A puzzle is a str of 81 characters, not a {type(text).__name__}.")
     cells = "".join(text.split()).replace(".", "0")
     if not re.fullmatch("[0-9]{81}", cells):
-        raise ValueError(f"A puzzle is 81 of the characters 1 to 9 and '.', row by row: these are {len(cells)} characters, or some are others.")
+        raise ValueError(f"A puzzle is 81 of the characters 1 to 9 and '.': these are {len(cells)} characters, or others.")
     return [int(cell) for cell in cells]
 
 def write_board(board: list[int]) -> str:
     "The 81 characters of a board."
     return "".join(map(str, board)).replace("0", ".")
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #906aa598
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #c
 def render(board: list[int]) -> str:
     "A board as a table with numbered rows and columns, `.` for an empty cell."
     lines = ["    C1 C2 C3   C4 C5 C6   C7 C8 C9"]
@@ -42,7 +42,7 @@ def render(board: list[int]) -> str:
         lines += [""] * (row in (3, 6)) + [f"R{row + 1}   " + " |  ".join("  ".join(cells[i:i + 3]) for i in (0, 3, 6))]
     return "\n".join(lines)
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #ce02e5b1
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #d
 _PEERS = [[j for j in range(81) if j != i and any(a == b for a, b in zip(_UNITS[i], _UNITS[j]))] for i in range(81)]
 
 def candidates(board: list[int], cell: int) -> list[int]:
@@ -50,11 +50,11 @@ def candidates(board: list[int], cell: int) -> list[int]:
     seen = {board[i] for i in _PEERS[cell]}
     return [n for n in range(1, 10) if n not in seen]
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #6397b35a
-_MOST_NODES = 50_000   # about half a second
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #e
+_MOST_NODES = 50_000
 
-def _search(board: list[int], rng=None):
-    "Yield the solutions of a board; with `rng`, numbers are tried in random order. Raises `ValueError` after `_MOST_NODES` nodes."
+def _search(board, rng=None):
+    "The solutions of a board; with `rng`, numbers are tried in random order. Raises `ValueError` after `_MOST_NODES`."
     board, empty, nodes = list(board), [i for i in range(81) if not board[i]], 0
     missing = [[0b1111111110] * 9 for _ in range(3)]
 
@@ -67,7 +67,6 @@ def _search(board: list[int], rng=None):
             kind[unit] ^= 1 << number
 
     def tightest():
-        "The position in `empty` of a cell with the fewest options."
         best, fewest = 0, 10
         for i, cell in enumerate(empty):
             if (count := options(cell).bit_count()) < fewest:
@@ -97,7 +96,7 @@ def _search(board: list[int], rng=None):
 
     for cell in set(range(81)) - set(empty):
         if not options(cell) >> board[cell] & 1:
-            return   # a number occurs twice in a row, column or box
+            return
         toggle(cell, board[cell])
     yield from fill()
 
@@ -105,25 +104,25 @@ def solutions(board: list[int], most: int = 2) -> list[list[int]]:
     "Up to `most` solutions of a board; none if a number occurs twice in a unit. Raises `ValueError` after too long."
     return list(itertools.islice(_search(board), most))
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #d7ddda43
-FEWEST, MOST = 26, 80   # clues; most boards have several solutions with fewer than 26
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #f
+FEWEST, MOST = 26, 80  # clues; most boards have several solutions with fewer than 26
 
-def _dig(solution: list[int], clues: int, rng: random.Random) -> list[int]:
+def _dig(solution, clues, rng):
     "A board with one solution and `clues` clues, or with more if it would have several."
     board, left = list(solution), 81
     for cell in sorted(range(81), key=lambda _: rng.random()):
         if left == clues:
             break
         board[cell] = 0
-        others = (n for n in candidates(board, cell) if n != solution[cell])   # cheaper than counting solutions: most of them fail at once
+        others = (n for n in candidates(board, cell) if n != solution[cell])  # cheap: most of them fail at once
         if any(solutions([n if i == cell else m for i, m in enumerate(board)], 1) for n in others):
             board[cell] = solution[cell]
         else:
             left -= 1
     return board
 
-@lru_cache(maxsize=1024)   # the members of a group play the same puzzle
-def _puzzle(seed: int, clues: int) -> tuple[str, str]:
+@lru_cache(maxsize=1024)  # the members of a group play the same puzzle
+def _puzzle(seed, clues):
     rng = random.Random(seed)
     while True:
         solution = next(_search([0] * 81, rng))
@@ -135,20 +134,20 @@ def random_puzzle(seed: int = 0, clues: int = 36) -> tuple[str, str]:
     "A puzzle with `clues` clues (26 to 80) and its only solution, by its seed. Raises `TypeError` or `ValueError`."
     return _puzzle(whole_number(seed, "seed", 0, LARGEST_SEED), whole_number(clues, "clues", FEWEST, MOST))
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #61cac4b1
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #g
 def checked_puzzle(text: str) -> tuple[str, str]:
     "A puzzle and its solution, as text. Raises `TypeError` or `ValueError` unless it has exactly one."
     board = read_board(text)
     if board.count(0) > 81 - 17:
-        raise ValueError("A puzzle with fewer than 17 clues has more than one solution: give more clues.")
+        raise ValueError("A puzzle with fewer than 17 clues has more than one solution.")
     if 0 not in board:
-        raise ValueError("This puzzle is filled already: leave some cells empty.")
+        raise ValueError("This puzzle is filled already.")
     found = solutions(board)
     if len(found) != 1:
         raise ValueError(f"This puzzle has {'more than one solution' if found else 'no solution'}: give one that has exactly one.")
     return write_board(board), write_board(found[0])
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #281f2ae1
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #h
 _BRACKETS = re.compile(r"\[\s*([0-9]{1,4})[\s,]+([0-9]{1,4})[\s,]+([0-9]{1,4})\s*\]")
 
 def parse_move(reply: str) -> tuple[int, int, int] | None:
@@ -158,7 +157,7 @@ def parse_move(reply: str) -> tuple[int, int, int] | None:
     numbers = re.findall(r"[0-9]{1,4}", (tagged(reply) or [reply])[-1])
     return tuple(map(int, numbers)) if len(numbers) == 3 else None
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #e9dfff90
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #i
 def objection(board: list[int], clues: list[int], move: tuple[int, int, int]) -> str:
     "Why the rules forbid a move, in a sentence, or an empty string. clues: the board at the start."
     row, column, number = move
@@ -174,9 +173,9 @@ def objection(board: list[int], clues: list[int], move: tuple[int, int, int]) ->
             return f"{place} cannot be {number}: its {name} has a {number} already."
     return ""
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #a2c7c870
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #j
 class Score:
-    "The five parts of the return of one episode, updated turn by turn."
+    "The five parts of the return of an episode."
     def __init__(self, to_fill: int):
         self.to_fill, self.turns, self.seen = to_fill, 0, Counter()
         self.empty_cell = self.valid_move = self.repetition = self.progress = self.correct = 0.0
@@ -193,44 +192,38 @@ class Score:
         return self.combined - before
 
     def parts(self) -> dict:
-        "Each part by its name in `info`."
         turns = max(self.turns, 1)
-        return {"empty_cell_reward": self.empty_cell / turns, "valid_move_reward": self.valid_move / turns, "repetition_reward": self.repetition / turns,
-                "progress_reward": self.progress, "correct_reward": self.correct}
+        return {"empty_cell_reward": self.empty_cell / turns, "valid_move_reward": self.valid_move / turns,
+                "repetition_reward": self.repetition / turns, "progress_reward": self.progress, "correct_reward": self.correct}
 
-    @property
-    def combined(self) -> float:
-        "The sum of the parts."
-        return sum(self.parts().values())
+    combined = property(lambda self: sum(self.parts().values()))
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #8c721c38
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #k
 def hints(board: list[int], tried=()) -> str:
     "What is certain, what is possible and what was tried, as lines of text. tried: moves in their order."
     fits = {i: candidates(board, i) for i in range(81) if not board[i]}
     at = lambda i: f"row {i // 9 + 1} column {i % 9 + 1}"
     sure = [f"[{i // 9 + 1} {i % 9 + 1} {c[0]}]" for i, c in fits.items() if len(c) == 1]
-    maybe = [f"{at(i)}: {' or '.join(map(str, c))}" for i, c in sorted(fits.items(), key=lambda item: len(item[1])) if len(c) in (2, 3)]
+    maybe = [f"{at(i)}: {' or '.join(map(str, c))}" for size in (2, 3) for i, c in fits.items() if len(c) == size]
     dead = [at(i) for i, c in fits.items() if not c]
-    gone = [f"[{r} {c} {n}]" for r, c, n in dict.fromkeys(tried) if not (1 <= r <= 9 and 1 <= c <= 9 and board[9 * r + c - 10] == n)]
-    lines = [f"DEAD END: no number fits {dead[0]}, so a number of yours is wrong: erase it with [row column 0]."] if dead else []
-    lines += [f"GUARANTEED MOVES (one number fits): {', '.join(sure[:5])}"] if sure and not dead else []
-    lines += [f"Other options: {'; '.join(maybe[:5])}"] if maybe else []
-    lines += [f"MOVES ALREADY TRIED (do not repeat): {', '.join(gone[-10:])}"] if gone else []
-    return "\n".join(lines)
+    stands = lambda r, c, n: 1 <= r <= 9 and 1 <= c <= 9 and board[9 * r + c - 10] == n
+    gone = ["[{} {} {}]".format(*move) for move in dict.fromkeys(tried) if not stands(*move)]
+    lines = {"DEAD END": f"no number fits {dead[0]}, so a number of yours is wrong: erase it with [row column 0]." if dead else "",
+             "GUARANTEED MOVES (one number fits)": "" if dead else ", ".join(sure[:5]), "Other options": "; ".join(maybe[:5]),
+             "MOVES ALREADY TRIED (do not repeat)": ", ".join(gone[-10:])}
+    return "\n".join(f"{title}: {text}" for title, text in lines.items() if text)
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #932edecf
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #l
 SYSTEM_PROMPT = """You are solving a Sudoku. Fill the empty cells, shown as '.', so that each row, each column and each 3x3 box holds the numbers 1 to 9 once.
 Answer with one move a turn, [row column number], for example [1 3 4] to write 4 into row 1, column 3. Clues stay. A number of your own you may replace, or erase with the number 0."""
 _NOT_UNDERSTOOD = "No move was understood: answer with [row column number], for example [1 3 4]."
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #50eacbab
+# %% ../../../nbs/pool/text/02_sudoku.ipynb #m
 class SudokuEnv(TextEnv):
-    """Sudoku as text (seed: gym-env-training §"Sudoku"). The rewards of the steps sum to the five parts of `Score`, at
-    most 4.
+    """Sudoku as text (seed: gym-env-training §"Sudoku"). The rewards sum to the five parts of `Score`, at most 4.
 
     `env_config`: `seed` (else a new one for each reset), `clues` (36; 26 to 80) or `puzzle` (81 characters), `hints`
-    (true),
-    `observation` (`"full"`, the board every turn, or `"diff"`, what changed).
+    (true), `observation` (`"full"`, the board every turn, or `"diff"`, what changed).
     `info`: `seed`, `step`, `parsed_action`, `status` (`ok`, `solved`, `illegal`, `invalid_action`), `format_errors`,
     `illegal_moves`, `filled`, the five parts as `…_reward`, `combined_reward`.
     """
@@ -241,7 +234,7 @@ class SudokuEnv(TextEnv):
             observation=("full", choice, "full", "diff")).values()
 
     async def reset(self, config=None) -> tuple[str, dict, str]:
-        "The board and hints, `info`, and the system message. `config` is ignored: the task is in `env_config`."
+        "The board and hints, `info`, and the system message."
         self.played_seed = secrets.randbits(31) if self.seed is None and not self.puzzle else self.seed
         board, self.solution = self.puzzle or await blocking(random_puzzle)(self.played_seed, self.clues)
         self.clue_board, self.board = read_board(board), read_board(board)
@@ -257,8 +250,8 @@ class SudokuEnv(TextEnv):
         told += f" {filled} of {self.score.to_fill} cells are filled." + ("\n" + render(self.board)) * (self.observation == "full")
         return self._show(told), reward, solved, self._info(move, status)
 
-    def _move(self, move) -> tuple[str, str, bool | None]:
-        "Play a move. Returns what to tell the model, the status, and whether the cell was empty (None if the move names no cell)."
+    def _move(self, move):
+        "What to tell the model, the status, and whether the cell was empty (None if the move names no cell)."
         if move is None:
             self.format_errors += 1
             return _NOT_UNDERSTOOD, "invalid_action", None
@@ -270,17 +263,19 @@ class SudokuEnv(TextEnv):
             self.illegal_moves += 1
             return trouble, "illegal", was_empty
         self.board[cell] = number
-        solved = 0 not in self.board   # a full board that the rules allow is a solution
-        return f"Row {row}, column {column} is {number or 'empty'} now." + " The puzzle is solved." * solved, "solved" if solved else "ok", was_empty
+        solved = 0 not in self.board
+        told = f"Row {row}, column {column} is {number or 'empty'} now." + " The puzzle is solved." * solved
+        return told, "solved" if solved else "ok", was_empty
 
-    def _filled(self) -> int:
+    def _filled(self):
         return self.clue_board.count(0) - self.board.count(0)
 
-    def _show(self, text: str) -> str:
+    def _show(self, text):
         return f"{text}\n\n{hints(self.board, self.tried)}".rstrip("\n") if self.hints else text
 
-    def _info(self, move, status) -> dict:
-        return {"seed": self.played_seed, "step": self.step_count, "parsed_action": move and list(move), "status": status, "format_errors": self.format_errors,
-                "illegal_moves": self.illegal_moves, "filled": self._filled(), **self.score.parts(), "combined_reward": self.score.combined}
+    def _info(self, move, status):
+        return {"seed": self.played_seed, "step": self.step_count, "parsed_action": move and list(move), "status": status,
+                "format_errors": self.format_errors, "illegal_moves": self.illegal_moves, "filled": self._filled(),
+                **self.score.parts(), "combined_reward": self.score.combined}
 
 envs["sudoku"] = SudokuEnv

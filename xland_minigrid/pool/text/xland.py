@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ACTION_WORDS', 'cell_words', 'place_words', 'things_in', 'text_map', 'describe_view', 'parse_actions',
-           'legal_actions', 'rules_in_reach', 'read_ruleset', 'find_task', 'programs', 'World', 'system_text', 'Trials',
+           'legal_actions', 'rules_in_reach', 'read_ruleset', 'find_task', 'World', 'system_text', 'Trials',
            'xland_settings', 'XLandText', 'hint_lines']
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #e4175f9a
+# %% ../../../nbs/pool/text/04_xland.ipynb #a
 import functools
 import re
 import threading
@@ -26,15 +26,15 @@ from ...core.struct import field_names
 from ...core.tiles import PICKABLE, WALKABLE, Colors, Tiles
 from ...envs.registration import make
 from ..episodes import blocking, envs
-from ..slots import plain_ruleset
+from ..slots import SpaceCheck, plain_ruleset
 from .helpers import LARGEST_SEED, TextEnv, choice, settings, string, switch, tagged, whole_number
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #c7314794
+# %% ../../../nbs/pool/text/04_xland.ipynb #b
 _PLAIN = {Tiles.END_OF_MAP: ("-", "the end of the map"), Tiles.UNSEEN: ("?", "something out of sight"), Tiles.EMPTY: ("-", "nothing"), Tiles.WALL: ("#", "a wall")}
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
-def _is_plain(tile: int, color: int) -> bool:
-    return tile in _PLAIN or (tile == Tiles.FLOOR and color == Colors.BLACK)
+def _is_plain(tile, color):
+    return tile in _PLAIN or tile == Tiles.FLOOR and color == Colors.BLACK
 
 def cell_words(tile: int, color: int) -> str:
     "A cell in words: `'floor'`, `'a wall'`, `'an orange key'`."
@@ -48,7 +48,7 @@ def place_words(ahead: int, right: int) -> str:
     parts = [f"{ahead} ahead"] * (ahead > 0) + [f"{abs(right)} {'right' if right > 0 else 'left'}"] * (right != 0)
     return ", ".join(parts) or "under you"
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #fa02b463
+# %% ../../../nbs/pool/text/04_xland.ipynb #c
 def things_in(view) -> dict:
     "The things in a view `(V, V, 2)`, nearest first: (tile, colour) to their places `(ahead, right)`, without the agent's cell."
     size, found = len(view), {}
@@ -66,11 +66,11 @@ def text_map(view) -> str:
     sign = lambda tile, color: letters.get((tile, color)) or _PLAIN.get(tile, (".", ""))[0]
     rows = [[sign(*map(int, cell)) for cell in row] for row in view]
     rows[-1][size // 2] = "^"
-    rows = [" ".join(row) for row in rows if set(row) != {"-"}]   # without rows beyond the map
+    rows = [" ".join(row) for row in rows if set(row) != {"-"}]
     where = lambda places: "; ".join(place_words(*place) for place in places)
     return "\n".join(rows + [f"{letters[thing]}: {thing_name(*thing)}, {where(places)}" for thing, places in things.items()])
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #2adfc1b3
+# %% ../../../nbs/pool/text/04_xland.ipynb #d
 def describe_view(view, pocket) -> str:
     "The lines of an observation: what the agent carries, `(2,)`, and sees, `(V, V, 2)`."
     view, middle = np.asarray(view), len(view) // 2
@@ -80,33 +80,36 @@ def describe_view(view, pocket) -> str:
     around = f"In front of you: {at(-2, middle)}. To your left: {at(-1, middle - 1)}. To your right: {at(-1, middle + 1)}."
     return f"{here}You carry {hands}. {around}\n{text_map(view)}"
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #9d8aed2a
-ACTION_WORDS = ("forward", "right", "left", "pick up", "put down", "toggle")   # by their numbers
+# %% ../../../nbs/pool/text/04_xland.ipynb #e
+ACTION_WORDS = ("forward", "right", "left", "pick up", "put down", "toggle")  # by their numbers
 
-_CLEAR = {0: ("move forward", "go forward", "step forward", "walk forward", "forward", "forwards", "go straight", "move ahead", "go ahead"),
-          1: ("turn right", "rotate right", "turn clockwise", "rotate clockwise", "clockwise"),
-          2: ("turn left", "rotate left", "turn counter clockwise", "rotate counter clockwise", "turn counterclockwise", "rotate counterclockwise",
-              "counter clockwise", "counterclockwise", "anticlockwise"),
-          3: ("pick up", "pickup", "pick it up"), 4: ("put down", "putdown", "put it down", "drop"), 5: ("toggle",)}
-_SHORT = {0: ("ahead", "straight", "move", "walk"), 1: ("right", "go right"), 2: ("left", "go left"), 3: ("pick", "take", "grab"), 4: ("put", "place", "release"),
-          5: ("open", "close", "shut", "unlock", "use", "open door", "open the door", "close the door")}
-_NAMES = {name: number for table in (_CLEAR, _SHORT) for number, names in table.items() for name in names} | {str(i): i for i in range(NUM_ACTIONS)}
-_SAID = re.compile(r"\b(?:" + "|".join(sorted((n for names in _CLEAR.values() for n in names), key=len, reverse=True)) + r")\b")
+def _numbered(*lines):
+    return {name: number for number, names in enumerate(lines) for name in names.split("|")}
+
+_CLEAR = _numbered(
+    "move forward|go forward|step forward|walk forward|forward|forwards|go straight|move ahead|go ahead",
+    "turn right|rotate right|turn clockwise|rotate clockwise|clockwise",
+    "turn left|rotate left|turn counter clockwise|rotate counter clockwise|turn counterclockwise|"
+    "rotate counterclockwise|counter clockwise|counterclockwise|anticlockwise",
+    "pick up|pickup|pick it up", "put down|putdown|put it down|drop", "toggle")
+_NAMES = _CLEAR | _numbered(
+    "ahead|straight|move|walk|0", "right|go right|1", "left|go left|2", "pick|take|grab|3", "put|place|release|4",
+    "open|close|shut|unlock|use|open door|open the door|close the door|5")
+_SAID = re.compile(rf"\b(?:{'|'.join(sorted(_CLEAR, key=len, reverse=True))})\b")
 _CHOICE = re.compile(r"[|/]|\bor\b", re.IGNORECASE)
 _ALSO = re.compile(r"[,;\n]|\band then\b|\bthen\b|\band\b")
 
-def _words(text: str) -> str:
-    return " ".join(re.findall(r"(?<!\w)-[0-9]+|[a-z0-9]+", text.lower()))   # a minus sign stays, so that -1 names nothing
+def _words(text):
+    return " ".join(re.findall(r"(?<!\w)-[0-9]+|[a-z0-9]+", text.lower()))  # a minus sign stays, so that -1 names nothing
 
-def _named(text: str) -> int | None:
-    "The action that a short text names, or None."
+def _named(text):
     if _CHOICE.search(text):
-        return None   # the model repeats the instruction, or has not decided
+        return None  # the model repeats the instruction, or has not decided
     words = _words(text)
     said = {_NAMES[name] for name in _SAID.findall(words)}
     return _NAMES[words] if words in _NAMES else said.pop() if len(said) == 1 else None
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #34aa104b
+# %% ../../../nbs/pool/text/04_xland.ipynb #f
 def parse_actions(reply: str, most: int = 1) -> list[int] | None:
     "The actions, numbers 0 to 5, that a reply names, at most `most`, or None. With `most=1` the last tag counts."
     pieces = lambda text: [text] if most == 1 else [piece for piece in _ALSO.split(text) if piece.strip()]
@@ -120,60 +123,56 @@ def parse_actions(reply: str, most: int = 1) -> list[int] | None:
     said = _SAID.findall(_words(reply))
     return [_NAMES[said[-1]]] if said else None
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #66c7cee4
-_DOORS = (Tiles.DOOR_CLOSED, Tiles.DOOR_OPEN)
-
+# %% ../../../nbs/pool/text/04_xland.ipynb #g
 def legal_actions(front, pocket) -> list[int]:
     "The actions that have an effect, given the (tile, colour) in front of the agent and in its pocket."
-    tile, color = map(int, front)
-    carried, carried_color = map(int, pocket)
+    (tile, color), (carried, carried_color) = map(int, front), map(int, pocket)
     free = carried == Tiles.EMPTY
-    unlocks = tile == Tiles.DOOR_LOCKED and carried == Tiles.KEY and carried_color == color
-    works = [tile in WALKABLE, True, True, free and tile in PICKABLE, not free and tile == Tiles.FLOOR, unlocks or tile in _DOORS]
+    toggles = tile in (Tiles.DOOR_CLOSED, Tiles.DOOR_OPEN) or (
+        tile == Tiles.DOOR_LOCKED and carried == Tiles.KEY and carried_color == color)
+    works = [tile in WALKABLE, True, True, free and tile in PICKABLE, not free and tile == Tiles.FLOOR, toggles]
     return [number for number in range(NUM_ACTIONS) if works[number]]
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #30646d76
+# %% ../../../nbs/pool/text/04_xland.ipynb #h
 def rules_in_reach(rules, view, pocket) -> list[str]:
     "The rules, encodings `(R, 7)`, whose inputs are all in view or carried, as numbered clauses."
     there = {tuple(map(int, cell)) for cell in np.asarray(view).reshape(-1, 2)} | {tuple(map(int, pocket))}
     found, rules = [], np.asarray(rules).reshape(-1, 7)
-    for number, row in enumerate(rules[rules[:, 0] > 0], 1):   # without padding, as describe_ruleset counts
+    for number, row in enumerate(rules[rules[:, 0] > 0], 1):
         rule = rule_kinds[int(row[0])].decode(row)
-        inputs = [np.asarray(getattr(rule, name)) for name in field_names(rule) if not name.startswith("prod_") and name != "position"]
-        if all(tuple(map(int, thing)) in there for thing in inputs):
+        inputs = [name for name in field_names(rule) if not name.startswith("prod_") and name != "position"]
+        if all(tuple(map(int, np.asarray(getattr(rule, name)))) in there for name in inputs):
             found.append(f"{number}. {describe_rule(row)}")
     return found
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #db9f2070
+# %% ../../../nbs/pool/text/04_xland.ipynb #i
 def read_ruleset(given) -> RuleSet:
     "A task from English, a dictionary of names or encodings, or a `RuleSet`. Raises `TypeError` or `ValueError`."
     if isinstance(given, RuleSet):
         return given
     if isinstance(given, str):
         return parse_ruleset(given)
-    if isinstance(given, dict) and "init_tiles" in given:
-        return plain_ruleset(given)
     if isinstance(given, dict):
-        return ruleset_from_dict(given)
-    raise TypeError(f"ruleset is a {type(given).__name__}: give English text, or a dictionary as ruleset_to_dict makes it.")
+        return plain_ruleset(given) if "init_tiles" in given else ruleset_from_dict(given)
+    raise TypeError(f"ruleset is a {type(given).__name__}: give English text, or what ruleset_to_dict returns.")
 
 @functools.lru_cache(maxsize=4)
-def _benchmark(name: str):
+def _benchmark(name):
     return load_benchmark(name, as_numpy=True, progress=False)
 
 def find_task(seed: int, benchmark=None, ruleset_id: int | None = None, ruleset=None, preset: str = "small") -> tuple[RuleSet, int | None]:
-    "The ruleset that the settings of a task select, and its number in the benchmark or None. Raises `TypeError` or `ValueError`."
+    "The ruleset that the settings select, and its number in the benchmark or None. Raises `TypeError` or `ValueError`."
     if ruleset is not None:
         return read_ruleset(ruleset), None
     if benchmark is None:
         return generate_benchmark(preset, 1, seed=seed).get_ruleset(0), None
     tasks = benchmark if isinstance(benchmark, Benchmark) else _benchmark(benchmark)
-    if ruleset_id is None:  # the seed draws one, the same as in a slot of the pool
+    if ruleset_id is None:
         ruleset_id = int(np.random.default_rng(seed).integers(len(tasks)))
     number = whole_number(ruleset_id, "ruleset_id", 0, len(tasks) - 1)
     return tasks.get_ruleset(number), number
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #26736727
+# %% ../../../nbs/pool/text/04_xland.ipynb #j
 _compiling = threading.Lock()
 
 def _device():
@@ -185,23 +184,19 @@ def _device():
 
 @functools.lru_cache(maxsize=None)
 def programs(env_id: str):
-    "An environment, and compiled `reset(params, key)` and `step(params, timestep, action)`. Raises `ValueError`."
+    "A check of rulesets, and compiled `reset(params, key)`, `step(params, timestep, action)`. Raises `ValueError`."
     env, params = make(env_id)
     if not hasattr(params, "ruleset"):
         raise ValueError(f"{env_id} has no rules: choose an environment such as 'XLand-MiniGrid-R1-9x9'.")
-    return env, jax.jit(env.reset), jax.jit(env.step)
+    return SpaceCheck(env, params), jax.jit(env.reset), jax.jit(env.step)
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #67fda9ab
-_fitting = set()   # (env_id, number of objects) that are known to fit
-
+# %% ../../../nbs/pool/text/04_xland.ipynb #k
 class World:
     "One environment and task: `reward`, `last`, `won`, `lost`, `view` `(V, V, 2)`, `pocket` `(2,)` as they are now."
     def __init__(self, env_id: str, ruleset: RuleSet, max_steps: int | None = None):
-        self.env, self._reset, self._step = programs(env_id)
-        self.params = make(env_id, ruleset=ruleset, **({} if max_steps is None else {"max_steps": max_steps}))[1]
-        if (case := (env_id, int((np.asarray(ruleset.init_tiles)[..., 0] > Tiles.EMPTY).sum()))) not in _fitting:
-            jax.eval_shape(lambda key: self.env.reset(self.params, key), jax.random.key(0))
-            _fitting.add(case)
+        check, self._reset, self._step = programs(env_id)
+        given = {} if max_steps is None else {"max_steps": max_steps}
+        self.env, self.params = check.env, make(env_id, ruleset=check(ruleset), **given)[1]
         self._on_device = jax.device_put(self.params, _device())
 
     def reset(self, seed: int):
@@ -218,8 +213,8 @@ class World:
         self._look(self._step(self._on_device, self.timestep, action))
 
     def _look(self, timestep):
-        self.timestep, self.last, seen = timestep, bool(timestep.last()), timestep.observation
-        about = timestep.reward, timestep.discount, timestep.state.agent.pocket, seen
+        self.timestep, self.last = timestep, bool(timestep.last())
+        about = timestep.reward, timestep.discount, timestep.state.agent.pocket, timestep.observation
         reward, discount, self.pocket, self.view = jax.device_get(about)
         self.reward = float(reward)
         self.won, self.lost = self.last and self.reward > 0, self.last and self.reward == 0 and discount == 0
@@ -227,14 +222,13 @@ class World:
     def _repr_html_(self):
         return self.timestep._repr_html_()
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #1a2f9a95
+# %% ../../../nbs/pool/text/04_xland.ipynb #l
 _SYSTEM = """You are in a small world of square cells and see only the square in front of you. In its map, ^ is you, looking up; . is floor, # a wall, ? out of sight, - beyond the map; letters are things, explained below it.
 Actions: forward (one step), left and right (turn on the spot), pick up (what is in front of you; you carry one thing at most), put down (onto free floor in front of you), toggle (open or shut the door in front of you; a locked one needs its key in your hands).
 Answer with {how}, for example <action>forward</action>.
 You have {trials} of at most {steps} steps. The sooner you reach the goal, the higher the reward, 1 at best."""
 
 def system_text(ruleset, trials: int, max_steps: int, most: int, show_rules: bool, show_goal: bool) -> str:
-    "The system message for a task."
     how = "one action" if most == 1 else f"up to {most} actions, separated by commas"
     many = "one trial" if trials == 1 else f"{trials} trials of the same task, each with new places for everything,"
     if show_rules:
@@ -245,18 +239,16 @@ def system_text(ruleset, trials: int, max_steps: int, most: int, show_rules: boo
         task = "You are told neither the rules of this world nor the goal: find out what is rewarded."
     return f"{_SYSTEM.format(how=how, trials=many, steps=max_steps)}\n\n{task}"
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #562566d1
+# %% ../../../nbs/pool/text/04_xland.ipynb #m
 _NOT_UNDERSTOOD = f"No action was understood: answer with <action>…</action>, one of {', '.join(ACTION_WORDS)}."
 _END = {"goal": "you reached the goal", "lost": "you are lost", "timeout": "the time is over"}
 
 class Trials:
-    "One episode: trials of one task in one world, the reward of each, and the actions tried in each situation."
+    "One episode: trials of one task in one world."
     def __init__(self, world: World, count: int):
         self.world, self.count, self.rewards, self.steps, self.tried = world, count, [], 0, {}
 
-    @property
-    def over(self) -> bool:
-        return len(self.rewards) == self.count
+    over = property(lambda self: len(self.rewards) == self.count)
 
     @property
     def front(self) -> tuple[int, int]:
@@ -268,7 +260,7 @@ class Trials:
         "The actions taken earlier in this trial when the agent saw and carried the same."
         return sorted(self.tried.get(self._situation(), ()))
 
-    def _situation(self) -> bytes:
+    def _situation(self):
         return self.world.view.tobytes() + self.world.pocket.tobytes()
 
     def act(self, number: int) -> tuple[str, str]:
@@ -278,8 +270,12 @@ class Trials:
         self.world.step(number)
         self.steps += 1
         if self.world.last:
-            return self._ended("goal" if self.world.won else "lost" if self.world.lost else "timeout")
-        return ("ok", "") if works else ("no_effect", f"{ACTION_WORDS[number].capitalize()} had no effect: in front of you was {cell_words(*front)}.")
+            self.rewards.append(self.world.reward)
+            status = "goal" if self.world.won else "lost" if self.world.lost else "timeout"
+            which = f"Trial {len(self.rewards)} of {self.count}" if self.count > 1 else "The trial"
+            return status, f"{which} ended after {self.steps} steps: {_END[status]}. Its reward is {self.world.reward:.3f}."
+        told = f"{ACTION_WORDS[number].capitalize()} had no effect: in front of you was {cell_words(*front)}."
+        return ("ok", "") if works else ("no_effect", told)
 
     def play(self, actions: list[int]) -> tuple[list[str], str, list[str]]:
         "Act until the trial ends: the names of the actions taken, the last status, and what to tell the model."
@@ -292,26 +288,19 @@ class Trials:
                 break
         return taken, status, notes
 
-    def _ended(self, status: str) -> tuple[str, str]:
-        self.rewards.append(self.world.reward)
-        which = f"Trial {len(self.rewards)} of {self.count}" if self.count > 1 else "The trial"
-        return status, f"{which} ended after {self.steps} steps: {_END[status]}. Its reward is {self.world.reward:.3f}."
-
     def next(self) -> str:
-        "Begin the next trial. Returns what to tell the model."
         self.world.again()
         self.steps, self.tried = 0, {}
         return f"Trial {len(self.rewards) + 1} begins: the same task, everything in new places."
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #c23d5e95
-def _known_env(value, name: str) -> str:
-    return programs(string(value, name)) and value   # raises for an unknown one
+# %% ../../../nbs/pool/text/04_xland.ipynb #n
+def _known_env(value, name):
+    return programs(string(value, name)) and value
 
-def _known_benchmark(value, name: str):
+def _known_benchmark(value, name):
     return value if isinstance(value, Benchmark) else choice(value, name, *registered_benchmarks())
 
 def xland_settings(env_config) -> dict:
-    "The settings of `XLandText`, checked. Raises `TypeError` or `ValueError`."
     given = settings(
         env_config, env_id=("XLand-MiniGrid-R1-9x9", _known_env), seed=(0, whole_number, 0, 2**32 - 1),
         benchmark=(None, _known_benchmark), ruleset_id=(None, whole_number, 0, LARGEST_SEED),
@@ -320,24 +309,20 @@ def xland_settings(env_config) -> dict:
         show_goal=(True, switch), actions_per_reply=(1, whole_number, 1, 100), hints=(False, switch),
         reward=("mean", choice, "mean", "sum"))
     if given["ruleset"] is not None and (given["benchmark"] is not None or given["ruleset_id"] is not None):
-        raise ValueError("ruleset is a task already: leave out benchmark and ruleset_id.")
+        raise ValueError("ruleset is a task: leave out benchmark and ruleset_id.")
     if given["ruleset_id"] is not None and given["benchmark"] is None:
-        raise ValueError("ruleset_id is a number in a benchmark: give benchmark too, for example 'small-1m'.")
+        raise ValueError("ruleset_id is a number in a benchmark: give benchmark too.")
     return given
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #b51ddbb6
+# %% ../../../nbs/pool/text/04_xland.ipynb #o
 class XLandText(TextEnv):
-    """XLand-MiniGrid as text. A reply that ends a trial has its reward, divided by the number of trials (`reward:
-    "mean"`) or not.
+    """XLand-MiniGrid as text. A reply that ends a trial has its reward, over the number of trials if `reward` is "mean".
 
     `env_config`: `env_id`, `seed` (0), the task (`benchmark` and `ruleset_id`; or `ruleset`, as in `read_ruleset`; or
-    `preset`,
-    from which the seed generates one), `max_steps` of a trial, `trials` (1), `show_rules` (true, with the goal),
-    `show_goal`
-    (true), `actions_per_reply` (1), `hints` (false), `reward` (`"mean"` or `"sum"`).
+    `preset`, from which the seed generates one), `max_steps` of a trial, `trials` (1), `show_rules` (true, with the goal),
+    `show_goal` (true), `actions_per_reply` (1), `hints` (false), `reward` (`"mean"` or `"sum"`).
     `info`: `seed`, `ruleset_id`, `trial` (from 1), `step` (of the trial), `replies`, `parsed_action` (names, or None),
-    `status`
-    (`ok`, `no_effect`, `goal`, `lost`, `timeout`, `invalid_action`), `format_errors`, `trial_rewards` (each 0 to 1).
+    `status` (`ok`, `no_effect`, `goal`, `lost`, `timeout`, `invalid_action`), `format_errors`, `trial_rewards` (0 to 1).
     """
     def __init__(self, env_config: dict | None = None):
         super().__init__(env_config)
@@ -346,16 +331,16 @@ class XLandText(TextEnv):
         self.env_id, self.seed, self.max_steps, self.count, self.show_rules, self.show_goal, self.most, self.hints, reward = given.values()
         self.share, self.trials = 1 / self.count if reward == "mean" else 1.0, None
 
-    def _begin(self) -> World:
+    def _begin(self):
         self.ruleset, self.ruleset_id = find_task(self.seed, **self.task)
         world = World(self.env_id, self.ruleset, self.max_steps)
         world.reset(self.seed)
         return world
 
     async def reset(self, config=None) -> tuple[str, dict, str]:
-        "The first view, `info`, and the system message with the task. `config` is ignored: the task is in `env_config`."
+        "The first view, `info`, and the system message with the task."
         self.done = True
-        self.trials = Trials(await blocking(self._begin)(), self.count)   # on a thread: it may load a benchmark, or compile
+        self.trials = Trials(await blocking(self._begin)(), self.count)
         self.start()
         text = system_text(self.ruleset, self.count, self.trials.world.params.max_steps, self.most, self.show_rules, self.show_goal)
         return _shown(self, []), self._info(None, "ok"), text
@@ -371,28 +356,29 @@ class XLandText(TextEnv):
             notes.append(self.trials.next())
         return _shown(self, notes), reward, self.trials.over, info
 
-    def _info(self, actions, status: str) -> dict:
+    def _info(self, actions, status):
         rewards = self.trials.rewards
-        return {"seed": self.seed, "ruleset_id": self.ruleset_id, "trial": len(rewards) + (status not in _END), "step": self.trials.steps, "replies": self.step_count,
-                "parsed_action": actions, "status": status, "format_errors": self.format_errors, "trial_rewards": list(rewards)}
+        return {"seed": self.seed, "ruleset_id": self.ruleset_id, "trial": len(rewards) + (status not in _END),
+                "step": self.trials.steps, "replies": self.step_count, "parsed_action": actions, "status": status,
+                "format_errors": self.format_errors, "trial_rewards": list(rewards)}
 
-    async def close(self) -> None:
+    async def close(self):
         self.done, self.trials = True, None
 
     def _repr_html_(self):
         return self.trials and self.trials.world._repr_html_()
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #04a8d507
+# %% ../../../nbs/pool/text/04_xland.ipynb #p
 def hint_lines(trials: Trials, ruleset: RuleSet | None) -> list[str]:
     "The actions with an effect now, the rules of `ruleset` whose inputs are in sight, and the actions tried here."
     names = lambda numbers: ", ".join(ACTION_WORDS[number] for number in numbers)
     reach = [] if ruleset is None else rules_in_reach(ruleset.rules, trials.world.view, trials.world.pocket)
-    lines = [f"ACTIONS WITH AN EFFECT: {names(legal_actions(trials.front, trials.world.pocket))}"]
-    lines += [f"RULES WHOSE THINGS ARE IN SIGHT: {'; '.join(reach)}"] if reach else []
-    return lines + ([f"TRIED BEFORE WHEN IT LOOKED LIKE THIS: {names(trials.so_far)}"] if trials.so_far else [])
+    lines = {"ACTIONS WITH AN EFFECT": names(legal_actions(trials.front, trials.world.pocket)),
+             "RULES WHOSE THINGS ARE IN SIGHT": "; ".join(reach),
+             "TRIED BEFORE WHEN IT LOOKED LIKE THIS": names(trials.so_far)}
+    return [f"{title}: {text}" for title, text in lines.items() if text]
 
-def _shown(env: XLandText, notes: list[str]) -> str:
-    "The observation of a turn."
+def _shown(env, notes):
     trials, world = env.trials, env.trials.world
     if trials.over:
         return "\n".join(notes)
