@@ -45,11 +45,11 @@ class Bars:
     labels: N names. values: `(T, N)`; a row of NaN stays empty. sprites: N (tile, colour) pairs next to the names, or
     None.
     truth: index of the true label, one or one per frame, or None. top: number of bars, largest first; None: all, in
-    order.
+    order. letters: room for a name.
     """
 
-    def __init__(self, labels, values, *, sprites=None, truth=None, title: str = "belief", top: int | None = 8):
-        self.labels, self.values, self.title = list(map(str, labels)), np.asarray(values, np.float32), title
+    def __init__(self, labels, values, *, sprites=None, truth=None, title: str = "belief", top: int | None = 8, letters: int = 17):
+        self.labels, self.values, self.title, self.letters = list(map(str, labels)), np.asarray(values, np.float32), title, letters
         n = len(self.labels)
         if self.values.ndim != 2 or self.values.shape[1] != n:
             raise ValueError(f"Bars need values of shape (frames, {n}), one column a label; these are "
@@ -222,7 +222,8 @@ def _curve_body(curve):
 def _bars_body(bars):
     row = '<div class="xmg-row"><img alt=""><span></span><span class="xmg-track"><i class="xmg-fill"></i></span><span></span></div>'
     plain = "" if bars.sprites else " xmg-plain"
-    return f'<div class="xmg-bars{plain}"><div class="xmg-head">{escape(bars.title)}</div>{row * bars.top}</div>'
+    wide = f' style="width:{254 + 6 * (bars.letters - 17)}px"' if bars.letters > 17 else ""
+    return f'<div class="xmg-bars{plain}"{wide}><div class="xmg-head">{escape(bars.title)}</div>{row * bars.top}</div>'
 
 def _player_html(self):
     _, h, w, _ = self.frames.shape
@@ -326,16 +327,17 @@ _PAGE = """<!doctype html>
 
 # %% ../../nbs/viz/02_player.ipynb #n
 def _draw_panel(bars, t, height, font):
-    panel = Image.new("RGB", (250, max(height, 26 + 20 * bars.top)), "white")
+    name = 112 + 6 * (bars.letters - 17)  # pixels
+    panel = Image.new("RGB", (138 + name, max(height, 26 + 20 * bars.top)), "white")
     draw = ImageDraw.Draw(panel)
     draw.text((12, 4), bars.title, "#1c2230", font)
     for j, (i, value) in enumerate(bars.at(t)):
         y, right = 24 + 20 * j, bars.truth is not None and bars.truth[t] == i
         if bars.sprites:
             panel.paste(Image.fromarray(draw_tile(*bars.sprites[i], 16)), (12, y))
-        draw.text((34, y), bars.labels[i][:17], "#1f7a45" if right else "#1c2230", font)
-        draw.rectangle([146, y + 4, 246, y + 12], "#dfe3ea")
-        draw.rectangle([146, y + 4, 146 + round(100 * min(1, np.nan_to_num(value))), y + 12], "#2e9e5b" if right else "#3b8cff")
+        draw.text((34, y), bars.labels[i][:bars.letters], "#1f7a45" if right else "#1c2230", font)
+        draw.rectangle([34 + name, y + 4, 134 + name, y + 12], "#dfe3ea")
+        draw.rectangle([34 + name, y + 4, 34 + name + round(100 * min(1, np.nan_to_num(value))), y + 12], "#2e9e5b" if right else "#3b8cff")
     return panel
 
 def _page_of(player, t, scale):
