@@ -106,9 +106,14 @@ def _goal_bars(moments: Sequence) -> Bars | None:
         return None
     shown = np.unique(np.concatenate([goals for goals, ok in zip(left, few) if ok]), axis=0)
     share = [(goals[:, None] == shown).all(-1).mean(0) if ok else np.full(len(shown), np.nan) for goals, ok in zip(left, few)]
+    names = [describe_goal(goal) if goal.any() else "about something unseen" for goal in shown]
     right = np.flatnonzero((shown == _goal_of(moments)).all(1))
-    return Bars([describe_goal(goal) if goal.any() else "about something unseen" for goal in shown], np.stack(share), sprites=[goal[1:3] if goal.any() else (Tiles.UNSEEN, 1) for goal in shown],
-                truth=int(right[0]) if len(right) else None, top=min(_FEW, len(shown)), title="which goals are possible?", letters=40)
+    return Bars(names, np.stack(share), sprites=[goal[1:3] if goal.any() else (Tiles.UNSEEN, 1) for goal in shown], truth=int(right[0]) if len(right) else None,
+                top=min(_FEW, len(shown)), title=f"which goals are possible? (once {_FEW} or fewer)", letters=max(17, *map(len, names)))
+
+def _count_curve(moments: Sequence) -> Curve | None:
+    counts = [np.nan if m is None else len(m) for m in map(_remaining, moments)]
+    return Curve(counts, title="goals still possible", digits=0) if np.isfinite(counts).any() else None
 
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #e
 ACTS = ("forward", "turn right", "turn left", "pick up", "put down", "toggle")
@@ -175,7 +180,7 @@ class RolloutViewer:
         self.trials = trials_of(self.moments)
         beliefs = _beliefs(self.moments)
         believed = [] if beliefs is None else [_object_bars(beliefs, self.moments, objects), _kind_bars(beliefs, int(_goal_of(self.moments)[0]))]
-        panels = [p for p in (*believed, _goal_bars(self.moments), _action_bars(self.moments), _value_curve(self.moments), *panels) if p is not None]
+        panels = [p for p in (*believed, _goal_bars(self.moments), _action_bars(self.moments), _value_curve(self.moments), _count_curve(self.moments), *panels) if p is not None]
         self.title = title or f"The task, which the agent is not told: {self.goal}"
         self.player = _player_of(self.moments, self.trials, panels, self.title, tile_size=tile_size, fps=fps)
         self.frame = frame
