@@ -43,7 +43,7 @@ from ..viz.widgets.rollout import over_objects
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #c0204afb
 class Tasks(NamedTuple):
-    "What a policy may look at when tasks begin: random keys `(B,)`, and the tasks `(B,)`, None in a world with a single one."
+    "What a policy may look at when tasks begin: random keys `(B,)`, and the tasks `(B,)`, None in a world with one task."
     keys: jax.Array
     rulesets: RuleSet | None
 
@@ -54,10 +54,7 @@ class Knowing(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkPolicy:
-    """The policy of a trained network: actions are drawn from its distribution, or with `greedy` the likeliest is taken.
-
-    show_goal: the share of tasks in which a goal-conditioned network is shown the goal; None shows it nothing.
-    """
+    "The policy of a trained network; `greedy` takes the likeliest action instead of drawing one. show_goal: as for `evaluate`."
     structure: GraphDef
     greedy: bool = False
     show_goal: float | None = None
@@ -108,11 +105,10 @@ def add(tally: Tally, trial, timestep) -> Tally:
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #6a290a68
 def _keys_of(keys):
-    "From the keys of tasks `(B,)`, those of their first resets and those of their actions."
+    "From the keys of tasks `(B,)`, keys of their first resets and of their actions."
     return jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
 
 def _first(timestep, num_actions: int):
-    "`first_inputs`, with all that can be perceived: a policy takes what it attends to."
     view = timestep.observation["img"] if isinstance(timestep.observation, dict) else timestep.observation
     return first_inputs(timestep, num_actions, neighbors=view.shape[-1] == 2)
 
@@ -127,10 +123,7 @@ def _shown(policy, memory, states):
 
 @functools.partial(jax.jit, static_argnames=("policy", "env", "num_trials"))
 def play_trials(policy, env, num_trials: int, parameters, params, rulesets: RuleSet | None, keys) -> tuple[Tally, jax.Array]:
-    """Play `num_trials` trials of each task, `rulesets (B,)` with random keys `(B,)`; without rulesets, of the world's one task from B starts.
-
-    Returns the tally and how many trials each task finished, `(B,)`.
-    """
+    "Play trials of each task, `rulesets (B,)` (None: the world's one task) with `keys (B,)`; returns the tally and how many trials each task finished, `(B,)`."
     batch = keys.shape[0]
     reset_keys, act_keys = _keys_of(keys)
     timestep, step = begin(env, params, rulesets, reset_keys)
@@ -167,14 +160,14 @@ def _gathered(x) -> np.ndarray:
     return np.asarray(x)
 
 def _player(policy, env, num_trials: int, mesh: Mesh | None, parameters, params):
-    "`play(rulesets, keys)` gives the tally and the finished trials as NumPy arrays."
+    "`play_trials` of `(rulesets, keys)` as NumPy arrays."
     if mesh is None:
         return lambda rulesets, keys: jax.tree.map(np.asarray, play_trials(policy, env, num_trials, parameters, params, rulesets, keys))
     together, shared = _spread(policy, env, num_trials, mesh), replicate((parameters, params), mesh)
     return lambda *tasks: jax.tree.map(_gathered, together(*shared, *replicate(tasks, mesh, AXIS)))
 
 def _checked_mesh(mesh) -> int:
-    "The number of devices that play. Raises `ValueError` for anything but a row of devices with the axis `agents`."
+    "The number of devices that play."
     if mesh is not None and (not isinstance(mesh, Mesh) or mesh.axis_names != (AXIS,)):
         raise ValueError(f"mesh is {mesh!r}: give a row of devices, jax.sharding.Mesh(np.array(jax.devices()), ('agents',)).")
     return 1 if mesh is None else mesh.size
@@ -267,7 +260,7 @@ class Scores:
         return found | ({name: getattr(self, name) for name in ("normalised", "regret", "spl")} if "oracle" in self.anchors else {})
 
     def part(self, tasks, trials=slice(None)):
-        "Some tasks and trials, by integers, masks or slices. Raises `ValueError` when none is left."
+        "Some tasks and trials, by integers, masks or slices."
         if not len(self.task_ids[tasks]) or not self.returns[:, trials].size:
             raise ValueError("No task or no trial is left: choose at least one.")
         cut = lambda x: x[tasks][:, trials]
@@ -328,12 +321,7 @@ class Evaluation(Scores):
         return {name: replace(self, success=played.success, steps=played.steps, returns=played.returns) for name in self.anchors for played in [self.anchor(name)]}
 
     def is_like(self, other: "Evaluation") -> bool:
-        "Whether both are of the same tasks and as many trials."
         return np.array_equal(self.task_ids, other.task_ids) and self.returns.shape == other.returns.shape
-
-    def grouped(self, by: str, bins: int = 8) -> "dict[str, Evaluation]":
-        "See `grouped`."
-        return grouped(self, by, bins)
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #42aad1e6
 def _interval(values) -> tuple[float, float, float]:
@@ -346,7 +334,7 @@ def _with_percentiles(name: str, values) -> dict[str, tuple[float, float, float]
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #174e2a79
 def goal_names(goals) -> np.ndarray:
-    "The names of the kinds of goals `(n, 5)`: strings `(n,)`."
+    "Names of the kinds of goals `(n, 5)`."
     kinds, at = np.unique(np.asarray(goals)[:, 0], return_inverse=True)
     return np.array([getattr(goal_kinds.classes.get(k), "__name__", f"kind {k}") for k in kinds.tolist()])[at]
 
@@ -356,22 +344,24 @@ def labels_of(benchmark: Benchmark, task_ids) -> dict[str, np.ndarray]:
     found = difficulty(benchmark.take(task_ids))
     return {"goal kind": goal_names(np.asarray(benchmark.goals)[task_ids]), "depth": found.values("depth"), "rules to trigger": found.values("num_steps")}
 
-def grouped(evaluation: Evaluation, by: str, bins: int = 8) -> dict[str, Evaluation]:
-    """Split an evaluation by a label: a group's name to the evaluation of its tasks, smallest value first.
+def grouped(self: Evaluation, by: str, bins: int = 8) -> dict[str, Evaluation]:
+    """Split by a label: a group's name to the evaluation of its tasks, smallest value first.
 
     Numbers with more than `bins` values become strata of equal width, `"3 – 7.5"`; NaN becomes `"unknown"`. Raises `ValueError` for an unknown label.
     """
-    if by not in evaluation.labels:
-        raise ValueError(f"There is no label {by!r}; there are {', '.join(map(repr, evaluation.labels)) or 'none'}: evaluate with labels={{{by!r}: ...}}.")
-    values = np.asarray(evaluation.labels[by])
+    if by not in self.labels:
+        raise ValueError(f"There is no label {by!r}; there are {', '.join(map(repr, self.labels)) or 'none'}: evaluate with labels={{{by!r}: ...}}.")
+    values = np.asarray(self.labels[by])
     if values.dtype.kind not in "biuf":
-        return {str(value): evaluation.part(values == value) for value in np.unique(values)}
+        return {str(value): self.part(values == value) for value in np.unique(values)}
     stratum, found = strata(values, bins), {}
     for s in (*range(stratum.max() + 1), -1):
         if (mine := stratum == s).any():
             low, high = (values[mine].min(), values[mine].max()) if s >= 0 else (0, 0)
-            found["unknown" if s < 0 else f"{low:g}" if low == high else f"{low:.3g} – {high:.3g}"] = evaluation.part(mine)
+            found["unknown" if s < 0 else f"{low:g}" if low == high else f"{low:.3g} – {high:.3g}"] = self.part(mine)
     return found
+
+Evaluation.grouped = grouped
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #38af4462
 def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int = 10, num_tasks: int | None = 1024, seed: int = 0, batch: int = 1024,
@@ -415,7 +405,7 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #8019771d
 def _play_all(play, benchmark, chosen, keys, num_trials: int, batch: int, devices: int, progress: bool) -> Tally:
-    "Play all chosen tasks, block by block; the tally as NumPy arrays `(tasks, N)`."
+    "The tally of all chosen tasks, played block by block."
     block, parts = devices * min(batch, -(-len(chosen) // devices)), []
     with progress_bar(len(chosen), progress, "tasks") as bar:
         for first in range(0, len(chosen), block):
@@ -443,14 +433,12 @@ def reference_player(benchmark: Benchmark | None, env, params):
 _ANCHORS = ("random", "reference", "oracle")
 
 def _checked_anchors(anchors) -> tuple[str, ...]:
-    "The names of the anchors. Raises `ValueError` for others."
     names = _ANCHORS[:2 * anchors] if isinstance(anchors, bool) else (anchors,) if isinstance(anchors, str) else tuple(anchors)
     if wrong := set(names) - set(_ANCHORS):
         raise ValueError(f"There is no anchor {sorted(map(str, wrong))[0]!r}: choose from {', '.join(_ANCHORS)}.")
     return names
 
 def _checked_labels(labels, benchmark) -> dict[str, np.ndarray]:
-    "Labels `(n,)` of all tasks. Raises `ValueError` for another number of them."
     found = {name: np.asarray(values) for name, values in (labels or {}).items()}
     if wrong := [name for name, values in found.items() if values.shape != (len(benchmark),)]:
         raise ValueError(f"labels[{wrong[0]!r}] has shape {found[wrong[0]].shape}: give one value for each of the {len(benchmark):,} tasks.")
@@ -458,7 +446,6 @@ def _checked_labels(labels, benchmark) -> dict[str, np.ndarray]:
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #1346ef8c
 def _begins_again(env) -> bool:
-    "Whether one of the wrappers around an environment resets it."
     while env is not None and not isinstance(env, (GymAutoResetWrapper, DmEnvAutoResetWrapper, RulesetSamplingWrapper)):
         env = getattr(env, "_env", None)
     return env is not None
@@ -480,7 +467,7 @@ def _oracle_anchor(env, params, benchmark, chosen, keys, num_trials: int, compar
 
 @functools.lru_cache(maxsize=8)
 def _world_of(config: TrainConfig):
-    "The world of a configuration, made once, because programs are compiled for an environment object."
+    "Made once, because programs are compiled for an environment object."
     return make_world(config)
 
 def _unpacked(policy, world, greedy: bool, show_goal: float | None):
@@ -594,7 +581,7 @@ belief_over = over_objects
 # %% ../../nbs/baselines/12_evaluation.ipynb #54dc0789
 @functools.cache
 def _probe_world():
-    "Trials of probes, one after another; one object, so that its programs are compiled once."
+    "One object, so that its programs are compiled once."
     from xland_minigrid.benchmarks.probes import ProbeEnv
     return GymAutoResetWrapper(ProbeEnv())
 
