@@ -48,7 +48,7 @@ def student_interval(values, level: float = 0.95):
     return mean, mean - half, mean + half
 
 def _over_runs(name: str, values):
-    "`student_interval` of a quantity in several runs; limits of shares stay between 0 and 1."
+    "`student_interval`, limits of shares between 0 and 1."
     mean, *limits = student_interval(values)
     return mean, *(np.clip(limits, 0, 1) if name.startswith(("success", "zero_return", "spl")) else limits)
 
@@ -65,7 +65,6 @@ def _iqm_interval(scores, resamples: int = 400, level: float = 0.95, seed: int =
     return interquartile_mean(scores), *map(float, np.quantile(draws, [(1 - level) / 2, (1 + level) / 2]))
 
 def _alike(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    "Several evaluations. Raises `ValueError` unless they are of the same tasks and trials, and compared alike."
     evaluations = [evaluations] if isinstance(evaluations, Evaluation) else list(evaluations)
     if not evaluations:
         raise ValueError("There are no runs to average over: give at least one.")
@@ -89,7 +88,6 @@ def over_seeds(evaluations: Sequence[Evaluation]) -> dict[str, OverSeeds]:
     return found | {"return_iqm": _summed([interquartile_mean(row) for row in scores], _iqm_interval(scores))}
 
 def _summed(seeds: list[float], interval=None, name: str = "") -> OverSeeds:
-    "The runs' numbers with an interval over runs, unless there is another."
     std = float(np.std(seeds, ddof=1)) if len(seeds) > 1 else float("nan")
     return OverSeeds(*map(float, interval or _over_runs(name, seeds)), std, tuple(map(float, seeds)))
 
@@ -124,7 +122,7 @@ class Protocol:
     def play(self, policy, benchmark: Benchmark | None, **options) -> Evaluation:
         "Evaluate by this protocol, with labels for its groups; `options` are those of `evaluate` (`world`, `mesh`, `show_goal`, ...)."
         settings = {name: value for name, value in asdict(self).items() if name != "by"}
-        found = evaluate(policy, benchmark, **settings, **options)
+        found = evaluate(policy, benchmark, **settings | options)
         extra = labels_of(benchmark, found.task_ids) if benchmark is not None and set(self.by) - set(found.labels) else {}
         return replace(found, labels={**extra, **found.labels})
 
@@ -153,7 +151,6 @@ def table_rows(found: Mapping[str, Evaluation | Sequence[Evaluation]], by: Seque
     return rows
 
 def _row(name: str, label: str, group: str, runs: list[Evaluation]) -> dict:
-    "One line of the table."
     tasks, trials = runs[0].returns.shape
     row = {"agent": name, "by": label, "group": group, "tasks": tasks, "trials": trials, "runs": len(runs)}
     for key, value in over_seeds(runs).items():
@@ -276,7 +273,6 @@ def curve_over_seeds(runs: Sequence[Sequence[Mapping]], tasks: str | None = None
     return [_joined(steps, [run[steps] for run in runs], keys) for steps in common]
 
 def _joined(steps: int, rows: Sequence[Mapping], keys) -> dict:
-    "Rows of several runs after the same number of steps as one."
     found = {"steps": steps}
     for key in keys:
         values = np.array([np.nan if row.get(key) is None else row[key] for row in rows], np.float64)
@@ -311,7 +307,6 @@ def report(found: Mapping[str, Evaluation | Sequence[Evaluation]], out, *, proto
     return {name: out / name for name in texts} | _figures(rows, record, by, out)
 
 def _comma_separated(rows: Sequence[Mapping]) -> str:
-    "Rows as CSV; what is not known is empty."
     columns, text = list(dict.fromkeys(key for row in rows for key in row)), io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
@@ -321,7 +316,6 @@ def _comma_separated(rows: Sequence[Mapping]) -> str:
 _SCORE = "Score: 0 is a random policy, 1 the reference player, which infers hidden goals; where rules are hidden too it is the expert, which is told rules and goal."
 
 def _page(title: str, rows: Sequence[Mapping], record: Mapping) -> str:
-    "The Markdown page: what was done, and the table."
     protocol, about = record["protocol"], record["about"]
     how = [f"{rows[0]['trials']} trials of each task"] + ([f"tasks drawn with seed {protocol['seed']}"] if protocol else [])
     lines = [f"# {title}", "", f"{', '.join(how)}; every task weighs the same. In brackets the 95 % interval: over runs where there are several, else over tasks."]
@@ -332,7 +326,6 @@ def _page(title: str, rows: Sequence[Mapping], record: Mapping) -> str:
 
 # %% ../../nbs/baselines/13_report.ipynb #ecd928f4
 def _figures(rows: Sequence[Mapping], record: Mapping, by: Sequence[str], out: Path) -> dict[str, Path]:
-    "Draw what there is to draw; nothing where matplotlib is not installed."
     if importlib.util.find_spec("matplotlib") is None:
         return {}
     from xland_minigrid.viz.plots import adaptation_curve, generalization_curves, group_bars, learning_curves
