@@ -100,6 +100,19 @@ def test_viewer_shows_belief_actions_and_value(moments):
     assert curve.values[0] == moments[0].value and all(moments[k].timestep.reward > 0 for k in curve.dots)
 
 
+def test_viewer_shows_the_goals_that_a_player_has_left(moments):
+    "One by one when they are few, those about unseen objects together; how many there are, always."
+    goal, unseen = moments[0].timestep.state.goal_encoding, [[1, 0, 0, 0, 0], [4, 3, 1, 0, 0]]
+    many = np.array([[3, tile, color, 0, 0] for tile in (3, 4, 5) for color in (1, 2, 3, 4)], np.uint8)
+    few = np.concatenate([goal[None], many[:1], unseen])
+    viewer = RolloutViewer([m._replace(belief=None, value=None, probabilities=None, remaining=many if m.trial == 1 else few) for m in moments])
+    bars, count = viewer.player.panels
+    assert np.isnan(bars.values[0]).all() and count.values[0] == 12 and "12 goals possible" in viewer.player.captions[0]
+    shown = {bars.labels[k]: share for k, share in bars.at(len(moments) - 1)}
+    assert shown == {viewer.goal: .25, "stand next to a red floor": .25, "about something unseen": .5} and bars.labels[bars.truth[0]] == viewer.goal and count.values[-1] == 4
+    assert RolloutViewer([m._replace(remaining=many) for m in moments]).player._kind(Bars)[0].title == "which object is wanted?", "too many to be listed"
+
+
 def test_viewer_needs_no_kernel_and_no_extras(moments):
     bundle = RolloutViewer(moments)._repr_mimebundle_()
     assert VIEW not in bundle and "data-player=" in bundle["text/html"] and "http" not in bundle["text/html"] and len(bundle["text/html"]) < 150_000
