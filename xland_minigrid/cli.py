@@ -47,7 +47,6 @@ def _generate_parser(verbs):
     add_options(make.add_argument_group("recipe", "fields of the preset to change"), Recipe(), {"random_seed": "--seed"})
 
 def _free(out: Path, force: bool):
-    "Raise `ValueError` for a file that exists, unless forced."
     if out.expanduser().exists() and not force:
         raise ValueError(f"{out} exists: give another name, or --force to replace it.")
 
@@ -153,7 +152,6 @@ def _sizes(names: tuple[str, ...]):
 
 # %% ../nbs/90_cli.ipynb #f
 def _measure(words: list[str]):
-    "Run a program of the room `measure`."
     from xland_minigrid.measure.report import run
     name, *rest = words
     module = "scaling" if name == "throughput" and any(word.startswith("--figure") for word in rest) else name
@@ -187,7 +185,6 @@ def _train(args) -> int | None:
         print(f"Trained for {trained.agent.steps:,} steps; the checkpoint is {trained.checkpoint}. Next: xland-minigrid evaluate {config.out}")
 
 def _supervised(args, out: str):
-    "Train in processes that are started again when they die."
     from xland_minigrid.baselines.checkpoint import Checkpoints
     from xland_minigrid.baselines.supervise import supervise
     local, words = args.coordinator is None and args.processes or 1, [w for w in args.words if w != "--supervise"]

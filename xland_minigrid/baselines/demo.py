@@ -141,7 +141,6 @@ def run_demo(out="runs/demo", seed: int = 1, steps: int | None = None, fast: boo
 
 # %% ../../nbs/baselines/15_demo.ipynb #582d9997
 def _report(plan: Plan, training, unseen: Benchmark, begun: float) -> dict:
-    "Test the agent, print and write what was found."
     trained, out = time.monotonic(), Path(plan.config.out)
     agent = evaluate(training.agent, unseen, num_trials=plan.num_trials, num_tasks=None, anchors=True)
     found, words = with_anchors({"RL² agent": agent}), sentence(agent)
@@ -157,7 +156,6 @@ def _report(plan: Plan, training, unseen: Benchmark, begun: float) -> dict:
     return results
 
 def _draw(found: dict, agent: Agent, ruleset, out: Path):
-    "The adaptation curve and the animation."
     from xland_minigrid.viz.plots import adaptation_curve
     curves = {name: e.per_trial() for name, e in found.items()}
     adaptation_curve(curves, title="Adaptation to tasks made of objects never met").savefig(out / "adaptation.png", dpi=120)

@@ -113,7 +113,6 @@ def _first(timestep, num_actions: int):
     return first_inputs(timestep, num_actions, neighbors=view.shape[-1] == 2)
 
 def _memory(policy, parameters, keys, rulesets):
-    "What a policy begins tasks with."
     if not hasattr(policy, "begin"):
         return policy.start(len(keys))
     return policy.begin(parameters, Tasks(jax.vmap(jax.random.fold_in, (0, None))(keys, 2), rulesets))
@@ -147,7 +146,6 @@ def play_trials(policy, env, num_trials: int, parameters, params, rulesets: Rule
 # %% ../../nbs/baselines/12_evaluation.ipynb #b25933c9
 @functools.lru_cache(maxsize=16)
 def _spread(policy, env, num_trials: int, mesh: Mesh):
-    "`play_trials` on all devices of a mesh."
     everywhere, shared = PartitionSpec(), PartitionSpec(AXIS)
     return jax.jit(jax.shard_map(lambda *given: play_trials(policy, env, num_trials, *given), mesh=mesh, in_specs=(everywhere, everywhere, shared, shared),
                                  out_specs=shared, check_vma=False))
@@ -167,7 +165,6 @@ def _player(policy, env, num_trials: int, mesh: Mesh | None, parameters, params)
     return lambda *tasks: jax.tree.map(_gathered, together(*shared, *replicate(tasks, mesh, AXIS)))
 
 def _checked_mesh(mesh) -> int:
-    "The number of devices that play."
     if mesh is not None and (not isinstance(mesh, Mesh) or mesh.axis_names != (AXIS,)):
         raise ValueError(f"mesh is {mesh!r}: give a row of devices, jax.sharding.Mesh(np.array(jax.devices()), ('agents',)).")
     return 1 if mesh is None else mesh.size
@@ -189,7 +186,6 @@ def bootstrap_mean(values, resamples: int = 2000, level: float = 0.95, seed: int
         return of(mean_known(values, 0)), *np.nanquantile(of(means.reshape(-1, *values.shape[1:])), [(1 - level) / 2, (1 + level) / 2], axis=0)
 
 def _ratio(sums, counts):
-    "Sums over counts, NaN where the count is 0."
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 def mean_known(values, axis: int):
@@ -328,7 +324,6 @@ def _interval(values) -> tuple[float, float, float]:
     return tuple(float(x) for x in bootstrap_mean(values))
 
 def _with_percentiles(name: str, values) -> dict[str, tuple[float, float, float]]:
-    "Mean and percentiles over tasks, `values (tasks,)`, each with its interval."
     at = zip(PERCENTILES, zip(*bootstrap_quantile(values, list(PERCENTILES.values()))))
     return {name: _interval(values), **{f"{name}_{p}": tuple(map(float, found)) for p, found in at}}
 
@@ -405,7 +400,6 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #8019771d
 def _play_all(play, benchmark, chosen, keys, num_trials: int, batch: int, devices: int, progress: bool) -> Tally:
-    "The tally of all chosen tasks, played block by block."
     block, parts = devices * min(batch, -(-len(chosen) // devices)), []
     with progress_bar(len(chosen), progress, "tasks") as bar:
         for first in range(0, len(chosen), block):
@@ -471,7 +465,6 @@ def _world_of(config: TrainConfig):
     return make_world(config)
 
 def _unpacked(policy, world, greedy: bool, show_goal: float | None):
-    "Policy, parameters and world, from an `Agent` or from a policy."
     if show_goal is not None and not (isinstance(policy, Agent) and policy.config.network.goal_conditioned_core):
         raise ValueError("This policy is told nothing of its task: leave out show_goal, or train an agent with network.goal_conditioned_core.")
     if isinstance(policy, Agent):
@@ -543,7 +536,6 @@ def watch(policy, ruleset: RuleSet | None = None, num_trials: int = 5, seed: int
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #c6fa88ad
 def _alone(tree):
-    "A batch of one."
     return jax.tree.map(lambda x: x[None], tree)
 
 def _recorded(timestep):

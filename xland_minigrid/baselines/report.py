@@ -11,6 +11,7 @@ __all__ = ['TRIALS', 'OverSeeds', 'student_interval', 'interquartile_mean', 'ove
 import csv
 import importlib.util
 import io
+import itertools
 import json
 import time
 from dataclasses import asdict, dataclass, replace
@@ -59,7 +60,6 @@ def interquartile_mean(values) -> float:
     return float(trim_mean(values, 0.25, axis=None))
 
 def _iqm_interval(scores, resamples: int = 400, level: float = 0.95, seed: int = 0) -> tuple[float, float, float]:
-    "The interquartile mean of `scores (S, tasks)` and its interval over runs and tasks."
     random, (runs, tasks) = np.random.default_rng(seed), scores.shape
     draws = [interquartile_mean(scores[np.ix_(random.integers(0, runs, runs), random.integers(0, tasks, tasks))]) for _ in range(resamples)]
     return interquartile_mean(scores), *map(float, np.quantile(draws, [(1 - level) / 2, (1 + level) / 2]))
@@ -270,15 +270,11 @@ def curve_over_seeds(runs: Sequence[Sequence[Mapping]], tasks: str | None = None
     if len(runs) == 1:
         return [dict(runs[0][steps]) for steps in common]
     keys = [k for k, v in runs[0][common[0]].items() if k not in ("steps", "tasks", "seconds") and not k.endswith(("_lo", "_hi")) and not isinstance(v, str)]
-    return [_joined(steps, [run[steps] for run in runs], keys) for steps in common]
-
-def _joined(steps: int, rows: Sequence[Mapping], keys) -> dict:
-    found = {"steps": steps}
-    for key in keys:
-        values = np.array([np.nan if row.get(key) is None else row[key] for row in rows], np.float64)
-        mean, low, high = map(float, _over_runs(key, values))
-        found |= {key: mean, f"{key}_lo": low, f"{key}_hi": high, f"{key}_seeds": values.tolist()}
-    return found
+    curve = [{"steps": steps} for steps in common]
+    for row, key in itertools.product(curve, keys):
+        values = np.array([run[row["steps"]].get(key) for run in runs], np.float64)  # None becomes NaN
+        row |= dict(zip((key, f"{key}_lo", f"{key}_hi"), map(float, _over_runs(key, values)))) | {f"{key}_seeds": values.tolist()}
+    return curve
 
 # %% ../../nbs/baselines/13_report.ipynb #67ebee21
 def report(found: Mapping[str, Evaluation | Sequence[Evaluation]], out, *, protocol: Protocol | None = None, learning: Mapping[str, Sequence[Mapping]] | None = None,
@@ -319,7 +315,7 @@ def _page(title: str, rows: Sequence[Mapping], record: Mapping) -> str:
     protocol, about = record["protocol"], record["about"]
     how = [f"{rows[0]['trials']} trials of each task"] + ([f"tasks drawn with seed {protocol['seed']}"] if protocol else [])
     lines = [f"# {title}", "", f"{', '.join(how)}; every task weighs the same. In brackets the 95 % interval: over runs where there are several, else over tasks."]
-    lines += [_SCORE if any("score" in row for row in rows) else "", "", markdown(rows), ""]
+    lines += [_SCORE] * any("score" in row for row in rows) + ["", markdown(rows), ""]
     lines += [f"* {name}: {value}" for name, value in about.items()]
     lines += [f"* {record['devices']} × {record['device']}; " + ", ".join(f"{name} {version}" for name, version in record["versions"].items()), ""]
     return "\n".join(lines)

@@ -78,7 +78,6 @@ def _kind_bars(beliefs: np.ndarray, kind: int) -> Bars | None:
     return Bars(names, p[:, kinds], truth=kinds.index(min(kind, 15)), top=None, title="what kind of goal?")
 
 def _object_bars(beliefs: np.ndarray, moments: Sequence, objects) -> Bars | None:
-    "Bars of the objects of the room, or of those given."
     objects = objects_in(moments) if objects is None else np.asarray(objects)
     if not len(objects):
         return None
@@ -119,7 +118,6 @@ def _count_curve(moments: Sequence) -> Curve | None:
 ACTS = ("forward", "turn right", "turn left", "pick up", "put down", "toggle")
 
 def _action_bars(moments: Sequence) -> Bars | None:
-    "Bars of the action probabilities; None if no moment has them."
     given = [getattr(m, "probabilities", None) for m in moments]
     if all(p is None for p in given):
         return None
@@ -127,14 +125,12 @@ def _action_bars(moments: Sequence) -> Bars | None:
     return Bars(ACTS, np.stack([np.full(len(ACTS), np.nan) if p is None else np.asarray(p, float) for p in given]), truth=taken, top=None, title="what to do? (✓ drawn)")
 
 def _value_curve(moments: Sequence) -> Curve | None:
-    "The values, with dots at rewards; None if no moment has a value."
     values = np.array([np.nan if getattr(m, "value", None) is None else float(m.value) for m in moments])
     won = [k for k, m in enumerate(moments) if m.timestep.last() and float(m.timestep.reward) > 0]
     return Curve(values, title="expected reward (● goal reached)", dots=won) if np.isfinite(values).any() else None
 
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #f
 def _caption(moment) -> str:
-    "Trial, step, and action or outcome."
     t, action = moment.timestep, getattr(moment, "action", None)
     ended = "" if not t.last() else f": goal reached, reward {float(t.reward):.2f}" if float(t.reward) > 0 else ": trial over, no reward"
     left = getattr(moment, "remaining", None)
@@ -142,7 +138,6 @@ def _caption(moment) -> str:
     return f"trial {moment.trial}, step {int(t.state.step_num)}" + (ended or ("" if action is None else f": {ACTS[action]}")) + known
 
 def _checked_moments(moments) -> list:
-    "Moments as a list. Raises `TypeError` or `ValueError`."
     try:
         moments = list(moments)
     except TypeError:
