@@ -378,9 +378,10 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
     """
     if min(num_trials, batch, 1 if num_tasks is None else num_tasks) < 1 or benchmark is not None and not len(benchmark):
         raise ValueError("An evaluation needs at least one task, one trial and a batch of one: check num_tasks, num_trials, batch and the benchmark.")
-    labels, anchors = _checked_labels(labels, benchmark), _checked_anchors(anchors)
+    anchors = _checked_anchors(anchors)
     if benchmark is None and ("oracle" in anchors or labels or num_tasks is None):
         raise ValueError("Without a benchmark there is one task: give num_tasks, how many starts of it are played, and neither an oracle nor labels.")
+    labels = _checked_labels(labels, benchmark)
     compared = num_trials if oracle_trials is None else min(num_trials, checked_int("oracle_trials", oracle_trials, 1))
     devices, (policy, parameters, (env, params)) = _checked_mesh(mesh), _unpacked(policy, world, greedy, show_goal)
     if not _begins_again(env):
