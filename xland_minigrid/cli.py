@@ -206,7 +206,7 @@ def _evaluate_parser(commands):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--greedy", action="store_true", help="take the likeliest action instead of drawing one")
     parser.add_argument("--oracle", nargs="?", type=int, const=True, default=False, metavar="N",
-                        help="compare with the grid oracle in all trials, or in the first N: normalised return and regret")
+                        help="compare with the grid oracle in all trials, or in the first N: its share, and regret")
     parser.add_argument("--score", action=argparse.BooleanOptionalAction, default=True,
                         help="say how far the agent is on the way from a random policy (0) to the reference player (1), who plays the same trials")
     parser.add_argument("--out", type=Path, help="folder for tables (CSV, JSON, Markdown) and figures")
@@ -230,12 +230,14 @@ def _evaluate(args):
     from xland_minigrid.baselines.report import report, table, with_anchors
     agent = load_agent(args.run)
     anchors = "random", *["reference"] * args.score, *["oracle"] * bool(args.oracle)
-    trained = evaluate(agent, _tasks_for(args, agent.config), num_trials=args.trials, num_tasks=args.tasks, seed=args.seed, greedy=args.greedy, anchors=anchors,
-                       oracle_trials=None if args.oracle is True else args.oracle or None, progress=bool(args.oracle))
+    trained = evaluate(agent, _tasks_for(args, agent.config), num_trials=args.trials, num_tasks=args.tasks,
+                       seed=args.seed, greedy=args.greedy, anchors=anchors, progress=bool(args.oracle),
+                       oracle_trials=None if args.oracle is True else args.oracle or None)
     found = {"RL² agent": trained}
     print(table(with_anchors(found)))
     if args.out is not None:
-        files = report(found, args.out, by=("goal kind",), about={"command": " ".join(["xland-minigrid", *args.words])}, title=f"Evaluation of {args.run.name}")
+        about = {"command": " ".join(["xland-minigrid", *args.words])}
+        files = report(found, args.out, by=("goal kind",), about=about, title=f"Evaluation of {args.run.name}")
         print(f"written to {args.out}: {', '.join(files)}")
 
 # %% ../nbs/90_cli.ipynb #i

@@ -60,7 +60,7 @@ def load_agent(run, step: int | None = None) -> Agent:
 
 # %% ../../nbs/baselines/14_agents.ipynb #37e40a0e
 def examine(agent: Agent, protocol: Protocol = Protocol(num_tasks=2048, by=()), progress: bool = False) -> dict[str, Evaluation]:
-    "The evaluations of an agent, of a random policy and of the reference player on the tasks that the agent's training held out."
+    "Evaluations of an agent, a random policy and the reference player on tasks that the agent's training held out."
     return with_anchors({"agent": protocol.play(agent, load_tasks(agent.config)[1], progress=progress)})
 
 def put_into_box(run, name: str, command: str, found: dict[str, Evaluation] | None = None, folder: Path | None = None) -> Path:

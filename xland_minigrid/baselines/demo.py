@@ -80,7 +80,8 @@ def sentence(agent: Evaluation) -> str:
     n = len(curve["success"])
     first, last = (f"{curve['success'][k]:.0%} of the time, in {curve['steps'][k]:.1f} steps on average" for k in (0, -1))
     facts = (f"in trial 1 it reached the hidden goal {first}, in trial {n} {last} (acting at random: {chance:.0%}). "
-             f"On the way from a random policy (0) to the reference player (1) that is {curve['score'][0]:.2f} in trial 1 and {curve['score'][-1]:.2f} in trial {n}")
+             f"On the way from a random policy (0) to the reference player (1) that is {curve['score'][0]:.2f} "
+             f"in trial 1 and {curve['score'][-1]:.2f} in trial {n}")
     if adapted(curve):
         return f"On {len(agent.steps):,} tasks made of objects it had never met, the agent found out what was wanted and remembered it: {facts}."
     return f"This agent did not adapt, or not clearly: {facts}. Train it for longer, or with another seed."
@@ -102,7 +103,8 @@ def animation(agent: Agent, ruleset, num_trials: int = 5):
     "A `RolloutViewer` of the agent on one task."
     from xland_minigrid.viz.widgets.rollout import RolloutViewer
     viewer = RolloutViewer(unlucky_seed(agent, ruleset, num_trials), objects=ruleset.init_tiles)
-    viewer.title = viewer.player.title = f"Five trials of one task, chosen because the agent failed at first. It is not told the goal: {viewer.goal}"
+    viewer.title = viewer.player.title = ("Five trials of one task, chosen because the agent failed at first. "
+                                          f"It is not told the goal: {viewer.goal}")
     return viewer
 
 # %% ../../nbs/baselines/15_demo.ipynb #7b6456e9
@@ -148,7 +150,8 @@ def _report(plan: Plan, training, unseen: Benchmark, begun: float) -> dict:
     _draw(found, training.agent, unseen.get_ruleset(unlucky_task(agent)), out)
     curves = {name: {key: np.round(x, 4).tolist() for key, x in e.per_trial().items()} for name, e in found.items()}
     results = {
-        "sentence": words, "adapted": adapted(agent.per_trial()), "held_out_tasks": len(unseen), "steps": training.agent.steps,
+        "sentence": words, "adapted": adapted(agent.per_trial()), "held_out_tasks": len(unseen),
+        "steps": training.agent.steps,
         "seconds": {"training": round(trained - begun, 1), "all": round(time.monotonic() - begun, 1)}, "per_trial": curves,
         "overall": {name: e.overall() for name, e in found.items()}, "seed": plan.config.seed, "device": jax.devices()[0].device_kind, "versions": versions()}
     (out / "results.json").write_text(json.dumps(results, indent=1))

@@ -43,7 +43,7 @@ from ..viz.widgets.rollout import over_objects
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #c0204afb
 class Tasks(NamedTuple):
-    "What a policy may look at when tasks begin: random keys `(B,)`, and the tasks `(B,)`, None in a world with one task."
+    "What a policy may look at when tasks begin: random keys `(B,)`, and the tasks `(B,)`, None in a world with one."
     keys: jax.Array
     rulesets: RuleSet | None
 
@@ -54,7 +54,7 @@ class Knowing(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkPolicy:
-    "The policy of a trained network; `greedy` takes the likeliest action instead of drawing one. show_goal: as for `evaluate`."
+    "The policy of a trained network. greedy, show_goal: as for `evaluate`."
     structure: GraphDef
     greedy: bool = False
     show_goal: float | None = None
@@ -122,12 +122,15 @@ def _shown(policy, memory, states):
 
 @functools.partial(jax.jit, static_argnames=("policy", "env", "num_trials"))
 def play_trials(policy, env, num_trials: int, parameters, params, rulesets: RuleSet | None, keys) -> tuple[Tally, jax.Array]:
-    "Play trials of each task, `rulesets (B,)` (None: the world's one task) with `keys (B,)`; returns the tally and how many trials each task finished, `(B,)`."
+    """Play trials of each task, `rulesets (B,)` (None: the world's one task) with `keys (B,)`.
+
+    Returns the tally and how many trials each task finished, `(B,)`.
+    """
     batch = keys.shape[0]
     reset_keys, act_keys = _keys_of(keys)
     timestep, step = begin(env, params, rulesets, reset_keys)
-    start = (0, timestep, _first(timestep, env.num_actions(params)), _memory(policy, parameters, keys, rulesets), jnp.zeros(batch, jnp.int32),
-             Tally(*[jnp.zeros((batch, num_trials), jnp.float32)] * 3))
+    start = (0, timestep, _first(timestep, env.num_actions(params)), _memory(policy, parameters, keys, rulesets),
+             jnp.zeros(batch, jnp.int32), Tally(*[jnp.zeros((batch, num_trials), jnp.float32)] * 3))
 
     def unfinished(carry):
         t, *_, trial, _ = carry
@@ -183,7 +186,13 @@ def bootstrap_mean(values, resamples: int = 2000, level: float = 0.95, seed: int
     means = _ratio(counts @ np.nan_to_num(flat), counts @ (~np.isnan(flat)).astype(np.float64))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # where nothing is known
-        return of(mean_known(values, 0)), *np.nanquantile(of(means.reshape(-1, *values.shape[1:])), [(1 - level) / 2, (1 + level) / 2], axis=0)
+        ends = np.nanquantile(of(means.reshape(-1, *values.shape[1:])), [(1 - level) / 2, (1 + level) / 2], axis=0)
+        return of(mean_known(values, 0)), *ends
+
+def _share(means):
+    "Where an agent's return is between a random policy's and the reference player's, `means (..., 3)`."
+    agent, random, reference = np.moveaxis(means, -1, 0)
+    return (agent - random) / np.where(reference > random, reference - random, np.nan)
 
 def _ratio(sums, counts):
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
@@ -204,11 +213,6 @@ def bootstrap_quantile(values, q=0.2, resamples: int = 2000, level: float = 0.95
     return found if np.ndim(q) else tuple(map(float, found))
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #ac717028
-def _share(means):
-    "Where an agent's return is between a random policy's and the reference player's, `means (..., 3)`; NaN where that player is no better."
-    agent, random, reference = np.moveaxis(means, -1, 0)
-    return (agent - random) / np.where(reference > random, reference - random, np.nan)
-
 @dataclass(frozen=True)
 class Scores:
     "The arrays of an `Evaluation`, and what follows from them for every trial of every task, `(tasks, N)`."
@@ -222,7 +226,7 @@ class Scores:
     def anchor(self, name: str) -> Tally:
         "What an anchor did. Raises `ValueError` if it did not play."
         if name not in self.anchors:
-            raise ValueError(f"There is no {name!r} in this evaluation to compare with: evaluate with anchors=({name!r},).")
+            raise ValueError(f"This evaluation has no {name!r} to compare with: evaluate with anchors=({name!r},).")
         return Tally(*np.moveaxis(self.anchors[name], -1, 0))
 
     @property
@@ -242,36 +246,41 @@ class Scores:
         return self.success * steps / np.maximum(self.steps, steps)
 
     def score(self, trials=slice(None)) -> tuple[float, float, float]:
-        "The score in some trials, `(value, low, high)`; NaN where the reference player does no better than a random policy. Raises `ValueError` unless both played."
+        "The score in some trials, `(value, low, high)`; NaN where the reference player is no better than chance."
         return tuple(float(x[0]) for x in self._scored(lambda returns: returns[:, trials].mean(axis=1, keepdims=True)))
 
     def _scored(self, cut=lambda returns: returns):
         "Scores and their intervals, from all returns `(tasks, N)` as `cut` leaves them, where they are known."
-        returns = np.stack([cut(x) for x in (self.returns, self.anchor("random").returns, self.anchor("reference").returns)], axis=-1)
+        others = (self.anchor(name).returns for name in ("random", "reference"))
+        returns = np.stack([cut(x) for x in (self.returns, *others)], axis=-1)
         return bootstrap_mean(np.where(np.isnan(returns).any(-1, keepdims=True), np.nan, returns), of=_share)
 
     def scores(self) -> dict[str, np.ndarray]:
         "All quantities by name."
         found = {"success": self.success, "steps": self.steps, "return": self.returns}
-        return found | ({name: getattr(self, name) for name in ("normalised", "regret", "spl")} if "oracle" in self.anchors else {})
+        more = ("normalised", "regret", "spl") if "oracle" in self.anchors else ()
+        return found | {name: getattr(self, name) for name in more}
 
     def part(self, tasks, trials=slice(None)):
         "Some tasks and trials, by integers, masks or slices."
         if not len(self.task_ids[tasks]) or not self.returns[:, trials].size:
             raise ValueError("No task or no trial is left: choose at least one.")
         cut = lambda x: x[tasks][:, trials]
-        return replace(self, task_ids=self.task_ids[tasks], success=cut(self.success), steps=cut(self.steps), returns=cut(self.returns),
-                       anchors={name: cut(x) for name, x in self.anchors.items()}, labels={name: x[tasks] for name, x in self.labels.items()})
+        return replace(
+            self, **{name: cut(getattr(self, name)) for name in ("success", "steps", "returns")},
+            task_ids=self.task_ids[tasks], anchors={name: cut(x) for name, x in self.anchors.items()},
+            labels={name: x[tasks] for name, x in self.labels.items()})
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #f49f2e2e
 PERCENTILES = {"p20": 0.2, "median": 0.5, "p80": 0.8}
 _OVERALL = ("return", "return_p20", "success", "score", "normalised", "normalised_p20", "regret", "spl")
 
 class Evaluation(Scores):
-    """What an agent did in trials 1 to N of each task: `success`, `steps` and `returns` `(tasks, N)`; `task_ids` are row numbers of the benchmark.
+    """What an agent did in trials 1 to N of each task: `success`, `steps` and `returns` `(tasks, N)`.
 
-    anchors: name to success, steps and return of another player of the same trials, `(tasks, N, 3)`. The `"oracle"` has NaN where it found no way, and in trials that it did not play
-    (there its success is NaN, too) the task's average. labels: name to one value per task, `(tasks,)`.
+    task_ids: row numbers of the benchmark. labels: name to one value per task, `(tasks,)`.
+    anchors: name to success, steps and return of another player of the same trials, `(tasks, N, 3)`. The `"oracle"`
+    has NaN where it found no way; in trials that it did not play, the task's average, and NaN as its success.
     """
 
     def per_task(self) -> dict[str, np.ndarray]:
@@ -290,8 +299,9 @@ class Evaluation(Scores):
     def summary(self) -> dict[str, tuple[float, float, float]]:
         """All quantities as `(value, low, high)`, with bootstrap intervals over tasks.
 
-        Per trial: `return` and its percentiles `return_p20`, `_median`, `_p80`; `success`, `steps`. Over all N trials: `return_sum` with percentiles, and `zero_return`, the
-        share of tasks without return. Where the anchors played: `score`; `normalised` with percentiles, `regret` and `spl`.
+        Per trial: `return` and its percentiles `return_p20`, `_median`, `_p80`; `success`, `steps`. Over all N trials:
+        `return_sum` with percentiles, and `zero_return`, the share of tasks without return. Where the anchors played:
+        `score`; `normalised` with percentiles, `regret` and `spl`.
         """
         scores, trials = self.per_task(), self.returns.shape[1]
         returns = _with_percentiles("return", scores["return"])
@@ -307,14 +317,14 @@ class Evaluation(Scores):
         return {name: value for name, value in self.summary().items() if name in _OVERALL}
 
     def beside(self, other: "Evaluation") -> "Evaluation":
-        "This evaluation with the anchors of another one of the same tasks, seed and trials. Raises `ValueError` when they differ."
+        "This evaluation with the anchors of another. Raises `ValueError` unless tasks, seed and trials are the same."
         if not self.is_like(other):
             raise ValueError("These evaluations are of different tasks or trials: make both with the same benchmark, seed, num_tasks and num_trials.")
         return replace(self, anchors=other.anchors)
 
     def players(self) -> "dict[str, Evaluation]":
         "The evaluations of the anchors, by name."
-        return {name: replace(self, success=played.success, steps=played.steps, returns=played.returns) for name in self.anchors for played in [self.anchor(name)]}
+        return {name: replace(self, **self.anchor(name)._asdict()) for name in self.anchors}
 
     def is_like(self, other: "Evaluation") -> bool:
         return np.array_equal(self.task_ids, other.task_ids) and self.returns.shape == other.returns.shape
@@ -345,7 +355,8 @@ def grouped(self: Evaluation, by: str, bins: int = 8) -> dict[str, Evaluation]:
     Numbers with more than `bins` values become strata of equal width, `"3 – 7.5"`; NaN becomes `"unknown"`. Raises `ValueError` for an unknown label.
     """
     if by not in self.labels:
-        raise ValueError(f"There is no label {by!r}; there are {', '.join(map(repr, self.labels)) or 'none'}: evaluate with labels={{{by!r}: ...}}.")
+        known = ", ".join(map(repr, self.labels)) or "none"
+        raise ValueError(f"There is no label {by!r}; there are {known}: evaluate with labels={{{by!r}: ...}}.")
     values = np.asarray(self.labels[by])
     if values.dtype.kind not in "biuf":
         return {str(value): self.part(values == value) for value in np.unique(values)}
@@ -360,7 +371,8 @@ Evaluation.grouped = grouped
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #38af4462
 def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int = 10, num_tasks: int | None = 1024, seed: int = 0, batch: int = 1024,
-             greedy: bool = False, show_goal: float | None = None, anchors: bool | Collection[str] = False, oracle_trials: int | None = None, expert=None,
+             greedy: bool = False, show_goal: float | None = None, anchors: bool | Collection[str] = False,
+             oracle_trials: int | None = None, expert=None,
              labels: Mapping[str, Any] | None = None, mesh: Mesh | None = None, progress: bool = False) -> Evaluation:
     """Let a policy play `num_trials` trials in a row of every task.
 
@@ -370,8 +382,10 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
         world: `(env, params)` with auto-reset; an `Agent` brings its own. batch: tasks side by side on each device.
         greedy: an `Agent` takes its likeliest action instead of drawing one.
         show_goal: share of the tasks in which an agent with `network.goal_conditioned_core` is shown its goal; None for no task.
-        anchors: who else plays the same trials: names among `"random"`, `"reference"` (see `reference_player`) and `"oracle"`; True for the first two, between which `score` places the agent.
-        oracle_trials: how many first trials the oracle plays (default: all); later ones are compared with their average. expert: plays instead of the oracle, see `demonstrations`.
+        anchors: who else plays the same trials: names among `"random"`, `"reference"` (see `reference_player`) and
+            `"oracle"`; True for the first two, between which `score` places the agent.
+        oracle_trials: how many first trials the oracle plays (default: all); later ones are compared with the average.
+        expert: plays instead of the oracle, see `demonstrations`.
         labels: a name to one value for each task of the benchmark `(n,)`.
         mesh: devices in a row, with the axis `agents`, which share the tasks; several processes call this alike. progress: show a bar.
     Raises `ValueError` for an empty benchmark, numbers below 1, a world without auto-reset, another mesh, or a goal shown to an agent that cannot read it.
@@ -380,7 +394,8 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
         raise ValueError("An evaluation needs at least one task, one trial and a batch of one: check num_tasks, num_trials, batch and the benchmark.")
     anchors = _checked_anchors(anchors)
     if benchmark is None and ("oracle" in anchors or labels or num_tasks is None):
-        raise ValueError("Without a benchmark there is one task: give num_tasks, how many starts of it are played, and neither an oracle nor labels.")
+        raise ValueError("Without a benchmark there is one task: give num_tasks, how many starts of it are played, "
+                         "and neither an oracle nor labels.")
     labels = _checked_labels(labels, benchmark)
     compared = num_trials if oracle_trials is None else min(num_trials, checked_int("oracle_trials", oracle_trials, 1))
     devices, (policy, parameters, (env, params)) = _checked_mesh(mesh), _unpacked(policy, world, greedy, show_goal)
@@ -416,7 +431,8 @@ def _play_all(play, benchmark, chosen, keys, num_trials: int, batch: int, device
 def reference_player(benchmark: Benchmark | None, env, params):
     """The player to which the score 1 belongs: without rules one that infers the goal (`ReferencePlayer`), else the expert, which is told rules and goal.
 
-    The expert also plays where agents see pictures, which say less than cells. None for composed goals, several products and worlds without a benchmark, which neither knows.
+    The expert also plays where agents see pictures, which say less than cells. None for composed goals, several
+    products and worlds without a benchmark, which neither knows.
     """
     if benchmark is None or benchmark.extended is not None:
         return None
@@ -428,7 +444,8 @@ def reference_player(benchmark: Benchmark | None, env, params):
 _ANCHORS = ("random", "reference", "oracle")
 
 def _checked_anchors(anchors) -> tuple[str, ...]:
-    names = _ANCHORS[:2 * anchors] if isinstance(anchors, bool) else (anchors,) if isinstance(anchors, str) else tuple(anchors)
+    names = _ANCHORS[:2 * anchors] if isinstance(anchors, bool) else anchors
+    names = (names,) if isinstance(names, str) else tuple(names)
     if wrong := set(names) - set(_ANCHORS):
         raise ValueError(f"There is no anchor {sorted(map(str, wrong))[0]!r}: choose from {', '.join(_ANCHORS)}.")
     return names
@@ -445,8 +462,9 @@ def _begins_again(env) -> bool:
         env = getattr(env, "_env", None)
     return env is not None
 
-def _oracle_anchor(env, params, benchmark, chosen, keys, num_trials: int, compared: int, expert, progress: bool, block: int = 256) -> np.ndarray:
-    "Success, steps and return of the oracle, `(tasks, N, 3)`; after the first `compared` trials the average, without success."
+def _oracle_anchor(env, params, benchmark, chosen, keys, num_trials: int, compared: int, expert, progress: bool,
+                   block: int = 256) -> np.ndarray:
+    "Success, steps and return of the oracle, `(tasks, N, 3)`; after `compared` trials the average, without success."
     from tqdm.auto import tqdm
     env, found = without_reset(env), []
     for first in tqdm(range(0, len(chosen), block), desc="oracle", unit=" batches", disable=not progress):
@@ -478,11 +496,11 @@ def _unpacked(policy, world, greedy: bool, show_goal: float | None):
 # %% ../../nbs/baselines/12_evaluation.ipynb #9c4643d4
 def save_evaluation(evaluation: Evaluation, path, about: Mapping | None = None) -> Path:
     "Write an evaluation to a file, with what JSON can hold of `about` it. Returns the path."
-    path, kept = Path(path).expanduser(), {"array": {name: getattr(evaluation, name) for name in ("success", "steps", "returns", "task_ids")},
-                                           "anchor": evaluation.anchors, "label": evaluation.labels}
+    arrays = {name: getattr(evaluation, name) for name in ("success", "steps", "returns", "task_ids")}
+    path, kept = Path(path).expanduser(), {"array": arrays, "anchor": evaluation.anchors, "label": evaluation.labels}
     with appearing(path) as part, open(part, "wb") as file:
         np.savez_compressed(file, about=np.array(json.dumps(plain(about or {}))),
-                            **{f"{kind} {name}": np.asarray(x) for kind, arrays in kept.items() for name, x in arrays.items()})
+                            **{f"{kind} {name}": np.asarray(x) for kind, xs in kept.items() for name, x in xs.items()})
     return path
 
 def load_evaluation(path) -> tuple[Evaluation, dict]:
@@ -505,8 +523,8 @@ def load_evaluation(path) -> tuple[Evaluation, dict]:
 class Moment(NamedTuple):
     """One moment of a recorded run: the time step (its state as NumPy), the belief, probabilities `(5, 16)`, and the number of the trial from 1.
 
-    Also the critic's `value`, `probabilities` of all actions, float32 `(A,)`, and the `action` drawn; None after the last step of a trial. `remaining`: the goals that a player without
-    a belief thinks possible, `(n, 5)`.
+    Also the critic's `value`, `probabilities` of all actions, float32 `(A,)`, and the `action` drawn; None after the
+    last step of a trial. `remaining`: the goals that a player without a belief thinks possible, `(n, 5)`.
     """
     timestep: Any
     belief: Any
@@ -516,8 +534,12 @@ class Moment(NamedTuple):
     action: int | None = None
     remaining: np.ndarray | None = None
 
-def watch(policy, ruleset: RuleSet | None = None, num_trials: int = 5, seed: int = 0, *, world=None, show_goal: float | None = None) -> list[Moment]:
-    "Record every moment of a policy's trials of one task; None for the world's own. policy, world, show_goal: as for `evaluate`. Raises `ValueError` for no trials."
+def watch(policy, ruleset: RuleSet | None = None, num_trials: int = 5, seed: int = 0, *, world=None,
+          show_goal: float | None = None) -> list[Moment]:
+    """Record every moment of a policy's trials of one task; None for the world's own.
+
+    policy, world, show_goal: as for `evaluate`. Raises `ValueError` for no trials.
+    """
     if num_trials < 1:
         raise ValueError(f"num_trials is {num_trials}: watch at least one.")
     policy, parameters, (env, params) = _unpacked(policy, world, False, show_goal)
@@ -529,7 +551,8 @@ def watch(policy, ruleset: RuleSet | None = None, num_trials: int = 5, seed: int
         while not timestep.last():
             key, draw = jax.random.split(key)
             before, now = inputs, timestep
-            timestep, inputs, memory, action, thought = _watch_step(policy, inner, parameters, params, timestep, inputs, memory, draw)
+            timestep, inputs, memory, action, thought = _watch_step(
+                policy, inner, parameters, params, timestep, inputs, memory, draw)
             moments.append(_moment(now, trial, int(action), **jax.device_get(thought)))
         moments.append(moments[-1]._replace(timestep=_recorded(timestep), value=None, probabilities=None, action=None))
         timestep, inputs = _watch_reset(inner, params, timestep.state.key, timestep, before, action)
@@ -545,7 +568,8 @@ def _recorded(timestep):
 
 def _moment(timestep, trial: int, action: int, belief=None, value=None, probabilities=None, remaining=None) -> Moment:
     goals = None if remaining is None else remaining[0][remaining[1]]
-    return Moment(_recorded(timestep), belief, trial, None if value is None else float(value), probabilities, action, goals)
+    value = None if value is None else float(value)
+    return Moment(_recorded(timestep), belief, trial, value, probabilities, action, goals)
 
 @functools.partial(jax.jit, static_argnames="env")
 def _watch_reset(env, params, key, ended=None, inputs=None, action=None):
@@ -561,10 +585,12 @@ def _watch_step(policy, env, parameters, params, timestep, inputs, memory, key):
     if isinstance(policy, NetworkPolicy):
         out, memory = policy.think(parameters, inputs, memory)
         action = jax.random.categorical(key, out.logits[0])
-        thought = {"belief": jax.nn.softmax(out.belief[0]), "value": out.value[0], "probabilities": jax.nn.softmax(out.logits[0])}
+        belief, likely = jax.nn.softmax(out.belief[0]), jax.nn.softmax(out.logits[0])
+        thought = {"belief": belief, "value": out.value[0], "probabilities": likely}
     else:
         (action,), memory = policy.act(parameters, inputs, _shown(policy, memory, _alone(timestep.state)), key[None])
-        thought = {"remaining": jax.tree.map(lambda x: x[0], policy.remaining(memory))} if hasattr(policy, "remaining") else {}
+        left = policy.remaining(memory) if hasattr(policy, "remaining") else None
+        thought = {} if left is None else {"remaining": jax.tree.map(lambda x: x[0], left)}
     timestep = env.step(params, timestep, action)
     return timestep, next_inputs(inputs, action[None], _alone(timestep)), memory, action, thought
 

@@ -127,7 +127,7 @@ class Protocol:
         return replace(found, labels={**extra, **found.labels})
 
 # %% ../../nbs/baselines/13_report.ipynb #96bfedd4
-def with_anchors(found: Mapping[str, Evaluation | Sequence[Evaluation]]) -> dict[str, Evaluation | Sequence[Evaluation]]:
+def with_anchors(found: Mapping[str, Evaluation | Sequence[Evaluation]]) -> dict:
     "The same evaluations by name, and those of their anchors, unless the tasks differ."
     first, *others = (run for runs in found.values() for run in ([runs] if isinstance(runs, Evaluation) else runs))
     return {**found, **(first.players() if all(map(first.is_like, others)) else {}), **found}
@@ -157,15 +157,17 @@ def _row(name: str, label: str, group: str, runs: list[Evaluation]) -> dict:
         row |= {key: value.mean, f"{key}_lo": value.low, f"{key}_hi": value.high} | ({f"{key}_std": value.std} if len(runs) > 1 else {})
     return row
 
-_SHOWN = {"return": "return", "return_median": "median", "return_p20": "p20", "return_p80": "p80", "return_iqm": "IQM", "return_sum": "sum over trials", "success": "success",
-          "steps": "steps", "zero_return": "zero return", "score": "score", "normalised": "of oracle", "normalised_p20": "of oracle, p20", "regret": "regret", "spl": "SPL"}
+_SHOWN = {"return": "return", "return_median": "median", "return_p20": "p20", "return_p80": "p80", "return_iqm": "IQM",
+          "return_sum": "sum over trials", "success": "success", "steps": "steps", "zero_return": "zero return",
+          "score": "score", "normalised": "of oracle", "normalised_p20": "of oracle, p20", "regret": "regret",
+          "spl": "SPL"}
 
 def _cell(key: str, value=None, low=None, high=None) -> str:
     value, low, high = (None if x is None or x != x else x for x in (value, low, high))
     if value is None:
         return "–"
-    show = (lambda x: f"{x:.0%}") if key in ("success", "zero_return") else (lambda x: f"{x:.1f}") if key == "steps" else (lambda x: f"{x:.2f}")
-    return show(value) if low is None else f"{show(value)} [{show(low)}, {show(high)}]"
+    form = ".0%" if key in ("success", "zero_return") else ".1f" if key == "steps" else ".2f"
+    return f"{value:{form}}" if low is None else f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     "A Markdown table whose columns also line up as plain text."
@@ -177,33 +179,42 @@ def markdown(rows: Sequence[Mapping]) -> str:
     "Rows of `table_rows` as a Markdown table for people: values with their intervals."
     keys = [key for key in _SHOWN if any(key in row for row in rows)]
     groups = ["all" if row["by"] == "all" else f"{row['by']}: {row['group']}" for row in rows]
-    return _grid(["agent", "tasks", "n", "runs", *(_SHOWN[key] for key in keys)],
-                 [[*(str(name).replace("|", "\\|") for name in (row["agent"], group)), f"{row['tasks']:,}", str(row["runs"]),
-                   *(_cell(key, *(row.get(f"{key}{end}") for end in ("", "_lo", "_hi"))) for key in keys)] for row, group in zip(rows, groups)])
+    lines = []
+    for row, group in zip(rows, groups):
+        names = (str(name).replace("|", "\\|") for name in (row["agent"], group))
+        cells = (_cell(key, *(row.get(f"{key}{end}") for end in ("", "_lo", "_hi"))) for key in keys)
+        lines.append([*names, f"{row['tasks']:,}", str(row["runs"]), *cells])
+    return _grid(["agent", "tasks", "n", "runs", *(_SHOWN[key] for key in keys)], lines)
 
 # %% ../../nbs/baselines/13_report.ipynb #efd7be07
 def told(evaluation: Evaluation) -> dict:
-    "An evaluation as plain numbers: per trial, over all, and success in the first and last trial for each kind of goal."
-    rounded = lambda tree: jax.tree.map(lambda x: np.round(np.asarray(x, np.float64), 4).tolist(), tree)
-    kinds = {str(kind): {"tasks": len(part.task_ids), "success": [part.success[:, 0].mean(), part.success[:, -1].mean()]}
-             for kind, part in evaluation.grouped("goal kind").items()} if "goal kind" in evaluation.labels else {}
-    return plain({"tasks": len(evaluation.task_ids), "per_trial": rounded(evaluation.per_trial()), "overall": rounded(evaluation.overall()), "by_kind": rounded(kinds)})
+    "An evaluation as plain numbers: per trial, over all, and success in the first and last trial by kind of goal."
+    parts = evaluation.grouped("goal kind") if "goal kind" in evaluation.labels else {}
+    kinds = {kind: {"tasks": len(part.task_ids), "success": part.success[:, [0, -1]].mean(0)}
+             for kind, part in parts.items()}
+    found = {"per_trial": evaluation.per_trial(), "overall": evaluation.overall(), "by_kind": kinds}
+    rounded = jax.tree.map(lambda x: np.round(np.asarray(x, np.float64), 4).tolist(), found)
+    return plain({"tasks": len(evaluation.task_ids), **rounded})
 
 def table(found: Mapping[str, Evaluation | Mapping], every: int = 1) -> str:
     """Agents side by side, trial by trial, and below over all trials, as Markdown that also reads as plain text.
 
-    found: name to an evaluation, or to what `told` makes of one. every: leaves trials between multiples of it out, but for the first three and the last.
+    found: name to an evaluation, or to what `told` makes of one. every: leaves trials between multiples of it out, but
+    for the first three and the last.
     """
     found = {name: told(e) if isinstance(e, Evaluation) else e for name, e in found.items()}
     curves, overall = ({name: e[part] for name, e in found.items()} for part in ("per_trial", "overall"))
-    columns = [(name, key) for name, curve in curves.items() for key in ("success", "steps", "return", "score", "normalised", "regret")
+    columns = [(name, key) for name, curve in curves.items()
+               for key in ("success", "steps", "return", "score", "normalised", "regret")
                if key in curve and (key in ("success", "steps") or name not in ("random", "reference", "oracle"))]
     trials = len(next(iter(curves.values()))["success"])
     cell = lambda name, key, k: _cell(key, *(curves[name][f"{key}{end}"][k] for end in ("", "_lo", "_hi")))
-    lines = [[str(k + 1), *(cell(name, key, k) for name, key in columns)] for k in sorted({*range(min(3, trials)), *range(0, trials, every), trials - 1})]
+    lines = [[str(k + 1), *(cell(name, key, k) for name, key in columns)]
+             for k in sorted({*range(min(3, trials)), *range(0, trials, every), trials - 1})]
     keys = [key for key in _SHOWN if any(key in e for e in overall.values())]
-    return "\n\n".join([_grid(["trial", *(_SHOWN[key] if key != "success" else f"{name}: success" for name, key in columns)], lines),
-                        _grid(["all trials", *(_SHOWN[key] for key in keys)], [[name, *(_cell(key, *e.get(key, ())) for key in keys)] for name, e in overall.items()])])
+    heads = [f"{name}: success" if key == "success" else _SHOWN[key] for name, key in columns]
+    means = [[name, *(_cell(key, *e.get(key, ())) for key in keys)] for name, e in overall.items()]
+    return f"{_grid(['trial', *heads], lines)}\n\n{_grid(['all trials', *(_SHOWN[key] for key in keys)], means)}"
 
 # %% ../../nbs/baselines/13_report.ipynb #8eb350bb
 class Evaluator:
@@ -211,7 +222,8 @@ class Evaluator:
 
     Args:
         tasks: a benchmark, or several by name (`{"goals trained on": ..., "goals held out": ...}`); None for a world with a single task.
-        every_steps: environment steps between two evaluations (default: forty in a training). options: further ones of `evaluate`; anchors play once.
+        every_steps: environment steps between two evaluations (default: forty in a training).
+        options: further ones of `evaluate`; anchors play once.
     Raises `ValueError` for numbers below 1 or a benchmark without tasks.
     """
 
@@ -251,7 +263,8 @@ class Evaluator:
         for key, value in found.summary().items():
             key = "trial_steps" if key == "steps" else key  # steps are those of the training here
             row |= {key: value[0], f"{key}_lo": value[1], f"{key}_hi": value[2]}
-        return row | {"success_first": float(found.success[:, 0].mean()), "success_last": float(found.success[:, -1].mean()), "seconds": round(time.monotonic() - begun, 2)}
+        first, last = found.success[:, [0, -1]].mean(0).tolist()
+        return row | {"success_first": first, "success_last": last, "seconds": round(time.monotonic() - begun, 2)}
 
 def read_evaluations(path) -> list[dict]:
     "`read_rows` of `evaluation.jsonl`, `path` or in the folder `path`."
@@ -273,7 +286,8 @@ def curve_over_seeds(runs: Sequence[Sequence[Mapping]], tasks: str | None = None
     curve = [{"steps": steps} for steps in common]
     for row, key in itertools.product(curve, keys):
         values = np.array([run[row["steps"]].get(key) for run in runs], np.float64)  # None becomes NaN
-        row |= dict(zip((key, f"{key}_lo", f"{key}_hi"), map(float, _over_runs(key, values)))) | {f"{key}_seeds": values.tolist()}
+        mean, low, high = map(float, _over_runs(key, values))
+        row |= {key: mean, f"{key}_lo": low, f"{key}_hi": high, f"{key}_seeds": values.tolist()}
     return curve
 
 # %% ../../nbs/baselines/13_report.ipynb #67ebee21
@@ -309,12 +323,14 @@ def _comma_separated(rows: Sequence[Mapping]) -> str:
     writer.writerows({k: "" if v is None or v != v else v for k, v in row.items()} for row in rows)
     return text.getvalue()
 
-_SCORE = "Score: 0 is a random policy, 1 the reference player, which infers hidden goals; where rules are hidden too it is the expert, which is told rules and goal."
+_SCORE = ("Score: 0 is a random policy, 1 the reference player, which infers hidden goals; where rules are hidden too "
+          "it is the expert, which is told rules and goal.")
 
 def _page(title: str, rows: Sequence[Mapping], record: Mapping) -> str:
     protocol, about = record["protocol"], record["about"]
     how = [f"{rows[0]['trials']} trials of each task"] + ([f"tasks drawn with seed {protocol['seed']}"] if protocol else [])
-    lines = [f"# {title}", "", f"{', '.join(how)}; every task weighs the same. In brackets the 95 % interval: over runs where there are several, else over tasks."]
+    lines = [f"# {title}", "", f"{', '.join(how)}; every task weighs the same. In brackets the 95 % interval: over "
+             "runs where there are several, else over tasks."]
     lines += [_SCORE] * any("score" in row for row in rows) + ["", markdown(rows), ""]
     lines += [f"* {name}: {value}" for name, value in about.items()]
     lines += [f"* {record['devices']} × {record['device']}; " + ", ".join(f"{name} {version}" for name, version in record["versions"].items()), ""]
@@ -326,7 +342,8 @@ def _figures(rows: Sequence[Mapping], record: Mapping, by: Sequence[str], out: P
         return {}
     from xland_minigrid.viz.plots import adaptation_curve, generalization_curves, group_bars, learning_curves
     scored = ("score",) if any("score" in row for row in rows) else ()
-    drawn = {"adaptation.png": adaptation_curve(record["per_trial"], what=("success", "return", "steps", *scored), title=record["title"])}
+    shown = ("success", "return", "steps", *scored)
+    drawn = {"adaptation.png": adaptation_curve(record["per_trial"], what=shown, title=record["title"])}
     for label in by:
         bars = {}
         for row in rows:
@@ -335,8 +352,9 @@ def _figures(rows: Sequence[Mapping], record: Mapping, by: Sequence[str], out: P
         if bars:
             drawn[f"by_{label.replace(' ', '_')}.png"] = group_bars(bars, by=label, title=record["title"])
     if record["learning"]:
-        scored = ("score",) if any(row.get("score") is not None for curve in record["learning"].values() for row in curve) else ()
-        drawn["learning.png"] = learning_curves(record["learning"], ("return", "return_p20", *scored), title=record["title"])
+        rows_ = [row for curve in record["learning"].values() for row in curve]
+        shown = ("return", "return_p20", *["score"] * any(row.get("score") is not None for row in rows_))
+        drawn["learning.png"] = learning_curves(record["learning"], shown, title=record["title"])
     if record["generalization"]:
         drawn["generalization.png"] = generalization_curves(record["generalization"])
     for name, figure in drawn.items():

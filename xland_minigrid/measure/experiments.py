@@ -38,7 +38,8 @@ class Run:
     seconds: float  # of training
 
 def finish(config: TrainConfig, tasks: Benchmark | None, tests: Mapping[str, Benchmark | None], protocol: Protocol, *,
-           curve_tasks: int = 1024, every_steps: int | None = None, progress: bool = True, played: dict | None = None) -> Run:
+           curve_tasks: int = 1024, every_steps: int | None = None, progress: bool = True,
+           played: dict | None = None) -> Run:
     """Train an agent in `config.out` and test it, unless that is done already.
 
     Args:
@@ -50,14 +51,15 @@ def finish(config: TrainConfig, tasks: Benchmark | None, tests: Mapping[str, Ben
     mesh = make_mesh() if jax.device_count() > 1 else None
     evaluator = Evaluator(config, tests, curve_tasks, protocol.num_trials, every_steps, seed=protocol.seed,
                           batch=protocol.batch, greedy=protocol.greedy, mesh=mesh,
-                          anchors=protocol.anchors if isinstance(protocol.anchors, bool) else sorted({*protocol.anchors} - {"oracle"}))
+                          anchors=protocol.anchors is True or sorted({*(protocol.anchors or ())} - {"oracle"}))
     training = train(config, tasks, resume="auto", progress=progress, on_round=evaluator)
     agent = training.agent
     if training.interrupted:
         raise KeyboardInterrupt
     if not any(row["steps"] == agent.steps for row in read_evaluations(config.out)):
         evaluator(agent, {"steps": agent.steps})
-    found = {name: _tested(agent, name, benchmark, protocol, mesh, progress, {} if played is None else played) for name, benchmark in tests.items()}
+    played = {} if played is None else played
+    found = {name: _tested(agent, name, tasks, protocol, mesh, progress, played) for name, tasks in tests.items()}
     seconds = training.metrics[-1]["seconds"] if training.metrics else float("nan")
     return Run(agent, found, read_evaluations(config.out), seconds)
 
@@ -73,7 +75,8 @@ def _tested(agent, name, benchmark, protocol, mesh, progress, played):
                 return found
         except ValueError:
             pass  # a damaged file is made again
-    found = protocol.play(agent, benchmark, mesh=mesh, progress=progress, **{"anchors": False} if name in played else {})
+    options = {"anchors": False} if name in played else {}
+    found = protocol.play(agent, benchmark, mesh=mesh, progress=progress, **options)
     found = found.beside(played.setdefault(name, found))
     if jax.process_index() == 0:
         save_evaluation(found, path, about)
@@ -137,7 +140,8 @@ def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protoc
             here = dataclasses.replace(config, seed=int(seed), out=str(out / name / f"seed-{seed}"))
             if progress:
                 print(f"{name}, seed {seed}")
-            found[name].append(finish(here, sides.train, sides.tests, protocol, progress=progress, played=played, **options))
+            run = finish(here, sides.train, sides.tests, protocol, progress=progress, played=played, **options)
+            found[name].append(run)
     return found
 
 # %% ../../nbs/measure/08_experiments.ipynb #e

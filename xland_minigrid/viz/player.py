@@ -48,8 +48,10 @@ class Bars:
     order. letters: room for a name.
     """
 
-    def __init__(self, labels, values, *, sprites=None, truth=None, title: str = "belief", top: int | None = 8, letters: int = 17):
-        self.labels, self.values, self.title, self.letters = list(map(str, labels)), np.asarray(values, np.float32), title, letters
+    def __init__(self, labels, values, *, sprites=None, truth=None, title: str = "belief", top: int | None = 8,
+                 letters: int = 17):
+        self.labels, self.values, self.title = list(map(str, labels)), np.asarray(values, np.float32), title
+        self.letters = letters
         n = len(self.labels)
         if self.values.ndim != 2 or self.values.shape[1] != n:
             raise ValueError(f"Bars need values of shape (frames, {n}), one column a label; these are "
@@ -340,7 +342,8 @@ def _draw_panel(bars, t, height, font):
             panel.paste(Image.fromarray(draw_tile(*bars.sprites[i], 16)), (12, y))
         draw.text((34, y), bars.labels[i][:bars.letters], "#1f7a45" if right else "#1c2230", font)
         draw.rectangle([34 + name, y + 4, 134 + name, y + 12], "#dfe3ea")
-        draw.rectangle([34 + name, y + 4, 34 + name + round(100 * min(1, value)), y + 12], "#2e9e5b" if right else "#3b8cff")
+        end = 34 + name + round(100 * min(1, value))
+        draw.rectangle([34 + name, y + 4, end, y + 12], "#2e9e5b" if right else "#3b8cff")
     return panel
 
 def _page_of(player, t, scale):

@@ -104,11 +104,13 @@ def _goal_bars(moments: Sequence) -> Bars | None:
     if not any(few):
         return None
     shown = np.unique(np.concatenate([goals for goals, ok in zip(left, few) if ok]), axis=0)
-    share = [(goals[:, None] == shown).all(-1).mean(0) if ok else np.full(len(shown), np.nan) for goals, ok in zip(left, few)]
+    share = [(goals[:, None] == shown).all(-1).mean(0) if ok else np.full(len(shown), np.nan)
+             for goals, ok in zip(left, few)]
     names = [describe_goal(goal) if goal.any() else "about something unseen" for goal in shown]
     right = np.flatnonzero((shown == _goal_of(moments)).all(1))
-    return Bars(names, np.stack(share), sprites=[goal[1:3] if goal.any() else (Tiles.UNSEEN, 1) for goal in shown], truth=int(right[0]) if len(right) else None,
-                top=min(_FEW, len(shown)), title=f"which goals are possible? (once {_FEW} or fewer)", letters=max(17, *map(len, names)))
+    return Bars(names, np.stack(share), sprites=[goal[1:3] if goal.any() else (Tiles.UNSEEN, 1) for goal in shown],
+                truth=int(right[0]) if len(right) else None, top=min(_FEW, len(shown)),
+                letters=max(17, *map(len, names)), title=f"which goals are possible? (once {_FEW} or fewer)")
 
 def _count_curve(moments: Sequence) -> Curve | None:
     counts = [np.nan if m is None else len(m) for m in map(_remaining, moments)]
@@ -135,7 +137,8 @@ def _caption(moment) -> str:
     ended = "" if not t.last() else f": goal reached, reward {float(t.reward):.2f}" if float(t.reward) > 0 else ": trial over, no reward"
     left = getattr(moment, "remaining", None)
     known = "" if left is None else f" · {len(left)} goal{'s' * (len(left) != 1)} possible"
-    return f"trial {moment.trial}, step {int(t.state.step_num)}" + (ended or ("" if action is None else f": {ACTS[action]}")) + known
+    ended = ended or ("" if action is None else f": {ACTS[action]}")
+    return f"trial {moment.trial}, step {int(t.state.step_num)}{ended}{known}"
 
 def _checked_moments(moments) -> list:
     try:
@@ -175,7 +178,8 @@ class RolloutViewer:
         self.trials = trials_of(self.moments)
         beliefs = _beliefs(self.moments)
         believed = [] if beliefs is None else [_object_bars(beliefs, self.moments, objects), _kind_bars(beliefs, int(_goal_of(self.moments)[0]))]
-        panels = [p for p in (*believed, _goal_bars(self.moments), _action_bars(self.moments), _value_curve(self.moments), _count_curve(self.moments), *panels) if p is not None]
+        made = (make(self.moments) for make in (_goal_bars, _action_bars, _value_curve, _count_curve))
+        panels = [panel for panel in (*believed, *made, *panels) if panel is not None]
         self.title = title or f"The task, which the agent is not told: {self.goal}"
         self.player = _player_of(self.moments, self.trials, panels, self.title, tile_size=tile_size, fps=fps)
         self.frame = frame
