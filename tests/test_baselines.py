@@ -16,7 +16,8 @@ from flax import nnx
 
 from xland_minigrid.baselines import demo, ppo, rl2
 from xland_minigrid.baselines.checkpoint import CheckpointError, Checkpoints
-from xland_minigrid.baselines.evaluation import (Evaluation, NetworkPolicy, RandomPolicy, belief_over, bootstrap_mean, bootstrap_quantile, evaluate, watch)
+from xland_minigrid.baselines.evaluation import (Evaluation, NetworkPolicy, RandomPolicy, belief_over, bootstrap_mean,
+                                                 bootstrap_quantile, evaluate, watch)
 from xland_minigrid.baselines.agents import load_agent
 from xland_minigrid.baselines.report import table
 from xland_minigrid.baselines.encoders import Inputs, first_inputs, next_inputs

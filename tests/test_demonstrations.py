@@ -245,7 +245,8 @@ def test_probes_some_of_which_have_composed_goals():
     check_demonstrations(demos, *world)
     with pytest.raises(ValueError, match="composed"):
         demonstrations(probes, [1, int(composed[0])], *world, epsilon=1.0)
-    found = evaluate(RandomPolicy(), probes, world=(GymAutoResetWrapper(world[0]), world[1]), num_trials=1, num_tasks=None, anchors="oracle")
+    auto = GymAutoResetWrapper(world[0]), world[1]
+    found = evaluate(RandomPolicy(), probes, world=auto, num_trials=1, num_tasks=None, anchors="oracle")
     unknown = np.isnan(found.reference[:, 0])
     assert unknown[np.isin(found.task_ids, composed)].all() and unknown.sum() < 15
 
@@ -594,21 +595,24 @@ def test_whoever_plays_like_the_oracle_has_no_regret(tasks, world, auto, at_rand
 
 def test_later_trials_are_compared_with_the_average_of_the_first(tasks, auto, at_random):
     settings_ = dict(world=auto, expert=holder, **PLAYED)
-    whole, some = at_random.anchors["oracle"], evaluate(RandomPolicy(), tasks, anchors="oracle", oracle_trials=2, **settings_).anchors["oracle"]
+    played = lambda **more: evaluate(RandomPolicy(), tasks, anchors="oracle", **settings_ | more)
+    whole, some = at_random.anchors["oracle"], played(oracle_trials=2).anchors["oracle"]
     np.testing.assert_array_equal(some[:, :2], whole[:, :2])
     np.testing.assert_allclose(some[:, 2, 1:], np.nanmean(whole[:, :2, 1:], axis=1))
     assert np.isnan(some[:, 2, 0]).all(), "it was not there in the third"
     assert evaluate(RandomPolicy(), tasks, **settings_).anchors == {}
-    assert evaluate(RandomPolicy(), tasks, anchors="oracle", oracle_trials=9, **settings_).anchors["oracle"].shape == (14, 3, 3)
-    lost = evaluate(RandomPolicy(), tasks, anchors="oracle", oracle_trials=2, **settings_ | {"expert": helpless})
+    assert played(oracle_trials=9).anchors["oracle"].shape == (14, 3, 3)
+    lost = played(oracle_trials=2, expert=helpless)
     assert np.isnan(lost.anchor("oracle").returns).all() and not np.nan_to_num(lost.anchor("oracle").success).any()
     overall, lines = lost.overall(), table({"x": lost})
-    assert np.isnan(overall["regret"]).all() and np.isnan(overall["normalised_p20"]).all() and overall["return"][0] == at_random.overall()["return"][0] and "–" in lines
+    assert np.isnan(overall["regret"]).all() and np.isnan(overall["normalised_p20"]).all() and "–" in lines
+    assert overall["return"][0] == at_random.overall()["return"][0]
 
 
 def test_a_plan_that_fails_is_no_reference(tasks, auto):
     "The expert promises to reach the goal and does not, or chance does it for it afterwards."
-    found = evaluate(RandomPolicy(), tasks, world=auto, num_trials=3, num_tasks=14, anchors="oracle", expert=lambda *_: np.array([1], np.uint8))
+    found = evaluate(RandomPolicy(), tasks, world=auto, num_trials=3, num_tasks=14, anchors="oracle",
+                     expert=lambda *_: np.array([1], np.uint8))
     assert np.isnan(found.anchor("oracle").returns).all()
 
 
@@ -628,8 +632,9 @@ def test_scores_by_hand():
     np.testing.assert_allclose(curve["regret"], [0.55, 0.3])
     assert curve["regret_lo"][0] < 0.55 < curve["regret_hi"][0] and curve["regret_lo"][1] == curve["regret_hi"][1]
     lines = table({"agent": e, "plain": Evaluation(e.success, e.steps, e.returns, e.task_ids)}).splitlines()
-    assert "of oracle" in lines[0] and lines[0].index("agent") < lines[0].index("plain") and lines[2].startswith("| 1     | 50%") and " 0.31 " in lines[2]
-    assert len(lines) == 2 + 2 + 1 + 2 + 2 and "| 0.42 [" in lines[7] and lines[8].startswith("| plain") and lines[8].count("–") == 4
+    assert "of oracle" in lines[0] and lines[0].index("agent") < lines[0].index("plain")
+    assert lines[2].startswith("| 1     | 50%") and " 0.31 " in lines[2] and len(lines) == 2 + 2 + 1 + 2 + 2
+    assert "| 0.42 [" in lines[7] and lines[8].startswith("| plain") and lines[8].count("–") == 4
 
 
 def test_unknown_references_are_left_out():
@@ -654,19 +659,23 @@ def test_intervals_with_holes_cover_the_truth():
 
 
 def test_wrong_references(tasks, auto):
-    ask = lambda given: evaluate(RandomPolicy(), tasks, world=auto, num_trials=2, num_tasks=4, **{"anchors": "oracle", **given})
+    same_ = dict(world=auto, num_trials=2, num_tasks=4, anchors="oracle")
+    ask = lambda given: evaluate(RandomPolicy(), tasks, **same_ | given)
     wrong = [dict(anchors=("random", "par")), dict(oracle_trials=0), dict(oracle_trials="yes"), dict(oracle_trials=1.5)]
     assert refusals({i: (lambda given=given: ask(given), ValueError, r"\.$") for i, given in enumerate(wrong)}) == {}
 
 
 def test_one_oracle_for_several_agents(tasks, auto, at_random):
     same_, with_oracle = dict(world=auto, **PLAYED), at_random
-    lent, own = evaluate(IDLE, tasks, **same_).beside(with_oracle), evaluate(IDLE, tasks, anchors="oracle", expert=holder, **same_)
-    assert all(np.array_equal(getattr(lent, name), getattr(own, name)) for name in ("success", "steps", "returns", "task_ids"))
+    lent = evaluate(IDLE, tasks, **same_).beside(with_oracle)
+    own = evaluate(IDLE, tasks, anchors="oracle", expert=holder, **same_)
+    for name in ("success", "steps", "returns", "task_ids"):
+        np.testing.assert_array_equal(getattr(lent, name), getattr(own, name))
     np.testing.assert_array_equal(lent.anchors["oracle"], own.anchors["oracle"])
     with pytest.raises(ValueError, match="different tasks"):
         evaluate(IDLE, tasks, **same_ | {"seed": 5}).beside(with_oracle)
-    assert np.array_equal(own.regret, own.anchor("oracle").returns, equal_nan=True) and not np.nan_to_num(own.normalised).any() and not np.nan_to_num(own.spl).any()
+    np.testing.assert_array_equal(own.regret, own.anchor("oracle").returns)
+    assert not np.nan_to_num(own.normalised).any() and not np.nan_to_num(own.spl).any()
 
 
 def test_no_reference_no_regret():

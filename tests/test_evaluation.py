@@ -17,7 +17,8 @@ from xland_minigrid.baselines.evaluation import (Evaluation, NetworkPolicy, Rand
 from xland_minigrid.baselines.networks import NetworkConfig
 from xland_minigrid.baselines.ppo import PPOConfig
 from xland_minigrid.baselines.report import (Evaluator, Protocol, curve_over_seeds, interquartile_mean, markdown, over_seeds, per_trial_over_seeds,
-                                             read_evaluations, report, student_interval, table, table_rows, told, with_anchors)
+                                             read_evaluations, report, student_interval, table, table_rows, told,
+                                             with_anchors)
 from xland_minigrid.baselines.rl2 import TrainConfig, new_agent
 from xland_minigrid.benchmarks import generate_benchmark
 from xland_minigrid.benchmarks.difficulty import difficulty
@@ -155,7 +156,8 @@ def test_wrong_questions(played):
             (lambda: e.grouped("colour"), "no label 'colour'"), (lambda: e.part([]), "No task or"), (lambda: e.part(np.zeros(len(e.returns), bool)), "No task or"),
             (lambda: over_seeds([]), "at least one"), (lambda: over_seeds([e, e.part([0, 1])]), "different tasks"),
             (lambda: over_seeds([e, e.part(slice(None), slice(1))]), "different tasks"), (lambda: table_rows({}), "nothing to report"),
-            (lambda: over_seeds([e, dataclasses.replace(e, anchors={"oracle": anchor(e.returns)})]), "same anchors"), (lambda: student_interval([]), "at least one")]:
+            (lambda: over_seeds([e, dataclasses.replace(e, anchors={"oracle": anchor(e.returns)})]), "same anchors"),
+            (lambda: student_interval([]), "at least one")]:
         with pytest.raises(ValueError, match=says):
             call()
 
@@ -230,7 +232,8 @@ def test_a_world_with_one_task():
     for wrong in (dict(num_tasks=None), dict(anchors="oracle"), dict(labels={"a": [1]})):
         with pytest.raises(ValueError, match="Without a benchmark"):
             evaluate(RandomPolicy(), None, world=world, **wrong)
-    assert list(evaluate(RandomPolicy(), None, world=world, num_trials=2, num_tasks=24, batch=16, anchors=True).anchors) == ["random"], "nobody knows how to play it"
+    found = evaluate(RandomPolicy(), None, world=world, num_trials=2, num_tasks=24, batch=16, anchors=True)
+    assert list(found.anchors) == ["random"], "there is no reference player"
 
 
 def test_refused_before_anything_is_compiled(agent, tasks, monkeypatch):
@@ -330,28 +333,33 @@ def test_a_report_parses_back(played, tmp_path):
 
 def test_markdown_of_what_is_not_known():
     unknown = made(np.zeros((4, 2)), anchors={"oracle": anchor(np.full((4, 2), np.nan))})
-    for text in (markdown(table_rows({"a": unknown})), table({"a": unknown}), table({"a": json.loads(json.dumps(told(unknown), allow_nan=False))})):
+    kept = json.loads(json.dumps(told(unknown), allow_nan=False))
+    for text in (markdown(table_rows({"a": unknown})), table({"a": unknown}), table({"a": kept})):
         assert "–" in text and "nan" not in text
 
 
 def test_reports_stand_between_random_and_reference(tmp_path):
-    "Anchors come along as rows and curves of their own, unless an agent has their name or the tasks differ; scores by hand."
+    "Anchors have rows and curves of their own, unless an agent has their name or the tasks differ; scores by hand."
     played = {"random": anchor(np.full((6, 2), 0.1)), "reference": anchor([[0.5, 0.9]] * 6)}
     e = made([[0.3, 0.5]] * 6, anchors=played)
     found = with_anchors({"agent": [e, e]})
-    assert list(found) == ["agent", "random", "reference"] and [found[name].score()[0] for name in played] == pytest.approx([0, 1]) and e.score()[0] == pytest.approx(0.5)
+    assert list(found) == ["agent", "random", "reference"]
+    assert [x.score()[0] for x in (e, *e.players().values())] == pytest.approx([0.5, 0, 1])
     assert e.per_trial()["score"] == pytest.approx([0.5, 0.5]) and with_anchors({"random": e})["random"] is e
     assert list(with_anchors({"a": e, "b": e.part([0])})) == ["a", "b"]
     files = report({"agent": e}, tmp_path, title="T")
     rows, page = list(csv.DictReader(files["table.csv"].open())), files["table.md"].read_text()
-    assert [(r["agent"], round(float(r["score"]), 3)) for r in rows] == [("agent", 0.5), ("random", 0), ("reference", 1)] and "| score" in page and "1 the reference player" in page
+    assert [(r["agent"], round(float(r["score"]), 3)) for r in rows] == [("agent", 0.5), ("random", 0), ("reference", 1)]
+    assert "| score" in page and "1 the reference player" in page
     assert per_trial_over_seeds(found["agent"])["score"] == pytest.approx([0.5, 0.5])
     text = table({"agent": e, **e.players()})
-    assert [line.count("0.50") > 0 for line in text.splitlines() if line.startswith(("| 1 ", "| 2 ", "| agent"))] == [True] * 3
+    lines = [line for line in text.splitlines() if line.startswith(("| 1 ", "| 2 ", "| agent"))]
+    assert len(lines) == 3 and all("0.50" in line for line in lines)
     figure = adaptation_curve({name: x.per_trial() for name, x in with_anchors({"agent": e}).items()})
     assert [a.get_ylabel() for a in figure.axes] == ["trials solved", "steps per trial", "score"]
     lines = {line.get_label(): line for line in figure.axes[2].lines}
-    assert lines["random"].get_ydata() == pytest.approx([0, 0]) and lines["reference"].get_ydata() == pytest.approx([1, 1]) and lines["random"].get_linestyle() != lines["agent"].get_linestyle()
+    assert lines["random"].get_ydata() == pytest.approx([0, 0]) and lines["reference"].get_ydata() == pytest.approx([1, 1])
+    assert lines["random"].get_linestyle() != lines["agent"].get_linestyle()
 
 
 # Testing while training -----------------------------------------------------------------------------------------------------------------
@@ -378,8 +386,10 @@ def test_evaluator_and_a_resumed_one(agent, tasks, tmp_path):
 
 def test_an_evaluator_plays_anchors_once(agent, tasks, tmp_path, monkeypatch):
     calls, real = [], ev.evaluate
-    monkeypatch.setattr("xland_minigrid.baselines.report.evaluate", lambda *args, **more: calls.append(more["anchors"]) or real(*args, **more))
-    evaluator = Evaluator(dataclasses.replace(TINY, out=str(tmp_path)), tasks, num_tasks=16, num_trials=2, every_steps=960, anchors=("random",))
+    counted = lambda *args, **more: calls.append(more["anchors"]) or real(*args, **more)
+    monkeypatch.setattr("xland_minigrid.baselines.report.evaluate", counted)
+    evaluator = Evaluator(dataclasses.replace(TINY, out=str(tmp_path)), tasks, num_tasks=16, num_trials=2,
+                          every_steps=960, anchors=("random",))
     for steps in (960, 1920):
         evaluator(agent, {"steps": steps})
     assert calls == [("random",), False] and len(read_evaluations(tmp_path)) == 2
