@@ -226,7 +226,8 @@ class Scores:
     def anchor(self, name: str) -> Tally:
         "What an anchor did. Raises `ValueError` if it did not play."
         if name not in self.anchors:
-            raise ValueError(f"This evaluation has no {name!r} to compare with: evaluate with anchors=({name!r},).")
+            raise ValueError(f"There is no {name!r} in this evaluation to compare with: "
+                             f"evaluate with anchors=({name!r},).")
         return Tally(*np.moveaxis(self.anchors[name], -1, 0))
 
     @property
