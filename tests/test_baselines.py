@@ -16,9 +16,10 @@ from flax import nnx
 
 from xland_minigrid.baselines import demo, ppo, rl2
 from xland_minigrid.baselines.checkpoint import CheckpointError, Checkpoints
-from xland_minigrid.baselines.evaluation import (Evaluation, NetworkPolicy, RandomPolicy, belief_over, bootstrap_mean, bootstrap_quantile, evaluate, table,
-                                                 watch)
+from xland_minigrid.baselines.evaluation import (Evaluation, NetworkPolicy, RandomPolicy, belief_over, bootstrap_mean,
+                                                 bootstrap_quantile, evaluate, watch)
 from xland_minigrid.baselines.agents import load_agent
+from xland_minigrid.baselines.report import table
 from xland_minigrid.baselines.encoders import Inputs, first_inputs, next_inputs
 from xland_minigrid.baselines.metrics import read_metrics
 from xland_minigrid.baselines.networks import ActorCritic, NetworkConfig
@@ -454,7 +455,7 @@ def test_per_trial_and_overall():
     assert curve["success"].tolist() == [0.5, 1.0] and curve["steps"].tolist() == [9, 6] and curve["success_lo"][1] == 1 > curve["success_lo"][0]
     assert overall["return"][0] == 0.375 and overall["return_p20"][0] == 0.25
     lines = table({"a": e, "b": e}).splitlines()
-    assert lines[2].split()[:3] == ["1", "50%", "9.0"] and len(lines) == 2 + 2 + 2
+    assert lines[2].split()[:4] == ["|", "1", "|", "50%"] and len(lines) == 2 + 2 + 1 + 2 + 2
 
 
 def test_wrong_evaluations(finished, tasks):

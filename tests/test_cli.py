@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from xland_minigrid.baselines import rl2
+from xland_minigrid.baselines import agents, rl2
+from xland_minigrid.baselines.report import Protocol, table
 from xland_minigrid.benchmarks import Recipe, benchmark_file, digest, generate_benchmark, load_benchmark_from_path
 from xland_minigrid.benchmarks.files import read_manifest
 from xland_minigrid.cli import main
@@ -41,7 +42,20 @@ def test_evaluate_plays_held_out_tasks(run, tmp_path, capsys):
     assert main(["evaluate", str(run), "--tasks", "20", "--trials", "3", "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "table.json").read_text())["per_trial"]
     assert {"RL² agent", "random", "reference"} == set(found) and all(len(curve["success"]) == 3 for curve in found.values())
-    assert (tmp_path / "adaptation.png").exists() and "trial" in capsys.readouterr().out
+    assert found["random"]["score"] == [0] * 3 and found["reference"]["score"] == [1] * 3
+    said = capsys.readouterr().out
+    assert (tmp_path / "adaptation.png").exists() and "| trial" in said and "score" in said
+
+
+def test_a_run_goes_into_a_box(run, tmp_path):
+    "With what the card says of it next to a random policy and the reference player, as plain JSON."
+    found = agents.examine(agents.load_agent(run), Protocol(num_tasks=20, num_trials=3, by=()))
+    agents.put_into_box(run, "tiny", "train", found, tmp_path)
+    card = json.loads((tmp_path / "tiny.json").read_text(), parse_constant=lambda c: pytest.fail(f"{c} is no JSON"))
+    said = card["evaluation"]
+    assert list(said) == ["agent", "random", "reference"] and said["reference"]["overall"]["score"] == [1, 1, 1]
+    assert "score" in table(said) and agents.boxed_agents(tmp_path) == ["tiny"]
+    assert agents.open_box("tiny", tmp_path).steps == 1920
 
 
 @pytest.mark.slow

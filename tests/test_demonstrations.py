@@ -13,7 +13,8 @@ from safetensors import safe_open
 import xland_minigrid.benchmarks.demonstrations as module
 from xland_minigrid.benchmarks.files import blake
 from xland_minigrid.baselines.demo import OBJECTS, hold_tasks
-from xland_minigrid.baselines.evaluation import Evaluation, RandomPolicy, bootstrap_mean, bootstrap_quantile, evaluate, table
+from xland_minigrid.baselines.evaluation import Evaluation, RandomPolicy, bootstrap_mean, bootstrap_quantile, evaluate
+from xland_minigrid.baselines.report import table
 from xland_minigrid.benchmarks import Benchmark, BenchmarkFileError, generate_benchmark
 from xland_minigrid.benchmarks.demonstrations import (
     Demonstrations, check_demonstrations, concatenate, demonstrations, load_demonstrations, save_demonstrations, trial_starts)
@@ -244,7 +245,8 @@ def test_probes_some_of_which_have_composed_goals():
     check_demonstrations(demos, *world)
     with pytest.raises(ValueError, match="composed"):
         demonstrations(probes, [1, int(composed[0])], *world, epsilon=1.0)
-    found = evaluate(RandomPolicy(), probes, world=(GymAutoResetWrapper(world[0]), world[1]), num_trials=1, num_tasks=None, oracle=1)
+    auto = GymAutoResetWrapper(world[0]), world[1]
+    found = evaluate(RandomPolicy(), probes, world=auto, num_trials=1, num_tasks=None, anchors="oracle")
     unknown = np.isnan(found.reference[:, 0])
     assert unknown[np.isin(found.task_ids, composed)].all() and unknown.sum() < 15
 
@@ -531,7 +533,7 @@ PLAYED = dict(num_trials=3, num_tasks=14, seed=4)
 @pytest.fixture(scope="module")
 def at_random(tasks, auto):
     "Somebody who plays at random, with the oracle beside."
-    return evaluate(RandomPolicy(), tasks, world=auto, oracle=True, expert=holder, **PLAYED)
+    return evaluate(RandomPolicy(), tasks, world=auto, anchors="oracle", expert=holder, **PLAYED)
 
 
 def by_hand(tasks, world, found, seed, num_tasks, trials):
@@ -551,9 +553,10 @@ def test_the_oracle_begins_where_the_agent_begins(tasks, world, auto, at_random)
     found, alone = at_random, evaluate(RandomPolicy(), tasks, world=auto, **PLAYED)
     assert (found.steps == alone.steps).all() and (found.returns == alone.returns).all(), "the oracle does not disturb the agent"
     expected = np.array([[np.nan if p is None else len(p) for p in plans] for plans in by_hand(tasks, world, found, 4, 14, 3)])
-    np.testing.assert_array_equal(found.reference_steps, expected)
-    np.testing.assert_allclose(found.reference, 1 - 0.9 * expected / 40, rtol=1e-6)
-    assert (found.paired == ~np.isnan(expected)).all()
+    success, steps, returns = found.anchor("oracle")
+    np.testing.assert_array_equal(steps, expected)
+    np.testing.assert_allclose(returns, 1 - 0.9 * expected / 40, rtol=1e-6)
+    assert (success == ~np.isnan(expected)).all()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -581,8 +584,8 @@ def test_whoever_plays_like_the_oracle_has_no_regret(tasks, world, auto, at_rand
     for row, ps in enumerate(plans):
         actions = np.concatenate([[1, 2, 5][:waste[row]] + list(p) for p in ps if p is not None] or [[1]]).astype(np.uint8)
         script[row, :len(actions)] = actions
-    found = evaluate(Script(script), tasks, world=auto, oracle=True, expert=holder, **PLAYED)
-    steps, more = found.reference_steps[solvable], waste[solvable, None]
+    found = evaluate(Script(script), tasks, world=auto, anchors="oracle", expert=holder, **PLAYED)
+    steps, more = found.anchor("oracle").steps[solvable], waste[solvable, None]
     np.testing.assert_allclose(found.regret[solvable], np.broadcast_to(0.9 * more / 40, steps.shape), atol=1e-6)
     assert found.success[solvable].all() and (found.steps[solvable] - steps == more).all()
     np.testing.assert_allclose(found.spl[solvable], steps / (steps + more))
@@ -592,27 +595,31 @@ def test_whoever_plays_like_the_oracle_has_no_regret(tasks, world, auto, at_rand
 
 def test_later_trials_are_compared_with_the_average_of_the_first(tasks, auto, at_random):
     settings_ = dict(world=auto, expert=holder, **PLAYED)
-    whole, some = at_random, evaluate(RandomPolicy(), tasks, oracle=2, **settings_)
-    assert np.array_equal(some.reference[:, :2], whole.reference[:, :2], equal_nan=True) and not some.paired[:, 2:].any() and (some.paired[:, :2] == whole.paired[:, :2]).all()
-    expected = np.nanmean(whole.reference[:, :2], axis=1)
-    np.testing.assert_allclose(some.reference[:, 2], expected)
-    assert evaluate(RandomPolicy(), tasks, oracle=0, **settings_).reference is None
-    assert evaluate(RandomPolicy(), tasks, oracle=9, **settings_).paired.shape == (14, 3)
-    lost = evaluate(RandomPolicy(), tasks, oracle=2, **settings_ | {"expert": helpless})
-    assert np.isnan(lost.reference).all() and not lost.paired.any()
+    played = lambda **more: evaluate(RandomPolicy(), tasks, anchors="oracle", **settings_ | more)
+    whole, some = at_random.anchors["oracle"], played(oracle_trials=2).anchors["oracle"]
+    np.testing.assert_array_equal(some[:, :2], whole[:, :2])
+    np.testing.assert_allclose(some[:, 2, 1:], np.nanmean(whole[:, :2, 1:], axis=1))
+    assert np.isnan(some[:, 2, 0]).all(), "it was not there in the third"
+    assert evaluate(RandomPolicy(), tasks, **settings_).anchors == {}
+    assert played(oracle_trials=9).anchors["oracle"].shape == (14, 3, 3)
+    lost = played(oracle_trials=2, expert=helpless)
+    assert np.isnan(lost.anchor("oracle").returns).all() and not np.nan_to_num(lost.anchor("oracle").success).any()
     overall, lines = lost.overall(), table({"x": lost})
-    assert np.isnan(overall["regret"]).all() and np.isnan(overall["normalised_p20"]).all() and overall["return"][0] == whole.overall()["return"][0] and "nan" in lines
+    assert np.isnan(overall["regret"]).all() and np.isnan(overall["normalised_p20"]).all() and "–" in lines
+    assert overall["return"][0] == at_random.overall()["return"][0]
 
 
 def test_a_plan_that_fails_is_no_reference(tasks, auto):
     "The expert promises to reach the goal and does not, or chance does it for it afterwards."
-    found = evaluate(RandomPolicy(), tasks, world=auto, num_trials=3, num_tasks=14, oracle=True, expert=lambda *_: np.array([1], np.uint8))
-    assert np.isnan(found.reference).all()
+    found = evaluate(RandomPolicy(), tasks, world=auto, num_trials=3, num_tasks=14, anchors="oracle",
+                     expert=lambda *_: np.array([1], np.uint8))
+    assert np.isnan(found.anchor("oracle").returns).all()
 
 
 def some_evaluation(reference):
     won = np.array([[0., 1.], [1., 1.], [0., 1.], [1., 1.]])
-    return Evaluation(won, 12 - 6 * won, 0.5 * won, np.arange(4), np.asarray(reference, float), np.full((4, 2), 3.0), np.ones((4, 2), bool))
+    oracle = np.stack([np.ones((4, 2)), np.full((4, 2), 3.0), np.asarray(reference, float)], axis=-1)
+    return Evaluation(won, 12 - 6 * won, 0.5 * won, np.arange(4), {"oracle": oracle})
 
 
 def test_scores_by_hand():
@@ -625,8 +632,9 @@ def test_scores_by_hand():
     np.testing.assert_allclose(curve["regret"], [0.55, 0.3])
     assert curve["regret_lo"][0] < 0.55 < curve["regret_hi"][0] and curve["regret_lo"][1] == curve["regret_hi"][1]
     lines = table({"agent": e, "plain": Evaluation(e.success, e.steps, e.returns, e.task_ids)}).splitlines()
-    assert "of oracle" in lines[1] and len(lines) == 2 + 2 + 6 and "31%" in lines[2] and "regret 0.42" in lines[8] or "regret 0.43" in lines[8]
-    assert lines[0].index("agent") < lines[0].index("plain")
+    assert "of oracle" in lines[0] and lines[0].index("agent") < lines[0].index("plain")
+    assert lines[2].startswith("| 1     | 50%") and " 0.31 " in lines[2] and len(lines) == 2 + 2 + 1 + 2 + 2
+    assert "| 0.42 [" in lines[7] and lines[8].startswith("| plain") and lines[8].count("–") == 4
 
 
 def test_unknown_references_are_left_out():
@@ -651,27 +659,28 @@ def test_intervals_with_holes_cover_the_truth():
 
 
 def test_wrong_references(tasks, auto):
-    ask = lambda given: evaluate(RandomPolicy(), tasks, world=auto, num_trials=2, num_tasks=4, **given)
-    wrong = [dict(oracle=-1), dict(oracle="yes"), dict(oracle=1.5)]
+    same_ = dict(world=auto, num_trials=2, num_tasks=4, anchors="oracle")
+    ask = lambda given: evaluate(RandomPolicy(), tasks, **same_ | given)
+    wrong = [dict(anchors=("random", "par")), dict(oracle_trials=0), dict(oracle_trials="yes"), dict(oracle_trials=1.5)]
     assert refusals({i: (lambda given=given: ask(given), ValueError, r"\.$") for i, given in enumerate(wrong)}) == {}
 
 
 def test_one_oracle_for_several_agents(tasks, auto, at_random):
     same_, with_oracle = dict(world=auto, **PLAYED), at_random
-    lent, own = evaluate(IDLE, tasks, **same_).beside(with_oracle), evaluate(IDLE, tasks, oracle=True, expert=holder, **same_)
-    names = [f.name for f in dataclasses.fields(Evaluation) if f.name != "labels" and getattr(own, f.name) is not None]
-    assert {"reference", "reference_steps", "paired"} <= set(names)
-    assert all(np.array_equal(getattr(lent, name), getattr(own, name), equal_nan=True) for name in names)
+    lent = evaluate(IDLE, tasks, **same_).beside(with_oracle)
+    own = evaluate(IDLE, tasks, anchors="oracle", expert=holder, **same_)
+    for name in ("success", "steps", "returns", "task_ids"):
+        np.testing.assert_array_equal(getattr(lent, name), getattr(own, name))
+    np.testing.assert_array_equal(lent.anchors["oracle"], own.anchors["oracle"])
     with pytest.raises(ValueError, match="different tasks"):
         evaluate(IDLE, tasks, **same_ | {"seed": 5}).beside(with_oracle)
-    with pytest.raises(ValueError, match="no reference"):
-        with_oracle.beside(evaluate(IDLE, tasks, **same_))
-    assert np.array_equal(own.regret, own.reference, equal_nan=True) and not np.nan_to_num(own.normalised).any() and not np.nan_to_num(own.spl).any()
+    np.testing.assert_array_equal(own.regret, own.anchor("oracle").returns)
+    assert not np.nan_to_num(own.normalised).any() and not np.nan_to_num(own.spl).any()
 
 
 def test_no_reference_no_regret():
     e = Evaluation(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 2)), np.arange(2))
     for name in ("regret", "normalised", "spl"):
-        with pytest.raises(ValueError, match="oracle=True"):
+        with pytest.raises(ValueError, match="no 'oracle'"):
             getattr(e, name)
     assert "regret" not in e.overall() and "regret" not in e.per_trial()

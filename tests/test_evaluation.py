@@ -17,14 +17,15 @@ from xland_minigrid.baselines.evaluation import (Evaluation, NetworkPolicy, Rand
 from xland_minigrid.baselines.networks import NetworkConfig
 from xland_minigrid.baselines.ppo import PPOConfig
 from xland_minigrid.baselines.report import (Evaluator, Protocol, curve_over_seeds, interquartile_mean, markdown, over_seeds, per_trial_over_seeds,
-                                             read_evaluations, report, student_interval, table_rows)
+                                             read_evaluations, report, student_interval, table, table_rows, told,
+                                             with_anchors)
 from xland_minigrid.baselines.rl2 import TrainConfig, new_agent
 from xland_minigrid.benchmarks import generate_benchmark
 from xland_minigrid.benchmarks.difficulty import difficulty
 from xland_minigrid.envs.registration import make
 from xland_minigrid.envs.wrappers import GymAutoResetWrapper
 from xland_minigrid.measure import experiments
-from xland_minigrid.viz.plots import generalization_curves, group_bars, learning_curves
+from xland_minigrid.viz.plots import adaptation_curve, generalization_curves, group_bars, learning_curves
 
 TINY = TrainConfig(size=5, max_steps=12, total_steps=2 * 960, num_envs=16, steps_per_task=60, steps_per_update=60,
                    devices=1, loggers=("jsonl",), ppo=PPOConfig(num_minibatches=4),
@@ -89,9 +90,15 @@ def test_sums_over_the_first_trials_are_comparable_with_published_ones():
         made(returns).part(slice(None), slice(0))
 
 
-def test_with_a_reference_and_unknown_ones():
+def anchor(returns, steps=4.0):
+    "What another player of the same trials did, with these returns `(tasks, N)`, unknown where they are NaN."
+    returns = np.asarray(returns, np.float64)
+    return np.stack([returns > 0, np.where(np.isnan(returns), np.nan, steps), returns], axis=-1)
+
+
+def test_compared_with_an_oracle_that_does_not_know_all_starts():
     returns, reference = np.array([[0.5, 0.0], [0.8, 0.4], [0.2, 0.2]]), np.array([[1.0, 1.0], [0.8, np.nan], [np.nan, np.nan]])
-    said = made(returns, reference=reference, reference_steps=np.where(np.isnan(reference), np.nan, 4.0), paired=~np.isnan(reference)).summary()
+    said = made(returns, anchors={"oracle": anchor(reference)}).summary()
     assert said["normalised"][0] == pytest.approx((0.25 + 1.0) / 2) and said["regret"][0] == pytest.approx((0.75 + 0) / 2)
     assert said["normalised_p20"][0] == pytest.approx(np.quantile([0.25, 1.0], 0.2)) and said["return"][0] == pytest.approx(returns.mean())
 
@@ -149,7 +156,8 @@ def test_wrong_questions(played):
             (lambda: e.grouped("colour"), "no label 'colour'"), (lambda: e.part([]), "No task or"), (lambda: e.part(np.zeros(len(e.returns), bool)), "No task or"),
             (lambda: over_seeds([]), "at least one"), (lambda: over_seeds([e, e.part([0, 1])]), "different tasks"),
             (lambda: over_seeds([e, e.part(slice(None), slice(1))]), "different tasks"), (lambda: table_rows({}), "nothing to report"),
-            (lambda: over_seeds([e, dataclasses.replace(e, reference=e.returns, reference_steps=e.steps)]), "same oracle"), (lambda: student_interval([]), "at least one")]:
+            (lambda: over_seeds([e, dataclasses.replace(e, anchors={"oracle": anchor(e.returns)})]), "same anchors"),
+            (lambda: student_interval([]), "at least one")]:
         with pytest.raises(ValueError, match=says):
             call()
 
@@ -221,9 +229,11 @@ def test_a_world_with_one_task():
     world = GymAutoResetWrapper(env), params
     found = evaluate(RandomPolicy(), None, world=world, num_trials=2, num_tasks=24, batch=16)
     assert found.steps.shape == (24, 2) and found.task_ids.tolist() == list(range(24)) and len(np.unique(found.steps[:, 0])) > 2 and found.labels == {}
-    for wrong in (dict(num_tasks=None), dict(oracle=True), dict(labels={"a": [1]})):
+    for wrong in (dict(num_tasks=None), dict(anchors="oracle"), dict(labels={"a": [1]})):
         with pytest.raises(ValueError, match="Without a benchmark"):
             evaluate(RandomPolicy(), None, world=world, **wrong)
+    found = evaluate(RandomPolicy(), None, world=world, num_trials=2, num_tasks=24, batch=16, anchors=True)
+    assert list(found.anchors) == ["random"], "there is no reference player"
 
 
 def test_refused_before_anything_is_compiled(agent, tasks, monkeypatch):
@@ -268,13 +278,14 @@ def test_four_devices_play_what_one_plays(agent, tasks, world, monkeypatch):
 # Files ----------------------------------------------------------------------------------------------------------------------------------
 
 def test_an_evaluation_comes_back_from_its_file(played, tmp_path):
-    whole = dataclasses.replace(played, reference=np.where(played.success > 0, 0.9, np.nan), reference_steps=played.steps, paired=played.success > 0)
+    whole = dataclasses.replace(played, anchors={"oracle": anchor(np.where(played.success > 0, 0.9, np.nan))})
     path = save_evaluation(whole, tmp_path / "a" / "e.npz", {"steps": np.int64(7), "score": np.nan})
     back, about = load_evaluation(path)
     assert about == {"steps": 7, "score": None} and list(back.labels) == list(whole.labels) and (back.labels["goal kind"] == whole.labels["goal kind"]).all()
     assert not list(path.parent.glob("*.part"))
-    for name in ("success", "steps", "returns", "task_ids", "reference", "reference_steps", "paired"):
+    for name in ("success", "steps", "returns", "task_ids"):
         np.testing.assert_array_equal(getattr(back, name), getattr(whole, name))
+    np.testing.assert_array_equal(back.anchors["oracle"], whole.anchors["oracle"])
 
 
 def test_damaged_files_are_one_sentence(played, tmp_path):
@@ -321,8 +332,36 @@ def test_a_report_parses_back(played, tmp_path):
 
 
 def test_markdown_of_what_is_not_known():
-    row = table_rows({"a": made(np.zeros((4, 2)), reference=np.full((4, 2), np.nan), reference_steps=np.full((4, 2), np.nan), paired=np.zeros((4, 2), bool))})
-    assert "–" in markdown(row) and "nan" not in markdown(row)
+    unknown = made(np.zeros((4, 2)), anchors={"oracle": anchor(np.full((4, 2), np.nan))})
+    kept = json.loads(json.dumps(told(unknown), allow_nan=False))
+    for text in (markdown(table_rows({"a": unknown})), table({"a": unknown}), table({"a": kept})):
+        assert "–" in text and "nan" not in text
+
+
+def test_reports_stand_between_random_and_reference(tmp_path):
+    "Anchors have rows and curves of their own, unless an agent has their name or the tasks differ; scores by hand."
+    played = {"random": anchor(np.full((6, 2), 0.1)), "reference": anchor([[0.5, 0.9]] * 6)}
+    e = made([[0.3, 0.5]] * 6, anchors=played)
+    found = with_anchors({"agent": [e, e]})
+    assert list(found) == ["agent", "random", "reference"]
+    assert [x.score()[0] for x in (e, *e.players().values())] == pytest.approx([0.5, 0, 1])
+    assert e.per_trial()["score"] == pytest.approx([0.5, 0.5]) and with_anchors({"random": e})["random"] is e
+    assert list(with_anchors({"a": e, "b": e.part([0])})) == ["a", "b"]
+    files = report({"agent": e}, tmp_path, title="T")
+    rows, page = list(csv.DictReader(files["table.csv"].open())), files["table.md"].read_text()
+    scores = {r["agent"]: round(float(r["score"]), 3) for r in rows}
+    assert scores == {"agent": 0.5, "random": 0, "reference": 1}
+    assert "| score" in page and "1 the reference player" in page
+    assert per_trial_over_seeds(found["agent"])["score"] == pytest.approx([0.5, 0.5])
+    text = table({"agent": e, **e.players()})
+    lines = [line for line in text.splitlines() if line.startswith(("| 1 ", "| 2 ", "| agent"))]
+    assert len(lines) == 3 and all("0.50" in line for line in lines)
+    figure = adaptation_curve({name: x.per_trial() for name, x in with_anchors({"agent": e}).items()})
+    assert [a.get_ylabel() for a in figure.axes] == ["trials solved", "steps per trial", "score"]
+    lines = {line.get_label(): line for line in figure.axes[2].lines}
+    assert lines["random"].get_ydata() == pytest.approx([0, 0])
+    assert lines["reference"].get_ydata() == pytest.approx([1, 1])
+    assert lines["random"].get_linestyle() != lines["agent"].get_linestyle()
 
 
 # Testing while training -----------------------------------------------------------------------------------------------------------------
@@ -345,6 +384,17 @@ def test_evaluator_and_a_resumed_one(agent, tasks, tmp_path):
     timeless = lambda rows: [{k: v for k, v in r.items() if k != "seconds"} for r in rows]
     assert timeless(read_evaluations(path)) == timeless(rows)
     assert Evaluator.wants_agent and read_evaluations(tmp_path / "nowhere") == []
+
+
+def test_an_evaluator_plays_anchors_once(agent, tasks, tmp_path, monkeypatch):
+    calls, real = [], ev.evaluate
+    counted = lambda *args, **more: calls.append(more["anchors"]) or real(*args, **more)
+    monkeypatch.setattr("xland_minigrid.baselines.report.evaluate", counted)
+    evaluator = Evaluator(dataclasses.replace(TINY, out=str(tmp_path)), tasks, num_tasks=16, num_trials=2,
+                          every_steps=960, anchors=("random",))
+    for steps in (960, 1920):
+        evaluator(agent, {"steps": steps})
+    assert calls == [("random",), False] and len(read_evaluations(tmp_path)) == 2
 
 
 def test_wrong_evaluators(tasks):
@@ -392,7 +442,7 @@ def test_figures_of_nothing_are_refused():
 
 # Experiments ----------------------------------------------------------------------------------------------------------------------------
 
-FEW = Protocol(num_tasks=16, num_trials=2, by=())
+FEW = Protocol(num_tasks=16, num_trials=2, by=(), anchors=("random",))
 
 
 def test_experiments_refuse_before_they_train(tasks, tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from xland_minigrid.baselines.evaluation import belief_over, watch
 from xland_minigrid.baselines.networks import NetworkConfig
 from xland_minigrid.baselines.ppo import PPOConfig
 from xland_minigrid.benchmarks import generate_benchmark
+from xland_minigrid.core.language import describe_goal
 from xland_minigrid.core.tiles import Tiles
 from xland_minigrid.viz import Bars, play
 from xland_minigrid.viz.player import Curve
@@ -98,6 +99,22 @@ def test_viewer_shows_belief_actions_and_value(moments):
     assert actions.truth[0] == moments[0].action and np.isnan(actions.values[-1]).all() and actions.truth[-1] == -1
     curve, = RolloutViewer(moments).player._kind(Curve)
     assert curve.values[0] == moments[0].value and all(moments[k].timestep.reward > 0 for k in curve.dots)
+
+
+def test_viewer_shows_the_goals_that_a_player_has_left(moments):
+    "One by one when they are few, those about unseen objects together; how many there are, always."
+    goal, unseen = moments[0].timestep.state.goal_encoding, [[1, 0, 0, 0, 0], [4, 5, 3, 0, 0]]
+    many = np.array([[3, tile, color, 0, 0] for tile in (5, 6, 7) for color in (3, 4, 5, 6)], np.uint8)
+    few = np.concatenate([goal[None], many[:1], unseen])
+    bare = [m._replace(belief=None, value=None, probabilities=None) for m in moments]
+    viewer = RolloutViewer([m._replace(remaining=many if m.trial == 1 else few) for m in bare])
+    bars, count = viewer.player.panels
+    assert np.isnan(bars.values[0]).all() and count.values[0] == 12 and "12 goals possible" in viewer.player.captions[0]
+    shown = {bars.labels[k]: share for k, share in bars.at(len(moments) - 1)}
+    assert shown == {viewer.goal: .25, describe_goal(many[0]): .25, "about something unseen": .5}
+    assert bars.labels[bars.truth[0]] == viewer.goal and count.values[-1] == 4
+    crowded = RolloutViewer([m._replace(remaining=many) for m in bare])
+    assert crowded.player._kind(Bars) == [] and len(crowded.player.panels) == 1, "too many to be listed"
 
 
 def test_viewer_needs_no_kernel_and_no_extras(moments):

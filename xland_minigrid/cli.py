@@ -47,7 +47,6 @@ def _generate_parser(verbs):
     add_options(make.add_argument_group("recipe", "fields of the preset to change"), Recipe(), {"random_seed": "--seed"})
 
 def _free(out: Path, force: bool):
-    "Raise `ValueError` for a file that exists, unless forced."
     if out.expanduser().exists() and not force:
         raise ValueError(f"{out} exists: give another name, or --force to replace it.")
 
@@ -153,7 +152,6 @@ def _sizes(names: tuple[str, ...]):
 
 # %% ../nbs/90_cli.ipynb #f
 def _measure(words: list[str]):
-    "Run a program of the room `measure`."
     from xland_minigrid.measure.report import run
     name, *rest = words
     module = "scaling" if name == "throughput" and any(word.startswith("--figure") for word in rest) else name
@@ -187,7 +185,6 @@ def _train(args) -> int | None:
         print(f"Trained for {trained.agent.steps:,} steps; the checkpoint is {trained.checkpoint}. Next: xland-minigrid evaluate {config.out}")
 
 def _supervised(args, out: str):
-    "Train in processes that are started again when they die."
     from xland_minigrid.baselines.checkpoint import Checkpoints
     from xland_minigrid.baselines.supervise import supervise
     local, words = args.coordinator is None and args.processes or 1, [w for w in args.words if w != "--supervise"]
@@ -209,7 +206,7 @@ def _evaluate_parser(commands):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--greedy", action="store_true", help="take the likeliest action instead of drawing one")
     parser.add_argument("--oracle", nargs="?", type=int, const=True, default=False, metavar="N",
-                        help="compare with the grid oracle in all trials, or in the first N: normalised score and regret")
+                        help="compare with the grid oracle in all trials, or in the first N: its share, and regret")
     parser.add_argument("--score", action=argparse.BooleanOptionalAction, default=True,
                         help="say how far the agent is on the way from a random policy (0) to the reference player (1), who plays the same trials")
     parser.add_argument("--out", type=Path, help="folder for tables (CSV, JSON, Markdown) and figures")
@@ -228,26 +225,19 @@ def _tasks_for(args, config):
     return rl2.load_tasks(config)[1]
 
 def _evaluate(args):
-    from xland_minigrid.baselines.evaluation import RandomPolicy, evaluate, goal_names, reference_player, table
+    from xland_minigrid.baselines.evaluation import evaluate
     from xland_minigrid.baselines.agents import load_agent
-    from xland_minigrid.baselines.report import report
-    from xland_minigrid.baselines.rl2 import make_world
+    from xland_minigrid.baselines.report import report, table, with_anchors
     agent = load_agent(args.run)
-    settings = dict(world=make_world(agent.config), num_trials=args.trials, num_tasks=args.tasks, seed=args.seed)
-    tasks = _tasks_for(args, agent.config)
-    plain = tasks is not None and getattr(tasks, "extended", None) is None
-    if plain:
-        settings["labels"] = {"goal kind": goal_names(tasks.goals)}
-    score = args.score and plain
-    trained = evaluate(agent, tasks, greedy=args.greedy, anchors=score, oracle=args.oracle, progress=bool(args.oracle), **settings)
-    random = evaluate(RandomPolicy(), tasks, **settings)
-    found = {"RL² agent": trained, "random": random.beside(trained) if score or args.oracle else random}
-    if score:
-        reference = evaluate(reference_player(tasks, *settings["world"]), tasks, **settings)
-        found["reference"] = reference.beside(trained)
-    print(table(found))
+    anchors = "random", *["reference"] * args.score, *["oracle"] * bool(args.oracle)
+    trained = evaluate(agent, _tasks_for(args, agent.config), num_trials=args.trials, num_tasks=args.tasks,
+                       seed=args.seed, greedy=args.greedy, anchors=anchors, progress=bool(args.oracle),
+                       oracle_trials=None if args.oracle is True else args.oracle or None)
+    found = {"RL² agent": trained}
+    print(table(with_anchors(found)))
     if args.out is not None:
-        files = report(found, args.out, by=tuple(settings.get("labels", ())), about={"command": " ".join(["xland-minigrid", *args.words])}, title=f"Evaluation of {args.run.name}")
+        about = {"command": " ".join(["xland-minigrid", *args.words])}
+        files = report(found, args.out, by=("goal kind",), about=about, title=f"Evaluation of {args.run.name}")
         print(f"written to {args.out}: {', '.join(files)}")
 
 # %% ../nbs/90_cli.ipynb #i

@@ -18,14 +18,15 @@ import jax
 import numpy as np
 
 from .checkpoint import Checkpoints, versions
-from .evaluation import Evaluation, RandomPolicy, belief_over, evaluate, table, watch
+from .evaluation import Evaluation, evaluate, watch
 from .networks import NetworkConfig
 from .ppo import PPOConfig
-from .rl2 import Agent, TrainConfig, from_dict, make_world, train
+from .report import table, with_anchors
+from .rl2 import Agent, TrainConfig, from_dict, train
 from ..benchmarks import Benchmark
 from ..benchmarks.generate import OBJECT_COLORS
 from ..core.goals import AgentHoldGoal
-from ..core.tiles import PICKABLE, Tiles, tile_name
+from ..core.tiles import PICKABLE
 
 # %% ../../nbs/baselines/15_demo.ipynb #89afd854
 OBJECTS = np.array([(tile, color) for tile in PICKABLE for color in OBJECT_COLORS], np.uint8)
@@ -73,12 +74,14 @@ def adapted(curve: dict) -> bool:
         curve["success"][-1] >= curve["success"][0] + 0.15 and curve["success_lo"][-1] > curve["success_hi"][0]
         and curve["steps"][-1] <= 0.7 * curve["steps"][0] and curve["steps_hi"][-1] < curve["steps_lo"][0])
 
-def sentence(agent: Evaluation, random: Evaluation) -> str:
-    "What the numbers say."
-    curve, chance = agent.per_trial(), random.per_trial()["success"].mean()
+def sentence(agent: Evaluation) -> str:
+    "What the numbers say of an agent, where a random policy and the reference player played, too."
+    curve, chance = agent.per_trial(), agent.anchor("random").success.mean()
     n = len(curve["success"])
     first, last = (f"{curve['success'][k]:.0%} of the time, in {curve['steps'][k]:.1f} steps on average" for k in (0, -1))
-    facts = f"in trial 1 it reached the hidden goal {first}, in trial {n} {last} (acting at random: {chance:.0%})"
+    facts = (f"in trial 1 it reached the hidden goal {first}, in trial {n} {last} (acting at random: {chance:.0%}). "
+             f"On the way from a random policy (0) to the reference player (1) that is {curve['score'][0]:.2f} "
+             f"in trial 1 and {curve['score'][-1]:.2f} in trial {n}")
     if adapted(curve):
         return f"On {len(agent.steps):,} tasks made of objects it had never met, the agent found out what was wanted and remembered it: {facts}."
     return f"This agent did not adapt, or not clearly: {facts}. Train it for longer, or with another seed."
@@ -97,23 +100,12 @@ def unlucky_seed(agent: Agent, ruleset, num_trials: int, tries: int = 20):
     return moments
 
 def animation(agent: Agent, ruleset, num_trials: int = 5):
-    "A player of the agent on one task, with its belief over the objects in the room."
-    from xland_minigrid.viz.player import play_rollout
-    moments = unlucky_seed(agent, ruleset, num_trials)
-    tiles = np.asarray(ruleset.init_tiles)
-    here = [int(np.flatnonzero((OBJECTS == t).all(1))[0]) for t in tiles]
-    belief = np.stack([belief_over(m.belief, OBJECTS) for m in moments])[:, here]
-    bars = dict(labels=[tile_name(*t) for t in tiles] + ["some other"], values=np.column_stack([belief, 1 - belief.sum(1)]),
-                sprites=[*tiles, (Tiles.UNSEEN, 1)], truth=0, top=None, title="what is wanted?")
-    starts = {t: str(m.trial) if m.trial > 1 else "trial 1" for t, m in enumerate(moments) if m.timestep.state.step_num == 0}
-    frames = np.stack([m.timestep.state.cells for m in moments]), [m.timestep.state.agent for m in moments]
-    return play_rollout(frames, [_caption(m) for m in moments], bars, view_size=agent.config.view_size, markers=starts, fps=3, tile_size=32,
-                        title=f"Five trials of one task, chosen because the agent failed at first: hold the {tile_name(*tiles[0])}, which it is not told")
-
-def _caption(moment) -> str:
-    t = moment.timestep
-    result = "" if not t.last() else f": reached, reward {float(t.reward):.2f}" if t.discount == 0 else ": out of time"
-    return f"trial {moment.trial}, step {int(t.state.step_num)}{result}"
+    "A `RolloutViewer` of the agent on one task."
+    from xland_minigrid.viz.widgets.rollout import RolloutViewer
+    viewer = RolloutViewer(unlucky_seed(agent, ruleset, num_trials), objects=ruleset.init_tiles)
+    viewer.title = viewer.player.title = ("Five trials of one task, chosen because the agent failed at first. "
+                                          f"It is not told the goal: {viewer.goal}")
+    return viewer
 
 # %% ../../nbs/baselines/15_demo.ipynb #7b6456e9
 _WRITTEN = ("adaptation.png", "one_task.html", "one_task.gif", "results.json", "training.png", "metrics.jsonl", "config.json")
@@ -151,16 +143,15 @@ def run_demo(out="runs/demo", seed: int = 1, steps: int | None = None, fast: boo
 
 # %% ../../nbs/baselines/15_demo.ipynb #582d9997
 def _report(plan: Plan, training, unseen: Benchmark, begun: float) -> dict:
-    "Test the agent, print and write what was found."
-    trained, out, world = time.monotonic(), Path(plan.config.out), make_world(plan.config)
-    settings = dict(world=world, num_trials=plan.num_trials, num_tasks=None)
-    found = {"RL² agent": evaluate(training.agent, unseen, **settings), "random": evaluate(RandomPolicy(), unseen, **settings)}
-    words = sentence(*found.values())
+    trained, out = time.monotonic(), Path(plan.config.out)
+    agent = evaluate(training.agent, unseen, num_trials=plan.num_trials, num_tasks=None, anchors=True)
+    found, words = with_anchors({"RL² agent": agent}), sentence(agent)
     print(f"\n{table(found)}\n\n{words}")
-    _draw(found, training.agent, unseen.get_ruleset(unlucky_task(found["RL² agent"])), out)
+    _draw(found, training.agent, unseen.get_ruleset(unlucky_task(agent)), out)
     curves = {name: {key: np.round(x, 4).tolist() for key, x in e.per_trial().items()} for name, e in found.items()}
     results = {
-        "sentence": words, "adapted": adapted(found["RL² agent"].per_trial()), "held_out_tasks": len(unseen), "steps": training.agent.steps,
+        "sentence": words, "adapted": adapted(agent.per_trial()), "held_out_tasks": len(unseen),
+        "steps": training.agent.steps,
         "seconds": {"training": round(trained - begun, 1), "all": round(time.monotonic() - begun, 1)}, "per_trial": curves,
         "overall": {name: e.overall() for name, e in found.items()}, "seed": plan.config.seed, "device": jax.devices()[0].device_kind, "versions": versions()}
     (out / "results.json").write_text(json.dumps(results, indent=1))
@@ -168,10 +159,9 @@ def _report(plan: Plan, training, unseen: Benchmark, begun: float) -> dict:
     return results
 
 def _draw(found: dict, agent: Agent, ruleset, out: Path):
-    "The adaptation curve and the animation."
     from xland_minigrid.viz.plots import adaptation_curve
     curves = {name: e.per_trial() for name, e in found.items()}
     adaptation_curve(curves, title="Adaptation to tasks made of objects never met").savefig(out / "adaptation.png", dpi=120)
-    player = animation(agent, ruleset)
-    player.save(out / "one_task.html")
-    player.gif(out / "one_task.gif", scale=2)
+    viewer = animation(agent, ruleset)
+    viewer.save(out / "one_task.html")
+    viewer.player.gif(out / "one_task.gif", scale=2)

@@ -64,7 +64,6 @@ def _board_at_work(config: TrainConfig, folder: Path) -> TrainingDashboard | Non
     return busy[0] if busy else None
 
 def _checked(config, benchmark, num_tasks, num_trials, every):
-    "Raise `TypeError` or `ValueError` for what cannot be trained or shown."
     if not isinstance(config, TrainConfig):
         raise TypeError(f"config is a {type(config).__name__}: give a TrainConfig, from preset(\"laptop\") for example.")
     if benchmark is not None and not isinstance(benchmark, Benchmark):

@@ -4,17 +4,19 @@
 
 # %% auto #0
 __all__ = ['TRIALS', 'OverSeeds', 'student_interval', 'interquartile_mean', 'over_seeds', 'per_trial_over_seeds', 'Protocol',
-           'table_rows', 'markdown', 'Evaluator', 'read_evaluations', 'curve_over_seeds', 'report']
+           'with_anchors', 'table_rows', 'markdown', 'told', 'table', 'Evaluator', 'read_evaluations',
+           'curve_over_seeds', 'report']
 
 # %% ../../nbs/baselines/13_report.ipynb #d7aa1512
 import csv
 import importlib.util
 import io
+import itertools
 import json
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Mapping, NamedTuple, Sequence
+from typing import Collection, Mapping, NamedTuple, Sequence
 
 import jax
 import numpy as np
@@ -47,7 +49,7 @@ def student_interval(values, level: float = 0.95):
     return mean, mean - half, mean + half
 
 def _over_runs(name: str, values):
-    "`student_interval` of a quantity in several runs; limits of shares stay between 0 and 1."
+    "`student_interval`, limits of shares between 0 and 1."
     mean, *limits = student_interval(values)
     return mean, *(np.clip(limits, 0, 1) if name.startswith(("success", "zero_return", "spl")) else limits)
 
@@ -58,13 +60,11 @@ def interquartile_mean(values) -> float:
     return float(trim_mean(values, 0.25, axis=None))
 
 def _iqm_interval(scores, resamples: int = 400, level: float = 0.95, seed: int = 0) -> tuple[float, float, float]:
-    "The interquartile mean of `scores (S, tasks)` and its interval over runs and tasks."
     random, (runs, tasks) = np.random.default_rng(seed), scores.shape
     draws = [interquartile_mean(scores[np.ix_(random.integers(0, runs, runs), random.integers(0, tasks, tasks))]) for _ in range(resamples)]
     return interquartile_mean(scores), *map(float, np.quantile(draws, [(1 - level) / 2, (1 + level) / 2]))
 
 def _alike(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    "Several evaluations. Raises `ValueError` unless they are of the same tasks and trials, and compared alike."
     evaluations = [evaluations] if isinstance(evaluations, Evaluation) else list(evaluations)
     if not evaluations:
         raise ValueError("There are no runs to average over: give at least one.")
@@ -72,8 +72,8 @@ def _alike(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     for other in evaluations[1:]:
         if not first.is_like(other):
             raise ValueError("These runs were evaluated on different tasks or trials: use the same benchmark, seed, num_tasks and num_trials for all.")
-        if (other.reference is None) != (first.reference is None):
-            raise ValueError("Some of these runs have a reference and some have none: evaluate all with the same oracle.")
+        if set(other.anchors) != set(first.anchors):
+            raise ValueError("These runs are compared with different players: evaluate all with the same anchors.")
     return evaluations
 
 # %% ../../nbs/baselines/13_report.ipynb #9caa9649
@@ -88,7 +88,6 @@ def over_seeds(evaluations: Sequence[Evaluation]) -> dict[str, OverSeeds]:
     return found | {"return_iqm": _summed([interquartile_mean(row) for row in scores], _iqm_interval(scores))}
 
 def _summed(seeds: list[float], interval=None, name: str = "") -> OverSeeds:
-    "The runs' numbers with an interval over runs, unless there is another."
     std = float(np.std(seeds, ddof=1)) if len(seeds) > 1 else float("nan")
     return OverSeeds(*map(float, interval or _over_runs(name, seeds)), std, tuple(map(float, seeds)))
 
@@ -97,8 +96,9 @@ def per_trial_over_seeds(evaluations: Sequence[Evaluation]) -> dict[str, np.ndar
     evaluations = _alike(evaluations)
     if len(evaluations) == 1:
         return evaluations[0].per_trial()
-    over = lambda name: zip(("", "_lo", "_hi"), _over_runs(name, [mean_known(e.scores()[name], 0) for e in evaluations]))
-    return {f"{name}{end}": x for name in evaluations[0].scores() for end, x in over(name)}
+    curves = [e.per_trial() for e in evaluations]
+    return {f"{name}{end}": x for name in curves[0] if not name.endswith(("_lo", "_hi"))
+            for end, x in zip(("", "_lo", "_hi"), _over_runs(name, [curve[name] for curve in curves]))}
 
 # %% ../../nbs/baselines/13_report.ipynb #6371ff76
 TRIALS = 25  # the paper's number
@@ -111,7 +111,8 @@ class Protocol:
     seed: int = 0  # draws the tasks, their starts and the actions
     batch: int = 1024  # tasks side by side on each device
     greedy: bool = False
-    oracle: bool | int = False  # see evaluate
+    anchors: bool | Collection[str] = True  # who else plays, see evaluate
+    oracle_trials: int | None = None
     by: tuple[str, ...] = ("goal kind", "depth")  # groups, from labels_of
 
     def __post_init__(self):
@@ -121,11 +122,16 @@ class Protocol:
     def play(self, policy, benchmark: Benchmark | None, **options) -> Evaluation:
         "Evaluate by this protocol, with labels for its groups; `options` are those of `evaluate` (`world`, `mesh`, `show_goal`, ...)."
         settings = {name: value for name, value in asdict(self).items() if name != "by"}
-        found = evaluate(policy, benchmark, **settings | ({"oracle": False} if benchmark is None else {}), **options)
+        found = evaluate(policy, benchmark, **settings | options)
         extra = labels_of(benchmark, found.task_ids) if benchmark is not None and set(self.by) - set(found.labels) else {}
         return replace(found, labels={**extra, **found.labels})
 
 # %% ../../nbs/baselines/13_report.ipynb #96bfedd4
+def with_anchors(found: Mapping[str, Evaluation | Sequence[Evaluation]]) -> dict:
+    "The same evaluations by name, and those of their anchors, unless the tasks differ."
+    first, *others = (run for runs in found.values() for run in ([runs] if isinstance(runs, Evaluation) else runs))
+    return {**found, **(first.players() if all(map(first.is_like, others)) else {}), **found}
+
 def table_rows(found: Mapping[str, Evaluation | Sequence[Evaluation]], by: Sequence[str] = ()) -> list[dict]:
     """One row per agent and group: names, counts, and for every quantity its value, `_lo` and `_hi`; with several runs also `_std`.
 
@@ -145,33 +151,70 @@ def table_rows(found: Mapping[str, Evaluation | Sequence[Evaluation]], by: Seque
     return rows
 
 def _row(name: str, label: str, group: str, runs: list[Evaluation]) -> dict:
-    "One line of the table."
     tasks, trials = runs[0].returns.shape
     row = {"agent": name, "by": label, "group": group, "tasks": tasks, "trials": trials, "runs": len(runs)}
     for key, value in over_seeds(runs).items():
         row |= {key: value.mean, f"{key}_lo": value.low, f"{key}_hi": value.high} | ({f"{key}_std": value.std} if len(runs) > 1 else {})
     return row
 
-_SHOWN = {"return": "return", "return_median": "median", "return_p20": "p20", "return_p80": "p80", "return_iqm": "IQM", "return_sum": "sum over trials", "success": "success",
-          "steps": "steps", "zero_return": "zero return", "normalised": "of oracle", "normalised_p20": "of oracle, p20", "regret": "regret", "spl": "SPL"}
+_SHOWN = {"return": "return", "return_median": "median", "return_p20": "p20", "return_p80": "p80", "return_iqm": "IQM",
+          "return_sum": "sum over trials", "success": "success", "steps": "steps", "zero_return": "zero return",
+          "score": "score", "normalised": "of oracle", "normalised_p20": "of oracle, p20", "regret": "regret",
+          "spl": "SPL"}
+
+def _cell(key: str, value=None, low=None, high=None) -> str:
+    value, low, high = (None if x is None or x != x else x for x in (value, low, high))
+    if value is None:
+        return "–"
+    form = ".0%" if key in ("success", "zero_return") else ".1f" if key == "steps" else ".2f"
+    return f"{value:{form}}" if low is None else f"{value:{form}} [{low:{form}}, {high:{form}}]"
+
+def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    "A Markdown table whose columns also line up as plain text."
+    wide = [max(map(len, column)) for column in zip(header, *rows)]
+    line = lambda cells: f"| {' | '.join(cell.ljust(n) for cell, n in zip(cells, wide))} |"
+    return "\n".join([line(header), f"|{'|'.join('-' * (n + 2) for n in wide)}|", *map(line, rows)])
 
 def markdown(rows: Sequence[Mapping]) -> str:
     "Rows of `table_rows` as a Markdown table for people: values with their intervals."
     keys = [key for key in _SHOWN if any(key in row for row in rows)]
-    lines = ["| agent | tasks | n | runs | " + " | ".join(_SHOWN[key] for key in keys) + " |", "|---|---|---|---|" + "---|" * len(keys)]
-    for row in rows:
-        group = "all" if row["by"] == "all" else f"{row['by']}: {row['group']}"
-        cells = [_cell(row, key) for key in keys]
-        names = [str(name).replace("|", "\\|") for name in (row["agent"], group)]
-        lines.append(f"| {' | '.join(names)} | {row['tasks']:,} | {row['runs']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    groups = ["all" if row["by"] == "all" else f"{row['by']}: {row['group']}" for row in rows]
+    lines = []
+    for row, group in zip(rows, groups):
+        names = (str(name).replace("|", "\\|") for name in (row["agent"], group))
+        cells = (_cell(key, *(row.get(f"{key}{end}") for end in ("", "_lo", "_hi"))) for key in keys)
+        lines.append([*names, f"{row['tasks']:,}", str(row["runs"]), *cells])
+    return _grid(["agent", "tasks", "n", "runs", *(_SHOWN[key] for key in keys)], lines)
 
-def _cell(row: Mapping, key: str) -> str:
-    value, low, high = (row.get(f"{key}{end}") for end in ("", "_lo", "_hi"))
-    if value is None or value != value:
-        return "–"
-    show = (lambda x: f"{x:.0%}") if key in ("success", "zero_return") else (lambda x: f"{x:.1f}") if key == "steps" else (lambda x: f"{x:.2f}")
-    return show(value) if low != low else f"{show(value)} [{show(low)}, {show(high)}]"
+# %% ../../nbs/baselines/13_report.ipynb #efd7be07
+def told(evaluation: Evaluation) -> dict:
+    "An evaluation as plain numbers: per trial, over all, and success in the first and last trial by kind of goal."
+    parts = evaluation.grouped("goal kind") if "goal kind" in evaluation.labels else {}
+    kinds = {kind: {"tasks": len(part.task_ids), "success": part.success[:, [0, -1]].mean(0)}
+             for kind, part in parts.items()}
+    found = {"per_trial": evaluation.per_trial(), "overall": evaluation.overall(), "by_kind": kinds}
+    rounded = jax.tree.map(lambda x: np.round(np.asarray(x, np.float64), 4).tolist(), found)
+    return plain({"tasks": len(evaluation.task_ids), **rounded})
+
+def table(found: Mapping[str, Evaluation | Mapping], every: int = 1) -> str:
+    """Agents side by side, trial by trial, and below over all trials, as Markdown that also reads as plain text.
+
+    found: name to an evaluation, or to what `told` makes of one. every: leaves trials between multiples of it out, but
+    for the first three and the last.
+    """
+    found = {name: told(e) if isinstance(e, Evaluation) else e for name, e in found.items()}
+    curves, overall = ({name: e[part] for name, e in found.items()} for part in ("per_trial", "overall"))
+    columns = [(name, key) for name, curve in curves.items()
+               for key in ("success", "steps", "return", "score", "normalised", "regret")
+               if key in curve and (key in ("success", "steps") or name not in ("random", "reference", "oracle"))]
+    trials = len(next(iter(curves.values()))["success"])
+    cell = lambda name, key, k: _cell(key, *(curves[name][f"{key}{end}"][k] for end in ("", "_lo", "_hi")))
+    lines = [[str(k + 1), *(cell(name, key, k) for name, key in columns)]
+             for k in sorted({*range(min(3, trials)), *range(0, trials, every), trials - 1})]
+    keys = [key for key in _SHOWN if any(key in e for e in overall.values())]
+    heads = [f"{name}: success" if key == "success" else _SHOWN[key] for name, key in columns]
+    means = [[name, *(_cell(key, *e.get(key, ())) for key in keys)] for name, e in overall.items()]
+    return f"{_grid(['trial', *heads], lines)}\n\n{_grid(['all trials', *(_SHOWN[key] for key in keys)], means)}"
 
 # %% ../../nbs/baselines/13_report.ipynb #8eb350bb
 class Evaluator:
@@ -179,7 +222,8 @@ class Evaluator:
 
     Args:
         tasks: a benchmark, or several by name (`{"goals trained on": ..., "goals held out": ...}`); None for a world with a single task.
-        every_steps: environment steps between two evaluations (default: forty in a training). options: further ones of `evaluate`.
+        every_steps: environment steps between two evaluations (default: forty in a training).
+        options: further ones of `evaluate`; anchors play once.
     Raises `ValueError` for numbers below 1 or a benchmark without tasks.
     """
 
@@ -190,7 +234,7 @@ class Evaluator:
         if min(num_tasks, num_trials, self.every, len(self.tasks)) < 1 or any(b is not None and not len(b) for b in self.tasks.values()):
             raise ValueError("An evaluator needs tasks, and at least one trial and one step between evaluations: check num_tasks, num_trials, every_steps and tasks.")
         self.per_round, self.path = config.steps_per_round, Path(config.out).expanduser() / "evaluation.jsonl"
-        self.settings, self.file = dict(num_tasks=num_tasks, num_trials=num_trials, **options), None
+        self.settings, self.file, self.first = dict(num_tasks=num_tasks, num_trials=num_trials, **options), None, {}
 
     wants_agent = True  # train(on_round=evaluator) gives it the agent as well
 
@@ -205,21 +249,22 @@ class Evaluator:
             self.file = JsonLines(self.path, [row for row in read_evaluations(self.path) if row["steps"] < steps])
         if not self.due(steps):
             return []
-        found = [_evaluated(name, steps, agent, tasks, self.settings) for name, tasks in self.tasks.items()]
+        found = [self._row(name, steps, agent) for name in self.tasks]
         for row in found if self.file else ():
             self.file.write(row)
         return found
 
-# %% ../../nbs/baselines/13_report.ipynb #270bbb12
-def _evaluated(name: str, steps: int, agent: Agent, tasks, settings: dict) -> dict:
-    "One row of `evaluation.jsonl`."
-    begun = time.monotonic()
-    found = evaluate(agent, tasks, **settings)
-    row = {"steps": steps, "tasks": name}
-    for key, value in found.summary().items():
-        key = "trial_steps" if key == "steps" else key  # steps are those of the training here
-        row |= {key: value[0], f"{key}_lo": value[1], f"{key}_hi": value[2]}
-    return row | {"success_first": float(found.success[:, 0].mean()), "success_last": float(found.success[:, -1].mean()), "seconds": round(time.monotonic() - begun, 2)}
+
+    def _row(self, name: str, steps: int, agent: Agent) -> dict:
+        begun, first = time.monotonic(), self.first.get(name)
+        found = evaluate(agent, self.tasks[name], **self.settings | ({"anchors": False} if first else {}))
+        found = found.beside(first) if first else self.first.setdefault(name, found)
+        row = {"steps": steps, "tasks": name}
+        for key, value in found.summary().items():
+            key = "trial_steps" if key == "steps" else key  # steps are those of the training here
+            row |= {key: value[0], f"{key}_lo": value[1], f"{key}_hi": value[2]}
+        first, last = found.success[:, [0, -1]].mean(0).tolist()
+        return row | {"success_first": first, "success_last": last, "seconds": round(time.monotonic() - begun, 2)}
 
 def read_evaluations(path) -> list[dict]:
     "`read_rows` of `evaluation.jsonl`, `path` or in the folder `path`."
@@ -238,22 +283,18 @@ def curve_over_seeds(runs: Sequence[Sequence[Mapping]], tasks: str | None = None
     if len(runs) == 1:
         return [dict(runs[0][steps]) for steps in common]
     keys = [k for k, v in runs[0][common[0]].items() if k not in ("steps", "tasks", "seconds") and not k.endswith(("_lo", "_hi")) and not isinstance(v, str)]
-    return [_joined(steps, [run[steps] for run in runs], keys) for steps in common]
-
-def _joined(steps: int, rows: Sequence[Mapping], keys) -> dict:
-    "Rows of several runs after the same number of steps as one."
-    found = {"steps": steps}
-    for key in keys:
-        values = np.array([np.nan if row.get(key) is None else row[key] for row in rows], np.float64)
+    curve = [{"steps": steps} for steps in common]
+    for row, key in itertools.product(curve, keys):
+        values = np.array([run[row["steps"]].get(key) for run in runs], np.float64)  # None becomes NaN
         mean, low, high = map(float, _over_runs(key, values))
-        found |= {key: mean, f"{key}_lo": low, f"{key}_hi": high, f"{key}_seeds": values.tolist()}
-    return found
+        row |= {key: mean, f"{key}_lo": low, f"{key}_hi": high, f"{key}_seeds": values.tolist()}
+    return curve
 
 # %% ../../nbs/baselines/13_report.ipynb #67ebee21
 def report(found: Mapping[str, Evaluation | Sequence[Evaluation]], out, *, protocol: Protocol | None = None, learning: Mapping[str, Sequence[Mapping]] | None = None,
            generalization: Mapping[str, Mapping[str, Sequence[Mapping]]] | None = None, by: Sequence[str] | None = None, about: Mapping | None = None,
            title: str = "Evaluation") -> dict[str, Path]:
-    """Write tables and figures of what was found; returns a file's name to its path.
+    """Write tables and figures of what was found, and of the anchors; returns a file's name to its path.
 
     Args:
         found: as for `table_rows`. out: the folder, made if need be; files of the same names are replaced.
@@ -264,6 +305,7 @@ def report(found: Mapping[str, Evaluation | Sequence[Evaluation]], out, *, proto
     Without matplotlib there are no figures. Raises `ValueError` for nothing to report.
     """
     out, by = Path(out).expanduser(), (protocol.by if protocol else ()) if by is None else by
+    found = with_anchors(found) if found else found
     rows = table_rows(found, by)
     record = {"title": title, "protocol": asdict(protocol) if protocol else None, "about": dict(about or {}), "device": jax.devices()[0].device_kind,
               "devices": jax.device_count(), "versions": versions(), "rows": rows, "per_trial": {name: per_trial_over_seeds(runs) for name, runs in found.items()},
@@ -275,29 +317,33 @@ def report(found: Mapping[str, Evaluation | Sequence[Evaluation]], out, *, proto
     return {name: out / name for name in texts} | _figures(rows, record, by, out)
 
 def _comma_separated(rows: Sequence[Mapping]) -> str:
-    "Rows as CSV; what is not known is empty."
     columns, text = list(dict.fromkeys(key for row in rows for key in row)), io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows({k: "" if v is None or v != v else v for k, v in row.items()} for row in rows)
     return text.getvalue()
 
+_SCORE = ("Score: 0 is a random policy, 1 the reference player, which infers hidden goals; where rules are hidden too "
+          "it is the expert, which is told rules and goal.")
+
 def _page(title: str, rows: Sequence[Mapping], record: Mapping) -> str:
-    "The Markdown page: what was done, and the table."
     protocol, about = record["protocol"], record["about"]
     how = [f"{rows[0]['trials']} trials of each task"] + ([f"tasks drawn with seed {protocol['seed']}"] if protocol else [])
-    lines = [f"# {title}", "", f"{', '.join(how)}; every task weighs the same. In brackets the 95 % interval: over runs where there are several, else over tasks.", "", markdown(rows), ""]
+    lines = [f"# {title}", "", f"{', '.join(how)}; every task weighs the same. In brackets the 95 % interval: over "
+             "runs where there are several, else over tasks."]
+    lines += [_SCORE] * any("score" in row for row in rows) + ["", markdown(rows), ""]
     lines += [f"* {name}: {value}" for name, value in about.items()]
     lines += [f"* {record['devices']} × {record['device']}; " + ", ".join(f"{name} {version}" for name, version in record["versions"].items()), ""]
     return "\n".join(lines)
 
 # %% ../../nbs/baselines/13_report.ipynb #ecd928f4
 def _figures(rows: Sequence[Mapping], record: Mapping, by: Sequence[str], out: Path) -> dict[str, Path]:
-    "Draw what there is to draw; nothing where matplotlib is not installed."
     if importlib.util.find_spec("matplotlib") is None:
         return {}
     from xland_minigrid.viz.plots import adaptation_curve, generalization_curves, group_bars, learning_curves
-    drawn = {"adaptation.png": adaptation_curve(record["per_trial"], what=("success", "return", "steps"), title=record["title"])}
+    scored = ("score",) if any("score" in row for row in rows) else ()
+    shown = ("success", "return", "steps", *scored)
+    drawn = {"adaptation.png": adaptation_curve(record["per_trial"], what=shown, title=record["title"])}
     for label in by:
         bars = {}
         for row in rows:
@@ -306,7 +352,9 @@ def _figures(rows: Sequence[Mapping], record: Mapping, by: Sequence[str], out: P
         if bars:
             drawn[f"by_{label.replace(' ', '_')}.png"] = group_bars(bars, by=label, title=record["title"])
     if record["learning"]:
-        drawn["learning.png"] = learning_curves(record["learning"], title=record["title"])
+        rows_ = [row for curve in record["learning"].values() for row in curve]
+        shown = ("return", "return_p20", *["score"] * any(row.get("score") is not None for row in rows_))
+        drawn["learning.png"] = learning_curves(record["learning"], shown, title=record["title"])
     if record["generalization"]:
         drawn["generalization.png"] = generalization_curves(record["generalization"])
     for name, figure in drawn.items():

@@ -185,6 +185,10 @@ class ReferencePlayer:
     def shown(self, memory: Knowledge, states) -> Knowledge:
         return memory.replace(shown=(states.cells, states.agent.position) if self.knows_map else None)
 
+    def remaining(self, memory: Knowledge):
+        "All goals, uint8 `(B, C, 5)`, zeros for objects not seen yet, and which are still possible, bool `(B, C)`."
+        return jax.vmap(_goals)(memory.objects), memory.alive
+
     def act(self, parameters, inputs, memory: Knowledge, keys):
         given = inputs.view, inputs.direction, inputs.action, inputs.reward, inputs.done
         memory, action = jax.vmap(self._step)(memory, *given)

@@ -38,28 +38,32 @@ class Run:
     seconds: float  # of training
 
 def finish(config: TrainConfig, tasks: Benchmark | None, tests: Mapping[str, Benchmark | None], protocol: Protocol, *,
-           curve_tasks: int = 1024, every_steps: int | None = None, progress: bool = True) -> Run:
+           curve_tasks: int = 1024, every_steps: int | None = None, progress: bool = True,
+           played: dict | None = None) -> Run:
     """Train an agent in `config.out` and test it, unless that is done already.
 
     Args:
         tasks: to train on. tests: name to those to test on.
         curve_tasks: tasks of a point of the learning curve. every_steps: between points (default: forty points).
+        played: evaluations by name of the tests, which are added to; those who were compared with are not played again.
     Raises what `train` raises, and `KeyboardInterrupt` for interrupted training, which the same call continues.
     """
     mesh = make_mesh() if jax.device_count() > 1 else None
     evaluator = Evaluator(config, tests, curve_tasks, protocol.num_trials, every_steps, seed=protocol.seed,
-                          batch=protocol.batch, greedy=protocol.greedy, mesh=mesh)
+                          batch=protocol.batch, greedy=protocol.greedy, mesh=mesh,
+                          anchors=protocol.anchors is True or sorted({*(protocol.anchors or ())} - {"oracle"}))
     training = train(config, tasks, resume="auto", progress=progress, on_round=evaluator)
     agent = training.agent
     if training.interrupted:
         raise KeyboardInterrupt
     if not any(row["steps"] == agent.steps for row in read_evaluations(config.out)):
         evaluator(agent, {"steps": agent.steps})
-    found = {name: _tested(agent, name, benchmark, protocol, mesh, progress) for name, benchmark in tests.items()}
+    played = {} if played is None else played
+    found = {name: _tested(agent, name, tasks, protocol, mesh, progress, played) for name, tasks in tests.items()}
     seconds = training.metrics[-1]["seconds"] if training.metrics else float("nan")
     return Run(agent, found, read_evaluations(config.out), seconds)
 
-def _tested(agent, name, benchmark, protocol, mesh, progress):
+def _tested(agent, name, benchmark, protocol, mesh, progress, played):
     "The final evaluation, from its file if that fits agent, tasks and protocol."
     path = Path(agent.config.out).expanduser() / f"final-{name.replace(' ', '-')}.npz"
     about = _as_json({"steps": agent.steps, "tasks": None if benchmark is None else digest(benchmark), "protocol": dataclasses.asdict(protocol)})
@@ -67,10 +71,13 @@ def _tested(agent, name, benchmark, protocol, mesh, progress):
         try:
             found, told = load_evaluation(path)
             if told == about:
+                played.setdefault(name, found)
                 return found
         except ValueError:
             pass  # a damaged file is made again
-    found = protocol.play(agent, benchmark, mesh=mesh, progress=progress)
+    options = {"anchors": False} if name in played else {}
+    found = protocol.play(agent, benchmark, mesh=mesh, progress=progress, **options)
+    found = found.beside(played.setdefault(name, found))
     if jax.process_index() == 0:
         save_evaluation(found, path, about)
     return found
@@ -127,13 +134,14 @@ def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protoc
     tests = {name: "a single task" if b is None else digest(b) for name, b in sides.tests.items()}
     out = _claimed(out, {"kind": kind, "configs": {name: _without_place(config) for name, config in configs.items()}, "protocol": dataclasses.asdict(protocol), "tests": tests,
                          "train": "a single task" if sides.train is None else digest(sides.train)})
-    found = {name: [] for name in configs}
+    found, played = {name: [] for name in configs}, {}
     for seed in seeds:  # all configurations with the first seed come first
         for name, config in configs.items():
             here = dataclasses.replace(config, seed=int(seed), out=str(out / name / f"seed-{seed}"))
             if progress:
                 print(f"{name}, seed {seed}")
-            found[name].append(finish(here, sides.train, sides.tests, protocol, progress=progress, **options))
+            run = finish(here, sides.train, sides.tests, protocol, progress=progress, played=played, **options)
+            found[name].append(run)
     return found
 
 # %% ../../nbs/measure/08_experiments.ipynb #e

@@ -45,11 +45,13 @@ class Bars:
     labels: N names. values: `(T, N)`; a row of NaN stays empty. sprites: N (tile, colour) pairs next to the names, or
     None.
     truth: index of the true label, one or one per frame, or None. top: number of bars, largest first; None: all, in
-    order.
+    order. letters: room for a name.
     """
 
-    def __init__(self, labels, values, *, sprites=None, truth=None, title: str = "belief", top: int | None = 8):
+    def __init__(self, labels, values, *, sprites=None, truth=None, title: str = "belief", top: int | None = 8,
+                 letters: int = 17):
         self.labels, self.values, self.title = list(map(str, labels)), np.asarray(values, np.float32), title
+        self.letters = letters
         n = len(self.labels)
         if self.values.ndim != 2 or self.values.shape[1] != n:
             raise ValueError(f"Bars need values of shape (frames, {n}), one column a label; these are "
@@ -163,6 +165,7 @@ _SCRIPT = """
   const sets = [].concat(d.bars || []), pages = root.querySelectorAll('.xmg-bars'), curves = root.querySelectorAll('.xmg-curve');
   const bars = () => sets.forEach((b, k) => { const f = b.frames[t];
     pages[k].querySelectorAll('.xmg-row').forEach((row, j) => { const i = f[2 * j], v = f[2 * j + 1] / 10, [img, name, track, number] = row.children;
+      row.style.visibility = v < 0 ? 'hidden' : '';
       if (b.sprites[i]) img.src = b.sprites[i]; img.style.visibility = b.sprites[i] ? '' : 'hidden'; img.alt = '';
       const right = b.truth[t] === i; name.title = b.labels[i]; name.textContent = b.labels[i] + (right ? ' \\u2713' : ''); row.classList.toggle('xmg-true', right);
       track.firstElementChild.style.width = Math.max(0, Math.min(100, v)) + '%';
@@ -222,7 +225,8 @@ def _curve_body(curve):
 def _bars_body(bars):
     row = '<div class="xmg-row"><img alt=""><span></span><span class="xmg-track"><i class="xmg-fill"></i></span><span></span></div>'
     plain = "" if bars.sprites else " xmg-plain"
-    return f'<div class="xmg-bars{plain}"><div class="xmg-head">{escape(bars.title)}</div>{row * bars.top}</div>'
+    wide = f' style="width:{254 + 7 * (bars.letters - 17)}px"' if bars.letters > 17 else ""
+    return f'<div class="xmg-bars{plain}"{wide}><div class="xmg-head">{escape(bars.title)}</div>{row * bars.top}</div>'
 
 def _player_html(self):
     _, h, w, _ = self.frames.shape
@@ -326,16 +330,20 @@ _PAGE = """<!doctype html>
 
 # %% ../../nbs/viz/02_player.ipynb #n
 def _draw_panel(bars, t, height, font):
-    panel = Image.new("RGB", (250, max(height, 26 + 20 * bars.top)), "white")
+    name = 112 + 6 * (bars.letters - 17)  # pixels
+    panel = Image.new("RGB", (138 + name, max(height, 26 + 20 * bars.top)), "white")
     draw = ImageDraw.Draw(panel)
     draw.text((12, 4), bars.title, "#1c2230", font)
     for j, (i, value) in enumerate(bars.at(t)):
+        if np.isnan(value):
+            continue
         y, right = 24 + 20 * j, bars.truth is not None and bars.truth[t] == i
         if bars.sprites:
             panel.paste(Image.fromarray(draw_tile(*bars.sprites[i], 16)), (12, y))
-        draw.text((34, y), bars.labels[i][:17], "#1f7a45" if right else "#1c2230", font)
-        draw.rectangle([146, y + 4, 246, y + 12], "#dfe3ea")
-        draw.rectangle([146, y + 4, 146 + round(100 * min(1, np.nan_to_num(value))), y + 12], "#2e9e5b" if right else "#3b8cff")
+        draw.text((34, y), bars.labels[i][:bars.letters], "#1f7a45" if right else "#1c2230", font)
+        draw.rectangle([34 + name, y + 4, 134 + name, y + 12], "#dfe3ea")
+        end = 34 + name + round(100 * min(1, value))
+        draw.rectangle([34 + name, y + 4, end, y + 12], "#2e9e5b" if right else "#3b8cff")
     return panel
 
 def _page_of(player, t, scale):

@@ -40,11 +40,15 @@ def empty_figure(columns: int, width: float = 4.2, height: float = 3.1, rows: in
     return figure, axes
 
 # %% ../../nbs/viz/03_plots.ipynb #3b6a267f
+_ANCHORS = {"random": ("#777777", ":"), "reference": ("#222222", "--"), "oracle": ("#777777", "-.")}
+
 def draw_curve(axis, i: int, x, y, low=None, high=None, label: str = ""):
-    "Line number `i` of an axis, with a band between `low` and `high`."
-    color, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
+    "Line number `i` of an axis, with a band between `low` and `high`; grey for `random`, `reference` and `oracle`."
+    color, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)] if len(x) <= 40 else None
     style = ("-", "--", ":")[i // len(PALETTE) % 3]
-    axis.plot(x, y, style, color=color, marker=marker if len(x) <= 40 else None, markersize=5, linewidth=2, label=label)
+    if label in _ANCHORS:
+        (color, style), marker = _ANCHORS[label], None
+    axis.plot(x, y, style, color=color, marker=marker, markersize=5, linewidth=2, label=label)
     if low is not None and high is not None:
         axis.fill_between(x, low, high, color=color, alpha=.18, linewidth=0)
 
@@ -56,21 +60,27 @@ def _short_numbers(axis):
 # %% ../../nbs/viz/03_plots.ipynb #630e0eb7
 _LONG = {"return": "mean return", "return_p20": "20th percentile of return", "return_median": "median return", "return_p80": "80th percentile of return",
          "return_sum": "return, sum over trials", "return_sum_p20": "20th percentile of the sum", "success": "trials solved", "zero_return": "tasks without any return",
-         "steps": "steps per trial", "trial_steps": "steps per trial", "normalised": "return over the oracle's", "regret": "regret"}
+         "steps": "steps per trial", "trial_steps": "steps per trial", "normalised": "return over the oracle's",
+         "regret": "regret", "score": "score"}
 
-def adaptation_curve(agents: Mapping[str, Mapping], *, what: Sequence[str] = ("success", "steps"), title: str = "Adaptation on tasks never trained on"):
+def adaptation_curve(agents: Mapping[str, Mapping], *, what: Sequence[str] | None = None,
+                     title: str = "Adaptation on tasks never trained on"):
     """Draw agents over trial 1, 2, … of the same task; returns a matplotlib `Figure`.
 
     agents: name to arrays `(N,)`, one number per trial: `success` (0 to 1), `steps`, `return`, and optional bounds `success_lo`, `success_hi` and so on.
-    what: quantities, one panel each. Raises `ValueError` for a quantity that no agent has, or an array of another shape.
+    Those named `random`, `reference` and `oracle` are drawn as what the others are compared with.
+    what: quantities, one panel each (default: success, steps and, where it is known, the score).
+    Raises `ValueError` for a quantity that no agent has, or an array of another shape.
     """
+    scored = any("score" in curves for name, curves in agents.items() if name not in _ANCHORS)
+    what = what or ("success", "steps", *["score"] * scored)
     for key in what:
         if not any(key in curves for curves in agents.values()):
             raise ValueError(f"No agent has {key!r}: the curves hold {sorted(set().union(*agents.values()))}.")
     figure, axes = empty_figure(len(what))
     for axis, key in zip(axes, what):
         for i, (name, curves) in enumerate(agents.items()):
-            if key in curves:
+            if key in curves and (name, key) != ("oracle", "score"):  # told the goal, it is far above that scale
                 y = np.asarray(curves[key], float)
                 if y.ndim != 1:
                     raise ValueError(f"{key} of {name!r} has shape {y.shape}: give one number a trial, averaged over tasks.")

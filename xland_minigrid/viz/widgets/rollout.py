@@ -78,7 +78,6 @@ def _kind_bars(beliefs: np.ndarray, kind: int) -> Bars | None:
     return Bars(names, p[:, kinds], truth=kinds.index(min(kind, 15)), top=None, title="what kind of goal?")
 
 def _object_bars(beliefs: np.ndarray, moments: Sequence, objects) -> Bars | None:
-    "Bars of the objects of the room, or of those given."
     objects = objects_in(moments) if objects is None else np.asarray(objects)
     if not len(objects):
         return None
@@ -86,11 +85,41 @@ def _object_bars(beliefs: np.ndarray, moments: Sequence, objects) -> Bars | None
     return Bars([tile_name(*o) for o in objects.tolist()], over_objects(beliefs, objects), sprites=objects, truth=int(right[0]) if len(right) else None,
                 top=min(8, len(objects)), title="which object is wanted?")
 
+# %% ../../../nbs/viz/widgets/04_rollout.ipynb #e3a0f3e8
+_FEW = 8  # goals that are shown one by one
+
+def _remaining(moment) -> np.ndarray | None:
+    "The goals still possible, `(n, 5)`: zeros for each about an object that was not seen yet."
+    goals = getattr(moment, "remaining", None)
+    if goals is None:
+        return None
+    kinds = [goal_kinds.classes.get(int(goal[0]), BaseGoal) for goal in goals]
+    unseen = [goal[1] == 0 or goal[3] == 0 and issubclass(kind, TwoTileGoal) for goal, kind in zip(goals, kinds)]
+    return np.where(np.array(unseen, bool)[:, None], 0, goals).astype(np.uint8)
+
+def _goal_bars(moments: Sequence) -> Bars | None:
+    "Bars of the goals still possible, where they are few; None if they are nowhere."
+    left = [_remaining(m) for m in moments]
+    few = [goals is not None and 0 < len(np.unique(goals, axis=0)) <= _FEW for goals in left]
+    if not any(few):
+        return None
+    shown = np.unique(np.concatenate([goals for goals, ok in zip(left, few) if ok]), axis=0)
+    share = [(goals[:, None] == shown).all(-1).mean(0) if ok else np.full(len(shown), np.nan)
+             for goals, ok in zip(left, few)]
+    names = [describe_goal(goal) if goal.any() else "about something unseen" for goal in shown]
+    right = np.flatnonzero((shown == _goal_of(moments)).all(1))
+    return Bars(names, np.stack(share), sprites=[goal[1:3] if goal.any() else (Tiles.UNSEEN, 1) for goal in shown],
+                truth=int(right[0]) if len(right) else None, top=min(_FEW, len(shown)),
+                letters=max(17, *map(len, names)), title=f"which goals are possible? (once {_FEW} or fewer)")
+
+def _count_curve(moments: Sequence) -> Curve | None:
+    counts = [np.nan if m is None else len(m) for m in map(_remaining, moments)]
+    return Curve(counts, title="goals still possible", digits=0) if np.isfinite(counts).any() else None
+
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #e
 ACTS = ("forward", "turn right", "turn left", "pick up", "put down", "toggle")
 
 def _action_bars(moments: Sequence) -> Bars | None:
-    "Bars of the action probabilities; None if no moment has them."
     given = [getattr(m, "probabilities", None) for m in moments]
     if all(p is None for p in given):
         return None
@@ -98,20 +127,20 @@ def _action_bars(moments: Sequence) -> Bars | None:
     return Bars(ACTS, np.stack([np.full(len(ACTS), np.nan) if p is None else np.asarray(p, float) for p in given]), truth=taken, top=None, title="what to do? (✓ drawn)")
 
 def _value_curve(moments: Sequence) -> Curve | None:
-    "The values, with dots at rewards; None if no moment has a value."
     values = np.array([np.nan if getattr(m, "value", None) is None else float(m.value) for m in moments])
     won = [k for k, m in enumerate(moments) if m.timestep.last() and float(m.timestep.reward) > 0]
     return Curve(values, title="expected reward (● goal reached)", dots=won) if np.isfinite(values).any() else None
 
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #f
 def _caption(moment) -> str:
-    "Trial, step, and action or outcome."
     t, action = moment.timestep, getattr(moment, "action", None)
     ended = "" if not t.last() else f": goal reached, reward {float(t.reward):.2f}" if float(t.reward) > 0 else ": trial over, no reward"
-    return f"trial {moment.trial}, step {int(t.state.step_num)}" + (ended or ("" if action is None else f": {ACTS[action]}"))
+    left = getattr(moment, "remaining", None)
+    known = "" if left is None else f" · {len(left)} goal{'s' * (len(left) != 1)} possible"
+    ended = ended or ("" if action is None else f": {ACTS[action]}")
+    return f"trial {moment.trial}, step {int(t.state.step_num)}{ended}{known}"
 
 def _checked_moments(moments) -> list:
-    "Moments as a list. Raises `TypeError` or `ValueError`."
     try:
         moments = list(moments)
     except TypeError:
@@ -137,7 +166,7 @@ class RolloutViewer:
 
     Args:
         moments: as `baselines.evaluation.watch` returns them: objects with `timestep`, `belief` (probabilities `(5, 16)` or None), `trial`, and optionally
-            `value`, `probabilities` and `action`.
+            `value`, `probabilities`, `action` and `remaining`, the goals still possible `(n, 5)`.
         objects: `(K, 2)` of (tile, colour) for the belief; None takes those in the room. panels: further `Bars` and `Curve`s.
         frame: the first moment shown. tile_size: pixels per cell. fps: moments per second.
     Attributes: `trials`, one row per trial; `player`; `frame`, which can be set.
@@ -149,7 +178,8 @@ class RolloutViewer:
         self.trials = trials_of(self.moments)
         beliefs = _beliefs(self.moments)
         believed = [] if beliefs is None else [_object_bars(beliefs, self.moments, objects), _kind_bars(beliefs, int(_goal_of(self.moments)[0]))]
-        panels = [p for p in (*believed, _action_bars(self.moments), _value_curve(self.moments), *panels) if p is not None]
+        made = (make(self.moments) for make in (_goal_bars, _action_bars, _value_curve, _count_curve))
+        panels = [panel for panel in (*believed, *made, *panels) if panel is not None]
         self.title = title or f"The task, which the agent is not told: {self.goal}"
         self.player = _player_of(self.moments, self.trials, panels, self.title, tile_size=tile_size, fps=fps)
         self.frame = frame
