@@ -84,7 +84,7 @@ def act_out(ruleset: RuleSet, objects: dict, position, direction: int, actions, 
 BALL, KEY, STAR = (Tiles.BALL, Colors.BLUE), (Tiles.KEY, Colors.GREEN), (Tiles.STAR, Colors.RED)
 # The agent at (3, 3) looks right at the ball. Pick it up, put it back: now it was put down beside the key.
 _SCENES = (
-    ("above it", {(3, 4): BALL, (2, 4): KEY}, (3, 4, 0, 2, 3)),      # step forward, turn left, take what lies above
+    ("above it", {(3, 4): BALL, (2, 4): KEY}, (3, 4, 0, 2, 3)),  # step forward, turn left, take what lies above
     ("to the right of it", {(3, 4): BALL, (3, 5): KEY}, (3, 4, 0, 3)),  # step forward, take what lies ahead
 )
 
