@@ -147,7 +147,7 @@ def open_container(path, kind: str) -> Container:
     whole = np.memmap(path, np.uint8, "r").view(np.ndarray)
     start = 8 + int.from_bytes(whole[:8].tobytes(), "little")
     if start > min(_MOST_HEADER, len(whole)):
-        raise damaged(path, "its header is too long")
+        raise damaged(path, "its header is longer than the file, or than any header")
     header = _json_object(path, whole[8:start].tobytes(), "header")
     manifest = _signed_manifest(path, kind, header.pop("__metadata__", None))
     return Container(path, manifest, _views(path, header, whole[start:]))

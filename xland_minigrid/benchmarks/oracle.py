@@ -73,7 +73,7 @@ def outcomes(env, params, timesteps, sequences) -> tuple[np.ndarray, np.ndarray]
     actions = [np.asarray(a, np.int8).ravel() for a in sequences]
     count = np.shape(timesteps.reward)[0] if np.ndim(timesteps.reward) else -1
     if count != len(actions):
-        raise ValueError(f"{len(actions)} solutions for {count if count >= 0 else 'no batch of'} starts: give one for each.")
+        raise ValueError(f"{len(actions)} solutions for {count if count >= 0 else 'no batch of'} starts: give one solution for each start.")
     lengths, ended, rewards = np.array([len(a) for a in actions], np.int32), np.zeros(count, np.int32), np.zeros(count, np.float32)
     order = np.argsort(lengths, kind="stable")
     for rows in np.split(order, np.arange(_BATCH, count, _BATCH)):
