@@ -125,7 +125,7 @@ class TaskArrays(PyTreeNode):
         "How many tasks there are."
         return self.goals.shape[0]
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.num_rulesets()
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -302,7 +302,7 @@ class Benchmark(SplittableTasks):
         "Write a packed file: `save(path, recipe, packed=True)`."
         return self.save(path, recipe, packed=True)
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return _summary(self)
 
     def _repr_html_(self):

@@ -137,7 +137,7 @@ class Difficulty:
     par: np.ndarray  # float32, measured reference steps; NaN where not measured, or not solved by the oracle
     estimate: np.ndarray  # float32, estimated reference steps; NaN without a plan, or without a world
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.solvable)
 
     @property
@@ -165,7 +165,7 @@ class Difficulty:
             lines.append(f"{label:>18}{rows.sum():>10,}" + "".join(f"{x:>11.2f}" for x in means))
         return "\n".join(lines)
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         known = int((~np.isnan(self.par)).sum())
         return (f"Difficulty({len(self):,} tasks, {self.solvable.mean() if len(self) else 0:.1%} with a plan, depth 0 to {int(self.depth.max(initial=0))}, "
                 f"steps measured of {known:,})")

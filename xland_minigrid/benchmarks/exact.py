@@ -47,7 +47,7 @@ class Shortest:
     states: np.ndarray
     frontier: np.ndarray
 
-    def __len__(self) -> int:
+    def __len__(self):
         if not np.ndim(self.steps):
             raise TypeError("This is the answer for one start, which has no length; len(answer.actions) is the number of steps.")
         return len(self.steps)

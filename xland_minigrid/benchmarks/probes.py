@@ -157,7 +157,7 @@ class Probe:
         where = f"{self.env_id}, {self.starts} start{'s' * (self.starts != 'fixed')}, {limit} steps a trial; par {self.par}"
         return f"{self.name} ({self.category}): {self.task}\n{self.probes}\n{self.ruleset.describe()}\n{where}."
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"Probe({self.name}: {self.task} Par {self.par})"
 
     def _repr_html_(self):
@@ -584,5 +584,5 @@ class ProbeScores:
         lines = [line(r["name"], r["success"]) + f"{r['par']:6}{r['ratio'][-1]:11.1f}" for r in self.rows()]
         return "\n".join([f"{head}{'par':>6}{'steps/par':>11}", *lines])
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"ProbeScores({len(self.probes)} probes, {self.success.shape[1]} copies, {self.success.shape[2]} trials; success {self.success.mean():.0%})"

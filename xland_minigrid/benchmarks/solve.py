@@ -353,7 +353,7 @@ class Plan:
         lines.append(f"{len(lines) + 1}. Then {describe_goal(self.ruleset.goal)}.")
         return "\n".join(lines + [f"Avoid this rule: {describe_rule(rules[bad])}." for bad in self.dead_ends])
 
-    def __str__(self) -> str:
+    def __str__(self):
         return self.describe()
 
 # %% ../../nbs/benchmarks/01_solve.ipynb #46a0d0af

@@ -125,7 +125,7 @@ class Split(NamedTuple):
     goal_ids: tuple[int, int]  # how many distinct goal_ids there are on the train and on the test side; none is on both
     description: str
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return (f"Split({self.description}: {len(self.train):,} train with {self.goal_ids[0]:,} goal_ids, {len(self.test):,} test with "
                 f"{self.goal_ids[1]:,}, {len(self.left_out):,} left out, no goal_id on both sides)")
 

@@ -124,7 +124,7 @@ class Merged(NamedTuple):
     rows: np.ndarray  # (m,) int64, rows that were merged
     first: np.ndarray  # (m,) int64, the rows they were merged into
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"{self.before:,} tasks, {self.after:,} distinct by {self.by}, {len(self.rows):,} merged."
 
 def deduplicate(benchmark: Benchmark, by: str = "ruleset_id") -> tuple[Benchmark, Merged]:

@@ -47,7 +47,7 @@ class Grades(list):
         found = {row.notebook: [r for r in self if r.notebook == row.notebook and r.exercise] for row in self}
         return {name: (sum(row.ok for row in rows), len(rows)) for name, rows in found.items()}
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         lines = []
         for name, (solved, number) in self.totals().items():
             lines.append(f"{name}: {solved} of {number} solved" if number else f"{name}: not graded")

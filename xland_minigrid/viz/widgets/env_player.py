@@ -171,6 +171,6 @@ class EnvPlayer(Session, Shown):
             self._parts["world"].value, self._parts["view"].value = to_png(_world_pixels(self)), to_png(_view_pixels(self))
         return super()._update()
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         won = sum(t.how == WON for t in self.trials)
         return f"EnvPlayer({self.name}, trial {self.trial}, step {self.moments[-1].step} of {self.params.max_steps}, {won} of {len(self.trials)} won)"

@@ -398,5 +398,5 @@ class RulesetExplorer(_Selection, Shown):
         body = f'{_count_html(self)}<div style="margin:8px 0">{_task_html(self)}</div><div class="xmg-w-row" style="margin-bottom:8px">{solved}</div>{_tree_html(self)}'
         return still_page(body, "explorer", "a task of a benchmark", "A still: run this cell to filter and browse.")
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"RulesetExplorer({len(self.found):,} of {len(self.benchmark):,} tasks, row {self.row})"

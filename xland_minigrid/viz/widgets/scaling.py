@@ -207,7 +207,7 @@ class ScalingLab(_Measuring):
     """
     _name, _html = "scaling", {"said": _said, "rows": lambda self: _table(self.rows)}
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         best = f", best {short_number(max(r['steps_per_second'] for r in self.rows))} steps/s" if self.rows else ""
         return f"ScalingLab({len(self.rows)} measurement{'s' * (len(self.rows) != 1)}{best})"
 
