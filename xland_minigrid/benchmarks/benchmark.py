@@ -6,7 +6,7 @@
 __all__ = ['row_numbers', 'find_device', 'TaskArrays', 'beyond_encodings', 'TaskSampler', 'SplittableTasks', 'Benchmark',
            'histogram', 'generate_benchmark', 'on_device', 'declared_kinds']
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #b0e13464
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #a
 import functools
 from collections.abc import Callable
 from hashlib import blake2b
@@ -26,7 +26,7 @@ from ..core.language import further_products
 from ..core.ruleset import COMPOSED, RuleSet, stack_rulesets
 from ..core.struct import PyTreeNode
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #3056b264
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #b
 def row_numbers(numbers, n: int, what: str = "ruleset", least: int | None = None) -> np.ndarray:
     """Numbers of rows as int64 `(k,)`, from `least` on; negative ones count from the end.
 
@@ -54,7 +54,7 @@ def _row(array, number):
         return jnp.asarray(array[number])
     return jax.lax.dynamic_index_in_dim(jnp.asarray(array), number, keepdims=False)
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #4519d908
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #c
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _uniform_numbers(key, n, most):
     "The numbers, (n,) int32, that `sample_ruleset` draws with the keys `jax.random.split(key, n)`."
@@ -78,7 +78,7 @@ def _share_ends(weights, most):
     ends = np.cumsum(weights)
     return np.minimum(np.round(ends / ends[-1] * 2.0**32), 2.0**32 - 1).astype(np.uint32)
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #b5cf0c67
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #d
 def find_device(device):
     "A device or sharding as JAX takes it, from that or a name. Raises `ValueError` for a name that is not here."
     if device is None or isinstance(device, (jax.Device, jax.sharding.Sharding)):
@@ -93,7 +93,7 @@ def find_device(device):
         raise ValueError(f"There is no device {device!r}; there are {', '.join(sorted(here))}.")
     return here[device]
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #ea64c8ee
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #e
 def _resized(name, array, width):
     "An (n, W, k) array with `width` rows per task."
     if width is None or width == array.shape[1]:
@@ -106,7 +106,7 @@ def _resized(name, array, width):
         raise ValueError(f"{name} needs {needed} rows per task; {width} would lose some of them.")
     return array[:, :width]
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #556a34d5
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #f
 def _rows_of(tasks, numbers):
     return jax.tree.map(lambda a: a[numbers], tasks)
 
@@ -162,7 +162,7 @@ class TaskArrays(PyTreeNode):
         "The identity of what each task hides, goal and rules: (n,) uint64. See `identities`."
         return task_identities(self.arrays())[1] ^ beyond_encodings(self)
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #95532f42
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #g
 def beyond_encodings(tasks: TaskArrays) -> np.ndarray:
     "A hash of what the encodings do not say of each task, uint64 `(n,)`; 0 where they say it all."
     if tasks.extended is None:
@@ -172,7 +172,7 @@ def beyond_encodings(tasks: TaskArrays) -> np.ndarray:
     said = [c.tobytes() + further_products(w).tobytes() for c, w in zip(composed, compiled)]
     return np.array([int.from_bytes(blake2b(x, digest_size=8).digest()) if any(x) else 0 for x in said], np.uint64)
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #93153efb
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #h
 _EMPTY = "This benchmark is empty: there is nothing to sample; check the split it comes from."
 
 class TaskSampler(TaskArrays):
@@ -220,7 +220,7 @@ class TaskSampler(TaskArrays):
             return self.get_rulesets(_uniform_numbers(key, n, self.num_rulesets()))
         return self.get_rulesets(_weighted_numbers(key, n, _share_ends(weights, self.num_rulesets())))
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #7c262b40
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #i
 def _sides(tasks, prop, by, options):
     if by is not None:
         if prop is not None and "share" in options:
@@ -233,7 +233,7 @@ def _sides(tasks, prop, by, options):
     numbers = np.arange(len(tasks))
     return tuple(np.split(numbers, [round(len(tasks) * prop)]))
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #d7b3569c
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #j
 class SplittableTasks(TaskSampler):
     "Tasks to shuffle and to split."
 
@@ -263,7 +263,7 @@ class SplittableTasks(TaskSampler):
             raise TypeError(f"The function must return one bool per task; it returned {chosen.dtype} of shape {chosen.shape[1:]}.")
         return self._rows(np.flatnonzero(chosen)), self._rows(np.flatnonzero(~chosen))
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #d5279152
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #k
 class Benchmark(SplittableTasks):
     """Many tasks: one row each in four uint8 arrays, on a device or in the memory of the host (`to_numpy`).
 
@@ -308,7 +308,7 @@ class Benchmark(SplittableTasks):
     def _repr_html_(self):
         return _card(self)
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #e0bf40ae
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #l
 def _plans(tasks, progress):
     "Plans; `Reason.UNKNOWN_KIND` for tasks that the encodings do not say whole."
     plans, said = prove(*list(tasks.arrays().values())[:3], progress=progress), beyond_encodings(tasks) == 0
@@ -321,7 +321,7 @@ def _plans(tasks, progress):
 def _in_extended_form(rulesets):
     return stack_rulesets([r.extend(BUILT_IN) for r in rulesets])
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #05904ac4
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #m
 def _checked_benchmark(goals, rules, init_tiles, num_rules):
     goals, rules, init_tiles = checked_arrays(goals, rules, init_tiles)
     check_tiles(rules, init_tiles)
@@ -330,7 +330,7 @@ def _checked_benchmark(goals, rules, init_tiles, num_rules):
         raise ValueError("num_rules contradicts the rules; leave it out and they are counted.")
     return [goals, rules, init_tiles, counted.astype(np.uint8)]
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #ba729330
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #n
 def _summary(benchmark):
     try:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(benchmark))
@@ -363,7 +363,7 @@ def _card(benchmark):
     kinds = _bars(histogram(benchmark.goals[:, 0]), "kinds of goals", lambda i: goal_kinds.classes[i].__name__ if i in goal_kinds.classes else str(i))
     return f'<div>{line}<br>{_bars(histogram(benchmark.num_rules), "rules per task")}{kinds}</div>'
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #d76a3775
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #o
 def generate_benchmark(preset: str = "high", n: int = 1000, seed: int | None = None, *, workers: int | None = None,
                        progress: bool = False, **overrides) -> Benchmark:
     """The first `n` distinct tasks of a preset (`trivial`, `small`, `medium`, `high`), the same on every machine.

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['QUANTITIES', 'strata', 'stratified', 'estimated_steps', 'Difficulty', 'difficulty']
 
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #48503694
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #a
 import functools
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from ..core.helpers import checked_int, progress_bar
 from ..core.ruleset import RuleSet, empty_ruleset
 from ..envs.xland import XLandMiniGrid
 
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #979527d1
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #b
 def strata(values, bins=8) -> np.ndarray:
     """The stratum of each value: int64 `(n,)`, from 0 in increasing order, −1 for NaN.
 
@@ -46,7 +46,7 @@ def _stratum(values, bins):
         return np.searchsorted(different, values)
     return np.searchsorted(np.linspace(values.min(), values.max(), bins + 1)[1:-1], values, side="right")
 
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #4fa2bf81
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #c
 def _shares(available, n):
     "How many to take of each stratum, `(B,)`: as equal as possible, the remainder from the first that have it."
     share = np.zeros(len(available), np.int64)
@@ -70,7 +70,7 @@ def stratified(values, n: int, bins=8, seed=0) -> np.ndarray:
     taken = [random.permutation(np.flatnonzero(stratum == s))[:share] for s, share in enumerate(_shares(available, int(n)))]
     return np.sort(np.concatenate([*taken, np.zeros(0, np.int64)])).astype(np.int64)
 
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #d953ec48
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #d
 _CHUNK, _STARTS, _MOST_STARTS = 512, 4, 8  # tasks; starts of each, and of those without a way
 
 @functools.partial(jax.jit, static_argnames="env")
@@ -90,7 +90,7 @@ def _wide_steps(plans):
     width = 1 << (steps.shape[1] - 1).bit_length()
     return np.pad(steps, ((0, 0), (0, width - steps.shape[1])), constant_values=255)
 
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #04cf7068
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #e
 def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None, progress: bool = False) -> np.ndarray:
     """Par of every task without solving it, float32 `(n,)`: the mean of `expert.steps_to_go` over four starts.
 
@@ -124,7 +124,7 @@ def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None, 
             bar.update(len(np.unique(rows)))
     return found
 
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #4de8094e
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #f
 @dataclass(frozen=True, repr=False, eq=False)
 class Difficulty:
     "How hard each of `n` tasks is: NumPy arrays `(n,)`, in the order of the benchmark."
@@ -170,13 +170,13 @@ class Difficulty:
         return (f"Difficulty({len(self):,} tasks, {self.solvable.mean() if len(self) else 0:.1%} with a plan, depth 0 to {int(self.depth.max(initial=0))}, "
                 f"steps measured of {known:,})")
 
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #d1ff0001
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #g
 QUANTITIES = ("depth", "num_steps", "num_needed", "dead_ends", "risk", "par", "estimate", "reference")
 
 def _known_mean(values):
     return np.nan if np.isnan(values).all() else np.nanmean(values)
 
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #b8b35756
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #h
 def difficulty(benchmark, env=None, params=None, *, plans: Plans | None = None, measure=64, starts: int = 2, seed: int = 0, progress: bool = False, **options) -> Difficulty:
     """The difficulty of every task of a benchmark.
 

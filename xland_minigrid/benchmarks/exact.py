@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NO_ACTION', 'Shortest', 'shortest']
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #1b79ed3e
+# %% ../../nbs/benchmarks/13_exact.ipynb #a
 import dataclasses
 import functools
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from ..core.struct import field_names
 from ..core.tiles import pack_pairs, unpack
 from ..envs.environment import Environment, EnvParams, State, StepType, TimeStep
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #351a0c37
+# %% ../../nbs/benchmarks/13_exact.ipynb #b
 NO_ACTION = 255  # what stands in a row of actions after its end
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Shortest:
             return f"There is no way to the goal from here: all {self.states:,} states that can be reached were searched."
         return f"Given up after {self.states:,} states and {len(self.frontier) - 1} steps without an answer: raise max_states or max_steps."
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #bda3699a
+# %% ../../nbs/benchmarks/13_exact.ipynb #c
 class _Scene(NamedTuple):
     "What the states of one search have in common."
     blank: State  # one state
@@ -100,7 +100,7 @@ def _state_of(scene, moving, task):
     extended = scene.blank.extended and scene.blank.extended.replace(goals=goals, pairs=pairs, done=done)
     return scene.blank.replace(step_num=jnp.int32(0), goal_encoding=goal, rules=rules, carry=carry, cells=cells, agent=agent, extended=extended)
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #1a9f4b76
+# %% ../../nbs/benchmarks/13_exact.ipynb #d
 _BATCH = 2048
 
 class _Frontier(NamedTuple):
@@ -127,7 +127,7 @@ def _successors(env, params, scene, frontier):
     out = jax.vmap(step)(*repeated, jnp.tile(jnp.arange(a), n))  # flat, so that a step works out rules only where they apply
     return jax.tree.map(lambda x: x.reshape(n, a, *x.shape[1:]), out)
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #4d6cb98d
+# %% ../../nbs/benchmarks/13_exact.ipynb #e
 def _keys(task, moving):
     in_bytes = lambda x: np.ascontiguousarray(x).view(np.uint8).reshape(len(x), x.itemsize * int(np.prod(x.shape[1:])))
     rows = np.concatenate([in_bytes(x) for x in (task, *jax.tree.leaves(moving))], axis=1)
@@ -137,7 +137,7 @@ def _add_new(seen, keys):
     "Add keys to the set; returns the numbers of the new ones, of equal ones the first."
     return np.array([number for number, key in enumerate(keys) if not (key in seen or seen.add(key))], np.int64)
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #a30a780e
+# %% ../../nbs/benchmarks/13_exact.ipynb #f
 class _BreadthFirst:
     "A search from `n` starts, up to `max_states` states each; `step` gives the successors of a frontier."
 
@@ -182,7 +182,7 @@ class _BreadthFirst:
         self.exhausted |= self.open & (fresh == 0)
         self.open &= (fresh > 0) & (sum(self.growth) <= self.max_states)
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #9112e84b
+# %% ../../nbs/benchmarks/13_exact.ipynb #g
 def _ways(search):
     parents, moves, ways = np.concatenate(search.parents), np.concatenate(search.moves), []
     for (state, action), steps in zip(search.last, search.steps):
@@ -200,7 +200,7 @@ def _answer(search):
         row[:len(way)] = way
     return Shortest(search.steps, actions, search.steps > 0, search.exhausted, growth.sum(axis=1), growth)
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #5896cc18
+# %% ../../nbs/benchmarks/13_exact.ipynb #h
 def _bare(env, params):
     "The environment under all wrappers, and parameters without what a step does not need: one program for many tasks."
     env = getattr(env, "unwrapped", env)
@@ -232,7 +232,7 @@ def _plain_state(states):
         raise TypeError("shortest cannot be traced: call it outside of jit and vmap, with a batch of states.")
     return jax.tree.map(np.asarray, states.replace(key=None, step_num=None, carry=carry))
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #655fc492
+# %% ../../nbs/benchmarks/13_exact.ipynb #i
 _compiled = jax.jit(compile_rules)
 
 def _with_task(states, ruleset):
@@ -267,7 +267,7 @@ def _with_room_for_rules(states):
     more = lambda x: np.pad(x, [(0, 0), (0, max(4, 1 << (x.shape[1] - 1).bit_length()) - x.shape[1]), (0, 0)])
     return states.replace(rules=more(states.rules))
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #194ba3db
+# %% ../../nbs/benchmarks/13_exact.ipynb #j
 _MOST = 1 << 23  # states that one search may keep, some 150 bytes each
 
 def shortest(ruleset, states, env: Environment, params: EnvParams, *, max_states: int = 300_000, max_steps: int | None = None,

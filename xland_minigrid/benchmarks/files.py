@@ -7,7 +7,7 @@ __all__ = ['FORMAT_VERSION', 'FIELDS', 'BenchmarkFileError', 'damaged', 'blake',
            'counted_identities', 'data_folder', 'appearing', 'write_container', 'Container', 'open_container',
            'kinds_used', 'write_file', 'read_file', 'read_manifest']
 
-# %% ../../nbs/benchmarks/04_files.ipynb #190aae07
+# %% ../../nbs/benchmarks/04_files.ipynb #a
 import contextlib
 import dataclasses
 import hashlib
@@ -38,7 +38,7 @@ def damaged(path, why: str) -> BenchmarkFileError:
     "The error for a file with something wrong in it."
     return BenchmarkFileError(f"{path} is damaged, incomplete or not a file of this package ({why}); copy it again, or make it again.")
 
-# %% ../../nbs/benchmarks/04_files.ipynb #b6eeceab
+# %% ../../nbs/benchmarks/04_files.ipynb #b
 _PIECE = 1 << 24
 
 def blake(data) -> str:
@@ -56,7 +56,7 @@ def digest(benchmark) -> str:
     "`array_digest` of all tasks of a `Benchmark`, or anything else with the arrays of `FIELDS`."
     return array_digest({name: np.asarray(getattr(benchmark, name)) for name in FIELDS})
 
-# %% ../../nbs/benchmarks/04_files.ipynb #bf1f8acc
+# %% ../../nbs/benchmarks/04_files.ipynb #c
 def task_identities(arrays: dict) -> tuple[np.ndarray, np.ndarray]:
     "`identities` of the tasks in a dict of arrays, by several threads: ruleset ids and goal ids, each (n,) uint64."
     parts = [arrays[name] for name in FIELDS[:3]]
@@ -69,7 +69,7 @@ def counted_identities(ruleset_ids, goal_ids) -> dict:
     return {"distinct_ruleset_ids": len(np.unique(ruleset_ids)), "distinct_goal_ids": len(np.unique(goal_ids)),
             "canonical_hash": blake(np.sort(ruleset_ids).astype("<u8"))}
 
-# %% ../../nbs/benchmarks/04_files.ipynb #cca1db39
+# %% ../../nbs/benchmarks/04_files.ipynb #d
 def data_folder() -> Path:
     "Where named benchmarks are kept: `$XLAND_MINIGRID_DATA`, else the platform's cache folder."
     if folder := os.environ.get("XLAND_MINIGRID_DATA"):
@@ -77,7 +77,7 @@ def data_folder() -> Path:
     import platformdirs
     return Path(platformdirs.user_cache_dir("xland_minigrid", appauthor=False))
 
-# %% ../../nbs/benchmarks/04_files.ipynb #69bbcbe1
+# %% ../../nbs/benchmarks/04_files.ipynb #e
 @contextlib.contextmanager
 def appearing(path: Path):
     "A temporary path to write in the block; it becomes `path` if that succeeds, and disappears if not."
@@ -99,7 +99,7 @@ def _tidy(path):
                 if time.time() - left.stat().st_mtime > 3600:
                     left.unlink()
 
-# %% ../../nbs/benchmarks/04_files.ipynb #cc8ae0eb
+# %% ../../nbs/benchmarks/04_files.ipynb #f
 _ALIGNED = 64
 _DTYPES = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "I64": np.int64, "F32": np.float32, "BOOL": np.bool_}
 _DTYPE_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
@@ -128,7 +128,7 @@ def write_container(path, kind: str, manifest: dict, arrays: dict) -> Path:
             file.write(memoryview(array.reshape(-1).view(np.uint8)))
     return path
 
-# %% ../../nbs/benchmarks/04_files.ipynb #84619e7d
+# %% ../../nbs/benchmarks/04_files.ipynb #g
 _MOST_HEADER = 100_000_000  # bytes, the limit of the safetensors library
 
 class Container(NamedTuple):
@@ -152,7 +152,7 @@ def open_container(path, kind: str) -> Container:
     manifest = _signed_manifest(path, kind, header.pop("__metadata__", None))
     return Container(path, manifest, _views(path, header, whole[start:]))
 
-# %% ../../nbs/benchmarks/04_files.ipynb #58afed12
+# %% ../../nbs/benchmarks/04_files.ipynb #h
 def _json_object(path, text, what):
     try:
         value = json.loads(text.decode("utf-8", "surrogatepass"))
@@ -180,7 +180,7 @@ def _views(path, header, data):
         raise damaged(path, "its padding is not empty")
     return arrays
 
-# %% ../../nbs/benchmarks/04_files.ipynb #1b1c0f4a
+# %% ../../nbs/benchmarks/04_files.ipynb #i
 def _registered(goals, rules):
     "The registered kinds in encodings: (registry, identifier)."
     return [(registry, int(i)) for registry, kinds in ((goal_kinds, goals[..., 0]), (rule_kinds, rules[..., 0]))
@@ -221,7 +221,7 @@ def _signed_manifest(path, kind, metadata):
     _check_kinds(path, kinds)
     return manifest
 
-# %% ../../nbs/benchmarks/04_files.ipynb #db403884
+# %% ../../nbs/benchmarks/04_files.ipynb #j
 _BLOCK = 1 << 16
 
 def _rows_in_use(array):
@@ -243,7 +243,7 @@ def _packed_block(goals, rules, init_tiles):
     huffman = zlib.compressobj(9, zlib.DEFLATED, 15, 9, zlib.Z_HUFFMAN_ONLY)
     return np.frombuffer(huffman.compress(b"".join(column.tobytes() for column in columns)) + huffman.flush(), np.uint8)
 
-# %% ../../nbs/benchmarks/04_files.ipynb #cdc96ab5
+# %% ../../nbs/benchmarks/04_files.ipynb #k
 _MOST_GROWTH, _SMALL = 4096, 1 << 20
 
 def _unfolded(path, block, n, most):
@@ -272,7 +272,7 @@ def _unpack_block(file, arrays, number):
     init_tiles[:] = _unpaired(np.cumsum(steps, axis=0, dtype=np.uint8).T[..., None]) * there[..., None]
     num_rules[:] = np.count_nonzero(rules[..., 0], axis=1)
 
-# %% ../../nbs/benchmarks/04_files.ipynb #b5ae5510
+# %% ../../nbs/benchmarks/04_files.ipynb #l
 def _packed(arrays):
     "The four arrays as compressed blocks. Raises `ValueError` for arrays that they have no room for."
     n, width, objects = len(arrays["goals"]), arrays["rules"].shape[1], arrays["init_tiles"].shape[1]
@@ -298,7 +298,7 @@ def _room(shape):
     room = np.zeros(math.prod(shape) + _ALIGNED, np.uint8)
     return room[-room.ctypes.data % _ALIGNED:][:math.prod(shape)].reshape(shape)
 
-# %% ../../nbs/benchmarks/04_files.ipynb #7f5ee529
+# %% ../../nbs/benchmarks/04_files.ipynb #m
 def write_file(path, arrays: dict, *, packed: bool = False, recipe=None, generator_version: int | None = None, identities=None) -> Path:
     """Write the four arrays of a benchmark (uint8, see `FIELDS`) to a file, whole or not at all. Returns the path.
 
@@ -315,7 +315,7 @@ def write_file(path, arrays: dict, *, packed: bool = False, recipe=None, generat
                 "kinds": kinds_used(arrays["goals"], arrays["rules"])}
     return write_container(path, "benchmark", manifest, _packed(arrays) if packed else arrays)
 
-# %% ../../nbs/benchmarks/04_files.ipynb #a0aafde6
+# %% ../../nbs/benchmarks/04_files.ipynb #n
 _is_count = lambda value: type(value) is int and 0 <= value <= 1 << 48
 _is_digest = lambda value: isinstance(value, str) and len(value) == 32 and not set(value) - set("0123456789abcdef")
 _REQUIRED = {**dict.fromkeys(("num_rulesets", "max_rules", "max_init_tiles", "distinct_ruleset_ids", "distinct_goal_ids"), _is_count),

@@ -7,7 +7,7 @@ __all__ = ['GENERATOR_VERSION', 'OBJECT_COLORS', 'CARRIED', 'PATCHES', 'OBJECTS'
            'recipe_of', 'max_rules', 'max_init_tiles', 'mix', 'Draws', 'below', 'all_goals', 'order_matters',
            'canonical', 'identities', 'ids_of_goals', 'Rulesets', 'generate_rulesets']
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #40b77dbd
+# %% ../../nbs/benchmarks/02_generate.ipynb #a
 import dataclasses
 import functools
 import json
@@ -30,7 +30,7 @@ from ..core.tiles import FLOOR, PICKABLE, Colors, Tiles, pack
 
 GENERATOR_VERSION = 2
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #eaf0f6c1
+# %% ../../nbs/benchmarks/02_generate.ipynb #b
 OBJECT_COLORS = (Colors.RED, Colors.GREEN, Colors.BLUE, Colors.PURPLE, Colors.YELLOW,
                  Colors.GREY, Colors.ORANGE, Colors.WHITE, Colors.BROWN, Colors.PINK)
 _codes = lambda tiles: np.array(sorted(pack(t, c) for t in tiles for c in OBJECT_COLORS), np.uint8)
@@ -39,7 +39,7 @@ OBJECTS = _codes((*PICKABLE, Tiles.GOAL))
 _NUMBER = np.zeros(256, np.int64)
 _NUMBER[OBJECTS] = np.arange(len(OBJECTS))
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #b7c19166
+# %% ../../nbs/benchmarks/02_generate.ipynb #c
 GOAL_KINDS = (1, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14)
 RULE_KINDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
 _TWO_TILE_GOALS, _TWO_TILE_RULES = (4, 7, 8, 9, 10), (3, 4, 5, 6, 7)
@@ -49,7 +49,7 @@ _GOAL_HAS_TWO, _RULE_HAS_TWO = goal_kinds.two, rule_kinds.two  # registering a k
 _SAME_EVENT = np.zeros(256, np.uint64)  # kind of goal -> the kind of rule that fires exactly when it is met
 _SAME_EVENT[list(GOAL_KINDS)] = RULE_KINDS
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #d4dbd922
+# %% ../../nbs/benchmarks/02_generate.ipynb #d
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How tasks are made (paper, Section 3 and Table 4). Raises `ValueError` when a field makes no sense."""
@@ -89,7 +89,7 @@ def _check_kinds(name, kinds, known):
         raise ValueError(f"{name} is {kinds}; one or more of {known} are needed.")
     return kinds
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #0e4ea677
+# %% ../../nbs/benchmarks/02_generate.ipynb #e
 _chains = functools.partial(Recipe, prune_chain=True, sample_distractor_rules=True)
 PRESETS = {
     "trivial": Recipe(num_distractor_objects=3),
@@ -114,7 +114,7 @@ def recipe_of(preset: str = "high", seed: int | None = None, **overrides) -> Rec
         overrides["random_seed"] = seed
     return dataclasses.replace(PRESETS[preset], **overrides)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #2f5e06c5
+# %% ../../nbs/benchmarks/02_generate.ipynb #f
 def _level_sizes(recipe):
     "The most objects on each level of the main tree, from those of the goal down."
     goal_tiles = 2 if _GOAL_HAS_TWO[list(recipe.goal_kinds)].any() else 1
@@ -131,7 +131,7 @@ def max_init_tiles(recipe: Recipe) -> int:
     "The most objects that a task of this recipe can place at the start."
     return _level_sizes(recipe)[-1] + recipe.num_distractor_objects + _most_inputs(recipe) * recipe.num_distractor_rules
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #cf6b1f37
+# %% ../../nbs/benchmarks/02_generate.ipynb #g
 _GOLDEN, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31, _S32 = (np.uint64(s) for s in (27, 30, 31, 32))
@@ -144,7 +144,7 @@ def mix(x: np.ndarray) -> np.ndarray:
     x ^= x >> _S31
     return x
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #38c8c8d1
+# %% ../../nbs/benchmarks/02_generate.ipynb #h
 class Draws:
     "Draws for the tasks numbered `index` (uint64 array): `draws(question, slot)` gives one 32-bit integer for each."
 
@@ -163,7 +163,7 @@ def below(draw: np.ndarray, bound) -> np.ndarray:
 (_GOAL, _GOAL_TILE, _DEPTH, _PRUNE, _RULE, _RULE_TILE, _CARRIED, _PATCHES, _OBJECT,
  _COUNT, _PRODUCT, _BAD_RULE, _BAD_A, _BAD_B, _EVEN) = range(15)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #69f9f118
+# %% ../../nbs/benchmarks/02_generate.ipynb #i
 def _shuffled(draws, question, codes, most):
     "`codes` for each task, (codes, tasks); the first `most` rows are in random order."
     n, m = len(draws.counter), len(codes)
@@ -175,7 +175,7 @@ def _shuffled(draws, question, codes, most):
         rows[here] = taken
     return rows.reshape(m, n)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #4d8a6207
+# %% ../../nbs/benchmarks/02_generate.ipynb #j
 class _Bag:
     "Each task's unused objects. `whole` turns False for a task that asks for more."
 
@@ -197,7 +197,7 @@ class _Bag:
         self.c += wanted & ~patch
         return code
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #663a3d39
+# %% ../../nbs/benchmarks/02_generate.ipynb #k
 _PAIR = (np.arange(256, dtype=np.uint64) >> np.uint64(4) << np.uint64(8)) | (np.arange(256, dtype=np.uint64) & np.uint64(15))
 _at = lambda x, bits: x.astype(np.uint64) << np.uint64(bits)
 
@@ -225,7 +225,7 @@ def _to_words(encodings):
         words = words << np.uint64(8) | encodings[..., column].astype(np.uint64)
     return words
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #8e3be057
+# %% ../../nbs/benchmarks/02_generate.ipynb #l
 class _Tasks(NamedTuple):
     draws: Draws
     bag: _Bag
@@ -245,7 +245,7 @@ def _is_held(kind):
     first, second, _ = goal_kinds.declared[kind].T
     return (first == 0) & (second >> 6 == 0)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #125b4965
+# %% ../../nbs/benchmarks/02_generate.ipynb #m
 def all_goals(kinds: tuple[int, ...] = GOAL_KINDS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     "Every goal that can be drawn, once: kinds and both packed tiles (0 for none), arrays of one length."
     low, high = np.triu_indices(len(OBJECTS), 1)
@@ -259,7 +259,7 @@ def all_goals(kinds: tuple[int, ...] = GOAL_KINDS) -> tuple[np.ndarray, np.ndarr
         parts.append((np.full(len(a), kind), a, np.broadcast_to(np.uint8(b), len(a))))
     return tuple(np.concatenate(column) for column in zip(*parts))
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #56a37730
+# %% ../../nbs/benchmarks/02_generate.ipynb #n
 def _goals_in_turn(recipe, draws, bag, index):
     "Like `_goals`, but task i has goal i modulo their number of a list shuffled by the seed."
     kind, a, b = all_goals(recipe.goal_kinds)
@@ -275,7 +275,7 @@ def _goals_in_turn(recipe, draws, bag, index):
             finger += here
     return kind, a, b
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #8b806267
+# %% ../../nbs/benchmarks/02_generate.ipynb #o
 def _tree(recipe, tasks, tiles):
     "Grow rules under the goal's `tiles`, a list of (packed tile, bool), and note what to place."
     draws, bag = tasks.draws, tasks.bag
@@ -301,7 +301,7 @@ def _inputs(recipe, draws, bag, grows, slot):
     two = grows & _RULE_HAS_TWO[kind]
     return kind, a, bag.take(two), two
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #4a39e9fb
+# %% ../../nbs/benchmarks/02_generate.ipynb #p
 def _distractors(recipe, tasks):
     draws, bag, everyone = tasks.draws, tasks.bag, np.ones(len(tasks.goal), bool)
     c_tree, p_tree = bag.c.copy(), bag.p.copy()
@@ -341,7 +341,7 @@ def _beyond_gap(bag, position, patch, c_tree, c_gap, p_tree, p_gap):
     return np.where(patch, bag.patches[np.minimum(position, len(PATCHES) - 1), bag.task],
                     bag.carried[np.minimum(position, len(CARRIED) - 1), bag.task]), new
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #605e73be
+# %% ../../nbs/benchmarks/02_generate.ipynb #q
 def _is_sound(recipe, tasks):
     "Which candidates (bool) had enough objects, and no distractor that doubles a rule or meets the goal."
     sound = tasks.bag.whole.copy()
@@ -362,7 +362,7 @@ def _event(rule):
     two = _RULE_HAS_TWO[(rule >> np.uint64(48)).astype(np.int64)]
     return rule & np.where(two, np.uint64(2**64 - 2**16), np.uint64(2**64 - 2**32))
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #f8f13807
+# %% ../../nbs/benchmarks/02_generate.ipynb #r
 def _rule_parts(rules):
     "Inputs and product of rules as integers: packed uint16 arrays, 0 for none."
     code = lambda shift: ((rules >> np.uint64(shift + 4)) & np.uint64(0xF0) | (rules >> np.uint64(shift)) & np.uint64(15)).astype(np.uint16)
@@ -380,14 +380,14 @@ def order_matters(rules: np.ndarray) -> np.ndarray:
             matters |= (p_[i] == a[j]) | (p_[i] == b[j]) | (p_[j] == a[i]) | (p_[j] == b[i])
     return matters
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #b106bf1a
+# %% ../../nbs/benchmarks/02_generate.ipynb #s
 def _in_order(rules):
     "Rules (n, R) as integers, empty ones last, sorted where their order cannot matter."
     last = np.where(rules == 0, np.uint64(_MASK), rules)
     ordered = np.where(order_matters(rules)[:, None], last, np.sort(last, axis=1))
     return np.where(ordered == np.uint64(_MASK), np.uint64(0), ordered)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #f275eb71
+# %% ../../nbs/benchmarks/02_generate.ipynb #t
 _ARGUMENTS_OF_GOAL, _ARGUMENTS_OF_RULE = np.full(256, 4), np.full(256, 6)
 _ARGUMENTS_OF_GOAL[:15] = 0, 2, 2, 2, 4, 2, 4, 4, 4, 4, 4, 2, 2, 2, 2
 _ARGUMENTS_OF_RULE[:12] = 0, 4, 4, 6, 6, 6, 6, 6, 4, 4, 4, 4
@@ -417,7 +417,7 @@ def canonical(goals, rules, init_tiles) -> tuple[np.ndarray, np.ndarray, np.ndar
     tiles = np.sort(_to_words(init_tiles) - np.uint64(1), axis=1) + np.uint64(1)  # one less: padding 0 wraps round and goes last
     return goals, _to_bytes(words, 7), _to_bytes(tiles, 2)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #c0fa38ca
+# %% ../../nbs/benchmarks/02_generate.ipynb #u
 def _content(words, position):
     "The sum of hashes of nonzero words (n, W) and their places: (n,) uint64."
     place = (np.arange(position + 1, position + 1 + words.shape[1], dtype=np.uint64)) * np.uint64(_GOLDEN)
@@ -447,7 +447,7 @@ def ids_of_goals(goals) -> np.ndarray:
     "The goal ids that goals `(n, 5)` would have without rules: `(n,)` uint64, for tasks with the same goal."
     return identities(goals, np.zeros((len(goals), 1, 7), np.uint8), np.zeros((len(goals), 1, 2), np.uint8))[1]
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #92c0ba51
+# %% ../../nbs/benchmarks/02_generate.ipynb #v
 def _listed(placed, width):
     "Packed tiles where they count, as sorted objects (n, width, 2), zeros last."
     n, nobody = len(placed[0][0]), len(OBJECTS)
@@ -462,7 +462,7 @@ def _listed(placed, width):
     codes[owner, rank] = OBJECTS[number]
     return np.stack([codes >> 4, codes & 15], axis=-1)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #82833cd6
+# %% ../../nbs/benchmarks/02_generate.ipynb #w
 class Rulesets(NamedTuple):
     "Tasks as arrays of one length: uint8 encodings, the number of rules, and the two identities (uint64)."
     goals: np.ndarray  # (n, 5)
@@ -494,7 +494,7 @@ def _chunk(recipe, start, stop):
                     *_identities(tasks.goal, rules, tiles))
     return made, _is_sound(recipe, tasks)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #a437e830
+# %% ../../nbs/benchmarks/02_generate.ipynb #x
 _CHUNK, _ROUND = 1 << 13, 1 << 18  # candidates per call of a thread; candidates held in memory at once
 
 def _candidates(recipe, start, count, pool):
@@ -516,7 +516,7 @@ def _new_ones(ids, sound, known):
     new[rows[known[place] != ids[rows]] if len(known) else rows] = True
     return new
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #dfe666e5
+# %% ../../nbs/benchmarks/02_generate.ipynb #y
 _VERDICTS = {0: "kept", 1: "unsound", 2: "repeated"} | {r + 2: f"no plan: {r.name.lower()}" for r in Reason if r}
 
 def _verdicts(recipe, made, sound, known, pool):
@@ -528,7 +528,7 @@ def _verdicts(recipe, made, sound, known, pool):
         verdict[new] = np.where(found == 0, 0, found + 2)
     return verdict
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #9ea02f17
+# %% ../../nbs/benchmarks/02_generate.ipynb #z
 class _Progress:
     "Tasks kept so far, with room for `n`, and where the search stands."
 
@@ -584,7 +584,7 @@ class _Progress:
 def _checksum(arrays):
     return functools.reduce(lambda sum, name: zlib.crc32(np.ascontiguousarray(arrays[name]), sum), sorted(arrays), 0)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #1875eea6
+# %% ../../nbs/benchmarks/02_generate.ipynb #A
 def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, progress: bool = False, label: str = "making tasks",
                       resume=None, tally: Counter | None = None) -> Rulesets:
     """The first `n` distinct tasks of a recipe, on which alone they depend, as wide as `max_rules` and `max_init_tiles`.
@@ -615,7 +615,7 @@ def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, pro
         tally.update(state.tally)
     return Rulesets(*state.parts)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #8d239f4b
+# %% ../../nbs/benchmarks/02_generate.ipynb #B
 def _search(state, pool, bar, path):
     written = time.monotonic()
     while state.have < state.n:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HubError', 'fetch']
 
-# %% ../../nbs/benchmarks/05_hub.ipynb #8a2a6a85
+# %% ../../nbs/benchmarks/05_hub.ipynb #a
 import contextlib
 import hashlib
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 class HubError(OSError):
     "A file could not be had from the hub."
 
-# %% ../../nbs/benchmarks/05_hub.ipynb #2af40a1c
+# %% ../../nbs/benchmarks/05_hub.ipynb #b
 def _parsed(spec):
     "Repository, file and revision of `hub:OWNER/REPO/FILE@REVISION`. Raises `TypeError` or `ValueError`."
     if not isinstance(spec, str):
@@ -25,7 +25,7 @@ def _parsed(spec):
         raise ValueError(f"{spec!r} does not name a file on the hub: write hub:OWNER/REPO/FILE, or hub:OWNER/REPO/FILE@REVISION.")
     return found[1], found[2], found[3] or "main"
 
-# %% ../../nbs/benchmarks/05_hub.ipynb #536a5f6b
+# %% ../../nbs/benchmarks/05_hub.ipynb #c
 _REMEDIES = (  # from the special to the general; names, because versions of the library differ
     ("GatedRepoError", "it is gated: accept its conditions on its page, and log in with hf auth login"),
     ("RepositoryNotFoundError", "there is no such dataset, or it is private: check the name, or log in with hf auth login"),
@@ -50,7 +50,7 @@ def _explained(spec):
         reason = " ".join(str(error).split())[:160]
         raise HubError(f"{spec} cannot be fetched ({type(error).__name__}: {reason}): {remedy or 'the connection broke off, run this again'}.") from error
 
-# %% ../../nbs/benchmarks/05_hub.ipynb #3224f1a4
+# %% ../../nbs/benchmarks/05_hub.ipynb #d
 def _sha256(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,7 +6,7 @@
 __all__ = ['shared_env', 'rows_of', 'outcomes', 'replay', 'start_keys', 'reset_tasks', 'starts_of', 'Attempts', 'solve_tasks',
            'reference_steps']
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #9778107a
+# %% ../../nbs/benchmarks/12_oracle.ipynb #a
 import functools
 import time
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from .solve import prove
 from ..core.helpers import progress_bar
 from ..core.ruleset import RuleSet
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #6bd01b35
+# %% ../../nbs/benchmarks/12_oracle.ipynb #b
 @functools.cache
 def _first(cls):
     return cls()
@@ -63,7 +63,7 @@ def _play_rows(env, params, timesteps, actions, rows):
         carry = _scan(shared_env(env), params, carry, piece)
     return np.asarray(carry[1])[:len(rows)], np.asarray(carry[2])[:len(rows)]
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #55b1095b
+# %% ../../nbs/benchmarks/12_oracle.ipynb #c
 def outcomes(env, params, timesteps, sequences) -> tuple[np.ndarray, np.ndarray]:
     """Play B sequences of actions in the real environment from B starts, `timesteps`, and their tasks.
 
@@ -93,7 +93,7 @@ def replay(env, params, timesteps, solutions) -> tuple[np.ndarray, np.ndarray]:
     solved = (rewards > 0) & (ended == np.array([np.size(a) for a in actions]))
     return solved, np.where(solved, ended, 0)
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #fbcaf932
+# %% ../../nbs/benchmarks/12_oracle.ipynb #d
 @jax.jit
 def _folded(key, task, start):
     fold = lambda t, s: jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, t), s))
@@ -120,7 +120,7 @@ def starts_of(env, params, goals, rules, init_tiles, keys):
         parts.append(rows_of(batch, slice(n - begin)))
     return jax.tree.map(lambda *x: jnp.concatenate(x) if len(x) > 1 else jnp.asarray(x[0]), *parts)
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #dc8b48fb
+# %% ../../nbs/benchmarks/12_oracle.ipynb #e
 class Attempts(NamedTuple):
     "Attempts on `n` pairs of task and start, NumPy arrays `(n,)`."
     task: np.ndarray  # number of the task in the benchmark
@@ -145,7 +145,7 @@ def _solve_all(tasks, timesteps, params, planned, progress, options):
             bar.update(1)
     return out, seconds
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #bc721a90
+# %% ../../nbs/benchmarks/12_oracle.ipynb #f
 def solve_tasks(benchmark, numbers, env, params, *, starts: int = 1, seed: int = 0, progress: bool = False, **options) -> Attempts:
     """Solve tasks of a benchmark from several starts each, and replay the solutions.
 

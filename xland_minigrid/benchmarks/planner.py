@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EFFORTS', 'Failure', 'Solution', 'Start', 'start_of', 'solve_from']
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #4a0e28d7
+# %% ../../nbs/benchmarks/11_planner.ipynb #a
 import enum
 import itertools
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from ..core.rules import NUM_RULES
 from ..core.ruleset import RuleSet
 from ..core.tiles import Tiles
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #88cd0220
+# %% ../../nbs/benchmarks/11_planner.ipynb #b
 class Failure(enum.IntEnum):
     "What became of an attempt. `NO_PLAN` and `IMPOSSIBLE_START` are proofs; the others say only that nothing was found."
     SOLVED = 0
@@ -40,7 +40,7 @@ class Solution(NamedTuple):
     failure: Failure
     detail: str
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #f1201ea2
+# %% ../../nbs/benchmarks/11_planner.ipynb #c
 _LIES, _MADE, _HELD = range(3)  # a thing lies about; has just been made where the agent is; is in the pocket
 
 def _costs(tree, where, far, detour):
@@ -84,7 +84,7 @@ def _costs_of_pair(use, ones, others, far, detour):
                     best[q] = min(total, best.get(q, total))
     return [(q, steps, _MADE) for q, steps in best.items()]
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #e6f76771
+# %% ../../nbs/benchmarks/11_planner.ipynb #d
 def _estimate(far, agenda, c, pos, pocket):
     if agenda.tree.use.kind == "at":
         return far[pos][far.board.goal_place]
@@ -94,7 +94,7 @@ def _estimate(far, agenda, c, pos, pocket):
     first = min([far[cell][pos] for cell in cells], default=0) if pocket not in where else 0
     return first + min([steps for _, steps, _ in _costs(agenda.tree, where, far, detour)], default=40)
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #573772fc
+# %% ../../nbs/benchmarks/11_planner.ipynb #e
 class _Spot:
     "A situation on the way: the map, the agent, what is left to do, and the steps that led here."
     __slots__ = ("cells", "pos", "facing", "pocket", "agenda", "steps", "before", "actions", "guess", "stuck", "done")
@@ -107,7 +107,7 @@ class _Spot:
     def history(self):
         return ([] if self.before is None else self.before.history()) + list(self.actions)
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #bf665fce
+# %% ../../nbs/benchmarks/11_planner.ipynb #f
 class _Planner:
     def __init__(self, world, start):
         self.world, self.agendas, self.harm, self.areas, self.expanded = world, {}, {}, {}, 0
@@ -158,7 +158,7 @@ class _Planner:
         known.append((found, found | self.world.around(found)))
         return known[-1][1]
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #a3d537ff
+# %% ../../nbs/benchmarks/11_planner.ipynb #g
 _HOPELESS = 400
 _IS_FLOOR = flags(codes_of({Tiles.FLOOR}))
 
@@ -200,7 +200,7 @@ def _obstructed_pair(world, spot, use, a_exists, b_exists):
         prices.append(min(price, 6) if CAN_PICK[stays] and comes_along else price if comes_along or not ready else _HOPELESS)
     return min(prices, default=0)
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #072a4569
+# %% ../../nbs/benchmarks/11_planner.ipynb #h
 def _harmful(planner, spot):
     "The set of cells where arriving puts the goal out of reach."
     world, c = planner.world, spot.cells
@@ -222,7 +222,7 @@ def _spoils(planner, spot, pos):
         planner.harm[key] = answer
     return answer
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #139a85e6
+# %% ../../nbs/benchmarks/11_planner.ipynb #i
 class _Subgoals:
     "All that is worth doing in one situation; `found` collects where it leads."
 
@@ -275,7 +275,7 @@ class _Subgoals:
         "Have the things on some cells taken away."
         self.away.update(cell for cell in cells if CAN_PICK[self.spot.cells[cell]])
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #e3cf8bd5
+# %% ../../nbs/benchmarks/11_planner.ipynb #j
 def _go_near(e, use):
     spot, a = e.spot, use.inputs[0]
     if a == spot.pocket:
@@ -307,7 +307,7 @@ def _again_here(e, use):
         kept += e.tries([e.here[0] if e.floor & e.bit(cell) else 0 for cell in neighbors], (FORWARD, CLOCKWISE, CLOCKWISE, FORWARD), e.progressed, keep=1)
     return kept
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #65e4aeb0
+# %% ../../nbs/benchmarks/11_planner.ipynb #k
 def _join(e, use):
     c, off, pocket, (a, b) = e.spot.cells, e.world.off, e.spot.pocket, use.inputs
     for here, other, sign in ((a, b, 1), (b, a, -1)):
@@ -325,7 +325,7 @@ def _join(e, use):
         if pairs:
             e.tries(e.facing(sum(map(e.bit, pairs))), (PUT_DOWN,), e.progressed)
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #f095ced8
+# %% ../../nbs/benchmarks/11_planner.ipynb #l
 def _at_place(e, use):
     spot, place, never = e.spot, e.world.goal_place, lambda after: False
     if use.kind == "on":
@@ -356,7 +356,7 @@ def _pursue(e, tree):
     else:
         {"near": _go_near, "pair": _join}.get(use.kind, _at_place)(e, use)
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #0f26bf17
+# %% ../../nbs/benchmarks/11_planner.ipynb #m
 def _fetch_all(e, codes, keep, slack):
     for code in codes if e.spot.pocket == NOTHING else ():
         for cell in e.where(code):
@@ -398,7 +398,7 @@ def _room_for(c, off, use, index, cell):
         return True
     return bool((CAN_WALK if use.kind == "near" else _IS_FLOOR)[c[cell + _beside(off, use, index)]])
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #11e94b95
+# %% ../../nbs/benchmarks/11_planner.ipynb #n
 def _clear_way(e):
     "Take away what blocks places the agent could not get to, or lies on places that must be free."
     cells = set(e.away)
@@ -453,7 +453,7 @@ def _remove(e, cell):
             e.found += then.found
     return set() if reached else _obstacles_before(e, e.facing(e.bit(cell)))
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #1c01122c
+# %% ../../nbs/benchmarks/11_planner.ipynb #o
 def _next_spots(planner, spot, rich):
     e, keep = _Subgoals(planner, spot, rich), 4 if rich else 2
     for tree in spot.agenda.uses:
@@ -480,7 +480,7 @@ def _next_spots(planner, spot, rich):
             e.found += then.found
     return e.found
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #a87caaa6
+# %% ../../nbs/benchmarks/11_planner.ipynb #p
 def _beam(planner, root, width, rich, budget):
     beam, seen, best = [root], {}, None
     for _ in range(6 * root.agenda.work + 12):
@@ -514,7 +514,7 @@ def _selected(spots, width, seen, bound):
         out.append(spot)
     return out
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #b3c3ee96
+# %% ../../nbs/benchmarks/11_planner.ipynb #q
 class Start(NamedTuple):
     "Map and agent of one start."
     cells: np.ndarray  # (H, W) packed
@@ -557,7 +557,7 @@ def _solve(ruleset, start, budget, efforts):
             return _unsolved(Failure.BUDGET, f"No solution among {planner.expanded} situations; raise budget to look further.")
     return _unsolved(Failure.BLOCKED, f"None of the subgoals leads to the goal ({planner.expanded} situations looked into).")
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #fcbc462a
+# %% ../../nbs/benchmarks/11_planner.ipynb #r
 def solve_from(ruleset: RuleSet, state, params=None, *, budget: int = 4000, efforts=EFFORTS) -> Solution:
     """Actions that solve a task from a concrete start.
 

@@ -6,7 +6,7 @@
 __all__ = ['PROBES', 'named_tile', 'Starts', 'draw_starts', 'ProbeParams', 'ProbeEnv', 'Probe', 'probe', 'probe_worlds',
            'play_plans', 'probes_benchmark', 'ProbeScores']
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #7e0c33f6
+# %% ../../nbs/benchmarks/17_probes.ipynb #a
 import functools
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -27,7 +27,7 @@ from ..envs.environment import Environment, TimeStep
 from ..envs.registration import make
 from ..envs.xland import XLandEnvParams, XLandMiniGrid
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #6ca14113
+# %% ../../nbs/benchmarks/17_probes.ipynb #b
 def named_tile(words: str) -> tuple[int, int]:
     "(tile, colour) from English: `'red ball'`, `'yellow door locked'`, `'floor'` (black). Raises `ValueError`."
     color, _, tile = ("black " * (words == "floor") + words).partition(" ")
@@ -35,7 +35,7 @@ def named_tile(words: str) -> tuple[int, int]:
         raise ValueError(f"{words!r} is no tile: write a colour ({', '.join(COLOR_NAMES[3:])}) and one of {', '.join(TILE_NAMES[3:])}.")
     return TILE_NAMES.index(tile), COLOR_NAMES.index(color)
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #fe2ed735
+# %% ../../nbs/benchmarks/17_probes.ipynb #c
 class Starts(PyTreeNode):
     """Where a trial may begin.
 
@@ -72,7 +72,7 @@ def _read_drawing(text, key):
     y, x, facing = agents[0]
     return np.array([[key.get(c, int(FLOOR)) for c in row] for row in rows], np.uint8), (y, x), facing
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #759a0fa4
+# %% ../../nbs/benchmarks/17_probes.ipynb #d
 class ProbeParams(XLandEnvParams):
     """Those of XLand-MiniGrid, and where trials begin.
 
@@ -109,7 +109,7 @@ def _begin_at(state, starts, task, key):
     agent = agent.replace(position=fixed(starts.position, agent.position), direction=fixed(starts.direction, agent.direction))
     return state.replace(cells=cells, agent=agent, extended=None if task is None else begin(task, cells))
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #b7402682
+# %% ../../nbs/benchmarks/17_probes.ipynb #e
 @dataclass(frozen=True, eq=False)
 class Probe:
     """A hand-made task with a question.
@@ -166,13 +166,13 @@ class Probe:
 
 _ENV = ProbeEnv()
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #6662943e
+# %% ../../nbs/benchmarks/17_probes.ipynb #f
 @functools.lru_cache(maxsize=None)
 def _compiled_reset(probe):
     env, params = probe.make()
     return jax.jit(functools.partial(env.reset, params))
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #9140bae1
+# %% ../../nbs/benchmarks/17_probes.ipynb #g
 _LEGEND = {"r": "red ball", "b": "blue square", "s": "white star", "k": "yellow key", "Y": "yellow door locked"}
 
 def _objects_in(start):
@@ -190,7 +190,7 @@ def _probe(name, task, probes, goal, *rules, plan, objects=(), drawings=(), lege
     ruleset = make_ruleset(parse_goal(goal), [parse_rule(rule) for rule in rules], _objects_in(start) if drawings else [named_tile(w) for w in objects])
     return Probe(name, "", task, probes, ruleset, env_id, overrides, start, np.array([int(a) for a in plan], np.int32))
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #631e3739
+# %% ../../nbs/benchmarks/17_probes.ipynb #h
 _BASICS = (
     _probe("first-step", "Step up to the red ball.",
            "The control: one step ahead wins. An agent that fails here does not act at all, or is wired up wrongly.",
@@ -207,7 +207,7 @@ _BASICS = (
            "hold a blue star", plan="10000013", objects=["blue star"]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #151e73bc
+# %% ../../nbs/benchmarks/17_probes.ipynb #i
 _BALLS = [f"{color} ball" for color in ("red", "green", "blue", "purple", "yellow", "orange")]
 
 _TELLING_APART = (
@@ -222,7 +222,7 @@ _TELLING_APART = (
            "hold a red pyramid", plan="00100023", objects=[f"red {shape}" for shape in ("ball", "square", "pyramid", "key", "hex", "star")]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #11b2a83d
+# %% ../../nbs/benchmarks/17_probes.ipynb #j
 _FORK = """
 #######
 ######.
@@ -258,7 +258,7 @@ _REMEMBERING = (
 ...#...#..."""]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #2fd33606
+# %% ../../nbs/benchmarks/17_probes.ipynb #k
 _SEQUENCES = (
     _probe("chain-of-three", "Lift the pyramid, walk up to it, put it beside the ball; pick up the star.",
            "Three rules, each fed by the one before: lift, walk up to, put together. An agent that acts by chance, or stops at half-made things, never gets there.",
@@ -288,7 +288,7 @@ _SEQUENCES = (
 ......."""]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #6a8585d1
+# %% ../../nbs/benchmarks/17_probes.ipynb #l
 _DEAD_ENDS = (
     _probe("keep-your-distance", "Put the ball beside the pyramid without walking up to the pyramid.",
            "The pyramid vanishes when one walks up to it, so the ball has to be put down from two cells away. An agent that comes close has lost the trial.",
@@ -316,7 +316,7 @@ _DEAD_ENDS = (
 ......."""]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #58c4bb0e
+# %% ../../nbs/benchmarks/17_probes.ipynb #m
 _DOORS = (
     _probe("right-key", "Unlock the blue door and fetch the star.",
            "Three keys, one lock; the nearest keys are the wrong ones, and empty hands are needed in the end. An agent that takes any key goes back and forth.",
@@ -350,7 +350,7 @@ k..#..s
 ...####"""]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #bbda9d6c
+# %% ../../nbs/benchmarks/17_probes.ipynb #n
 _SIDES = (
     _probe("on-the-left", "Have the square directly left of the ball.",
            "Nothing fits to the left of the ball where it lies, so the ball has to move. An agent that takes beside for left puts the square down in vain.",
@@ -388,7 +388,7 @@ r..<.b.
 ......."""]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #0f3e6f8e
+# %% ../../nbs/benchmarks/17_probes.ipynb #o
 _HANDS = (
     _probe("full-hands", "Get past the box and fetch the star.",
            "The only way forward is to lift the box, and then the hands are full. An agent that never undoes what it did stands before the star with the box in its hands.",
@@ -415,7 +415,7 @@ _HANDS = (
 ......."""]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #420efd32
+# %% ../../nbs/benchmarks/17_probes.ipynb #p
 _WAYS = (
     _probe("lava-on-the-way", "Fetch the star without stepping on lava.",
            "Straight ahead lies lava, the way round is more than twice as long. An agent that heads for the star burns.",
@@ -435,7 +435,7 @@ _WAYS = (
            "put a red ball and a blue square next to each other", plan="010002500200305000025000004", objects=["red ball", "blue square"], env_id="XLand-MiniGrid-R4-13x13", see_through_walls=False),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #8c2768f2
+# %% ../../nbs/benchmarks/17_probes.ipynb #q
 _MAKING = (
     _probe("two-ways", "Make the star in time: of ball and square, not of the hex.",
            "Two rules or one: the long way lies ahead, the short one behind one's back, and time suffices for the short one. An agent that takes the first way it finds is too late.",
@@ -471,12 +471,12 @@ h.....p
 .^.#..."""]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #20c93356
+# %% ../../nbs/benchmarks/17_probes.ipynb #r
 _CATEGORIES = {"basics": _BASICS, "telling apart": _TELLING_APART, "remembering": _REMEMBERING, "sequencing": _SEQUENCES, "dead ends": _DEAD_ENDS, "doors": _DOORS,
                "sides": _SIDES, "hands": _HANDS, "ways": _WAYS, "making": _MAKING}
 PROBES: tuple[Probe, ...] = tuple(replace(one, category=category) for category, probes in _CATEGORIES.items() for one in probes)
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #25c8b138
+# %% ../../nbs/benchmarks/17_probes.ipynb #s
 def probe(name: str) -> Probe:
     "The probe of this name. Raises `ValueError` with the nearest name."
     known = {p.name: p for p in PROBES}
@@ -487,7 +487,7 @@ def probe(name: str) -> Probe:
         raise ValueError(f"There is no probe {name!r}: did you mean {near[0]!r}? All names: {', '.join(known)}.")
     return known[name]
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #0cd71589
+# %% ../../nbs/benchmarks/17_probes.ipynb #t
 def probe_worlds(probes=None, **overrides):
     """Probes (default: all) in batches that one compiled program can serve; `overrides` as in `Probe.make`.
 
@@ -520,7 +520,7 @@ def _stacked(numbers, several_params):
     ruleset, plan, starts = _stack([p.ruleset for p in several_params], plans, [p.starts for p in several_params])
     return np.array(numbers), several_params[0].replace(layout=plan, ruleset=ruleset, starts=starts)
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #a0fd35bb
+# %% ../../nbs/benchmarks/17_probes.ipynb #u
 def play_plans(probes=None) -> list[TimeStep]:
     "NumPy time steps `(par + 1,)` of the plans of some probes (default: all), played from `reset(jax.random.key(0))`."
     probes, played = list(PROBES if probes is None else probes), {}
@@ -544,12 +544,12 @@ def _play(params, actions):
         return jax.tree.map(lambda x, xs: jnp.concatenate([x[None], xs]), first, rest)
     return jax.vmap(one)(params, actions)
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #ac95455d
+# %% ../../nbs/benchmarks/17_probes.ipynb #v
 def probes_benchmark() -> Benchmark:
     "The rulesets of `PROBES`, in the extended form."
     return Benchmark.from_rulesets([p.ruleset for p in PROBES])
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #231f0c3f
+# %% ../../nbs/benchmarks/17_probes.ipynb #w
 @dataclass(frozen=True)
 class ProbeScores:
     """What an agent did in trials 1 to N of P probes.

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['union', 'Relaxation', 'why_impossible']
 
-# %% ../../nbs/benchmarks/10_proofs.ipynb #d84a2257
+# %% ../../nbs/benchmarks/10_proofs.ipynb #a
 import functools
 
 import numpy as np
@@ -14,7 +14,7 @@ from .walks import area
 from .world import CAN_PICK, CAN_WALK, CLEARED, FLOOR_TABLE, NOTHING, SmallWorld, agenda_of, cells_in
 from ..core.tiles import Tiles, tile_name
 
-# %% ../../nbs/benchmarks/10_proofs.ipynb #b64188b8
+# %% ../../nbs/benchmarks/10_proofs.ipynb #b
 def _could_do(world, goods):
     "Whether the goal could be met from some objects if nothing were used up and everything were at hand."
     goods, size = set(goods), 0
@@ -47,7 +47,7 @@ def _not_to_be_held(world, c, pocket):
             out.add(code)
     return out
 
-# %% ../../nbs/benchmarks/10_proofs.ipynb #5e65a288
+# %% ../../nbs/benchmarks/10_proofs.ipynb #c
 def union(sets) -> int:
     "The union of sets of cells."
     return functools.reduce(int.__or__, sets, 0)
@@ -80,7 +80,7 @@ class Relaxation:
         "The cells that the agent can face."
         return self.world.around(self.reach)
 
-# %% ../../nbs/benchmarks/10_proofs.ipynb #c0f46022
+# %% ../../nbs/benchmarks/10_proofs.ipynb #d
 def _walk(r):
     keys, passable = {code & 15 for code in r.held if code >> 4 == Tiles.KEY}, r.floor
     for code, cells in r.at.items():
@@ -99,7 +99,7 @@ def _carry(r):
     for code in r.held:
         r.put(code, r.floor & front)
 
-# %% ../../nbs/benchmarks/10_proofs.ipynb #42ea6682
+# %% ../../nbs/benchmarks/10_proofs.ipynb #e
 def _near_cells(r, use):
     "The cells where a near rule can find its input."
     return r.at.get(use.inputs[0], 0) & union(r.world.neighbors(r.reach, side) for side in use.sides)
@@ -130,7 +130,7 @@ def _apply(r):
                 r.put(use.product, stays, born=True)
                 r.put(CLEARED, gone)
 
-# %% ../../nbs/benchmarks/10_proofs.ipynb #f0321e0c
+# %% ../../nbs/benchmarks/10_proofs.ipynb #f
 def _unpin(r):
     "Forget fragile things that something may have touched."
     front = r.front()
@@ -150,7 +150,7 @@ def _could_act(r, use):
     return bool({"hold": lambda: use.inputs[0] in r.held, "near": lambda: _near_cells(r, use), "pair": lambda: _pair_cells(r, use)[0],
                  "on": lambda: where & r.reach, "at": lambda: r.reach & place, "tile at": lambda: where & place}[use.kind]())
 
-# %% ../../nbs/benchmarks/10_proofs.ipynb #87204ad1
+# %% ../../nbs/benchmarks/10_proofs.ipynb #g
 def why_impossible(world: SmallWorld, c: bytearray, pos: int, pocket: int) -> str | None:
     "A proof, as a sentence, that the goal can never be met from here; None where there is none."
     if world.goal is None:

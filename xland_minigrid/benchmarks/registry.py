@@ -6,7 +6,7 @@
 __all__ = ['register_reader', 'load_benchmark_from_path', 'registered_benchmarks', 'benchmark_file', 'load_benchmark',
            'find_benchmark', 'benchmark_info']
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #b15c20cd
+# %% ../../nbs/benchmarks/19_registry.ipynb #a
 import contextlib
 import functools
 import os
@@ -25,7 +25,7 @@ from .hub import fetch
 from ..core.goals import goal_kinds
 from ..core.rules import rule_kinds
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #8a460766
+# %% ../../nbs/benchmarks/19_registry.ipynb #b
 _READERS: dict[str, tuple[Callable, Callable]] = {}
 
 def register_reader(name: str, is_one: Callable[[Path], bool], read: Callable[[Path], Benchmark]) -> None:
@@ -59,7 +59,7 @@ def _delivered(benchmark, device, as_numpy, pad_rules, pad_tiles):
     benchmark = benchmark.pad_to(pad_rules, pad_tiles)
     return benchmark.to_numpy() if as_numpy else benchmark.to_device(device)
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #89734d50
+# %% ../../nbs/benchmarks/19_registry.ipynb #c
 class _Named(NamedTuple):
     preset: str
     n: int
@@ -82,7 +82,7 @@ def registered_benchmarks() -> tuple[str, ...]:
     "The names that `load_benchmark` knows."
     return (*_REGISTERED, _PROBES)
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #a2ab52f6
+# %% ../../nbs/benchmarks/19_registry.ipynb #d
 def benchmark_file(name: str) -> Path:
     "The file of a named benchmark, existing or not. Raises `ValueError` for an unknown name, and for `probes-30`."
     if name == _PROBES:
@@ -107,7 +107,7 @@ def _kept(name, quietly=False):
         warnings.warn(f"{problem} It is made again now.", stacklevel=4)
     return None
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #d754ae7c
+# %% ../../nbs/benchmarks/19_registry.ipynb #e
 @contextlib.contextmanager
 def _lock(folder):
     "Hold this folder alone during the block, where the platform has such locks."
@@ -131,7 +131,7 @@ def _alone(path):
             checkpoint = None
         yield checkpoint
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #e2257f53
+# %% ../../nbs/benchmarks/19_registry.ipynb #f
 def _made(name, workers, progress, checkpoint):
     "Make a named benchmark, from its checkpoint if there is one, and keep it if possible."
     entry = _REGISTERED[name]
@@ -155,7 +155,7 @@ def _made(name, workers, progress, checkpoint):
         warnings.warn(f"{name} could not be kept ({error}): set XLAND_MINIGRID_DATA to a folder with room for it.", stacklevel=4)
     return benchmark
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #d5ce7eba
+# %% ../../nbs/benchmarks/19_registry.ipynb #g
 def load_benchmark(name: str, *, device=None, as_numpy: bool = False, pad_rules: int | None = None, pad_tiles: int | None = None,
                    workers: int | None = None, progress: bool = True, sha256: str | None = None) -> Benchmark:
     """A named benchmark (paper, Tables 4 and 5), made at the first use and kept; see `registered_benchmarks` and `data_folder`.
@@ -185,7 +185,7 @@ def _named(name, workers=None, progress=False):
         from_another = _kept(name, quietly=True) if checkpoint else None
         return _made(name, workers, progress, checkpoint) if from_another is None else from_another
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #c3b39c7f
+# %% ../../nbs/benchmarks/19_registry.ipynb #h
 def find_benchmark(source, *, progress: bool = False) -> tuple[Benchmark, dict]:
     """A benchmark, in host memory, and the `path` and `manifest` of its file (a dict, perhaps empty).
 
@@ -222,7 +222,7 @@ def benchmark_info(benchmark) -> dict:
             raise BenchmarkFileError(f"{source['path']} is damaged: it says {name} {manifest[name]} and holds {found[name]}; make or copy it again.")
     return found | source | ({name: manifest.get(name) for name in ("generator_version", "recipe")} if source else {})
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #b4ac3c69
+# %% ../../nbs/benchmarks/19_registry.ipynb #i
 def _contents(benchmark):
     named = lambda book, ids: {book.classes[i].__name__ if i in book.classes else str(i): count for i, count in histogram(ids).items()}
     kinds = benchmark.rules[..., 0]

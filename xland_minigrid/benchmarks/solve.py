@@ -6,7 +6,7 @@
 __all__ = ['HELD', 'NEAR', 'SIDE', 'OF_RULE', 'OF_GOAL', 'Reason', 'Plans', 'Conditions', 'Uses', 'uses_of', 'plan_one',
            'checked_arrays', 'check_tiles', 'prove', 'reasons', 'Plan', 'plan_of']
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #7b6a7d5a
+# %% ../../nbs/benchmarks/01_solve.ipynb #a
 import dataclasses
 import enum
 import functools
@@ -24,7 +24,7 @@ from ..core.rules import NUM_RULES
 from ..core.ruleset import RuleSet
 from ..core.tiles import PICKABLE, Tiles, is_one_of, pack_pairs, tile_set
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #6c7dff38
+# %% ../../nbs/benchmarks/01_solve.ipynb #b
 class Reason(enum.IntEnum):
     "Why a task has no plan; `PROVED` when it has one."
     PROVED = 0
@@ -49,7 +49,7 @@ class Plans(NamedTuple):
     dead_ends: np.ndarray  # (n,) uint8, other rules that take an object that the plan needs
     risk: np.ndarray  # (n,) float32, the share of the needed objects that some other rule takes
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #0080c3d6
+# %% ../../nbs/benchmarks/01_solve.ipynb #c
 HELD, NEAR, SIDE = 1, 2, 2  # six bits of a trigger: picking up, near, and from bit SIDE on near with the tile on a side
 
 class Conditions(NamedTuple):
@@ -68,7 +68,7 @@ OF_RULE, OF_GOAL = _conditions(1, 2, 8, 3, 4), _conditions(1, 3, 11, 4, 7)  # Ta
 _TILES_OF_GOAL = 2 * (OF_GOAL.around != 0) + (OF_GOAL.trigger != 0)
 _TILES_OF_GOAL[[2, 6]] = 1  # stand on it, have it in a place
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #50c1ab02
+# %% ../../nbs/benchmarks/01_solve.ipynb #d
 class Uses(NamedTuple):
     "Rules, and the goal as the last one: what they take, what they make, what sets them off. Arrays over R + 1 uses."
     tile: jax.Array  # (R + 1, 2) packed inputs, 0 for none
@@ -86,7 +86,7 @@ def uses_of(goal, rules) -> Uses:
     of_goal = jnp.where(np.arange(2) < of(_TILES_OF_GOAL, goal[0]), jnp.stack([first, second]), 0)
     return Uses(last(jnp.stack([a, jnp.where(pair, b, 0)], axis=1), of_goal), last(jnp.where(pair, c, b), 0), trigger, around)
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #3f31d92e
+# %% ../../nbs/benchmarks/01_solve.ipynb #e
 def _any_bits(bits, where, axis=-1):
     "The union of sets of bits along an axis, where a condition holds."
     return jax.lax.reduce(jnp.where(where, bits, jnp.uint8(0)), np.uint8(0), jax.lax.bitwise_or, [axis % where.ndim])
@@ -110,7 +110,7 @@ def _threats(uses, producer):
     earlier = others & (number < number[:, None]) & (uses.around[:, None] != 0)
     return *one, _any_bits(uses.around, same & earlier) | _any_bits(_opposite(uses.around), crossed & earlier)
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #47f6be7a
+# %% ../../nbs/benchmarks/01_solve.ipynb #f
 _LIES, _AWAY, _BESIDE, _POCKET = range(4)
 
 class _Inputs(NamedTuple):
@@ -150,7 +150,7 @@ def _can_join(inputs, uses, carried, alive, taken):
     waits = alive & ((inputs.origin != _POCKET) | (_sides(inputs.any) != 15))
     return carried & fits & waits[:, ::-1]
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #1c73acbf
+# %% ../../nbs/benchmarks/01_solve.ipynb #g
 class _Round(NamedTuple):
     "What is known about each use, bool (R + 1,)."
     ready: jax.Array
@@ -181,7 +181,7 @@ def _next_round(known, inputs, uses, taken, goal_kind):
     put_last = jnp.where(join.all(axis=1, keepdims=True), put_last, join)
     return _Round(by_move | by_put, by_move, by_put), put_last
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #3adefa67
+# %% ../../nbs/benchmarks/01_solve.ipynb #h
 def _needed(inputs, put_last):
     "Which uses the goal needs, bool (R + 1,), and their paths, float32 (R + 1,) in 0 to 1."
     uses = len(put_last)
@@ -203,7 +203,7 @@ def _needed(inputs, put_last):
     need, path, level, _ = jax.lax.while_loop(go_on, body, (start, jnp.zeros(uses), jnp.where(start, 0, -1), jnp.float32(1 / 3)))
     return need, path, level
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #11bffcfd
+# %% ../../nbs/benchmarks/01_solve.ipynb #i
 def plan_one(goal, rules, init_tiles):
     "The plan of one task, encodings (5,), (R, 7), (N, 2), as a `Plans` without the first axis."
     uses = uses_of(goal, rules)
@@ -240,7 +240,7 @@ def plan_one(goal, rules, init_tiles):
     return Plans(solved, small(reason), steps, small(in_plan.sum()), small(jnp.where(solved, level.max(), 0)), small(involved.sum()),
                  small(takes.any((0, 1)).sum()), risk.astype(jnp.float32))
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #2ffd9937
+# %% ../../nbs/benchmarks/01_solve.ipynb #j
 def _why_not(goal, rules, uses, inputs, known, need, missing):
     number = jnp.where(need[:, None] & inputs.exists, inputs.tile, 0).ravel().astype(jnp.int32)
     twice = ((number[:, None] == number) & (number != 0) & ~np.eye(number.shape[0], dtype=bool)).any()
@@ -262,7 +262,7 @@ def _why_not(goal, rules, uses, inputs, known, need, missing):
     reason = jnp.where(twice, Reason.NEEDED_TWICE, reason)
     return jnp.where(unknown, Reason.UNKNOWN_KIND, jnp.where(goal[0] == 0, Reason.NO_GOAL, reason))
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #b255744d
+# %% ../../nbs/benchmarks/01_solve.ipynb #k
 def checked_arrays(goals, rules, init_tiles) -> list[np.ndarray]:
     "The three as uint8 NumPy arrays, or a `ValueError`."
     out = []
@@ -283,7 +283,7 @@ def check_tiles(rules, init_tiles) -> None:
         if array.max(initial=0) > 15 and array[..., lead:].max(initial=0) > 15:
             raise ValueError(f"{name} holds a number above 15; tiles and colours go up to 15 (the paper's Tables 1 to 3).")
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #5fc2ea6a
+# %% ../../nbs/benchmarks/01_solve.ipynb #l
 @functools.cache
 def _prover():
     return jax.jit(jax.vmap(plan_one))
@@ -332,12 +332,12 @@ def prove(goals, rules, init_tiles, *, workers: int | None = None, progress: boo
 def _prove_chunks(arrays, pool):
     return pool.map(lambda start: _prove_chunk(*(a[start:start + _CHUNK] for a in arrays)), range(0, len(arrays[0]), _CHUNK))
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #5886ca3d
+# %% ../../nbs/benchmarks/01_solve.ipynb #m
 def reasons(goals, rules, init_tiles, pool) -> np.ndarray:
     "The `Reason` of each task, uint8 `(n,)`; as `prove`, unchecked, in the threads of `pool`."
     return np.concatenate([plans.reason for plans in _prove_chunks((goals, rules, init_tiles), pool)])
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #90bbeb63
+# %% ../../nbs/benchmarks/01_solve.ipynb #n
 @dataclasses.dataclass(frozen=True)
 class Plan:
     "How one task is solved, walls and distances aside."
@@ -356,7 +356,7 @@ class Plan:
     def __str__(self):
         return self.describe()
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #46a0d0af
+# %% ../../nbs/benchmarks/01_solve.ipynb #o
 def plan_of(ruleset) -> Plan | None:
     """The plan of one task (a `RuleSet`), or None when none is found; `prove` tells why.
 

@@ -6,7 +6,7 @@
 __all__ = ['NEVER', 'HELD_OUT', 'NAMED_SPLITS', 'SPLITS', 'goal_objects', 'rule_objects', 'Trees', 'task_trees', 'SplitLeakError',
            'Split', 'check_apart', 'first_groups', 'seeded', 'below_share', 'named_split', 'split_rows']
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #e95ae102
+# %% ../../nbs/benchmarks/03_splits.ipynb #a
 import hashlib
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from ..core.helpers import checked_int, in_threads
 from ..core.rules import rule_kinds
 from ..core.tiles import COLOR_NAMES, FLOOR, TILE_NAMES, pack_pairs, tile_name
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #d7b3e552
+# %% ../../nbs/benchmarks/03_splits.ipynb #b
 def goal_objects(goals) -> np.ndarray:
     "The packed tiles that goals `(n, 5)` name: `(2, n)` uint8, 0 for none."
     kind = goals[:, 0]
@@ -34,7 +34,7 @@ def rule_objects(rules) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     a, b, c = (pack_pairs(rules[..., i:i + 2]) for i in (1, 3, 5))
     return a, np.where(two, b, 0).astype(np.uint8), np.where(two, c, b)
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #dbc5e20a
+# %% ../../nbs/benchmarks/03_splits.ipynb #c
 NEVER = 255  # the depth of a goal, and the level of a rule, to which no chain of rules leads
 
 def _there(objects, placed):
@@ -60,7 +60,7 @@ def _levels(there, other, exists):
         level = sweep
     return level
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #0dd27f6c
+# %% ../../nbs/benchmarks/03_splits.ipynb #d
 def _makers(there, other, level):
     "Which rules make an object that is not there as early as any: bool `(K, R, n)`."
     return (other == 0) & ~there[:, None] & (level[None] == _since(there, other, level)[:, None])
@@ -84,7 +84,7 @@ def _tree_of(goals, rules, init_tiles):
     goal = _there(target, placed), _other(target, product)
     return _since(*goal, level).max(axis=0), _in_tree(_makers(*goal, level), feeds).T
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #87ac111c
+# %% ../../nbs/benchmarks/03_splits.ipynb #e
 class Trees(NamedTuple):
     "What leads to the goals of `n` tasks."
     depth: np.ndarray  # (n,) uint8, levels of rules from the objects placed to the goal, `NEVER` (255) for no way
@@ -113,7 +113,7 @@ def _check_known(goals, rules, init_tiles):
             book[kind]
     check_tiles(rules, init_tiles)
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #0b674f7f
+# %% ../../nbs/benchmarks/03_splits.ipynb #f
 class SplitLeakError(RuntimeError):
     "A goal and its rules are on both sides of a split, which would be a fault of this package."
 
@@ -147,7 +147,7 @@ def _split(side, goal_ids, description, may_be_empty=()):
             raise ValueError(f"The {name} side is empty in a split {description}; choose other values or take more tasks.")
     return Split(train, test, left_out, check_apart(goal_ids[train], goal_ids[test]), description)
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #59f5358f
+# %% ../../nbs/benchmarks/03_splits.ipynb #g
 def first_groups(keys: np.ndarray, share: float, rank: np.ndarray | None = None) -> np.ndarray:
     """Which rows (bool) are in the first groups of equal keys, as many groups as come closest to a share of all rows.
 
@@ -169,7 +169,7 @@ def below_share(hashes: np.ndarray, share: float) -> np.ndarray:
     "Which hashes (uint64) are in the lower `share` of all numbers, bool; a larger share only adds to them."
     return (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53 < share
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #776fb78a
+# %% ../../nbs/benchmarks/03_splits.ipynb #h
 def _group_keys(group, arrays, goal_ids):
     "A uint64 per task, equal for tasks that stay together."
     if group not in ("goal_id", "goal"):
@@ -187,7 +187,7 @@ def _by_share(by, arrays, goal_ids, share=0.8, seed=0, group="goal_id"):
     asked_for = {0: ("train",), 1: ("test",)}.get(share, ())
     return _split(np.where(chosen, _TRAIN, _TEST), goal_ids, about, asked_for)
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #a13c8d27
+# %% ../../nbs/benchmarks/03_splits.ipynb #i
 HELD_OUT = 0.1  # the share of the tasks that every named split holds out
 NAMED_SPLITS = {  # benchmark: SHA-256 of its held-out goal_ids, in increasing order, as little-endian 64-bit integers
     "trivial-21k": "de611af25eb59d533b8dddba59c05b2fd31ca63ab2eca5420afe8cc0ede25c04",
@@ -215,7 +215,7 @@ def named_split(name: str, goal_ids) -> Split:
                          "generate the benchmark again with this version of the package.")
     return split._replace(description=f"named {name}, {split.description}")
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #37dcced1
+# %% ../../nbs/benchmarks/03_splits.ipynb #j
 _NONE = 255  # no value; as a packed object, tile and colour 15, which do not exist
 _ONE = {"goal_kind": "kind of goal", "rule_kind": "kind of rule"}  # names of one value, where not that of the split
 
@@ -255,7 +255,7 @@ def _read_values(by, name, values):
         raise ValueError(f"{name} is empty; name at least one {what}.")
     return table
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #ebd936ca
+# %% ../../nbs/benchmarks/03_splits.ipynb #k
 _PAPER = {"goal_kind": (1, 3, 4)}  # the goals that the paper trains on (Figure 8, Appendix K)
 
 def _tables(by, train, test):
@@ -271,7 +271,7 @@ def _tables(by, train, test):
         raise ValueError(f"{_known(by)[int(both[0])]} is a value of both train and test; name it on one side.")
     return train, test, given
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #df702f9b
+# %% ../../nbs/benchmarks/03_splits.ipynb #l
 def _mentioned(by, goals, rules, init_tiles, trees):
     "All values of tasks, and those they need: `(n, W)` uint8, `_NONE` for none."
     if by in ("goal_kind", "depth"):
@@ -289,7 +289,7 @@ def _aspect(by, objects):
     value = {"colour": objects & 15, "shape": objects >> 4, "object": objects}[by]
     return np.where((objects == 0) | (objects == FLOOR), np.uint8(_NONE), value.astype(np.uint8))
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #94da5ea3
+# %% ../../nbs/benchmarks/03_splits.ipynb #m
 _DISTRACTORS = {"leave out": _LEFT_OUT, "train": _TRAIN, "test": _TEST}
 
 def _side(seen, needed, train, test, merely):
@@ -326,7 +326,7 @@ def _about(by, tables, given, distractors):
     train, test = (", ".join(_known(by)[int(v)] for v in np.flatnonzero(table)) if named else "the rest" for table, named in zip(tables, given))
     return f"by {by}, train on {train}, test on {test}" + (f", mere distractors: {distractors}" if distractors != "leave out" else "")
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #ab016b9a
+# %% ../../nbs/benchmarks/03_splits.ipynb #n
 _OPTIONS = {
     **dict.fromkeys(("goal_id", "goal"), ("share",)),
     **dict.fromkeys(("random", "hash"), ("share", "seed", "group")),

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['object_roles', 'benchmark_statistics', 'Merged', 'deduplicate']
 
-# %% ../../nbs/benchmarks/07_statistics.ipynb #f30ec6bc
+# %% ../../nbs/benchmarks/07_statistics.ipynb #a
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from ..core.helpers import num_workers, progress_bar
 from ..core.rules import rule_kinds
 from ..core.tiles import TILE_NAMES, pack_pairs
 
-# %% ../../nbs/benchmarks/07_statistics.ipynb #26248129
+# %% ../../nbs/benchmarks/07_statistics.ipynb #b
 def _marks(objects):
     "The packed objects `(n, K)` of each task, without 0, as a bool table `(n, 256)`."
     table = np.zeros((len(objects), 256), bool)
@@ -41,7 +41,7 @@ def object_roles(goals, rules, init_tiles) -> np.ndarray:
     roles = needed, taken & ~needed, ~taken & ~needed & (placed != 0)
     return np.stack([role.sum(axis=1, dtype=np.uint8) for role in roles], axis=1)
 
-# %% ../../nbs/benchmarks/07_statistics.ipynb #f2f96280
+# %% ../../nbs/benchmarks/07_statistics.ipynb #c
 _COUNTED = ("rules_per_task", "depth", "tree_rules", "distractor_rules", "objects", "needed_objects", "objects_of_distractor_rules", "distractor_objects",
             "goal_kinds", "rule_kinds", "products")
 
@@ -74,7 +74,7 @@ def _of_plans(plans):
     return {"solvable": int(plans.solvable.sum()), "plan_steps": histogram(num_steps),
             "dead_end_rules": histogram(dead_ends), "risk": float(risk.mean())}
 
-# %% ../../nbs/benchmarks/07_statistics.ipynb #c381ad61
+# %% ../../nbs/benchmarks/07_statistics.ipynb #d
 def benchmark_statistics(benchmark: Benchmark, *, plans=None, workers: int | None = None, progress: bool = False, chunk: int = 1 << 14) -> dict:
     """What the tasks of a benchmark are made of, as plain numbers and `{value: number of tasks}` histograms.
 
@@ -115,7 +115,7 @@ def _scan(arrays, workers, progress, chunk):
             bar.update(identified.shape[1])
     return counts, ids, strange
 
-# %% ../../nbs/benchmarks/07_statistics.ipynb #f50b23b2
+# %% ../../nbs/benchmarks/07_statistics.ipynb #e
 class Merged(NamedTuple):
     "What `deduplicate` did: `rows[i]` repeats `first[i]`, both are numbers in the old benchmark."
     by: str

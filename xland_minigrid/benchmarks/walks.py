@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['SAFE_TABLE', 'LOCKED_TABLE', 'door_table', 'Walks', 'area', 'Distances']
 
-# %% ../../nbs/benchmarks/09_walks.ipynb #e029971c
+# %% ../../nbs/benchmarks/09_walks.ipynb #a
 import functools
 
 from .world import CLOCKWISE, COUNTERCLOCKWISE, FORWARD, TOGGLE, Board, cells_in, codes_of, set_table
 from ..core.tiles import WALKABLE, Tiles
 
-# %% ../../nbs/benchmarks/09_walks.ipynb #35ef2247
+# %% ../../nbs/benchmarks/09_walks.ipynb #b
 SAFE_TABLE, LOCKED_TABLE = set_table(codes_of(set(WALKABLE) - {Tiles.LAVA})), set_table(codes_of({Tiles.DOOR_LOCKED}))
 _OPEN_TABLE = set_table(codes_of(range(16)) - codes_of({0, Tiles.WALL, Tiles.LAVA}))
 
@@ -39,7 +39,7 @@ def _levels(board, pos, facing, floor, doors):
         wait = (n0 & doors, n1 & doors, n2 & doors, n3 & doors) if doors else wait
         u0 ^= f0; u1 ^= f1; u2 ^= f2; u3 ^= f3
 
-# %% ../../nbs/benchmarks/09_walks.ipynb #0c5fd3b0
+# %% ../../nbs/benchmarks/09_walks.ipynb #c
 class Walks:
     "All shortest walks over `floor` and through `doors`: `levels[n]`, four sets of cells first reached by n actions."
 
@@ -85,7 +85,7 @@ class Walks:
             return COUNTERCLOCKWISE, pos, facing + 1 & 3
         return FORWARD, TOGGLE, back, facing
 
-# %% ../../nbs/benchmarks/09_walks.ipynb #6ce8d5de
+# %% ../../nbs/benchmarks/09_walks.ipynb #d
 def area(board: Board, start: int, passable: int) -> int:
     "A set of cells and those of `passable` that can be walked to from it."
     found, new = start, start

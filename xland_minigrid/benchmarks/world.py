@@ -8,7 +8,7 @@ __all__ = ['NOTHING', 'CLEARED', 'ALL_SIDES', 'FORWARD', 'CLOCKWISE', 'COUNTERCL
            'cells_in', 'cells_with', 'Use', 'use_of', 'SmallWorld', 'apply_rules', 'goal_reached', 'act', 'Tree',
            'Agenda', 'agenda_of']
 
-# %% ../../nbs/benchmarks/08_world.ipynb #361f09fa
+# %% ../../nbs/benchmarks/08_world.ipynb #a
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from .solve import HELD, NEAR, OF_GOAL, OF_RULE, SIDE
 from ..core.ruleset import RuleSet
 from ..core.tiles import EMPTY, FLOOR, PICKABLE, WALKABLE, Tiles
 
-# %% ../../nbs/benchmarks/08_world.ipynb #ca0f55f6
+# %% ../../nbs/benchmarks/08_world.ipynb #b
 NOTHING = int(EMPTY)  # an empty pocket
 CLEARED = int(FLOOR)  # where a thing was taken
 ALL_SIDES = (0, 1, 2, 3)  # up, right, down, left
@@ -37,7 +37,7 @@ def pack_pair(pair) -> int:
     "A (tile, colour) pair as one byte."
     return int(pair[0]) << 4 | int(pair[1])
 
-# %% ../../nbs/benchmarks/08_world.ipynb #0e6db09f
+# %% ../../nbs/benchmarks/08_world.ipynb #c
 class Board:
     "The flat cells of a map `(height, width)` with a margin, and sets of them as bits of an integer."
 
@@ -79,7 +79,7 @@ class Board:
         s = self.stride
         return cells >> s, cells << 1, cells << s, cells >> 1
 
-# %% ../../nbs/benchmarks/08_world.ipynb #7cc2f78c
+# %% ../../nbs/benchmarks/08_world.ipynb #d
 def set_table(codes) -> bytes:
     "A table for `cells_in`: the digit 1 for these packed tiles, 0 for others."
     return bytes(49 if code in codes else 48 for code in range(256))
@@ -97,7 +97,7 @@ def cells_with(c: bytearray, code: int):
 
 FLOOR_TABLE, PICK_TABLE = set_table(codes_of({Tiles.FLOOR})), set_table(codes_of(PICKABLE))
 
-# %% ../../nbs/benchmarks/08_world.ipynb #e86d07a6
+# %% ../../nbs/benchmarks/08_world.ipynb #e
 class Use(NamedTuple):
     "A rule, or the goal, as something to be triggered."
     kind: str  # "hold", "near", "pair"; goals also "on", "at", "tile at"
@@ -124,7 +124,7 @@ def use_of(row, number: int = -1) -> Use | None:
     place = tuple(int(x) for x in (row[1:3] if kind == 5 else row[3:5]))
     return Use({2: "on", 5: "at", 6: "tile at"}[kind], () if kind == 5 else (a,), (), False, 0, -1, () if kind == 2 else place)
 
-# %% ../../nbs/benchmarks/08_world.ipynb #a3de8250
+# %% ../../nbs/benchmarks/08_world.ipynb #f
 class SmallWorld(Board):
     "A plain task on a map `(height, width)`: its uses, sorted by when they are checked."
 
@@ -153,7 +153,7 @@ class SmallWorld(Board):
         "The uses that make a thing."
         return (use for use in self.uses if use.product == code and code >> 4 != Tiles.FLOOR)
 
-# %% ../../nbs/benchmarks/08_world.ipynb #625b052f
+# %% ../../nbs/benchmarks/08_world.ipynb #g
 def apply_rules(c: bytearray, rules, pos: int, front: int) -> bool:
     "Apply near rules around `pos` and pair rules around `front`, in order; returns whether one acted."
     fired = False
@@ -190,7 +190,7 @@ def goal_reached(world: SmallWorld, c: bytearray, pos: int, front: int, pocket: 
         return action == FORWARD and c[pos] == a
     return pos == world.goal_place if kind == "at" else c[world.goal_place] == a
 
-# %% ../../nbs/benchmarks/08_world.ipynb #44a1df2b
+# %% ../../nbs/benchmarks/08_world.ipynb #h
 def act(world: SmallWorld, c: bytearray, pos: int, facing: int, pocket: int, action: int):
     "Change cells `c` by an action. Returns position, direction, pocket, whether a rule acted, whether the goal is met."
     event, front = False, pos + world.off[facing]
@@ -226,7 +226,7 @@ def _toggle(c, cell, pocket):
     elif tile == Tiles.DOOR_LOCKED and pocket == Tiles.KEY << 4 | color:
         c[cell] = Tiles.DOOR_OPEN << 4 | color
 
-# %% ../../nbs/benchmarks/08_world.ipynb #72c4b443
+# %% ../../nbs/benchmarks/08_world.ipynb #i
 class Tree(NamedTuple):
     "How to get an object (or meet the goal): by a use of others, or None where it exists."
     code: int
@@ -267,7 +267,7 @@ def _derive_all(world, codes, stock, above):
         parts.append(part)
     return tuple(parts)
 
-# %% ../../nbs/benchmarks/08_world.ipynb #b0b7c5ae
+# %% ../../nbs/benchmarks/08_world.ipynb #j
 def agenda_of(world: SmallWorld, present: bytes) -> Agenda | None:
     "What is left to do if the objects `present` (sorted codes) exist; None if the goal is out of reach."
     stock = {code: present.count(code) for code in set(present)} | dict.fromkeys(world.endless, 99)

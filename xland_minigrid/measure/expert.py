@@ -6,7 +6,7 @@
 __all__ = ['SPEED', 'MAX_STEPS', 'Row', 'measure', 'decisions_per_second', 'expert_table', 'play_references', 'reference_table',
            'report']
 
-# %% ../../nbs/measure/16_expert.ipynb #ffb13fe2
+# %% ../../nbs/measure/16_expert.ipynb #a
 import functools
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from ..envs.wrappers import GymAutoResetWrapper
 from .oracle import WORLDS
 from .report import Page, in_turns, markdown_table, script
 
-# %% ../../nbs/measure/16_expert.ipynb #92b7ff25
+# %% ../../nbs/measure/16_expert.ipynb #b
 class Row(NamedTuple):
     "One preset in one environment, arrays over the pairs of task and start."
     preset: str
@@ -67,7 +67,7 @@ def measure(preset: str, environment: str, pairs: int, seed: int = 2, progress: 
     return Row(preset, environment, attempts.solved, attempts.steps, np.asarray(end.reward > 0), np.asarray(taken),
                np.asarray(_steps_to_go(timesteps.state, plans)))
 
-# %% ../../nbs/measure/16_expert.ipynb #8ee768d0
+# %% ../../nbs/measure/16_expert.ipynb #c
 SPEED = (("trivial", "XLand-MiniGrid-R1-9x9"), ("high", "XLand-MiniGrid-R4-13x13"))
 
 def decisions_per_second(preset: str, environment: str, batch: int = 1024, repeats: int = 20) -> float:
@@ -80,7 +80,7 @@ def decisions_per_second(preset: str, environment: str, batch: int = 1024, repea
     seconds = in_turns({"expert": lambda: ask(timesteps.state, plans)}, repeats)["expert"]
     return batch / float(np.median(seconds))
 
-# %% ../../nbs/measure/16_expert.ipynb #6df5627b
+# %% ../../nbs/measure/16_expert.ipynb #d
 def expert_table(rows: list[Row]) -> str:
     "The rows as a Markdown table."
     return markdown_table(["preset", "environment", "pairs", "solved by the oracle", "of them by the expert",
@@ -96,7 +96,7 @@ def _cells(row):
             f"{int(row.by_oracle.sum()):,}", f"{row.solved[row.by_oracle].mean():.2%}",
             f"{oracle:.1f}, {expert:.1f}, {expert / oracle:.3f}", f"{fits:.2f}, {error:.1f}")
 
-# %% ../../nbs/measure/16_expert.ipynb #9ff80ef5
+# %% ../../nbs/measure/16_expert.ipynb #e
 MAX_STEPS = 50  # of a trial of the reference player
 
 def play_references(num_tasks: int, num_trials: int, seed: int = 0, tasks=None) -> tuple[dict, np.ndarray]:
@@ -125,7 +125,7 @@ def reference_table(success: dict, solved: np.ndarray) -> str:
     rows = [(name, *[f"{x[:, k - 1].mean():.1%}" for k in chosen], f"{x[solved, -1].mean():.2%}") for name, x in success.items()]
     return markdown_table(["player", *[f"trial {k}" for k in chosen], f"trial {trials}, starts that the oracle solves"], rows)
 
-# %% ../../nbs/measure/16_expert.ipynb #5549077c
+# %% ../../nbs/measure/16_expert.ipynb #f
 def report(pairs: int = 2000, seed: int = 2, presets: tuple[str, ...] = ("trivial", "small", "medium", "high"),
            batch: int = 1024, reference_tasks: int = 1024, trials: int = 25) -> Iterator[Page]:
     """Compare the compiled expert with the grid oracle on random tasks from random starts.

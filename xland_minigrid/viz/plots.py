@@ -6,7 +6,7 @@
 __all__ = ['PALETTE', 'MARKERS', 'empty_figure', 'draw_curve', 'adaptation_curve', 'dress_axis', 'training_curve',
            'learning_curves', 'generalization_curves', 'group_bars']
 
-# %% ../../nbs/viz/03_plots.ipynb #4c362580
+# %% ../../nbs/viz/03_plots.ipynb #a
 import os
 import re
 import threading
@@ -15,7 +15,7 @@ from numbers import Real
 
 import numpy as np
 
-# %% ../../nbs/viz/03_plots.ipynb #8d5c3994
+# %% ../../nbs/viz/03_plots.ipynb #b
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -39,7 +39,7 @@ def empty_figure(columns: int, width: float = 4.2, height: float = 3.1, rows: in
         axis.set_axisbelow(True)
     return figure, axes
 
-# %% ../../nbs/viz/03_plots.ipynb #3b6a267f
+# %% ../../nbs/viz/03_plots.ipynb #c
 def draw_curve(axis, i: int, x, y, low=None, high=None, label: str = ""):
     "Line number `i` of an axis, with a band between `low` and `high`."
     color, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
@@ -52,7 +52,7 @@ def _short_numbers(axis):
     from matplotlib.ticker import EngFormatter
     axis.xaxis.set_major_formatter(EngFormatter())
 
-# %% ../../nbs/viz/03_plots.ipynb #630e0eb7
+# %% ../../nbs/viz/03_plots.ipynb #d
 _LONG = {"return": "mean return", "return_p20": "20th percentile of return", "return_median": "median return", "return_p80": "80th percentile of return",
          "return_sum": "return, sum over trials", "return_sum_p20": "20th percentile of the sum", "success": "trials solved", "zero_return": "tasks without any return",
          "steps": "steps per trial", "trial_steps": "steps per trial", "normalised": "return over the oracle's", "regret": "regret"}
@@ -79,7 +79,7 @@ def adaptation_curve(agents: Mapping[str, Mapping], *, what: Sequence[str] = ("s
     figure.suptitle(title)
     return figure
 
-# %% ../../nbs/viz/03_plots.ipynb #ceeedd97
+# %% ../../nbs/viz/03_plots.ipynb #e
 def dress_axis(axis, x: str, y: str, share: bool = False):
     "Labels, legend and limits of an axis; a `share` runs from 0 to 100 %."
     from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -95,7 +95,7 @@ def dress_axis(axis, x: str, y: str, share: bool = False):
     if axis.get_legend_handles_labels()[1]:
         axis.legend(frameon=False)
 
-# %% ../../nbs/viz/03_plots.ipynb #9530b1d9
+# %% ../../nbs/viz/03_plots.ipynb #f
 def _is_number(value):
     return isinstance(value, Real) and not isinstance(value, bool)
 
@@ -134,7 +134,7 @@ def _named_together(keys):
     stem = re.match(r"(.*[_/])?", os.path.commonprefix(list(keys)))[0]
     return re.sub("[_/]", " ", stem).strip(), [key[len(stem):].replace("_", " ") for key in keys]
 
-# %% ../../nbs/viz/03_plots.ipynb #f1b1db58
+# %% ../../nbs/viz/03_plots.ipynb #g
 _SHARES = ("success", "zero_return")
 
 def _column(rows, key):
@@ -144,7 +144,7 @@ def _column(rows, key):
     filled = [np.full(width, np.nan) if v is None else np.asarray(v, float).reshape(-1) for v in values]
     return np.stack([np.pad(v, (0, width - len(v)), constant_values=np.nan) for v in filled])
 
-# %% ../../nbs/viz/03_plots.ipynb #46b8f7c4
+# %% ../../nbs/viz/03_plots.ipynb #h
 def _panel(axis, curves, key, x, title):
     "A quantity over training: lines with bands, and a thin line for each seed."
     for i, (name, rows) in enumerate(curves.items()):
@@ -172,7 +172,7 @@ def _panels(panels, x, title):
     figure.suptitle(title)
     return figure
 
-# %% ../../nbs/viz/03_plots.ipynb #344f5980
+# %% ../../nbs/viz/03_plots.ipynb #i
 def learning_curves(curves: Mapping[str, Sequence[Mapping]], what: Sequence[str] = ("return", "return_p20"), *, x: str = "steps", title: str = "Learning"):
     """Draw evaluations over training (Figures 6 and 11 of the paper), a panel per quantity; returns a matplotlib `Figure`.
 
@@ -181,7 +181,7 @@ def learning_curves(curves: Mapping[str, Sequence[Mapping]], what: Sequence[str]
     """
     return _panels([("", curves, key) for key in what], x, title)
 
-# %% ../../nbs/viz/03_plots.ipynb #f1d2ebc0
+# %% ../../nbs/viz/03_plots.ipynb #j
 def generalization_curves(benchmarks: Mapping[str, Mapping[str, Sequence[Mapping]]], what: str = "return", *, x: str = "steps",
                           title: str = "Goals trained on, and goals never met"):
     """Draw a quantity over training, a panel per benchmark (Figure 8 of the paper); returns a matplotlib `Figure`.
@@ -195,7 +195,7 @@ def generalization_curves(benchmarks: Mapping[str, Mapping[str, Sequence[Mapping
         axis.set_ylim(min(bottoms), max(tops))
     return figure
 
-# %% ../../nbs/viz/03_plots.ipynb #88b85f0b
+# %% ../../nbs/viz/03_plots.ipynb #k
 def group_bars(agents: Mapping[str, Mapping[str, Sequence[float]]], *, what: str = "return", by: str = "group", title: str = ""):
     """Draw a score per group of tasks, agents side by side; returns a matplotlib `Figure`.
 

@@ -7,7 +7,7 @@ __all__ = ['INK', 'COLORS', 'STATES', 'axes_of', 'png_of', 'legend', 'Panel', 'p
            'span_of', 'draw_panel', 'draw_adaptation', 'Kept', 'Background', 'progress_html', 'sentence_of',
            'TrainingDashboard']
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #d24a6929
+# %% ../../../nbs/viz/widgets/05_training.ipynb #a
 import atexit
 import io
 import threading
@@ -25,7 +25,7 @@ from ...core.helpers import checked_int
 from ..plots import empty_figure
 from .base import Shown, picture, picture_html, row, still_page, table_html
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #93af06ad
+# %% ../../../nbs/viz/widgets/05_training.ipynb #b
 INK, COLORS = "#7d8594", ("#d97706", "#3b82f6", "#10a37f", "#c026d3")
 _DRAWING = threading.RLock()  # one figure at a time in this process
 
@@ -58,7 +58,7 @@ def legend(axes, **where):
     if axes.get_legend_handles_labels()[1]:
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, handlelength=1.4, **where)
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #b695e190
+# %% ../../../nbs/viz/widgets/05_training.ipynb #c
 class Panel(NamedTuple):
     """A figure: `lines` maps keys of the rows to labels; one that ends in `/` stands for all that begin so.
 
@@ -88,7 +88,7 @@ def smoothed(values: np.ndarray, width: int) -> np.ndarray:
     begins = np.maximum(ends - width, 0)
     return (total[ends] - total[begins]) / (ends - begins)
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #eb776f75
+# %% ../../../nbs/viz/widgets/05_training.ipynb #d
 def short_number(x: float) -> str:
     "Three digits of a number, with a unit: `940`, `12 k`, `1.34 M`."
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -103,7 +103,7 @@ def span_of(steps: int, total: int) -> float:
         span /= 2
     return span
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #818d021c
+# %% ../../../nbs/viz/widgets/05_training.ipynb #e
 def draw_panel(panel: Panel, rows: Sequence[Mapping], total: int):
     "The lines of a panel over environment steps, smoothed if there are many; a matplotlib `Figure`."
     from matplotlib.ticker import EngFormatter
@@ -128,7 +128,7 @@ def draw_panel(panel: Panel, rows: Sequence[Mapping], total: int):
         legend(axes, loc="center left", bbox_to_anchor=(1, .5), ncols=1 + len(lines) // 12)
     return figure
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #16aff11c
+# %% ../../../nbs/viz/widgets/05_training.ipynb #f
 def draw_adaptation(curves: Sequence[tuple[int, Any]]):
     "The first and the latest success per trial, of `curves` (steps, `(N,)` shares); a matplotlib `Figure`."
     from matplotlib.ticker import MaxNLocator
@@ -142,7 +142,7 @@ def draw_adaptation(curves: Sequence[tuple[int, Any]]):
     legend(axes)
     return figure
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #6d8420d1
+# %% ../../../nbs/viz/widgets/05_training.ipynb #g
 _AT_WORK: weakref.WeakSet = weakref.WeakSet()
 
 def _end_all():
@@ -154,7 +154,7 @@ def _end_all():
 
 getattr(threading, "_register_atexit", atexit.register)(_end_all)
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #5f0c1e7a
+# %% ../../../nbs/viz/widgets/05_training.ipynb #h
 class Kept(Shown):
     "Base of the widgets whose saved output is sent again by `keep()`."
     _display_id = None
@@ -169,7 +169,7 @@ class Kept(Shown):
         if self._display_id is not None:
             self._ipython_display_(update=True)
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #a95d154b
+# %% ../../../nbs/viz/widgets/05_training.ipynb #i
 class Background(Kept):
     """Base of widgets whose work runs in a thread, while another keeps the display up to date.
 
@@ -230,7 +230,7 @@ class Background(Kept):
             raise self.error
         return self.result
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #35d68339
+# %% ../../../nbs/viz/widgets/05_training.ipynb #j
 def _follow(board, thread):
     "Keep the display up to date until the thread has ended; figures take at most a fifth of the time."
     next_figures = 0.0
@@ -252,7 +252,7 @@ def progress_html(share: float, color: str = "#2563eb") -> str:
             f'style="height:7px;border-radius:4px;background:rgba(128,128,128,.25);margin:7px 0 5px;overflow:hidden;max-width:960px">'
             f'<div style="height:7px;width:{100 * share:.2f}%;background:{color}"></div></div>')
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #5c683eed
+# %% ../../../nbs/viz/widgets/05_training.ipynb #k
 STATES = {"idle": "not started", "running": "training", "stopping": "stopping …", "stopped": "stopped", "done": "done", "failed": "failed"}
 
 class _Log(Background):
@@ -297,7 +297,7 @@ class _Log(Background):
             return None
         return (clock[-1][1] - clock[0][1]) / (clock[-1][0] - clock[0][0])
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #4979c858
+# %% ../../../nbs/viz/widgets/05_training.ipynb #l
 _REFUSED = {"running": "This training is running already: stop it first.",
             "stopping": "This training is still finishing its round: wait until it has stopped.",
             "done": "This training is done: make another board for another one."}
@@ -342,14 +342,14 @@ class _Training(_Log):
         self.words = sentence_of(self.error) if self.error else ""
         self.state = "failed" if self.error else "stopped" if self._stop.is_set() and self.steps < self.total_steps else "done"
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #d93da775
+# %% ../../../nbs/viz/widgets/05_training.ipynb #m
 def sentence_of(error: BaseException) -> str:
     "The message of an error, after its type unless it is a sentence."
     words = str(error).strip().partition("\n")[0]
     whole = words.endswith((".", "!", "?")) and isinstance(error, (ValueError, RuntimeError, OSError, ArithmeticError))
     return words if whole else f"Training ended with {type(error).__name__}{': ' + words if words else '.'}"
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #2f01e8f2
+# %% ../../../nbs/viz/widgets/05_training.ipynb #n
 def _facts(board):
     facts, pace, at_work = [f"{board.steps:,} of {board.total_steps:,} steps"], board.speed(), board.state in ("running", "stopping")
     if at_work and len(board._clock) < 2:
@@ -372,7 +372,7 @@ def _table(board, most=8):
     cell = lambda value, share: "" if not isinstance(value, Real) else f"{value:.0%}" if share else f"{value:.3f}"
     return table_html(["steps", *(name for _, name, _ in lines)], [[f"{r['steps']:,}", *(cell(r.get(key), share) for key, _, share in lines)] for r in picked])
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #1a1d6fe0
+# %% ../../../nbs/viz/widgets/05_training.ipynb #o
 _TONE = {"running": "#2563eb", "stopping": "#b45309", "stopped": "#b45309", "done": "#15803d", "failed": "#c2410c", "idle": "#6b7280"}
 
 def _head(board):
@@ -384,7 +384,7 @@ def _head(board):
     return (f'<div class="xmg-w-number" style="padding-top:3px"><b>{escape(board.title)}</b> &nbsp;{tag}<div class="xmg-w-soft">{escape(" · ".join(_facts(board)))}</div>'
             f'<div class="xmg-w-row" style="gap:0 16px">{numbers}</div>{wrong}</div>')
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #4273be2b
+# %% ../../../nbs/viz/widgets/05_training.ipynb #p
 class TrainingDashboard(_Training):
     """A board for a training that runs in a thread.
 
