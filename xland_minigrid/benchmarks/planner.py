@@ -100,9 +100,9 @@ class _Spot:
     __slots__ = ("cells", "pos", "facing", "pocket", "agenda", "steps", "before", "actions", "guess", "stuck", "done")
 
     def __init__(self, cells, pos, facing, pocket, agenda, before=None, actions=(), done=False):
-        steps = (before.steps if before else 0) + len(actions)
-        for name, value in zip(self.__slots__, (cells, pos, facing, pocket, agenda, steps, before, actions, 0, False, done)):
-            setattr(self, name, value)
+        self.cells, self.pos, self.facing, self.pocket, self.agenda = cells, pos, facing, pocket, agenda
+        self.before, self.actions, self.done, self.guess, self.stuck = before, actions, done, 0, False
+        self.steps = (before.steps if before else 0) + len(actions)
 
     def history(self):
         return ([] if self.before is None else self.before.history()) + list(self.actions)
