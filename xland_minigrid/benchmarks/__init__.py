@@ -1,28 +1,11 @@
 """Many tasks: make them, keep them, sample and split them."""
-from xland_minigrid.benchmarks.benchmark import Benchmark, generate_benchmark
-from xland_minigrid.benchmarks.files import BenchmarkFileError, data_folder, digest, read_file, read_manifest, write_file
-from xland_minigrid.benchmarks.generate import (
-    GENERATOR_VERSION,
-    GOAL_KINDS,
-    PRESETS,
-    RULE_KINDS,
-    Recipe,
-    canonical,
-    generate_rulesets,
-    identities,
-    max_init_tiles,
-    max_rules,
-    recipe_of,
-)
-from xland_minigrid.benchmarks.registry import (
-    benchmark_file,
-    benchmark_info,
-    find_benchmark,
-    load_benchmark,
-    load_benchmark_from_path,
-    registered_benchmarks,
-)
-from xland_minigrid.benchmarks.splits import Split, split_rows
+from .benchmark import Benchmark, generate_benchmark
+from .files import BenchmarkFileError, data_folder, digest, read_file, read_manifest, write_file
+from .generate import GENERATOR_VERSION, GOAL_KINDS, PRESETS, RULE_KINDS, Recipe, canonical, generate_rulesets, identities
+from .generate import max_init_tiles, max_rules, recipe_of
+from .registry import benchmark_file, benchmark_info, find_benchmark, load_benchmark, load_benchmark_from_path
+from .registry import registered_benchmarks
+from .splits import Split, split_rows
 
 # What needs time or other packages to import is imported when it is asked for.
 _LATER = {

@@ -6,7 +6,7 @@
 __all__ = ['row_numbers', 'find_device', 'TaskArrays', 'beyond_encodings', 'TaskSampler', 'SplittableTasks', 'Benchmark',
            'histogram', 'generate_benchmark', 'on_device', 'declared_kinds']
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #b0e13464
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #a
 import functools
 from collections.abc import Callable
 from hashlib import blake2b
@@ -18,7 +18,7 @@ import numpy as np
 
 from .files import FIELDS, kinds_used, task_identities, write_file
 from .generate import Recipe, generate_rulesets, recipe_of
-from .solve import Reason, checked_arrays, prove, too_large
+from .solve import Reason, check_tiles, checked_arrays, prove
 from .splits import Split, split_rows
 from ..core.compose import BUILT_IN, ExtendedTask, all_declarations
 from ..core.goals import goal_kinds
@@ -26,9 +26,9 @@ from ..core.language import further_products
 from ..core.ruleset import COMPOSED, RuleSet, stack_rulesets
 from ..core.struct import PyTreeNode
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #3056b264
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #b
 def row_numbers(numbers, n: int, what: str = "ruleset", least: int | None = None) -> np.ndarray:
-    """Numbers of rows as int64 `(k,)`, from `least` on; negative ones, which count from the end, unless given.
+    """Numbers of rows as int64 `(k,)`, from `least` on; negative ones count from the end.
 
     Raises `IndexError` for a row that does not exist, `TypeError` for anything but a list of integers.
     """
@@ -40,8 +40,8 @@ def row_numbers(numbers, n: int, what: str = "ruleset", least: int | None = None
         raise IndexError(f"There is no {what} number {numbers[wrong][0]}: there are {n:,}, numbered 0 to {n - 1:,}.")
     return np.where(numbers < 0, numbers + n, numbers)
 
-def _row_number(number, n: int):
-    "A task number, checked where it is known: an int, or the tracer that it is under `jit`."
+def _row_number(number, n):
+    "A task number: an int, checked, or a tracer."
     if isinstance(number, jax.core.Tracer):
         return number
     if np.ndim(number):
@@ -49,38 +49,38 @@ def _row_number(number, n: int):
     return int(row_numbers([number], n)[0])
 
 def _row(array, number):
-    "Row `number` of an array, as a JAX array. Rows of NumPy arrays are read before anything is sent to the device."
+    "Row `number` of an array, as a JAX array; of a NumPy array only that row is sent to the device."
     if isinstance(array, np.ndarray) and isinstance(number, int):
         return jnp.asarray(array[number])
     return jax.lax.dynamic_index_in_dim(jnp.asarray(array), number, keepdims=False)
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #4519d908
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #c
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _uniform_numbers(key, n: int, most: int):
-    "The numbers that `n` calls of `sample_ruleset` draw with the keys `jax.random.split(key, n)`: (n,) int32."
+def _uniform_numbers(key, n, most):
+    "The numbers, (n,) int32, that `sample_ruleset` draws with the keys `jax.random.split(key, n)`."
     return jax.vmap(lambda key: jax.random.randint(key, (), 0, most))(jax.random.split(key, n))
 
 @functools.partial(jax.jit, static_argnums=1)
-def _weighted_numbers(key, n: int, ends):
-    "`n` numbers, i as often as its share of 2³² is, given where the shares end (uint32)."
+def _weighted_numbers(key, n, ends):
+    "`n` numbers, given where each one's share of 2³² ends (uint32)."
     draws = jnp.minimum(jax.random.bits(key, (n,), jnp.uint32), jnp.uint32(2**32 - 2))
     return jnp.searchsorted(ends, draws, side="right").astype(jnp.int32)
 
-def _share_ends(weights, most: int) -> np.ndarray:
-    "Where each task's share of 2³² ends, (most,) uint32. Raises `ValueError` or `TypeError` for weights that are none."
+def _share_ends(weights, most):
+    "Where each task's share of 2³² ends, (most,) uint32, with checks."
     if isinstance(weights, jax.core.Tracer):
         raise TypeError("weights must be known outside of jit; inside, draw numbers with jax.random.choice and use jax.vmap(benchmark.get_ruleset)(numbers).")
     weights = np.asarray(weights, np.float64)
     with np.errstate(over="ignore"):
         total = weights.sum()
     if weights.shape != (most,) or not np.isfinite(weights).all() or weights.min(initial=0) < 0 or not 0 < total < np.inf:
-        raise ValueError(f"weights has shape {weights.shape}; {most:,} finite numbers from 0 on are needed, one for each task, not all of them 0.")
+        raise ValueError(f"weights has shape {weights.shape}; {most:,} finite numbers from 0 on are needed, not all of them 0.")
     ends = np.cumsum(weights)
     return np.minimum(np.round(ends / ends[-1] * 2.0**32), 2.0**32 - 1).astype(np.uint32)
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #b5cf0c67
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #d
 def find_device(device):
-    "A device or sharding as JAX takes it; a name is looked up. Raises `ValueError` for a name that this machine does not have."
+    "A device or sharding as JAX takes it, from that or a name. Raises `ValueError` for a name that is not here."
     if device is None or isinstance(device, (jax.Device, jax.sharding.Sharding)):
         return device
     if not isinstance(device, str):
@@ -93,9 +93,9 @@ def find_device(device):
         raise ValueError(f"There is no device {device!r}; there are {', '.join(sorted(here))}.")
     return here[device]
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #ea64c8ee
-def _resized(name: str, array, width: int | None):
-    "An (n, W, k) array with `width` rows per task. Raises `ValueError` when rows in use would be lost."
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #e
+def _resized(name, array, width):
+    "An (n, W, k) array with `width` rows per task."
     if width is None or width == array.shape[1]:
         return array
     if width > array.shape[1]:
@@ -106,43 +106,43 @@ def _resized(name: str, array, width: int | None):
         raise ValueError(f"{name} needs {needed} rows per task; {width} would lose some of them.")
     return array[:, :width]
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #556a34d5
-@jax.jit
-def _rows_on_device(benchmark, numbers):
-    "Rows of all arrays, by one program."
-    return jax.tree.map(lambda a: a[numbers], benchmark)
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #f
+def _rows_of(tasks, numbers):
+    return jax.tree.map(lambda a: a[numbers], tasks)
+
+_rows_on_device = jax.jit(_rows_of)
 
 class TaskArrays(PyTreeNode):
-    "The arrays of many tasks, one row each: how many there are, how wide they are, where they are, and what each is called."
+    "The arrays of many tasks, one row each."
     goals: jax.Array  # (n, 5) uint8
     rules: jax.Array  # (n, R, 7) uint8, empty rules are zeros
     init_tiles: jax.Array  # (n, N, 2) uint8, padding is zeros
     num_rules: jax.Array  # (n,) uint8
-    sets: jax.Array | None = None  # (2, 256, 3), what registered kinds declare (`compose.all_declarations`); None where all are built in
-    extended: ExtendedTask | None = None  # the extended form of all tasks, where some have composed goals or several products; else None
+    sets: jax.Array | None = None  # (2, 256, 3), see `compose.all_declarations`; None if all kinds are built in
+    extended: ExtendedTask | None = None  # the extended form of all tasks, if some have composed goals or several products
 
     def num_rulesets(self) -> int:
         "How many tasks there are."
         return self.goals.shape[0]
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.num_rulesets()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        "The four arrays of encodings in the memory of the host, by name."
+        "The four arrays of encodings as NumPy arrays, by name."
         return {name: np.asarray(getattr(self, name)) for name in FIELDS}
 
     def take(self, ruleset_ids):
-        "A benchmark of the tasks of these numbers, (n,) integers, in that order. Raises `IndexError` or `TypeError`."
+        "The tasks of these numbers, (n,) integers, in that order. Raises `IndexError` or `TypeError`."
         return self._rows(row_numbers(ruleset_ids, self.num_rulesets()))
 
     def _rows(self, numbers):
         plain = self.replace(sets=None)
         at_home = all(isinstance(a, np.ndarray) for a in jax.tree.leaves(plain))
-        return (jax.tree.map(lambda a: a[np.asarray(numbers)], plain) if at_home else _rows_on_device(plain, numbers)).replace(sets=self.sets)
+        return (_rows_of(plain, np.asarray(numbers)) if at_home else _rows_on_device(plain, numbers)).replace(sets=self.sets)
 
     def pad_to(self, rules: int | None = None, tiles: int | None = None):
-        "The same tasks with room for so many rules and objects each. Raises `ValueError` when that is too few."
+        "The same tasks with room for so many rules and objects each. Raises `ValueError` for too few."
         wider = self.replace(rules=_resized("rules", self.rules, rules), init_tiles=_resized("init_tiles", self.init_tiles, tiles))
         return wider if self.extended is None else wider.replace(extended=self.extended.replace(rules=_resized("rules", self.extended.rules, rules)))
 
@@ -151,7 +151,7 @@ class TaskArrays(PyTreeNode):
         return jax.tree.map(np.asarray, self)
 
     def to_device(self, device=None):
-        "The same tasks as JAX arrays on a device, JAX's default one unless named: an object of JAX's, or `\"cpu\"`, `\"gpu\"`, `\"gpu:1\"`."
+        "The same tasks as JAX arrays on a device (default: JAX's): an object of JAX's, or `\"cpu\"`, `\"gpu\"`, `\"gpu:1\"`."
         return jax.device_put(self, find_device(device))
 
     def ruleset_ids(self) -> np.ndarray:
@@ -162,9 +162,9 @@ class TaskArrays(PyTreeNode):
         "The identity of what each task hides, goal and rules: (n,) uint64. See `identities`."
         return task_identities(self.arrays())[1] ^ beyond_encodings(self)
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #95532f42
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #g
 def beyond_encodings(tasks: TaskArrays) -> np.ndarray:
-    "A number for what the encodings do not say of each task, uint64 `(n,)`; 0 where they say it all."
+    "A hash of what the encodings do not say of each task, uint64 `(n,)`; 0 where they say it all."
     if tasks.extended is None:
         return np.zeros(tasks.num_rulesets(), np.uint64)
     goals, compiled = np.asarray(tasks.extended.goals), np.asarray(tasks.extended.rules)
@@ -172,16 +172,16 @@ def beyond_encodings(tasks: TaskArrays) -> np.ndarray:
     said = [c.tobytes() + further_products(w).tobytes() for c, w in zip(composed, compiled)]
     return np.array([int.from_bytes(blake2b(x, digest_size=8).digest()) if any(x) else 0 for x in said], np.uint64)
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #93153efb
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #h
 _EMPTY = "This benchmark is empty: there is nothing to sample; check the split it comes from."
 
 class TaskSampler(TaskArrays):
-    "Tasks by their numbers, and by chance."
+    "Tasks by their numbers, and at random."
 
     def get_ruleset(self, ruleset_id) -> RuleSet:
-        """The task of this number, from 0 (or, as in lists, from −1 backwards).
+        """The task of this number, from 0 (or, as in lists, from −1 backwards); a traced number is clamped.
 
-        Raises `IndexError` when there is none and `TypeError` for anything but one integer; a traced number is clamped instead.
+        Raises `IndexError` when there is none and `TypeError` for anything but one integer.
         """
         number = _row_number(ruleset_id, self.num_rulesets())
         goal, rules, init_tiles, extended = jax.tree.map(lambda a: _row(a, number), (self.goals, self.rules, self.init_tiles, self.extended))
@@ -197,7 +197,7 @@ class TaskSampler(TaskArrays):
     def get_rulesets(self, ruleset_ids) -> RuleSet:
         """The tasks of these numbers, (n,) integers, as one batch: every array of the RuleSet has n rows.
 
-        Of a benchmark in the memory of the host only these tasks are sent to the device. Raises what `get_ruleset` raises.
+        A benchmark in host memory sends only these tasks to the device. Raises as `get_ruleset`.
         """
         if isinstance(ruleset_ids, jax.core.Tracer):
             return jax.vmap(self.get_ruleset)(ruleset_ids)
@@ -208,10 +208,11 @@ class TaskSampler(TaskArrays):
         return jax.vmap(few.get_ruleset)(jnp.arange(len(few)))
 
     def sample_rulesets(self, key: jax.Array, n: int, weights=None) -> RuleSet:
-        """`n` tasks as one batch, drawn with replacement; the same ones for the same key wherever the benchmark is.
+        """`n` tasks as one batch, drawn with replacement; the same for a key wherever the benchmark is.
 
-        With equal probability they are those of `jax.vmap(benchmark.sample_ruleset)(jax.random.split(key, n))`. `weights` (one number from 0 on for each
-        task, known outside of `jit`) makes task i as likely as its share, to within 2⁻³². Raises `ValueError` when there is none, or for impossible weights.
+        They are those of `jax.vmap(benchmark.sample_ruleset)(jax.random.split(key, n))`. `weights` (a number from 0 on
+        per task, known outside of `jit`) make task i as likely as its share, to within 2⁻³². Raises `ValueError` for an
+        empty benchmark or impossible weights.
         """
         if not self.num_rulesets():
             raise ValueError(_EMPTY)
@@ -219,9 +220,8 @@ class TaskSampler(TaskArrays):
             return self.get_rulesets(_uniform_numbers(key, n, self.num_rulesets()))
         return self.get_rulesets(_weighted_numbers(key, n, _share_ends(weights, self.num_rulesets())))
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #7c262b40
-def _sides(tasks, prop, by, options: dict) -> tuple[np.ndarray, np.ndarray]:
-    "The numbers of the tasks on the two sides of a split; what `Benchmark.split` takes and raises."
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #i
+def _sides(tasks, prop, by, options):
     if by is not None:
         if prop is not None and "share" in options:
             raise TypeError("prop and share are two names of one thing: give one of them.")
@@ -233,116 +233,110 @@ def _sides(tasks, prop, by, options: dict) -> tuple[np.ndarray, np.ndarray]:
     numbers = np.arange(len(tasks))
     return tuple(np.split(numbers, [round(len(tasks) * prop)]))
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #d7b3569c
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #j
 class SplittableTasks(TaskSampler):
-    "Tasks in another order, or on two sides."
+    "Tasks to shuffle and to split."
 
     def shuffle(self, key: jax.Array) -> "SplittableTasks":
         "The same tasks in random order."
         return self._rows(jax.random.permutation(key, self.num_rulesets()))
 
     def split(self, prop: float | None = None, by: str | None = None, **options) -> tuple["SplittableTasks", "SplittableTasks"]:
-        """Two benchmarks, one to train and one to test on: the first `prop` of the tasks and the rest, in their order.
+        """Two benchmarks, to train and to test on: the first `prop` of the tasks and the rest; shuffle first for chance.
 
-        `by` and its `options` are those of `splits.split_rows`, with `prop` as the share of whole groups; tasks that belong to neither side are left out.
-        Without `by`, shuffle first to make it random. Raises `ValueError` for a share outside 0 to 1, another `by` or an empty side, `TypeError` for an
-        option that the split does not have.
+        `by` and its `options` are those of `splits.split_rows`, with `prop` as the share of whole groups; tasks on
+        neither side are left out. Raises as `splits.split_rows`, and `ValueError` for a share outside 0 to 1.
         """
         return tuple(map(self._rows, _sides(self, prop, by, options)))
 
     def split_rows(self, by: str = "random", **options) -> Split:
-        "The numbers of the tasks to train and to test on, and of those left out; see `splits.split_rows`. `take` makes benchmarks of them."
+        "The numbers of the tasks to train and to test on, and left out (see `splits.split_rows`), for `take`."
         return split_rows(*list(self.arrays().values())[:3], by, goal_ids=self.goal_ids(), **options)
 
     def filter_split(self, fn: Callable[[jax.Array, jax.Array], bool]) -> tuple["SplittableTasks", "SplittableTasks"]:
-        """Two benchmarks: tasks for which `fn(goal (5,), rules (R, 7))` is true, and the rest.
+        """Two benchmarks: tasks for which `fn(goal (5,), rules (R, 7))` is true, and the rest; `fn` runs under `vmap`.
 
-        `fn` runs under `vmap`. Raises `TypeError` unless it returns one bool.
+        Raises `TypeError` unless `fn` returns one bool.
         """
         chosen = np.asarray(jax.vmap(fn)(jnp.asarray(self.goals), jnp.asarray(self.rules)))
         if chosen.shape != (len(self),) or chosen.dtype != bool:
             raise TypeError(f"The function must return one bool per task; it returned {chosen.dtype} of shape {chosen.shape[1:]}.")
         return self._rows(np.flatnonzero(chosen)), self._rows(np.flatnonzero(~chosen))
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #d5279152
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #k
 class Benchmark(SplittableTasks):
-    """Many tasks: one row each in four uint8 arrays.
+    """Many tasks: one row each in four uint8 arrays, on a device or in the memory of the host (`to_numpy`).
 
-    The arrays are JAX arrays on a device, or NumPy arrays in the memory of the host (`to_numpy`), which only single tasks leave. Under
-    `jit`, pass the benchmark as an argument rather than closing over it, or its arrays become constants of the program.
+    Under `jit`, pass the benchmark as an argument: if closed over, its arrays become constants of the program.
     """
 
     @classmethod
     def from_arrays(cls, goals, rules, init_tiles, num_rules=None) -> "Benchmark":
-        """A benchmark from encodings of any integer dtype, rules counted when `num_rules` is not given.
+        """A benchmark from encodings of any integer dtype.
 
-        Raises `ValueError` for wrong shapes, for numbers that are no encoding, and for a `num_rules` that contradicts the rules.
+        Raises `ValueError` for wrong shapes, impossible encodings, and a `num_rules` that contradicts the rules.
         """
         return on_device(*_checked_benchmark(goals, rules, init_tiles, num_rules))
 
     @classmethod
     def from_rulesets(cls, rulesets) -> "Benchmark":
-        "A benchmark of rulesets of any kind, composed goals and several products included, each in the extended form."
+        "A benchmark of any rulesets, also with composed goals and several products, all in the extended form."
         tasks = _in_extended_form(list(rulesets))
         return cls(tasks.goal, tasks.rules, tasks.init_tiles, (tasks.rules[..., 0] != 0).sum(1).astype(jnp.uint8), extended=tasks.extended)
 
     def plans(self, *, progress: bool = False):
-        "How each task can be solved: the arrays of `solve.prove`. It takes some seconds for a million tasks."
+        "`solve.prove` for each task, in some seconds for a million tasks."
         return _plans(self, progress)
 
     def save(self, path, recipe: Recipe | None = None, packed: bool = False) -> Path:
-        """Write the tasks to a file for `load_benchmark_from_path`; all of it appears or nothing. Returns the path.
+        """Write the tasks to a file for `load_benchmark_from_path`, whole or not at all. Returns the path.
 
-        The file (see `files`) is mapped when it is loaded; `packed` makes it at least five times smaller, to be sent to others. Give the `recipe` for the manifest when
-        these are its first tasks. Raises `ValueError` for composed goals and several products.
+        Loading maps the file; a `packed` one is at least five times smaller, to send to others. Give the `recipe` for
+        the manifest if these are its first tasks. Raises `ValueError` for composed goals and several products.
         """
         if self.extended is not None:
-            raise ValueError("The file format has no room for composed goals and several products: keep the code that makes these tasks, as probes_benchmark() does.")
+            raise ValueError("The file format has no room for composed goals and several products: keep the code that makes these tasks.")
         return write_file(Path(path).expanduser(), self.arrays(), packed=packed, recipe=recipe)
 
     def export(self, path, recipe: Recipe | None = None) -> Path:
-        "Write the tasks to a packed file, small enough to be sent to others: `save(path, recipe, packed=True)`."
+        "Write a packed file: `save(path, recipe, packed=True)`."
         return self.save(path, recipe, packed=True)
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return _summary(self)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self):
         return _card(self)
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #e0bf40ae
-def _plans(tasks: TaskArrays, progress: bool):
-    "Plans of all tasks; a task that encodings do not say whole has none (`Reason.UNKNOWN_KIND`)."
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #l
+def _plans(tasks, progress):
+    "Plans; `Reason.UNKNOWN_KIND` for tasks that the encodings do not say whole."
     plans, said = prove(*list(tasks.arrays().values())[:3], progress=progress), beyond_encodings(tasks) == 0
     if said.all():
         return plans
     return plans._replace(solvable=plans.solvable & said, reason=np.where(said, plans.reason, np.uint8(Reason.UNKNOWN_KIND)),
                           steps=np.where(said[:, None], plans.steps, np.uint8(255)), num_steps=plans.num_steps * said, depth=plans.depth * said)
 
-@jax.jit
-def _in_extended_form(rulesets) -> RuleSet:
-    "Rulesets as one batch in the extended form; compiled, for it is many small steps."
+@jax.jit  # compiled, for it is many small steps
+def _in_extended_form(rulesets):
     return stack_rulesets([r.extend(BUILT_IN) for r in rulesets])
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #05904ac4
-def _checked_benchmark(goals, rules, init_tiles, num_rules) -> list[np.ndarray]:
-    "The four arrays of a benchmark as uint8 NumPy arrays, or a `ValueError`."
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #m
+def _checked_benchmark(goals, rules, init_tiles, num_rules):
     goals, rules, init_tiles = checked_arrays(goals, rules, init_tiles)
-    if name := too_large(rules, init_tiles):
-        raise ValueError(f"{name} holds a number above 15; tiles and colours go up to 15 (encodings are those of the paper's Tables 1 to 3).")
+    check_tiles(rules, init_tiles)
     counted = (rules[..., 0] != 0).sum(axis=1)
     if num_rules is not None and not np.array_equal(np.asarray(num_rules).reshape(-1), counted):
         raise ValueError("num_rules contradicts the rules; leave it out and they are counted.")
     return [goals, rules, init_tiles, counted.astype(np.uint8)]
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #ba729330
-def _summary(benchmark: Benchmark) -> str:
-    "One line about a benchmark, also when its fields are no arrays (inside a tree operation, say)."
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #n
+def _summary(benchmark):
     try:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(benchmark))
         return (f"Benchmark({benchmark.num_rulesets():,} rulesets, up to {benchmark.rules.shape[1]} rules "
                 f"and {benchmark.init_tiles.shape[1]} objects, {size / 1e6:.1f} MB)")
-    except (AttributeError, IndexError, TypeError):
+    except (AttributeError, IndexError, TypeError):  # its fields are no arrays, inside a tree operation for example
         return f"Benchmark({benchmark.goals!r}, …)"
 
 def histogram(values) -> dict[int, int]:
@@ -350,8 +344,8 @@ def histogram(values) -> dict[int, int]:
     counts = np.bincount(np.asarray(values).reshape(-1))
     return {int(v): int(counts[v]) for v in np.flatnonzero(counts)}
 
-def _bars(counts: dict, title: str, names: Callable[[int], str] = str) -> str:
-    "A small histogram as SVG, in the colour of the surrounding text; `names` explain the bars under the pointer."
+def _bars(counts, title, names=str):
+    "A small histogram as SVG; `names` explain the bars under the pointer."
     most, width = max(counts.values()), 26
     parts = []
     for i, (label, count) in enumerate(counts.items()):
@@ -362,28 +356,27 @@ def _bars(counts: dict, title: str, names: Callable[[int], str] = str) -> str:
     return (f'<svg width="{wide}" height="76" style="margin-right:2em;vertical-align:top" fill="currentColor" font-size="11" role="img" aria-label="{title}">'
             f'<text x="3" y="9">{title}</text>{"".join(parts)}</svg>')
 
-def _card(benchmark: Benchmark) -> str:
-    "A benchmark as HTML: its summary, rules per task and kinds of goals."
+def _card(benchmark):
     line = f"<b>{_summary(benchmark)}</b>"
     if not benchmark.num_rulesets():
         return line
     kinds = _bars(histogram(benchmark.goals[:, 0]), "kinds of goals", lambda i: goal_kinds.classes[i].__name__ if i in goal_kinds.classes else str(i))
     return f'<div>{line}<br>{_bars(histogram(benchmark.num_rules), "rules per task")}{kinds}</div>'
 
-# %% ../../nbs/benchmarks/06_benchmark.ipynb #d76a3775
+# %% ../../nbs/benchmarks/06_benchmark.ipynb #o
 def generate_benchmark(preset: str = "high", n: int = 1000, seed: int | None = None, *, workers: int | None = None,
                        progress: bool = False, **overrides) -> Benchmark:
     """The first `n` distinct tasks of a preset (`trivial`, `small`, `medium`, `high`), the same on every machine.
 
-    `seed` (default 42, that of the named benchmarks) and `overrides` change fields of the `Recipe`, `num_distractor_objects=5` say.
-    Raises `ValueError` for an unknown preset, a value out of range, or more tasks than the recipe has.
+    `seed` (default 42, that of the named benchmarks) and `overrides` change fields of the `Recipe`. Raises `ValueError`
+    for an unknown preset, a value out of range, or more tasks than the recipe has.
     """
     return on_device(*generate_rulesets(recipe_of(preset, seed, **overrides), n, workers=workers, progress=progress)[:4])
 
 def on_device(goals, rules, init_tiles, num_rules) -> Benchmark:
-    "Encodings (uint8) as a benchmark on the default device. Raises `ValueError` for a kind that is not known here."
+    "Encodings (uint8) as a benchmark on the default device. Raises `ValueError` for an unknown kind."
     return Benchmark(*map(jnp.asarray, (goals, rules, init_tiles, num_rules)), sets=declared_kinds(goals, rules))
 
 def declared_kinds(goals, rules) -> np.ndarray | None:
-    "What all kinds declare, where encodings have any registered one. Raises `ValueError` for one that is not known here."
+    "What all kinds declare, if encodings have a registered one. Raises `ValueError` for an unknown kind."
     return all_declarations() if kinds_used(np.asarray(goals), np.asarray(rules)) else None

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['QUANTITIES', 'strata', 'stratified', 'estimated_steps', 'Difficulty', 'difficulty']
 
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #48503694
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #a
 import functools
 from dataclasses import dataclass
 
@@ -20,12 +20,12 @@ from ..core.helpers import checked_int, progress_bar
 from ..core.ruleset import RuleSet, empty_ruleset
 from ..envs.xland import XLandMiniGrid
 
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #979527d1
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #b
 def strata(values, bins=8) -> np.ndarray:
     """The stratum of each value: int64 `(n,)`, from 0 in increasing order, −1 for NaN.
 
-    bins: how many of equal width, or the inner edges between them. Whole numbers with at most so many different values are their own strata.
-    Raises `ValueError` for less than one bin, edges that do not increase, or values that are no list of numbers.
+    bins: how many of equal width (whole numbers of at most so many different values are their own strata), or the inner
+    edges between them. Raises `ValueError` for values or bins that are none.
     """
     values = np.asarray(values)
     if values.ndim != 1 or values.dtype.kind not in "biuf":
@@ -35,8 +35,7 @@ def strata(values, bins=8) -> np.ndarray:
     found[known] = _stratum(values[known], bins)
     return found
 
-def _stratum(values: np.ndarray, bins) -> np.ndarray:
-    "`strata` of values that are all known."
+def _stratum(values, bins):
     if np.ndim(bins):
         edges = np.asarray(bins, np.float64)
         if edges.ndim != 1 or not (np.diff(edges) > 0).all():
@@ -47,9 +46,9 @@ def _stratum(values: np.ndarray, bins) -> np.ndarray:
         return np.searchsorted(different, values)
     return np.searchsorted(np.linspace(values.min(), values.max(), bins + 1)[1:-1], values, side="right")
 
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #4fa2bf81
-def _shares(available: np.ndarray, n: int) -> np.ndarray:
-    "How many to take of each stratum, `(B,)`: as equal as what is available allows, the remainder to the first ones that have it."
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #c
+def _shares(available, n):
+    "How many to take of each stratum, `(B,)`: as equal as possible, the remainder from the first that have it."
     share = np.zeros(len(available), np.int64)
     while (left := n - share.sum()) > 0:
         open_ = np.flatnonzero(share < available)
@@ -58,10 +57,10 @@ def _shares(available: np.ndarray, n: int) -> np.ndarray:
     return share
 
 def stratified(values, n: int, bins=8, seed=0) -> np.ndarray:
-    """`n` different rows, drawn so that every stratum of `values (n_tasks,)` has equally many, as far as it has them: int64 `(n,)`, increasing.
+    """`n` different rows, equally many of each stratum of `values (n_tasks,)` as far as possible: int64 `(n,)`, increasing.
 
-    Rows whose value is NaN are never drawn. bins: see `strata`; seed: an integer or a NumPy `Generator`. The same seed draws the same rows.
-    Raises `ValueError` when there are fewer rows than `n`.
+    Rows whose value is NaN are never drawn. bins: see `strata`; seed: an integer or a NumPy `Generator`. Raises
+    `ValueError` when there are fewer rows than `n`.
     """
     stratum = strata(values, bins)
     available = np.bincount(stratum[stratum >= 0])
@@ -71,8 +70,8 @@ def stratified(values, n: int, bins=8, seed=0) -> np.ndarray:
     taken = [random.permutation(np.flatnonzero(stratum == s))[:share] for s, share in enumerate(_shares(available, int(n)))]
     return np.sort(np.concatenate([*taken, np.zeros(0, np.int64)])).astype(np.int64)
 
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #d953ec48
-_CHUNK, _STARTS, _MOST_STARTS = 512, 4, 8  # tasks; starts of each, and of those that the expert sees no way from
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #d
+_CHUNK, _STARTS, _MOST_STARTS = 512, 4, 8  # tasks; starts of each, and of those without a way
 
 @functools.partial(jax.jit, static_argnames="env")
 def _estimates(env, params, rulesets, steps, keys):
@@ -80,32 +79,32 @@ def _estimates(env, params, rulesets, steps, keys):
     starts = reset_tasks(env, params, rulesets, keys)
     return jax.vmap(lambda state, task, row: steps_to_go(state, task_plan(task, row)))(starts.state, rulesets, steps)
 
-def _fingerprint(arrays) -> np.ndarray:
-    "A number for each task that depends on its encodings alone, whatever padding they have: uint32 `(n,)`."
+def _fingerprint(arrays):
+    "A number for each task that depends on its encodings, not their padding: uint32 `(n,)`."
     flat = [x.reshape(len(x), -1).astype(np.uint32) for x in arrays]
     return sum((x * (np.arange(i, x.shape[1] + i, dtype=np.uint32) * np.uint32(2_654_435_761) | 1)).sum(axis=1, dtype=np.uint32) for i, x in enumerate(flat))
 
-def _wide_steps(plans: Plans) -> np.ndarray:
+def _wide_steps(plans):
     "`plan_steps` with room for 1, 2, 4, ... rules: few widths, few programs to compile."
     steps = plan_steps(plans)
     width = 1 << (steps.shape[1] - 1).bit_length()
     return np.pad(steps, ((0, 0), (0, width - steps.shape[1])), constant_values=255)
 
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #04cf7068
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #e
 def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None, progress: bool = False) -> np.ndarray:
-    """Par of every task without solving it: what `expert.steps_to_go` says, the mean over four starts; float32 `(n,)`, NaN for tasks without a plan.
+    """Par of every task without solving it, float32 `(n,)`: the mean of `expert.steps_to_go` over four starts.
 
     Args:
         benchmark: a `Benchmark`, or anything with `goals`, `rules`, `init_tiles`.
-        params: parameters of an XLand environment; env: the environment, `XLandMiniGrid()` unless given.
-        plans: what `solve.prove` says about these tasks, if it is known already. progress: show a bar.
-    A start that the expert sees no way to solve does not count. If none can be solved, up to four more are tried and the first that can be is used; NaN if none can.
-    Raises `ValueError` when there are not as many plans as tasks.
+        params: parameters of an XLand environment; env: the environment, by default `XLandMiniGrid()`.
+        plans: those of `solve.prove`, if they are at hand. progress: show a bar.
+    Starts that the expert cannot solve do not count; if all four are such, the first of four more that is not counts
+    alone. NaN for tasks without a plan or a start. Raises `ValueError` for another number of plans.
     """
     arrays = [np.asarray(x) for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles)]
     plans = prove(*arrays) if plans is None else plans
     if len(plans.solvable) != len(arrays[0]):
-        raise ValueError(f"{len(plans.solvable)} plans for {len(arrays[0])} tasks: give the plans of this very benchmark, benchmark.plans().")
+        raise ValueError(f"{len(plans.solvable)} plans for {len(arrays[0])} tasks: give those of this benchmark, benchmark.plans().")
     env, params = shared_env(XLandMiniGrid() if env is None else env), params.replace(ruleset=empty_ruleset())
     steps, planned = _wide_steps(plans), np.flatnonzero(plans.solvable)
     found = np.full(len(plans.solvable), np.nan, np.float32)
@@ -125,35 +124,35 @@ def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None, 
             bar.update(len(np.unique(rows)))
     return found
 
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #4de8094e
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #f
 @dataclass(frozen=True, repr=False, eq=False)
 class Difficulty:
     "How hard each of `n` tasks is: NumPy arrays `(n,)`, in the order of the benchmark."
     solvable: np.ndarray  # bool, has a plan
-    depth: np.ndarray  # uint8, the longest chain of rules between the objects and the goal
+    depth: np.ndarray  # uint8; this, and all up to `risk`: see `solve.Plans`
     num_steps: np.ndarray  # uint8, rules to trigger
-    num_needed: np.ndarray  # uint8, objects that the plan handles
-    dead_ends: np.ndarray  # uint8, other rules that take what the plan needs
-    risk: np.ndarray  # float32, the share of the needed objects that some other rule takes
+    num_needed: np.ndarray  # uint8
+    dead_ends: np.ndarray  # uint8
+    risk: np.ndarray  # float32
     par: np.ndarray  # float32, measured reference steps; NaN where not measured, or not solved by the oracle
     estimate: np.ndarray  # float32, estimated reference steps; NaN without a plan, or without a world
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.solvable)
 
     @property
     def reference(self) -> np.ndarray:
-        "Reference steps, measured where possible, else estimated, float32 `(n,)`: what `evaluate(par=...)` takes. NaN where neither is known."
+        "Reference steps, measured, else estimated, else NaN, float32 `(n,)`, for `evaluate(par=...)`."
         return np.where(np.isnan(self.par), self.estimate, self.par)
 
     def values(self, by: str) -> np.ndarray:
-        "One of the quantities, float64 `(n,)`, NaN for tasks without a plan. Raises `ValueError` for an unknown name."
+        "One of `QUANTITIES`, float64 `(n,)`, NaN for tasks without a plan. Raises `ValueError` for another."
         if by not in QUANTITIES:
             raise ValueError(f"by is {by!r}; {', '.join(map(repr, QUANTITIES))} are possible.")
         return np.where(self.solvable, np.asarray(getattr(self, by), np.float64), np.nan)
 
     def table(self, by: str = "depth", bins=8, **more) -> str:
-        "Means in each stratum as text; `more` are further columns, name to values `(n,)`, success of an agent say."
+        "Means in each stratum as text; `more` are further columns, values `(n,)` such as an agent's success."
         values = self.values(by)
         columns = {name: self.values(name) for name in ("num_steps", "dead_ends", "risk", "estimate", "par") if name != by} | more
         lines = [f"{by:>18}{'tasks':>10}" + "".join(f"{name:>11}" for name in columns)]
@@ -162,39 +161,35 @@ class Difficulty:
             rows = stratum == s
             low, high = values[rows].min(), values[rows].max()
             label = f"{low:g}" if low == high else f"{low:.4g} – {high:.4g}"
-            lines.append(f"{label:>18}{rows.sum():>10,}" + "".join(f"{_known_mean(x, rows):>11.2f}" for x in columns.values()))
+            means = (_known_mean(np.asarray(x, np.float64)[rows]) for x in columns.values())
+            lines.append(f"{label:>18}{rows.sum():>10,}" + "".join(f"{x:>11.2f}" for x in means))
         return "\n".join(lines)
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         known = int((~np.isnan(self.par)).sum())
         return (f"Difficulty({len(self):,} tasks, {self.solvable.mean() if len(self) else 0:.1%} with a plan, depth 0 to {int(self.depth.max(initial=0))}, "
                 f"steps measured of {known:,})")
 
-
-
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #d1ff0001
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #g
 QUANTITIES = ("depth", "num_steps", "num_needed", "dead_ends", "risk", "par", "estimate", "reference")
 
-def _known_mean(values, rows) -> float:
-    "The mean of what is known in some rows."
-    chosen = np.asarray(values, np.float64)[rows]
-    chosen = chosen[~np.isnan(chosen)]
-    return float(chosen.mean()) if len(chosen) else float("nan")
+def _known_mean(values):
+    return np.nan if np.isnan(values).all() else np.nanmean(values)
 
-# %% ../../nbs/benchmarks/18_difficulty.ipynb #b8b35756
+# %% ../../nbs/benchmarks/18_difficulty.ipynb #h
 def difficulty(benchmark, env=None, params=None, *, plans: Plans | None = None, measure=64, starts: int = 2, seed: int = 0, progress: bool = False, **options) -> Difficulty:
     """The difficulty of every task of a benchmark.
 
     Args:
         env, params: the world in which steps are measured; without it only what plans say is known.
-        plans: those of `benchmark.plans()` if they are at hand.
-        measure: how many tasks the oracle plays, or their numbers; all others are estimated, by `estimated_steps` times the factor that fits those best.
+        plans: those of `benchmark.plans()`, if they are at hand.
+        measure: how many tasks the oracle plays, or their numbers; `estimated_steps` of the others are scaled to fit.
         starts: starts of each of them; `options` are those of `oracle.solve_tasks`. progress: show bars.
     Raises `ValueError` for plans of another benchmark, or a world without its parameters.
     """
     if (env is None) != (params is None):
-        raise ValueError("A world is an environment and its parameters: pass both, env, params = make(...), or neither.")
-    plans = prove(*(np.asarray(x) for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles)), progress=progress) if plans is None else plans
+        raise ValueError("Give both env and params, as make(...) returns them, or neither.")
+    plans = prove(benchmark.goals, benchmark.rules, benchmark.init_tiles, progress=progress) if plans is None else plans
     if len(plans.solvable) != len(benchmark.goals):
         raise ValueError(f"There are {len(plans.solvable):,} plans for {len(benchmark.goals):,} tasks: pass those of this benchmark.")
     par, estimate = np.full((2, len(plans.solvable)), np.nan, np.float32)
@@ -204,10 +199,9 @@ def difficulty(benchmark, env=None, params=None, *, plans: Plans | None = None, 
         estimate = estimated_steps(benchmark, params, env, plans=plans, progress=progress)
         known = ~np.isnan(par) & ~np.isnan(estimate)
         estimate = estimate * (par[known] @ estimate[known] / (estimate[known] @ estimate[known]) if known.any() else 1)
-    return Difficulty(*(np.asarray(getattr(plans, name)) for name in ("solvable", "depth", "num_steps", "num_needed", "dead_ends", "risk")), par, estimate)
+    return Difficulty(*(np.asarray(getattr(plans, name)) for name in ("solvable", *QUANTITIES[:5])), par, estimate)
 
-def _to_measure(measure, plans: Plans, seed: int) -> np.ndarray:
-    "The numbers of the tasks to measure, int64."
+def _to_measure(measure, plans, seed):
     if np.ndim(measure):
         return np.unique(row_numbers(measure, len(plans.solvable), "task", 0))
     lengths = np.where(plans.solvable, np.asarray(plans.num_steps, np.float64), np.nan)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NO_ACTION', 'Shortest', 'shortest']
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #1b79ed3e
+# %% ../../nbs/benchmarks/13_exact.ipynb #a
 import dataclasses
 import functools
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from ..core.struct import field_names
 from ..core.tiles import pack_pairs, unpack
 from ..envs.environment import Environment, EnvParams, State, StepType, TimeStep
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #351a0c37
+# %% ../../nbs/benchmarks/13_exact.ipynb #b
 NO_ACTION = 255  # what stands in a row of actions after its end
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Shortest:
 
     Attributes:
         steps: the least number of actions that reaches the goal, int32; -1 where none was found.
-        actions: such a shortest sequence, uint8 `(T,)`; in a batch `(n, T)` with `NO_ACTION` after the end. Empty where none was found.
+        actions: a shortest sequence, uint8 `(T,)`, empty for none; in a batch `(n, T)` with `NO_ACTION` after the end.
         solved: whether one was found, bool.
-        exhausted: whether all that can be reached was searched in vain, bool: a proof that this start cannot be solved. The search was given up where
-            neither `solved` nor `exhausted` is true.
+        exhausted: whether everything within reach was searched in vain, bool: a proof that this start is impossible.
+            Where neither this nor `solved` is true, the search was given up.
         states: how many different states were looked at, int64.
-        frontier: how many states are reached after 0, 1, 2, ... steps and not before, int64 `(D,)` or `(n, D)`.
+        frontier: how many states are first reached after 0, 1, 2, ... steps, int64 `(D,)` or `(n, D)`.
     """
     steps: np.ndarray
     actions: np.ndarray
@@ -47,7 +47,7 @@ class Shortest:
     states: np.ndarray
     frontier: np.ndarray
 
-    def __len__(self) -> int:
+    def __len__(self):
         if not np.ndim(self.steps):
             raise TypeError("This is the answer for one start, which has no length; len(answer.actions) is the number of steps.")
         return len(self.steps)
@@ -60,7 +60,7 @@ class Shortest:
             one, actions=one.actions[:max(one.steps, 0)], frontier=one.frontier[:np.flatnonzero(one.frontier)[-1] + 1])
 
     def describe(self) -> str:
-        "The answer in one sentence; for a batch how often there was which."
+        "The answer in one sentence, for a batch the numbers of answers."
         if np.ndim(self.steps):
             unsure = len(self) - self.solved.sum() - self.exhausted.sum()
             return f"{len(self):,} starts: {self.solved.sum():,} solved, {self.exhausted.sum():,} proved impossible, {unsure:,} given up."
@@ -70,86 +70,78 @@ class Shortest:
             return f"There is no way to the goal from here: all {self.states:,} states that can be reached were searched."
         return f"Given up after {self.states:,} states and {len(self.frontier) - 1} steps without an answer: raise max_states or max_steps."
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #bda3699a
+# %% ../../nbs/benchmarks/13_exact.ipynb #c
 class _Scene(NamedTuple):
     "What the states of one search have in common."
     blank: State  # one state
     tasks: tuple  # goal, rules and the table of the goal of all tasks, arrays with a leading axis
 
-def _scene(states: State) -> _Scene:
-    "The scene of a batch of states, NumPy leaves with a leading axis."
+def _scene(states):
     tasks = states.goal_encoding, states.rules, None if states.extended is None else states.extended.goals
     return jax.tree.map(jnp.asarray, _Scene(_rows(states, 0), jax.tree.map(_roomy, tasks)))
 
 def _rows(tree, rows):
-    "Rows of all arrays of a tree."
     return jax.tree.map(lambda x: x[rows], tree)
 
-def _roomy(x: np.ndarray) -> np.ndarray:
-    "Rows repeated to a power of two, 64 at least: another number of them is another program."
+def _roomy(x):
+    "Rows repeated to a power of two, 64 at least: few numbers, few programs."
     return np.resize(x, (max(64, 1 << (len(x) - 1).bit_length()), *x.shape[1:]))
 
-def _moving(state: State) -> tuple:
-    "What tells the states of one task apart: cells, agent as uint8 `(4,)`, what is remembered."
+def _moving(state):
+    "What tells the states of a task apart: cells, agent as uint8 `(4,)`, memory."
     agent, extended = state.agent, state.extended
     numbers = jnp.stack([*agent.position, agent.direction, pack_pairs(agent.pocket)]).astype(jnp.uint8)
     return state.cells, numbers, state.carry, *((None, None) if extended is None else (extended.pairs, extended.done))
 
-def _state_of(scene: _Scene, moving: tuple, task) -> State:
-    "The state behind what `_moving` gave, at step 0 of task number `task`."
+def _state_of(scene, moving, task):
+    "The state that `_moving` stands for, at step 0 of task number `task`."
     (cells, (y, x, direction, pocket), carry, pairs, done), (goal, rules, goals) = moving, _rows(scene.tasks, task)
     agent = AgentState(position=jnp.stack([y, x]).astype(jnp.int32), direction=direction.astype(jnp.int32), pocket=unpack(pocket))
     extended = scene.blank.extended and scene.blank.extended.replace(goals=goals, pairs=pairs, done=done)
     return scene.blank.replace(step_num=jnp.int32(0), goal_encoding=goal, rules=rules, carry=carry, cells=cells, agent=agent, extended=extended)
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #1a9f4b76
+# %% ../../nbs/benchmarks/13_exact.ipynb #d
 _BATCH = 2048
 
 class _Frontier(NamedTuple):
-    "States reached for the first time by the last step, arrays with a leading axis."
-    number: np.ndarray  # in the order in which they were reached
-    task: np.ndarray    # number of the task
+    "States first reached by the last step, arrays with a leading axis."
+    number: np.ndarray  # in the order of arrival
+    task: np.ndarray  # its number
     moving: tuple
 
-def _in_batches(frontier: _Frontier):
+def _in_batches(frontier):
     "Pieces of a frontier, each with the same piece filled up to `_BATCH`."
     for first in range(0, len(frontier.number), _BATCH):
         piece = _rows(frontier, slice(first, first + _BATCH))
         yield piece, _rows(piece, np.resize(np.arange(len(piece.number)), _BATCH))
 
 @functools.partial(jax.jit, static_argnames="env")
-def _successors(env: Environment, params: EnvParams, scene: _Scene, frontier: _Frontier):
-    "For `n` states and all `A` actions: what moves after each, where the goal is reached, and where the trial is over; arrays `(n, A, ...)`."
+def _successors(env, params, scene, frontier):
+    "`_moving` after each of `A` actions in `n` states, whether the goal is reached, and whether the trial is over: `(n, A, ...)`."
     def step(task, moving, action):
         state = _state_of(scene, moving, task)
         after = env.step(params, TimeStep(state, jnp.asarray(StepType.MID), jnp.float32(0), jnp.float32(1), None), action)
         return _moving(after.state), after.reward > 0, after.discount == 0
     n, a = len(frontier.task), NUM_ACTIONS
     repeated = jax.tree.map(lambda x: jnp.repeat(x, a, axis=0), (frontier.task, frontier.moving))
-    out = jax.vmap(step)(*repeated, jnp.tile(jnp.arange(a), n))  # flat: rules are worked out only where they apply, and that is counted over the batch
+    out = jax.vmap(step)(*repeated, jnp.tile(jnp.arange(a), n))  # flat, so that a step works out rules only where they apply
     return jax.tree.map(lambda x: x.reshape(n, a, *x.shape[1:]), out)
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #4d6cb98d
-def _keys(task: np.ndarray, moving: tuple) -> list[bytes]:
-    "The bytes of each state, in a list."
+# %% ../../nbs/benchmarks/13_exact.ipynb #e
+def _keys(task, moving):
     in_bytes = lambda x: np.ascontiguousarray(x).view(np.uint8).reshape(len(x), x.itemsize * int(np.prod(x.shape[1:])))
     rows = np.concatenate([in_bytes(x) for x in (task, *jax.tree.leaves(moving))], axis=1)
     return rows.view(f"V{rows.shape[1]}").ravel().tolist()
 
-def _add_new(seen: set, keys: list[bytes]) -> np.ndarray:
-    "The numbers of the keys that were not in the set, of equal ones the first; they are added."
-    new = []
-    for number, key in enumerate(keys):
-        if key not in seen:
-            seen.add(key)
-            new.append(number)
-    return np.array(new, np.int64)
+def _add_new(seen, keys):
+    "Add keys to the set; returns the numbers of the new ones, of equal ones the first."
+    return np.array([number for number, key in enumerate(keys) if not (key in seen or seen.add(key))], np.int64)
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #a30a780e
+# %% ../../nbs/benchmarks/13_exact.ipynb #f
 class _BreadthFirst:
-    "The search from `n` starts, up to `max_states` states each; `step` gives the successors of a frontier."
+    "A search from `n` starts, up to `max_states` states each; `step` gives the successors of a frontier."
 
-    def __init__(self, step, moving: tuple, n: int, max_states: int):
+    def __init__(self, step, moving, n, max_states):
         self.step, self.max_states, self.n = step, max_states, n
         self.frontier = _Frontier(*np.tile(np.arange(n, dtype=np.int32), (2, 1)), moving)
         self.seen, self.count = set(_keys(self.frontier.task, moving)), n
@@ -158,17 +150,15 @@ class _BreadthFirst:
         self.last = np.zeros((n, 2), np.int32)  # the state before the goal, and the action that reached it
         self.growth = [np.ones(n, np.int64)]
 
-    def advance(self) -> None:
-        "Go one step further in all tasks that are open."
-        parts = []
-        for piece, filled in _in_batches(self.frontier):
-            parts.append(self._look(piece, *_rows(jax.tree.map(np.asarray, self.step(filled)), slice(len(piece.number)))))
+    def advance(self):
+        "Go one step further in all open tasks."
+        parts = [self._look(piece, *_rows(jax.tree.map(np.asarray, self.step(filled)), slice(len(piece.number))))
+                 for piece, filled in _in_batches(self.frontier)]
         reached = jax.tree.map(lambda *x: np.concatenate(x), *parts)
         self._close(np.bincount(reached.task, minlength=self.n))
         self.frontier = _rows(reached, self.open[reached.task])
 
-    def _look(self, piece: _Frontier, after, reached, over) -> _Frontier:
-        "Take note of what follows from some states; returns what is new."
+    def _look(self, piece, after, reached, over):
         self._win(piece, reached & self.open[piece.task][:, None])
         state, move = np.nonzero(~reached & ~over & self.open[piece.task][:, None])
         task, after = piece.task[state], _rows(after, (state, move))
@@ -179,23 +169,21 @@ class _BreadthFirst:
         self.count += len(new)
         return _Frontier(numbers, task[new], _rows(after, new))
 
-    def _win(self, piece: _Frontier, reached) -> None:
-        "Close the tasks whose goal was reached, each with the first way there."
+    def _win(self, piece, reached):
         state, move = np.nonzero(reached)
         won, first = np.unique(piece.task[state], return_index=True)
         self.last[won] = np.stack([piece.number[state[first]], move[first]], axis=1)
         self.steps[won], self.open[won] = len(self.growth), False
 
-    def _close(self, fresh) -> None:
-        "After a step: close the tasks that have nothing left to search, and those over the budget."
-        fresh = np.where(self.open, fresh, 0)  # what a task looked at in the step that solved it depends on how the batch was cut: not counted
+    def _close(self, fresh):
+        "After a step: close the tasks with nothing left to search, and those over the budget."
+        fresh = np.where(self.open, fresh, 0)  # a solved task's last step is not counted: it depends on how batches are cut
         self.growth.append(fresh)
         self.exhausted |= self.open & (fresh == 0)
         self.open &= (fresh > 0) & (sum(self.growth) <= self.max_states)
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #9112e84b
-def _ways(search: _BreadthFirst) -> list[np.ndarray]:
-    "The actions that lead to each goal, uint8; none where it was not reached."
+# %% ../../nbs/benchmarks/13_exact.ipynb #g
+def _ways(search):
     parents, moves, ways = np.concatenate(search.parents), np.concatenate(search.moves), []
     for (state, action), steps in zip(search.last, search.steps):
         way = [action] if steps > 0 else []
@@ -205,36 +193,33 @@ def _ways(search: _BreadthFirst) -> list[np.ndarray]:
         ways.append(np.array(way[::-1], np.uint8))
     return ways
 
-def _answer(search: _BreadthFirst) -> Shortest:
-    "The answer for all tasks of a search."
+def _answer(search):
     ways, growth = _ways(search), np.stack(search.growth, axis=1)
     actions = np.full((search.n, max(map(len, ways))), NO_ACTION, np.uint8)
     for row, way in zip(actions, ways):
         row[:len(way)] = way
     return Shortest(search.steps, actions, search.steps > 0, search.exhausted, growth.sum(axis=1), growth)
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #5896cc18
-def _bare(env: Environment, params: EnvParams) -> tuple[Environment, EnvParams]:
-    "The environment under all wrappers, and its parameters without what a step does not need (so that one program serves many tasks)."
-    if not isinstance(env, Environment):
-        raise TypeError(f"env is {type(env).__name__}: give an environment and its parameters, as make() returns them.")
-    env = shared_env(getattr(env, "unwrapped", env))
+# %% ../../nbs/benchmarks/13_exact.ipynb #h
+def _bare(env, params):
+    "The environment under all wrappers, and parameters without what a step does not need: one program for many tasks."
+    env = getattr(env, "unwrapped", env)
     while hasattr(params, "inner"):
         params = params.inner
-    if not isinstance(params, EnvParams):
-        raise TypeError(f"params is {type(params).__name__}: give an environment and its parameters, as make() returns them.")
-    blank = {"ruleset": empty_ruleset(), "layout": None, "extent": None, "view_size": 3, "max_steps": 1000}  # the agent sees less and does the same
+    for name, value, kind in (("env", env, Environment), ("params", params, EnvParams)):
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} is {type(value).__name__}: give an environment and its parameters, as make() returns them.")
+    env, blank = shared_env(env), {"ruleset": empty_ruleset(), "layout": None, "extent": None, "view_size": 3, "max_steps": 1000}
     return env, params.replace(**{name: value for name, value in blank.items() if name in field_names(params)})
 
-def _listed(things, of: type) -> list:
-    "A list or tuple of records, checked."
+def _listed(things, of):
     things = [getattr(t, "state", t) for t in things]
     if not things or any(not isinstance(t, of) for t in things):
         raise TypeError(f"Give one or more {of.__name__}s, single, in a list, or as a batch with a leading axis.")
     return things
 
-def _plain_state(states) -> State:
-    "A `State` of NumPy leaves without key, step counter and the memory of wrappers; of a list or tuple of states, a batch."
+def _plain_state(states):
+    "States, a list or tuple of them too, as a `State` of NumPy leaves without key, step counter and the memory of wrappers."
     states = getattr(states, "state", states)
     if isinstance(states, (list, tuple)):
         return jax.tree.map(lambda *x: np.stack(x), *map(_plain_state, _listed(states, State)))
@@ -244,14 +229,14 @@ def _plain_state(states) -> State:
     while hasattr(carry, "inner"):
         carry = carry.inner
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(states.replace(key=None))):
-        raise TypeError("shortest searches with NumPy and cannot be traced: call it outside of jit and vmap, with a batch of states.")
+        raise TypeError("shortest cannot be traced: call it outside of jit and vmap, with a batch of states.")
     return jax.tree.map(np.asarray, states.replace(key=None, step_num=None, carry=carry))
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #655fc492
+# %% ../../nbs/benchmarks/13_exact.ipynb #i
 _compiled = jax.jit(compile_rules)
 
-def _with_task(states: State, ruleset: RuleSet) -> State:
-    "States that hold this task, or these tasks, one each."
+def _with_task(states, ruleset):
+    "States that hold this task, or one task each."
     check_extended(ruleset)
     task, extended, rules = ruleset.extended, None, _compiled(ruleset.rules)
     if task is not None:
@@ -260,11 +245,11 @@ def _with_task(states: State, ruleset: RuleSet) -> State:
     made = states.replace(goal_encoding=np.asarray(ruleset.goal, np.uint8), rules=rules, extended=extended)
     return jax.tree.map(np.asarray, made)
 
-def _batch(ruleset, states) -> tuple[State, bool]:
-    "States with a leading axis that hold their tasks, and whether there was one task and one start."
+def _batch(ruleset, states):
+    "States with a leading axis and their tasks, and whether there was one task and one start."
     ruleset, states = stack_rulesets(_listed(ruleset, RuleSet)) if isinstance(ruleset, (list, tuple)) else ruleset, _plain_state(states)
     if ruleset is not None and not isinstance(ruleset, RuleSet):
-        raise TypeError(f"ruleset is {type(ruleset).__name__}: give a RuleSet, single or a batch of them, or None for the tasks that the states hold.")
+        raise TypeError(f"ruleset is {type(ruleset).__name__}: give a RuleSet, a batch of them, or None for the tasks of the states.")
     starts = len(states.cells) if states.cells.ndim == 3 else None
     tasks = len(ruleset.goal) if ruleset is not None and np.ndim(ruleset.goal) == 2 else None
     if None not in (starts, tasks) and starts != tasks:
@@ -277,39 +262,36 @@ def _batch(ruleset, states) -> tuple[State, bool]:
     states = states if ruleset is None else _with_task(states, spread(ruleset, tasks is not None))
     return _with_room_for_rules(states), n is None
 
-def _with_room_for_rules(states: State) -> State:
-    "The same with empty rules added, up to 4, 8, 16, ...: another number of rules is another program."
+def _with_room_for_rules(states):
+    "The same with empty rules added, up to 4, 8, 16, ...: few numbers, few programs."
     more = lambda x: np.pad(x, [(0, 0), (0, max(4, 1 << (x.shape[1] - 1).bit_length()) - x.shape[1]), (0, 0)])
     return states.replace(rules=more(states.rules))
 
-# %% ../../nbs/benchmarks/13_exact.ipynb #194ba3db
-_MOST = 1 << 23  # states that one search may have to keep: some 150 bytes each
+# %% ../../nbs/benchmarks/13_exact.ipynb #j
+_MOST = 1 << 23  # states that one search may keep, some 150 bytes each
 
 def shortest(ruleset, states, env: Environment, params: EnvParams, *, max_states: int = 300_000, max_steps: int | None = None,
              progress: bool = False) -> Shortest:
-    """The least number of steps to the goal from given states, by breadth-first search through the environment; see `Shortest`.
+    """The least number of steps to the goal from given states, by breadth-first search through the environment.
 
     Args:
-        ruleset: the task, a batch or a list of them; None for the tasks that the states hold already.
-        states: a `State` or `TimeStep`, a batch or a list of them, one for each task (one task or one start goes with all of the other).
-        env, params: as `make` returns them, without a time limit. Wrappers are left out, auto-reset among them.
-        max_states: how many states a task may cost before it is given up (looked at after every step).
-        max_steps: the longest way to look for; None for any.
-        progress: show a bar.
+        ruleset: the task, a batch or a list of them; None for the tasks that the states hold.
+        states: a `State` or `TimeStep`, a batch or a list of them, as many as tasks (or one of either).
+        env, params: as `make` returns them; wrappers and the time limit are ignored.
+        max_states: how many states a task may cost before it is given up (checked after every step).
+        max_steps: the longest way to look for; None for any. progress: show a bar.
     Raises `TypeError` or `ValueError` for things that are no tasks, starts or environments, or do not belong together.
     """
     for name, value in (("max_states", max_states), ("max_steps", 1 if max_steps is None else max_steps)):
         checked_int(name, value, 1)
     (env, params), (states, single) = _bare(env, params), _batch(ruleset, states)
     size = min(max(1, _MOST // max_states), 1 << 16)
-    parts = []
     with progress_bar(len(states.cells), progress, "searching") as bar:
-        for first in range(0, len(states.cells), size):
-            parts.append(_searched(env, params, jax.tree.map(lambda x: x[first:first + size], states), max_states, max_steps, bar))
+        parts = [_searched(env, params, jax.tree.map(lambda x: x[first:first + size], states), max_states, max_steps, bar)
+                 for first in range(0, len(states.cells), size)]
     return _joined(parts)[0] if single else _joined(parts)
 
-def _searched(env, params, states: State, max_states: int, max_steps: int | None, bar) -> Shortest:
-    "The answer for as many tasks as one search can hold."
+def _searched(env, params, states, max_states, max_steps, bar):
     n = len(states.cells)
     moving = _rows(jax.tree.map(np.asarray, _all_moving(jax.tree.map(_roomy, states))), slice(n))
     search = _BreadthFirst(functools.partial(_successors, env, params, _scene(states)), moving, n, max_states)
@@ -322,8 +304,7 @@ def _searched(env, params, states: State, max_states: int, max_steps: int | None
 
 _all_moving = jax.jit(jax.vmap(_moving))
 
-def _joined(parts: list[Shortest]) -> Shortest:
-    "Several batches as one."
+def _joined(parts):
     def join(name, fill):
         arrays = [getattr(p, name) for p in parts]
         width = max(x.shape[-1] for x in arrays)

@@ -7,7 +7,7 @@ __all__ = ['FORMAT_VERSION', 'FIELDS', 'BenchmarkFileError', 'damaged', 'blake',
            'counted_identities', 'data_folder', 'appearing', 'write_container', 'Container', 'open_container',
            'kinds_used', 'write_file', 'read_file', 'read_manifest']
 
-# %% ../../nbs/benchmarks/04_files.ipynb #190aae07
+# %% ../../nbs/benchmarks/04_files.ipynb #a
 import contextlib
 import dataclasses
 import hashlib
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .generate import GENERATOR_VERSION, identities
-from .solve import too_large
+from .solve import check_tiles
 from ..core.goals import goal_kinds
 from ..core.helpers import in_threads
 from ..core.rules import rule_kinds
@@ -38,7 +38,7 @@ def damaged(path, why: str) -> BenchmarkFileError:
     "The error for a file with something wrong in it."
     return BenchmarkFileError(f"{path} is damaged, incomplete or not a file of this package ({why}); copy it again, or make it again.")
 
-# %% ../../nbs/benchmarks/04_files.ipynb #b6eeceab
+# %% ../../nbs/benchmarks/04_files.ipynb #b
 _PIECE = 1 << 24
 
 def blake(data) -> str:
@@ -46,44 +46,41 @@ def blake(data) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 def array_digest(arrays: dict[str, np.ndarray]) -> str:
-    "A digest of named arrays, types and shapes included (BLAKE2b-128, hexadecimal)."
+    "BLAKE2b-128 of named arrays, their types and shapes, hexadecimal."
     described = "".join(f"{name} {array.dtype} {tuple(array.shape)}\n" for name, array in arrays.items())
     flat = [memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) for array in arrays.values()]
     pieces = in_threads(blake, [part[i:i + _PIECE] for part in flat for i in range(0, len(part), _PIECE)])
     return blake(described.encode() + bytes.fromhex("".join(pieces)))
 
 def digest(benchmark) -> str:
-    """A digest of all tasks, byte by byte (BLAKE2b-128, hexadecimal).
-
-    Takes a `Benchmark`, or anything else with `goals`, `rules`, `init_tiles` and `num_rules`.
-    """
+    "`array_digest` of all tasks of a `Benchmark`, or anything else with the arrays of `FIELDS`."
     return array_digest({name: np.asarray(getattr(benchmark, name)) for name in FIELDS})
 
-# %% ../../nbs/benchmarks/04_files.ipynb #bf1f8acc
+# %% ../../nbs/benchmarks/04_files.ipynb #c
 def task_identities(arrays: dict) -> tuple[np.ndarray, np.ndarray]:
-    "`identities` of the tasks in a dict of arrays, computed by several threads: ruleset ids and goal ids, each (n,) uint64."
+    "`identities` of the tasks in a dict of arrays, by several threads: ruleset ids and goal ids, each (n,) uint64."
     parts = [arrays[name] for name in FIELDS[:3]]
     edges = range(0, max(len(parts[0]), 1), 1 << 16)
     found = in_threads(lambda start: identities(*(part[start:start + (1 << 16)] for part in parts)), edges)
     return tuple(np.concatenate(ids) for ids in zip(*found))
 
 def counted_identities(ruleset_ids, goal_ids) -> dict:
-    "The numbers of distinct ids and the canonical hash (BLAKE2b-128 of the sorted ruleset ids, eight bytes each, little end first)."
+    "The numbers of distinct ids and the canonical hash (BLAKE2b-128 of the sorted ruleset ids, little-endian)."
     return {"distinct_ruleset_ids": len(np.unique(ruleset_ids)), "distinct_goal_ids": len(np.unique(goal_ids)),
             "canonical_hash": blake(np.sort(ruleset_ids).astype("<u8"))}
 
-# %% ../../nbs/benchmarks/04_files.ipynb #cca1db39
+# %% ../../nbs/benchmarks/04_files.ipynb #d
 def data_folder() -> Path:
-    "Where named benchmarks and downloads are kept: `$XLAND_MINIGRID_DATA`, else the user's cache folder of the platform."
+    "Where named benchmarks are kept: `$XLAND_MINIGRID_DATA`, else the platform's cache folder."
     if folder := os.environ.get("XLAND_MINIGRID_DATA"):
         return Path(folder).expanduser()
     import platformdirs
     return Path(platformdirs.user_cache_dir("xland_minigrid", appauthor=False))
 
-# %% ../../nbs/benchmarks/04_files.ipynb #69bbcbe1
+# %% ../../nbs/benchmarks/04_files.ipynb #e
 @contextlib.contextmanager
 def appearing(path: Path):
-    "A temporary path next to `path` that becomes `path` if the block succeeds, and disappears if not. The block writes the file."
+    "A temporary path to write in the block; it becomes `path` if that succeeds, and disappears if not."
     path.parent.mkdir(parents=True, exist_ok=True)
     _tidy(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
@@ -95,21 +92,20 @@ def appearing(path: Path):
     finally:
         temporary.unlink(missing_ok=True)
 
-def _tidy(path: Path) -> None:
-    "Remove what writers of `path` left behind that were killed over an hour ago."
+def _tidy(path):
     for left in path.parent.iterdir():
         if left.name.startswith(f".{path.name}.") and left.name.endswith(".part"):
             with contextlib.suppress(OSError):
                 if time.time() - left.stat().st_mtime > 3600:
                     left.unlink()
 
-# %% ../../nbs/benchmarks/04_files.ipynb #cc8ae0eb
+# %% ../../nbs/benchmarks/04_files.ipynb #f
 _ALIGNED = 64
 _DTYPES = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "I64": np.int64, "F32": np.float32, "BOOL": np.bool_}
 _DTYPE_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
-def _header(arrays: dict, kind: str, manifest: dict) -> bytes:
-    "Length and header of a safetensors file of these arrays, padded with spaces to a multiple of 64 bytes."
+def _header(arrays, kind, manifest):
+    "Length and header of a safetensors file, padded with spaces to a multiple of 64 bytes."
     text, end = json.dumps(manifest, sort_keys=True), 0
     header = {"__metadata__": {kind: text, f"{kind}_digest": blake(text.encode())}}
     for name, array in arrays.items():
@@ -120,7 +116,7 @@ def _header(arrays: dict, kind: str, manifest: dict) -> bytes:
     return len(data).to_bytes(8, "little") + data
 
 def write_container(path, kind: str, manifest: dict, arrays: dict) -> Path:
-    "Write named arrays and a manifest (JSON values) as one file of some `kind`, all of it or nothing. Returns the path."
+    "Write named arrays and a manifest (JSON values) as a file of some `kind`, whole or not at all. Returns the path."
     path, laid = Path(path).expanduser(), {}
     for name, array in arrays.items():
         laid[name] = np.ascontiguousarray(array)
@@ -132,17 +128,17 @@ def write_container(path, kind: str, manifest: dict, arrays: dict) -> Path:
             file.write(memoryview(array.reshape(-1).view(np.uint8)))
     return path
 
-# %% ../../nbs/benchmarks/04_files.ipynb #84619e7d
+# %% ../../nbs/benchmarks/04_files.ipynb #g
 _MOST_HEADER = 100_000_000  # bytes, the limit of the safetensors library
 
 class Container(NamedTuple):
-    "A well-formed file. The arrays are read-only views of the mapped file."
+    "A well-formed file; the arrays are read-only views of it."
     path: Path
     manifest: dict
     arrays: dict[str, np.ndarray]
 
 def open_container(path, kind: str) -> Container:
-    "Map a file of some `kind`, its header, manifest and padding checked. Raises `FileNotFoundError` or `BenchmarkFileError`."
+    "Map a file of some `kind` and check header, manifest, padding. Raises `FileNotFoundError` or `BenchmarkFileError`."
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}; save writes one, and load_benchmark makes the named benchmarks.")
@@ -156,18 +152,17 @@ def open_container(path, kind: str) -> Container:
     manifest = _signed_manifest(path, kind, header.pop("__metadata__", None))
     return Container(path, manifest, _views(path, header, whole[start:]))
 
-# %% ../../nbs/benchmarks/04_files.ipynb #58afed12
-def _json_object(path, text: bytes, what: str) -> dict:
-    "A JSON object, or a `BenchmarkFileError`; nesting deeper than Python's parser allows is an error like any other."
+# %% ../../nbs/benchmarks/04_files.ipynb #h
+def _json_object(path, text, what):
     try:
         value = json.loads(text.decode("utf-8", "surrogatepass"))
-    except (ValueError, RecursionError):  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+    except (ValueError, RecursionError):
         raise damaged(path, f"its {what} is not JSON") from None
     if not isinstance(value, dict):
         raise damaged(path, f"its {what} is not a JSON object")
     return value
 
-def _views(path, header: dict, data: np.ndarray) -> dict[str, np.ndarray]:
+def _views(path, header, data):
     "The arrays that a header describes, as views of `data`."
     try:
         entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
@@ -185,20 +180,20 @@ def _views(path, header: dict, data: np.ndarray) -> dict[str, np.ndarray]:
         raise damaged(path, "its padding is not empty")
     return arrays
 
-# %% ../../nbs/benchmarks/04_files.ipynb #1b1c0f4a
-def _registered(goals, rules) -> list:
+# %% ../../nbs/benchmarks/04_files.ipynb #i
+def _registered(goals, rules):
     "The registered kinds in encodings: (registry, identifier)."
     return [(registry, int(i)) for registry, kinds in ((goal_kinds, goals[..., 0]), (rule_kinds, rules[..., 0]))
             for i in (np.unique(kinds) if kinds.max(initial=0) >= registry.built_in else ()) if i >= registry.built_in]
 
 def kinds_used(goals, rules) -> list:
-    """The registered kinds in encodings, as they are declared here: goal or rule, identifier, name, the words of the declaration.
+    """The registered kinds in encodings: goal or rule, identifier, name, and the numbers that declare it here.
 
     Raises `ValueError` for an identifier that is not registered.
     """
     return [[registry.what, i, registry[i].__name__, *map(int, registry.declared[i, :2])] for registry, i in _registered(goals, rules)]
 
-def _check_kinds(path, kinds) -> None:
+def _check_kinds(path, kinds):
     "Raise `BenchmarkFileError` when a registered kind in a file is another one here."
     for entry in kinds:
         if not isinstance(entry, list) or len(entry) < 3 or entry[0] not in ("goal", "rule") or type(entry[1]) is not int or not isinstance(entry[2], str):
@@ -210,8 +205,8 @@ def _check_kinds(path, kinds) -> None:
             raise BenchmarkFileError(f"{path} uses the {what} {name} under the identifier {identifier}, which is {here.__name__ + ' as declared' if here else 'nothing'} here: "
                                      f"run the cell that registers {name}, with @register_{what}(id={identifier}).")
 
-def _signed_manifest(path, kind: str, metadata) -> dict:
-    "The manifest in the metadata of a file: its digest, its version and its kinds are checked."
+def _signed_manifest(path, kind, metadata):
+    "The manifest in the metadata of a file, with digest, version and kinds checked."
     text = metadata.get(kind) if isinstance(metadata, dict) else None
     if not isinstance(text, str):
         raise BenchmarkFileError(f"{path} holds other arrays than {kind}; write a file with save.")
@@ -226,34 +221,33 @@ def _signed_manifest(path, kind: str, metadata) -> dict:
     _check_kinds(path, kinds)
     return manifest
 
-# %% ../../nbs/benchmarks/04_files.ipynb #db403884
+# %% ../../nbs/benchmarks/04_files.ipynb #j
 _BLOCK = 1 << 16
 
-def _rows_in_use(array: np.ndarray) -> np.ndarray:
-    "Which rows of each task (n, W, k) are in use: those up to the last that is not zero, bool (n, W)."
+def _rows_in_use(array):
+    "Which rows of each task (n, W, k) are in use, up to the last that is not zero: bool (n, W)."
     return np.logical_or.accumulate(array.any(axis=2)[:, ::-1], axis=1)[:, ::-1]
 
-def _pairs(rows: np.ndarray) -> np.ndarray:
+def _pairs(rows):
     "Numbers below 16 (…, 2k), two in one byte: (…, k)."
     return rows[..., ::2] << 4 | rows[..., 1::2]
 
-def _unpaired(pairs: np.ndarray) -> np.ndarray:
+def _unpaired(pairs):
     "The inverse of `_pairs`."
     return np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(*pairs.shape[:-1], 2 * pairs.shape[-1])
 
-def _packed_block(goals, rules, init_tiles) -> np.ndarray:
-    "One block of tasks, compressed."
+def _packed_block(goals, rules, init_tiles):
     used, there = _rows_in_use(rules), _rows_in_use(init_tiles)
     steps = np.diff(_pairs(init_tiles)[..., 0], axis=1, prepend=np.uint8(0))
     columns = [goals.T, used.sum(1, np.uint8), there.sum(1, np.uint8), rules[used][:, 0], _pairs(rules[used][:, 1:]).T, steps.T[there.T]]
     huffman = zlib.compressobj(9, zlib.DEFLATED, 15, 9, zlib.Z_HUFFMAN_ONLY)
     return np.frombuffer(huffman.compress(b"".join(column.tobytes() for column in columns)) + huffman.flush(), np.uint8)
 
-# %% ../../nbs/benchmarks/04_files.ipynb #cdc96ab5
+# %% ../../nbs/benchmarks/04_files.ipynb #k
 _MOST_GROWTH, _SMALL = 4096, 1 << 20
 
-def _unfolded(path, block: np.ndarray, n: int, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    "The bytes of a block of `n` tasks, `most` at most, and how many rules and objects each task has."
+def _unfolded(path, block, n, most):
+    "The bytes of a block of `n` tasks, `most` at most, and each task's numbers of rules and objects."
     unpack = zlib.decompressobj()
     try:
         out = np.frombuffer(unpack.decompress(block.tobytes(), most + 1), np.uint8)
@@ -264,8 +258,7 @@ def _unfolded(path, block: np.ndarray, n: int, most: int) -> tuple[np.ndarray, n
         raise damaged(path, "a block has another length than it should")
     return out, counts[:n], counts[n:]
 
-def _unpack_block(file: Container, arrays: dict, number: int) -> None:
-    "Fill one block of tasks into the arrays."
+def _unpack_block(file, arrays, number):
     goals, rules, init_tiles, num_rules = (arrays[name][number * _BLOCK:(number + 1) * _BLOCK] for name in FIELDS)
     n, width, objects = len(goals), rules.shape[1], init_tiles.shape[1]
     out, many, there = _unfolded(file.path, file.arrays[f"block.{number}"].reshape(-1).view(np.uint8), n, n * (7 + 4 * width + objects))
@@ -279,19 +272,18 @@ def _unpack_block(file: Container, arrays: dict, number: int) -> None:
     init_tiles[:] = _unpaired(np.cumsum(steps, axis=0, dtype=np.uint8).T[..., None]) * there[..., None]
     num_rules[:] = np.count_nonzero(rules[..., 0], axis=1)
 
-# %% ../../nbs/benchmarks/04_files.ipynb #b5ae5510
-def _packed(arrays: dict) -> dict:
+# %% ../../nbs/benchmarks/04_files.ipynb #l
+def _packed(arrays):
     "The four arrays as compressed blocks. Raises `ValueError` for arrays that they have no room for."
     n, width, objects = len(arrays["goals"]), arrays["rules"].shape[1], arrays["init_tiles"].shape[1]
     if max(width, objects) > 255:
-        raise ValueError(f"A packed file has room for 255 rules and 255 objects per task, not {width} and {objects}: narrow the benchmark with pad_to.")
+        raise ValueError(f"A packed file has room for 255 rules and objects per task, not {width} and {objects}: narrow the benchmark with pad_to.")
     if not np.array_equal(arrays["num_rules"], np.count_nonzero(arrays["rules"][..., 0], axis=1)):
         raise ValueError("num_rules contradicts the rules: make the benchmark again with Benchmark.from_arrays.")
     blocks = in_threads(lambda start: _packed_block(*(arrays[name][start:start + _BLOCK] for name in FIELDS[:3])), range(0, n, _BLOCK))
     return {f"block.{number}": block for number, block in enumerate(blocks)}
 
-def _unpacked(file: Container, shapes: dict) -> dict:
-    "The four arrays of a packed file."
+def _unpacked(file, shapes):
     if sum(map(math.prod, shapes.values())) > _MOST_GROWTH * sum(a.nbytes for a in file.arrays.values()) + _SMALL:
         raise damaged(file.path, "it announces more tasks than it can hold")
     numbers = range(-(-shapes["goals"][0] // _BLOCK))
@@ -301,21 +293,21 @@ def _unpacked(file: Container, shapes: dict) -> dict:
     in_threads(lambda number: _unpack_block(file, arrays, number), numbers)
     return arrays
 
-def _room(shape) -> np.ndarray:
+def _room(shape):
     "Zeros at an address that JAX can use without copying them (uint8)."
     room = np.zeros(math.prod(shape) + _ALIGNED, np.uint8)
     return room[-room.ctypes.data % _ALIGNED:][:math.prod(shape)].reshape(shape)
 
-# %% ../../nbs/benchmarks/04_files.ipynb #7f5ee529
+# %% ../../nbs/benchmarks/04_files.ipynb #m
 def write_file(path, arrays: dict, *, packed: bool = False, recipe=None, generator_version: int | None = None, identities=None) -> Path:
-    """Write the four arrays of a benchmark (uint8, see `FIELDS`) to a file, all of it or nothing. Returns the path.
+    """Write the four arrays of a benchmark (uint8, see `FIELDS`) to a file, whole or not at all. Returns the path.
 
-    `packed` makes it small. `recipe` (a `Recipe` or its dict) and `generator_version` (of this package where a recipe is given) are noted in the manifest;
-    `identities` (ruleset ids, goal ids) spare their computation. Raises `ValueError` for arrays that the format has no room for, `OSError` as files do.
+    `packed` makes it small. The manifest notes `recipe` (a `Recipe` or its dict) and `generator_version` (this one,
+    unless given with a recipe); `identities` (ruleset ids, goal ids) spare their computation. Raises `ValueError` for
+    arrays that the format has no room for, and `OSError`.
     """
     arrays = {name: np.ascontiguousarray(np.asarray(arrays[name]), np.uint8) for name in FIELDS}
-    if name := too_large(arrays["rules"], arrays["init_tiles"]):
-        raise ValueError(f"{name} holds tiles or colours above 15, which do not exist: check the arrays with Benchmark.from_arrays.")
+    check_tiles(arrays["rules"], arrays["init_tiles"])
     recipe = dataclasses.asdict(recipe) if dataclasses.is_dataclass(recipe) else recipe
     manifest = {"num_rulesets": len(arrays["goals"]), "max_rules": arrays["rules"].shape[1], "max_init_tiles": arrays["init_tiles"].shape[1],
                 "form": "packed" if packed else "cache", "digest": array_digest(arrays), **counted_identities(*(identities or task_identities(arrays))),
@@ -323,18 +315,18 @@ def write_file(path, arrays: dict, *, packed: bool = False, recipe=None, generat
                 "kinds": kinds_used(arrays["goals"], arrays["rules"])}
     return write_container(path, "benchmark", manifest, _packed(arrays) if packed else arrays)
 
-# %% ../../nbs/benchmarks/04_files.ipynb #a0aafde6
+# %% ../../nbs/benchmarks/04_files.ipynb #n
 _is_count = lambda value: type(value) is int and 0 <= value <= 1 << 48
 _is_digest = lambda value: isinstance(value, str) and len(value) == 32 and not set(value) - set("0123456789abcdef")
-_REQUIRED = {"num_rulesets": _is_count, "max_rules": _is_count, "max_init_tiles": _is_count, "distinct_ruleset_ids": _is_count, "distinct_goal_ids": _is_count,
+_REQUIRED = {**dict.fromkeys(("num_rulesets", "max_rules", "max_init_tiles", "distinct_ruleset_ids", "distinct_goal_ids"), _is_count),
              "digest": _is_digest, "canonical_hash": _is_digest, "form": lambda value: value in ("cache", "packed"),
              "generator_version": lambda value: value is None or _is_count(value), "recipe": lambda value: value is None or isinstance(value, dict)}
 
 def read_file(path) -> tuple[dict[str, np.ndarray], dict]:
-    """The arrays (uint8; read-only where the file is mapped) and the manifest in a file of tasks, every byte checked.
+    """The arrays (uint8; read-only if the file is mapped) and the manifest of a file of tasks, every byte checked.
 
-    A mapped file must not be overwritten in place while it is in use; `write_file` replaces it instead, which disturbs nobody.
-    Raises `FileNotFoundError`, or `BenchmarkFileError` for a damaged, newer or foreign file.
+    Do not overwrite a mapped file in place; `write_file` replaces it, which is safe. Raises `FileNotFoundError`, or
+    `BenchmarkFileError` for a damaged, newer or foreign file.
     """
     file = _open(path)
     n, manifest = file.manifest["num_rulesets"], file.manifest
@@ -344,19 +336,20 @@ def read_file(path) -> tuple[dict[str, np.ndarray], dict]:
         raise damaged(file.path, "its arrays are not those that it announces")
     if array_digest({name: arrays[name] for name in FIELDS}) != manifest["digest"]:
         raise damaged(file.path, "its contents do not match its digest")
-    if name := too_large(arrays["rules"], arrays["init_tiles"]):
-        raise damaged(file.path, f"its {name} have tiles or colours above 15, which do not exist")
+    try:
+        check_tiles(arrays["rules"], arrays["init_tiles"])
+    except ValueError as error:
+        raise damaged(path, str(error)) from None
     named = {(entry[0], entry[1]) for entry in manifest.get("kinds") or []}
     for registry, kind in _registered(arrays["goals"], arrays["rules"]):
         if (registry.what, kind) not in named:
-            raise damaged(file.path, f"it uses the {registry.what} {kind}, which is not built in, and does not say what it is")
+            raise damaged(file.path, f"it does not describe the {registry.what} {kind}, which is not built in")
     return arrays, manifest
 
-def _open(path) -> Container:
-    "A file of tasks with its manifest checked."
+def _open(path):
     file = open_container(path, "benchmark")
     if not all(check(file.manifest.get(name)) for name, check in _REQUIRED.items()):
-        raise damaged(file.path, "its manifest lacks what every manifest says")
+        raise damaged(file.path, "its manifest is incomplete")
     return file
 
 def read_manifest(path) -> dict:

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['GENERATOR_VERSION', 'OBJECT_COLORS', 'CARRIED', 'PATCHES', 'OBJECTS', 'GOAL_KINDS', 'RULE_KINDS', 'PRESETS', 'Recipe',
            'recipe_of', 'max_rules', 'max_init_tiles', 'mix', 'Draws', 'below', 'all_goals', 'order_matters',
-           'canonical', 'identities', 'Rulesets', 'generate_rulesets']
+           'canonical', 'identities', 'ids_of_goals', 'Rulesets', 'generate_rulesets']
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #40b77dbd
+# %% ../../nbs/benchmarks/02_generate.ipynb #a
 import dataclasses
 import functools
 import json
@@ -30,7 +30,7 @@ from ..core.tiles import FLOOR, PICKABLE, Colors, Tiles, pack
 
 GENERATOR_VERSION = 2
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #eaf0f6c1
+# %% ../../nbs/benchmarks/02_generate.ipynb #b
 OBJECT_COLORS = (Colors.RED, Colors.GREEN, Colors.BLUE, Colors.PURPLE, Colors.YELLOW,
                  Colors.GREY, Colors.ORANGE, Colors.WHITE, Colors.BROWN, Colors.PINK)
 _codes = lambda tiles: np.array(sorted(pack(t, c) for t in tiles for c in OBJECT_COLORS), np.uint8)
@@ -39,17 +39,17 @@ OBJECTS = _codes((*PICKABLE, Tiles.GOAL))
 _NUMBER = np.zeros(256, np.int64)
 _NUMBER[OBJECTS] = np.arange(len(OBJECTS))
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #b7c19166
+# %% ../../nbs/benchmarks/02_generate.ipynb #c
 GOAL_KINDS = (1, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14)
 RULE_KINDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
 _TWO_TILE_GOALS, _TWO_TILE_RULES = (4, 7, 8, 9, 10), (3, 4, 5, 6, 7)
 _table = lambda members: np.isin(np.arange(256), members)
 _SYMMETRIC_GOAL, _SYMMETRIC_RULE = _table(_TWO_TILE_GOALS), _table(_TWO_TILE_RULES)
 _GOAL_HAS_TWO, _RULE_HAS_TWO = goal_kinds.two, rule_kinds.two  # registering a kind changes these arrays
-_SAME_EVENT = np.zeros(256, np.uint64)  # the rule that fires exactly when a goal of this kind is met
+_SAME_EVENT = np.zeros(256, np.uint64)  # kind of goal -> the kind of rule that fires exactly when it is met
 _SAME_EVENT[list(GOAL_KINDS)] = RULE_KINDS
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #d4dbd922
+# %% ../../nbs/benchmarks/02_generate.ipynb #d
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How tasks are made (paper, Section 3 and Table 4). Raises `ValueError` when a field makes no sense."""
@@ -79,31 +79,29 @@ class Recipe:
             registered = [i for i, cls in book.classes.items() if i >= book.built_in and not cls.looks.at and cls.looks.cells != 1]
             object.__setattr__(self, name, _check_kinds(name, getattr(self, name), (*known, *registered)))
 
-def _check_kinds(name, kinds, known) -> tuple[int, ...]:
+def _check_kinds(name, kinds, known):
     kinds = kinds if isinstance(kinds, (tuple, list, set, range, np.ndarray)) else (kinds,)
     try:
         kinds = tuple(sorted({int(getattr(k, "ID", k)) for k in kinds}))
     except (ValueError, TypeError):
-        raise ValueError(f"{name} is {kinds!r}; identifiers or classes are needed, for example {known[0]} or a registered class.") from None
+        raise ValueError(f"{name} is {kinds!r}; identifiers or classes are needed.") from None
     if not kinds or not set(kinds) <= set(known):
         raise ValueError(f"{name} is {kinds}; one or more of {known} are needed.")
     return kinds
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #0e4ea677
+# %% ../../nbs/benchmarks/02_generate.ipynb #e
+_chains = functools.partial(Recipe, prune_chain=True, sample_distractor_rules=True)
 PRESETS = {
     "trivial": Recipe(num_distractor_objects=3),
-    "small": Recipe(chain_depth=1, prune_chain=True, prune_prob=0.3, num_distractor_rules=2,
-                    sample_distractor_rules=True, num_distractor_objects=2),
-    "medium": Recipe(chain_depth=2, prune_chain=True, prune_prob=0.1, num_distractor_rules=3,
-                     sample_distractor_rules=True, num_distractor_objects=2),
-    "high": Recipe(chain_depth=3, prune_chain=True, prune_prob=0.1, num_distractor_rules=4,
-                   sample_distractor_rules=True, num_distractor_objects=1),
+    "small": _chains(1, prune_prob=0.3, num_distractor_rules=2, num_distractor_objects=2),
+    "medium": _chains(2, prune_prob=0.1, num_distractor_rules=3, num_distractor_objects=2),
+    "high": _chains(3, prune_prob=0.1, num_distractor_rules=4, num_distractor_objects=1),
 }
 
 def recipe_of(preset: str = "high", seed: int | None = None, **overrides) -> Recipe:
-    """The recipe of a preset (`trivial`, `small`, `medium`, `high`) with some fields changed.
+    """The recipe of a preset (`trivial`, `small`, `medium`, `high`) with some fields changed; `seed` is `random_seed`.
 
-    `seed` is short for `random_seed`. Raises `ValueError` for an unknown preset, `TypeError` for an unknown field.
+    Raises `ValueError` for an unknown preset, `TypeError` for an unknown field.
     """
     if preset not in PRESETS:
         raise ValueError(f"There is no preset {preset!r}; the presets are {', '.join(PRESETS)}.")
@@ -116,13 +114,13 @@ def recipe_of(preset: str = "high", seed: int | None = None, **overrides) -> Rec
         overrides["random_seed"] = seed
     return dataclasses.replace(PRESETS[preset], **overrides)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #2f5e06c5
-def _level_sizes(recipe: Recipe) -> list[int]:
-    "The most objects on each level of the main tree: those of the goal, those of the rules that produce them, and so on."
+# %% ../../nbs/benchmarks/02_generate.ipynb #f
+def _level_sizes(recipe):
+    "The most objects on each level of the main tree, from those of the goal down."
     goal_tiles = 2 if _GOAL_HAS_TWO[list(recipe.goal_kinds)].any() else 1
     return [goal_tiles * _most_inputs(recipe) ** level for level in range(recipe.chain_depth + 1)]
 
-def _most_inputs(recipe: Recipe) -> int:
+def _most_inputs(recipe):
     return 2 if _RULE_HAS_TWO[list(recipe.rule_kinds)].any() else 1
 
 def max_rules(recipe: Recipe) -> int:
@@ -133,20 +131,20 @@ def max_init_tiles(recipe: Recipe) -> int:
     "The most objects that a task of this recipe can place at the start."
     return _level_sizes(recipe)[-1] + recipe.num_distractor_objects + _most_inputs(recipe) * recipe.num_distractor_rules
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #cf6b1f37
+# %% ../../nbs/benchmarks/02_generate.ipynb #g
 _GOLDEN, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31, _S32 = (np.uint64(s) for s in (27, 30, 31, 32))
 
 def mix(x: np.ndarray) -> np.ndarray:
-    "A bijection of 64-bit integers that leaves no trace of their order (uint64 array in, a new one out)."
+    "A bijection of 64-bit integers that hides their order (uint64 array in, a new one out)."
     x = (x ^ (x >> _S30)) * _M1
     x ^= x >> _S27
     x *= _M2
     x ^= x >> _S31
     return x
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #38c8c8d1
+# %% ../../nbs/benchmarks/02_generate.ipynb #h
 class Draws:
     "Draws for the tasks numbered `index` (uint64 array): `draws(question, slot)` gives one 32-bit integer for each."
 
@@ -159,15 +157,15 @@ class Draws:
         return mix(self.counter + mix(stream)) >> _S32
 
 def below(draw: np.ndarray, bound) -> np.ndarray:
-    "A draw brought to 0 … bound − 1 (int64); `bound` is an integer or an array of them."
+    "A draw as int64 from 0 to bound − 1; `bound` is an integer or an array."
     return ((draw * np.asarray(bound).astype(np.uint64)) >> _S32).astype(np.int64)
 
 (_GOAL, _GOAL_TILE, _DEPTH, _PRUNE, _RULE, _RULE_TILE, _CARRIED, _PATCHES, _OBJECT,
  _COUNT, _PRODUCT, _BAD_RULE, _BAD_A, _BAD_B, _EVEN) = range(15)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #69f9f118
-def _shuffled(draws: Draws, question: int, codes: np.ndarray, most: int) -> np.ndarray:
-    "`codes` once per task, shape (codes, tasks); the first `most` rows are in random order."
+# %% ../../nbs/benchmarks/02_generate.ipynb #i
+def _shuffled(draws, question, codes, most):
+    "`codes` for each task, (codes, tasks); the first `most` rows are in random order."
     n, m = len(draws.counter), len(codes)
     rows, task = np.repeat(codes, n), np.arange(n)
     for k in range(min(most, m - 1)):
@@ -177,19 +175,19 @@ def _shuffled(draws: Draws, question: int, codes: np.ndarray, most: int) -> np.n
         rows[here] = taken
     return rows.reshape(m, n)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #4d8a6207
+# %% ../../nbs/benchmarks/02_generate.ipynb #j
 class _Bag:
-    "The objects of each task that are still unused. `whole` turns False for a task that asks for more than there are."
+    "Each task's unused objects. `whole` turns False for a task that asks for more."
 
-    def __init__(self, draws: Draws, most: int):
+    def __init__(self, draws, most):
         self.carried = _shuffled(draws, _CARRIED, CARRIED, most)
         self.patches = _shuffled(draws, _PATCHES, PATCHES, most)
         self.task = np.arange(len(draws.counter))
         self.c, self.p = np.zeros_like(self.task), np.zeros_like(self.task)
         self.whole = np.ones(len(self.task), bool)
 
-    def take(self, wanted, draw=None, patch_ok=False) -> np.ndarray:
-        "One unused object for every task in `wanted` (bool): uniform over the carried ones, with the patches where `patch_ok`."
+    def take(self, wanted, draw=None, patch_ok=False):
+        "An unused object for each task in `wanted` (bool), uniform over the carried ones and, where `patch_ok`, patches."
         c_left, p_left = len(self.carried) - self.c, len(self.patches) - self.p
         patch = wanted & patch_ok & (below(draw, c_left + p_left) < p_left) if draw is not None else np.zeros_like(wanted)
         self.whole &= ~wanted | patch | (c_left > 0)
@@ -199,58 +197,57 @@ class _Bag:
         self.c += wanted & ~patch
         return code
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #663a3d39
+# %% ../../nbs/benchmarks/02_generate.ipynb #k
 _PAIR = (np.arange(256, dtype=np.uint64) >> np.uint64(4) << np.uint64(8)) | (np.arange(256, dtype=np.uint64) & np.uint64(15))
 _at = lambda x, bits: x.astype(np.uint64) << np.uint64(bits)
 
-def _rule_words(kind, a, b, product) -> np.ndarray:
-    "Rules as integers: kind, packed tiles `a`, `b` (ignored by one-tile kinds) and packed product, arrays of one shape."
+def _rule_words(kind, a, b, product):
+    "Rules as integers, from arrays of kinds and packed `a`, `b` (ignored by one-tile kinds) and product."
     two, swaps = _RULE_HAS_TWO[kind], _SYMMETRIC_RULE[kind]
     low, high = np.where(swaps, np.minimum(a, b), a), np.where(swaps, np.maximum(a, b), b)
     rest = np.where(two, _at(_PAIR[high], 16) | _PAIR[product], _at(_PAIR[product], 16))
     return _at(kind, 48) | _at(_PAIR[low], 32) | rest
 
-def _goal_words(kind, a, b) -> np.ndarray:
-    "Goals as integers, five bytes each: kind and packed tiles, `b` ignored by one-tile kinds."
+def _goal_words(kind, a, b):
+    "Goals as integers of five bytes; likewise."
     two, swaps = _GOAL_HAS_TWO[kind], _SYMMETRIC_GOAL[kind]
     low, high = np.where(swaps, np.minimum(a, b), a), np.where(two, np.where(swaps, np.maximum(a, b), b), 0)
     return _at(kind, 32) | _at(_PAIR[low], 16) | _PAIR[high]
 
-def _to_bytes(words: np.ndarray, width: int) -> np.ndarray:
-    "The last `width` bytes of each integer, most significant first: shape (…, width), uint8."
+def _to_bytes(words, width):
+    "The last `width` bytes of each integer, most significant first: (…, width) uint8."
     return np.ascontiguousarray(words.astype(">u8")[..., None].view(np.uint8)[..., 8 - width:])
 
-def _to_words(encodings: np.ndarray) -> np.ndarray:
-    "Encodings (…, width) as integers, the inverse of `_to_bytes`."
+def _to_words(encodings):
+    "The inverse of `_to_bytes`."
     words = np.zeros(encodings.shape[:-1], np.uint64)
     for column in range(encodings.shape[-1]):
         words = words << np.uint64(8) | encodings[..., column].astype(np.uint64)
     return words
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #8e3be057
+# %% ../../nbs/benchmarks/02_generate.ipynb #l
 class _Tasks(NamedTuple):
-    "A chunk of candidates under construction."
     draws: Draws
     bag: _Bag
-    goal: np.ndarray  # (n,) goals as integers
-    rules: list  # of (section, (n,) rules as integers, 0 where there is none)
+    goal: np.ndarray  # (n,) integers
+    rules: list  # of (section, (n,) integers, 0 for none)
     placed: list  # of ((n,) packed tile, (n,) bool)
 
-def _goals(recipe: Recipe, draws: Draws, bag: _Bag):
-    "Kind, first tile and second tile of each goal (the second counts for two-tile kinds only)."
+def _goals(recipe, draws, bag):
+    "Kind, first tile and (for two-tile kinds) second tile of each goal."
     everyone = np.ones(len(draws.counter), bool)
     kind = np.array(recipe.goal_kinds)[below(draws(_GOAL), len(recipe.goal_kinds))]
     a = bag.take(everyone, draws(_GOAL_TILE), patch_ok=~_is_held(kind))
     return kind, a, bag.take(_GOAL_HAS_TWO[kind])
 
-def _is_held(kind) -> np.ndarray:
-    "Whether goals of these kinds ask for something in the pocket, which no patch of colour can be."
+def _is_held(kind):
+    "Whether goals of these kinds ask for something in the pocket, where no patch can be."
     first, second, _ = goal_kinds.declared[kind].T
     return (first == 0) & (second >> 6 == 0)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #125b4965
+# %% ../../nbs/benchmarks/02_generate.ipynb #m
 def all_goals(kinds: tuple[int, ...] = GOAL_KINDS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    "Every goal that can be drawn, once: its kind and its two packed tiles (0 for none), three arrays of equal length."
+    "Every goal that can be drawn, once: kinds and both packed tiles (0 for none), arrays of one length."
     low, high = np.triu_indices(len(OBJECTS), 1)
     low, high = OBJECTS[low], OBJECTS[high]
     mixed = ~(np.isin(low, PATCHES) & np.isin(high, PATCHES))
@@ -262,8 +259,8 @@ def all_goals(kinds: tuple[int, ...] = GOAL_KINDS) -> tuple[np.ndarray, np.ndarr
         parts.append((np.full(len(a), kind), a, np.broadcast_to(np.uint8(b), len(a))))
     return tuple(np.concatenate(column) for column in zip(*parts))
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #56a37730
-def _goals_in_turn(recipe: Recipe, draws: Draws, bag: _Bag, index: np.ndarray):
+# %% ../../nbs/benchmarks/02_generate.ipynb #n
+def _goals_in_turn(recipe, draws, bag, index):
     "Like `_goals`, but task i has goal i modulo their number of a list shuffled by the seed."
     kind, a, b = all_goals(recipe.goal_kinds)
     order = np.argsort(Draws(recipe.random_seed, np.arange(len(kind)))(_EVEN), kind="stable")
@@ -278,9 +275,9 @@ def _goals_in_turn(recipe: Recipe, draws: Draws, bag: _Bag, index: np.ndarray):
             finger += here
     return kind, a, b
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #8b806267
-def _tree(recipe: Recipe, tasks: _Tasks, tiles: list) -> None:
-    "Grow rules under the goal's `tiles` (a list of (packed tile, bool)) and note what must be placed."
+# %% ../../nbs/benchmarks/02_generate.ipynb #o
+def _tree(recipe, tasks, tiles):
+    "Grow rules under the goal's `tiles`, a list of (packed tile, bool), and note what to place."
     draws, bag = tasks.draws, tasks.bag
     depth = below(draws(_DEPTH), recipe.chain_depth + 1) if recipe.sample_depth else recipe.chain_depth
     prune = np.uint64(round(recipe.prune_prob * 2**32) if recipe.prune_chain else 0)
@@ -297,16 +294,15 @@ def _tree(recipe: Recipe, tasks: _Tasks, tiles: list) -> None:
         tiles = inputs
     tasks.placed.extend(tiles)
 
-def _inputs(recipe: Recipe, draws: Draws, bag: _Bag, grows: np.ndarray, slot: int):
-    "A kind of rule and its unused input tiles for every task that `grows`: kind, a, b, and where b counts."
+def _inputs(recipe, draws, bag, grows, slot):
+    "Kind of rule, unused inputs a and b, and where b counts, for every task that `grows`."
     kind = np.array(recipe.rule_kinds)[below(draws(_RULE, slot), len(recipe.rule_kinds))]
     a = bag.take(grows, draws(_RULE_TILE, slot), patch_ok=_RULE_HAS_TWO[kind])
     two = grows & _RULE_HAS_TWO[kind]
     return kind, a, bag.take(two), two
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #4a39e9fb
-def _distractors(recipe: Recipe, tasks: _Tasks) -> None:
-    "Add distractor objects and rules to the tasks."
+# %% ../../nbs/benchmarks/02_generate.ipynb #p
+def _distractors(recipe, tasks):
     draws, bag, everyone = tasks.draws, tasks.bag, np.ones(len(tasks.goal), bool)
     c_tree, p_tree = bag.c.copy(), bag.p.copy()
     for slot in range(recipe.num_distractor_objects):
@@ -321,8 +317,7 @@ def _distractors(recipe: Recipe, tasks: _Tasks) -> None:
     for slot, product in enumerate(products):
         _distractor_rule(recipe, tasks, slot, slot < count, product, c_tree, p_tree)
 
-def _distractor_rule(recipe: Recipe, tasks: _Tasks, slot: int, exists, product, c_tree, p_tree) -> None:
-    "One distractor rule for every task where it `exists`."
+def _distractor_rule(recipe, tasks, slot, exists, product, c_tree, p_tree):
     draws, bag = tasks.draws, tasks.bag
     kind = np.array(recipe.rule_kinds)[below(draws(_BAD_RULE, slot), len(recipe.rule_kinds))]
     two = _RULE_HAS_TWO[kind]
@@ -338,17 +333,17 @@ def _distractor_rule(recipe: Recipe, tasks: _Tasks, slot: int, exists, product, 
     tasks.placed.extend([(a, exists & a_new), (b, exists & b_new & two)])
     tasks.rules.append((recipe.chain_depth, np.where(exists, _rule_words(kind, a, b, product), np.uint64(0))))
 
-def _beyond_gap(bag: _Bag, position, patch, c_tree, c_gap, p_tree, p_gap):
-    "The object at a position of a stack from which the gap was cut out, and whether the tree does not have it."
+def _beyond_gap(bag, position, patch, c_tree, c_gap, p_tree, p_gap):
+    "The object at a position of a stack without the gap, and whether it is new to the tree."
     tree, gap = np.where(patch, p_tree, c_tree), np.where(patch, p_gap, c_gap)
     new = position >= tree
     position = position + new * gap
     return np.where(patch, bag.patches[np.minimum(position, len(PATCHES) - 1), bag.task],
                     bag.carried[np.minimum(position, len(CARRIED) - 1), bag.task]), new
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #605e73be
-def _is_sound(recipe: Recipe, tasks: _Tasks) -> np.ndarray:
-    "Which candidates (bool) had enough objects, and no distractor that doubles a rule or forestalls the goal."
+# %% ../../nbs/benchmarks/02_generate.ipynb #q
+def _is_sound(recipe, tasks):
+    "Which candidates (bool) had enough objects, and no distractor that doubles a rule or meets the goal."
     sound = tasks.bag.whole.copy()
     events = [_event(rule) for _, rule in tasks.rules]
     kind = (tasks.goal >> _S32).astype(np.int64)
@@ -362,46 +357,44 @@ def _is_sound(recipe: Recipe, tasks: _Tasks) -> np.ndarray:
             sound &= ~(exists & (events[i] == other))
     return sound
 
-def _event(rule: np.ndarray) -> np.ndarray:
-    "A rule without its product: kind and input tiles, still at their places in the integer."
+def _event(rule):
+    "A rule's integer without its product."
     two = _RULE_HAS_TWO[(rule >> np.uint64(48)).astype(np.int64)]
     return rule & np.where(two, np.uint64(2**64 - 2**16), np.uint64(2**64 - 2**32))
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #f8f13807
-def _rule_parts(rules: np.ndarray):
-    "Inputs and product of rules given as integers: three packed uint16 arrays, 0 for none."
+# %% ../../nbs/benchmarks/02_generate.ipynb #r
+def _rule_parts(rules):
+    "Inputs and product of rules as integers: packed uint16 arrays, 0 for none."
     code = lambda shift: ((rules >> np.uint64(shift + 4)) & np.uint64(0xF0) | (rules >> np.uint64(shift)) & np.uint64(15)).astype(np.uint16)
     two = _RULE_HAS_TWO[(rules >> np.uint64(48)).astype(np.int64)]
     return code(32), np.where(two, code(16), np.uint16(0)), np.where(two, code(0), code(16))
 
 def order_matters(rules: np.ndarray) -> np.ndarray:
-    "For rules given as integers (n, R): whether one feeds another or two want the same object. Bool (n,)."
+    "Whether one of the rules, integers (n, R), feeds another or two want the same object: bool (n,)."
     a, b, product = (np.ascontiguousarray(part.T) for part in _rule_parts(rules))
-    unknown = rules >> np.uint64(48) > np.uint64(max(RULE_KINDS))
-    matters = unknown.any(axis=1)
-    none = np.uint16(999)  # what is not there equals nothing, not even itself
-    a_, b_, p_ = np.where(a == 0, none, a), np.where(b == 0, none, b), np.where(product == 0, none, product)
+    matters = (rules >> np.uint64(48) > np.uint64(max(RULE_KINDS))).any(axis=1)
+    a_, b_, p_ = (np.where(x == 0, np.uint16(999), x) for x in (a, b, product))  # none equals nothing, not even itself
     for i in range(len(a)):
         for j in range(i):
             matters |= (a_[i] == a[j]) | (a_[i] == b[j]) | (b_[i] == a[j]) | (b_[i] == b[j])
             matters |= (p_[i] == a[j]) | (p_[i] == b[j]) | (p_[j] == a[i]) | (p_[j] == b[i])
     return matters
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #b106bf1a
-def _in_order(rules: np.ndarray) -> np.ndarray:
-    "Rules (n, R) as integers, empty ones last, sorted wherever their order cannot matter."
+# %% ../../nbs/benchmarks/02_generate.ipynb #s
+def _in_order(rules):
+    "Rules (n, R) as integers, empty ones last, sorted where their order cannot matter."
     last = np.where(rules == 0, np.uint64(_MASK), rules)
     ordered = np.where(order_matters(rules)[:, None], last, np.sort(last, axis=1))
     return np.where(ordered == np.uint64(_MASK), np.uint64(0), ordered)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #f275eb71
+# %% ../../nbs/benchmarks/02_generate.ipynb #t
 _ARGUMENTS_OF_GOAL, _ARGUMENTS_OF_RULE = np.full(256, 4), np.full(256, 6)
 _ARGUMENTS_OF_GOAL[:15] = 0, 2, 2, 2, 4, 2, 4, 4, 4, 4, 4, 2, 2, 2, 2
 _ARGUMENTS_OF_RULE[:12] = 0, 4, 4, 6, 6, 6, 6, 6, 4, 4, 4, 4
 _MIRROR_GOAL, _MIRROR_RULE = np.arange(256, dtype=np.uint8), np.arange(256, dtype=np.uint8)
 _MIRROR_GOAL[[7, 8, 9, 10]], _MIRROR_RULE[[4, 5, 6, 7]] = (9, 10, 7, 8), (6, 7, 4, 5)  # up with down, right with left
 
-def _one_spelling(encodings, arguments, has_two, mirror) -> np.ndarray:
+def _one_spelling(encodings, arguments, has_two, mirror):
     "Encodings with unused bytes zero and the smaller tile of a pair first."
     kind, a, b = encodings[..., 0], encodings[..., 1:3], encodings[..., 3:5]
     first, second = _to_words(a), _to_words(b)
@@ -411,11 +404,11 @@ def _one_spelling(encodings, arguments, has_two, mirror) -> np.ndarray:
     return np.where(np.arange(out.shape[-1]) <= arguments[kind][..., None], out, np.uint8(0))
 
 def canonical(goals, rules, init_tiles) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The one spelling of each task, so that equal tasks have equal encodings.
+    """The one spelling of each task, so that equal tasks have equal encodings; generated tasks have it.
 
-    Takes encodings, goals `(n, 5)`, rules `(n, R, 7)`, init_tiles `(n, N, 2)`, uint8; returns NumPy arrays of the same shapes. The smaller
-    tile of a pair comes first (up and down, left and right exchanged where needed), objects are sorted, rules are sorted where their order
-    cannot matter, padding is last, unused bytes are zero. Generated tasks are canonical already. Raises `ValueError` for other shapes or dtypes.
+    Takes goals `(n, 5)`, rules `(n, R, 7)`, init_tiles `(n, N, 2)`, uint8; returns NumPy arrays of the same shapes. The
+    smaller tile of a pair comes first (directions turn with it), objects are sorted, and rules where their order cannot
+    matter; padding is last, unused bytes are zero. Raises `ValueError` for other shapes or dtypes.
     """
     goals, rules, init_tiles = checked_arrays(goals, rules, init_tiles)
     goals = _one_spelling(goals, _ARGUMENTS_OF_GOAL, _SYMMETRIC_GOAL, _MIRROR_GOAL)
@@ -424,14 +417,14 @@ def canonical(goals, rules, init_tiles) -> tuple[np.ndarray, np.ndarray, np.ndar
     tiles = np.sort(_to_words(init_tiles) - np.uint64(1), axis=1) + np.uint64(1)  # one less: padding 0 wraps round and goes last
     return goals, _to_bytes(words, 7), _to_bytes(tiles, 2)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #c0fa38ca
-def _content(words: np.ndarray, position: int) -> np.ndarray:
-    "The sum over (n, W) nonzero words of a hash of each word and its place: (n,) uint64."
+# %% ../../nbs/benchmarks/02_generate.ipynb #u
+def _content(words, position):
+    "The sum of hashes of nonzero words (n, W) and their places: (n,) uint64."
     place = (np.arange(position + 1, position + 1 + words.shape[1], dtype=np.uint64)) * np.uint64(_GOLDEN)
     return np.where(words == 0, np.uint64(0), mix(words + place)).sum(axis=1, dtype=np.uint64)
 
-def _identities(goal_words, rule_words, init_tiles) -> tuple[np.ndarray, np.ndarray]:
-    "Ruleset ids and goal ids of canonical tasks: integers (n,) and (n, R), objects (n, N, 2)."
+def _identities(goal_words, rule_words, init_tiles):
+    "`identities` of canonical tasks: integers (n,) and (n, R), objects (n, N, 2)."
     n, width = len(goal_words), init_tiles.shape[1] * 2
     packed = np.zeros((n, -(-width // 8) * 8), np.uint8)
     packed[:, :width] = init_tiles.reshape(n, width)
@@ -439,9 +432,9 @@ def _identities(goal_words, rule_words, init_tiles) -> tuple[np.ndarray, np.ndar
     return mix(hidden + _content(packed.view(">u8").astype(np.uint64), 1 << 16)), mix(hidden)
 
 def identities(goals, rules, init_tiles, chunk: int = 1 << 16) -> tuple[np.ndarray, np.ndarray]:
-    """Ruleset ids and goal ids of tasks, each `(n,)` uint64: equal exactly when canonical tasks are equal (but for chances of 2⁻⁶⁴).
+    """Ruleset ids (of goal, rules, objects) and goal ids (of goal, rules), each `(n,)` uint64.
 
-    Takes the encodings that `canonical` takes and raises what it raises. A ruleset id covers goal, rules and objects, a goal id goal and rules.
+    Ids are equal exactly when canonical tasks are (but for chances of 2⁻⁶⁴). Arguments and errors: see `canonical`.
     """
     arrays = checked_arrays(goals, rules, init_tiles)
     ids = np.empty((2, len(arrays[0])), np.uint64)
@@ -450,9 +443,13 @@ def identities(goals, rules, init_tiles, chunk: int = 1 << 16) -> tuple[np.ndarr
         ids[:, start:start + chunk] = _identities(_to_words(goal), _to_words(rule), tiles)
     return ids[0], ids[1]
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #92c0ba51
-def _listed(placed: list, width: int) -> np.ndarray:
-    "Packed tiles and where they count, as sorted lists of objects (n, width, 2), zeros last."
+def ids_of_goals(goals) -> np.ndarray:
+    "The goal ids that goals `(n, 5)` would have without rules: `(n,)` uint64, for tasks with the same goal."
+    return identities(goals, np.zeros((len(goals), 1, 7), np.uint8), np.zeros((len(goals), 1, 2), np.uint8))[1]
+
+# %% ../../nbs/benchmarks/02_generate.ipynb #v
+def _listed(placed, width):
+    "Packed tiles where they count, as sorted objects (n, width, 2), zeros last."
     n, nobody = len(placed[0][0]), len(OBJECTS)
     marks = np.zeros((nobody + 1, n), bool)
     task = np.arange(n)
@@ -465,7 +462,7 @@ def _listed(placed: list, width: int) -> np.ndarray:
     codes[owner, rank] = OBJECTS[number]
     return np.stack([codes >> 4, codes & 15], axis=-1)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #82833cd6
+# %% ../../nbs/benchmarks/02_generate.ipynb #w
 class Rulesets(NamedTuple):
     "Tasks as arrays of one length: uint8 encodings, the number of rules, and the two identities (uint64)."
     goals: np.ndarray  # (n, 5)
@@ -475,16 +472,15 @@ class Rulesets(NamedTuple):
     ruleset_ids: np.ndarray  # (n,)
     goal_ids: np.ndarray  # (n,)
 
-def _stacked(rules: list, n: int, width: int) -> np.ndarray:
-    "The rules of all sections side by side (n, width), sorted within each section, empty ones last."
+def _stacked(rules, n, width):
+    "The rules of all sections (n, width), sorted within each, empty ones last."
     if not rules:
         return np.zeros((n, width), np.uint64)
     keyed = [np.where(rule == 0, np.uint64(_MASK), rule | np.uint64(section << 56)) for section, rule in rules]
     words = np.sort(np.stack(keyed, axis=1), axis=1)
     return np.where(words == np.uint64(_MASK), np.uint64(0), words & np.uint64(2**56 - 1))
 
-def _chunk(recipe: Recipe, start: int, stop: int) -> tuple[Rulesets, np.ndarray]:
-    "Candidates number `start` to `stop` and which of them are sound."
+def _chunk(recipe, start, stop):
     index = np.arange(start, stop, dtype=np.uint64)
     draws = Draws(recipe.random_seed, index)
     bag = _Bag(draws, sum(_level_sizes(recipe)) + recipe.num_distractor_objects + recipe.num_distractor_rules)
@@ -498,22 +494,20 @@ def _chunk(recipe: Recipe, start: int, stop: int) -> tuple[Rulesets, np.ndarray]
                     *_identities(tasks.goal, rules, tiles))
     return made, _is_sound(recipe, tasks)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #a437e830
+# %% ../../nbs/benchmarks/02_generate.ipynb #x
 _CHUNK, _ROUND = 1 << 13, 1 << 18  # candidates per call of a thread; candidates held in memory at once
 
-def _candidates(recipe: Recipe, start: int, count: int, pool) -> tuple[Rulesets, np.ndarray]:
-    "Candidates `start` to `start + count`, chunk by chunk in the threads of `pool`, and which are sound."
+def _candidates(recipe, start, count, pool):
+    "Candidates `start` to `start + count` and which are sound, chunk by chunk in the threads of `pool`."
     edges = [(s, min(s + _CHUNK, start + count)) for s in range(start, start + count, _CHUNK)]
-    out, sound = None, np.empty(count, bool)
+    out = None
     for (s, e), (made, ok) in zip(edges, pool.map(lambda edge: _chunk(recipe, *edge), edges)):
-        if out is None:
-            out = Rulesets(*(np.empty((count, *part.shape[1:]), part.dtype) for part in made))
-        for whole, part in zip(out, made):
+        out = out or [np.empty((count, *part.shape[1:]), part.dtype) for part in (*made, ok)]
+        for whole, part in zip(out, (*made, ok)):
             whole[s - start:e - start] = part
-        sound[s - start:e - start] = ok
-    return out, sound
+    return Rulesets(*out[:-1]), out[-1]
 
-def _new_ones(ids: np.ndarray, sound: np.ndarray, known: np.ndarray) -> np.ndarray:
+def _new_ones(ids, sound, known):
     "Which sound candidates (bool) are the first with their id, here and among the sorted ids `known`."
     rows = np.flatnonzero(sound)
     rows = rows[np.unique(ids[rows], return_index=True)[1]]
@@ -522,11 +516,11 @@ def _new_ones(ids: np.ndarray, sound: np.ndarray, known: np.ndarray) -> np.ndarr
     new[rows[known[place] != ids[rows]] if len(known) else rows] = True
     return new
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #dfe666e5
+# %% ../../nbs/benchmarks/02_generate.ipynb #y
 _VERDICTS = {0: "kept", 1: "unsound", 2: "repeated"} | {r + 2: f"no plan: {r.name.lower()}" for r in Reason if r}
 
-def _verdicts(recipe: Recipe, made: Rulesets, sound: np.ndarray, known: np.ndarray, pool) -> np.ndarray:
-    "What becomes of each candidate: 0 kept, 1 unsound, 2 a repetition, above that 2 + the `Reason` why it has no plan; uint8."
+def _verdicts(recipe, made, sound, known, pool):
+    "Numbers of `_VERDICTS`, uint8."
     new = _new_ones(made.ruleset_ids, sound, known)
     verdict = np.where(new, 0, np.where(sound, 2, 1)).astype(np.uint8)
     if recipe.solvable and new.any():
@@ -534,18 +528,17 @@ def _verdicts(recipe: Recipe, made: Rulesets, sound: np.ndarray, known: np.ndarr
         verdict[new] = np.where(found == 0, 0, found + 2)
     return verdict
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #9ea02f17
+# %% ../../nbs/benchmarks/02_generate.ipynb #z
 class _Progress:
-    "Tasks kept so far, in arrays with room for `n`, and where the search stands."
+    "Tasks kept so far, with room for `n`, and where the search stands."
 
-    def __init__(self, recipe: Recipe, n: int):
+    def __init__(self, recipe, n):
         shapes = (5,), (max_rules(recipe), 7), (max_init_tiles(recipe), 2), (), (), ()
         self.parts = [np.zeros((n, *shape), np.uint64 if i > 3 else np.uint8) for i, shape in enumerate(shapes)]
         self.recipe, self.n, self.have, self.start, self.idle, self.tally = recipe, n, 0, 0, 0, Counter()
         self.known = np.zeros(0, np.uint64)
 
-    def add(self, made: Rulesets, verdict: np.ndarray) -> None:
-        "Keep what is to be kept of the next candidates."
+    def add(self, made, verdict):
         rows = np.flatnonzero(verdict == 0)[:self.n - self.have]
         stop = self.have + len(rows)
         used = len(verdict) if stop < self.n else rows[-1] + 1
@@ -554,10 +547,10 @@ class _Progress:
         known, tally = np.union1d(self.known, made.ruleset_ids[rows]), self.tally.copy()
         tally["candidates"] += int(used)
         tally.update({_VERDICTS[int(v)]: int(c) for v, c in zip(*np.unique(verdict[:used], return_counts=True))})
-        self.known, self.tally, self.have, self.start = known, tally, stop, self.start + int(used)  # at once: an interrupt finds all or nothing
+        # at once: an interrupt finds all or nothing
+        self.known, self.tally, self.have, self.start = known, tally, stop, self.start + int(used)
 
-    def write(self, path: Path) -> None:
-        "Write a checkpoint."
+    def write(self, path):
         from safetensors.numpy import save_file
         arrays = {name: part[:self.have] for name, part in zip(Rulesets._fields, self.parts)}
         state = {"start": self.start, "tally": self.tally, "recipe": dataclasses.asdict(self.recipe), "version": GENERATOR_VERSION,
@@ -569,8 +562,8 @@ class _Progress:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def read(self, path: Path) -> None:
-        "Continue from a checkpoint. Raises `ValueError` for one that is damaged or belongs to another recipe."
+    def read(self, path):
+        "Continue from a checkpoint. Raises `ValueError` if it is damaged or another recipe's."
         from safetensors import SafetensorError, safe_open
         try:
             with safe_open(path, framework="numpy") as file:
@@ -581,33 +574,31 @@ class _Progress:
         if not whole:
             raise ValueError(f"{path} is no whole checkpoint of an interrupted run; delete it and begin again.")
         if [state["version"], state["recipe"]] != [GENERATOR_VERSION, json.loads(json.dumps(dataclasses.asdict(self.recipe)))]:
-            raise ValueError(f"{path} was left by a run with another recipe; delete it, or continue with the recipe that began it.")
-        have = min(len(arrays["goals"]), self.n)
-        if have < len(arrays["goals"]) or have == self.n:
-            raise ValueError(f"{path} holds {len(arrays['goals']):,} tasks already; ask for more than that, or delete it.")
+            raise ValueError(f"{path} was left by a run with another recipe; continue with that recipe, or delete it.")
+        if (have := len(arrays["goals"])) >= self.n:
+            raise ValueError(f"{path} holds {have:,} tasks already; ask for more than that, or delete it.")
         for whole, name in zip(self.parts, Rulesets._fields):
             whole[:have] = arrays[name]
         self.have, self.start, self.tally, self.known = have, state["start"], Counter(state["tally"]), np.unique(arrays["ruleset_ids"])
 
-def _checksum(arrays: dict) -> int:
-    return functools.reduce(lambda sum, name: zlib.crc32(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8), sum), sorted(arrays), 0)
+def _checksum(arrays):
+    return functools.reduce(lambda sum, name: zlib.crc32(np.ascontiguousarray(arrays[name]), sum), sorted(arrays), 0)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #1875eea6
+# %% ../../nbs/benchmarks/02_generate.ipynb #A
 def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, progress: bool = False, label: str = "making tasks",
                       resume=None, tally: Counter | None = None) -> Rulesets:
-    """The first `n` distinct tasks of a recipe.
+    """The first `n` distinct tasks of a recipe, on which alone they depend, as wide as `max_rules` and `max_init_tiles`.
 
-    The result depends on the recipe alone; its shapes are those of `max_rules` and `max_init_tiles`. `workers` threads (as many as cores, 8 at most, unless
-    given) share the work; `progress` shows a bar with this `label`.
+    `workers` threads (default: a thread per core, 8 at most) share the work; `progress` shows a bar with this `label`.
 
-    `resume` is the path of a checkpoint: written every few seconds and when the run is interrupted, continued from if it exists, and removed at the end.
-    `tally` (a `collections.Counter`) is told how many candidates were tried, kept and thrown away, and why.
-    Raises `ValueError` when the recipe has no `n` distinct tasks and for a checkpoint of something else.
+    `resume` is the path of a checkpoint, written every few seconds and at an interrupt, continued from if it exists,
+    and removed at the end. `tally` counts how many candidates were tried, kept and rejected, and why.
+    Raises `ValueError` when the recipe has fewer distinct tasks, and for a checkpoint of something else.
     """
     checked_int("n", n, 1, 2**31 - 1)
     workers = num_workers() if workers is None else checked_int("workers", workers, 1, 256)
     if recipe.solvable and (max(recipe.goal_kinds) > max(GOAL_KINDS) or max(recipe.rule_kinds) > max(RULE_KINDS)):
-        raise ValueError("This recipe has registered kinds, for which no plan can be proved: set solvable=False to make tasks without proofs.")
+        raise ValueError("This recipe has registered kinds, for which no plan can be proved: set solvable=False.")
     state, path = _Progress(recipe, n), None if resume is None else Path(resume).expanduser()
     if path is not None and path.exists():
         state.read(path)
@@ -624,9 +615,8 @@ def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, pro
         tally.update(state.tally)
     return Rulesets(*state.parts)
 
-# %% ../../nbs/benchmarks/02_generate.ipynb #8d239f4b
-def _search(state: _Progress, pool, bar, path: Path | None) -> None:
-    "Try candidates until there are enough tasks."
+# %% ../../nbs/benchmarks/02_generate.ipynb #B
+def _search(state, pool, bar, path):
     written = time.monotonic()
     while state.have < state.n:
         before, left = state.have, _how_many(state.n, state.have, state.start, state.idle)
@@ -640,11 +630,11 @@ def _search(state: _Progress, pool, bar, path: Path | None) -> None:
                 written = time.monotonic()
         state.idle = state.idle + 1 if state.have == before else 0
         if state.idle == 3:
-            raise ValueError(f"{state.n:,} distinct tasks were asked for, but {state.start:,} tries found only {state.have:,}: ask for fewer, or widen the recipe "
-                             "(more kinds, depth or distractors).")
+            raise ValueError(f"{state.n:,} distinct tasks were asked for, but {state.start:,} tries found only {state.have:,}: "
+                             "ask for fewer, or widen the recipe (more kinds, depth or distractors).")
 
-def _how_many(n: int, have: int, tried: int, idle: int) -> int:
-    "How many candidates to try next: what the yield so far suggests, and as many again as ever when the last round brought nothing."
+def _how_many(n, have, tried, idle):
+    "How many candidates to try next: what the yield suggests, or as many as ever after a round without any."
     if not have:
         return n + n // 32 + 64
     return min(max(int((n - have) * tried / have * 1.2) + 256, tried if idle else 0), max(2 * n, 1 << 17))

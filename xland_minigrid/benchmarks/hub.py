@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HubError', 'fetch']
 
-# %% ../../nbs/benchmarks/05_hub.ipynb #8a2a6a85
+# %% ../../nbs/benchmarks/05_hub.ipynb #a
 import contextlib
 import hashlib
 import os
@@ -15,18 +15,18 @@ from pathlib import Path
 class HubError(OSError):
     "A file could not be had from the hub."
 
-# %% ../../nbs/benchmarks/05_hub.ipynb #2af40a1c
-def _parsed(spec: str) -> tuple[str, str, str]:
+# %% ../../nbs/benchmarks/05_hub.ipynb #b
+def _parsed(spec):
     "Repository, file and revision of `hub:OWNER/REPO/FILE@REVISION`. Raises `TypeError` or `ValueError`."
     if not isinstance(spec, str):
-        raise TypeError(f"The name of a file on the hub is text, hub:OWNER/REPO/FILE; this is {type(spec).__name__}.")
+        raise TypeError(f"spec is {type(spec).__name__}: write hub:OWNER/REPO/FILE.")
     found = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)/([^@\\]+?)(?:@([\w./-]+))?", spec, re.ASCII)
     if not found or any(part in ("", ".", "..") for text in found.groups() if text for part in text.split("/")) or not spec.isprintable():
         raise ValueError(f"{spec!r} does not name a file on the hub: write hub:OWNER/REPO/FILE, or hub:OWNER/REPO/FILE@REVISION.")
     return found[1], found[2], found[3] or "main"
 
-# %% ../../nbs/benchmarks/05_hub.ipynb #536a5f6b
-_REMEDIES = (  # from the special to the general; names, because versions of the library differ in what they have
+# %% ../../nbs/benchmarks/05_hub.ipynb #c
+_REMEDIES = (  # from the special to the general; names, because versions of the library differ
     ("GatedRepoError", "it is gated: accept its conditions on its page, and log in with hf auth login"),
     ("RepositoryNotFoundError", "there is no such dataset, or it is private: check the name, or log in with hf auth login"),
     ("RevisionNotFoundError", "there is no such branch, tag or commit: check the part after the @"),
@@ -36,8 +36,8 @@ _REMEDIES = (  # from the special to the general; names, because versions of the
     ("HfHubHTTPError", "the hub refuses it: log in with hf auth login if it is private, or try again later"))
 
 @contextlib.contextmanager
-def _explained(spec: str):
-    "Turn what huggingface_hub raises into a `HubError` that names the remedy; problems with this machine's files stay what they are."
+def _explained(spec):
+    "Turn errors of huggingface_hub into a `HubError` that names the remedy; errors of this machine's files pass."
     from huggingface_hub import errors
     try:
         yield
@@ -50,14 +50,13 @@ def _explained(spec: str):
         reason = " ".join(str(error).split())[:160]
         raise HubError(f"{spec} cannot be fetched ({type(error).__name__}: {reason}): {remedy or 'the connection broke off, run this again'}.") from error
 
-# %% ../../nbs/benchmarks/05_hub.ipynb #3224f1a4
-def _sha256(path) -> str:
+# %% ../../nbs/benchmarks/05_hub.ipynb #d
+def _sha256(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 @contextlib.contextmanager
-def _bars(shown: bool):
-    "Show or hide the library's progress bars during the block."
+def _bars(shown):
     from huggingface_hub import utils
     hide = not shown and not utils.are_progress_bars_disabled()
     if hide:
@@ -69,11 +68,12 @@ def _bars(shown: bool):
             utils.enable_progress_bars()
 
 def fetch(spec: str, sha256: str | None = None, *, progress: bool = True, cache=None) -> Path:
-    """The file `hub:OWNER/REPO/FILE[@REVISION]`, of a dataset on the Hugging Face hub, as a path on this machine.
+    """Path of a file of a dataset on the Hugging Face hub, `hub:OWNER/REPO/FILE[@REVISION]`, downloaded if needed.
 
-    It is downloaded once, into the cache of `huggingface_hub` (or the folder `cache`), and again when it changed on the hub; without a network the cached file is
-    used. With `sha256` (64 hexadecimal digits) a cached file with that sum is taken without asking the hub, and one that arrives with another sum is thrown away.
-    Raises `ValueError` or `TypeError` for an impossible `spec` or `sha256`, `ImportError` without huggingface_hub, else `HubError` (an `OSError`).
+    It is kept in the cache of `huggingface_hub` (or the folder `cache`) and fetched again when it changed; without a
+    network the cached file is used. With `sha256` (64 hexadecimal digits) a cached file with that sum is taken without
+    asking the hub, and one that arrives with another sum is deleted. Raises `ValueError` or `TypeError` for an
+    impossible `spec` or `sha256`, `ImportError` without huggingface_hub, else `HubError` (an `OSError`).
     """
     repo, file, revision = _parsed(spec)
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256 := str(sha256).lower()):

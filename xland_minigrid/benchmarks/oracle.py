@@ -6,7 +6,7 @@
 __all__ = ['shared_env', 'rows_of', 'outcomes', 'replay', 'start_keys', 'reset_tasks', 'starts_of', 'Attempts', 'solve_tasks',
            'reference_steps']
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #9778107a
+# %% ../../nbs/benchmarks/12_oracle.ipynb #a
 import functools
 import time
 from typing import NamedTuple
@@ -21,17 +21,17 @@ from .solve import prove
 from ..core.helpers import progress_bar
 from ..core.ruleset import RuleSet
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #6bd01b35
+# %% ../../nbs/benchmarks/12_oracle.ipynb #b
 @functools.cache
-def _first(cls: type):
+def _first(cls):
     return cls()
 
 def shared_env(env):
-    "An environment whose compiled programs can be used again: environments hold no state, so those of one class share one."
+    "One environment for all of a class without attributes, so that compiled programs are used again."
     return env if vars(env) else _first(type(env))
 
 def rows_of(tree, rows):
-    "Rows of a batch. NumPy picks them: JAX would compile a program for every number of rows. Typed keys stay typed."
+    "Rows of a batch, picked by NumPy: JAX would compile a program for every number of rows. Typed keys stay typed."
     def pick(x):
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(jnp.asarray(np.asarray(jax.random.key_data(x))[rows]), impl=jax.random.key_impl(x))
@@ -42,7 +42,7 @@ _PIECE, _BATCH = 64, 256  # steps, rows
 
 @functools.partial(jax.jit, static_argnames="env")
 def _scan(env, params, carry, actions):
-    "Play `_PIECE` actions of n trials; it takes up where it left off, so one program serves sequences of any length."
+    "Play `_PIECE` actions of n trials, from where it left off: one program for sequences of any length."
     def one(carry, column):
         timesteps, ended, rewards, number = carry
         timesteps = jax.vmap(env.step, (None, 0, 0))(params, timesteps, column)
@@ -51,7 +51,7 @@ def _scan(env, params, carry, actions):
     return jax.lax.scan(one, carry, actions.T)[0]
 
 def _play_rows(env, params, timesteps, actions, rows):
-    "`outcomes` of some rows; what is played after the last action of a row does not count."
+    "`outcomes` of some rows; steps after a row's last action do not count."
     pieces = -(-max(len(actions[i]) for i in rows) // _PIECE)
     width = _BATCH if len(rows) > 16 else 16
     padded = np.ones((width, pieces * _PIECE), np.int32)
@@ -63,20 +63,17 @@ def _play_rows(env, params, timesteps, actions, rows):
         carry = _scan(shared_env(env), params, carry, piece)
     return np.asarray(carry[1])[:len(rows)], np.asarray(carry[2])[:len(rows)]
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #55b1095b
+# %% ../../nbs/benchmarks/12_oracle.ipynb #c
 def outcomes(env, params, timesteps, sequences) -> tuple[np.ndarray, np.ndarray]:
-    """Play action sequences in the real environment.
+    """Play B sequences of actions in the real environment from B starts, `timesteps`, and their tasks.
 
-    Args:
-        env, params: as for `env.step`; the tasks are those in the time steps.
-        timesteps: a batch of B time steps, the starts. sequences: B sequences of actions.
-    Returns the step at which each trial ended, int32 `(B,)`, and its reward there, float32 `(B,)`; both 0 where it goes on after the last action.
-    Raises `ValueError` when there are not as many sequences as starts.
+    Returns the step that ended each trial, int32 `(B,)`, and its reward, float32 `(B,)`; both 0 if the trial goes on
+    after the last action. Raises `ValueError` unless there are as many sequences as starts.
     """
     actions = [np.asarray(a, np.int8).ravel() for a in sequences]
     count = np.shape(timesteps.reward)[0] if np.ndim(timesteps.reward) else -1
     if count != len(actions):
-        raise ValueError(f"{len(actions)} solutions, but timesteps is {'a batch of ' + str(count) if count >= 0 else 'no batch'}: give one solution for each start.")
+        raise ValueError(f"{len(actions)} solutions for {count if count >= 0 else 'no batch of'} starts: give one solution for each start.")
     lengths, ended, rewards = np.array([len(a) for a in actions], np.int32), np.zeros(count, np.int32), np.zeros(count, np.float32)
     order = np.argsort(lengths, kind="stable")
     for rows in np.split(order, np.arange(_BATCH, count, _BATCH)):
@@ -86,34 +83,35 @@ def outcomes(env, params, timesteps, sequences) -> tuple[np.ndarray, np.ndarray]
     return np.where(within, ended, 0), np.where(within, rewards, np.float32(0))
 
 def replay(env, params, timesteps, solutions) -> tuple[np.ndarray, np.ndarray]:
-    """Run solutions in the real environment: B `Solution`s, or B action sequences; other arguments and errors are those of `outcomes`.
+    """Run B `Solution`s or action sequences in the real environment; other arguments and errors: see `outcomes`.
 
-    Returns bool `(B,)`: the last action of the sequence reached the goal, and not before. int32 `(B,)`: how many steps that took, 0 where it did not.
+    Returns bool `(B,)`, whether the last action, and none before, reached the goal, and int32 `(B,)`, how many steps
+    that took, 0 where it did not.
     """
     actions = [getattr(s, "actions", s) for s in solutions]
     ended, rewards = outcomes(env, params, timesteps, actions)
     solved = (rewards > 0) & (ended == np.array([np.size(a) for a in actions]))
     return solved, np.where(solved, ended, 0)
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #fbcaf932
+# %% ../../nbs/benchmarks/12_oracle.ipynb #d
 @jax.jit
 def _folded(key, task, start):
     fold = lambda t, s: jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, t), s))
     return jax.vmap(fold)(task, start)
 
 def start_keys(task, start, seed: int = 0) -> jax.Array:
-    "The typed keys of the starts of tasks, `(n,)`, from two integer arrays `(n,)`."
-    wide = lambda x: np.pad(np.asarray(x, np.uint32), (0, -len(x) % _BATCH))  # one program for up to 256, another for up to 512, and so on
+    "Typed keys of starts, `(n,)`, from integers `(n,)`."
+    wide = lambda x: np.pad(np.asarray(x, np.uint32), (0, -len(x) % _BATCH))  # few widths, few programs
     data = np.asarray(_folded(jax.random.key(seed), wide(task), wide(start)))[:len(task)]
     return jax.random.wrap_key_data(jnp.asarray(data))
 
 @functools.partial(jax.jit, static_argnames="env")
 def reset_tasks(env, params, rulesets, keys):
-    "The first time steps of tasks with a leading axis `(n,)`, one key each."
+    "The first time steps `(n,)` of tasks, one key each."
     return jax.vmap(lambda task, key: env.reset(params.replace(ruleset=task), key))(rulesets, keys)
 
 def starts_of(env, params, goals, rules, init_tiles, keys):
-    "Time steps `(n,)` at the start of tasks given as encodings `(n, 5)`, `(n, R, 7)`, `(n, N, 2)`, one key each."
+    "The first time steps `(n,)` of encodings `(n, 5)`, `(n, R, 7)`, `(n, N, 2)`, one key each."
     parts, n = [], len(goals)
     for begin in range(0, n, _BATCH):
         rows = np.minimum(np.arange(begin, begin + _BATCH), n - 1)
@@ -122,20 +120,19 @@ def starts_of(env, params, goals, rules, init_tiles, keys):
         parts.append(rows_of(batch, slice(n - begin)))
     return jax.tree.map(lambda *x: jnp.concatenate(x) if len(x) > 1 else jnp.asarray(x[0]), *parts)
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #dc8b48fb
+# %% ../../nbs/benchmarks/12_oracle.ipynb #e
 class Attempts(NamedTuple):
     "Attempts on `n` pairs of task and start, NumPy arrays `(n,)`."
-    task: np.ndarray     # number of the task in the benchmark
-    start: np.ndarray    # number of the start
-    key: np.ndarray      # (n, 2) uint32, the raw key that `env.reset` had
-    steps: np.ndarray    # int32, actions needed; 0 where not solved
-    solved: np.ndarray   # bool, as `replay` says
+    task: np.ndarray  # number of the task in the benchmark
+    start: np.ndarray  # number of the start
+    key: np.ndarray  # (n, 2) uint32, the raw key that `env.reset` had
+    steps: np.ndarray  # int32, actions needed; 0 where not solved
+    solved: np.ndarray  # bool, as `replay` says
     failure: np.ndarray  # uint8, a `Failure`
     seconds: np.ndarray  # float32, time to find it
-    actions: list        # of int8 (T,)
+    actions: list  # of int8 (T,)
 
-def _solve_all(tasks, timesteps, params, planned, progress: bool, options):
-    "Solutions and the seconds they took, one start after the other."
+def _solve_all(tasks, timesteps, params, planned, progress, options):
     out, seconds, states = [], np.zeros(len(planned), np.float32), jax.device_get(timesteps and timesteps.state.replace(key=None))
     with progress_bar(len(planned), progress, "solving", "starts") as bar:
         for i in range(len(planned)):
@@ -148,39 +145,38 @@ def _solve_all(tasks, timesteps, params, planned, progress: bool, options):
             bar.update(1)
     return out, seconds
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #bc721a90
+# %% ../../nbs/benchmarks/12_oracle.ipynb #f
 def solve_tasks(benchmark, numbers, env, params, *, starts: int = 1, seed: int = 0, progress: bool = False, **options) -> Attempts:
-    """Solve tasks of a benchmark from several starts each, and replay what was found.
+    """Solve tasks of a benchmark from several starts each, and replay the solutions.
 
     Args:
         benchmark: a `Benchmark`; numbers: which of its tasks, integers `(k,)`.
         env, params: an XLand environment and its parameters (their ruleset is replaced).
         starts: starts per task, drawn by `env.reset` with `start_keys`. progress: show a bar.
         options: further arguments of `solve_from`.
-    Returns:
-        `Attempts` on k · starts pairs, in the order of `numbers`, starts of one task side by side. Tasks for which `solve.prove` finds no plan are not tried and get `NO_PLAN`.
-    Raises `IndexError` for a number that the benchmark does not have, `ValueError` for no start.
+    Returns `Attempts` on k · starts pairs, starts of one task side by side; tasks without a plan (`solve.prove`) are
+    not tried. Raises `IndexError` for a number that the benchmark does not have, `ValueError` for no start.
     """
     numbers = row_numbers(np.atleast_1d(np.asarray(numbers)), len(benchmark.goals), "task", 0)
     if starts < 1:
         raise ValueError(f"starts is {starts}: at least one start per task is needed.")
     task, start = np.repeat(numbers, starts), np.tile(np.arange(starts), len(numbers))
     tasks = [np.asarray(x)[task] for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles)]
-    by_tables = getattr(benchmark, "sets", None) is None  # otherwise the prover does not know the kinds
-    planned = prove(*tasks).solvable if by_tables else np.ones(len(task), bool)
+    known = getattr(benchmark, "sets", None) is None  # otherwise the prover does not know the kinds
+    planned = prove(*tasks).solvable if known else np.ones(len(task), bool)
     keys = start_keys(task, start, seed)
     timesteps = starts_of(env, params, *tasks, keys) if len(task) else None
     solutions, seconds = _solve_all(tasks, timesteps, params, planned, progress, options)
     solved, steps = replay(env, params, timesteps, solutions) if len(task) else (np.zeros(0, bool), np.zeros(0, np.int32))
     failure = np.array([s.failure for s in solutions], np.uint8).reshape(-1)
     if (wrong := (failure == Failure.SOLVED) & ~solved).any():
-        raise RuntimeError(f"The environment contradicts the planner on task {task[wrong.argmax()]}, start {start[wrong.argmax()]}: please report it.")
+        raise RuntimeError(f"Environment and planner disagree on task {task[wrong.argmax()]}, start {start[wrong.argmax()]}: please report it.")
     return Attempts(task, start, np.asarray(jax.random.key_data(keys)), steps, solved, failure, seconds, [s.actions for s in solutions])
 
 def reference_steps(benchmark, numbers, env, params, starts: int = 4, seed: int = 0, *, progress: bool = False, **options) -> np.ndarray:
-    """Par: how many steps a task takes, the mean over several starts; float32 `(k,)`, NaN where none of them was solved.
+    """Par: the mean number of steps over several starts, float32 `(k,)`, NaN where none was solved.
 
-    Arguments and errors are those of `solve_tasks`.
+    Arguments and errors: see `solve_tasks`.
     """
     attempts = solve_tasks(benchmark, numbers, env, params, starts=starts, seed=seed, progress=progress, **options)
     solved = attempts.solved.reshape(-1, starts)

@@ -5,33 +5,33 @@
 # %% auto #0
 __all__ = ['EFFORTS', 'Failure', 'Solution', 'Start', 'start_of', 'solve_from']
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #4a0e28d7
+# %% ../../nbs/benchmarks/11_planner.ipynb #a
 import enum
+import itertools
 from typing import NamedTuple
 
 import numpy as np
 
 from .proofs import why_impossible
 from .walks import LOCKED_TABLE, SAFE_TABLE, Distances, Walks, area, door_table
-from xland_minigrid.benchmarks.world import (
-    ALL_SIDES, CAN_PICK, CAN_WALK, CLOCKWISE, COUNTERCLOCKWISE, FLOOR_TABLE, FORWARD, NOTHING, PICK_TABLE, PICK_UP, PUT_DOWN, TOGGLE,
-    Agenda, SmallWorld, Tree, Use, act, agenda_of, apply_rules, cells_in, cells_with, codes_of, flags, goal_reached, pack_pair, set_table,
-)
+from .world import ALL_SIDES, CAN_PICK, CAN_WALK, CLOCKWISE, COUNTERCLOCKWISE, FLOOR_TABLE, FORWARD, NOTHING, PICK_TABLE
+from .world import PICK_UP, PUT_DOWN, TOGGLE, SmallWorld, act, agenda_of, apply_rules, cells_in, cells_with, codes_of
+from .world import flags, goal_reached, pack_pair, set_table
 from ..core.goals import NUM_GOALS
 from ..core.rules import NUM_RULES
 from ..core.ruleset import RuleSet
 from ..core.tiles import Tiles
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #88cd0220
+# %% ../../nbs/benchmarks/11_planner.ipynb #b
 class Failure(enum.IntEnum):
     "What became of an attempt. `NO_PLAN` and `IMPOSSIBLE_START` are proofs; the others say only that nothing was found."
     SOLVED = 0
-    NO_PLAN = 1           # rules and objects alone do not allow it, wherever things lie
+    NO_PLAN = 1  # rules and objects alone do not allow it, wherever things lie
     IMPOSSIBLE_START = 2  # this start does not allow it, see `proofs.why_impossible`
-    BLOCKED = 3           # every subgoal that the planner knows was tried
-    BUDGET = 4            # the search was cut off
-    TOO_LONG = 5          # a way was found, but it takes more steps than a trial has
-    UNSUPPORTED = 6       # registered kinds, composed goals: the small world does not know them
+    BLOCKED = 3  # every subgoal that the planner knows was tried
+    BUDGET = 4  # the search was cut off
+    TOO_LONG = 5  # a way was found, but it takes more steps than a trial has
+    UNSUPPORTED = 6  # registered kinds, composed goals: the small world does not know them
 
 class Solution(NamedTuple):
     "The outcome for one start: `actions` int8 `(T,)` (empty unless solved), whether it is solved, why not, and a sentence about it."
@@ -40,11 +40,11 @@ class Solution(NamedTuple):
     failure: Failure
     detail: str
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #f1201ea2
+# %% ../../nbs/benchmarks/11_planner.ipynb #c
 _LIES, _MADE, _HELD = range(3)  # a thing lies about; has just been made where the agent is; is in the pocket
 
-def _costs(tree: Tree, where: dict, far: Distances, detour: dict) -> list:
-    "Estimates for having an object, or for the goal: a list of (cell, steps, how it is there)."
+def _costs(tree, where, far, detour):
+    "Estimates for having an object, or for the goal: (cell, steps, how it is there)."
     if tree.use is None:
         return where.get(tree.code, ())
     kind, of = tree.use.kind, [_fitting(tree, i, _costs(part, where, far, detour), far) for i, part in enumerate(tree.parts)]
@@ -57,20 +57,24 @@ def _costs(tree: Tree, where: dict, far: Distances, detour: dict) -> list:
         return [(place, steps + _fetch(cell, how, detour) + far[cell][place], _MADE) for cell, steps, how in of[0]]
     return [(cell, steps + (detour.get(cell, 2) if how == _LIES else 2), _MADE) for cell, steps, how in of[0]]
 
-def _fitting(tree: Tree, index: int, ways, far: Distances):
-    "The estimates for a part, those of a patch dearer where a wall stands on the side where the use needs room."
+def _fitting(tree, index, ways, far):
+    "The estimates for a part; a patch costs more where a wall takes the room that the use needs."
     use, part = tree.use, tree.parts[index]
     if CAN_PICK[part.code] or not use.sides or len(use.sides) > 1:
         return ways
-    side = far.board.off[use.sides[0]] * (1 if use.kind == "pair" and index == 0 else -1)
+    side = _beside(far.board.off, use, index)
     return [(cell, steps if far.open & far.board.bit(cell + side) else steps + 15, how) for cell, steps, how in ways]
 
-def _fetch(cell: int, how: int, detour: dict) -> int:
-    "Steps to come to a thing and have it in the pocket."
+def _beside(off, use, index):
+    "From a use's input number `index` to where the other one, or the agent, has to be (for uses with one side)."
+    return off[use.sides[0]] * (1 if use.kind == "pair" and index == 0 else -1)
+
+def _fetch(cell, how, detour):
+    "Steps until a thing is in the pocket."
     return detour.get(cell, 2) + 2 if how == _LIES else 2 if how == _MADE else 0
 
-def _costs_of_pair(use: Use, ones, others, far: Distances, detour: dict) -> list:
-    "For each place where the two can meet the cheapest way: one stays, the other is brought."
+def _costs_of_pair(use, ones, others, far, detour):
+    "The cheapest way for each place where the two can meet: one stays, the other is brought."
     best = {}
     for stays, comes, code in ((ones, others, use.inputs[1]), (others, ones, use.inputs[0])):
         for q, waited, how_q in stays:
@@ -80,9 +84,8 @@ def _costs_of_pair(use: Use, ones, others, far: Distances, detour: dict) -> list
                     best[q] = min(total, best.get(q, total))
     return [(q, steps, _MADE) for q, steps in best.items()]
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #e6f76771
-def _estimate(far: Distances, agenda: Agenda, c: bytearray, pos: int, pocket: int) -> int:
-    "Roughly how many steps it still takes."
+# %% ../../nbs/benchmarks/11_planner.ipynb #d
+def _estimate(far, agenda, c, pos, pocket):
     if agenda.tree.use.kind == "at":
         return far[pos][far.board.goal_place]
     where = {code: [(pos, 0, _HELD)] if code == pocket else [(cell, 0, _LIES) for cell in cells_with(c, code)] for code in agenda.needed}
@@ -91,28 +94,26 @@ def _estimate(far: Distances, agenda: Agenda, c: bytearray, pos: int, pocket: in
     first = min([far[cell][pos] for cell in cells], default=0) if pocket not in where else 0
     return first + min([steps for _, steps, _ in _costs(agenda.tree, where, far, detour)], default=40)
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #573772fc
+# %% ../../nbs/benchmarks/11_planner.ipynb #e
 class _Spot:
     "A situation on the way: the map, the agent, what is left to do, and the steps that led here."
     __slots__ = ("cells", "pos", "facing", "pocket", "agenda", "steps", "before", "actions", "guess", "stuck", "done")
 
     def __init__(self, cells, pos, facing, pocket, agenda, before=None, actions=(), done=False):
-        self.cells, self.pos, self.facing, self.pocket, self.agenda, self.before, self.actions, self.done = (
-            cells, pos, facing, pocket, agenda, before, actions, done)
-        self.steps, self.guess, self.stuck = (before.steps if before else 0) + len(actions), 0, False
+        self.cells, self.pos, self.facing, self.pocket, self.agenda = cells, pos, facing, pocket, agenda
+        self.before, self.actions, self.done, self.guess, self.stuck = before, actions, done, 0, False
+        self.steps = (before.steps if before else 0) + len(actions)
 
-    def history(self) -> list[int]:
+    def history(self):
         return ([] if self.before is None else self.before.history()) + list(self.actions)
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #bf665fce
+# %% ../../nbs/benchmarks/11_planner.ipynb #f
 class _Planner:
-    "What all situations of one start share."
-
-    def __init__(self, world: SmallWorld, start: bytearray):
+    def __init__(self, world, start):
         self.world, self.agendas, self.harm, self.areas, self.expanded = world, {}, {}, {}, 0
         self.far = Distances(world, start)
 
-    def agenda(self, c: bytearray, pocket: int) -> Agenda | None:
+    def agenda(self, c, pocket):
         present = c.translate(None, self.world.irrelevant)
         if pocket in self.world.relevant:
             present.append(pocket)
@@ -121,49 +122,48 @@ class _Planner:
             self.agendas[key] = agenda_of(self.world, key)
         return self.agendas[key]
 
-    def carry_out(self, spot: _Spot, actions) -> _Spot | None:
-        "The situation after some actions; None if they lead into a dead end."
-        c, agenda = bytearray(spot.cells), spot.agenda
+    def carry_out(self, spot, actions):
+        "The situation after some actions, or after those that are progress; None for a dead end."
+        c, agenda, number = bytearray(spot.cells), spot.agenda, len(actions)
         pos, facing, pocket = spot.pos, spot.facing, spot.pocket
         for number, action in enumerate(actions, 1):
             pos, facing, pocket, event, done = act(self.world, c, pos, facing, pocket, action)
             if done:
                 return _Spot(c, pos, facing, pocket, agenda, spot, actions[:number], True)
-            if event:
-                agenda = self.agenda(c, pocket)
-                if agenda is None:
-                    return None
-                if agenda.work < spot.agenda.work:
-                    return self.judged(_Spot(c, pos, facing, pocket, agenda, spot, actions[:number]))
-        return self.judged(_Spot(c, pos, facing, pocket, agenda, spot, actions))
+            if event and (agenda := self.agenda(c, pocket)) is None:
+                return None
+            if event and agenda.work < spot.agenda.work:
+                break
+        return self.judged(_Spot(c, pos, facing, pocket, agenda, spot, actions[:number]))
 
-    def judged(self, spot: _Spot) -> _Spot:
+    def judged(self, spot):
         taken = _obstructed(self.world, spot)
         spot.stuck = taken >= _HOPELESS
         spot.guess = _estimate(self.far, spot.agenda, spot.cells, spot.pos, spot.pocket) + 12 * self.cut_off(spot) + taken
         return spot
 
-    def cut_off(self, spot: _Spot) -> int:
-        "How many needed things the agent cannot walk up to as things lie."
+    def cut_off(self, spot):
+        "How many needed things the agent cannot walk up to now."
         c, world = spot.cells, self.world
         near = self.near_area(cells_in(c, SAFE_TABLE) | cells_in(c, door_table(spot.pocket)), world.bit(spot.pos))
         return sum((cell := c.find(code)) >= 0 and not near & world.bit(cell) for code in spot.agenda.needed)
 
-    def near_area(self, passable: int, start: int) -> int:
-        "The cells that can be walked to, and those beside them."
-        for found, near in self.areas.get(passable, ()):
+    def near_area(self, passable, start):
+        "The cells that can be walked to, and those next to them."
+        known = self.areas.setdefault(passable, [])
+        for found, near in known:
             if found & start:
                 return near
         found = area(self.world, start, passable)
-        self.areas.setdefault(passable, []).append((found, found | self.world.around(found)))
-        return self.areas[passable][-1][1]
+        known.append((found, found | self.world.around(found)))
+        return known[-1][1]
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #a3d537ff
+# %% ../../nbs/benchmarks/11_planner.ipynb #g
 _HOPELESS = 400
 _IS_FLOOR = flags(codes_of({Tiles.FLOOR}))
 
-def _obstructed(world: SmallWorld, spot: _Spot) -> int:
-    "Extra steps because the cells are taken that the uses need."
+def _obstructed(world, spot):
+    "Extra steps because cells that the uses need are taken."
     extra = 0
     for use, parts in ((tree.use, tree.parts) for tree in spot.agenda.uses):
         if use.kind == "pair":
@@ -172,8 +172,8 @@ def _obstructed(world: SmallWorld, spot: _Spot) -> int:
             extra += _price(spot.cells, [cell - world.off[use.sides[0]]], CAN_WALK, spot.pos)
     return extra
 
-def _price(c: bytearray, cells, good: bytes, pos: int = -1) -> int:
-    "What it costs to use one of some cells: nothing where one is good, something where a thing is in the way, everything among walls."
+def _price(c, cells, good, pos=-1):
+    "The price of the best of some cells: 0 where one is good or the agent's, 10 behind a thing, hopeless among walls."
     best = _HOPELESS
     for cell in cells:
         code = c[cell]
@@ -182,8 +182,8 @@ def _price(c: bytearray, cells, good: bytes, pos: int = -1) -> int:
         best = min(best, _HOPELESS if code >> 4 in (0, Tiles.WALL, Tiles.LAVA) else 10)
     return best
 
-def _obstructed_pair(world: SmallWorld, spot: _Spot, use: Use, a_exists: bool, b_exists: bool) -> int:
-    "What it costs that there is no room where the two of a pair could meet: one stays, the other comes."
+def _obstructed_pair(world, spot, use, a_exists, b_exists):
+    "The price of having no room where the two of a pair could meet: one stays, the other comes."
     c, prices, (a, b) = spot.cells, [], use.inputs
     for stays, exists, comes, sign, ready in ((b, b_exists, a, 1, a_exists), (a, a_exists, b, -1, b_exists)):
         if not exists or stays == spot.pocket or not (ready or not CAN_PICK[stays]):
@@ -200,16 +200,16 @@ def _obstructed_pair(world: SmallWorld, spot: _Spot, use: Use, a_exists: bool, b
         prices.append(min(price, 6) if CAN_PICK[stays] and comes_along else price if comes_along or not ready else _HOPELESS)
     return min(prices, default=0)
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #072a4569
-def _harmful(planner: _Planner, spot: _Spot) -> int:
-    "The cells (a set) where arriving would put the goal out of reach."
+# %% ../../nbs/benchmarks/11_planner.ipynb #h
+def _harmful(planner, spot):
+    "The set of cells where arriving puts the goal out of reach."
     world, c = planner.world, spot.cells
     around = {cell + offset for code in world.fragile for cell in cells_with(c, code) for offset in world.off}
     enter = lambda code: CAN_WALK[code] or code >> 4 in (Tiles.DOOR_CLOSED, Tiles.DOOR_LOCKED)
     return sum(world.bit(p) for p in around if enter(c[p]) and _spoils(planner, spot, p))
 
-def _spoils(planner: _Planner, spot: _Spot, pos: int) -> bool:
-    "Whether arriving at a cell puts the goal out of reach, or makes a patch against the wrong wall."
+def _spoils(planner, spot, pos):
+    "Whether arriving at a cell puts the goal out of reach, or makes a patch where it is of no use."
     world, c = planner.world, spot.cells
     key = (id(spot.agenda), spot.pocket, pos, *(c[pos + o] for o in world.off))
     if (answer := planner.harm.get(key)) is None:
@@ -222,68 +222,61 @@ def _spoils(planner: _Planner, spot: _Spot, pos: int) -> bool:
         planner.harm[key] = answer
     return answer
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #139a85e6
+# %% ../../nbs/benchmarks/11_planner.ipynb #i
 class _Subgoals:
     "All that is worth doing in one situation; `found` collects where it leads."
 
-    def __init__(self, planner: _Planner, spot: _Spot, rich: bool):
+    def __init__(self, planner, spot, rich):
         self.planner, self.world, self.spot, self.rich = planner, planner.world, spot, rich
         c, self.bit, self.facing = spot.cells, self.world.bit, self.world.facing
         self.safe, doors = cells_in(c, SAFE_TABLE), cells_in(c, door_table(spot.pocket))
         self.harmful = _harmful(planner, spot) if self.world.fragile else 0
         self.floor, self.free, self.doors = self.safe & ~self.harmful, cells_in(c, FLOOR_TABLE), doors
-        self.walks, self.soft = self._walks(0), {}
-        self.here = (self.bit(spot.pos),) * 4
+        self.seen = {}
+        self.walks, self.here = self.walks_through(0), (self.bit(spot.pos),) * 4
         self.found, self.blocked, self.wanted, self.away, self.must_drop, self.in_the_way = [], [], {}, set(), False, set()
         planner.expanded += 1
 
-    def _walks(self, hard: int) -> Walks:
-        return Walks(self.world, self.spot.pos, self.spot.facing, self.floor, (self.doors & ~self.harmful) | hard)
-
-    def soft_walks(self, hard: int) -> Walks:
+    def walks_through(self, obstacles):
         "Walks as if obstacles were doors."
-        if hard not in self.soft:
-            self.soft[hard] = self._walks(hard)
-        return self.soft[hard]
+        if obstacles not in self.seen:
+            doors = (self.doors & ~self.harmful) | obstacles
+            self.seen[obstacles] = Walks(self.world, self.spot.pos, self.spot.facing, self.floor, doors)
+        return self.seen[obstacles]
 
-    def where(self, code: int) -> list[int]:
-        "The cells on which something lies."
+    def where(self, code):
         return list(cells_with(self.spot.cells, code))
 
-    def outcomes(self, goals, finals, most: int, slack: int = 99):
-        "Yield what comes of walking to each of the nearest `goals` and doing the `finals`; None for a dead end."
+    def outcomes(self, goals, finals, most, slack=99):
+        "Yield the situations after walking to each of the nearest `goals` and the `finals`; None for a dead end."
         for number, pos, facing in self.walks.first(goals, most, slack):
             yield self.planner.carry_out(self.spot, [*self.walks.path(number, pos, facing), *finals])
 
-    def tries(self, goals, finals, worked, keep: int = 2, slack: int = 4, most: int = 8) -> int:
-        "Keep up to `keep` outcomes that `worked`. Returns how many were kept."
-        kept = 0
-        for after in self.outcomes(goals, finals, most, slack):
-            if after is not None and (after.done or worked(after) and (self.spot.stuck or not after.stuck)):
-                self.found.append(after)
-                kept += 1
-                if kept >= keep:
-                    break
+    def tries(self, goals, finals, worked, keep=2, slack=4, most=8):
+        "Keep up to `keep` outcomes that `worked`; returns how many."
+        good = (after for after in self.outcomes(goals, finals, most, slack)
+                if after is not None and (after.done or worked(after) and (self.spot.stuck or not after.stuck)))
+        kept = [*itertools.islice(good, keep)]
+        self.found += kept
         if not kept:
             self.blocked.append(goals)
-        return kept
+        return len(kept)
 
-    def progressed(self, after: _Spot) -> bool:
+    def progressed(self, after):
         return after.agenda.work < self.spot.agenda.work
 
-    def emptied(self, after: _Spot) -> bool:
+    def emptied(self, after):
         return after.pocket == NOTHING or self.progressed(after)
 
-    def filled(self, after: _Spot) -> bool:
+    def filled(self, after):
         return after.pocket != NOTHING or self.progressed(after)
 
-    def clear(self, cells) -> None:
+    def clear(self, cells):
         "Have the things on some cells taken away."
         self.away.update(cell for cell in cells if CAN_PICK[self.spot.cells[cell]])
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #e3cf8bd5
-def _go_near(e: _Subgoals, use: Use) -> None:
-    "Subgoals for a near rule or goal whose object exists."
+# %% ../../nbs/benchmarks/11_planner.ipynb #j
+def _go_near(e, use):
     spot, a = e.spot, use.inputs[0]
     if a == spot.pocket:
         return _put_near(e, use)
@@ -297,15 +290,14 @@ def _go_near(e: _Subgoals, use: Use) -> None:
         if use.sided:
             e.clear(places)
 
-def _put_near(e: _Subgoals, use: Use) -> None:
-    "Put down what is to be near."
+def _put_near(e, use):
     free = e.facing(e.free)
     if use.sided:
         e.tries([free[side] & (e.floor | e.here[0]) if side in use.sides else 0 for side in ALL_SIDES], (PUT_DOWN,), e.progressed)
     else:
         e.tries(free, (PUT_DOWN, FORWARD), e.progressed)
 
-def _again_here(e: _Subgoals, use: Use) -> int:
+def _again_here(e, use):
     "Set off a near rule where the agent stands."
     c, neighbors = e.spot.cells, [e.spot.pos + offset for offset in e.world.off]
     kept = e.tries([0 if CAN_WALK[c[cell]] else e.here[0] for cell in neighbors], (FORWARD,), e.progressed, keep=1)
@@ -315,9 +307,8 @@ def _again_here(e: _Subgoals, use: Use) -> int:
         kept += e.tries([e.here[0] if e.floor & e.bit(cell) else 0 for cell in neighbors], (FORWARD, CLOCKWISE, CLOCKWISE, FORWARD), e.progressed, keep=1)
     return kept
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #65e4aeb0
-def _join(e: _Subgoals, use: Use) -> None:
-    "Subgoals for a pair whose two objects exist."
+# %% ../../nbs/benchmarks/11_planner.ipynb #k
+def _join(e, use):
     c, off, pocket, (a, b) = e.spot.cells, e.world.off, e.spot.pocket, use.inputs
     for here, other, sign in ((a, b, 1), (b, a, -1)):
         places = [cell - sign * off[side] for cell in e.where(other) for side in use.sides]
@@ -330,13 +321,12 @@ def _join(e: _Subgoals, use: Use) -> None:
             if not free:
                 e.clear(places)
     if pocket not in use.inputs:
-        beside = [(cell, cell + off[side]) for cell in e.where(a) for side in use.sides if c[cell + off[side]] == b]
-        if beside:
-            e.tries(e.facing(sum(e.bit(cell) for cell in {cell for two in beside for cell in two})), (PUT_DOWN,), e.progressed)
+        pairs = {cell for one in e.where(a) for side in use.sides if c[one + off[side]] == b for cell in (one, one + off[side])}
+        if pairs:
+            e.tries(e.facing(sum(map(e.bit, pairs))), (PUT_DOWN,), e.progressed)
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #f095ced8
-def _at_place(e: _Subgoals, use: Use) -> None:
-    "Subgoals for the three goals about places."
+# %% ../../nbs/benchmarks/11_planner.ipynb #l
+def _at_place(e, use):
     spot, place, never = e.spot, e.world.goal_place, lambda after: False
     if use.kind == "on":
         e.tries((sum(e.bit(cell) for cell in e.where(use.inputs[0]) if cell != spot.pos),) * 4, (), never)
@@ -352,8 +342,7 @@ def _at_place(e: _Subgoals, use: Use) -> None:
     else:
         e.wanted[use.inputs[0]] = True
 
-def _pursue(e: _Subgoals, tree: Tree) -> None:
-    "Subgoals for one use of the agenda."
+def _pursue(e, tree):
     use, exist = tree.use, [part.use is None for part in tree.parts]
     if not all(exist):
         if use.kind == "pair" and any(exist) and not tree.parts[exist.index(False)].hands:  # the other one can be had with full hands
@@ -367,39 +356,33 @@ def _pursue(e: _Subgoals, tree: Tree) -> None:
     else:
         {"near": _go_near, "pair": _join}.get(use.kind, _at_place)(e, use)
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #0f26bf17
-def _fetch_all(e: _Subgoals, codes, keep: int, slack: int) -> None:
-    "Pick up some things."
+# %% ../../nbs/benchmarks/11_planner.ipynb #m
+def _fetch_all(e, codes, keep, slack):
     for code in codes if e.spot.pocket == NOTHING else ():
         for cell in e.where(code):
             e.tries(e.facing(e.bit(cell)), (PICK_UP,), e.filled, keep=keep, slack=slack)
 
-def _bars(world: SmallWorld, c: bytearray, cell: int) -> bool:
+def _bars(world, c, cell):
     "Whether an obstacle on a cell would separate its neighbours, or stand before a door."
     s = world.stride
     ring = [bool(CAN_WALK[c[cell + o]]) for o in (-s, 1 - s, 1, 1 + s, s, s - 1, -1, -1 - s)]
     doors = any(c[cell + o] >> 4 in (Tiles.DOOR_CLOSED, Tiles.DOOR_LOCKED, Tiles.DOOR_OPEN) for o in world.off)
     return doors or sum(ring[i] and not ring[i - 1] for i in range(8)) > 1
 
-def _put_aside(e: _Subgoals, keep: int = 2, avoid=()) -> int:
-    "Put down what is in the pocket, somewhere near."
-    good, roomy, kept = e.free & ~sum(e.bit(cell) for cell in avoid), 0, 0
-    for cell in e.world.members(good):
-        if not _bars(e.world, e.spot.cells, cell) and _has_room(e, cell):
-            roomy |= e.bit(cell)
+def _put_aside(e, keep=2, avoid=()):
+    "Put down what is in the pocket, somewhere near; returns how many ways were found."
+    good = e.free & ~sum(map(e.bit, avoid))
+    roomy = sum(e.bit(cell) for cell in e.world.members(good) if not _bars(e.world, e.spot.cells, cell) and _has_room(e, cell))
     for cells in (roomy, good & ~roomy):
-        for after in e.outcomes(e.facing(cells), (PUT_DOWN,), 4 * keep, 6):
-            if after is not None and (after.done or e.emptied(after)):
-                e.found.append(after)
-                kept += 1
-                if kept >= keep:
-                    return kept
+        outcomes = e.outcomes(e.facing(cells), (PUT_DOWN,), 4 * keep, 6)
+        kept = [*itertools.islice((after for after in outcomes if after is not None and (after.done or e.emptied(after))), keep)]
+        e.found += kept
         if kept:
-            return kept
-    return kept
+            break
+    return len(kept)
 
-def _has_room(e: _Subgoals, cell: int) -> bool:
-    "Whether there is room beside a cell for what the thing carried, or the patch that it becomes there, needs to have beside it."
+def _has_room(e, cell):
+    "Whether there is room next to a cell for what the thing carried, or the patch that it becomes there, needs."
     uses, room = e.spot.agenda.uses, lambda use, index: _room_for(e.spot.cells, e.world.off, use, index, cell)
     for tree in uses:
         for index, part in enumerate(tree.parts):
@@ -410,16 +393,14 @@ def _has_room(e: _Subgoals, cell: int) -> bool:
                     return all(room(above.use, i) for above in uses for i, p in enumerate(above.parts) if p is tree)
     return True
 
-def _room_for(c: bytearray, off, use: Use, index: int, cell: int) -> bool:
-    "Whether the other thing, or the agent, could be where a use needs it when its input number `index` is on a cell."
+def _room_for(c, off, use, index, cell):
     if len(use.sides) != 1 or use.kind == "near" and CAN_PICK[use.inputs[0]]:
         return True
-    beside = c[cell + off[use.sides[0]] * (1 if use.kind == "pair" and index == 0 else -1)]
-    return bool((CAN_WALK if use.kind == "near" else _IS_FLOOR)[beside])
+    return bool((CAN_WALK if use.kind == "near" else _IS_FLOOR)[c[cell + _beside(off, use, index)]])
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #11e94b95
-def _clear_way(e: _Subgoals) -> None:
-    "Take away what stands between the agent and places it could not get to, or on places that are needed free."
+# %% ../../nbs/benchmarks/11_planner.ipynb #n
+def _clear_way(e):
+    "Take away what blocks places the agent could not get to, or lies on places that must be free."
     cells = set(e.away)
     for goals in e.blocked[:6]:
         cells |= _obstacles_before(e, goals)
@@ -429,17 +410,17 @@ def _clear_way(e: _Subgoals) -> None:
         done.add(cell)
         cells |= _remove(e, cell)
 
-def _obstacles_before(e: _Subgoals, goals) -> set:
-    "The first obstacle between the agent and some places: things if that is enough, else also what must not be come near."
+def _obstacles_before(e, goals):
+    "The first obstacle before some places: things if that is enough, else also what the agent must not come near."
     things, locked = cells_in(e.spot.cells, PICK_TABLE), cells_in(e.spot.cells, LOCKED_TABLE)
     for hard in ((things & ~e.harmful) | locked, things | locked | e.harmful & (e.safe | e.doors)):
-        walks = e.soft_walks(hard)
+        walks = e.walks_through(hard)
         if hit := next(walks.first(goals), None):
             return _obstacles(e, walks.path(*hit), hard)
     return set()
 
-def _obstacles(e: _Subgoals, path, hard: int) -> set:
-    "The first obstacle on a walk: a thing, a locked door, or the fragile things around a cell that must not be entered."
+def _obstacles(e, path, hard):
+    "The first obstacle on a walk: a thing, a locked door, or the fragile things around a harmful cell."
     pos, facing, c, off = e.spot.pos, e.spot.facing, e.spot.cells, e.world.off
     for action in path:
         facing = facing + {CLOCKWISE: 1, COUNTERCLOCKWISE: -1}.get(action, 0) & 3
@@ -451,8 +432,8 @@ def _obstacles(e: _Subgoals, path, hard: int) -> set:
                 return {pos + o for o in off if CAN_PICK[c[pos + o]] and e.world.near_flags[c[pos + o]]}
     return set()
 
-def _remove(e: _Subgoals, cell: int) -> set:
-    "Take away what is on a cell: a thing is carried elsewhere, for a locked door the key is fetched. Returns what has to be taken away before."
+def _remove(e, cell):
+    "Carry a thing elsewhere, or fetch the key of a locked door. Returns the cells that have to be cleared before."
     spot, code, reached = e.spot, e.spot.cells[cell], False
     if code >> 4 == Tiles.DOOR_LOCKED:
         e.wanted[Tiles.KEY << 4 | code & 15] = True
@@ -472,9 +453,8 @@ def _remove(e: _Subgoals, cell: int) -> set:
             e.found += then.found
     return set() if reached else _obstacles_before(e, e.facing(e.bit(cell)))
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #1c01122c
-def _next_spots(planner: _Planner, spot: _Spot, rich: bool) -> list[_Spot]:
-    "Where the subgoals of one situation lead."
+# %% ../../nbs/benchmarks/11_planner.ipynb #o
+def _next_spots(planner, spot, rich):
     e, keep = _Subgoals(planner, spot, rich), 4 if rich else 2
     for tree in spot.agenda.uses:
         _pursue(e, tree)
@@ -500,9 +480,8 @@ def _next_spots(planner: _Planner, spot: _Spot, rich: bool) -> list[_Spot]:
             e.found += then.found
     return e.found
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #a87caaa6
-def _beam(planner: _Planner, root: _Spot, width: int, rich: bool, budget: int) -> _Spot | None:
-    "The best solution found with a beam of a width."
+# %% ../../nbs/benchmarks/11_planner.ipynb #p
+def _beam(planner, root, width, rich, budget):
     beam, seen, best = [root], {}, None
     for _ in range(6 * root.agenda.work + 12):
         after = []
@@ -516,10 +495,10 @@ def _beam(planner: _Planner, root: _Spot, width: int, rich: bool, budget: int) -
             break
     return best
 
-_TRUST = 0.7  # share of an estimate that is taken to be sure
+_TRUST = 0.7  # share of an estimate that counts as certain
 
-def _selected(spots, width: int, seen: dict, bound: int) -> list[_Spot]:
-    "The most promising of some situations that are new, or reached sooner than before, and of those with the least left to do the best for each thing carried."
+def _selected(spots, width, seen, bound):
+    "The best new situations (or old ones reached sooner), and of those with the least to do one for each thing carried."
     out, maps, levels = [], {}, {}
     least = min((spot.agenda.work for spot in spots if not spot.stuck), default=0)
     for spot in sorted(spots, key=lambda s: s.steps + s.guess):
@@ -535,16 +514,16 @@ def _selected(spots, width: int, seen: dict, bound: int) -> list[_Spot]:
         out.append(spot)
     return out
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #b3c3ee96
+# %% ../../nbs/benchmarks/11_planner.ipynb #q
 class Start(NamedTuple):
-    "The map and the agent of one start."
+    "Map and agent of one start."
     cells: np.ndarray  # (H, W) packed
     position: tuple
     direction: int
     pocket: int  # packed
 
 def start_of(state) -> Start:
-    "The map and the agent of a `State`, a `TimeStep`, or a pair (grid, agent). Raises `ValueError` for a batch."
+    "The `Start` in a `State`, a `TimeStep`, or a pair (grid, agent). Raises `ValueError` for a batch."
     state = getattr(state, "state", state)
     cells, agent = (state.cells, state.agent) if hasattr(state, "cells") else state
     cells = np.asarray(cells)
@@ -554,13 +533,12 @@ def start_of(state) -> Start:
         raise ValueError(f"solve_from takes one start, not cells of shape {cells.shape}: choose one of a batch, or use solve_tasks.")
     return Start(cells, tuple(int(x) for x in np.asarray(agent.position)), int(agent.direction), pack_pair(np.asarray(agent.pocket)))
 
-EFFORTS = ((4, False), (12, True), (60, True))  # width of the beam, whether subgoals that are seldom useful are tried as well
+EFFORTS = ((4, False), (12, True), (60, True))  # width of the beam, whether rarely useful subgoals are tried
 
-def _unsolved(failure: Failure, detail: str) -> Solution:
+def _unsolved(failure, detail):
     return Solution(np.zeros(0, np.int8), False, failure, detail)
 
-def _solve(ruleset: RuleSet, start: Start, budget: int, efforts) -> Solution:
-    "See `solve_from`."
+def _solve(ruleset, start, budget, efforts):
     world = SmallWorld(ruleset, *start.cells.shape)
     c, pos = world.load(start.cells), world.cell(*start.position)
     if world.goal is None:
@@ -579,28 +557,27 @@ def _solve(ruleset: RuleSet, start: Start, budget: int, efforts) -> Solution:
             return _unsolved(Failure.BUDGET, f"No solution among {planner.expanded} situations; raise budget to look further.")
     return _unsolved(Failure.BLOCKED, f"None of the subgoals leads to the goal ({planner.expanded} situations looked into).")
 
-# %% ../../nbs/benchmarks/11_planner.ipynb #fcbc462a
+# %% ../../nbs/benchmarks/11_planner.ipynb #r
 def solve_from(ruleset: RuleSet, state, params=None, *, budget: int = 4000, efforts=EFFORTS) -> Solution:
     """Actions that solve a task from a concrete start.
 
     Args:
         ruleset: the task, plain (Tables 2 and 3); its arrays unbatched.
         state: a `State` or `TimeStep`, or a pair of a grid, packed `(H, W)` or unpacked `(H, W, 2)`, and an `AgentState`.
-        params: limits the length to `params.max_steps`, less the steps that the state has done already; None sets no limit.
-        budget: how many situations may be looked into before giving up; a millisecond each.
-        efforts: one search after another until one finds something: (width of the beam, whether rarely useful subgoals are tried).
-    Returns:
-        A `Solution`. That it is right is for `oracle.replay` to say.
-    Raises `TypeError` for what is no ruleset, `ValueError` for a batch of states.
+        params: limits the length to `params.max_steps` less the steps already done; None sets no limit.
+        budget: how many situations to look into before giving up; a millisecond each.
+        efforts: searches, tried until one succeeds: (width of the beam, whether to try rarely useful subgoals).
+    Returns a `Solution`, which `oracle.replay` can check. Raises `TypeError` or `ValueError` for anything but one task
+    and one start.
     """
     if not isinstance(ruleset, RuleSet):
-        raise TypeError(f"ruleset is {type(ruleset).__name__}: give a RuleSet, from make_ruleset or benchmark.get_ruleset(0).")
+        raise TypeError(f"ruleset is {type(ruleset).__name__}: give a RuleSet, such as benchmark.get_ruleset(0).")
     if np.ndim(ruleset.goal) != 1:
         raise ValueError("The ruleset is a batch: give one task, benchmark.get_ruleset(number), or use solve_tasks.")
     ruleset = ruleset.reduce()
     start = state if isinstance(state, Start) else start_of(state)
-    if ruleset.extended is not None or int(np.asarray(ruleset.goal)[0]) >= NUM_GOALS or (np.asarray(ruleset.rules)[:, 0] >= NUM_RULES).any():
-        return _unsolved(Failure.UNSUPPORTED, "The task uses registered kinds, a composed goal or several products, which the planner does not know.")
+    if ruleset.extended is not None or ruleset.goal[0] >= NUM_GOALS or (np.asarray(ruleset.rules)[:, 0] >= NUM_RULES).any():
+        return _unsolved(Failure.UNSUPPORTED, "The planner does not know registered kinds, composed goals and several products.")
     found = _solve(ruleset, start, budget, efforts)
     left = np.inf if params is None or params.max_steps is None else params.max_steps - int(getattr(getattr(state, "state", state), "step_num", 0))
     if len(found.actions) > left:

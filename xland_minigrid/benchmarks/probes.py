@@ -6,7 +6,7 @@
 __all__ = ['PROBES', 'named_tile', 'Starts', 'draw_starts', 'ProbeParams', 'ProbeEnv', 'Probe', 'probe', 'probe_worlds',
            'play_plans', 'probes_benchmark', 'ProbeScores']
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #7e0c33f6
+# %% ../../nbs/benchmarks/17_probes.ipynb #a
 import functools
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -17,32 +17,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from .benchmark import Benchmark
-from ..core.compose import ExtendedTask, begin
+from ..core.compose import begin
 from ..core.layouts import PROCEDURAL, layout, stack_layouts
 from ..core.parse import parse_goal, parse_rule
 from ..core.ruleset import RuleSet, make_ruleset, stack_rulesets
 from ..core.struct import PyTreeNode, field_names
 from ..core.tiles import COLOR_NAMES, FLOOR, PICKABLE, TILE_NAMES, WALL, Tiles, pack, unpack
-from ..envs.environment import Environment, State, TimeStep
+from ..envs.environment import Environment, TimeStep
 from ..envs.registration import make
 from ..envs.xland import XLandEnvParams, XLandMiniGrid
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #6ca14113
+# %% ../../nbs/benchmarks/17_probes.ipynb #b
 def named_tile(words: str) -> tuple[int, int]:
-    "(tile, colour) from English, `'red ball'` or `'yellow door locked'`; `'floor'` is black. Raises `ValueError` for what is no tile."
+    "(tile, colour) from English: `'red ball'`, `'yellow door locked'`, `'floor'` (black). Raises `ValueError`."
     color, _, tile = ("black " * (words == "floor") + words).partition(" ")
     if color not in COLOR_NAMES[3:] or tile not in TILE_NAMES[3:]:
-        raise ValueError(f"{words!r} is no tile: write a colour ({', '.join(COLOR_NAMES[3:])}) and then one of {', '.join(TILE_NAMES[3:])}.")
+        raise ValueError(f"{words!r} is no tile: write a colour ({', '.join(COLOR_NAMES[3:])}) and one of {', '.join(TILE_NAMES[3:])}.")
     return TILE_NAMES.index(tile), COLOR_NAMES.index(color)
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #fe2ed735
+# %% ../../nbs/benchmarks/17_probes.ipynb #c
 class Starts(PyTreeNode):
     """Where a trial may begin.
 
     Attributes:
         cells: packed grids, uint8 `(S, height, width)`.
         position: of the agent, int32 `(S, 2)`; direction: int32 `(S,)`.
-        num: how many of them count, int32 scalar; 0 for none, and then the layout of the parameters is used.
+        num: how many of them count, int32 scalar; 0: the layout of the parameters is used instead.
     """
     cells: jax.Array
     position: jax.Array
@@ -53,34 +53,36 @@ def draw_starts(drawings, legend: dict[str, str]) -> Starts:
     """Starts from pictures in text (NumPy arrays).
 
     Args:
-        drawings: one text or several of one size: `#` wall, `.` floor, `~` lava, one of `^>v<` the agent, and the letters of the legend.
+        drawings: a text, or several of one size: `#` wall, `.` floor, `~` lava, `^>v<` the agent, letters of the legend.
         legend: letter to tile in English.
-    Raises `ValueError` for a letter that is not in the legend, ragged rows, or a picture without exactly one agent.
+    Raises `ValueError` for an unknown letter, ragged rows, or a picture without exactly one agent.
     """
     key = {"#": int(WALL), ".": int(FLOOR), "~": int(pack(*named_tile("red lava"))), **{c: int(pack(*named_tile(w))) for c, w in legend.items()}}
     drawn = [_read_drawing(text, key) for text in ([drawings] if isinstance(drawings, str) else drawings)]
     cells, position, direction = zip(*drawn)
     return Starts(np.stack(cells), np.array(position, np.int32), np.array(direction, np.int32), np.int32(len(drawn)))
 
-def _read_drawing(text: str, key: dict[str, int]):
-    "Packed cells, position and direction of one picture."
+def _read_drawing(text, key):
     rows = text.split()
     agents = [(y, x, "^>v<".index(c)) for y, row in enumerate(rows) for x, c in enumerate(row) if c in "^>v<"]
     if len({len(row) for row in rows}) != 1 or len(agents) != 1:
-        raise ValueError(f"A start is a rectangle with one agent, one of ^>v<; this one has {len(agents)} agents and rows of {sorted({len(r) for r in rows})} cells.")
+        raise ValueError(f"A start is a rectangle with one agent, ^>v<; this has {len(agents)} agents and rows of {sorted({len(r) for r in rows})} cells.")
     if unknown := sorted(set("".join(rows)) - set(key) - set("^>v<")):
         raise ValueError(f"The legend does not say what {unknown[0]!r} is: add it, for example {{{unknown[0]!r}: 'red ball'}}.")
     y, x, facing = agents[0]
     return np.array([[key.get(c, int(FLOOR)) for c in row] for row in rows], np.uint8), (y, x), facing
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #759a0fa4
+# %% ../../nbs/benchmarks/17_probes.ipynb #d
 class ProbeParams(XLandEnvParams):
     """Those of XLand-MiniGrid, and where trials begin.
 
     Attributes:
-        starts: fixed starts; None, or `starts.num == 0`, places things at random. Data: may be traced and carry a batch axis for `vmap`.
+        starts: fixed starts, which may be traced and batched; None, or `starts.num == 0`, places things at random.
     """
     starts: Starts | None = None
+
+def _fields(params):
+    return {name: getattr(params, name) for name in field_names(params)}
 
 class ProbeEnv(XLandMiniGrid):
     "XLand-MiniGrid whose trials begin where `params.starts` says."
@@ -90,35 +92,33 @@ class ProbeEnv(XLandMiniGrid):
         starts = kwargs.pop("starts", None)
         params = super().default_params(**kwargs)
         if starts is not None and np.shape(starts.cells)[-2:] != (params.height, params.width):
-            raise ValueError(f"starts are {'x'.join(map(str, np.shape(starts.cells)[-2:]))}, the grid is {params.height}x{params.width}: draw them in the size of the grid.")
-        return ProbeParams(**{name: getattr(params, name) for name in field_names(params)}, starts=starts)
+            raise ValueError(f"starts are {'x'.join(map(str, np.shape(starts.cells)[-2:]))}: draw them in the size of the grid, {params.height}x{params.width}.")
+        return ProbeParams(**_fields(params), starts=starts)
 
-    def _generate_problem(self, params: ProbeParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         state = super()._generate_problem(params, key)
         if params.starts is None:
             return state
         key, draw = jax.random.split(state.key)
         return _begin_at(state.replace(key=key), params.starts, params.ruleset.extended, draw)
 
-def _begin_at(state: State, starts: Starts, task: ExtendedTask | None, key) -> State:
-    "The state moved to one of the starts, unless there are none."
+def _begin_at(state, starts, task, key):
     pick = jax.random.randint(key, (), 0, jnp.maximum(starts.num, 1))
     fixed = lambda there, here: jnp.where(starts.num > 0, jnp.asarray(there)[pick], here)
     cells, agent = fixed(starts.cells, state.cells), state.agent
     agent = agent.replace(position=fixed(starts.position, agent.position), direction=fixed(starts.direction, agent.direction))
     return state.replace(cells=cells, agent=agent, extended=None if task is None else begin(task, cells))
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #b7402682
+# %% ../../nbs/benchmarks/17_probes.ipynb #e
 @dataclass(frozen=True, eq=False)
 class Probe:
     """A hand-made task with a question.
 
     Attributes:
         name, category: short, for tables.
-        task: what to do, one line for people; it gives the answer away.
-        probes: one sentence: what it asks, and what an agent does that cannot do it.
-        ruleset: the task.
-        env_id, overrides: its environment, as `make` takes them.
+        task: what to do, for people; it gives the answer away.
+        probes: what it asks, and what an agent does that cannot do it.
+        ruleset: the task. env_id, overrides: its environment, as `make` takes them.
         start: fixed starts, or None where things lie elsewhere in every trial.
         plan: a shortest solution from `reset(jax.random.key(0))`, int32 `(par,)`.
     """
@@ -134,7 +134,7 @@ class Probe:
 
     @property
     def par(self) -> int:
-        "Steps of a shortest solution, from `reset(jax.random.key(0))`."
+        "Steps of the `plan`."
         return len(self.plan)
 
     @property
@@ -143,63 +143,54 @@ class Probe:
         return "random" if self.start is None else "fixed" if self.start.num == 1 else f"{self.start.num} fixed"
 
     def make(self, **overrides) -> tuple[Environment, XLandEnvParams]:
-        "Environment and parameters; `overrides` as in `make`, `view_size=7` say. A fixed start fixes the size of the grid."
-        env, params = make(self.env_id, ruleset=self.ruleset, **{**self.overrides, **overrides})
-        if self.start is None:
-            return env, params
-        given = {name: getattr(params, name) for name in field_names(params)}
-        return _ENV, _ENV.default_params(**given, starts=self.start)
+        "Environment and parameters; `overrides` as in `make`. A fixed start fixes the size of the grid."
+        env, params = make(self.env_id, ruleset=self.ruleset, **self.overrides | overrides)
+        return (env, params) if self.start is None else (_ENV, _ENV.default_params(**_fields(params), starts=self.start))
 
     def reset(self, key: jax.Array) -> TimeStep:
         "Begin a trial (compiled once a probe)."
         return _compiled_reset(self)(key)
 
     def describe(self) -> str:
-        "All of it in English: the question, the task, the par."
+        "Question, task and par in English."
         limit = self.make()[1].max_steps
         where = f"{self.env_id}, {self.starts} start{'s' * (self.starts != 'fixed')}, {limit} steps a trial; par {self.par}"
         return f"{self.name} ({self.category}): {self.task}\n{self.probes}\n{self.ruleset.describe()}\n{where}."
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"Probe({self.name}: {self.task} Par {self.par})"
 
-    def _repr_html_(self) -> str:
-        return _probe_html(self)
+    def _repr_html_(self):
+        text = "<br>".join(escape(line) for line in self.describe().split("\n"))
+        return f'<div style="display:flex;gap:16px;flex-wrap:wrap">{self.reset(jax.random.key(0))._repr_html_()}<div style="max-width:46em">{text}</div></div>'
 
 _ENV = ProbeEnv()
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #6662943e
+# %% ../../nbs/benchmarks/17_probes.ipynb #f
 @functools.lru_cache(maxsize=None)
-def _compiled_reset(probe: Probe):
+def _compiled_reset(probe):
     env, params = probe.make()
     return jax.jit(functools.partial(env.reset, params))
 
-def _probe_html(probe: Probe) -> str:
-    "A probe at the end of a notebook cell: its start and what it asks."
-    text = "<br>".join(escape(line) for line in probe.describe().split("\n"))
-    return f'<div style="display:flex;gap:16px;flex-wrap:wrap">{probe.reset(jax.random.key(0))._repr_html_()}<div style="max-width:46em">{text}</div></div>'
-
-# %% ../../nbs/benchmarks/17_probes.ipynb #9140bae1
+# %% ../../nbs/benchmarks/17_probes.ipynb #g
 _LEGEND = {"r": "red ball", "b": "blue square", "s": "white star", "k": "yellow key", "Y": "yellow door locked"}
 
-def _objects_in(start: Starts) -> list[tuple[int, int]]:
-    "What lies in a start and is neither wall, door nor lava, from top left."
-    pairs = unpack(start.cells[0].ravel())
-    return [(int(t), int(c)) for t, c in pairs if t in (*PICKABLE, Tiles.GOAL)]
+def _objects_in(start):
+    "Objects and patches in a start, from top left."
+    return [(int(t), int(c)) for t, c in unpack(start.cells[0].ravel()) if t in (*PICKABLE, Tiles.GOAL)]
 
-def _walled(text: str) -> str:
-    "A picture with its outer wall."
+def _walled(text):
     rows = [f"#{row}#" for row in text.split()]
     return "\n".join(["#" * len(rows[0]), *rows, "#" * len(rows[0])])
 
-def _probe(name: str, task: str, probes: str, goal: str, *rules: str, plan: str, objects=(), drawings=(), legend=None,
-           env_id="XLand-MiniGrid-R1-9x9", **overrides) -> Probe:
-    "A probe from its parts: `plan` one digit an action, `objects` for random starts, or drawings whose letters `_LEGEND` and `legend` explain."
+def _probe(name, task, probes, goal, *rules, plan, objects=(), drawings=(), legend=None,
+           env_id="XLand-MiniGrid-R1-9x9", **overrides):
+    "A probe: `plan` one digit an action, `objects` for random starts, or drawings with letters of `_LEGEND` and `legend`."
     start = draw_starts([_walled(text) for text in drawings], _LEGEND | (legend or {})) if drawings else None
     ruleset = make_ruleset(parse_goal(goal), [parse_rule(rule) for rule in rules], _objects_in(start) if drawings else [named_tile(w) for w in objects])
     return Probe(name, "", task, probes, ruleset, env_id, overrides, start, np.array([int(a) for a in plan], np.int32))
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #631e3739
+# %% ../../nbs/benchmarks/17_probes.ipynb #h
 _BASICS = (
     _probe("first-step", "Step up to the red ball.",
            "The control: one step ahead wins. An agent that fails here does not act at all, or is wired up wrongly.",
@@ -216,7 +207,7 @@ _BASICS = (
            "hold a blue star", plan="10000013", objects=["blue star"]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #151e73bc
+# %% ../../nbs/benchmarks/17_probes.ipynb #i
 _BALLS = [f"{color} ball" for color in ("red", "green", "blue", "purple", "yellow", "orange")]
 
 _TELLING_APART = (
@@ -231,7 +222,7 @@ _TELLING_APART = (
            "hold a red pyramid", plan="00100023", objects=[f"red {shape}" for shape in ("ball", "square", "pyramid", "key", "hex", "star")]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #11b2a83d
+# %% ../../nbs/benchmarks/17_probes.ipynb #j
 _FORK = """
 #######
 ######.
@@ -267,7 +258,7 @@ _REMEMBERING = (
 ...#...#..."""]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #2fd33606
+# %% ../../nbs/benchmarks/17_probes.ipynb #k
 _SEQUENCES = (
     _probe("chain-of-three", "Lift the pyramid, walk up to it, put it beside the ball; pick up the star.",
            "Three rules, each fed by the one before: lift, walk up to, put together. An agent that acts by chance, or stops at half-made things, never gets there.",
@@ -297,7 +288,7 @@ _SEQUENCES = (
 ......."""]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #6a8585d1
+# %% ../../nbs/benchmarks/17_probes.ipynb #l
 _DEAD_ENDS = (
     _probe("keep-your-distance", "Put the ball beside the pyramid without walking up to the pyramid.",
            "The pyramid vanishes when one walks up to it, so the ball has to be put down from two cells away. An agent that comes close has lost the trial.",
@@ -325,7 +316,7 @@ _DEAD_ENDS = (
 ......."""]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #58c4bb0e
+# %% ../../nbs/benchmarks/17_probes.ipynb #m
 _DOORS = (
     _probe("right-key", "Unlock the blue door and fetch the star.",
            "Three keys, one lock; the nearest keys are the wrong ones, and empty hands are needed in the end. An agent that takes any key goes back and forth.",
@@ -359,7 +350,7 @@ k..#..s
 ...####"""]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #bbda9d6c
+# %% ../../nbs/benchmarks/17_probes.ipynb #n
 _SIDES = (
     _probe("on-the-left", "Have the square directly left of the ball.",
            "Nothing fits to the left of the ball where it lies, so the ball has to move. An agent that takes beside for left puts the square down in vain.",
@@ -397,7 +388,7 @@ r..<.b.
 ......."""]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #0f3e6f8e
+# %% ../../nbs/benchmarks/17_probes.ipynb #o
 _HANDS = (
     _probe("full-hands", "Get past the box and fetch the star.",
            "The only way forward is to lift the box, and then the hands are full. An agent that never undoes what it did stands before the star with the box in its hands.",
@@ -424,7 +415,7 @@ _HANDS = (
 ......."""]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #420efd32
+# %% ../../nbs/benchmarks/17_probes.ipynb #p
 _WAYS = (
     _probe("lava-on-the-way", "Fetch the star without stepping on lava.",
            "Straight ahead lies lava, the way round is more than twice as long. An agent that heads for the star burns.",
@@ -444,7 +435,7 @@ _WAYS = (
            "put a red ball and a blue square next to each other", plan="010002500200305000025000004", objects=["red ball", "blue square"], env_id="XLand-MiniGrid-R4-13x13", see_through_walls=False),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #8c2768f2
+# %% ../../nbs/benchmarks/17_probes.ipynb #q
 _MAKING = (
     _probe("two-ways", "Make the star in time: of ball and square, not of the hex.",
            "Two rules or one: the long way lies ahead, the short one behind one's back, and time suffices for the short one. An agent that takes the first way it finds is too late.",
@@ -480,27 +471,27 @@ h.....p
 .^.#..."""]),
 )
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #20c93356
+# %% ../../nbs/benchmarks/17_probes.ipynb #r
 _CATEGORIES = {"basics": _BASICS, "telling apart": _TELLING_APART, "remembering": _REMEMBERING, "sequencing": _SEQUENCES, "dead ends": _DEAD_ENDS, "doors": _DOORS,
                "sides": _SIDES, "hands": _HANDS, "ways": _WAYS, "making": _MAKING}
 PROBES: tuple[Probe, ...] = tuple(replace(one, category=category) for category, probes in _CATEGORIES.items() for one in probes)
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #25c8b138
+# %% ../../nbs/benchmarks/17_probes.ipynb #s
 def probe(name: str) -> Probe:
-    "The probe of this name. Raises `ValueError` with the nearest name where there is none."
+    "The probe of this name. Raises `ValueError` with the nearest name."
     known = {p.name: p for p in PROBES}
     if not isinstance(name, str):
         raise TypeError(f"A probe is named by a string; {name!r} is none. All names: {', '.join(known)}.")
     if name not in known:
-        near = get_close_matches(str(name).lower().replace("_", "-").replace(" ", "-"), known, n=1, cutoff=0)
+        near = get_close_matches(name.lower().replace("_", "-").replace(" ", "-"), known, n=1, cutoff=0)
         raise ValueError(f"There is no probe {name!r}: did you mean {near[0]!r}? All names: {', '.join(known)}.")
     return known[name]
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #0cd71589
+# %% ../../nbs/benchmarks/17_probes.ipynb #t
 def probe_worlds(probes=None, **overrides):
-    """Probes (all unless given) sorted into batches that one compiled program can serve.
+    """Probes (default: all) in batches that one compiled program can serve; `overrides` as in `Probe.make`.
 
-    Returns a list of (numbers, params): which of the probes, and their `ProbeParams` for `ProbeEnv` with a leading axis. `overrides` as in `Probe.make`.
+    Returns a list of (numbers, params): which probes, and their `ProbeParams` for `ProbeEnv` with a leading axis.
     """
     groups: dict = {}
     for number, one in enumerate(PROBES if probes is None else probes):
@@ -509,31 +500,29 @@ def probe_worlds(probes=None, **overrides):
         groups.setdefault(alike, []).append((number, params))
     return [_stacked(*zip(*group)) for group in groups.values()]
 
-def _as_data(params: XLandEnvParams) -> ProbeParams:
-    "The parameters with the layout as data, and no fixed start said as data."
-    given = {name: getattr(params, name) for name in field_names(params)}
+def _as_data(params):
+    "The parameters with layout and starts, or their lack, as data."
+    given = _fields(params)
     if params.grid_type not in PROCEDURAL and params.layout is None:
         given.update(layout=layout(params.grid_type, params.height, params.width), grid_type="R1")
     none = Starts(np.zeros((1, params.height, params.width), np.uint8), np.zeros((1, 2), np.int32), np.zeros(1, np.int32), np.int32(0))
     return ProbeParams(**{"starts": none} | given)
 
-@jax.jit
+@jax.jit  # compiled, for it is many small steps
 def _stack(rulesets, layouts, starts):
-    "Rulesets, layouts (or None) and starts as one batch each; compiled, for it is many small steps."
     most = max(len(s.cells) for s in starts)
     longer = lambda x: x if np.ndim(x) == 0 else jnp.concatenate([x, jnp.repeat(x[-1:], most - len(x), axis=0)])
     starts = jax.tree.map(lambda *x: jnp.stack(x), *[jax.tree.map(longer, s) for s in starts])
     return stack_rulesets(rulesets), layouts and stack_layouts(layouts), starts
 
 def _stacked(numbers, several_params):
-    "Parameters of one shape as one batch."
     plans = None if several_params[0].layout is None else [p.layout for p in several_params]
     ruleset, plan, starts = _stack([p.ruleset for p in several_params], plans, [p.starts for p in several_params])
     return np.array(numbers), several_params[0].replace(layout=plan, ruleset=ruleset, starts=starts)
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #a0fd35bb
+# %% ../../nbs/benchmarks/17_probes.ipynb #u
 def play_plans(probes=None) -> list[TimeStep]:
-    "The reference solutions of some probes (all unless given), played from `reset(jax.random.key(0))`: for each the time steps, `(par + 1,)`, as NumPy."
+    "NumPy time steps `(par + 1,)` of the plans of some probes (default: all), played from `reset(jax.random.key(0))`."
     probes, played = list(PROBES if probes is None else probes), {}
     for numbers, params in probe_worlds(probes):
         actions = np.full((len(numbers), max(probes[i].par for i in numbers)), -1, np.int32)
@@ -545,7 +534,6 @@ def play_plans(probes=None) -> list[TimeStep]:
 
 @jax.jit
 def _play(params, actions):
-    "Time steps `(B, T + 1)` of `actions (B, T)`; actions that do not exist do nothing."
     def one(params, actions):
         first = _ENV.reset(params, jax.random.key(0))
         first = first.replace(state=first.state.replace(key=jax.random.key_data(first.state.key)))
@@ -556,18 +544,17 @@ def _play(params, actions):
         return jax.tree.map(lambda x, xs: jnp.concatenate([x[None], xs]), first, rest)
     return jax.vmap(one)(params, actions)
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #ac95455d
+# %% ../../nbs/benchmarks/17_probes.ipynb #v
 def probes_benchmark() -> Benchmark:
-    "The rulesets of the thirty probes, in the order of `PROBES`, each in the extended form."
+    "The rulesets of `PROBES`, in the extended form."
     return Benchmark.from_rulesets([p.ruleset for p in PROBES])
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #231f0c3f
+# %% ../../nbs/benchmarks/17_probes.ipynb #w
 @dataclass(frozen=True)
 class ProbeScores:
-    """What an agent did in trials 1 to N of each probe.
+    """What an agent did in trials 1 to N of P probes.
 
     Attributes:
-        probes: the P probes.
         success: 0 or 1, `(P, copies, N)`; steps: of the trial, its full length where it failed, `(P, copies, N)`.
     """
     probes: tuple[Probe, ...]
@@ -586,17 +573,16 @@ class ProbeScores:
         return {category: np.mean(values, axis=0) for category, values in found.items()}
 
     def table(self, by: str = "probe") -> str:
-        "As text: one line a probe, or with `by='category'` a category. Raises `ValueError` for another `by`."
+        "As text: a line per probe, or with `by='category'` per category. Raises `ValueError` for another `by`."
         if by not in ("probe", "category"):
             raise ValueError(f"by is {by!r}: choose 'probe' or 'category'.")
-        trials = self.success.shape[-1]
-        shown = sorted({0, trials - 1})
+        shown = sorted({0, self.success.shape[-1] - 1})
+        line = lambda name, success: f"{name:<20}" + "".join(f"{success[k]:9.0%}" for k in shown)
         head = f"{by:<20}" + "".join(f"{f'trial {k + 1}':>9}" for k in shown)
         if by == "category":
-            lines = [f"{name:<20}" + "".join(f"{s[k]:9.0%}" for k in shown) for name, s in self.by_category().items()]
-            return "\n".join([head, *lines, f"{'all':<20}" + "".join(f"{self.success.mean((0, 1))[k]:9.0%}" for k in shown)])
-        lines = [f"{r['name']:<20}" + "".join(f"{r['success'][k]:9.0%}" for k in shown) + f"{r['par']:6}{r['ratio'][shown[-1]]:11.1f}" for r in self.rows()]
+            return "\n".join([head, *(line(*pair) for pair in self.by_category().items()), line("all", self.success.mean((0, 1)))])
+        lines = [line(r["name"], r["success"]) + f"{r['par']:6}{r['ratio'][-1]:11.1f}" for r in self.rows()]
         return "\n".join([f"{head}{'par':>6}{'steps/par':>11}", *lines])
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"ProbeScores({len(self.probes)} probes, {self.success.shape[1]} copies, {self.success.shape[2]} trials; success {self.success.mean():.0%})"

@@ -5,26 +5,26 @@
 # %% auto #0
 __all__ = ['union', 'Relaxation', 'why_impossible']
 
-# %% ../../nbs/benchmarks/10_proofs.ipynb #d84a2257
+# %% ../../nbs/benchmarks/10_proofs.ipynb #a
 import functools
 
 import numpy as np
 
 from .walks import area
-from .world import CAN_PICK, CAN_WALK, CLEARED, FLOOR_TABLE, NOTHING, SmallWorld, Use, agenda_of, cells_in
+from .world import CAN_PICK, CAN_WALK, CLEARED, FLOOR_TABLE, NOTHING, SmallWorld, agenda_of, cells_in
 from ..core.tiles import Tiles, tile_name
 
-# %% ../../nbs/benchmarks/10_proofs.ipynb #b64188b8
-def _could_do(world: SmallWorld, goods: set) -> bool:
-    "Whether the goal could be met from some objects if nothing were used up and everything lay at hand."
+# %% ../../nbs/benchmarks/10_proofs.ipynb #b
+def _could_do(world, goods):
+    "Whether the goal could be met from some objects if nothing were used up and everything were at hand."
     goods, size = set(goods), 0
     while size != len(goods):
         size = len(goods)
         goods |= {use.product for use in world.uses if goods.issuperset(use.inputs)}
     return goods.issuperset(world.goal.inputs)
 
-def _pinned(world: SmallWorld, c: bytearray, pocket: int) -> dict:
-    "Fragile things at their places: code → (its cell, the cells where arriving would be the end), as sets."
+def _pinned(world, c, pocket):
+    "Fragile things: code → sets of (its cell, cells where arriving ends all hope)."
     out, goods = {}, {*c, pocket}
     for code in world.fragile:
         if c.count(code) != 1 or pocket == code:
@@ -38,8 +38,8 @@ def _pinned(world: SmallWorld, c: bytearray, pocket: int) -> dict:
             out[code] = cell, forbidden
     return out
 
-def _not_to_be_held(world: SmallWorld, c: bytearray, pocket: int) -> set:
-    "Things that exist once and must not be picked up, because what they become in the hands leaves no way to the goal."
+def _not_to_be_held(world, c, pocket):
+    "Things that exist once, and become something useless when picked up."
     out, goods = set(), {*c, pocket}
     for code, product in reversed(world.on_pick):  # of several rules for one thing the first acts
         out.discard(code)
@@ -47,13 +47,13 @@ def _not_to_be_held(world: SmallWorld, c: bytearray, pocket: int) -> set:
             out.add(code)
     return out
 
-# %% ../../nbs/benchmarks/10_proofs.ipynb #5e65a288
+# %% ../../nbs/benchmarks/10_proofs.ipynb #c
 def union(sets) -> int:
     "The union of sets of cells."
     return functools.reduce(int.__or__, sets, 0)
 
 class Relaxation:
-    "Everything that could ever be, if nothing were lost: sets of cells for each object, the agent's cells, what it may carry."
+    "All that could ever be if nothing were lost: the cells of each object and of the agent, what it may carry."
 
     def __init__(self, world: SmallWorld, c: bytearray, pos: int, pocket: int):
         self.world, self.at = world, {}
@@ -61,7 +61,7 @@ class Relaxation:
             self.at[c[cell]] = self.at.get(c[cell], 0) | world.bit(cell)
         self.begun, self.born = dict(self.at), {}  # where things lie at the start, and where rules make them
         self.held, self.floor, self.reach = {pocket} - {NOTHING}, cells_in(c, FLOOR_TABLE), world.bit(pos)
-        self.pinned = _pinned(world, c, pocket)  # fragile things that nobody can have touched yet: code → (cell, cells that must not be entered)
+        self.pinned = _pinned(world, c, pocket)  # those that nothing can have touched yet
         self.kept_off = _not_to_be_held(world, c, pocket)
 
     def size(self) -> tuple:
@@ -80,9 +80,8 @@ class Relaxation:
         "The cells that the agent can face."
         return self.world.around(self.reach)
 
-# %% ../../nbs/benchmarks/10_proofs.ipynb #c0f46022
-def _walk(r: Relaxation) -> None:
-    "Go wherever the agent may."
+# %% ../../nbs/benchmarks/10_proofs.ipynb #d
+def _walk(r):
     keys, passable = {code & 15 for code in r.held if code >> 4 == Tiles.KEY}, r.floor
     for code, cells in r.at.items():
         tile = code >> 4
@@ -90,8 +89,8 @@ def _walk(r: Relaxation) -> None:
             passable |= cells
     r.reach = area(r.world, r.reach, passable & ~union(cells for _, cells in r.pinned.values()))
 
-def _carry(r: Relaxation) -> None:
-    "Pick up whatever can be picked up, and put it everywhere."
+def _carry(r):
+    "Pick up everything, and put it everywhere."
     front = r.front()
     for code, cells in list(r.at.items()):
         if CAN_PICK[code] and cells & front and code not in r.kept_off:
@@ -100,13 +99,13 @@ def _carry(r: Relaxation) -> None:
     for code in r.held:
         r.put(code, r.floor & front)
 
-# %% ../../nbs/benchmarks/10_proofs.ipynb #42ea6682
-def _near_cells(r: Relaxation, use: Use) -> int:
-    "The cells where the input of a near rule can be while it acts."
+# %% ../../nbs/benchmarks/10_proofs.ipynb #e
+def _near_cells(r, use):
+    "The cells where a near rule can find its input."
     return r.at.get(use.inputs[0], 0) & union(r.world.neighbors(r.reach, side) for side in use.sides)
 
-def _pair_cells(r: Relaxation, use: Use) -> tuple[int, int]:
-    "The cells of what stays and of what is put down, over all ways in which a pair rule can act."
+def _pair_cells(r, use):
+    "The cells of the object that stays and of the one put down, over all ways in which a pair rule can act."
     front, stays, gone, (a, b), get = r.front(), 0, 0, use.inputs, lambda where, code: where.get(code, 0)
     for target, other, turn in ((a, b, 0), (b, a, 2)):
         ways = [(get(r.born, target), get(r.at, other)), (get(r.at, target), get(r.born, other)), (get(r.begun, target), get(r.begun, other))]
@@ -119,8 +118,7 @@ def _pair_cells(r: Relaxation, use: Use) -> tuple[int, int]:
                 gone |= r.world.neighbors(found, side + turn + 2 & 3) & targets & front
     return stays, gone
 
-def _apply(r: Relaxation) -> None:
-    "Apply all rules."
+def _apply(r):
     for use in r.world.uses:
         if use.kind == "hold" and use.inputs[0] in r.held:
             r.held.add(use.product)
@@ -132,9 +130,9 @@ def _apply(r: Relaxation) -> None:
                 r.put(use.product, stays, born=True)
                 r.put(CLEARED, gone)
 
-# %% ../../nbs/benchmarks/10_proofs.ipynb #f0321e0c
-def _unpin(r: Relaxation) -> None:
-    "Forget about fragile things that something may have happened to."
+# %% ../../nbs/benchmarks/10_proofs.ipynb #f
+def _unpin(r):
+    "Forget fragile things that something may have touched."
     front = r.front()
     for code, (cell, forbidden) in list(r.pinned.items()):
         touched = CAN_PICK[code] and code not in r.kept_off and cell & front
@@ -146,15 +144,15 @@ def _unpin(r: Relaxation) -> None:
         if touched:
             del r.pinned[code]
 
-def _could_act(r: Relaxation, use: Use) -> bool:
+def _could_act(r, use):
     "Whether a rule could act, or the goal be met."
     place, where = r.world.bit(r.world.goal_place) if r.world.goal_place >= 0 else 0, r.at.get((*use.inputs, 0)[0], 0)
     return bool({"hold": lambda: use.inputs[0] in r.held, "near": lambda: _near_cells(r, use), "pair": lambda: _pair_cells(r, use)[0],
                  "on": lambda: where & r.reach, "at": lambda: r.reach & place, "tile at": lambda: where & place}[use.kind]())
 
-# %% ../../nbs/benchmarks/10_proofs.ipynb #87204ad1
+# %% ../../nbs/benchmarks/10_proofs.ipynb #g
 def why_impossible(world: SmallWorld, c: bytearray, pos: int, pocket: int) -> str | None:
-    "The proof that the goal can never be met from here, as a sentence; None where there is none."
+    "A proof, as a sentence, that the goal can never be met from here; None where there is none."
     if world.goal is None:
         return "The empty goal is never met."
     relaxed, before = Relaxation(world, c, pos, pocket), None
@@ -163,8 +161,8 @@ def why_impossible(world: SmallWorld, c: bytearray, pos: int, pocket: int) -> st
             grow(relaxed)
     return None if _could_act(relaxed, world.goal) else _what_fails(relaxed, c)
 
-def _what_fails(relaxed: Relaxation, c: bytearray) -> str:
-    "The use that fails first on the way to a goal proved impossible, in words."
+def _what_fails(relaxed, c):
+    "The first use to fail on the way to an impossible goal, in words."
     world, name = relaxed.world, lambda code: tile_name(code >> 4, code & 15)
     codes, agenda = {*relaxed.at, *relaxed.held}, agenda_of(world, bytes(sorted(c.translate(None, world.irrelevant))))
     for use in (tree.use for tree in sorted(agenda.uses if agenda else (), key=lambda tree: tree.work)):

@@ -6,7 +6,7 @@
 __all__ = ['register_reader', 'load_benchmark_from_path', 'registered_benchmarks', 'benchmark_file', 'load_benchmark',
            'find_benchmark', 'benchmark_info']
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #b15c20cd
+# %% ../../nbs/benchmarks/19_registry.ipynb #a
 import contextlib
 import functools
 import os
@@ -20,20 +20,19 @@ import numpy as np
 
 from .benchmark import Benchmark, declared_kinds, find_device, histogram
 from .files import BenchmarkFileError, counted_identities, data_folder, digest, read_file, write_file
-from .generate import GENERATOR_VERSION, generate_rulesets, identities, recipe_of
+from .generate import GENERATOR_VERSION, generate_rulesets, ids_of_goals, recipe_of
 from .hub import fetch
 from ..core.goals import goal_kinds
 from ..core.rules import rule_kinds
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #8a460766
+# %% ../../nbs/benchmarks/19_registry.ipynb #b
 _READERS: dict[str, tuple[Callable, Callable]] = {}
 
 def register_reader(name: str, is_one: Callable[[Path], bool], read: Callable[[Path], Benchmark]) -> None:
-    "Let `load_benchmark_from_path` and its relatives `read` the files of another program, those for which `is_one(path)` is true."
+    "Let `load_benchmark_from_path` and the like `read` other files, those for which `is_one(path)` is true."
     _READERS[name] = is_one, read
 
-def _read(path) -> tuple[Benchmark, dict]:
-    "The benchmark (NumPy arrays) and the manifest in a file, checked. Raises `FileNotFoundError` or `BenchmarkFileError`."
+def _read(path):
     path = Path(path).expanduser()
     read = next((read for is_one, read in _READERS.values() if path.is_file() and is_one(path)), None)
     if read is None:
@@ -49,19 +48,18 @@ def _read(path) -> tuple[Benchmark, dict]:
 def load_benchmark_from_path(path, *, device=None, as_numpy: bool = False, pad_rules: int | None = None, pad_tiles: int | None = None) -> Benchmark:
     """The benchmark in a file that `Benchmark.save` or `export` wrote, or xminigrid; every byte is checked.
 
-    It goes to `device` (JAX's default unless named: `"cpu"`, `"gpu:1"`, or an object of JAX's), or stays in the memory of the host with `as_numpy`. There, and on a
-    CPU, the arrays are the mapped file itself, read-only. `pad_rules` and `pad_tiles` are those of `Benchmark.pad_to`. Raises `FileNotFoundError`, or
-    `BenchmarkFileError` (a `ValueError`) for a damaged, newer or foreign file.
+    It goes to `device` (see `Benchmark.to_device`), or with `as_numpy` stays in host memory. There, and on a CPU, the
+    arrays are the mapped file itself, read-only. `pad_rules`, `pad_tiles`: see `Benchmark.pad_to`. Raises
+    `FileNotFoundError`, or `BenchmarkFileError` (a `ValueError`) for a damaged, newer or foreign file.
     """
     find_device(device)
     return _delivered(_read(path)[0], device, as_numpy, pad_rules, pad_tiles)
 
-def _delivered(benchmark: Benchmark, device, as_numpy: bool, pad_rules, pad_tiles) -> Benchmark:
-    "A benchmark in the width and the place that was asked for."
+def _delivered(benchmark, device, as_numpy, pad_rules, pad_tiles):
     benchmark = benchmark.pad_to(pad_rules, pad_tiles)
     return benchmark.to_numpy() if as_numpy else benchmark.to_device(device)
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #89734d50
+# %% ../../nbs/benchmarks/19_registry.ipynb #c
 class _Named(NamedTuple):
     preset: str
     n: int
@@ -84,17 +82,17 @@ def registered_benchmarks() -> tuple[str, ...]:
     "The names that `load_benchmark` knows."
     return (*_REGISTERED, _PROBES)
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #a2ab52f6
+# %% ../../nbs/benchmarks/19_registry.ipynb #d
 def benchmark_file(name: str) -> Path:
-    "The file of a named benchmark, whether it exists yet or not. Raises `ValueError` for an unknown name, and for `probes-30`, which is kept in none."
+    "The file of a named benchmark, existing or not. Raises `ValueError` for an unknown name, and for `probes-30`."
     if name == _PROBES:
         raise ValueError(f"{_PROBES} is made by hand and kept in no file; load_benchmark({_PROBES!r}) gives it.")
     if name not in _REGISTERED:
         raise ValueError(f"There is no benchmark {name!r}; there are {', '.join(registered_benchmarks())} (load_benchmark_from_path reads a file).")
     return data_folder() / f"{name}-v{GENERATOR_VERSION}.safetensors"
 
-def _kept(name: str, quietly: bool = False) -> Benchmark | None:
-    "A named benchmark from its file; None, with a warning when there is a reason for one (unless `quietly`), if it must be made."
+def _kept(name, quietly=False):
+    "A named benchmark from its file; None if it must be made, with a warning (unless `quietly`) about a bad file."
     path, entry = benchmark_file(name), _REGISTERED[name]
     if not path.exists():
         return None
@@ -109,10 +107,10 @@ def _kept(name: str, quietly: bool = False) -> Benchmark | None:
         warnings.warn(f"{problem} It is made again now.", stacklevel=4)
     return None
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #d754ae7c
+# %% ../../nbs/benchmarks/19_registry.ipynb #e
 @contextlib.contextmanager
-def _lock(folder: Path):
-    "Wait until no other process or thread holds this folder, then hold it for the block. Where the platform has no such locks, nobody waits."
+def _lock(folder):
+    "Hold this folder alone during the block, where the platform has such locks."
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError):
             import fcntl
@@ -122,8 +120,8 @@ def _lock(folder: Path):
         yield
 
 @contextlib.contextmanager
-def _alone(path: Path):
-    "Wait until no other process makes benchmarks in this folder, then yield where a checkpoint belongs: None in a folder that cannot be written to."
+def _alone(path):
+    "Wait until no other process makes benchmarks in this folder; yields the path of a checkpoint, None if not writable."
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,9 +131,9 @@ def _alone(path: Path):
             checkpoint = None
         yield checkpoint
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #e2257f53
-def _made(name: str, workers: int | None, progress: bool, checkpoint: Path | None) -> Benchmark:
-    "Make a named benchmark, from its checkpoint if there is one, and keep it. A folder that cannot be written to is no reason to fail."
+# %% ../../nbs/benchmarks/19_registry.ipynb #f
+def _made(name, workers, progress, checkpoint):
+    "Make a named benchmark, from its checkpoint if there is one, and keep it if possible."
     entry = _REGISTERED[name]
     recipe = recipe_of(entry.preset, **entry.overrides)
     make = functools.partial(generate_rulesets, recipe, entry.n, workers=workers, progress=progress, label=f"making {name}")
@@ -154,27 +152,29 @@ def _made(name: str, workers: int | None, progress: bool, checkpoint: Path | Non
     try:
         write_file(benchmark_file(name), benchmark.arrays(), recipe=recipe, identities=(made.ruleset_ids, made.goal_ids))
     except OSError as error:
-        warnings.warn(f"{name} could not be kept ({error}); set XLAND_MINIGRID_DATA to a folder with room for it, or it is made again next time.", stacklevel=4)
+        warnings.warn(f"{name} could not be kept ({error}): set XLAND_MINIGRID_DATA to a folder with room for it.", stacklevel=4)
     return benchmark
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #d5ce7eba
+# %% ../../nbs/benchmarks/19_registry.ipynb #g
 def load_benchmark(name: str, *, device=None, as_numpy: bool = False, pad_rules: int | None = None, pad_tiles: int | None = None,
                    workers: int | None = None, progress: bool = True, sha256: str | None = None) -> Benchmark:
     """A named benchmark (paper, Tables 4 and 5), made at the first use and kept; see `registered_benchmarks` and `data_folder`.
 
-    `"hub:OWNER/REPO/FILE"` is a file on the Hugging Face hub instead, checked against `sha256` if given (see `hub.fetch`). A damaged file of a named benchmark is made
-    again, with a warning. `device`, `as_numpy`, `pad_rules` and `pad_tiles` are those of `load_benchmark_from_path`. `workers` threads make it, under a bar if `progress`.
-    Raises `ValueError` for an unknown name or device, and what `hub.fetch` raises.
+    `"hub:OWNER/REPO/FILE"` is a file on the Hugging Face hub, checked against `sha256` if given (see `hub.fetch`). A
+    damaged file of a named benchmark is made again, with a warning. `workers` threads make it, under a bar if
+    `progress`; other arguments: see `load_benchmark_from_path`. Raises `ValueError` for an unknown name or device, and
+    as `hub.fetch`.
     """
     find_device(device)
     if isinstance(name, str) and name.startswith("hub:"):
-        return load_benchmark_from_path(fetch(name, sha256=sha256, progress=progress), device=device, as_numpy=as_numpy, pad_rules=pad_rules, pad_tiles=pad_tiles)
-    if sha256 is not None:
-        raise ValueError(f"sha256 belongs to files of the hub, hub:OWNER/REPO/FILE; {name} is checked against the digest that stands with its name.")
-    return _delivered(_named(name, workers, progress), device, as_numpy, pad_rules, pad_tiles)
+        benchmark = _read(fetch(name, sha256=sha256, progress=progress))[0]
+    elif sha256 is not None:
+        raise ValueError(f"sha256 belongs to files of the hub, hub:OWNER/REPO/FILE; {name} is checked against its own digest.")
+    else:
+        benchmark = _named(name, workers, progress)
+    return _delivered(benchmark, device, as_numpy, pad_rules, pad_tiles)
 
-def _named(name: str, workers: int | None = None, progress: bool = False) -> Benchmark:
-    "A named benchmark from its file, or made. Raises `ValueError` for an unknown name."
+def _named(name, workers=None, progress=False):
     if name == _PROBES:
         from xland_minigrid.benchmarks.probes import probes_benchmark
         return probes_benchmark()
@@ -182,15 +182,15 @@ def _named(name: str, workers: int | None = None, progress: bool = False) -> Ben
     if (benchmark := _kept(name)) is not None:
         return benchmark
     with _alone(path) as checkpoint:
-        made_by_another = _kept(name, quietly=True) if checkpoint else None
-        return _made(name, workers, progress, checkpoint) if made_by_another is None else made_by_another
+        from_another = _kept(name, quietly=True) if checkpoint else None
+        return _made(name, workers, progress, checkpoint) if from_another is None else from_another
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #c3b39c7f
+# %% ../../nbs/benchmarks/19_registry.ipynb #h
 def find_benchmark(source, *, progress: bool = False) -> tuple[Benchmark, dict]:
-    """A benchmark and what is known about it, from a `Benchmark`, a name (registered or `hub:…`) or a path.
+    """A benchmark, in host memory, and the `path` and `manifest` of its file (a dict, perhaps empty).
 
-    Returns it in the memory of the host, and a dict: the `path` and the `manifest` of its file where there is one. Raises what loading raises, and `BenchmarkFileError` for
-    what is neither a name nor a file.
+    source: a `Benchmark`, a name (registered or `hub:…`) or a path. Raises as loading does, and `BenchmarkFileError`
+    for anything else.
     """
     if isinstance(source, Benchmark):
         return source.to_numpy(), {}
@@ -204,31 +204,31 @@ def find_benchmark(source, *, progress: bool = False) -> tuple[Benchmark, dict]:
         raise BenchmarkFileError(f"{str(source)!r} is neither a file nor one of {', '.join(registered_benchmarks())}.")
     return _from_file(Path(source).expanduser())
 
-def _from_file(path: Path) -> tuple[Benchmark, dict]:
+def _from_file(path):
     benchmark, manifest = _read(path)
     return benchmark, {"path": str(path), "manifest": manifest}
 
 def benchmark_info(benchmark) -> dict:
-    """What is in a benchmark: takes a `Benchmark`, a name or a path, returns a dict of plain values (ready for JSON).
+    """What is in a benchmark (a `Benchmark`, a name or a path): a dict of plain values, ready for JSON.
 
-    Sizes, digest, histograms of rules, objects, kinds of goals and kinds of rules, the number of distinct goals, goal ids and ruleset ids, and, where
-    they are known, path, manifest, recipe and generator version. Raises `BenchmarkFileError` where the manifest contradicts the arrays, and what loading raises.
+    Sizes, digest, histograms of rules, objects, kinds of goals and of rules, numbers of distinct goals, goal ids and
+    ruleset ids, and, if known, path, manifest, recipe and generator version. Raises as loading does, and
+    `BenchmarkFileError` where the manifest contradicts the arrays.
     """
     benchmark, source = find_benchmark(benchmark)
     found, manifest = _contents(benchmark), source.get("manifest", {})
     for name in ("digest", "num_rulesets", "distinct_ruleset_ids", "distinct_goal_ids"):
         if manifest.get(name, found[name]) != found[name]:
-            raise BenchmarkFileError(f"{source['path']} is damaged: it says {name} {manifest[name]} and holds {found[name]}; delete it, and make or copy it again.")
+            raise BenchmarkFileError(f"{source['path']} is damaged: it says {name} {manifest[name]} and holds {found[name]}; make or copy it again.")
     return found | source | ({name: manifest.get(name) for name in ("generator_version", "recipe")} if source else {})
 
-# %% ../../nbs/benchmarks/19_registry.ipynb #b4ac3c69
-def _contents(benchmark: Benchmark) -> dict:
-    "The part of `benchmark_info` that the arrays themselves tell."
+# %% ../../nbs/benchmarks/19_registry.ipynb #i
+def _contents(benchmark):
     named = lambda book, ids: {book.classes[i].__name__ if i in book.classes else str(i): count for i, count in histogram(ids).items()}
-    kinds, none = benchmark.rules[..., 0], np.zeros((len(benchmark), 1, 7), np.uint8)
+    kinds = benchmark.rules[..., 0]
     return {"num_rulesets": len(benchmark), "max_rules": benchmark.rules.shape[1], "max_init_tiles": benchmark.init_tiles.shape[1],
             "nbytes": sum(leaf.nbytes for leaf in jax.tree.leaves(benchmark)), "digest": digest(benchmark),
             "rules_per_task": histogram(benchmark.num_rules), "init_tiles_per_task": histogram((benchmark.init_tiles[..., 0] != 0).sum(axis=1)),
             "goal_kinds": named(goal_kinds, benchmark.goals[:, 0]), "rule_kinds": named(rule_kinds, kinds[kinds != 0]),
-            "distinct_goals": len(np.unique(identities(benchmark.goals, none, none[..., :2])[1])),
+            "distinct_goals": len(np.unique(ids_of_goals(benchmark.goals))),
             **counted_identities(benchmark.ruleset_ids(), benchmark.goal_ids())}

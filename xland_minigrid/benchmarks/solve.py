@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['HELD', 'NEAR', 'SIDE', 'OF_RULE', 'OF_GOAL', 'Reason', 'Plans', 'Conditions', 'Uses', 'uses_of', 'plan_one',
-           'checked_arrays', 'too_large', 'prove', 'reasons', 'Plan', 'plan_of']
+           'checked_arrays', 'check_tiles', 'prove', 'reasons', 'Plan', 'plan_of']
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #7b6a7d5a
+# %% ../../nbs/benchmarks/01_solve.ipynb #a
 import dataclasses
 import enum
 import functools
@@ -24,40 +24,40 @@ from ..core.rules import NUM_RULES
 from ..core.ruleset import RuleSet
 from ..core.tiles import PICKABLE, Tiles, is_one_of, pack_pairs, tile_set
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #6c7dff38
+# %% ../../nbs/benchmarks/01_solve.ipynb #b
 class Reason(enum.IntEnum):
     "Why a task has no plan; `PROVED` when it has one."
     PROVED = 0
-    NO_GOAL = 1          # the empty goal is never reached
-    UNKNOWN_KIND = 2     # registered rules or goals: what they do is not in the tables
-    MISSING = 3          # something needed is neither placed nor made
-    NEEDED_TWICE = 4     # one object is needed in two places
-    SPOILED_NEAR = 5     # coming near destroys it
-    SPOILED_HELD = 6     # picking it up destroys it
-    SPOILED_AT_BIRTH = 7  # another rule takes it in the step in which it is made
-    SPOILED_PAIR = 8     # putting the two together sets off another rule first
-    STUCK = 9            # neither of two things that belong together can be carried, or the goal asks to carry what cannot be
+    NO_GOAL = 1  # the empty goal is never reached
+    UNKNOWN_KIND = 2  # registered rules or goals are not in the tables
+    MISSING = 3  # something needed is neither placed nor made
+    NEEDED_TWICE = 4  # one object is needed in two places
+    SPOILED_NEAR = 5  # coming near destroys it
+    SPOILED_HELD = 6  # picking it up destroys it
+    SPOILED_AT_BIRTH = 7  # another rule takes it in the step that makes it
+    SPOILED_PAIR = 8  # putting the two together sets off another rule first
+    STUCK = 9  # neither of two things that belong together can be carried, or the goal asks to carry what cannot be
 
 class Plans(NamedTuple):
     "Plans of `n` tasks, NumPy arrays. See `prove`."
-    solvable: np.ndarray   # (n,) bool
-    reason: np.ndarray     # (n,) uint8, a `Reason`
-    steps: np.ndarray      # (n, R) uint8, numbers of the rules to trigger, in order; 255 for none
+    solvable: np.ndarray  # (n,) bool
+    reason: np.ndarray  # (n,) uint8, a `Reason`
+    steps: np.ndarray  # (n, R) uint8, numbers of the rules to trigger, in order; 255 for none
     num_steps: np.ndarray  # (n,) uint8
-    depth: np.ndarray      # (n,) uint8, the longest chain of rules between the objects placed and the goal
-    num_needed: np.ndarray  # (n,) uint8, how many objects the plan handles
-    dead_ends: np.ndarray  # (n,) uint8, how many other rules take an object that the plan needs
-    risk: np.ndarray       # (n,) float32, the share of the needed objects that some other rule takes
+    depth: np.ndarray  # (n,) uint8, the longest chain of rules between the objects placed and the goal
+    num_needed: np.ndarray  # (n,) uint8, objects that the plan handles
+    dead_ends: np.ndarray  # (n,) uint8, other rules that take an object that the plan needs
+    risk: np.ndarray  # (n,) float32, the share of the needed objects that some other rule takes
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #0080c3d6
-HELD, NEAR, SIDE = 1, 2, 2  # a trigger has six bits: picking up, coming near from anywhere, and from bit SIDE on near with the tile on one of four sides
+# %% ../../nbs/benchmarks/01_solve.ipynb #c
+HELD, NEAR, SIDE = 1, 2, 2  # six bits of a trigger: picking up, near, and from bit SIDE on near with the tile on a side
 
 class Conditions(NamedTuple):
-    "What sets off a rule, or meets a goal, of each kind: two tables of 256."
+    "What sets off a rule, or meets a goal, of each kind: tables of 256."
     trigger: np.ndarray  # kinds with one tile: six bits
-    around: np.ndarray   # kinds with two tiles: four bits, where the second may lie, seen from the first
+    around: np.ndarray  # kinds with two tiles: four bits, where the second may lie, seen from the first
 
-def _conditions(hold: int, near: int, near_side: int, pair: int, pair_side: int) -> Conditions:
+def _conditions(hold, near, near_side, pair, pair_side):
     "The tables from the number of each kind, or of the first of four."
     trigger, around, sides = np.zeros(256, np.uint8), np.zeros(256, np.uint8), 1 << np.arange(4)
     trigger[hold], trigger[near], trigger[near_side:near_side + 4] = HELD, NEAR, sides << SIDE
@@ -68,44 +68,41 @@ OF_RULE, OF_GOAL = _conditions(1, 2, 8, 3, 4), _conditions(1, 3, 11, 4, 7)  # Ta
 _TILES_OF_GOAL = 2 * (OF_GOAL.around != 0) + (OF_GOAL.trigger != 0)
 _TILES_OF_GOAL[[2, 6]] = 1  # stand on it, have it in a place
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #50c1ab02
+# %% ../../nbs/benchmarks/01_solve.ipynb #d
 class Uses(NamedTuple):
     "Rules, and the goal as the last one: what they take, what they make, what sets them off. Arrays over R + 1 uses."
-    tile: jax.Array     # (R + 1, 2) packed inputs, 0 for none
+    tile: jax.Array  # (R + 1, 2) packed inputs, 0 for none
     product: jax.Array  # (R + 1,) packed
     trigger: jax.Array  # (R + 1,) six bits, for uses of one tile
-    around: jax.Array   # (R + 1,) four bits, for uses of two tiles
+    around: jax.Array  # (R + 1,) four bits, for uses of two tiles
 
 def uses_of(goal, rules) -> Uses:
     "The uses of one task, encodings (5,) and (R, 7)."
     of = lambda table, kind: jnp.asarray(table)[kind]
-    a, b, c = (pack_pairs(rules[:, i:i + 2]).astype(jnp.uint8) for i in (1, 3, 5))
-    pair = of(OF_RULE.around, rules[:, 0]) != 0
-    in_use = rules[:, 0] != 0
-    count = of(_TILES_OF_GOAL, goal[0])
-    of_goal = jnp.where(np.arange(2) < count, jnp.stack([pack_pairs(goal[i:i + 2]).astype(jnp.uint8) for i in (1, 3)]), 0)
-    tile = jnp.concatenate([jnp.stack([jnp.where(in_use, a, 0), jnp.where(pair, b, 0)], axis=1), of_goal[None]])
     last = lambda values, end: jnp.concatenate([values, jnp.asarray(end, jnp.uint8)[None]])
-    return Uses(tile, last(jnp.where(in_use, jnp.where(pair, c, b), 0), 0), last(of(OF_RULE.trigger, rules[:, 0]), of(OF_GOAL.trigger, goal[0])),
-                 last(of(OF_RULE.around, rules[:, 0]), of(OF_GOAL.around, goal[0])))
+    trigger, around = (last(of(rule, rules[:, 0]), of(of_goal, goal[0])) for rule, of_goal in zip(OF_RULE, OF_GOAL))
+    a, b, c = (jnp.where(rules[:, 0] != 0, pack_pairs(rules[:, i:i + 2]).astype(jnp.uint8), 0) for i in (1, 3, 5))
+    pair, first, second = around[:-1] != 0, *(pack_pairs(goal[i:i + 2]).astype(jnp.uint8) for i in (1, 3))
+    of_goal = jnp.where(np.arange(2) < of(_TILES_OF_GOAL, goal[0]), jnp.stack([first, second]), 0)
+    return Uses(last(jnp.stack([a, jnp.where(pair, b, 0)], axis=1), of_goal), last(jnp.where(pair, c, b), 0), trigger, around)
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #3f31d92e
+# %% ../../nbs/benchmarks/01_solve.ipynb #e
 def _any_bits(bits, where, axis=-1):
-    "The union of sets of bits over an axis, where a condition holds."
+    "The union of sets of bits along an axis, where a condition holds."
     return jax.lax.reduce(jnp.where(where, bits, jnp.uint8(0)), np.uint8(0), jax.lax.bitwise_or, [axis % where.ndim])
 
 def _opposite(sides):
     "Four bits of directions seen from the other side."
     return (sides << 2 | sides >> 2) & 15
 
-def _threats(uses: Uses, producer):
-    """What other rules do to each input.
+def _threats(uses, producer):
+    """What other rules do to each input; `producer (R + 1, 2)` is the number of the rule that makes it, or −1.
 
-    `producer (R + 1, 2)` is the number of the rule that makes it, or −1. Returns three arrays of six bits `(R + 1, 2)`: by any rule, by those before the use,
-    by those after the producer; and the directions `(R + 1,)` in which the second tile of a pair would set off an earlier rule.
+    Returns arrays of six bits `(R + 1, 2)`: by any rule, by those before the use, by those after the producer; and the
+    directions `(R + 1,)` in which the second tile of a pair would set off an earlier rule.
     """
     number = np.arange(len(uses.product))
-    others = (number[:, None] != number) & (number < len(number) - 1)  # (use, rule): the goal threatens nobody
+    others = (number[:, None] != number) & (number < len(number) - 1)  # (use, rule): the goal threatens nothing
     takes = (uses.tile[:, :, None] == uses.tile[None, None, :, 0]) & (uses.tile[:, :, None] != 0) & others[:, None] & (uses.trigger != 0)
     before, after = (number < number[:, None])[:, None], number > producer[..., None]
     one = [_any_bits(uses.trigger, takes & when) for when in (True, before, after & (producer[..., None] >= 0))]
@@ -113,7 +110,7 @@ def _threats(uses: Uses, producer):
     earlier = others & (number < number[:, None]) & (uses.around[:, None] != 0)
     return *one, _any_bits(uses.around, same & earlier) | _any_bits(_opposite(uses.around), crossed & earlier)
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #47f6be7a
+# %% ../../nbs/benchmarks/01_solve.ipynb #f
 _LIES, _AWAY, _BESIDE, _POCKET = range(4)
 
 class _Inputs(NamedTuple):
@@ -129,39 +126,39 @@ class _Inputs(NamedTuple):
 def _sides(bits):
     return bits >> SIDE & 15
 
-def _at_birth(inputs: _Inputs, uses: Uses, by_move, by_put):
-    "Whether an object that is made outlives that step. `by_move`, `by_put` (R + 1,): how its producer can be triggered."
+def _at_birth(inputs, uses, by_move, by_put):
+    "Whether an object outlives the step that makes it. `by_move`, `by_put` (R + 1,): how its producer is triggered."
     maker = inputs.producer
     trigger = uses.trigger[maker]
-    safe_of_input = ~_sides(inputs.before[maker, 0]) & 15  # where the producer's own input may be while the agent arrives
+    safe_of_input = ~_sides(inputs.before[maker, 0]) & 15  # where the producer's input may be as the agent arrives
     sides = jnp.where(trigger == NEAR, safe_of_input, _sides(trigger)) & ~_sides(inputs.after)
     alive = (sides != 0) & ((by_move[maker] & (inputs.after & NEAR == 0)) | by_put[maker])
     return jnp.where(inputs.origin == _BESIDE, alive, (inputs.origin != _POCKET) | (inputs.after & HELD == 0))
 
-def _can_carry(inputs: _Inputs, alive):
+def _can_carry(inputs, alive):
     "Whether each input can be in the pocket and stay what it is."
     reached = (inputs.any & NEAR == 0) & (_sides(inputs.any) != 15)
     picked = is_one_of(inputs.tile >> 4, tile_set(PICKABLE)) & (inputs.any & HELD == 0)
     return jnp.where(inputs.origin == _POCKET, alive, picked & alive & (reached | (inputs.origin == _BESIDE)))
 
-def _can_join(inputs: _Inputs, uses: Uses, carried, alive, taken):
-    "For uses of two tiles: whether the first, and whether the second, can be the one that is put down; (R + 1, 2)."
+def _can_join(inputs, uses, carried, alive, taken):
+    "Whether the first, and whether the second, of two tiles can be the one put down; (R + 1, 2)."
     around = uses.around & ~taken
-    seen = jnp.stack([around, _opposite(around)], axis=1)  # where the other one lies, seen from the one that is put down
+    seen = jnp.stack([around, _opposite(around)], axis=1)  # where the other lies, seen from the one put down
     facing = ~_sides(inputs.before) & 15
     fits = sum(((facing >> side & 1 == 1) & (seen & ~(1 << (side + 2) % 4) != 0)).astype(jnp.uint8) for side in range(4)) != 0
     waits = alive & ((inputs.origin != _POCKET) | (_sides(inputs.any) != 15))
     return carried & fits & waits[:, ::-1]
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #1c73acbf
+# %% ../../nbs/benchmarks/01_solve.ipynb #g
 class _Round(NamedTuple):
-    "What is known about each use after some rounds, bool (R + 1,)."
+    "What is known about each use, bool (R + 1,)."
     ready: jax.Array
-    by_move: jax.Array  # can be triggered by walking (or whatever else sets it off but putting down)
-    by_put: jax.Array  # can be triggered by putting its input down
+    by_move: jax.Array  # triggered by anything but putting down
+    by_put: jax.Array  # triggered by putting its input down
 
-def _next_round(known: _Round, inputs: _Inputs, uses: Uses, taken, goal_kind) -> tuple[_Round, jax.Array]:
-    "One round. Also returns which of the two inputs is to be put down last, bool (R + 1, 2)."
+def _next_round(known, inputs, uses, taken, goal_kind):
+    "Also returns which of the two inputs to put down last, bool (R + 1, 2)."
     alive = _at_birth(inputs, uses, known.by_move, known.by_put)
     here = alive & ((inputs.origin == _LIES) | known.ready[inputs.producer])
     whole = (here | ~inputs.exists).all(axis=1)
@@ -179,13 +176,13 @@ def _next_round(known: _Round, inputs: _Inputs, uses: Uses, taken, goal_kind) ->
     special = last & ((goal_kind == 5) | on_tile | ((goal_kind == 6) & carried[:, 0]))
     by_move = whole & (((want == HELD) & held) | near | (by_side & (blocked & NEAR == 0)) | join.any(axis=1) | special)
     by_put = whole & by_side & carried[:, 0]
-    latest = inputs.origin.astype(jnp.int32) * join  # what was made in the pocket or beside the agent is made last
+    latest = inputs.origin.astype(jnp.int32) * join  # things made in the pocket or next to the agent come last
     put_last = jnp.stack([latest[:, 0] >= latest[:, 1], latest[:, 0] < latest[:, 1]], axis=1) & join.any(axis=1, keepdims=True)
     put_last = jnp.where(join.all(axis=1, keepdims=True), put_last, join)
     return _Round(by_move | by_put, by_move, by_put), put_last
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #3adefa67
-def _needed(inputs: _Inputs, put_last) -> tuple[jax.Array, jax.Array]:
+# %% ../../nbs/benchmarks/01_solve.ipynb #h
+def _needed(inputs, put_last):
     "Which uses the goal needs, bool (R + 1,), and their paths, float32 (R + 1,) in 0 to 1."
     uses = len(put_last)
     start = jnp.arange(uses) == uses - 1
@@ -206,7 +203,7 @@ def _needed(inputs: _Inputs, put_last) -> tuple[jax.Array, jax.Array]:
     need, path, level, _ = jax.lax.while_loop(go_on, body, (start, jnp.zeros(uses), jnp.where(start, 0, -1), jnp.float32(1 / 3)))
     return need, path, level
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #11bffcfd
+# %% ../../nbs/benchmarks/01_solve.ipynb #i
 def plan_one(goal, rules, init_tiles):
     "The plan of one task, encodings (5,), (R, 7), (N, 2), as a `Plans` without the first axis."
     uses = uses_of(goal, rules)
@@ -243,9 +240,8 @@ def plan_one(goal, rules, init_tiles):
     return Plans(solved, small(reason), steps, small(in_plan.sum()), small(jnp.where(solved, level.max(), 0)), small(involved.sum()),
                  small(takes.any((0, 1)).sum()), risk.astype(jnp.float32))
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #2ffd9937
-def _why_not(goal, rules, uses: Uses, inputs: _Inputs, known: _Round, need, missing):
-    "The `Reason` of one task, int32."
+# %% ../../nbs/benchmarks/01_solve.ipynb #j
+def _why_not(goal, rules, uses, inputs, known, need, missing):
     number = jnp.where(need[:, None] & inputs.exists, inputs.tile, 0).ravel().astype(jnp.int32)
     twice = ((number[:, None] == number) & (number != 0) & ~np.eye(number.shape[0], dtype=bool)).any()
     alive = _at_birth(inputs, uses, known.by_move, known.by_put)
@@ -266,9 +262,9 @@ def _why_not(goal, rules, uses: Uses, inputs: _Inputs, known: _Round, need, miss
     reason = jnp.where(twice, Reason.NEEDED_TWICE, reason)
     return jnp.where(unknown, Reason.UNKNOWN_KIND, jnp.where(goal[0] == 0, Reason.NO_GOAL, reason))
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #b255744d
+# %% ../../nbs/benchmarks/01_solve.ipynb #k
 def checked_arrays(goals, rules, init_tiles) -> list[np.ndarray]:
-    "The three as uint8 NumPy arrays, or a `ValueError` that says what is wrong with them."
+    "The three as uint8 NumPy arrays, or a `ValueError`."
     out = []
     for name, value, shape in (("goals", goals, "(n, 5)"), ("rules", rules, "(n, R, 7)"), ("init_tiles", init_tiles, "(n, N, 2)")):
         value = np.asarray(value)
@@ -281,18 +277,19 @@ def checked_arrays(goals, rules, init_tiles) -> list[np.ndarray]:
         out.append(value)
     return out
 
-def too_large(rules, init_tiles) -> str:
-    "Which of the two holds a tile or a colour above 15, which do not exist; `''` if neither."
-    has = lambda array, lead: array.max(initial=0) > 15 and array[..., lead:].max(initial=0) > 15
-    return "rules" if has(rules, 1) else "init_tiles" if has(init_tiles, 0) else ""
+def check_tiles(rules, init_tiles) -> None:
+    "Raise `ValueError` for a tile or a colour above 15."
+    for name, array, lead in (("rules", rules, 1), ("init_tiles", init_tiles, 0)):
+        if array.max(initial=0) > 15 and array[..., lead:].max(initial=0) > 15:
+            raise ValueError(f"{name} holds a number above 15; tiles and colours go up to 15 (the paper's Tables 1 to 3).")
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #5fc2ea6a
+# %% ../../nbs/benchmarks/01_solve.ipynb #l
 @functools.cache
 def _prover():
     return jax.jit(jax.vmap(plan_one))
 
 def _host():
-    "Where proofs are computed: the CPU, wherever the default device is; integers only, so that the result is the same everywhere."
+    "The CPU, wherever the default device is."
     try:
         return jax.default_device(jax.devices("cpu")[0])
     except RuntimeError:
@@ -300,10 +297,10 @@ def _host():
 
 _CHUNK, _FEW, _UNIT = 1 << 12, 64, 8
 
-def _prove_chunk(goals, rules, init_tiles) -> Plans:
+def _prove_chunk(goals, rules, init_tiles):
     """Plans of at most `_CHUNK` tasks; padded, so that every chunk runs the same program.
 
-    A few tasks also get room for more rules and objects, up to a multiple of `_UNIT`: so one program serves tasks of many shapes.
+    A few tasks also get room for a multiple of `_UNIT` rules and objects: one program serves many shapes.
     """
     n = len(goals)
     size, unit = (_CHUNK, 1) if n > _FEW else (_FEW, _UNIT)
@@ -313,18 +310,18 @@ def _prove_chunk(goals, rules, init_tiles) -> Plans:
     return plans._replace(steps=plans.steps[:, :rules.shape[1]])
 
 def prove(goals, rules, init_tiles, *, workers: int | None = None, progress: bool = False) -> Plans:
-    """Plans for many tasks, or the reasons why there are none.
+    """Plans for many tasks, or the reasons why there are none. A plan holds for starts whose geometry allows it.
 
     Args:
         goals: uint8 `(n, 5)`; rules: `(n, R, 7)`; init_tiles: `(n, N, 2)`, encodings of Tables 1 to 3.
-        workers: threads, as many as cores (8 at most) unless given. progress: show a bar.
-    A plan holds for a start from which geometry allows it. Raises `ValueError` for other shapes or dtypes.
+        workers: threads (default: one per core, 8 at most). progress: show a bar.
+    Raises `ValueError` for other shapes or dtypes.
     """
     arrays = checked_arrays(goals, rules, init_tiles)
     if not arrays[1].shape[1]:
         arrays[1] = np.zeros((len(arrays[0]), 1, 7), np.uint8)
     if not len(arrays[0]):
-        return Plans(*(x[:0] for x in _prove_chunk(*(np.zeros((1, *a.shape[1:]), np.uint8) for a in arrays))))
+        return _prove_chunk(*arrays)
     parts = []
     with ThreadPoolExecutor(workers or num_workers()) as pool, progress_bar(len(arrays[0]), progress, "proving tasks") as bar:
         for part in _prove_chunks(arrays, pool):
@@ -333,22 +330,21 @@ def prove(goals, rules, init_tiles, *, workers: int | None = None, progress: boo
     return Plans(*map(np.concatenate, zip(*parts)))
 
 def _prove_chunks(arrays, pool):
-    "Plans, chunk by chunk."
     return pool.map(lambda start: _prove_chunk(*(a[start:start + _CHUNK] for a in arrays)), range(0, len(arrays[0]), _CHUNK))
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #5886ca3d
+# %% ../../nbs/benchmarks/01_solve.ipynb #m
 def reasons(goals, rules, init_tiles, pool) -> np.ndarray:
-    "The `Reason` of each task, uint8 `(n,)`, found in the threads of `pool`; encodings as for `prove`, unchecked."
+    "The `Reason` of each task, uint8 `(n,)`; as `prove`, unchecked, in the threads of `pool`."
     return np.concatenate([plans.reason for plans in _prove_chunks((goals, rules, init_tiles), pool)])
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #90bbeb63
+# %% ../../nbs/benchmarks/01_solve.ipynb #n
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    "How one task is solved, leaving walls and distances aside."
+    "How one task is solved, walls and distances aside."
     ruleset: object
     steps: tuple[int, ...]  # numbers of the rules to trigger, in order
     depth: int  # the longest chain of rules
-    dead_ends: tuple[int, ...]  # numbers of the rules that take away what the plan needs
+    dead_ends: tuple[int, ...]  # numbers of the rules that take what the plan needs
 
     def describe(self) -> str:
         "The plan in English, a line for each step."
@@ -357,17 +353,18 @@ class Plan:
         lines.append(f"{len(lines) + 1}. Then {describe_goal(self.ruleset.goal)}.")
         return "\n".join(lines + [f"Avoid this rule: {describe_rule(rules[bad])}." for bad in self.dead_ends])
 
-    def __str__(self) -> str:
+    def __str__(self):
         return self.describe()
 
-# %% ../../nbs/benchmarks/01_solve.ipynb #46a0d0af
+# %% ../../nbs/benchmarks/01_solve.ipynb #o
 def plan_of(ruleset) -> Plan | None:
     """The plan of one task (a `RuleSet`), or None when none is found; `prove` tells why.
 
-    Composed goals, several products and registered kinds have no plan here: use `exact.shortest` for small worlds. Raises `TypeError` for what is no task.
+    Composed goals, several products and registered kinds have no plan here: use `exact.shortest` for small worlds.
+    Raises `TypeError` for anything but one task.
     """
     if not isinstance(ruleset, RuleSet) or np.ndim(ruleset.goal) != 1:
-        raise TypeError("plan_of takes one task: give a RuleSet, from make_ruleset or benchmark.get_ruleset(0); for many there is Benchmark.plans().")
+        raise TypeError("plan_of takes one task: give a RuleSet, such as benchmark.get_ruleset(0); for many there is Benchmark.plans().")
     ruleset = ruleset.reduce()
     goal, rules, tiles = (np.asarray(x) for x in (ruleset.goal, ruleset.rules, ruleset.init_tiles))
     if ruleset.extended is not None:
@@ -375,14 +372,12 @@ def plan_of(ruleset) -> Plan | None:
     plans = prove(goal[None], rules[None], tiles[None], workers=1)
     if not plans.solvable[0]:
         return None
-    steps = tuple(int(s) for s in plans.steps[0, :plans.num_steps[0]])
-    uses = [*rules[list(steps)], goal]
-    code = lambda pair: int(pair[0]) << 4 | int(pair[1])
-    needed = {code(use[i:i + 2]) for use, width in zip(uses, [5] * len(steps) + [5]) for i in (1, 3)[:_num_inputs(use)]}
-    taken = lambda rule: {code(rule[i:i + 2]) for i in (1, 3)[:_num_inputs(rule)]}
-    bad = tuple(i for i, rule in enumerate(rules) if rule[0] and i not in steps and taken(rule) & needed)
+    steps = tuple(plans.steps[0, :plans.num_steps[0]].tolist())
+    needed = {tile for use in (*rules[list(steps)], goal) for tile in _inputs_of(use)}
+    bad = tuple(i for i, rule in enumerate(rules) if rule[0] and i not in steps and needed.intersection(_inputs_of(rule)))
     return Plan(ruleset, steps, int(plans.depth[0]), bad)
 
-def _num_inputs(use) -> int:
-    "How many tiles a rule (7 bytes) or a goal (5 bytes) asks for."
-    return int(_TILES_OF_GOAL[use[0]]) if len(use) == 5 else 2 if OF_RULE.around[use[0]] else int(use[0] != 0)
+def _inputs_of(use):
+    "The packed tiles that a rule (7 bytes) or a goal (5 bytes) asks for."
+    count = _TILES_OF_GOAL[use[0]] if len(use) == 5 else 2 if OF_RULE.around[use[0]] else 1
+    return pack_pairs(use[1:5].reshape(2, 2))[:count].tolist()

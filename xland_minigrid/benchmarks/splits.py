@@ -6,20 +6,20 @@
 __all__ = ['NEVER', 'HELD_OUT', 'NAMED_SPLITS', 'SPLITS', 'goal_objects', 'rule_objects', 'Trees', 'task_trees', 'SplitLeakError',
            'Split', 'check_apart', 'first_groups', 'seeded', 'below_share', 'named_split', 'split_rows']
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #e95ae102
+# %% ../../nbs/benchmarks/03_splits.ipynb #a
 import hashlib
 from typing import NamedTuple
 
 import numpy as np
 
-from .generate import identities, mix
-from .solve import checked_arrays, too_large
+from .generate import identities, ids_of_goals, mix
+from .solve import check_tiles, checked_arrays
 from ..core.goals import goal_kinds
 from ..core.helpers import checked_int, in_threads
 from ..core.rules import rule_kinds
 from ..core.tiles import COLOR_NAMES, FLOOR, TILE_NAMES, pack_pairs, tile_name
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #d7b3e552
+# %% ../../nbs/benchmarks/03_splits.ipynb #b
 def goal_objects(goals) -> np.ndarray:
     "The packed tiles that goals `(n, 5)` name: `(2, n)` uint8, 0 for none."
     kind = goals[:, 0]
@@ -28,29 +28,29 @@ def goal_objects(goals) -> np.ndarray:
     return np.stack([first, np.where(goal_kinds.two[kind], pack_pairs(goals[:, 3:5]), 0)]).astype(np.uint8)
 
 def rule_objects(rules) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    "The packed inputs and products of rules `(n, R, 7)`: a, b, product, each `(R, n)` uint8, 0 for none."
+    "The packed inputs a, b and products of rules `(n, R, 7)`: each `(R, n)` uint8, 0 for none."
     rules = np.ascontiguousarray(rules.transpose(1, 0, 2))
     two = rule_kinds.two[rules[..., 0]]
     a, b, c = (pack_pairs(rules[..., i:i + 2]) for i in (1, 3, 5))
     return a, np.where(two, b, 0).astype(np.uint8), np.where(two, c, b)
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #dbc5e20a
+# %% ../../nbs/benchmarks/03_splits.ipynb #c
 NEVER = 255  # the depth of a goal, and the level of a rule, to which no chain of rules leads
 
-def _there(objects, placed) -> np.ndarray:
-    "Which packed objects `(K, n)` are there at the start (or are none, or floor): bool `(K, n)`; `placed` is `(N, n)`."
+def _there(objects, placed):
+    "Which packed objects `(K, n)` are among `placed (N, n)` (or are none, or floor)."
     return (objects == 0) | (objects == FLOOR) | (objects[:, None] == placed[None]).any(axis=1)
 
-def _other(objects, product) -> np.ndarray:
-    "255 where a rule `(R, n)` makes something else than the object `(K, n)`, 0 where it makes that: `(K, R, n)` uint8."
+def _other(objects, product):
+    "255 where a rule `(R, n)` makes another thing than the object `(K, n)`, else 0: `(K, R, n)` uint8."
     return (objects[:, None] != product[None]).view(np.uint8) * np.uint8(NEVER)
 
-def _since(there, other, level) -> np.ndarray:
-    "From which level on objects `(K, n)` exist, given whether they are there at the start, `_other` and the levels of rules `(R, n)`."
+def _since(there, other, level):
+    "From which level on objects `(K, n)` exist, given `_there`, `_other` and the levels of rules `(R, n)`."
     return np.where(there, np.uint8(0), (other | level[None]).min(axis=1, initial=NEVER))
 
-def _levels(there, other, exists) -> np.ndarray:
-    "Levels of rules `(R, n)`, uint8; `there` and `other` are pairs, for the inputs a and the inputs b."
+def _levels(there, other, exists):
+    "Levels of rules `(R, n)`, uint8; `there` and `other` are pairs, for inputs a and b."
     level = np.full(exists.shape, NEVER, np.uint8)
     for _ in range(len(level)):
         latest = np.maximum(*(_since(*input_, level) for input_ in zip(there, other)))
@@ -60,13 +60,13 @@ def _levels(there, other, exists) -> np.ndarray:
         level = sweep
     return level
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #0dd27f6c
-def _makers(there, other, level) -> np.ndarray:
-    "Which rule makes which of the objects that are not there, no later than any other: bool `(K, R, n)`."
+# %% ../../nbs/benchmarks/03_splits.ipynb #d
+def _makers(there, other, level):
+    "Which rules make an object that is not there as early as any: bool `(K, R, n)`."
     return (other == 0) & ~there[:, None] & (level[None] == _since(there, other, level)[:, None])
 
-def _in_tree(goal_makers, feeds) -> np.ndarray:
-    "The rules `(R, n)` under the goal: `goal_makers` of what it needs, and who feeds whom (fed, feeding, n) from there back."
+def _in_tree(goal_makers, feeds):
+    "The rules `(R, n)` under the goal: the `goal_makers`, and back from there along `feeds` (fed, feeding, n)."
     tree = goal_makers.any(axis=0)
     for _ in range(len(tree)):
         wider = tree | (feeds & tree[:, None]).any(axis=0)
@@ -75,8 +75,7 @@ def _in_tree(goal_makers, feeds) -> np.ndarray:
         tree = wider
     return tree
 
-def _tree_of(goals, rules, init_tiles) -> tuple[np.ndarray, np.ndarray]:
-    "Depth `(n,)` and rules in the tree `(n, R)` of a few thousand tasks."
+def _tree_of(goals, rules, init_tiles):
     target, (a, b, product) = goal_objects(goals), rule_objects(rules)
     placed = np.ascontiguousarray(pack_pairs(init_tiles).T)
     there, other = (_there(a, placed), _there(b, placed)), (_other(a, product), _other(b, product))
@@ -85,17 +84,16 @@ def _tree_of(goals, rules, init_tiles) -> tuple[np.ndarray, np.ndarray]:
     goal = _there(target, placed), _other(target, product)
     return _since(*goal, level).max(axis=0), _in_tree(_makers(*goal, level), feeds).T
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #87ac111c
+# %% ../../nbs/benchmarks/03_splits.ipynb #e
 class Trees(NamedTuple):
     "What leads to the goals of `n` tasks."
-    depth: np.ndarray  # (n,) uint8, levels of rules between the objects placed and the goal, `NEVER` (255) where no chain of rules leads there
-    in_tree: np.ndarray  # (n, R) bool, the rules on the way; the others are distractors (or empty)
+    depth: np.ndarray  # (n,) uint8, levels of rules from the objects placed to the goal, `NEVER` (255) for no way
+    in_tree: np.ndarray  # (n, R) bool, the rules on the way; others are distractors or empty
 
 def task_trees(goals, rules, init_tiles, chunk: int = 1 << 11) -> Trees:
-    """Depth and tree of tasks: encodings `(n, 5)`, `(n, R, 7)`, `(n, N, 2)` in, see `Trees` for what comes out.
+    """`Trees` of tasks, encodings `(n, 5)`, `(n, R, 7)`, `(n, N, 2)`: what can be made from what, dead ends ignored.
 
-    It asks what can be made from what, not whether a dead end can be avoided on the way. Raises `ValueError` for other shapes, and for a kind that
-    is not known here.
+    Raises `ValueError` for other shapes, and for an unknown kind.
     """
     goals, rules, init_tiles = checked_arrays(goals, rules, init_tiles)
     _check_known(goals, rules, init_tiles)
@@ -106,19 +104,18 @@ def task_trees(goals, rules, init_tiles, chunk: int = 1 << 11) -> Trees:
     in_threads(work, range(0, len(goals), chunk))
     return trees
 
-def _check_known(goals, rules, init_tiles) -> None:
-    "Raise `ValueError` for a kind of goal or rule that is not registered here, composed goals included, and for numbers that are no tiles."
+def _check_known(goals, rules, init_tiles):
+    "Raise `ValueError` for a kind that is not registered here, composed goals, and numbers that are no tiles."
     for book, kinds in ((goal_kinds, goals[:, 0]), (rule_kinds, rules[..., 0])):
         for kind in np.flatnonzero(np.bincount(kinds.reshape(-1), minlength=256)):
             if kind == 255 and book is goal_kinds:
-                raise ValueError("A composed goal stands here, whose parts are not in these arrays: leave such tasks out first, with benchmark.take(numbers).")
+                raise ValueError("These arrays do not hold the parts of composed goals: leave such tasks out first, with benchmark.take(numbers).")
             book[kind]
-    if name := too_large(rules, init_tiles):
-        raise ValueError(f"{name} holds a number above 15; tiles and colours go up to 15 (encodings are those of the paper's Tables 1 to 3).")
+    check_tiles(rules, init_tiles)
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #0b674f7f
+# %% ../../nbs/benchmarks/03_splits.ipynb #f
 class SplitLeakError(RuntimeError):
-    "A goal and its rules stand on both sides of a split. It is a fault of this package if it is ever seen."
+    "A goal and its rules are on both sides of a split, which would be a fault of this package."
 
 class Split(NamedTuple):
     "Numbers of rows, each array int64 and increasing. Training and test tasks share no `goal_id`."
@@ -128,7 +125,7 @@ class Split(NamedTuple):
     goal_ids: tuple[int, int]  # how many distinct goal_ids there are on the train and on the test side; none is on both
     description: str
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return (f"Split({self.description}: {len(self.train):,} train with {self.goal_ids[0]:,} goal_ids, {len(self.test):,} test with "
                 f"{self.goal_ids[1]:,}, {len(self.left_out):,} left out, no goal_id on both sides)")
 
@@ -141,20 +138,20 @@ def check_apart(train_ids, test_ids) -> tuple[int, int]:
 
 _LEFT_OUT, _TRAIN, _TEST = range(3)
 
-def _split(side, goal_ids, description: str, may_be_empty=()) -> Split:
-    "The split in which row i is on `side[i]`, with rows of the test side left out where their goal_id is trained on."
+def _split(side, goal_ids, description, may_be_empty=()):
+    "The split with row i on `side[i]`; test rows whose goal_id is trained on are left out."
     side = np.where((side == _TEST) & np.isin(goal_ids, goal_ids[side == _TRAIN]), _LEFT_OUT, side)
     train, test, left_out = (np.flatnonzero(side == which) for which in (_TRAIN, _TEST, _LEFT_OUT))
     for name, rows in (("train", train), ("test", test)):
         if not len(rows) and name not in may_be_empty:
-            raise ValueError(f"The {name} side is empty: none of these {len(side):,} tasks belongs there in a split {description}; choose other values or take more tasks.")
+            raise ValueError(f"The {name} side is empty in a split {description}; choose other values or take more tasks.")
     return Split(train, test, left_out, check_apart(goal_ids[train], goal_ids[test]), description)
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #59f5358f
+# %% ../../nbs/benchmarks/03_splits.ipynb #g
 def first_groups(keys: np.ndarray, share: float, rank: np.ndarray | None = None) -> np.ndarray:
-    """Which rows (bool) belong to the first groups of equal keys, as many groups as bring their rows closest to a share of all.
+    """Which rows (bool) are in the first groups of equal keys, as many groups as come closest to a share of all rows.
 
-    Groups are taken in order of `rank` (one number for each row, equal within a group), by default of first appearance.
+    `rank` (a number per row, equal within a group) orders the groups, by default first appearance.
     """
     _, first, group, size = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
     order = np.argsort(first if rank is None else rank[first], kind="stable")
@@ -164,28 +161,24 @@ def first_groups(keys: np.ndarray, share: float, rank: np.ndarray | None = None)
     return chosen[group.reshape(-1)]
 
 def seeded(keys: np.ndarray, seed: int) -> np.ndarray:
-    "Keys (uint64) mixed with a seed: the same on every machine, and without any order."
+    "Keys (uint64) mixed with a seed: the same on every machine, in no order."
     salt = mix(np.array([seed], np.uint64) + np.uint64(0x9E3779B97F4A7C15))
     return mix(keys ^ salt)
 
 def below_share(hashes: np.ndarray, share: float) -> np.ndarray:
-    "Which hashes (uint64) are in the lower `share` of all numbers: bool. A larger share only adds to it."
+    "Which hashes (uint64) are in the lower `share` of all numbers, bool; a larger share only adds to them."
     return (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53 < share
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #776fb78a
-def _group_keys(group: str, arrays, goal_ids) -> np.ndarray:
-    "One uint64 for each task, equal for tasks that stay together."
-    if group == "goal_id":
-        return goal_ids
-    if group == "goal":
-        n = len(arrays[0])
-        return identities(arrays[0], np.zeros((n, 1, 7), np.uint8), np.zeros((n, 1, 2), np.uint8))[1]
-    raise ValueError(f"group is {group!r}; tasks stay together by 'goal_id' (goal and rules) or by 'goal'.")
+# %% ../../nbs/benchmarks/03_splits.ipynb #h
+def _group_keys(group, arrays, goal_ids):
+    "A uint64 per task, equal for tasks that stay together."
+    if group not in ("goal_id", "goal"):
+        raise ValueError(f"group is {group!r}; tasks stay together by 'goal_id' (goal and rules) or by 'goal'.")
+    return goal_ids if group == "goal_id" else ids_of_goals(arrays[0])
 
-def _by_share(by: str, arrays, goal_ids, share: float = 0.8, seed: int = 0, group: str = "goal_id") -> Split:
-    "The splits `goal_id`, `goal`, `random` and `hash`."
+def _by_share(by, arrays, goal_ids, share=0.8, seed=0, group="goal_id"):
     if isinstance(share, bool) or not isinstance(share, (int, float, np.number)) or not 0 <= share <= 1:
-        raise ValueError(f"share is {share!r}; the share of the training side, a number from 0 to 1, is needed.")
+        raise ValueError(f"share is {share!r}; give that of the training side, from 0 to 1.")
     checked_int("seed", seed, 0, 2**64 - 1)
     keys = _group_keys(by if by in ("goal_id", "goal") else group, arrays, goal_ids)
     hashes = seeded(keys, seed)
@@ -194,7 +187,7 @@ def _by_share(by: str, arrays, goal_ids, share: float = 0.8, seed: int = 0, grou
     asked_for = {0: ("train",), 1: ("test",)}.get(share, ())
     return _split(np.where(chosen, _TRAIN, _TEST), goal_ids, about, asked_for)
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #a13c8d27
+# %% ../../nbs/benchmarks/03_splits.ipynb #i
 HELD_OUT = 0.1  # the share of the tasks that every named split holds out
 NAMED_SPLITS = {  # benchmark: SHA-256 of its held-out goal_ids, in increasing order, as little-endian 64-bit integers
     "trivial-21k": "de611af25eb59d533b8dddba59c05b2fd31ca63ab2eca5420afe8cc0ede25c04",
@@ -209,8 +202,8 @@ NAMED_SPLITS = {  # benchmark: SHA-256 of its held-out goal_ids, in increasing o
 def named_split(name: str, goal_ids) -> Split:
     """The split of a registered benchmark that every table uses: random, share 0.9, seed 0, in groups of one `goal_id`.
 
-    goal_ids: those of its tasks, uint64 `(n,)`. Raises `ValueError` for a benchmark without a named split, and for one
-    whose held-out goals are not the committed ones.
+    goal_ids: of its tasks, uint64 `(n,)`. Raises `ValueError` for a benchmark without a named split, and where the
+    held-out goals are not the committed ones.
     """
     if name not in NAMED_SPLITS:
         raise ValueError(f"There is no named split of {name!r}; there are those of {', '.join(NAMED_SPLITS)}.")
@@ -218,16 +211,16 @@ def named_split(name: str, goal_ids) -> Split:
     split = _by_share("random", None, goal_ids, 1 - HELD_OUT)
     found = hashlib.sha256(np.unique(goal_ids[split.test]).astype("<u8").tobytes()).hexdigest()
     if found != NAMED_SPLITS[name]:
-        raise ValueError(f"The goals held out of these tasks are not those of {name} (SHA-256 {found[:8]}…, not "
-                         f"{NAMED_SPLITS[name][:8]}…): generate the benchmark again with this version of the package.")
+        raise ValueError(f"The goals held out of these tasks are not those of {name} (SHA-256 {found[:8]}…): "
+                         "generate the benchmark again with this version of the package.")
     return split._replace(description=f"named {name}, {split.description}")
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #37dcced1
-_NONE = 255  # no value, in the arrays of values below; as a packed object, tile and colour 15, which do not exist
-_ONE = {"goal_kind": "kind of goal", "rule_kind": "kind of rule"}  # what one value is called, where that is not the name of the split
+# %% ../../nbs/benchmarks/03_splits.ipynb #j
+_NONE = 255  # no value; as a packed object, tile and colour 15, which do not exist
+_ONE = {"goal_kind": "kind of goal", "rule_kind": "kind of rule"}  # names of one value, where not that of the split
 
-def _known(by: str) -> dict[int, str]:
-    "The values that a split can name: the number of each, and how it is written."
+def _known(by):
+    "The values of a split: number to name."
     if by in ("goal_kind", "rule_kind"):
         return {i: cls.__name__ for i, cls in (goal_kinds if by == "goal_kind" else rule_kinds).classes.items() if i}
     if by == "depth":
@@ -236,8 +229,8 @@ def _known(by: str) -> dict[int, str]:
         return {t << 4 | c: tile_name(t, c) for t in range(len(TILE_NAMES)) for c in range(len(COLOR_NAMES))}
     return dict(enumerate(COLOR_NAMES if by == "colour" else TILE_NAMES))
 
-def _number(by: str, value) -> int:
-    "The number of one value: an integer, a class, a name, or for an object a pair (tile, colour) of those. Raises an error for anything else."
+def _number(by, value):
+    "The number of a value: an integer, class or name, for an object a pair (tile, colour) of those."
     if by == "object":
         tile, color = value
         return _number("shape", tile) << 4 | _number("colour", color)
@@ -246,8 +239,7 @@ def _number(by: str, value) -> int:
         raise ValueError(number)
     return int(number)
 
-def _read_values(by: str, name: str, values) -> np.ndarray:
-    "A bool table `(256,)` of the values in an option. Raises `ValueError` for those that do not exist."
+def _read_values(by, name, values):
     several = isinstance(values, (list, tuple, set, frozenset, range, np.ndarray))
     if not several or by == "object" and len(values) == 2 and all(isinstance(v, (str, int, np.integer)) for v in values):
         values = (values,)
@@ -263,11 +255,11 @@ def _read_values(by: str, name: str, values) -> np.ndarray:
         raise ValueError(f"{name} is empty; name at least one {what}.")
     return table
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #ebd936ca
+# %% ../../nbs/benchmarks/03_splits.ipynb #k
 _PAPER = {"goal_kind": (1, 3, 4)}  # the goals that the paper trains on (Figure 8, Appendix K)
 
-def _tables(by: str, train, test) -> tuple[np.ndarray, np.ndarray, tuple[bool, bool]]:
-    "Bool tables `(256,)` of the values of training and of those held out, and which of the two were given."
+def _tables(by, train, test):
+    "Bool tables `(256,)` of the training and the held-out values, and which of the two were given."
     if train is None and test is None and (train := _PAPER.get(by)) is None:
         raise ValueError(f"A split by {by} needs train or test, the values of that side; the other side gets the rest.")
     every = np.zeros(256, bool)
@@ -279,9 +271,9 @@ def _tables(by: str, train, test) -> tuple[np.ndarray, np.ndarray, tuple[bool, b
         raise ValueError(f"{_known(by)[int(both[0])]} is a value of both train and test; name it on one side.")
     return train, test, given
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #df702f9b
-def _mentioned(by: str, goals, rules, init_tiles, trees: Trees) -> tuple[np.ndarray, np.ndarray]:
-    "All values of tasks, and those they need: two arrays `(n, W)` uint8, `_NONE` for none."
+# %% ../../nbs/benchmarks/03_splits.ipynb #l
+def _mentioned(by, goals, rules, init_tiles, trees):
+    "All values of tasks, and those they need: `(n, W)` uint8, `_NONE` for none."
     if by in ("goal_kind", "depth"):
         values = goals[:, 0] if by == "goal_kind" else np.minimum(trees.depth, NEVER - 1)  # no depth is not the same as no value
         return values[:, None], values[:, None]
@@ -292,16 +284,16 @@ def _mentioned(by: str, goals, rules, init_tiles, trees: Trees) -> tuple[np.ndar
     needed = [goal, *(np.where(trees.in_tree, part, 0) for part in ruled)]
     return tuple(_aspect(by, np.concatenate(parts, axis=1)) for parts in ([goal, *ruled, placed], needed))
 
-def _aspect(by: str, objects) -> np.ndarray:
+def _aspect(by, objects):
     "The colour, the shape, or all of packed objects; `_NONE` where there is no object."
     value = {"colour": objects & 15, "shape": objects >> 4, "object": objects}[by]
     return np.where((objects == 0) | (objects == FLOOR), np.uint8(_NONE), value.astype(np.uint8))
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #94da5ea3
+# %% ../../nbs/benchmarks/03_splits.ipynb #m
 _DISTRACTORS = {"leave out": _LEFT_OUT, "train": _TRAIN, "test": _TEST}
 
-def _side(seen, needed, train, test, merely: int) -> np.ndarray:
-    "The side of each task, by the rule above; `merely` is that of tasks with held-out distractors."
+def _side(seen, needed, train, test, merely):
+    "The side of each task; `merely` is that of tasks with held-out distractors."
     train, test = train.copy(), test.copy()
     train[_NONE], test[_NONE] = True, False
     known = (train | test)[seen].all(axis=1)
@@ -310,10 +302,9 @@ def _side(seen, needed, train, test, merely: int) -> np.ndarray:
     side[known & test[needed].any(axis=1)] = _TEST
     return side
 
-def _by_values(by: str, arrays, goal_ids, train=None, test=None, distractors: str = "leave out", depth=None, chunk: int = 1 << 16) -> Split:
-    "The splits that hold values out."
+def _by_values(by, arrays, goal_ids, train=None, test=None, distractors="leave out", depth=None, chunk=1 << 16):
     if distractors not in _DISTRACTORS:
-        raise ValueError(f"distractors is {distractors!r}; tasks that merely have a held-out value go to 'leave out', 'train' or 'test'.")
+        raise ValueError(f"distractors is {distractors!r}; choose 'leave out', 'train' or 'test'.")
     *tables, given = _tables(by, train, test)
     trees = Trees(None, None) if by == "goal_kind" or depth is not None else task_trees(*arrays)
     trees = trees if depth is None else trees._replace(depth=_checked_depth(depth, len(goal_ids)))
@@ -324,19 +315,18 @@ def _by_values(by: str, arrays, goal_ids, train=None, test=None, distractors: st
         side[part] = _side(*values, *tables, _DISTRACTORS[distractors])
     return _split(side, goal_ids, _about(by, tables, given, distractors))
 
-def _checked_depth(depth, n: int) -> np.ndarray:
-    "Somebody's own depths as uint8, larger ones and negative ones as `NEVER`."
+def _checked_depth(depth, n):
+    "Your own depths as uint8; larger and negative ones are `NEVER`."
     depth = np.asarray(depth)
     if depth.shape != (n,) or depth.dtype.kind not in "iu":
         raise ValueError(f"depth has shape {depth.shape} and dtype {depth.dtype}; one integer for each of the {n:,} tasks is needed.")
     return np.where((depth < 0) | (depth > NEVER), NEVER, depth).astype(np.uint8)
 
-def _about(by: str, tables, given, distractors: str) -> str:
-    "A split by values in words."
+def _about(by, tables, given, distractors):
     train, test = (", ".join(_known(by)[int(v)] for v in np.flatnonzero(table)) if named else "the rest" for table, named in zip(tables, given))
     return f"by {by}, train on {train}, test on {test}" + (f", mere distractors: {distractors}" if distractors != "leave out" else "")
 
-# %% ../../nbs/benchmarks/03_splits.ipynb #ab016b9a
+# %% ../../nbs/benchmarks/03_splits.ipynb #n
 _OPTIONS = {
     **dict.fromkeys(("goal_id", "goal"), ("share",)),
     **dict.fromkeys(("random", "hash"), ("share", "seed", "group")),
@@ -349,19 +339,22 @@ SPLITS = tuple(_OPTIONS)
 def split_rows(goals, rules, init_tiles, by: str = "random", *, goal_ids=None, **options) -> Split:
     """Rows for training and rows for testing, which share no `goal_id` (checked before they are returned).
 
-    Takes encodings, goals `(n, 5)`, rules `(n, R, 7)`, init_tiles `(n, N, 2)`, and what to split by:
+    Takes goals `(n, 5)`, rules `(n, R, 7)`, init_tiles `(n, N, 2)`, and what to split by:
 
-    * `"random"` (`share=0.8`, `seed=0`, `group="goal_id"`): whole groups, drawn by the seed, until the training side has its share. `group="goal"` holds goals out whatever their rules.
-    * `"hash"` (the same): each group's hash decides alone, so a task's side never changes when tasks are added, taken away or shuffled.
+    * `"random"` (`share=0.8`, `seed=0`, `group="goal_id"`): whole groups, drawn by the seed, until the training side
+      has its share. `group="goal"` holds goals out whatever their rules.
+    * `"hash"` (the same): each group's hash decides alone, so adding or shuffling tasks changes no task's side.
     * `"goal_id"`, `"goal"` (`share=0.8`): whole groups in the order of the rows.
     * `"goal_kind"` (`train=(1, 3, 4)`, `test=the rest`): the paper's Figure 8. Identifiers or classes.
-    * `"depth"` (`train`, `test`): levels of rules under the goal; `depth=` takes your own numbers `(n,)` instead of those of `task_trees`.
-    * `"rule_kind"`, `"colour"`, `"shape"`, `"object"` (`train`, `test`, `distractors="leave out"`): held-out values are never mentioned in training and needed in each test
-      task; tasks that mention but do not need one go to `distractors` (`"leave out"`, `"train"`, `"test"`).
+    * `"depth"` (`train`, `test`): levels of rules under the goal, of `task_trees` or your own `depth=` `(n,)`.
+    * `"rule_kind"`, `"colour"`, `"shape"`, `"object"` (`train`, `test`, `distractors="leave out"`): training never
+      mentions held-out values, and each test task needs one; tasks that mention one without need go to `distractors`
+      (`"leave out"`, `"train"`, `"test"`).
 
-    Give `train` or `test`; the other gets the rest, and with both, tasks with other values are left out, as are test tasks whose goal_id is trained on. `goal_ids` `(n,)`
-    spares their computation. Raises `ValueError` for an unknown split, a share outside 0 to 1, unknown values or kinds, and a side that comes out empty (unless the share
-    is 0 or 1); `TypeError` for an option that the split does not have.
+    Give `train` or `test`, and the other gets the rest; with both, tasks with other values are left out, as are test
+    tasks whose goal_id is trained on. `goal_ids` `(n,)` spares their computation. Raises `ValueError` for an unknown
+    split, value or kind, a share outside 0 to 1, and an empty side (unless the share is 0 or 1); `TypeError` for an
+    option that the split does not have.
     """
     by = {"color": "colour"}.get(by, by) if isinstance(by, str) else by
     if by not in SPLITS:

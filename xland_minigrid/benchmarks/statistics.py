@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['object_roles', 'benchmark_statistics', 'Merged', 'deduplicate']
 
-# %% ../../nbs/benchmarks/07_statistics.ipynb #f30ec6bc
+# %% ../../nbs/benchmarks/07_statistics.ipynb #a
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
-from .benchmark import Benchmark
-from .generate import canonical, identities
+from .benchmark import Benchmark, histogram
+from .generate import canonical, identities, ids_of_goals
 from .solve import checked_arrays
 from .splits import NEVER, goal_objects, rule_objects, task_trees
 from ..core.goals import goal_kinds
@@ -20,32 +20,32 @@ from ..core.helpers import num_workers, progress_bar
 from ..core.rules import rule_kinds
 from ..core.tiles import TILE_NAMES, pack_pairs
 
-# %% ../../nbs/benchmarks/07_statistics.ipynb #26248129
-def _marks(objects) -> np.ndarray:
-    "A bool table `(n, 256)` of the packed objects `(n, K)` of each task, without 0."
+# %% ../../nbs/benchmarks/07_statistics.ipynb #b
+def _marks(objects):
+    "The packed objects `(n, K)` of each task, without 0, as a bool table `(n, 256)`."
     table = np.zeros((len(objects), 256), bool)
     table[np.arange(len(objects))[:, None], objects] = True
     table[:, 0] = False
     return table
 
 def object_roles(goals, rules, init_tiles) -> np.ndarray:
-    """How many of the objects placed are needed, are taken by distractor rules only, are taken by nothing: `(n, 3)` uint8.
+    """How many objects are needed, taken by distractor rules only, and taken by nothing: `(n, 3)` uint8.
 
-    Takes encodings `(n, 5)`, `(n, R, 7)`, `(n, N, 2)`. An object that is there twice counts twice.
+    Takes encodings `(n, 5)`, `(n, R, 7)`, `(n, N, 2)`. An object that is placed twice counts twice.
     """
     in_tree = task_trees(goals, rules, init_tiles).in_tree
     a, b, _ = (part.T for part in rule_objects(rules))
     placed = pack_pairs(init_tiles)
-    needed = _marks(np.concatenate([goal_objects(goals).T, np.where(in_tree, a, 0), np.where(in_tree, b, 0)], axis=1))
-    needed, taken = (np.take_along_axis(table, placed.astype(np.int64), axis=1) for table in (needed, _marks(np.concatenate([a, b], axis=1))))
+    among = lambda *objects: np.take_along_axis(_marks(np.concatenate(objects, axis=1)), placed.astype(np.int64), axis=1)
+    needed, taken = among(goal_objects(goals).T, np.where(in_tree, a, 0), np.where(in_tree, b, 0)), among(a, b)
     roles = needed, taken & ~needed, ~taken & ~needed & (placed != 0)
     return np.stack([role.sum(axis=1, dtype=np.uint8) for role in roles], axis=1)
 
-# %% ../../nbs/benchmarks/07_statistics.ipynb #f2f96280
+# %% ../../nbs/benchmarks/07_statistics.ipynb #c
 _COUNTED = ("rules_per_task", "depth", "tree_rules", "distractor_rules", "objects", "needed_objects", "objects_of_distractor_rules", "distractor_objects",
             "goal_kinds", "rule_kinds", "products")
 
-def _count_piece(goals, rules, init_tiles) -> np.ndarray:
+def _count_piece(goals, rules, init_tiles):
     "Histograms `(len(_COUNTED), 256)` of some tasks."
     trees, real = task_trees(goals, rules, init_tiles), rules[..., 0] != 0
     roles, tree_rules = object_roles(goals, rules, init_tiles).T, trees.in_tree.sum(axis=1)
@@ -54,19 +54,12 @@ def _count_piece(goals, rules, init_tiles) -> np.ndarray:
               goals[:, 0], rules[..., 0][real], products)
     return np.stack([np.bincount(v, minlength=256) for v in values])
 
-def _equal(mine, theirs) -> np.ndarray:
-    "Which tasks, given as tuples of arrays, are equal byte by byte: bool `(n,)`."
-    return np.logical_and.reduce([(x == y).all(axis=tuple(range(1, x.ndim))) for x, y in zip(mine, theirs)])
-
-def _identify_piece(goals, rules, init_tiles) -> tuple[np.ndarray, int]:
+def _identify_piece(*arrays):
     "Ruleset ids, goal ids and ids of goals alone `(3, n)`, and how many tasks are not in canonical spelling."
-    n, arrays = len(goals), (goals, rules, init_tiles)
-    spelled = _equal(arrays, canonical(*arrays))
-    alone = identities(goals, np.zeros((n, 1, 7), np.uint8), np.zeros((n, 1, 2), np.uint8))[1]
-    return np.stack([*identities(*arrays), alone]), int((~spelled).sum())
+    spelled = np.logical_and.reduce([(x == y).reshape(len(x), -1).all(axis=1) for x, y in zip(arrays, canonical(*arrays))])
+    return np.stack([*identities(*arrays), ids_of_goals(arrays[0])]), int((~spelled).sum())
 
-def _histogram(counts: np.ndarray, names=lambda i: i) -> dict:
-    "What occurs and how often: `{value: count}`."
+def _histogram(counts, names=int):
     return {names(int(i)): int(counts[i]) for i in np.flatnonzero(counts)}
 
 _NAMES = {
@@ -76,22 +69,26 @@ _NAMES = {
     "products": lambda i: TILE_NAMES[i],
 }
 
-def _of_plans(plans) -> dict:
-    "What the plans of all tasks add to the statistics."
-    steps, dead_ends = (np.bincount(np.asarray(part), minlength=256) for part in (plans.num_steps[plans.solvable], plans.dead_ends[plans.solvable]))
-    return {"solvable": int(plans.solvable.sum()), "plan_steps": _histogram(steps), "dead_end_rules": _histogram(dead_ends), "risk": float(plans.risk[plans.solvable].mean())}
+def _of_plans(plans):
+    num_steps, dead_ends, risk = (np.asarray(part)[plans.solvable] for part in (plans.num_steps, plans.dead_ends, plans.risk))
+    return {"solvable": int(plans.solvable.sum()), "plan_steps": histogram(num_steps),
+            "dead_end_rules": histogram(dead_ends), "risk": float(risk.mean())}
 
-# %% ../../nbs/benchmarks/07_statistics.ipynb #c381ad61
+# %% ../../nbs/benchmarks/07_statistics.ipynb #d
 def benchmark_statistics(benchmark: Benchmark, *, plans=None, workers: int | None = None, progress: bool = False, chunk: int = 1 << 14) -> dict:
-    """What all tasks of a benchmark are made of, as plain numbers and `{value: number of tasks}` histograms.
+    """What the tasks of a benchmark are made of, as plain numbers and `{value: number of tasks}` histograms.
 
-    * `num_rulesets`, `nbytes` (in memory), `distinct_ruleset_ids`, `duplicates` (tasks that repeat an earlier one), `distinct_goal_ids`, `distinct_goals`, `not_canonical`;
-    * per task `rules_per_task`, in parts `tree_rules` (that lead to the goal) and `distractor_rules`; `depth` (`"none"` where no rules lead to the goal);
-      `objects` placed, in parts `needed_objects`, `objects_of_distractor_rules` and `distractor_objects` (that nothing takes);
+    * `num_rulesets`, `nbytes` (in memory), `distinct_ruleset_ids`, `duplicates` (repeat an earlier task),
+      `distinct_goal_ids`, `distinct_goals`, `not_canonical`;
+    * per task `rules_per_task`, which are `tree_rules` (lead to the goal) and `distractor_rules`; `depth` (`"none"`: no
+      rules lead to the goal); `objects`, which are `needed_objects`, `objects_of_distractor_rules` and
+      `distractor_objects` (nothing takes them);
     * `goal_kinds`, `rule_kinds`, and `products`, the tiles that rules make (`"floor"`: the inputs disappear);
-    * with `plans` (of `solve.prove`): `solvable`, and of those tasks `plan_steps`, `dead_end_rules` (that take away what the plan needs) and the mean `risk`.
+    * with `plans` (of `solve.prove`): `solvable`, and of those tasks `plan_steps`, `dead_end_rules` (take away what the
+      plan needs) and the mean `risk`.
 
-    `workers` threads (as many as cores, 8 at most, unless given) share the work. Raises `ValueError` for an empty benchmark, or a kind that is not known here.
+    `workers` threads (default: a thread per core, 8 at most) share the work. Raises `ValueError` for an empty benchmark
+    or an unknown kind.
     """
     arrays = checked_arrays(*(np.asarray(part) for part in (benchmark.goals, benchmark.rules, benchmark.init_tiles)))
     if not (n := len(arrays[0])):
@@ -105,8 +102,8 @@ def benchmark_statistics(benchmark: Benchmark, *, plans=None, workers: int | Non
     histograms = {name: _histogram(row, _NAMES.get(name, int)) for name, row in zip(_COUNTED, counts)}
     return found | histograms | (_of_plans(plans) if plans is not None else {})
 
-def _scan(arrays, workers: int, progress: bool, chunk: int) -> tuple[np.ndarray, np.ndarray, int]:
-    "Histograms, identities `(3, n)` and the number of tasks in other spelling, piece by piece in `workers` threads."
+def _scan(arrays, workers, progress, chunk):
+    "Histograms, identities `(3, n)` and the number of tasks in another spelling."
     n = len(arrays[0])
     counts, ids, strange = np.zeros((len(_COUNTED), 256), np.int64), np.empty((3, n), np.uint64), 0
     look = lambda start: (start, *(f(*(a[start:start + chunk] for a in arrays)) for f in (_count_piece, _identify_piece)))
@@ -118,7 +115,7 @@ def _scan(arrays, workers: int, progress: bool, chunk: int) -> tuple[np.ndarray,
             bar.update(identified.shape[1])
     return counts, ids, strange
 
-# %% ../../nbs/benchmarks/07_statistics.ipynb #f50b23b2
+# %% ../../nbs/benchmarks/07_statistics.ipynb #e
 class Merged(NamedTuple):
     "What `deduplicate` did: `rows[i]` repeats `first[i]`, both are numbers in the old benchmark."
     by: str
@@ -127,17 +124,17 @@ class Merged(NamedTuple):
     rows: np.ndarray  # (m,) int64, rows that were merged
     first: np.ndarray  # (m,) int64, the rows they were merged into
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"{self.before:,} tasks, {self.after:,} distinct by {self.by}, {len(self.rows):,} merged."
 
 def deduplicate(benchmark: Benchmark, by: str = "ruleset_id") -> tuple[Benchmark, Merged]:
-    """A benchmark with the first task of each identity, in their order and as they were spelled, and a report of what was merged.
+    """The first task of each identity, in their order and spelling, and a report of what was merged.
 
-    `by="ruleset_id"` merges tasks with the same goal, rules and objects, `by="goal_id"` those with the same goal and rules. Tiles of symmetric goals and rules, rule order where
-    no rule feeds another, padding and the order of objects make no difference. Raises `ValueError` for another `by`.
+    by: `"ruleset_id"` (goal, rules and objects) or `"goal_id"` (goal and rules), see `canonical` for what makes no
+    difference. Raises `ValueError` for another `by`.
     """
     if by not in ("ruleset_id", "goal_id"):
-        raise ValueError(f"by is {by!r}; tasks are the same by 'ruleset_id' (goal, rules and objects) or by 'goal_id' (goal and rules).")
+        raise ValueError(f"by is {by!r}; tasks are the same by 'ruleset_id' or by 'goal_id'.")
     ids = identities(*(np.asarray(part) for part in (benchmark.goals, benchmark.rules, benchmark.init_tiles)))
     _, first, group = np.unique(ids[("ruleset_id", "goal_id").index(by)], return_index=True, return_inverse=True)
     first = first[group.reshape(-1)]  # the first row with the same identity, for every row

@@ -5,24 +5,24 @@
 # %% auto #0
 __all__ = ['SAFE_TABLE', 'LOCKED_TABLE', 'door_table', 'Walks', 'area', 'Distances']
 
-# %% ../../nbs/benchmarks/09_walks.ipynb #e029971c
+# %% ../../nbs/benchmarks/09_walks.ipynb #a
 import functools
 
 from .world import CLOCKWISE, COUNTERCLOCKWISE, FORWARD, TOGGLE, Board, cells_in, codes_of, set_table
 from ..core.tiles import WALKABLE, Tiles
 
-# %% ../../nbs/benchmarks/09_walks.ipynb #35ef2247
+# %% ../../nbs/benchmarks/09_walks.ipynb #b
 SAFE_TABLE, LOCKED_TABLE = set_table(codes_of(set(WALKABLE) - {Tiles.LAVA})), set_table(codes_of({Tiles.DOOR_LOCKED}))
 _OPEN_TABLE = set_table(codes_of(range(16)) - codes_of({0, Tiles.WALL, Tiles.LAVA}))
 
 @functools.cache
 def door_table(pocket: int) -> bytes:
-    "Closed doors, and those that the key in the pocket unlocks, as a table for `cells_in`."
+    "A table for `cells_in`: closed doors, and those that the key in the pocket unlocks."
     unlocks = {Tiles.DOOR_LOCKED << 4 | pocket & 15} if pocket >> 4 == Tiles.KEY else set()
     return set_table(codes_of({Tiles.DOOR_CLOSED}) | unlocks)
 
-def _levels(board: Board, pos: int, facing: int, floor: int, doors: int):
-    "Four sets of cells for each number of actions: where the agent can be, looking in each direction, and not sooner."
+def _levels(board, pos, facing, floor, doors):
+    "For each number of actions four sets: where the agent first is, looking in each direction."
     s, start = board.stride, board.bit(pos)
     u0, u1, u2, u3 = [floor | doors | start] * 4  # not reached yet
     f0, f1, f2, f3 = [start if side == facing else 0 for side in range(4)]
@@ -39,16 +39,16 @@ def _levels(board: Board, pos: int, facing: int, floor: int, doors: int):
         wait = (n0 & doors, n1 & doors, n2 & doors, n3 & doors) if doors else wait
         u0 ^= f0; u1 ^= f1; u2 ^= f2; u3 ^= f3
 
-# %% ../../nbs/benchmarks/09_walks.ipynb #0c5fd3b0
+# %% ../../nbs/benchmarks/09_walks.ipynb #c
 class Walks:
-    "All shortest walks from a cell and direction over `floor` and through `doors`: `levels[n]` holds what is first reached after n actions, four sets of cells."
+    "All shortest walks over `floor` and through `doors`: `levels[n]`, four sets of cells first reached by n actions."
 
     def __init__(self, board: Board, pos: int, facing: int, floor: int, doors: int):
         self.board, self.doors = board, doors
         self.levels = list(_levels(board, pos, facing, floor, doors))
 
     def first(self, goals, most: int = 1, slack: int = 99):
-        "Yield (actions, cell, direction) of reachable members of `goals` (four sets), nearest first, at most `most` and within `slack` actions of the best."
+        "Yield (actions, cell, direction) in `goals` (four sets), nearest first, `most` at most, within `slack` of the best."
         g0, g1, g2, g3 = goals
         found, stop = 0, 1 << 30
         for number, (f0, f1, f2, f3) in enumerate(self.levels):
@@ -66,7 +66,7 @@ class Walks:
             stop = min(stop, number + slack)
 
     def path(self, number: int, pos: int, facing: int) -> list[int]:
-        "The actions of a shortest walk to what `first` yielded."
+        "A shortest walk to what `first` yielded."
         out = []
         while number:
             *actions, pos, facing = self._before(number, pos, facing)
@@ -74,7 +74,7 @@ class Walks:
             out += actions
         return out[::-1]
 
-    def _before(self, number: int, pos: int, facing: int) -> tuple:
+    def _before(self, number, pos, facing):
         "The last action or two of a walk, in reverse, and the cell and direction before them."
         bit, back, level = self.board.bit(pos), pos - self.board.off[facing], self.levels[number - 1]
         if not bit & self.doors and level[facing] & self.board.bit(back):
@@ -85,9 +85,9 @@ class Walks:
             return COUNTERCLOCKWISE, pos, facing + 1 & 3
         return FORWARD, TOGGLE, back, facing
 
-# %% ../../nbs/benchmarks/09_walks.ipynb #6ce8d5de
+# %% ../../nbs/benchmarks/09_walks.ipynb #d
 def area(board: Board, start: int, passable: int) -> int:
-    "The cells of `passable` that can be walked to from a set of cells, and those cells themselves."
+    "A set of cells and those of `passable` that can be walked to from it."
     found, new = start, start
     while new:
         new = board.around(new) & passable & ~found
@@ -95,7 +95,7 @@ def area(board: Board, start: int, passable: int) -> int:
     return found
 
 class Distances:
-    "Steps between cells along walls and doors, objects ignored; computed from a cell when first asked for. What cannot be reached is 60 away."
+    "Steps between cells, objects ignored, computed when first asked for; 60 where there is no way."
 
     def __init__(self, board: Board, c: bytearray):
         self.board, self.rows, self.open = board, {}, cells_in(c, _OPEN_TABLE)
@@ -105,7 +105,7 @@ class Distances:
             self.rows[cell] = self._measure(cell)
         return self.rows[cell]
 
-    def _measure(self, cell: int) -> list:
+    def _measure(self, cell):
         row, new, left, steps = [60] * self.board.size, self.board.bit(cell), self.open, 0
         while new:
             left &= ~new

@@ -8,7 +8,7 @@ __all__ = ['NOTHING', 'CLEARED', 'ALL_SIDES', 'FORWARD', 'CLOCKWISE', 'COUNTERCL
            'cells_in', 'cells_with', 'Use', 'use_of', 'SmallWorld', 'apply_rules', 'goal_reached', 'act', 'Tree',
            'Agenda', 'agenda_of']
 
-# %% ../../nbs/benchmarks/08_world.ipynb #361f09fa
+# %% ../../nbs/benchmarks/08_world.ipynb #a
 from typing import NamedTuple
 
 import numpy as np
@@ -17,14 +17,14 @@ from .solve import HELD, NEAR, OF_GOAL, OF_RULE, SIDE
 from ..core.ruleset import RuleSet
 from ..core.tiles import EMPTY, FLOOR, PICKABLE, WALKABLE, Tiles
 
-# %% ../../nbs/benchmarks/08_world.ipynb #ca0f55f6
+# %% ../../nbs/benchmarks/08_world.ipynb #b
 NOTHING = int(EMPTY)  # an empty pocket
-CLEARED = int(FLOOR)  # what is left where a thing was taken
+CLEARED = int(FLOOR)  # where a thing was taken
 ALL_SIDES = (0, 1, 2, 3)  # up, right, down, left
 FORWARD, CLOCKWISE, COUNTERCLOCKWISE, PICK_UP, PUT_DOWN, TOGGLE = range(6)
 
 def flags(codes) -> bytes:
-    "A table that says for every packed tile whether it is one of `codes`."
+    "A table of packed tiles: whether each is one of `codes`."
     return bytes(code in codes for code in range(256))
 
 def codes_of(kinds) -> set:
@@ -37,9 +37,9 @@ def pack_pair(pair) -> int:
     "A (tile, colour) pair as one byte."
     return int(pair[0]) << 4 | int(pair[1])
 
-# %% ../../nbs/benchmarks/08_world.ipynb #0e6db09f
+# %% ../../nbs/benchmarks/08_world.ipynb #c
 class Board:
-    "The flat cells of a map `(height, width)` with a margin, and sets of them."
+    "The flat cells of a map `(height, width)` with a margin, and sets of them as bits of an integer."
 
     def __init__(self, height: int, width: int):
         self.height, self.width, self.stride = height, width, width + 2
@@ -47,7 +47,7 @@ class Board:
         self.off = (-self.stride, 1, self.stride, -1)  # to the neighbour on each side
 
     def cell(self, row: int, col: int) -> int:
-        "The flat index of a position; 0, which is in the margin, for a position off the map."
+        "The flat index of a position; 0, in the margin, off the map."
         return (row + 2) * self.stride + col + 1 if 0 <= row < self.height and 0 <= col < self.width else 0
 
     def load(self, cells) -> bytearray:
@@ -55,11 +55,10 @@ class Board:
         return bytearray(np.pad(np.asarray(cells, np.uint8), ((2, 2), (1, 1))).tobytes())
 
     def bit(self, cell: int) -> int:
-        "The set of one cell."
         return 1 << self.size - 1 - cell
 
     def members(self, cells: int):
-        "The cells of a set, the last first."
+        "The cells of a set, last first."
         while cells:
             low = cells & -cells
             cells ^= low
@@ -71,18 +70,18 @@ class Board:
         return (cells << s, cells >> 1, cells >> s, cells << 1)[side]
 
     def around(self, cells: int) -> int:
-        "The cells beside the members of a set."
+        "The cells next to the members of a set."
         s = self.stride
         return cells << s | cells >> 1 | cells >> s | cells << 1
 
     def facing(self, cells: int) -> tuple:
-        "Four sets: where the agent, looking up, right, down or left, faces a member of `cells`."
+        "Where the agent, looking up, right, down or left, faces a member of `cells`: four sets."
         s = self.stride
         return cells >> s, cells << 1, cells << s, cells >> 1
 
-# %% ../../nbs/benchmarks/08_world.ipynb #7cc2f78c
+# %% ../../nbs/benchmarks/08_world.ipynb #d
 def set_table(codes) -> bytes:
-    "A table for `cells_in`: the digit 1 for each of these packed tiles, 0 for the others."
+    "A table for `cells_in`: the digit 1 for these packed tiles, 0 for others."
     return bytes(49 if code in codes else 48 for code in range(256))
 
 def cells_in(c: bytearray, table: bytes) -> int:
@@ -98,19 +97,19 @@ def cells_with(c: bytearray, code: int):
 
 FLOOR_TABLE, PICK_TABLE = set_table(codes_of({Tiles.FLOOR})), set_table(codes_of(PICKABLE))
 
-# %% ../../nbs/benchmarks/08_world.ipynb #e86d07a6
+# %% ../../nbs/benchmarks/08_world.ipynb #e
 class Use(NamedTuple):
     "A rule, or the goal, as something to be triggered."
-    kind: str          # "hold", "near", "pair"; goals also "on", "at", "tile at"
-    inputs: tuple      # packed tiles: two of a pair, none of "at"
-    sides: tuple       # near: where the tile is, seen from the agent; pair: where the second is, seen from the first
-    sided: bool        # near: also checked after putting down
-    product: int       # packed; 0 of the goal
-    number: int        # of the rule; −1 for the goal
+    kind: str  # "hold", "near", "pair"; goals also "on", "at", "tile at"
+    inputs: tuple  # packed tiles: two of a pair, none of "at"
+    sides: tuple  # near: where the tile is, seen from the agent; pair: where the second is, seen from the first
+    sided: bool  # near: also checked after putting down
+    product: int  # packed; 0 of the goal
+    number: int  # of the rule; −1 for the goal
     place: tuple = ()  # (row, column), for goals about positions
 
 def use_of(row, number: int = -1) -> Use | None:
-    "The use of a rule with its number, or of a goal, from its encoding; None for padding and the empty goal."
+    "A use from the encoding of a rule with its number, or of a goal; None for padding and the empty goal."
     kind, (trigger, around) = int(row[0]), (int(table[row[0]]) for table in (OF_GOAL if number < 0 else OF_RULE))
     a, b, c = (pack_pair(row[i:i + 2]) if i < len(row) else 0 for i in (1, 3, 5))
     sides = lambda bits: tuple(side for side in ALL_SIDES if bits >> side & 1)
@@ -125,7 +124,7 @@ def use_of(row, number: int = -1) -> Use | None:
     place = tuple(int(x) for x in (row[1:3] if kind == 5 else row[3:5]))
     return Use({2: "on", 5: "at", 6: "tile at"}[kind], () if kind == 5 else (a,), (), False, 0, -1, () if kind == 2 else place)
 
-# %% ../../nbs/benchmarks/08_world.ipynb #a3de8250
+# %% ../../nbs/benchmarks/08_world.ipynb #f
 class SmallWorld(Board):
     "A plain task on a map `(height, width)`: its uses, sorted by when they are checked."
 
@@ -141,12 +140,12 @@ class SmallWorld(Board):
         self.goal_place = self.cell(*self.goal.place) if self.goal and self.goal.place else -1
         self.goal_offsets = tuple(self.off[side] for side in self.goal.sides) if self.goal else ()
         inputs = {code for use in [*self.uses, *filter(None, [self.goal])] for code in use.inputs} - {0}
-        self.endless = inputs & codes_of({Tiles.FLOOR, Tiles.WALL, Tiles.UNSEEN, Tiles.EMPTY})  # needed, and never short
+        self.endless = inputs & codes_of({Tiles.FLOOR, Tiles.WALL, Tiles.UNSEEN, Tiles.EMPTY})  # never short
         self.relevant = inputs - self.endless
         self.irrelevant = bytes(code for code in range(256) if code not in self.relevant)
         self.fragile = sorted({use.inputs[0] for use in self.near_uses} & self.relevant)  # change when the agent comes near
 
-    def _steps(self, use: Use) -> tuple:
+    def _steps(self, use):
         "A use as `apply_rules` takes it."
         return use.kind == "pair", use.inputs[0], use.inputs[-1], tuple(self.off[side] for side in use.sides), use.product
 
@@ -154,9 +153,9 @@ class SmallWorld(Board):
         "The uses that make a thing."
         return (use for use in self.uses if use.product == code and code >> 4 != Tiles.FLOOR)
 
-# %% ../../nbs/benchmarks/08_world.ipynb #625b052f
+# %% ../../nbs/benchmarks/08_world.ipynb #g
 def apply_rules(c: bytearray, rules, pos: int, front: int) -> bool:
-    "Apply near rules around `pos` and pair rules around `front`, in order; returns whether any acted."
+    "Apply near rules around `pos` and pair rules around `front`, in order; returns whether one acted."
     fired = False
     for pair, a, b, offsets, product in rules:
         if pair:
@@ -175,26 +174,25 @@ def apply_rules(c: bytearray, rules, pos: int, front: int) -> bool:
     return fired
 
 def goal_reached(world: SmallWorld, c: bytearray, pos: int, front: int, pocket: int, action: int) -> bool:
-    "Whether the goal is met after `action`."
     goal = world.goal
     if goal is None or c[pos] >> 4 == Tiles.LAVA:
         return False
-    kind, a = goal.kind, goal.inputs[0] if goal.inputs else 0
+    kind, a, offsets = goal.kind, goal.inputs[0] if goal.inputs else 0, world.goal_offsets
     if kind == "near":
-        return (action == FORWARD or (goal.sided and action == PUT_DOWN)) and any(c[pos + o] == a for o in world.goal_offsets)
+        return (action == FORWARD or (goal.sided and action == PUT_DOWN)) and any(c[pos + o] == a for o in offsets)
     if kind == "pair":
         b, there = goal.inputs[1], c[front]
-        return action == PUT_DOWN and ((there == a and any(c[front + o] == b for o in world.goal_offsets))
-                                       or (there == b and any(c[front - o] == a for o in world.goal_offsets)))
+        return action == PUT_DOWN and ((there == a and any(c[front + o] == b for o in offsets))
+                                       or (there == b and any(c[front - o] == a for o in offsets)))
     if kind == "hold":
         return action == PICK_UP and pocket == a
     if kind == "on":
         return action == FORWARD and c[pos] == a
     return pos == world.goal_place if kind == "at" else c[world.goal_place] == a
 
-# %% ../../nbs/benchmarks/08_world.ipynb #44a1df2b
+# %% ../../nbs/benchmarks/08_world.ipynb #h
 def act(world: SmallWorld, c: bytearray, pos: int, facing: int, pocket: int, action: int):
-    "Do an action on cells `c`. Returns position, direction, pocket, whether a rule acted, whether the goal is reached."
+    "Change cells `c` by an action. Returns position, direction, pocket, whether a rule acted, whether the goal is met."
     event, front = False, pos + world.off[facing]
     there = c[front]
     if action == FORWARD:
@@ -221,32 +219,31 @@ def act(world: SmallWorld, c: bytearray, pos: int, facing: int, pocket: int, act
         _toggle(c, front, pocket)
     return pos, facing, pocket, event, goal_reached(world, c, pos, front if action != FORWARD else 0, pocket, action)
 
-def _toggle(c: bytearray, cell: int, pocket: int) -> None:
-    "Open or close the door on a cell, or unlock it with the key in the pocket."
+def _toggle(c, cell, pocket):
     tile, color = c[cell] >> 4, c[cell] & 15
     if tile in (Tiles.DOOR_CLOSED, Tiles.DOOR_OPEN):
         c[cell] = (Tiles.DOOR_OPEN if tile == Tiles.DOOR_CLOSED else Tiles.DOOR_CLOSED) << 4 | color
     elif tile == Tiles.DOOR_LOCKED and pocket == Tiles.KEY << 4 | color:
         c[cell] = Tiles.DOOR_OPEN << 4 | color
 
-# %% ../../nbs/benchmarks/08_world.ipynb #72c4b443
+# %% ../../nbs/benchmarks/08_world.ipynb #i
 class Tree(NamedTuple):
-    "An object to be had (or the goal): by a use of other objects, or None where it exists."
+    "How to get an object (or meet the goal): by a use of others, or None where it exists."
     code: int
     use: Use | None
     parts: tuple
-    work: int = 0        # number of uses
+    work: int = 0  # number of uses
     hands: bool = False  # whether anything has to be carried for it
 
 class Agenda(NamedTuple):
-    "What is left to do, given the objects that exist."
+    "What is left to do."
     tree: Tree
-    uses: tuple    # of Tree, all that are to be triggered
+    uses: tuple  # of Tree, all that are to be triggered
     needed: tuple  # packed objects that exist and are used
     work: int
 
-def _derive(world: SmallWorld, code: int, stock: dict, above: tuple) -> Tree | None:
-    "The smallest tree for an object from `stock` (code → how many), which it uses up; None if there is none."
+def _derive(world, code, stock, above):
+    "The smallest tree for an object from `stock` (code → how many), which it uses up, or None."
     if stock.get(code, 0) > 0:
         stock[code] -= 1
         return Tree(code, None, ())
@@ -262,8 +259,7 @@ def _derive(world: SmallWorld, code: int, stock: dict, above: tuple) -> Tree | N
         stock.update(left)
     return best
 
-def _derive_all(world: SmallWorld, codes, stock: dict, above: tuple) -> tuple | None:
-    "Trees for several objects from one stock; None if one cannot be had."
+def _derive_all(world, codes, stock, above):
     parts = []
     for code in codes:
         if (part := _derive(world, code, stock, above)) is None:
@@ -271,9 +267,9 @@ def _derive_all(world: SmallWorld, codes, stock: dict, above: tuple) -> tuple | 
         parts.append(part)
     return tuple(parts)
 
-# %% ../../nbs/benchmarks/08_world.ipynb #b0b7c5ae
+# %% ../../nbs/benchmarks/08_world.ipynb #j
 def agenda_of(world: SmallWorld, present: bytes) -> Agenda | None:
-    "What is left to do when exactly the objects `present` exist (sorted codes); None if the goal is out of reach."
+    "What is left to do if the objects `present` (sorted codes) exist; None if the goal is out of reach."
     stock = {code: present.count(code) for code in set(present)} | dict.fromkeys(world.endless, 99)
     parts = _derive_all(world, world.goal.inputs, stock, ())
     if parts is None:

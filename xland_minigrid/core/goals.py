@@ -37,8 +37,8 @@ class BaseGoal(PyTreeNode):
     `BaseRule`.
     """
     ID: ClassVar[int]
-    when: ClassVar[tuple[int, ...]] = ()   # actions after which it is checked
-    looks: ClassVar[Neighborhood | None] = None   # where it looks for its tiles
+    when: ClassVar[tuple[int, ...]] = ()  # actions after which it is checked
+    looks: ClassVar[Neighborhood | None] = None  # where it looks for its tiles
 
     def encode(self) -> jax.Array:
         "The goal as uint8 `(5,)`."

@@ -95,8 +95,8 @@ def _six_rooms(h, w):
 def _nine_rooms(h, w):
     side = w // 3
     doors = []
-    for i in range(3):          # a column of rooms
-        for j in range(3):      # a row of rooms
+    for i in range(3):  # a column of rooms
+        for j in range(3):  # a row of rooms
             if i < 2:
                 doors.append([(j * side + o, (i + 1) * side) for o in range(1, side)])
             if j < 2:
@@ -125,7 +125,7 @@ def sample_without_replacement(bits: jax.Array, size: int) -> jax.Array:
     slots = np.arange(n, dtype=np.int32)
     ranks = (bits % jnp.maximum(size - slots, 1).astype(jnp.uint32)).astype(jnp.int32)
     chosen = ranks
-    for i in reversed(range(n - 1)):   # the i-th choice moves those after it that are not below it
+    for i in reversed(range(n - 1)):  # the i-th choice moves those after it that are not below it
         chosen = chosen + ((slots > i) & (chosen >= ranks[i])).astype(jnp.int32)
     return chosen
 

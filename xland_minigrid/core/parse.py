@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from .compose import MAX_PARTS, AllOf, AnyOf, Composed, InOrder, MultiProduct, Not, several
+from .compose import MAX_PARTS, AllOf, AnyOf, InOrder, MultiProduct, Not, several
 from .goals import BaseGoal, goal_kinds
 from .language import asked_after, describe_goal, describe_rule, kind_name, placeholder, plain_words, thing_name
 from .rules import BaseRule, rule_kinds

@@ -36,11 +36,11 @@ class Neighborhood(NamedTuple):
 
     Bits: directions (up, right, down, left) in `near` and `pair`, `PATCH_NAMES` in `cells`.
     """
-    near: int = 0    # beside the agent
-    pair: int = 0    # one tile beside the object in front of the agent, which is the other
-    cells: int = 0   # among the eight cells
-    tool: int = 0    # 1: the second tile is in the pocket; 2: and is used up
-    at: int = 0      # 1: the agent at a position; 2: a tile at a position (goals only)
+    near: int = 0  # beside the agent
+    pair: int = 0  # one tile beside the object in front of the agent, which is the other
+    cells: int = 0  # among the eight cells
+    tool: int = 0  # 1: the second tile is in the pocket; 2: and is used up
+    at: int = 0  # 1: the agent at a position; 2: a tile at a position (goals only)
 
     def while_carrying(self, used_up: bool = False) -> "Neighborhood":
         "The same places for `tile_a`, while the agent carries `tile_b`, which may be used up."
@@ -89,8 +89,8 @@ class BaseRule(PyTreeNode):
     `AgentState`, the action just done and the position `(row, column)` it concerned; returns the new grid and agent.
     """
     ID: ClassVar[int]
-    when: ClassVar[tuple[int, ...]] = ()   # actions after which it is checked
-    looks: ClassVar[Neighborhood | None] = None   # where it looks for its inputs
+    when: ClassVar[tuple[int, ...]] = ()  # actions after which it is checked
+    looks: ClassVar[Neighborhood | None] = None  # where it looks for its inputs
 
     def encode(self) -> jax.Array:
         "The rule as uint8 `(7,)`."
@@ -389,7 +389,7 @@ def patch_offsets() -> np.ndarray:
     ahead, right = np.array(PATCH_STEPS).T[..., None]
     return np.stack([ahead * DIRECTIONS[d] + right * DIRECTIONS[(d + 1) % 4] for d in range(4)]).astype(np.int32)
 
-_BESIDE_AGENT = (1, 2, 3, 4)     # ahead, right, behind, left
+_BESIDE_AGENT = (1, 2, 3, 4)  # ahead, right, behind, left
 
 class Places(NamedTuple):
     "Indices of the object that an action concerned, and of the cells around it (ahead, right, behind, left)."
@@ -397,7 +397,7 @@ class Places(NamedTuple):
     beside: tuple[int, int, int, int]
     count: int
 
-IN_STEP = Places(object_=1, beside=(5, 6, 0, 7), count=8)   # eight cells, the object in front
+IN_STEP = Places(object_=1, beside=(5, 6, 0, 7), count=8)  # eight cells, the object in front
 APART = Places(object_=8, beside=(9, 10, 11, 12), count=13)  # and an object anywhere, with four around it
 
 # %% ../../nbs/core/06_rules.ipynb #k

@@ -57,7 +57,7 @@ class RuleSet(PyTreeNode):
         check_ruleset(self)
         return self
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         arrays = {"goal": self.goal, "rules": self.rules, "init_tiles": self.init_tiles}
         if not all(isinstance(x, (np.ndarray, jax.Array)) for x in arrays.values()):  # shapes, for example
             return f"RuleSet({', '.join(f'{name}={x!r}' for name, x in arrays.items())})"

@@ -87,9 +87,9 @@ def unpack(cells):
     import jax
     import jax.numpy as jnp
     from .compact import straight_line
-    if straight_line():   # a shift merges with what is done to its result, a concatenation does not
+    if straight_line():  # a shift merges with what is done to its result, a concatenation does not
         return cells[..., None] >> np.array([4, 0], np.uint8) & 15
-    pairs = cells.astype(jnp.uint16)   # a CPU writes two bytes at once
+    pairs = cells.astype(jnp.uint16)  # a CPU writes two bytes at once
     return jax.lax.bitcast_convert_type(pairs >> 4 | (pairs & 15) << 8, jnp.uint8)
 
 # %% ../../nbs/core/01_tiles.ipynb #f

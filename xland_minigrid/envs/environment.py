@@ -330,7 +330,7 @@ class Environment(abc.ABC):
         "Parameters with defaults, overridden by `kwargs`."
 
     @abc.abstractmethod
-    def _generate_problem(self, params: EnvParams, key: jax.Array) -> State:
+    def _generate_problem(self, params, key):
         "A starting state with a fresh key. `key` is consumed."
 
     def num_actions(self, params: EnvParams) -> int:
@@ -366,7 +366,7 @@ class Environment(abc.ABC):
             discount=_as_weak_as(timestep.discount, jnp.where(reached | failed, jnp.float32(0.0), jnp.float32(1.0))),
             observation=self._observe(params, view))
 
-    def _outcome(self, params: EnvParams, state: State, here, reached) -> tuple[jax.Array, jax.Array]:
+    def _outcome(self, params, state, here, reached):
         """Whether the trial is won, and whether it is lost; bool scalars. Override it for other ends.
 
         `here`: the packed cell under the agent. Lava loses even if the same step reaches the goal.

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.ruleset import RuleSet
 from ..core.struct import PyTreeNode, assign, field, field_names
-from .environment import compiled_outside_jit, EnvParams, Environment, TimeStep, typed_key
+from .environment import EnvParams, Environment, compiled_outside_jit, typed_key
 from .wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper, Wrapper
 
 # %% ../../nbs/envs/05_sampling.ipynb #b

@@ -111,7 +111,7 @@ class ObservationWrapper(Wrapper):
 class _Observed(Wrapper):
     "The environment with the observations of an `ObservationWrapper`, whose place in the stack it takes."
 
-    def __init__(self, env: Environment, wrapper: ObservationWrapper):
+    def __init__(self, env, wrapper):
         super().__init__(env)
         self.wrapper = wrapper
 

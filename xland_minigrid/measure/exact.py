@@ -59,8 +59,8 @@ def small_cases(cases: Cases, seed: int = 1) -> tuple[RuleSet, State, Environmen
 class Compared(NamedTuple):
     "Planner and exact search on the same pairs of task and start."
     optimal: Shortest
-    steps: np.ndarray    # (n,) int32, those of the planner, -1 where it found nothing
-    failure: np.ndarray  # (n,) uint8, `oracle.Failure`
+    steps: np.ndarray  # (n,) int32, those of the planner, -1 where it found nothing
+    failure: np.ndarray  # (n,) uint8, `planner.Failure`
 
     @property
     def ratio(self) -> np.ndarray:
@@ -90,11 +90,11 @@ def compare(tasks: RuleSet, states: State, env, params, *, max_states: int = 300
 # %% ../../nbs/measure/11_exact.ipynb #d
 class Judged(NamedTuple):
     "Tasks with one verdict of the prover, each from several starts; see `judge_prover`."
-    tasks: RuleSet         # a batch of n
-    reasons: np.ndarray    # (n,) uint8, `solve.Reason`
-    answers: Shortest      # of n * starts starts, those of one task side by side
-    states: State          # the starts
-    lucky: np.ndarray      # (n, starts) bool, whether the agent begins beside an object, or two objects side by side
+    tasks: RuleSet  # a batch of n
+    reasons: np.ndarray  # (n,) uint8, `solve.Reason`
+    answers: Shortest  # of n * starts starts, those of one task side by side
+    states: State  # the starts
+    lucky: np.ndarray  # (n, starts) bool, whether the agent begins beside an object, or two objects side by side
 
     def per_task(self, values: np.ndarray) -> np.ndarray:
         "An array over starts as `(n, starts)`."

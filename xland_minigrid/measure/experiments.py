@@ -124,7 +124,7 @@ def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protoc
     """Train and test each configuration with each seed: name to its runs. Finished runs are kept.
 
     seeds: how many, or which. options: of `finish`. Raises `ValueError`, before training, for no configurations,
-    different numbers of steps, wrong seeds, or a folder with another experiment.
+    different numbers of steps, wrong seeds, or another experiment's folder.
     """
     seeds = _seeds(seeds)
     if not configs:
@@ -148,20 +148,15 @@ def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protoc
 TRAINED, NEW_TASKS, NEW_KINDS = "goals trained on", "new tasks, same kinds", "goals held out"
 
 def generalization_sides(trained: Benchmark, unseen: Benchmark, train_kinds: Sequence[int] = (1, 3, 4)) -> Sides:
-    """The tasks in `trained` of some kinds of goals, to train on; to test on, those, and of the tasks in `unseen`
-    those of the same kinds and those of all other kinds.
-
-    `rl2.load_tasks` gives both benchmarks. Raises `ValueError` when a side is empty.
+    """Of `trained` the tasks of some kinds of goals to train on; to test on, those, and of `unseen` the same kinds and the
+    others. `rl2.load_tasks` gives both benchmarks. Raises `ValueError` when a side is empty.
     """
     kept, _ = trained.split(by="goal_kind", train=tuple(train_kinds))
     new, other = unseen.split(by="goal_kind", train=tuple(train_kinds))
     return Sides(kept, {TRAINED: kept, NEW_TASKS: new, NEW_KINDS: other})
 
 def _reported(found, runs, out, protocol, facts, title, generalization=""):
-    """Write the report on `found`: name to runs and the set of tasks they were tested on.
-
-    Returns `runs`, the `files`, and as `found` `over_seeds` of each name.
-    """
+    "Report on `found`, name to runs and the tasks of their test: returns `runs`, `files`, and `over_seeds` as `found`."
     evaluations = {name: [run.evaluations[side] for run in each] for name, (each, side) in found.items()}
     curves = {name: curve_over_seeds([run.curve for run in each], side) for name, (each, side) in found.items()}
     files = report(evaluations, out, about=facts, protocol=protocol, learning=curves, title=title, generalization={generalization: curves} if generalization else None)
@@ -176,11 +171,11 @@ def run_generalization(config: TrainConfig, seeds=3, out="runs/generalization", 
     """The paper's Figure 8: train on some kinds of goals, test on the rest, over several seeds.
 
     Args:
-        config: how to train; its `seed` and `out` are replaced, and the tests are among the tasks that it
-            holds out (see `rl2.load_tasks`). seeds: how many, or their numbers.
+        config: how to train; `seed` and `out` are replaced, and tests are of the tasks that it holds out (see
+            `rl2.load_tasks`). seeds: how many, or their numbers.
         out: the folder for runs, tables and figures; an interrupted experiment there is taken up again.
         options: `curve_tasks` and `every_steps`, see `finish`. about: further entries of the record.
-    Returns the runs, the files written, and for each set of tasks what `over_seeds` says.
+    Returns the runs, the files, and `over_seeds` for each set of tasks.
     """
     if not config.benchmark:
         raise ValueError("This experiment needs many tasks: name a benchmark.")
@@ -198,9 +193,8 @@ def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, 
 
     Args:
         configs: name to configuration; `seed` and `out` are replaced. tasks: to train and to test on (default: theirs).
-        The others are those of `run_generalization`.
-    Returns the same, for each configuration. Raises `ValueError` unless benchmark, held-out share, world and steps
-    agree.
+        The others, and what is returned for each configuration: see `run_generalization`.
+    Raises `ValueError` unless benchmark, held-out share, world and steps agree.
     """
     if not configs:
         raise ValueError("There is nothing to compare: give at least one configuration.")

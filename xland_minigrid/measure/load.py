@@ -322,8 +322,7 @@ def sockets_part(found: dict) -> list[str]:
     ours, echo, alone = (found.get(name) for name in ("64 sessions, uvloop", "64 sessions, OpenEnv's server, an echo", "64 sessions, uvloop, one tick a request"))
     said = [f"Sixty-four sessions on a real environment are {ours['per_second'] / echo['per_second']:.1f} × OpenEnv's server with an environment that does nothing."] if ours and echo else []
     said += [f"Batching is worth {ours['per_second'] / alone['per_second']:.1f} ×."] if ours and alone else []
-    return ["## Over sockets", "The load comes from a second process that writes frames by hand (`measure.load.Load`, on uvloop where there is one); each session has one step under way. "
-            "Medians of runs taken in turns.",
+    return ["## Over sockets", "The load comes from a second process (`measure.load.Load`, on uvloop if installed); each session has one step under way. Medians of runs taken in turns.",
             markdown_table(["server", "steps/s", "p50 (ms)", "p99 (ms)"], [(name, f"{x['per_second']:,.0f}", f"{x['p50']:.2f}", f"{x['p99']:.2f}") for name, x in found.items()]), "\n".join(said)]
 
 def batches_part(found: dict) -> list[str]:
@@ -349,8 +348,7 @@ def report(openenv_python: str | None = None, repeats: int = 3, seconds: float =
         repeats: runs of each case with sockets
         seconds: of each of these runs
     """
-    parts = [f"`{ENV}`, tasks of `trivial-21k`; {version_of('websockets')}, {version_of('uvloop') or 'no uvloop'}. Observations are materialised: they arrive at the client as bytes, "
-             "in process as NumPy arrays."]
+    parts = [f"`{ENV}`, tasks of `trivial-21k`; {version_of('websockets')}, {version_of('uvloop') or 'no uvloop'}. Observations arrive at the client as bytes, in process as NumPy arrays."]
     for measured in (lambda: sockets_part(measure_sockets(socket_cases(), openenv_python, repeats, seconds)),
                      lambda: batches_part({slots: measure_batches(slots) for slots in (8, 64, 256, 1024)}),
                      lambda: memory_part(measure_memory()), lambda: servers_part({count: measure_servers(count) for count in (1, 2)}),

@@ -48,8 +48,6 @@ class Point:
     def devices(self) -> str:
         return f"{self.case.devices} device{'s' if self.case.devices > 1 else ''}"
 
-
-
 # %% ../../nbs/measure/03_scaling.ipynb #c
 @dataclass(frozen=True)
 class Sizes:
@@ -234,7 +232,9 @@ def figure_table(name: str, points: list[Point]) -> str:
         (f"{x:g}" if axis else line, line, f"{y:,.0f}", f"{low:,.0f} – {high:,.0f}", ratio(line, x, y)) for line, rows in lines.items() for x, y, low, high in rows])
 
 def report(figure: tuple[str, ...] = ("all",), quick: bool = False, environments: int | None = None, units: int | None = None, out: Path | None = None) -> Iterator[Page]:
-    """Redraw the paper's figures of throughput and training. Measurements and pictures go into a folder next to the page, or into `scaling`; delete it to measure again.
+    """Redraw the paper's figures of throughput and training.
+
+    Measurements and pictures go into a folder next to the page, or into `scaling`; delete it to measure again.
 
     Args:
         figure: 5a to 5f, 10, 13, or all

@@ -18,7 +18,7 @@ from .report import Page, markdown_table, script
 
 # %% ../../nbs/measure/09_single_tasks.ipynb #b
 def time_to_solve(config: TrainConfig, success: float = 0.95, tests: int = 512, progress: bool = True) -> dict:
-    """Train on a single task until the `success` of a round reaches the one given, or `config.total_steps` are over.
+    """Train on a single task until a round reaches `success`, or `config.total_steps` are over.
 
     Returns `solved`, `seconds` (with compiling), `steps`, and of `tests` fresh starts the shares that the agent and a
     random policy solve, and the agent's mean steps. `config.out` must be free.
@@ -42,7 +42,7 @@ def report(envs: tuple[str, ...] = ("MiniGrid-Empty-8x8", "MiniGrid-DoorKey-5x5"
 
     Args:
         envs: ids of environments
-        success: share of the trials of a round, as many of each agent as it has time for, that has to be solved
+        success: share of the trials of a round that has to be solved
         seeds: of the trainings
     """
     rows = []

@@ -41,9 +41,9 @@ def _shares(histogram):
     return labels, np.array([histogram.get(k, 0) for k in labels], float) / max(1, sum(histogram.values()))
 
 def figure_4(statistics: Mapping[str, Mapping], title: str = "How many rules a task has"):
-    """The paper's Figure 4: how many rules tasks have, a line for each benchmark; a matplotlib `Figure`.
+    """The paper's Figure 4, how many rules tasks have, of `{name: benchmark_statistics(...)}`: a matplotlib `Figure`.
 
-    Takes `{name: benchmark_statistics(...)}`. Raises `ValueError` for nothing to draw.
+    Raises `ValueError` for nothing to draw.
     """
     from matplotlib.ticker import MaxNLocator
     if not statistics or not all(found.get("rules_per_task") for found in statistics.values()):
@@ -59,7 +59,7 @@ def figure_4(statistics: Mapping[str, Mapping], title: str = "How many rules a t
     return figure
 
 def _make_room(axis):
-    "Cut off, and label, the peaks of benchmarks with one number of rules, so that the others can be read."
+    "Cut off, and label, the peaks of benchmarks with one number of rules."
     whole = [line for line in axis.lines if line.get_ydata().max() == 1]
     top = max((peak for line in axis.lines if (peak := line.get_ydata().max()) < 1), default=0)
     for line in whole if top else ():
@@ -77,10 +77,7 @@ _PANELS = {
 }
 
 def plot_statistics(statistics: Mapping, title: str = ""):
-    """A benchmark's histograms from `benchmark_statistics`, a panel each: a matplotlib `Figure`.
-
-    Raises `ValueError` for nothing to draw.
-    """
+    "The histograms of `benchmark_statistics`, a panel each: a matplotlib `Figure`. Raises `ValueError` for none."
     panels = [name for name in _PANELS if statistics.get(name)]
     if not panels:
         raise ValueError("There is nothing to draw: give what benchmark_statistics(benchmark) returned.")
@@ -189,10 +186,10 @@ def _chosen(names, everything):
 
 # %% ../../nbs/measure/12_statistics.ipynb #f
 def benchmark_sizes(source) -> dict:
-    """Sizes and loading times of a benchmark (name, path or `Benchmark`) in both forms, in a temporary folder.
+    """Sizes and loading times of a benchmark (name, path or `Benchmark`) in both forms.
 
-    MB (10⁶ bytes) in `memory`, `cache` and `packed` files; seconds, with checks, of `load_cold` (None if the system
-    cannot forget a file), `load_warm` and `unpack`.
+    MB (10⁶ bytes) in `memory`, `cache` and `packed` files; seconds of `load_cold` (None if the system cannot forget a
+    file), `load_warm` and `unpack`.
     """
     benchmark, _ = find_benchmark(source)
     with tempfile.TemporaryDirectory() as place:
@@ -208,7 +205,7 @@ def _seconds(path):
     return time.perf_counter() - begin
 
 def _forgotten(path):
-    "Whether the system could be asked to drop a file from memory."
+    "Ask the system to drop a file from memory; whether that is possible."
     if not hasattr(os, "posix_fadvise"):
         return False
     with open(path, "rb") as file:

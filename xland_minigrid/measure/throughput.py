@@ -56,7 +56,7 @@ class Case:
 
     @property
     def params(self) -> dict:
-        "Parameters that differ from the environment's; also the time limit, which peers do not derive from the size."
+        "Parameters that differ from the environment's; peers do not derive the time limit from the size."
         sizes = {} if self.size is None else {"height": self.size, "width": self.size, "max_steps": 3 * self.size**2}
         return {**sizes, **({"view_size": 7} if self.images else {})}
 
@@ -143,7 +143,7 @@ def world_of(package: str, case: Case):
         env = part(".wrappers").GymAutoResetWrapper(env)
         return (part(".experimental.img_obs").RGBImgObservationWrapper(env) if case.images else env), params
 
-NAVIX = {"navix": "symbolic", "navix, first person": "symbolic_first_person"}  # what is observed: by default the whole grid; the other is what MiniGrid's and our agents see
+NAVIX = {"navix": "symbolic", "navix, first person": "symbolic_first_person"}  # observed: the whole grid; or as by our agents
 
 def navix_engine(case: Case, observed: str) -> Engine:
     "navix has no rulesets, and its trials all begin together."
@@ -174,10 +174,7 @@ def engine_named(name: str, case: Case, tasks) -> Engine:
 
 # %% ../../nbs/measure/02_throughput.ipynb #f
 class Stepper:
-    """A compiled rollout; calls go on where the last one stopped.
-
-    `compile_s`: seconds to compile; `ends`: trials ended per call.
-    """
+    "A compiled rollout; calls go on where the last one stopped. `compile_s`: seconds; `ends`: trials ended per call."
 
     def __init__(self, engine: Engine):
         self.params, start, run = engine
@@ -234,7 +231,7 @@ def no_compilation_cache():
         jax.config.update("jax_enable_compilation_cache", before)
 
 def measure(case: Case, engines=("xland_minigrid",), repeats: int = 7, compile_turns: int = 3) -> list[Row]:
-    "Time the engines in turn on one case, with ratios of the first to the others. Raises as `engine_named`."
+    "Time the engines in turn on a case, with ratios of the first to the others. Raises as `engine_named`."
     tasks = sample_tasks(case)
     with no_compilation_cache():
         tries = [{name: Stepper(engine_named(name, case, tasks)) for name in engines} for _ in range(compile_turns)]

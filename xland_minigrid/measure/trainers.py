@@ -80,7 +80,7 @@ def load_theirs(folder):
 
 @contextlib.contextmanager
 def _alone(folder):
-    "Import from this folder first; its modules do not stay in `sys.modules`, others do, since jax must not load twice."
+    "Import from this folder first; only its modules leave `sys.modules` again, since jax must not load twice."
     stand_ins, kept = {"wandb": {}, "pyrallis": {"wrap": lambda: lambda function: function}}, {}
     try:
         with mock.patch.dict(sys.modules), mock.patch.object(sys, "path", [str(folder), *sys.path]):

@@ -84,12 +84,12 @@ def act_out(ruleset: RuleSet, objects: dict, position, direction: int, actions, 
 BALL, KEY, STAR = (Tiles.BALL, Colors.BLUE), (Tiles.KEY, Colors.GREEN), (Tiles.STAR, Colors.RED)
 # The agent at (3, 3) looks right at the ball. Pick it up, put it back: now it was put down beside the key.
 _SCENES = (
-    ("above it", {(3, 4): BALL, (2, 4): KEY}, (3, 4, 0, 2, 3)),      # step forward, turn left, take what lies above
+    ("above it", {(3, 4): BALL, (2, 4): KEY}, (3, 4, 0, 2, 3)),  # step forward, turn left, take what lies above
     ("to the right of it", {(3, 4): BALL, (3, 5): KEY}, (3, 4, 0, 3)),  # step forward, take what lies ahead
 )
 
 @exercise("1.1", "The forge", level=1, minutes=10)
-def forge(answer) -> str:
+def forge(answer):
     "A blue ball and a green key, next to each other, become a red star; the goal is to hold it."
     task, objects = _task(answer, "forge"), _objects(answer)
     refuse(sorted(objects) != sorted([BALL, KEY]), "At the start there should lie a blue ball and a green key, but "
@@ -163,7 +163,7 @@ def _left_over(ruleset):
     return dict(Counter(tuple(sorted(c for c in row if c >> 4 > Tiles.WALL)) for row in lost))
 
 @exercise("1.2", "A trap", level=2, minutes=15)
-def trap(answer) -> str:
+def trap(answer):
     "A task that can be solved, and in which one wrong move makes that impossible."
     task = _task(answer, "trap")
     _plan(task, "trap")
@@ -193,7 +193,7 @@ def _changes(before, after):
     return max((before - after).total(), (after - before).total())
 
 @exercise("1.3", "A repair", level=2, minutes=15)
-def repaired(answer) -> str:
+def repaired(answer):
     "The broken task with one change, so that it can be solved."
     task, broken, objects = _task(answer, "repaired"), parse_ruleset(BROKEN), _objects(answer)
     refuse(answer.extended is not None or not np.array_equal(answer.goal, broken.goal),
@@ -208,7 +208,7 @@ def repaired(answer) -> str:
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #h
 @exercise("1.4", "A tree of two steps", level=3, minutes=20)
-def tree(answer) -> str:
+def tree(answer):
     "A task whose plan is a chain of two rules, from at most three objects, with no rule that is not needed."
     task, objects, rules = _task(answer, "tree"), _objects(answer), _rules(answer)
     refuse(len(objects) > 3, f"There are {len(objects)} objects in the room at the start: three are enough.")

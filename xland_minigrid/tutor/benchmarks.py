@@ -22,7 +22,7 @@ def _tasks(preset, n, **options):
 
 # %% ../../nbs/tutor/05_benchmarks.ipynb #c
 @exercise("3.1", "A filter", level=1, minutes=10)
-def wanted(answer) -> str:
+def wanted(answer):
     "`wanted(goal, rules)`: the goal is to hold something, and there are at least two rules."
     tasks = _tasks("medium", 500)
     found = np.asarray(jax.vmap(answer)(tasks.goals, tasks.rules))
@@ -40,7 +40,7 @@ def _number(count, what):
 
 # %% ../../nbs/tutor/05_benchmarks.ipynb #d
 @exercise("3.2", "No goal twice", level=2, minutes=15)
-def by_goal(answer) -> str:
+def by_goal(answer):
     "`by_goal(benchmark)`: rows to train on and rows to test on that share no goal."
     tasks = _tasks("small", 2000, goal_kinds=(1, 3))
     train, test = _two_sides(answer(tasks), len(tasks))
@@ -67,7 +67,7 @@ def _two_sides(found, n):
 
 # %% ../../nbs/tutor/05_benchmarks.ipynb #e
 @exercise("3.3", "Easy ones first", level=2, minutes=15)
-def easiest(answer) -> str:
+def easiest(answer):
     "`easiest(benchmark, k)`: the rows of the k easiest tasks, easiest first."
     tasks, steps, dead = _planned()
     for k in (300, 1):
@@ -99,7 +99,7 @@ def _check_order(found, steps, dead):
 
 # %% ../../nbs/tutor/05_benchmarks.ipynb #f
 @exercise("3.4", "A mixed diet", level=3, minutes=20)
-def diet(answer) -> str:
+def diet(answer):
     "`diet(key, easy, hard, n, share)`: n tasks, each from `easy` with probability `share`."
     easy, hard = (_tasks("small", 1000, goal_kinds=(kind,), num_distractor_rules=distractors).pad_to(4, 10)
                   for kind, distractors in ((1, 0), (3, 2)))

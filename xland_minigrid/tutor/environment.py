@@ -32,7 +32,7 @@ def _under_jit(call, name):
 
 # %% ../../nbs/tutor/04_environment.ipynb #c
 @exercise("2.1", "Back from the reward", level=1, minutes=10)
-def steps_taken(answer) -> str:
+def steps_taken(answer):
     "A function of a reward and the time limit: the number of steps; None for no reward."
     function(answer, "steps_taken", "reward", "max_steps")
     for limit in (100, 243, 507, 30):
@@ -54,7 +54,7 @@ def _numbered(view_size):
     return jax.jit(lambda position, direction: look(cells, position, direction, view_size)[:-1].reshape(view_size, view_size))
 
 @exercise("2.2", "From the view to the map", level=2, minutes=20)
-def on_the_map(answer) -> str:
+def on_the_map(answer):
     "A function from a cell of the view, and where the agent is, to row and column on the map."
     function(answer, "on_the_map", "row", "col", "position", "direction", "view_size")
     tried = 0
@@ -103,7 +103,7 @@ def _true_return(actions, gamma):
     return total
 
 @exercise("2.3", "The return of a trial", level=2, minutes=20)
-def trial_return(answer) -> str:
+def trial_return(answer):
     "A function that plays actions under jit: the discounted sum of rewards up to the end of the trial."
     function(answer, "trial_return", "env", "params", "key", "actions", "gamma")
     env, params, _, _ = _empty_room()
@@ -135,7 +135,7 @@ def arrivals(policy) -> np.ndarray:
     return arrived
 
 @exercise("2.4", "A policy", level=3, minutes=30)
-def policy(answer) -> str:
+def policy(answer):
     "A function from an observation (7, 7, 2) to an action 0 to 5 that reaches the goal in an empty room."
     function(answer, "policy", "observation")
     start, asked = _hall()[1], "return one action, an integer from 0 to 5"

@@ -34,10 +34,10 @@ class Verdict:
     message: str
     error: Exception | None = None
 
-    def __bool__(self) -> bool:
+    def __bool__(self):
         return self.ok
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"{'✓' if self.ok else '✗'} {self.exercise.number} {self.exercise.title}: {self.message}"
 
     def _repr_html_(self):
@@ -75,7 +75,7 @@ class Exercise:
         except Exception as error:
             return Verdict(self, False, f"Not yet. {_blame(error, self.answer)}", error)
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"Exercise({self.number} {self.title!r}, {'●' * self.level + '○' * (3 - self.level)}, {self.minutes} minutes)"
 
 # %% ../../nbs/tutor/01_exercise.ipynb #d

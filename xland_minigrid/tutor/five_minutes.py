@@ -35,7 +35,7 @@ def record(*trials: tuple[int, float]) -> list:
 RECORDS = {1: ((7, .87),), 2: ((50, 0), (12, .78), (50, 0), (9, .84)), 4: ((50, 0), (50, 0), (50, 0), (50, .1), (3, .95)), None: ((50, 0), (50, 0))}
 
 @exercise("0.1", "The first success", level=1, minutes=10)
-def first_success(answer) -> str:
+def first_success(answer):
     "A function of moments: the number of the first trial that reached the goal; None if none did."
     function(answer, "first_success", "moments")
     for right, trials in RECORDS.items():
@@ -51,7 +51,7 @@ BELIEFS = {"one of sixteen, all alike": np.full(16, 1 / 16), "one of two": np.ar
            "certain": np.eye(16)[5], "rather sure": np.array([.85, .1, .05] + [0] * 13)}
 
 @exercise("0.2", "How sure is it?", level=1, minutes=10)
-def entropy(answer) -> str:
+def entropy(answer):
     "A function of probabilities (16,): their entropy in nats."
     function(answer, "entropy", "p")
     for name, p in BELIEFS.items():
@@ -82,7 +82,7 @@ def attempts(ruleset: RuleSet) -> np.ndarray:
     return evaluate(_agent(), many, num_tasks=STARTS, num_trials=TRIALS).success.mean(0)
 
 @exercise("0.3", "A riddle", level=2, minutes=15)
-def riddle(answer) -> str:
+def riddle(answer):
     "A task that the agent seldom solves at first, and nearly always in the end."
     if not isinstance(answer, RuleSet) or np.ndim(answer.goal) != 1 or answer.extended is not None:
         kind = f"of the type {type(answer).__name__}"

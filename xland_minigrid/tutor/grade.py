@@ -47,7 +47,7 @@ class Grades(list):
         found = {row.notebook: [r for r in self if r.notebook == row.notebook and r.exercise] for row in self}
         return {name: (sum(row.ok for row in rows), len(rows)) for name, rows in found.items()}
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         lines = []
         for name, (solved, number) in self.totals().items():
             lines.append(f"{name}: {solved} of {number} solved" if number else f"{name}: not graded")
@@ -163,12 +163,12 @@ def _client(nb):
 class _Run:
     "One notebook in a fresh kernel. `trouble`: (cell, what went wrong). `over`: why the kernel is gone."
 
-    def __init__(self, cells, timeout: float, total: float, full: bool):
+    def __init__(self, cells, timeout, total, full):
         self.nb = _notebook(cells)
         self.timeout, self.end, self.full = timeout, time.monotonic() + total, full
         self.token, self.trouble, self.over = secrets.token_hex(16), [], None
 
-    async def everything(self, numbers) -> dict[str, dict]:
+    async def everything(self, numbers):
         "Run the student's cells, then ask about each exercise: number to verdict."
         with tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True) as folder:
             self.client = _client(self.nb)
@@ -184,7 +184,7 @@ class _Run:
                     if self.over:
                         await self.client.km.shutdown_kernel(now=True)
 
-    async def cell(self, cell, at: int, name: str) -> None:
+    async def cell(self, cell, at, name):
         "Run a cell and note what went wrong."
         from nbclient.exceptions import DeadKernelError
         limit = min(self.timeout, self.end - time.monotonic())
@@ -204,7 +204,7 @@ class _Run:
         elif failed:
             self.trouble.append((name, f"stopped with {failed[0].ename}: {(failed[0].evalue.splitlines() or [''])[0]}"))
 
-    async def ask(self, number: str) -> dict:
+    async def ask(self, number):
         "The verdict on an exercise."
         if self.over:
             return {"ok": False, "message": f"{self.over}, so nothing could be checked."}

@@ -29,7 +29,7 @@ _RETURNS = (  # what it shows, rewards, done, gamma, right
     ("with gamma = 1 returns are plain sums", [1, 1, 1, 1], [0, 0, 0, 0], 1.0, [4, 3, 2, 1]))
 
 @exercise("5.1", "Discounted returns", level=1, minutes=10)
-def returns(answer) -> str:
+def returns(answer):
     "`answer(reward, done, gamma)`: the discounted rewards from each step to the end of its episode."
     for why, reward, done, gamma, right in _RETURNS:
         found = _array(answer(np.array(reward, np.float64), np.array(done, bool), gamma), (len(reward),), "returns")
@@ -38,7 +38,7 @@ def returns(answer) -> str:
 
 # %% ../../nbs/tutor/07_ppo.ipynb #d
 @exercise("5.2", "Normalised", answer="my_normalised", level=1, minutes=5)
-def normalised(answer) -> str:
+def normalised(answer):
     "`answer(advantage)` has mean 0 and standard deviation 1 over the whole array."
     import jax.numpy as jnp
     for advantage in (np.array([[1.0, 2.0], [3.0, 10.0]]), np.random.default_rng(0).normal(5, 3, (4, 8, 3)), np.array([1e-3, 2e-3, -5e-3])):
@@ -73,7 +73,7 @@ _GAE = (  # what it shows, done, last value, gamma, lambda
     ("with lambda = 1 it is the return minus the value", [0, 0, 1, 0], 0.8, 0.9, 1.0))
 
 @exercise("5.3", "Generalised advantages", level=2, minutes=15)
-def gae(answer) -> str:
+def gae(answer):
     "`answer(reward, done, value, last_value, gamma, lam)`: the generalised advantage of each step."
     reward, value = np.array([0.0, 1.0, 0.5, 0.0]), np.array([0.5, 0.2, 0.4, 0.3])
     for why, done, last, gamma, lam in _GAE:
@@ -90,7 +90,7 @@ _RATIOS = np.array([1.0, 1.1, 1.5, 0.5, 1.5, 0.5, 0.9, 1.19, 0.81])
 _SIGNS = np.array([1.0, -2.0, 1.0, 1.0, -1.0, -1.0, 0.5, 3.0, -1.0])
 
 @exercise("5.4", "The clipped loss", level=2, minutes=10)
-def clipped_loss(answer) -> str:
+def clipped_loss(answer):
     "`answer(new_log_prob, old_log_prob, advantage, eps)`: PPO's clipped loss, with the right gradient."
     import jax
     import jax.numpy as jnp

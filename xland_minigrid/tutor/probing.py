@@ -19,7 +19,7 @@ def _benchmarks():
     return generate_benchmark("trivial", n=300, seed=1, goal_kinds=(1, 3)).split(0.7)
 
 @exercise("7.1", "Held out, really", level=1, minutes=10)
-def held_out(answer) -> str:
+def held_out(answer):
     "`answer(train, test)`: the rows of `test` whose goal_id is nowhere in `train`."
     train, test = _benchmarks()
     leaks = np.isin(test.goal_ids(), train.goal_ids())
@@ -39,7 +39,7 @@ def held_out(answer) -> str:
 
 # %% ../../nbs/tutor/09_probing.ipynb #c
 @exercise("7.2", "Normalised", level=2, minutes=10)
-def normalised_score(answer) -> str:
+def normalised_score(answer):
     "`answer(returns (tasks, trials), par (tasks,), max_steps)`: the mean return over the oracle's, where known."
     returns = np.array([[0.0, 0.41, 0.82], [0.0, 0.0, 0.0], [0.5, 0.6, 0.7], [0.0, 0.275, 0.55]])
     par, steps = np.array([10.0, np.nan, 5.0, 25.0]), 50
@@ -62,7 +62,7 @@ def normalised_score(answer) -> str:
 
 # %% ../../nbs/tutor/09_probing.ipynb #d
 @exercise("7.3", "Principal components", level=2, minutes=15)
-def pca(answer) -> str:
+def pca(answer):
     "`answer(states (rows, units), n)`: coordinates `(rows, n)`, and the share of variance of each, `(n,)`."
     random = np.random.default_rng(0)
     states = random.normal(size=(60, 12)) @ np.diag(np.linspace(3, 0.1, 12))
@@ -95,7 +95,7 @@ def _why_share(share, s, true):
 
 # %% ../../nbs/tutor/09_probing.ipynb #e
 @exercise("7.4", "Accuracy and chance", level=2, minutes=15)
-def versus_chance(answer) -> str:
+def versus_chance(answer):
     "`answer(said, truth)`: the accuracy, and that of a blind guesser with the same habits."
     cases = (
         ("two labels, equally common", [0, 1, 0, 1], [0, 1, 1, 0], 0.5, 0.5),

@@ -14,7 +14,7 @@ from .exercise import compare, exercise, number, numbers, refuse
 _DONE = np.array([0, 0, 1, 0, 1, 1, 0, 0, 1, 0, 1, 0], bool)  # six trials of 3, 2, 1, 3, 2 steps and one that goes on
 
 @exercise("6.1", "When to forget", level=1, minutes=10)
-def wipe(answer) -> str:
+def wipe(answer):
     "`answer(done, trials)`: true before the first step of each task of `trials` trials."
     for trials, right in ((2, [0, 5, 9]), (1, [0, 3, 5, 6, 9, 11]), (3, [0, 6]), (7, [0])):
         found = numbers(answer(_DONE.copy(), trials), _DONE.shape, "wipe", "true or false for each step")
@@ -35,7 +35,7 @@ def _why_wiped(at, trials):
 
 # %% ../../nbs/tutor/08_rl2.ipynb #c
 @exercise("6.2", "What is still open", level=1, minutes=5)
-def nats(answer) -> str:
+def nats(answer):
     "`answer(belief (..., K))`: the entropy over the last axis, in nats."
     quarter, half, sure = np.full(4, 0.25), np.array([0.5, 0.5, 0.0, 0.0]), np.array([0.0, 1.0, 0.0, 0.0])
     with np.errstate(all="ignore"):
@@ -60,7 +60,7 @@ def _games():
     return reward, done
 
 @exercise("6.3", "Success per trial", level=2, minutes=15)
-def per_trial(answer) -> str:
+def per_trial(answer):
     "`answer(reward, done, trials)`: the share of tasks that solved each trial, of those that finished it."
     reward, done = _games()
     for trials, right in ((2, [1 / 3, 2 / 3]), (3, [1 / 3, 2 / 3, 1.0])):

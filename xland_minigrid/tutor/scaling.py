@@ -34,7 +34,7 @@ def _three_by_four():
     return env, params, tasks, keys, *(np.array([[getattr(s, name) for s in row] for row in states]) for name in ("cells", "goal_encoding"))
 
 @exercise("4.1", "Every task with every key", level=1, minutes=10)
-def crowd(answer) -> str:
+def crowd(answer):
     "`crowd(env, params, tasks, keys)`: the time steps of all pairs, arrays `(T, K, ...)`."
     env, params, tasks, keys, cells, goals = _three_by_four()
     program = jax.jit(lambda tasks, keys: answer(env, params, tasks, keys)).trace(tasks, keys)
@@ -60,7 +60,7 @@ def _unequal():
     return [make_ruleset(AgentHoldGoal(things[-1]), [AgentHoldRule(a, b) for a, b in zip(things[:r], things[1:])], things[:t]) for r, t in sizes]
 
 @exercise("4.2", "One program for all", level=2, minutes=15)
-def same_room(answer) -> str:
+def same_room(answer):
     "`same_room(tasks)`: the same tasks, all of one shape, no larger than needed."
     tasks, traced = _unequal(), []
     found = answer(list(tasks))
@@ -108,7 +108,7 @@ def _walk():
     return env, step, params, start, actions, timestep, total
 
 @exercise("4.3", "From loop to scan", level=2, minutes=15)
-def play(answer) -> str:
+def play(answer):
     "`play(env, params, timestep, actions)`: the last time step and the sum of the rewards, with `scan`."
     env, step, params, start, actions, last, total = _walk()
     env = _Counted(env, step)
@@ -149,7 +149,7 @@ def _primitives(jaxpr):
     return names
 
 @exercise("4.4", "Hands without branches", level=3, minutes=25)
-def hands(answer) -> str:
+def hands(answer):
     "`hands(cell, pocket, action)`: the cell ahead and the pocket afterwards, packed bytes, without a branch."
     cases = _situations()
     found = jax.jit(jax.vmap(answer))(*map(jnp.asarray, cases.T))

@@ -21,7 +21,7 @@ def _coroutine(function, name):
 _LAKES = (1, 2, 5, 8, 13)
 
 @exercise("8.1", "A guide over the ice", level=1, minutes=10)
-def guide(answer) -> str:
+def guide(answer):
     "A rollout function that crosses any lake."
     _coroutine(answer, "guide")
     with EnvPool.local("frozen_lake", slots=1).sync as pool:
@@ -42,7 +42,7 @@ def _how(rollout):
 _REWARDS = (([1.0, 0.0], [0.5, -0.5]), ([1.0, 1.0, 1.0], [0, 0, 0]), ([1.0, None, 0.0, 0.0], [2 / 3, 0, -1 / 3, -1 / 3]), ([None, None], [0, 0]), ([None, 0.25], [0, 0]))
 
 @exercise("8.2", "Advantages by hand", level=1, minutes=10)
-def advantages(answer) -> str:
+def advantages(answer):
     "A function from a group's rewards, None for failures, to advantages."
     for rewards, right in _REWARDS:
         found = numbers(answer(list(rewards)), (len(rewards),), "advantages", "one advantage for each reward")
@@ -69,7 +69,7 @@ _MEANS = [0.5, 1.0, None, 0.25]
 
 # %% ../../nbs/tutor/10_sessions.ipynb #e
 @exercise("8.3", "Means over thin ice", level=2, minutes=15)
-def mean_rewards(answer) -> str:
+def mean_rewards(answer):
     "A coroutine function from a pool, a rollout function and tasks to each task's mean reward."
     _coroutine(answer, "mean_rewards")
 

@@ -31,7 +31,7 @@ _play = functools.partial(act_out, height=7, width=9)
 
 # %% ../../nbs/tutor/11_yours.ipynb #c
 @exercise("9.1", "In passing", answer="InPassing", level=2, minutes=15)
-def in_passing(answer) -> str:
+def in_passing(answer):
     "`InPassing`: after a step forward, a thing left or right of the agent becomes another."
     if isinstance(answer, BaseRule):
         answer = type(answer)
@@ -72,7 +72,7 @@ _SCRIPTS = (  # what happens, things, actions, and after which action the goal i
 )
 
 @exercise("9.2", "First and then", level=2, minutes=15)
-def first_and_then(answer) -> str:
+def first_and_then(answer):
     "A composed goal: have held the key, later be next to the ball without it."
     refuse(not isinstance(answer, (BaseGoal, Composed)), "A goal is wanted: one of the classes of goals, or AllOf, AnyOf, Not, InOrder of goals.")
     task = make_ruleset(answer, [], [KEY, BALL]).extend()
@@ -91,7 +91,7 @@ def _is_wall(n):
     return (row % (n - 1) == 0) | (col % (n - 1) == 0) | ((row % 2 == 0) & (col % 2 == 0))
 
 @exercise("9.3", "A hall of pillars", level=2, minutes=20)
-def hall(answer) -> str:
+def hall(answer):
     "`hall(n)`: a layout with pillars where row and column are even."
     for n in (7, 9, 13):
         plan = answer(n)
@@ -125,7 +125,7 @@ def _check_resets(plan):
 
 # %% ../../nbs/tutor/11_yours.ipynb #f
 @exercise("9.4", "Fetch", answer="Fetch", level=3, minutes=30)
-def fetch(answer) -> str:
+def fetch(answer):
     "`Fetch`, an environment: in an empty room pick up the star and not the ball."
     refuse(not isinstance(answer, type) or not issubclass(answer, Environment), "A class is wanted that derives from MiniGridTask (or Environment).")
     env = answer()

@@ -119,10 +119,8 @@ def _film(self, tile_size=16, fps=4):
 class Session:
     """A world played by hand: `do(command)` changes it, `frame()` shows it as `rich` markup.
 
-    env, params: from `make`, without auto-reset. seed: of the first trial; others follow from it. view: show only the
-    view.
-    Attributes: `timestep`; `trial`, from 1; `trials`, the finished ones; `moments`; `seen`, the agent's view;
-    `message`.
+    env, params: from `make`, without auto-reset. seed: of the first trial; others follow. view: show only the view.
+    Attributes: `timestep`; `trial`, from 1; `trials`, finished; `moments`; `seen`, the agent's view; `message`.
     """
 
     def __init__(self, env, params, seed: int = 0, view: bool = False, name: str = "world"):
@@ -211,8 +209,7 @@ def _environment(env, params):
 def world_of(env, params=None, ruleset=None) -> tuple[str, Environment, EnvParams]:
     """Name, environment and parameters of a world with one task.
 
-    env: a name or an `Environment`. params: default: the environment's. ruleset: default: that of `params`, or
-    `figure_task`.
+    env: a name or an `Environment`. params: default: its own. ruleset: default: that of `params`, or `figure_task`.
     Raises `TypeError` or `ValueError` for an auto-resetting environment, a batch of tasks, or an unfit ruleset.
     """
     name, env, params = _environment(env, params)
@@ -330,8 +327,7 @@ def control(name: str, *, benchmark: str | None = None, ruleset: int | None = No
             file_out=None) -> Session:
     """Play with keys in a terminal, or with lines from any other stream; returns the session.
 
-    benchmark, ruleset: the task, by name or file and number; default: that of the paper's Figure 2. view: show only the
-    view.
+    benchmark, ruleset: name or file, and number, of the task (default: the paper's Figure 2). view: show only the view.
     save: a page (`.html`) or animation (`.gif`) to write. file_in, file_out: default: the standard streams.
     Raises `ValueError` for a wrong name, number or setting.
     """

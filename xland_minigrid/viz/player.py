@@ -33,7 +33,7 @@ def split_blocks(frames: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]
 
 # %% ../../nbs/viz/02_player.ipynb #c
 def _changes(index):
-    "Changes of each frame, flat: `[place, square, place, square, ...]`; the first in full."
+    "Changes of each frame: `[place, square, place, square, ...]`; the first in full."
     flat = index.reshape(len(index), -1)
     before = np.vstack([np.full_like(flat[:1], -1), flat[:-1]])
     return [np.stack([np.flatnonzero(a != b), a[a != b]], axis=1).ravel().tolist() for a, b in zip(flat, before)]
@@ -74,7 +74,7 @@ class Bars:
 
 # %% ../../nbs/viz/02_player.ipynb #e
 def _bars_data(bars):
-    "The bars for the script: values in thousandths (-1 for none), and each sprite that appears."
+    "The bars for the script, values in thousandths (-1 for none)."
     frames = [[(i, -1 if np.isnan(v) else round(1000 * v)) for i, v in bars.at(t)] for t in range(len(bars.values))]
     shown = sorted({i for frame in frames for i, _ in frame})
     sprites = {i: data_uri(draw_tile(*bars.sprites[i], 16)) for i in shown} if bars.sprites else {}
@@ -245,8 +245,7 @@ class Player:
     """A rollout that plays in a notebook, on a page or as a file.
 
     frames: `(T, H, W, 3)` uint8, or T pictures of one size. captions: T strings. bars: a `Bars` or a dict of its
-    arguments, a `Curve`, or a list of these. markers: frame to label, under the slider; chips: the same as buttons with
-    room for words.
+    arguments, a `Curve`, or a list of these. markers: frame to label, under the slider; chips: the same as buttons.
     fps: frames per second at speed 1. tile_size: pixels per cell, which makes the page small. start: first frame shown.
     Raises `ValueError` when lengths or shapes disagree.
     """
@@ -392,7 +391,7 @@ def play_rollout(rollout, captions=None, bars=None, *, view_size: int | None = N
 
     rollout: stacked `TimeStep`s or `State`s, or `(grids, agents)`: grids `(T, H, W, 2)` or packed `(T, H, W)`, and T
     agents or a stack (`position` (T, 2), `direction` (T,), `pocket` (T, 2)). view_size, pocket: as for `render`.
-    Captions and markers come from step numbers unless given. The rest as for `Player`.
+    Captions and markers default to step numbers. The rest as for `Player`.
     """
     grids, agents, steps = _unstack(rollout)
     auto_markers, auto_captions = trial_markers(steps, getattr(rollout, "reward", None))

@@ -20,9 +20,9 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 def empty_figure(columns: int, width: float = 4.2, height: float = 3.1, rows: int = 1):
-    """A figure and its `rows * columns` axes, each of this size in inches; pyplot has closed it, so a notebook shows it once.
+    """A figure and its `rows * columns` axes, each of this size in inches; pyplot has closed it, so it is shown once.
 
-    Outside the main thread it is made without pyplot, which may open windows.
+    Other threads than the main one do without pyplot, which may open windows.
     """
     look = dict(figsize=(width * columns, height * rows), layout="constrained", facecolor="white")
     if threading.current_thread() is threading.main_thread():
@@ -53,7 +53,6 @@ def draw_curve(axis, i: int, x, y, low=None, high=None, label: str = ""):
         axis.fill_between(x, low, high, color=color, alpha=.18, linewidth=0)
 
 def _short_numbers(axis):
-    "12,000,000 steps as 12 M."
     from matplotlib.ticker import EngFormatter
     axis.xaxis.set_major_formatter(EngFormatter())
 
@@ -91,7 +90,7 @@ def adaptation_curve(agents: Mapping[str, Mapping], *, what: Sequence[str] | Non
 
 # %% ../../nbs/viz/03_plots.ipynb #ceeedd97
 def dress_axis(axis, x: str, y: str, share: bool = False):
-    "Labels, legend and limits of an axis; a `share` runs from 0 to 100 %, and trials are whole numbers."
+    "Labels, legend and limits of an axis; a `share` runs from 0 to 100 %."
     from matplotlib.ticker import MaxNLocator, PercentFormatter
     axis.set_xlabel(x)
     axis.set_ylabel(y)
@@ -106,16 +105,15 @@ def dress_axis(axis, x: str, y: str, share: bool = False):
         axis.legend(frameon=False)
 
 # %% ../../nbs/viz/03_plots.ipynb #9530b1d9
-def _is_number(value) -> bool:
+def _is_number(value):
     return isinstance(value, Real) and not isinstance(value, bool)
 
 def training_curve(rows: Sequence[Mapping], what: Sequence[str | tuple[str, ...]] | None = None, *, x: str = "steps",
                    title: str = "Training"):
-    """Draw metrics over training, one panel each; returns a matplotlib `Figure`.
+    """Draw metrics over training, a panel each; returns a matplotlib `Figure`.
 
-    rows: dictionaries, as in a file of JSON lines. what: metrics, or tuples of metrics that share a panel; None draws
-    the first four numbers. x: key of the horizontal axis. Raises `ValueError` without rows, or for a metric that no row
-    has.
+    rows: dictionaries, as in a file of JSON lines. what: metrics, or tuples of metrics that share a panel; default: the
+    first four numbers. x: key of the horizontal axis. Raises `ValueError` without rows, or for an unknown metric.
     """
     numbers = list(dict.fromkeys(k for row in rows for k, v in row.items() if k != x and _is_number(v)))
     panels = [(keys,) if isinstance(keys, str) else tuple(keys) for keys in what or numbers[:4]]
@@ -138,8 +136,8 @@ def training_curve(rows: Sequence[Mapping], what: Sequence[str | tuple[str, ...]
     figure.suptitle(title)
     return figure
 
-def _named_together(keys: Sequence[str]) -> tuple[str, list[str]]:
-    "What metrics have in common, for the axis, and the rest of each name, for the legend: nothing for a single metric."
+def _named_together(keys):
+    "The common part of names of metrics, for the axis, and the rest of each, for the legend."
     if len(keys) == 1:
         return keys[0].replace("_", " "), [""]
     stem = re.match(r"(.*[_/])?", os.path.commonprefix(list(keys)))[0]
@@ -148,16 +146,16 @@ def _named_together(keys: Sequence[str]) -> tuple[str, list[str]]:
 # %% ../../nbs/viz/03_plots.ipynb #f1b1db58
 _SHARES = ("success", "zero_return")
 
-def _column(rows: Sequence[Mapping], key: str) -> np.ndarray:
-    "One quantity of all rows, `(n, 1)` or `(n, seeds)`; NaN where a row lacks it."
+def _column(rows, key):
+    "A quantity of all rows, `(n, 1)` or `(n, seeds)`; NaN where a row lacks it."
     values = [row.get(key) for row in rows]
     width = max((np.size(v) for v in values if v is not None), default=1)
     filled = [np.full(width, np.nan) if v is None else np.asarray(v, float).reshape(-1) for v in values]
     return np.stack([np.pad(v, (0, width - len(v)), constant_values=np.nan) for v in filled])
 
 # %% ../../nbs/viz/03_plots.ipynb #46b8f7c4
-def _panel(axis, curves: Mapping[str, Sequence[Mapping]], key: str, x: str, title: str):
-    "All curves of one quantity over training: lines with their bands, and a thin line for each seed."
+def _panel(axis, curves, key, x, title):
+    "A quantity over training: lines with bands, and a thin line for each seed."
     for i, (name, rows) in enumerate(curves.items()):
         rows = sorted((row for row in rows if row.get(key) is not None), key=lambda row: row[x])
         if not rows:
@@ -171,8 +169,8 @@ def _panel(axis, curves: Mapping[str, Sequence[Mapping]], key: str, x: str, titl
     _short_numbers(axis)
     axis.set_title(title, fontsize="medium")
 
-def _panels(panels, x: str, title: str):
-    "A figure with a panel for each (title, curves, quantity). Raises `ValueError` unless some row has each quantity together with `x`."
+def _panels(panels, x, title):
+    "A figure with a panel for each (title, curves, quantity). Raises `ValueError` where no row has quantity and `x`."
     for _, curves, key in panels or [("", {}, "a benchmark")]:
         rows = [row for found in curves.values() for row in found]
         if not any(row.get(key) is not None and row.get(x) is not None for row in rows):
@@ -185,20 +183,20 @@ def _panels(panels, x: str, title: str):
 
 # %% ../../nbs/viz/03_plots.ipynb #344f5980
 def learning_curves(curves: Mapping[str, Sequence[Mapping]], what: Sequence[str] = ("return", "return_p20"), *, x: str = "steps", title: str = "Learning"):
-    """Draw evaluations over training (Figures 6 and 11 of the paper), one panel per quantity; returns a matplotlib `Figure`.
+    """Draw evaluations over training (Figures 6 and 11 of the paper), a panel per quantity; returns a matplotlib `Figure`.
 
-    curves: name to rows with `x` and the quantities; `return_lo` and `return_hi` draw a band, `return_seeds`, one number per seed, thin lines.
-    Raises `ValueError` for a quantity that no row has.
+    curves: name to rows with `x` and the quantities; `return_lo` and `return_hi` draw a band, `return_seeds`, a number
+    per seed, thin lines. Raises `ValueError` for a quantity that no row has.
     """
     return _panels([("", curves, key) for key in what], x, title)
 
 # %% ../../nbs/viz/03_plots.ipynb #f1d2ebc0
 def generalization_curves(benchmarks: Mapping[str, Mapping[str, Sequence[Mapping]]], what: str = "return", *, x: str = "steps",
                           title: str = "Goals trained on, and goals never met"):
-    """Draw one quantity over training, one panel per benchmark (Figure 8 of the paper); returns a matplotlib `Figure`.
+    """Draw a quantity over training, a panel per benchmark (Figure 8 of the paper); returns a matplotlib `Figure`.
 
     benchmarks: name to curves as for `learning_curves`, such as `{"goals trained on": rows, "goals held out": rows}`.
-    Raises `ValueError` without benchmarks, or for a quantity that no row has.
+    Raises `ValueError` without benchmarks, or as `learning_curves`.
     """
     figure = _panels([(name, curves, what) for name, curves in benchmarks.items()], x, title)
     bottoms, tops = zip(*(axis.get_ylim() for axis in figure.axes))
@@ -210,8 +208,8 @@ def generalization_curves(benchmarks: Mapping[str, Mapping[str, Sequence[Mapping
 def group_bars(agents: Mapping[str, Mapping[str, Sequence[float]]], *, what: str = "return", by: str = "group", title: str = ""):
     """Draw a score per group of tasks, agents side by side; returns a matplotlib `Figure`.
 
-    agents: name to groups, and a group to `(value, low, high)`. what: the quantity. by: the label of the groups.
-    Raises `ValueError` without groups, or unless each group has three numbers.
+    agents: name to groups, each to `(value, low, high)`. what: the quantity. by: the label of the groups. Raises
+    `ValueError` without groups, or for other than three numbers.
     """
     groups = list(dict.fromkeys(group for found in agents.values() for group in found))
     if not groups or any(np.shape(v) != (3,) for found in agents.values() for v in found.values()):

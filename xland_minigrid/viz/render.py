@@ -48,7 +48,7 @@ def _contour(paint):
 class _Pen:
     "Draws shapes of the unit square on an RGBA canvas, which `sprite` reduces to `size` smooth pixels."
 
-    def __init__(self, size: int, line: float = .03):
+    def __init__(self, size, line=.03):
         self.pixels, self.size = size, size * max(4, -(-128 // size))
         self.line = max(1, round(self.size * line))
         self.image = Image.new("RGBA", (self.size, self.size))

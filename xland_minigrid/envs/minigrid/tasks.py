@@ -76,7 +76,7 @@ def _color(bits):
     return take(DOOR_COLORS, _below(bits, len(DOOR_COLORS)))
 
 _GOAL = pack(Tiles.GOAL, Colors.GREEN)
-_RIGHT = 1      # the direction in which some tasks begin
+_RIGHT = 1  # the direction in which some tasks begin
 
 def _walk_to_goal():
     return np.array([AgentOnTileGoal.ID, Tiles.GOAL, Colors.GREEN, 0, 0], np.uint8)
@@ -147,62 +147,45 @@ class DoorKey(MiniGridTask):
 # %% ../../../nbs/envs/minigrid/01_tasks.ipynb #i
 _OBJECTS = np.array([Tiles.BALL, Tiles.SQUARE, Tiles.PYRAMID, Tiles.HEX, Tiles.STAR], np.uint8)
 
-def _two_rooms(params):
-    "The empty grid, the wall's column, and the number of cells of the left room."
-    wall = params.width // 2
-    return layout("R2", params.height, params.width).cells, wall, (params.height - 2) * (wall - 1)
-
 def _object(kind, color):
     return _colored(take(_OBJECTS, _below(kind, len(_OBJECTS))), _color(color))
 
 class Unlock(MiniGridTask):
     "Fetch the key and open the locked door between two rooms."
     defaults, smallest, time_factor = EnvParams(height=6, width=11), (4, 5), 8
+    objects = 0  # one lies behind the door, a second one before it
 
     def limits(self, h, w):
         rows, cols = self.smallest
         return h >= rows and w >= cols, f"at least {rows} rows and {cols} columns", self.time_factor * h**2
 
     def _generate_problem(self, params, key):
-        cells, wall, room = _two_rooms(params)
-        key, bits = draw_once(key, 5)
-        color, door = _color(bits[0]), 1 + _below(bits[1], params.height - 2)
-        key_at, agent_at = _two_below(bits[2:4], room)
-        cells = _put(cells, (door, wall, _colored(Tiles.DOOR_LOCKED, color)), (*_spot(key_at, wall - 1), _colored(Tiles.KEY, color)))
-        goal = TileOnPositionGoal(_pair(_colored(Tiles.DOOR_OPEN, color)), jnp.stack([door, jnp.int32(wall)]).astype(jnp.uint8))
-        return _begin(key, cells, *_spot(agent_at, wall - 1), bits[4], goal.encode())
+        n, wall, rows = self.objects, params.width // 2, params.height - 2
+        key, (color, *bits) = draw_once(key, 5 + 2 * n + (n > 0))
+        objects, bits = [_object(*bits[2 * i:2 * i + 2]) for i in range(n)], bits[2 * n:]
+        color, door, turn = _color(color), 1 + _below(bits[0], rows), bits[-1]
+        spots = _two_below(bits[1:3], rows * (wall - 1) - (n > 1))
+        things, goal = [(door, wall, _colored(Tiles.DOOR_LOCKED, color))], TileOnPositionGoal(
+            _pair(_colored(Tiles.DOOR_OPEN, color)), jnp.stack([door, jnp.int32(wall)]).astype(jnp.uint8))
+        if n > 1:
+            blocked = (door - 1) * (wall - 1) + wall - 2
+            spots = [spot + (spot >= blocked) for spot in spots]
+            things.append((door, wall - 1, objects[1]))
+        if n:
+            right, goal = params.width - 2 - wall, AgentHoldGoal(_pair(objects[0]))
+            things.append((*_spot(_below(bits[3], rows * right), right, left=wall + 1), objects[0]))
+        key_at, agent_at = (_spot(spot, wall - 1) for spot in spots)
+        cells = _put(layout("R2", params.height, params.width).cells, *things, (*key_at, _colored(Tiles.KEY, color)))
+        return _begin(key, cells, *agent_at, turn, goal.encode())
 
 class UnlockPickUp(Unlock):
     "Fetch the key, open the door between two rooms, and pick up the object behind it."
-
-    def _generate_problem(self, params, key):
-        cells, wall, room = _two_rooms(params)
-        key, bits = draw_once(key, 8)
-        color, thing, door = _color(bits[0]), _object(bits[1], bits[2]), 1 + _below(bits[3], params.height - 2)
-        key_at, agent_at = _two_below(bits[4:6], room)
-        right = params.width - 2 - wall
-        thing_at = _spot(_below(bits[6], (params.height - 2) * right), right, left=wall + 1)
-        cells = _put(cells, (door, wall, _colored(Tiles.DOOR_LOCKED, color)), (*thing_at, thing),
-                     (*_spot(key_at, wall - 1), _colored(Tiles.KEY, color)))
-        return _begin(key, cells, *_spot(agent_at, wall - 1), bits[7], AgentHoldGoal(_pair(thing)).encode())
+    objects = 1
 
 # %% ../../../nbs/envs/minigrid/01_tasks.ipynb #j
 class BlockedUnlockPickUp(Unlock):
     "As `UnlockPickUp`, with an object in front of the door that has to be moved away."
-    smallest, time_factor = (4, 7), 16
-
-    def _generate_problem(self, params, key):
-        cells, wall, room = _two_rooms(params)
-        key, bits = draw_once(key, 10)
-        color, thing, block = _color(bits[0]), _object(bits[1], bits[2]), _object(bits[3], bits[4])
-        door = 1 + _below(bits[5], params.height - 2)
-        blocked = (door - 1) * (wall - 1) + wall - 2
-        key_at, agent_at = (spot + (spot >= blocked) for spot in _two_below(bits[6:8], room - 1))
-        right = params.width - 2 - wall
-        thing_at = _spot(_below(bits[8], (params.height - 2) * right), right, left=wall + 1)
-        cells = _put(cells, (door, wall, _colored(Tiles.DOOR_LOCKED, color)), (door, wall - 1, block), (*thing_at, thing),
-                     (*_spot(key_at, wall - 1), _colored(Tiles.KEY, color)))
-        return _begin(key, cells, *_spot(agent_at, wall - 1), bits[9], AgentHoldGoal(_pair(thing)).encode())
+    smallest, time_factor, objects = (4, 7), 16, 2
 
 # %% ../../../nbs/envs/minigrid/01_tasks.ipynb #k
 class FourRooms(MiniGridTask):
@@ -223,8 +206,8 @@ class FourRooms(MiniGridTask):
         return _begin(key, cells, agent_at // width, agent_at % width, bits[6], _walk_to_goal())
 
 # %% ../../../nbs/envs/minigrid/01_tasks.ipynb #l
-_COLOR_ORDERS = np.array(list(itertools.permutations(DOOR_COLORS)), np.uint8)                 # (720, 6)
-_ROOM_PAIRS = np.array(list(itertools.permutations(range(6), 2)), np.int32)                   # (30, 2)
+_COLOR_ORDERS = np.array(list(itertools.permutations(DOOR_COLORS)), np.uint8)  # (720, 6)
+_ROOM_PAIRS = np.array(list(itertools.permutations(range(6), 2)), np.int32)  # (30, 2)
 
 def _room_corners(height, width):
     "Upper left corners (row, column) of the six rooms' walls, the left ones first; int32 `(6, 2)`."

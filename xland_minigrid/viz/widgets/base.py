@@ -148,7 +148,7 @@ class Shown:
             bundle["text/html"] = f'{self.still()}<div style="font-size:12px">{escape(str(error))}</div>'
         return bundle
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"{type(self).__name__}()"
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #f

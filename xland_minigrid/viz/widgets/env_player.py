@@ -85,7 +85,7 @@ _HINT = "Click here, then use the keys: ↑ forward, ← → turn, p pick up, x 
 def _expert():
     return jax.jit(consult)
 
-def _hint(self) -> str:
+def _hint(self):
     ruleset = getattr(self.params, "ruleset", None)
     if ruleset is None or ruleset.extended is not None:
         return "no hint: the expert plans for tasks with the paper's rules and goals only"
@@ -140,19 +140,18 @@ class EnvPlayer(Session, Shown):
         return going
 
     def step(self, action):
-        """Do one action, 0 to 5 or a name such as `"forward"`; after the end of a trial, only begin the next.
-        Returns the `TimeStep`. Raises `ValueError`."""
+        "Do an action, 0 to 5 or a name, or after a trial begin the next; returns the `TimeStep`. Raises `ValueError`."
         self.do(_action(action))
         return self.timestep
 
     def hint(self) -> str:
-        "What the expert would do next, and about how many steps are left; shown below the world. Where it has no plan it says so."
+        "Show below the world, and return, what the expert would do next, and about how many steps are left."
         self.message = _hint(self)
         self._update()
         return self.message
 
     def new_trial(self):
-        "Begin a new trial of the same task, giving up an unfinished one. Returns its first `TimeStep`."
+        "Begin a new trial of the same task, giving up an unfinished one; returns its first `TimeStep`."
         return self.play("reset")
 
     def play(self, line: str):
@@ -172,6 +171,6 @@ class EnvPlayer(Session, Shown):
             self._parts["world"].value, self._parts["view"].value = to_png(_world_pixels(self)), to_png(_view_pixels(self))
         return super()._update()
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         won = sum(t.how == WON for t in self.trials)
         return f"EnvPlayer({self.name}, trial {self.trial}, step {self.moments[-1].step} of {self.params.max_steps}, {won} of {len(self.trials)} won)"

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from ...benchmarks.registry import find_benchmark
 from ...benchmarks.difficulty import estimated_steps
+from ...benchmarks.registry import find_benchmark
 from ...benchmarks.planner import solve_from
 from ...benchmarks.solve import Plan, Reason, plan_of, prove
 from ...benchmarks.splits import goal_objects, rule_objects
@@ -33,10 +33,11 @@ from ..tree import draw_ruleset
 from .base import Shown, banner, column, framed, html, ipywidgets, key_pad, row, spoken, still_page, words_html
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #b
-PLACES = {"goal": "goal", "goals": "goal", "rule": "needs", "rules": "needs", "needs": "needs", "makes": "makes", "product": "makes", "start": "start", "objects": "start"}
+PLACES = {"goal": "goal", "goals": "goal", "makes": "makes", "product": "makes", "start": "start", "objects": "start",
+          **dict.fromkeys(("rule", "rules", "needs"), "needs")}
 
 class Term(NamedTuple):
-    """Objects to look for, bool `(256,)` by packed tile, and their place in a task; "" is anywhere."""
+    """Objects to look for, bool `(256,)`, and their place in a task; "" is anywhere."""
     place: str
     objects: np.ndarray
 
@@ -195,7 +196,7 @@ def example_of(row: int, ruleset, env, params, seed: int = 0) -> Example:
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #g
 class _Selection:
 
-    def __init__(self, benchmark, env="XLand-MiniGrid-R1-9x9", *, params=None, seed: int = 0):
+    def __init__(self, benchmark, env="XLand-MiniGrid-R1-9x9", *, params=None, seed=0):
         self.benchmark, _ = find_benchmark(benchmark)
         if not len(self.benchmark):
             raise ValueError("This benchmark is empty: there is nothing to explore.")
@@ -209,9 +210,7 @@ class _Selection:
     row = property(lambda self: None if self.example is None else self.example.row, doc="The row shown, or None.")
 
     def filter(self, **criteria):
-        """Keep the tasks that fit all criteria, show the first, and return the explorer.
-
-        Earlier criteria are forgotten.
+        """Keep the tasks that fit these criteria alone, show the first, and return the explorer.
 
         Args:
             goal_kind: a kind of goal by name (`"AgentHold"`), class or number, or a list.
@@ -226,11 +225,8 @@ class _Selection:
         self._result, self.criteria, self.example = find(self.facts, **given), given, None
         return self.show(self.found[0]) if len(self.found) else self._update()
 
-    def show(self, row: int, seed: int | None = None):
-        """Show the task of a row, at the start of `seed` (default: the explorer's); returns the explorer.
-
-        Raises `IndexError`.
-        """
+    def show(self, row, seed=None):
+        "Show the task of a row, at the start of `seed` (default: the explorer's); returns the explorer. Raises `IndexError`."
         ruleset, start = self.benchmark.get_ruleset(row), self.seed if seed is None else checked_int("seed", seed, 0, 2**32 - 1)
         row = int(row) % len(self.benchmark)
         self.facts.prove(np.array([row]))
@@ -302,7 +298,7 @@ def _field(words, control, name, least=None):
 
 _LABELS = {"goal_kind": "kind of goal", "num_rules": "rules", "depth": "depth of the tree", "difficulty": "difficulty", "text": "words, separated by commas"}
 _LOOK = 50_000  # tasks proved at once, in about two seconds
-_PAGE = 50      # tasks in its list
+_PAGE = 50  # tasks in its list
 
 def _build_filters(self):
     w = ipywidgets()
@@ -375,11 +371,9 @@ def _set_controls(self):
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #l
 class RulesetExplorer(_Selection, Shown):
-    """Browse and filter a benchmark.
+    """Browse and filter a benchmark: a `Benchmark`, a name or a path.
 
-    Args:
-        benchmark: a `Benchmark`, a name or a path. env, params: the world in which tasks are shown. seed: of the
-            starts.
+    env, params: the world in which tasks are shown. seed: of the starts.
     Attributes:
         found: rows that fit, int64, increasing. row: the row shown, or None. criteria: the present filter.
         example: the task shown, with `ruleset`, `plan`, `par` and `film`.
@@ -404,5 +398,5 @@ class RulesetExplorer(_Selection, Shown):
         body = f'{_count_html(self)}<div style="margin:8px 0">{_task_html(self)}</div><div class="xmg-w-row" style="margin-bottom:8px">{solved}</div>{_tree_html(self)}'
         return still_page(body, "explorer", "a task of a benchmark", "A still: run this cell to filter and browse.")
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"RulesetExplorer({len(self.found):,} of {len(self.benchmark):,} tasks, row {self.row})"

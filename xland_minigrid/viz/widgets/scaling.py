@@ -28,7 +28,7 @@ from .training import COLORS, INK, Background, axes_of, legend, png_of, progress
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #b
 def lab_task(rules: int) -> RuleSet:
-    "Hold a green ball; each of `rules` equal rules makes one of a red and a blue ball next to each other."
+    "Hold a green ball, which each of `rules` equal rules makes of a red and a blue ball."
     red, blue, green = (np.array([Tiles.BALL, color], np.uint8) for color in (Colors.RED, Colors.BLUE, Colors.GREEN))
     rule = np.asarray(TileNearRule(tile_a=red, tile_b=blue, prod_tile=green).encode())
     table = np.tile(rule, (rules, 1)) if rules else np.zeros((1, 7), np.uint8)
@@ -72,7 +72,7 @@ def compiled_worlds(num_envs: int, size: int, rules: int, steps: int):
 def throughput(num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128, repeats: int = 5, *, on_repeat: Callable[[int], bool] = lambda k: False) -> dict | None:
     """Measure the steps per second of `num_envs` worlds side by side.
 
-    on_repeat: called with the number of finished repetitions, from 0; True ends the measurement, with None as result.
+    on_repeat: called with the number of finished repetitions, from 0; True ends it, with None as result.
     Returns the arguments and `steps_per_second` (median), `slowest`, `fastest`, `compile_seconds`, `bytes_per_env`
     (world and observation) and `checksum` (last observations). Raises `ValueError` for a number out of range.
     """
@@ -84,7 +84,7 @@ def throughput(num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 
             return None
         begun = time.perf_counter()
         worlds, total = program(worlds, jax.random.key(k))
-        checksum = int(total)                  # waits for all
+        checksum = int(total)  # waits for all
         seconds.append(time.perf_counter() - begun)
     speeds = num_envs * steps / np.array(seconds[1:])
     return {"num_envs": int(num_envs), "size": int(size), "rules": int(rules), "steps": int(steps), "repeats": repeats, "steps_per_second": float(np.median(speeds)),
@@ -130,21 +130,20 @@ def draw_scaling(rows, width: float = 5.2, height: float = 3.3):
 _MEASURING = threading.Lock()
 
 class _Measuring(Background):
-    "Measurements, one at a time in this process."
 
-    def __init__(self, num_envs=(1, 4, 16, 64, 256, 1024, 4096), repeats: int = 5):
+    def __init__(self, num_envs=(1, 4, 16, 64, 256, 1024, 4096), repeats=5):
         self.choices = sorted({*num_envs})
         for n in self.choices or [0]:
             checked_numbers(n, 9, 1, 128, repeats)
         super().__init__()
         self.repeats, self._share = repeats, 0.0
 
-    def measure(self, num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128) -> dict | None:
+    def measure(self, num_envs=256, size=9, rules=1, steps=128):
         "Measure and wait; what `throughput` returns. Raises as `start`."
         self.start(num_envs, size, rules, steps)
         return self.wait()
 
-    def start(self, num_envs: int = 256, size: int = 9, rules: int = 1, steps: int = 128) -> None:
+    def start(self, num_envs=256, size=9, rules=1, steps=128):
         "Measure in a thread. Raises `ValueError` for a number out of range, `RuntimeError` while measuring."
         checked_numbers(num_envs, size, rules, steps)
         if not _MEASURING.acquire(blocking=False):
@@ -152,7 +151,7 @@ class _Measuring(Background):
         self.state, self.words, self._share = "measuring", f"{num_envs:,} worlds of {size} × {size}: compiling …", 0.0
         self._spawn("xland-scaling", self._work, num_envs, size, rules, steps)
 
-    def stop(self) -> None:
+    def stop(self):
         "End after this repetition, without a result."
         with self._lock:
             if self.state == "measuring":
@@ -208,7 +207,7 @@ class ScalingLab(_Measuring):
     """
     _name, _html = "scaling", {"said": _said, "rows": lambda self: _table(self.rows)}
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         best = f", best {short_number(max(r['steps_per_second'] for r in self.rows))} steps/s" if self.rows else ""
         return f"ScalingLab({len(self.rows)} measurement{'s' * (len(self.rows) != 1)}{best})"
 

@@ -7,7 +7,7 @@ __all__ = ['INK', 'COLORS', 'STATES', 'axes_of', 'png_of', 'legend', 'Panel', 'p
            'span_of', 'draw_panel', 'draw_adaptation', 'Kept', 'Background', 'progress_html', 'sentence_of',
            'TrainingDashboard']
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #d24a6929
+# %% ../../../nbs/viz/widgets/05_training.ipynb #a
 import atexit
 import io
 import threading
@@ -16,7 +16,7 @@ import uuid
 import weakref
 from html import escape
 from numbers import Real
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 from tqdm import tqdm
@@ -25,12 +25,12 @@ from ...core.helpers import checked_int
 from ..plots import empty_figure
 from .base import Shown, picture, picture_html, row, still_page, table_html
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #93af06ad
+# %% ../../../nbs/viz/widgets/05_training.ipynb #b
 INK, COLORS = "#7d8594", ("#d97706", "#3b82f6", "#10a37f", "#c026d3")
 _DRAWING = threading.RLock()  # one figure at a time in this process
 
 def axes_of(title: str, x: str, y: str, share: bool = False, width: float = 2.75, height: float = 2.1):
-    "A figure, its size in inches, and its axes, in colours for light and dark pages. share: the vertical axis runs from 0 to 100 %."
+    "A figure (sizes in inches) and its axes, in colours for light and dark pages. share: from 0 to 100 %."
     from matplotlib.ticker import PercentFormatter
     figure, (axes,) = empty_figure(1, width, height)
     for ground in (figure, axes):
@@ -58,9 +58,9 @@ def legend(axes, **where):
     if axes.get_legend_handles_labels()[1]:
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, handlelength=1.4, **where)
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #b695e190
+# %% ../../../nbs/viz/widgets/05_training.ipynb #c
 class Panel(NamedTuple):
-    """One figure: `lines` maps keys of the rows to labels, a key that ends in `/` stands for all keys that begin so.
+    """A figure: `lines` maps keys of the rows to labels; one that ends in `/` stands for all that begin so.
 
     A `share` is drawn from 0 to 100 %.
     """
@@ -75,7 +75,7 @@ def points_of(rows: Sequence[Mapping], key: str) -> np.ndarray:
     return np.array(found, float).reshape(-1, 2)
 
 def lines_of(panel: Panel, rows: Sequence[Mapping]) -> dict[str, str]:
-    "The lines of a panel that have data in these rows, key to label; what a key ending in `/` stands for is sorted."
+    "The lines of a panel with data in these rows, key to label; those of a key ending in `/` are sorted."
     found = {}
     for key, words in panel.lines.items():
         here = sorted({k for r in rows for k in r if k.startswith(key)}) if key.endswith("/") else [key]
@@ -83,12 +83,12 @@ def lines_of(panel: Panel, rows: Sequence[Mapping]) -> dict[str, str]:
     return found
 
 def smoothed(values: np.ndarray, width: int) -> np.ndarray:
-    "Running mean of the last `width` values, `(n,)`, of fewer at the beginning."
+    "Running mean of the last `width` values (fewer at the beginning), `(n,)`."
     total, ends = np.cumsum(np.pad(values, (1, 0))), np.arange(1, len(values) + 1)
     begins = np.maximum(ends - width, 0)
     return (total[ends] - total[begins]) / (ends - begins)
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #eb776f75
+# %% ../../../nbs/viz/widgets/05_training.ipynb #d
 def short_number(x: float) -> str:
     "Three digits of a number, with a unit: `940`, `12 k`, `1.34 M`."
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -97,15 +97,15 @@ def short_number(x: float) -> str:
     return f"{x:.3g}"
 
 def span_of(steps: int, total: int) -> float:
-    "The limit of the axis after `steps`: the smallest of `total`, its half, its quarter and so on that has room."
+    "The limit of the axis after `steps`: the smallest of `total`, its half, quarter and so on that has room."
     span = float(total)
     while span / 2 >= steps > 0:
         span /= 2
     return span
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #818d021c
+# %% ../../../nbs/viz/widgets/05_training.ipynb #e
 def draw_panel(panel: Panel, rows: Sequence[Mapping], total: int):
-    "The lines of a panel over environment steps, smoothed where there are many; returns a matplotlib `Figure`."
+    "The lines of a panel over environment steps, smoothed if there are many; a matplotlib `Figure`."
     from matplotlib.ticker import EngFormatter
     figure, axes = axes_of(panel.title, "environment steps", panel.unit, panel.share)
     lines = lines_of(panel, rows)
@@ -128,9 +128,9 @@ def draw_panel(panel: Panel, rows: Sequence[Mapping], total: int):
         legend(axes, loc="center left", bbox_to_anchor=(1, .5), ncols=1 + len(lines) // 12)
     return figure
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #16aff11c
+# %% ../../../nbs/viz/widgets/05_training.ipynb #f
 def draw_adaptation(curves: Sequence[tuple[int, Any]]):
-    "The first and the latest success per trial; `curves` are (steps, `(N,)` shares). Returns a matplotlib `Figure`."
+    "The first and the latest success per trial, of `curves` (steps, `(N,)` shares); a matplotlib `Figure`."
     from matplotlib.ticker import MaxNLocator
     figure, axes = axes_of("Adaptation", "trial of the same task", "trials solved", share=True)
     for k in dict.fromkeys((0, len(curves) - 1)) if curves else ():
@@ -142,10 +142,10 @@ def draw_adaptation(curves: Sequence[tuple[int, Any]]):
     legend(axes)
     return figure
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #6d8420d1
+# %% ../../../nbs/viz/widgets/05_training.ipynb #g
 _AT_WORK: weakref.WeakSet = weakref.WeakSet()
 
-def _end_all() -> None:
+def _end_all():
     at_work = [w for w in _AT_WORK if w._thread.is_alive()]
     for widget in at_work:
         widget._stop.set()
@@ -154,12 +154,12 @@ def _end_all() -> None:
 
 getattr(threading, "_register_atexit", atexit.register)(_end_all)
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #5f0c1e7a
+# %% ../../../nbs/viz/widgets/05_training.ipynb #h
 class Kept(Shown):
     "Base of the widgets whose saved output is sent again by `keep()`."
     _display_id = None
 
-    def _ipython_display_(self, **again) -> None:
+    def _ipython_display_(self, **again):
         from IPython.display import display
         self._display_id = self._display_id or uuid.uuid4().hex
         display(self._repr_mimebundle_(), raw=True, display_id=self._display_id, **again)
@@ -169,11 +169,11 @@ class Kept(Shown):
         if self._display_id is not None:
             self._ipython_display_(update=True)
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #a95d154b
+# %% ../../../nbs/viz/widgets/05_training.ipynb #i
 class Background(Kept):
-    """Base of the widgets whose work runs in a thread, while another thread keeps the display up to date.
+    """Base of widgets whose work runs in a thread, while another keeps the display up to date.
 
-    Subclasses have a `state`, `stop()`, `_paint()`, which draws the figures, and `_ended()`, which sets the state when `result` or `error` is there.
+    Subclasses have a `state`, `stop()`, `_paint()`, which draws the figures, and `_ended()`, which sets the last state.
     """
     _thread, _follower, _images, _voice, result, error, words, state = None, None, None, "said", None, None, "", "idle"
 
@@ -186,13 +186,13 @@ class Background(Kept):
         with self._lock:
             return list(self._rows)
 
-    def _spawn(self, name: str, work: Callable, *given) -> None:
-        "Run `work(*given)`. When the process ends, the work is asked to stop and has a minute to do so."
+    def _spawn(self, name, work, *given):
+        "Run `work(*given)`; when the process ends, it has a minute to stop."
         def run():
             result = error = None
             try:
                 result = work(*given)
-            except BaseException as caught:                      # wait() raises it
+            except BaseException as caught:  # wait() raises it
                 error = caught
             with self._lock:
                 self.result, self.error = result, error
@@ -210,7 +210,8 @@ class Background(Kept):
     def wait(self, timeout: float | None = None):
         """Wait for the end of the work; return its result or raise its error.
 
-        An interrupt (Ctrl-C) stops the work in order, a second one is raised. Raises `TimeoutError` after `timeout` seconds, `RuntimeError` before `start`.
+        Ctrl-C stops the work in order, a second one is raised. Raises `TimeoutError` after `timeout` seconds,
+        `RuntimeError` before `start`.
         """
         if self._thread is None:
             raise RuntimeError("Nothing was started: call start() before wait().")
@@ -229,8 +230,8 @@ class Background(Kept):
             raise self.error
         return self.result
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #35d68339
-def _follow(board, thread: threading.Thread) -> None:
+# %% ../../../nbs/viz/widgets/05_training.ipynb #j
+def _follow(board, thread):
     "Keep the display up to date until the thread has ended; figures take at most a fifth of the time."
     next_figures = 0.0
     thread.join(.5)
@@ -251,13 +252,12 @@ def progress_html(share: float, color: str = "#2563eb") -> str:
             f'style="height:7px;border-radius:4px;background:rgba(128,128,128,.25);margin:7px 0 5px;overflow:hidden;max-width:960px">'
             f'<div style="height:7px;width:{100 * share:.2f}%;background:{color}"></div></div>')
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #5c683eed
+# %% ../../../nbs/viz/widgets/05_training.ipynb #k
 STATES = {"idle": "not started", "running": "training", "stopping": "stopping …", "stopped": "stopped", "done": "done", "failed": "failed"}
 
 class _Log(Background):
-    "The reports of a training, and its speed."
 
-    def __init__(self, run: Callable, total_steps: int, panels: Sequence[Panel] = (), *, rows: Sequence[Mapping] = (), title: str = "Training"):
+    def __init__(self, run, total_steps, panels=(), *, rows=(), title="Training"):
         if not callable(run):
             raise TypeError(f"run is {run!r}: give a function run(report, should_stop, resume) that trains.")
         super().__init__(rows)
@@ -265,20 +265,20 @@ class _Log(Background):
         self._run, self._curves, self._clock = run, [], []
 
     @property
-    def curves(self) -> list[tuple[int, list[float]]]:
-        "The adaptation curves so far: (steps, success in each trial)."
+    def curves(self):
+        "The adaptation curves so far: (steps, success per trial)."
         with self._lock:
             return list(self._curves)
 
     @property
-    def steps(self) -> int:
+    def steps(self):
         "Environment steps so far."
         return int(rows[-1]["steps"]) if (rows := self.rows) else 0
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"{type(self).__name__}({STATES[self.state]}, {self.steps:,} of {self.total_steps:,} steps)"
 
-    def _report(self, row: Mapping, curve: Sequence[float] | None = None) -> None:
+    def _report(self, row, curve=None):
         "Take a row of the training. Raises `ValueError` for a row without steps."
         if not isinstance(row.get("steps"), Real):
             raise ValueError(f"A row needs its steps, and this one has {sorted(map(str, row))}: report({{'steps': ..., ...}}).")
@@ -289,7 +289,7 @@ class _Log(Background):
                 self._curves = [c for c in self._curves if c[0] < row["steps"]] + [(int(row["steps"]), [float(v) for v in curve])]
         self._news.set()
 
-    def speed(self) -> float | None:
+    def speed(self):
         "Environment steps per second over the last ten rounds; None before the second."
         with self._lock:
             clock = self._clock[1:][-10:]
@@ -297,21 +297,20 @@ class _Log(Background):
             return None
         return (clock[-1][1] - clock[0][1]) / (clock[-1][0] - clock[0][0])
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #4979c858
+# %% ../../../nbs/viz/widgets/05_training.ipynb #l
 _REFUSED = {"running": "This training is running already: stop it first.",
             "stopping": "This training is still finishing its round: wait until it has stopped.",
             "done": "This training is done: make another board for another one."}
 
 class _Training(_Log):
-    "A training that can be started, stopped and resumed."
 
-    def start(self) -> None:
+    def start(self):
         "Begin to train in a thread. Raises `RuntimeError` if it runs, is done, or was stopped (then resume it)."
         if self.state == "stopped":
             raise RuntimeError(f"This training was stopped after {self.steps:,} steps: resume it, or make a board for another one.")
         self._begin(False)
 
-    def resume(self) -> None:
+    def resume(self):
         "Go on from the last checkpoint in a thread. Raises `RuntimeError` if it runs or is done."
         self._begin(True)
 
@@ -320,8 +319,8 @@ class _Training(_Log):
         (self.resume if self.state == "stopped" else self.start)()
         return self.wait()
 
-    def stop(self) -> None:
-        "Ask the training to end after this round, with a checkpoint. Raises `RuntimeError` if nothing was started."
+    def stop(self):
+        "End after this round, with a checkpoint. Raises `RuntimeError` if nothing was started."
         with self._lock:
             if self.state == "idle":
                 raise RuntimeError("Nothing is running: start the training first.")
@@ -330,7 +329,7 @@ class _Training(_Log):
                 self._stop.set()
         self._update()
 
-    def _begin(self, go_on: bool) -> None:
+    def _begin(self, go_on):
         with self._lock:
             if self.state in _REFUSED:
                 raise RuntimeError(_REFUSED[self.state])
@@ -339,19 +338,19 @@ class _Training(_Log):
             self._clock, self.words, self.state = [(time.monotonic(), self.steps)], "", "running"
             self._spawn("xland-training", self._run, self._report, self._stop.is_set, go_on)
 
-    def _ended(self) -> None:
+    def _ended(self):
         self.words = sentence_of(self.error) if self.error else ""
         self.state = "failed" if self.error else "stopped" if self._stop.is_set() and self.steps < self.total_steps else "done"
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #d93da775
+# %% ../../../nbs/viz/widgets/05_training.ipynb #m
 def sentence_of(error: BaseException) -> str:
     "The message of an error, after its type unless it is a sentence."
     words = str(error).strip().partition("\n")[0]
     whole = words.endswith((".", "!", "?")) and isinstance(error, (ValueError, RuntimeError, OSError, ArithmeticError))
     return words if whole else f"Training ended with {type(error).__name__}{': ' + words if words else '.'}"
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #2f01e8f2
-def _facts(board) -> list[str]:
+# %% ../../../nbs/viz/widgets/05_training.ipynb #n
+def _facts(board):
     facts, pace, at_work = [f"{board.steps:,} of {board.total_steps:,} steps"], board.speed(), board.state in ("running", "stopping")
     if at_work and len(board._clock) < 2:
         facts.append(f"preparing the first round, which is when programs are compiled: {tqdm.format_interval(time.monotonic() - board._clock[0][0])}")
@@ -359,12 +358,12 @@ def _facts(board) -> list[str]:
         facts += [f"{pace:,.0f} steps/s"] + [f"{tqdm.format_interval(max(0, board.total_steps - board.steps) / pace)} left"] * at_work
     return facts
 
-def _lines(board, rows) -> list[tuple[str, str, bool]]:
-    "Key, name as HTML, and `share` of each line that the rows have numbers for."
+def _lines(board, rows):
+    "Key, name as HTML, and `share` of each line with data."
     return [(key, escape(f"{panel.title.lower()} {words}".strip()), panel.share)
             for panel in board.panels for key, words in lines_of(panel, rows).items()]
 
-def _table(board, most: int = 8) -> str:
+def _table(board, most=8):
     "At most `most` rows, evenly spaced, as HTML."
     rows = board.rows
     if not (lines := _lines(board, rows)):
@@ -373,10 +372,10 @@ def _table(board, most: int = 8) -> str:
     cell = lambda value, share: "" if not isinstance(value, Real) else f"{value:.0%}" if share else f"{value:.3f}"
     return table_html(["steps", *(name for _, name, _ in lines)], [[f"{r['steps']:,}", *(cell(r.get(key), share) for key, _, share in lines)] for r in picked])
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #1a1d6fe0
+# %% ../../../nbs/viz/widgets/05_training.ipynb #o
 _TONE = {"running": "#2563eb", "stopping": "#b45309", "stopped": "#b45309", "done": "#15803d", "failed": "#c2410c", "idle": "#6b7280"}
 
-def _head(board) -> str:
+def _head(board):
     "Title, state, progress and the latest numbers as HTML."
     last, color = board.rows[-1:], _TONE[board.state]
     tag = f'<span class="xmg-w-tag" data-state="{board.state}" style="background:{color};color:#fff">{STATES[board.state]}</span>{progress_html(min(1, board.steps / board.total_steps), color)}'
@@ -385,20 +384,22 @@ def _head(board) -> str:
     return (f'<div class="xmg-w-number" style="padding-top:3px"><b>{escape(board.title)}</b> &nbsp;{tag}<div class="xmg-w-soft">{escape(" · ".join(_facts(board)))}</div>'
             f'<div class="xmg-w-row" style="gap:0 16px">{numbers}</div>{wrong}</div>')
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #4273be2b
+# %% ../../../nbs/viz/widgets/05_training.ipynb #p
 class TrainingDashboard(_Training):
     """A board for a training that runs in a thread.
 
     Args:
-        run: `run(report, should_stop, resume)` trains and returns the result. `report(row, curve=None)` takes a mapping with `steps` and numbers, and optionally
-            an adaptation curve (success in trial 1, 2, …). If `should_stop()`, it saves everything and returns; `resume` says to go on from there.
+        run: `run(report, should_stop, resume)` trains and returns the result. `report(row, curve=None)` takes a mapping
+            with `steps` and numbers, and perhaps an adaptation curve (success in trial 1, 2, …). If `should_stop()`, it
+            saves everything and returns; `resume` says to go on from there.
         total_steps: environment steps of the whole training. panels: the figures. title: a few words.
         rows: reports of an earlier part; the board then begins as `stopped`.
-    Attributes: `rows`, all reports; `curves`, all adaptation curves as (steps, values); `state`, one of `STATES`; `result`; `error`.
+    Attributes: `rows`, all reports; `curves`, all adaptation curves as (steps, values); `state`, of `STATES`; `result`;
+    `error`.
     """
     _name, _html = "training", {"board": _head, "said": lambda self: ""}
 
-    def _pictures(self) -> dict[str, bytes]:
+    def _pictures(self):
         "The panels that have data, as PNG by title; all of them before the first row."
         rows, curves = self.rows, self.curves
         figures = {p.title: draw_panel(p, rows, self.total_steps) for p in self.panels if not rows or lines_of(p, rows)}
@@ -411,7 +412,7 @@ class TrainingDashboard(_Training):
         images = "".join(picture_html(png, f"{title}: what is in the table, drawn", 264) for title, png in (self._pictures() if self.steps else {}).items())
         return still_page(f'{_head(self)}<div class="xmg-w-row">{images}</div>{_table(self)}', self._name, self.title, "A still of the board: run this cell to train.")
 
-    def _build(self) -> list:
+    def _build(self):
         self._images = row(name="panels")
         buttons = (self._button("start", "Start", self.start, "Train, in the background", main=True), self._button("stop", "Stop", self.stop, "End after the present round, with a checkpoint"),
                    self._button("resume", "Resume", self.resume, "Go on from the last checkpoint"))
@@ -428,11 +429,10 @@ class TrainingDashboard(_Training):
             resume.disabled = self.state in ("running", "stopping", "done") or self.state == "idle" and not self._rows
             return super()._update()
 
-    def _paint(self) -> None:
-        "Draw the panels. The lock spans drawing and showing, so the latest rows are shown last."
+    def _paint(self):
         if self._images is None:
             return
-        with _DRAWING:
+        with _DRAWING:  # until they are shown, so that the latest rows are shown last
             pictures = self._pictures()
             if len(self._images.children) != len(pictures):
                 self._images.children = [picture(b"", "panel", 264) for _ in pictures]
