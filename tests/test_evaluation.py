@@ -218,6 +218,35 @@ def test_memories_may_be_trees_and_know_their_tasks(tasks, world):
         evaluate(Counting(), None, world=world, num_trials=2, num_tasks=16)  # there, tasks.rulesets is None
 
 
+class Recorder:
+    "Keeps what it is asked, and counts its steps."
+    def start(self, batch):
+        return jnp.zeros((batch, 2), jnp.int32)
+
+    def act(self, parameters, inputs, memory, keys):
+        self.asked = inputs, memory
+        return inputs.action, memory + 1
+
+
+def test_a_forgetful_agent_begins_every_trial_anew(agent, tasks):
+    found = evaluate(agent, tasks, num_trials=3, num_tasks=24, batch=24, anchors=("memory wiped",))
+    alone, wiped = evaluate(agent, tasks, num_trials=3, num_tasks=24, batch=24, wipe_each_trial=True), found.anchor("memory wiped")
+    assert (alone.steps == wiped.steps).all() and (alone.returns == wiped.returns).all()
+    assert (found.steps[:, 0] == wiped.steps[:, 0]).all() and (found.steps[:, 1:] != wiped.steps[:, 1:]).any()
+    env, params = make("XLand-MiniGrid-R1-9x9", view_size=5)
+    first = ev.first_inputs(jax.vmap(env.reset, (None, 0))(params, jax.random.split(jax.random.key(0), 2)), 6, neighbors=True)
+    later = first.replace(action=jnp.array([2, 2]), reward=jnp.ones(2), done=jnp.array([True, False]), front=first.front + 3,
+                          neighbors=first.neighbors + 3, held=first.held + 3)
+    recorder = Recorder()
+    forgetful = ev.Forgetful(recorder, 6)
+    memory = forgetful.begin(None, Tasks(jax.random.split(jax.random.key(0), 2), None))
+    _, memory = forgetful.act(None, first, (memory[0], memory[1] + 7), None)
+    _, memory = forgetful.act(None, later, memory, None)
+    for x, begun, going_on in zip(*map(jax.tree.leaves, (recorder.asked, (first, memory[0]), (later, memory[0] + 8)))):
+        assert (x[0] == begun[0]).all() and (x[1] == going_on[1]).all()
+    assert np.asarray(memory[1]).tolist() == [[1, 1], [9, 9]]
+
+
 def test_network_policy_asks_the_network_for_its_memory(agent, tasks):
     policy = NetworkPolicy(agent.structure)
     memory = policy.begin(agent.parameters, Tasks(jax.random.split(jax.random.key(0), 5), None))
