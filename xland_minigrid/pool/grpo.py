@@ -45,7 +45,7 @@ class Vocabulary:
     def __init__(self, words: Sequence[str]):
         self.list = tuple(words)
         if not self.list or len(set(self.list)) < len(self.list) or any(self._parts(word) != [word] for word in self.list):
-            raise ValueError("words are different single words or signs.")
+            raise ValueError("words are different single words or signs: leave out spaces and doubles.")
         self._number = {word: i + _FIRST for i, word in enumerate(self.list)}
         self.size = _FIRST + len(self.list)
 
