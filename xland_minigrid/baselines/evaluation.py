@@ -383,7 +383,7 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
         show_goal: share of the tasks in which an agent with `network.goal_conditioned_core` is shown its goal; None for no task.
         anchors: a random policy and the reference player (see `reference_player`) play the same trials, between which `score` places the agent.
         oracle: True lets the grid oracle play all trials from the same starts; a number only so many first ones, whose average is the reference of later ones.
-        expert: plays instead of the oracle, see `demonstrations`. labels: a name to one value for each task of the benchmark `(n,)`.
+        expert: plays instead of the oracle, a function `(ruleset, state, params) -> actions or None`. labels: a name to one value for each task of the benchmark `(n,)`.
         mesh: devices in a row, with the axis `agents`, which share the tasks; several processes call this alike. progress: show a bar.
     Raises `ValueError` for an empty benchmark, numbers below 1, a world without auto-reset, another mesh, or a goal shown to an agent that cannot read it.
     """
