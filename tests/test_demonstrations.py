@@ -1,5 +1,6 @@
 """Demonstrations: what the environment says when it is stepped again, what the files survive, and scores against the oracle."""
 import dataclasses
+import functools
 import json
 import os
 from collections import deque
@@ -66,6 +67,10 @@ def helpless(ruleset, state, params):
     return None
 
 
+record = functools.partial(demonstrations, batch=8)  # one program for all of them; fewer lanes than trials
+NOISY = dict(trials=4, epsilon=np.linspace(0.9, 0, 4), seed=5)
+
+
 @pytest.fixture(scope="module")
 def tasks():
     return hold_tasks(OBJECTS, 40, seed=3)
@@ -78,7 +83,7 @@ def world():
 
 @pytest.fixture(scope="module")
 def noisy(tasks, world):
-    return demonstrations(tasks, [0, 5, 7, 5, 39, 2, 11], *world, trials=4, epsilon=np.linspace(0.9, 0, 4), seed=5, expert=holder, batch=12)
+    return record(tasks, [0, 5, 7, 5, 39, 2, 11], *world, **NOISY)
 
 
 @pytest.fixture
@@ -136,55 +141,26 @@ def test_starts_do_not_depend_on_what_is_done(tasks, world):
             key = timestep.state.key
 
 
-def test_the_expert_is_an_expert(tasks, world):
-    demos = demonstrations(tasks, range(16), *world, trials=2, expert=holder)
-    assert (demos.success == ~demos.lost).all() and demos.lost.sum() <= 3, "lost only where other objects stand in the way"
-    lengths = np.diff(demos.trial_start)
-    assert (demos.expert == np.repeat(demos.success, lengths)).all()
-    np.testing.assert_allclose(demos.returns, np.where(demos.success, 1 - 0.9 * lengths / 40, 0), rtol=1e-6)
-    check_demonstrations(demos, *world)
-
-
 def test_noise_is_as_much_as_asked_for(tasks, world):
-    demos = demonstrations(tasks, range(16), *world, trials=3, epsilon=[1, 0.5, 0], seed=1, expert=holder)
+    demos = record(tasks, range(16), *world, trials=3, epsilon=[1, 0.5, 0], seed=1)
     shares = [(~demos.expert[demos.trial == k]).mean() for k in range(3)]
-    assert shares[0] == 1 and 0.42 < shares[1] < 0.75 and shares[2] < 0.4 and demos.expert[np.repeat((demos.epsilon == 0) & ~demos.lost, np.diff(demos.trial_start))].all()
-    assert (demos.success | demos.lost)[demos.epsilon == 0].all() and demos.success[demos.epsilon == 0.5].mean() > demos.success[demos.epsilon == 1].mean()
+    assert shares[0] == 1 and 0.42 < shares[1] < 0.75 and shares[2] < 0.4
+    assert demos.success[demos.epsilon == 0.5].mean() > demos.success[demos.epsilon == 1].mean()
     drawn = np.bincount(demos.action[demos.trial == 0], minlength=6) / (demos.trial == 0).sum()
     assert (abs(drawn - 1 / 6) < 0.05).all(), "random actions are even"
-    check_demonstrations(demos, *world)
-
-
-def test_no_way_to_the_goal_is_no_hang(tasks, world):
-    "An expert that gives up, one that promises and fails, and one that knows the way only from elsewhere."
-    demos = demonstrations(tasks, range(3), *world, trials=2, expert=helpless)
-    assert demos.lost.all() and not demos.expert.any()
-    turns = demonstrations(tasks, range(3), *world, expert=lambda *_: np.array([1, 1, 1], np.uint8))
-    assert not turns.lost.any() and (np.add.reduceat(turns.expert, turns.trial_start[:-1], dtype=int) == 3).all()
-    nothing = demonstrations(tasks, range(3), *world, expert=lambda *_: np.zeros(0, np.uint8))
-    assert nothing.lost.all()
-
-
-def test_an_expert_that_wanders_is_cut_off_in_time(tasks, world):
-    demos = demonstrations(tasks, range(2), *world, expert=lambda *_: np.ones(1000, np.uint8))
-    assert (np.diff(demos.trial_start) == 40).all() and demos.expert.all() and not demos.success.any()
-    assert demos.discount.all(), "time running out is no termination"
 
 
 def test_a_history_depends_on_its_seed_and_number_only(noisy, tasks, world):
-    alone = demonstrations(tasks, [7], *world, trials=4, epsilon=np.linspace(0.9, 0, 4), seed=5, expert=holder)
+    alone = record(tasks, [7], *world, **NOISY)
     assert same_history(alone, 0, noisy, 2) and (alone.goals[0] == noisy.goals[2]).all()
     assert not np.array_equal(noisy.key[4], noisy.key[12]), "the second history of task 5 has starts of its own"
-    again = demonstrations(tasks, [5, 5], *world, trials=4, epsilon=np.linspace(0.9, 0, 4), seed=5, expert=holder, batch=1)
+    again = record(tasks, [5, 5], *world, **NOISY)
     assert same_history(again, 0, noisy, 1) and same_history(again, 1, noisy, 3)
-    other = demonstrations(tasks, [7], *world, trials=4, epsilon=np.linspace(0.9, 0, 4), seed=6, expert=holder)
+    other = record(tasks, [7], *world, **NOISY | {"seed": 6})
     assert not np.array_equal(other.key, alone.key) and not np.array_equal(other.action[:20], alone.action[:20])
-    wrapped = demonstrations(tasks.to_numpy(), np.array([7], np.uint8), GymAutoResetWrapper(world[0]), world[1], trials=4,
-                             epsilon=np.linspace(0.9, 0, 4), seed=5, expert=holder)
+    wrapped = record(tasks.to_numpy(), np.array([7], np.uint8), GymAutoResetWrapper(world[0]), world[1], **NOISY)
     assert same(alone, wrapped)
 
-
-LANES = dict(trials=4, seed=7, batch=8, epsilon=[1, 0.4, 0.2, 0])  # fewer lanes than trials
 
 @pytest.fixture(scope="module")
 def compiled(tasks, world):
@@ -192,7 +168,7 @@ def compiled(tasks, world):
     tiles = np.asarray(tasks.init_tiles).copy()
     tiles[0] = 0
     broken = Benchmark.from_arrays(tasks.goals, tasks.rules, tiles)
-    return broken, demonstrations(broken, [0, *range(1, 24), 5], *world, **LANES)
+    return broken, record(broken, [0, *range(1, 24), 5], *world, trials=4, seed=7, epsilon=[1, 0.4, 0.2, 0])
 
 
 def test_the_compiled_expert_plays_what_the_environment_says(compiled, world):
@@ -205,33 +181,14 @@ def test_the_compiled_expert_plays_what_the_environment_says(compiled, world):
 def test_the_compiled_expert_is_an_expert(compiled):
     _, demos = compiled
     lost, lengths = demos.lost.reshape(25, 4), np.diff(demos.trial_start)
-    assert lost[0].all() and not demos.history(0)["expert"].any() and lost[1:].mean() < 0.1
+    hopeless = demos.history(0)
+    assert lost[0].all() and not hopeless["expert"].any() and lost[1:].mean() < 0.1
+    assert (lengths[:4] == 40).all() and hopeless["discount"].all(), "time running out is no termination"
+    np.testing.assert_allclose(demos.returns, np.where(demos.success, 1 - 0.9 * lengths / 40, 0), rtol=1e-6)
     assert demos.success[demos.epsilon == 0][1:].mean() > 0.9 and not demos.expert[np.repeat(demos.epsilon == 1, lengths)].any()
     assert demos.expert[np.repeat((demos.epsilon == 0) & demos.success, lengths)].all()
     noise = 1 - demos.expert[np.repeat((demos.epsilon == np.float32(0.4)) & ~demos.lost, lengths)].mean()
     assert 0.3 < noise < 0.5
-
-
-def test_a_compiled_history_depends_on_its_seed_and_number_only(compiled, world):
-    tasks, demos = compiled
-    few = demonstrations(tasks, [5, 5, 11], *world, **LANES)
-    assert same_history(few, 0, demos, 5) and same_history(few, 1, demos, 24) and same_history(few, 2, demos, 11)
-    assert not np.array_equal(demos.history(5)["action"], demos.history(24)["action"])
-
-
-def test_the_noise_is_the_same_for_every_expert(compiled, world):
-    tasks, demos = compiled
-    by_hand = demonstrations(tasks, range(4), *world, expert=helpless, **LANES)
-    for h in range(4):
-        np.testing.assert_array_equal(by_hand.episode(h, 0)["action"], demos.episode(h, 0)["action"])
-    assert all(np.array_equal(x, demos.history(0)[name]) for name, x in by_hand.history(0).items()), "neither sees a way"
-
-
-def test_the_oracle_as_an_expert(world):
-    tasks = generate_benchmark("trivial", n=30, num_distractor_objects=2).pad_to(tiles=4)
-    demos = demonstrations(tasks, range(8), *world, trials=2, seed=0, expert=module.oracle_expert)
-    assert demos.success.mean() > 0.9 and (demos.success | demos.lost).all() and demos.expert[np.repeat(demos.success, np.diff(demos.trial_start))].all()
-    check_demonstrations(demos, *world)
 
 
 @pytest.mark.slow  # another program to compile
@@ -251,16 +208,6 @@ def test_probes_some_of_which_have_composed_goals():
     assert unknown[np.isin(found.task_ids, composed)].all() and unknown.sum() < 15
 
 
-def test_tasks_that_the_oracle_does_not_know(world, monkeypatch):
-    "Registered kinds: one clear sentence."
-    from xland_minigrid.benchmarks.planner import Failure, Solution
-    monkeypatch.setattr(module, "solve_from", lambda *a, **k: Solution(np.zeros(0, np.int8), False, Failure.UNSUPPORTED, ""))
-    tasks = hold_tasks(OBJECTS, 2)
-    with pytest.raises(ValueError, match="expert="):
-        demonstrations(tasks, [0], *world, expert=module.oracle_expert)
-    assert len(demonstrations(tasks, [0], *world, expert=holder)) == 1
-
-
 @pytest.mark.slow  # another program to compile
 def test_registered_kinds_are_kept(world, tmp_path):
     "A goal of one's own: recorded, saved, loaded and played again; and refused where it is not registered or is another one."
@@ -275,8 +222,6 @@ def test_registered_kinds_are_kept(world, tmp_path):
     assert demos.success.any()
     path = save_demonstrations(tmp_path / "own.safetensors", demos)
     check_demonstrations(load_demonstrations(path), *world)
-    with pytest.raises(ValueError, match="expert="):
-        demonstrations(tasks, [0], *world, expert=module.oracle_expert)
     assert demos.lost.all() and not demos.expert.any(), "nobody told the expert"
     rewritten(path, change_manifest=lambda m: m["kinds"][0].__setitem__(2, "Another"))
     with pytest.raises(BenchmarkFileError, match="register"):
@@ -297,10 +242,9 @@ def test_random_access_copies_nothing(noisy):
 
 
 def test_concatenate(noisy, tasks, world):
-    alike = dict(trials=4, epsilon=np.linspace(0.9, 0, 4), expert=holder)
-    halves = [demonstrations(tasks, part, *world, seed=5, **alike) for part in ([0, 5, 7], [39, 2, 11])]
+    halves = [record(tasks, part, *world, **NOISY) for part in ([0, 5, 7], [39, 2, 11])]
     assert all(same_history(concatenate(halves), i, noisy, j) for i, j in enumerate((0, 1, 2, 4, 5, 6))) and same(concatenate([noisy]), noisy)
-    one = demonstrations(tasks, [1], *world, expert=holder)
+    one = record(tasks, [1], *world)
     wide = dataclasses.replace(one, rules=np.pad(one.rules, ((0, 0), (0, 2), (0, 0))))
     mixed = concatenate([noisy, wide])
     assert mixed.rules.shape[1:] == (3, 7) and mixed.about["parts"][0] == noisy.about and len(mixed) == 8
@@ -499,7 +443,7 @@ WRONG = {
 
 
 def test_wrong_requests(tasks, world):
-    ask = lambda given: demonstrations(**{"benchmark": tasks, "numbers": [0], "env": world[0], "params": world[1], "expert": helpless} | given)
+    ask = lambda given: demonstrations(**{"benchmark": tasks, "numbers": [0], "env": world[0], "params": world[1]} | given)
     assert refusals({name: (lambda given=given: ask(given), error, ONE_SENTENCE) for name, (error, given) in WRONG.items()}) == {}
 
 

@@ -1,4 +1,5 @@
 """The reference player against brute force, scores against NumPy, and that what an agent perceives says nothing about its goal."""
+import asyncio
 import functools
 from types import SimpleNamespace
 
@@ -15,8 +16,13 @@ from xland_minigrid.benchmarks.probes import probes_benchmark
 from xland_minigrid.benchmarks.reference import ExpertPlayer, Knowledge, ReferencePlayer, candidates
 from xland_minigrid.core.actions import NUM_ACTIONS
 from xland_minigrid.core.tiles import unpack
-from xland_minigrid.envs.wrappers import DirectionObservationWrapper, GymAutoResetWrapper
-from xland_minigrid.experimental.img_obs import RGBImgObservationWrapper
+from xland_minigrid.compat import pictures
+from xland_minigrid.envs.wrappers import DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper, RulesAndGoalsObservationWrapper
+from xland_minigrid.pool.text.xland import XLandText
+from xland_minigrid.viz.images import RGBImgObservationWrapper
+
+gym_adapter = pytest.importorskip("xland_minigrid.interop.gymnasium")
+dm_adapter = pytest.importorskip("xland_minigrid.interop.dm_env")
 
 BATCH, STEPS = 16, 60
 env, params = make("XLand-MiniGrid-R1-9x9")
@@ -38,13 +44,19 @@ def goals_of(objects: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
+def acting(knows_map: bool):
+    "One compiled program of the player for all tests that step it by hand; the batch is always `BATCH`."
+    player = ReferencePlayer(knows_map=knows_map)
+    return jax.jit(lambda inputs, memory: player.act(None, SimpleNamespace(**inputs), memory, None))
+
+
+@functools.cache
 def played(knows_map: bool):
     "A trial of each task: what the player knew after each step, the states, its actions, and how the trial went; leading axis of steps."
     player, rulesets = ReferencePlayer(knows_map=knows_map), tasks().get_rulesets(np.arange(BATCH))
     reset = jax.vmap(lambda task, key: env.reset(params.replace(ruleset=task), key))
     step = jax.jit(jax.vmap(env.step, (None, 0, 0)))
-    act = jax.jit(lambda inputs, memory: player.act(None, SimpleNamespace(**inputs), memory, None))
-    timestep = reset(rulesets, jax.random.split(jax.random.key(3), BATCH))
+    act, timestep = acting(knows_map), reset(rulesets, jax.random.split(jax.random.key(3), BATCH))
     before, memory, seen = None, player.start(BATCH), []
     inputs = first_inputs(timestep, NUM_ACTIONS)
     for _ in range(STEPS - 1):
@@ -96,24 +108,19 @@ def test_the_posterior_is_that_of_brute_force(knows_map):
 
 
 def test_a_success_leaves_only_what_would_have_ended_the_trial():
-    player, found = ReferencePlayer(knows_map=True), 0
     memory, states, actions, reward, last = played(True)
-    for i in range(BATCH):
-        ends = np.flatnonzero(last[:, i])
-        if not len(ends) or reward[ends[0], i] == 0:
-            continue
-        t = ends[0]
-        known = jax.tree.map(lambda x: jnp.asarray(x[t, i])[None], memory)
-        state = jax.tree.map(lambda x: x[t:t + 1, i], states)
-        inputs = SimpleNamespace(view=jnp.zeros((1, 5, 5, 2), jnp.uint8) + jnp.array([3, 9], jnp.uint8), direction=jnp.zeros(1, jnp.int32),
-                                 action=jnp.asarray(actions[t, i])[None], reward=jnp.asarray(reward[t, i])[None], done=jnp.ones(1, bool))
-        _, after = jax.jit(lambda i, m: player.act(None, SimpleNamespace(**i), m, None))(vars(inputs), known)
-        reached = np.asarray(other_worlds()(state, goals_of(memory.objects[t, i])[None], actions[t, i][None]))[0]
-        np.testing.assert_array_equal(np.asarray(after.alive)[0], memory.alive[t, i] & reached)
-        found += 1
-        if found == 2:
-            break
-    assert found
+    won = [(t, i) for i in range(BATCH) for t in [last[:, i].argmax()] if last[t, i] and reward[t, i] > 0]
+    assert won
+    rows = np.array((won * BATCH)[:BATCH]).T
+    at = lambda tree: jax.tree.map(lambda x: x[tuple(rows)], tree)
+    view = jnp.zeros((BATCH, 5, 5, 2), jnp.uint8) + jnp.array([3, 9], jnp.uint8)
+    inputs = dict(view=view, direction=jnp.zeros(BATCH, jnp.int32), action=jnp.asarray(at(actions)), reward=jnp.asarray(at(reward)),
+                  done=jnp.ones(BATCH, bool))
+    known = jax.tree.map(jnp.asarray, at(memory)).replace(shown=(jnp.asarray(at(states).cells), jnp.asarray(at(states).agent.position)))
+    alive = np.asarray(acting(True)(inputs, known)[1].alive)
+    goals = np.stack([goals_of(objects) for objects in at(memory).objects])
+    reached = np.asarray(other_worlds()(at(states), goals, at(actions)))
+    np.testing.assert_array_equal(alive, at(memory).alive & reached)
 
 
 def test_scores_lie_between_a_random_policy_and_the_reference():
@@ -142,22 +149,100 @@ def test_who_is_the_reference():
     assert isinstance(ReferencePlayer().start(2), Knowledge)
 
 
-@pytest.mark.parametrize("wrap", [lambda e: e, DirectionObservationWrapper, RGBImgObservationWrapper])
-def test_what_an_agent_perceives_says_nothing_about_the_goal(wrap):
-    "Two worlds that differ in the goal alone look alike until reward or end differ, whatever the agent does."
-    world, one = wrap(GymAutoResetWrapper(env)), tasks().get_ruleset(0)
+# ------------------------------------------------------------------------------------------- what is perceived
+
+
+PATHS = {
+    "cells, gym resets": (GymAutoResetWrapper,), "cells, dm_env resets": (DmEnvAutoResetWrapper,),
+    "direction, rules and goal, images": (GymAutoResetWrapper, RGBImgObservationWrapper, DirectionObservationWrapper, RulesAndGoalsObservationWrapper),
+    "images with xminigrid's identifiers": (GymAutoResetWrapper, pictures.RGBImgObservationWrapper)}
+SHOWN = {"goal_encoding"}  # what RulesAndGoalsObservationWrapper is there to show; the two worlds have the same rules
+
+
+@functools.cache
+def two_goals():
+    "A task without rules, and the same with another goal."
+    one = tasks().get_ruleset(0)
     other = tasks().get_ruleset(next(i for i in range(1, BATCH) if not np.array_equal(tasks().goals[i], tasks().goals[0])))
-    both = [params.replace(ruleset=one), params.replace(ruleset=one.replace(goal=other.goal))]
-    batch = jax.vmap(lambda key, p: world.reset(p, key), (0, None))
-    times = [batch(jax.random.split(jax.random.key(1), 4), p) for p in both]
-    cells = wrap is not RGBImgObservationWrapper
-    inputs, step = [first_inputs(t, NUM_ACTIONS, neighbors=cells) for t in times], jax.jit(jax.vmap(world.step, (None, 0, 0)))
-    alike = np.ones(4, bool)
+    return one, one.replace(goal=other.goal)
+
+
+def alike_until(one, other):
+    "Compare two lists of pairs (what is perceived, what tells them apart): equal until reward or end differ. How many were compared."
+    for count, ((seen, outcome), (seen_too, outcome_too)) in enumerate(zip(one, other, strict=True)):
+        if outcome != outcome_too:
+            return count
+        assert jax.tree.structure(seen) == jax.tree.structure(seen_too)
+        for a, b in zip(jax.tree.leaves(seen), jax.tree.leaves(seen_too)):
+            np.testing.assert_array_equal(a, b)
+    return len(one)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_an_agent_perceives_says_nothing_about_the_goal(path):
+    "Two worlds that differ in the goal alone look alike until reward or end differ, whatever the agent does: observations, and `Inputs`."
+    world = functools.reduce(lambda inner, wrap: wrap(inner), PATHS[path], env)
+    both, cells = jax.tree.map(lambda *x: jnp.stack(x), *two_goals()), path.startswith("cells")
+    each = lambda function: jax.jit(jax.vmap(lambda task, *given: function(params.replace(ruleset=task), *given)))
+    key = jax.random.key(1)
+    time, step = each(world.reset)(both, jnp.stack([key, key])), each(world.step)
+    inputs, found = first_inputs(time, NUM_ACTIONS, neighbors=cells), []
     for t in range(40):
-        for a, b in zip(*map(jax.tree.leaves, inputs)):
-            np.testing.assert_array_equal(np.asarray(a)[alike], np.asarray(b)[alike])
-        action = jax.random.randint(jax.random.fold_in(jax.random.key(2), t), (4,), 0, NUM_ACTIONS)
-        times = [step(p, time, action) for p, time in zip(both, times)]
-        inputs = [next_inputs(i, action, time) for i, time in zip(inputs, times)]
-        alike &= np.asarray((times[0].reward == times[1].reward) & (times[0].last() == times[1].last()))
-    assert alike.any()
+        seen = {k: v for k, v in time.observation.items() if k not in SHOWN} if isinstance(time.observation, dict) else time.observation
+        now = jax.device_get(((seen, inputs), (time.reward, time.last())))
+        found.append([jax.tree.map(lambda x: x[row], now) for row in range(2)])
+        action = jnp.full(2, np.random.default_rng(t).integers(NUM_ACTIONS))
+        time = step(both, time, action)
+        inputs = next_inputs(inputs, action, time)
+    assert alike_until(*zip(*found)) > 5
+
+
+def through_gym(ruleset, actions):
+    world = gym_adapter.XLandEnv((env, params), ruleset=ruleset, direction=True)
+    found = [(world.reset(seed=1), None)]
+    for action in actions:
+        seen, reward, *over, info = world.step(int(action))
+        found.append(((seen, info), (reward, over)))
+        if any(over):
+            break
+    return found
+
+
+def through_vector(ruleset, actions):
+    world = gym_adapter.XLandVectorEnv((env, params), num_envs=2, ruleset=ruleset)
+    found = [(world.reset(seed=1), None)]
+    for action in actions:
+        seen, reward, ended, cut, info = world.step(np.full(2, action))
+        found.append(((seen, info), (reward.tolist(), ended.tolist(), cut.tolist())))
+    return found
+
+
+def through_dm_env(ruleset, actions):
+    world = dm_adapter.XLandDmEnv((env, params), seed=1, ruleset=ruleset)
+    steps = [world.reset(), *(world.step(int(action)) for action in actions)]
+    return [(step.observation, (step.step_type, step.reward, step.discount)) for step in steps]
+
+
+def through_text(ruleset, actions):
+    world = XLandText({"ruleset": ruleset, "seed": 1, "show_rules": False, "show_goal": False, "max_steps": STEPS})
+    found = [(list(map(str, asyncio.run(world.reset()))), None)]
+    for action in actions:
+        text, reward, over, info = asyncio.run(world.turn(str(action)))
+        found.append((f"{text} {info}", (reward, over)))
+        if over:
+            break
+    return [(np.array(seen), outcome) for seen, outcome in found]
+
+
+@pytest.mark.parametrize("through", [through_gym, through_vector, through_dm_env, through_text])
+def test_adapters_and_text_say_nothing_about_the_goal(through):
+    actions = np.random.default_rng(0).integers(0, NUM_ACTIONS, 30)
+    one, other = (through(task, actions) for task in two_goals())
+    n = min(len(one), len(other))
+    assert alike_until(one[:n], other[:n]) > 5
+
+
+def test_the_comparison_would_notice_a_shown_goal():
+    one, other = ([({"goal_encoding": task.goal}, None)] for task in two_goals())
+    with pytest.raises(AssertionError):
+        alike_until(one, other)

@@ -409,7 +409,7 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
         anchors: who else plays the same trials: names among `"random"`, `"reference"` (see `reference_player`),
             `"oracle"` and `"memory wiped"`; True for the first two, between which `score` places the agent.
         oracle_trials: how many first trials the oracle plays (default: all); later ones are compared with the average.
-        expert: plays instead of the oracle, see `demonstrations`.
+        expert: plays instead of the oracle, a function `(ruleset, state, params) -> actions or None`.
         labels: a name to one value for each task of the benchmark `(n,)`.
         mesh: devices in a row, with the axis `agents`, which share the tasks; several processes call this alike. progress: show a bar.
     Raises `ValueError` for an empty benchmark, numbers below 1, a world without auto-reset, another mesh, or a goal shown to an agent that cannot read it.

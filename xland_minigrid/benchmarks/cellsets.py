@@ -106,13 +106,14 @@ def beside(cells: CellSet) -> CellSet:
 def _num_words(height: int, width: int) -> int:
     return -(-height * (width + 1) // 32)
 
-def cells_where(mask) -> CellSet:
-    "The cells of a grid where `mask (H, W)` holds."
-    height, width = mask.shape
+def cells_where(*masks) -> CellSet | list[CellSet]:
+    "The cells of a grid where `mask (H, W)` holds. For several masks a list of sets, which takes little longer than one."
+    (height, width), flags = masks[0].shape, sum(mask.astype(jnp.uint32) << k for k, mask in enumerate(masks))
     count = _num_words(height, width)
-    flat = jnp.pad(jnp.pad(mask, ((0, 0), (0, 1))).ravel(), (0, 32 * count - height * (width + 1)))
-    words = jnp.where(flat.reshape(count, 32), _BITS, jnp.uint32(0)).sum(-1, dtype=jnp.uint32)
-    return CellSet(words=words, stride=width + 1)
+    flat = jnp.pad(jnp.pad(flags, ((0, 0), (0, 1))).ravel(), (0, 32 * count - height * (width + 1))).reshape(count, 32)
+    sets = [CellSet(words=jax.lax.reduce(jnp.where(flat >> k & 1 == 1, _BITS, 0), np.uint32(0), jax.lax.bitwise_or, [1]), stride=width + 1)
+            for k in range(len(masks))]
+    return sets[0] if len(sets) == 1 else sets
 
 def cells_at(shape: tuple[int, int], *parts) -> CellSet:
     "A set of numbered cells: pairs of an integer array and a bool array that says which of them count. `shape` is that of the grid."

@@ -143,12 +143,12 @@ def _scene(state) -> _Scene:
     (height, width), tile, pocket = cells.shape, cells >> 4, pack_pairs(agent.pocket)
     numbers = (np.arange(height)[:, None] * (width + 1) + np.arange(width)).astype(np.int32)
     here = agent.position[0] * (width + 1) + agent.position[1]
-    of = lambda *tiles: cells_where(is_one_of(tile, tile_set(tiles)))
+    of = lambda *tiles: is_one_of(tile, tile_set(tiles))
     fits = (tile == Tiles.DOOR_LOCKED) & (pocket >> 4 == Tiles.KEY) & ((pocket & 15) == (cells & 15))
-    return _Scene(
-        cells.shape, jnp.pad(cells, ((0, 0), (0, 1))).ravel(), jnp.full(256, -1, jnp.int32).at[cells.ravel()].set(numbers.ravel()),
-        cells_at(cells.shape, (here[None], True)), here, agent.direction, pocket, of(Tiles.FLOOR, Tiles.GOAL, Tiles.DOOR_OPEN),
-        cells_where((tile == Tiles.DOOR_CLOSED) | fits), of(Tiles.DOOR_LOCKED, Tiles.DOOR_CLOSED, Tiles.DOOR_OPEN), of(Tiles.FLOOR), of(*PICKABLE), of(Tiles.LAVA))
+    sets = cells_where(of(Tiles.FLOOR, Tiles.GOAL, Tiles.DOOR_OPEN), of(Tiles.DOOR_CLOSED) | fits,
+                       of(Tiles.DOOR_LOCKED, Tiles.DOOR_CLOSED, Tiles.DOOR_OPEN), of(Tiles.FLOOR), of(*PICKABLE), of(Tiles.LAVA))
+    return _Scene(cells.shape, jnp.pad(cells, ((0, 0), (0, 1))).ravel(), jnp.full(256, -1, jnp.int32).at[cells.ravel()].set(numbers.ravel()),
+                  cells_at(cells.shape, (here[None], True)), here, agent.direction, pocket, *sets)
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #960b5a49
 class _Todo(NamedTuple):
@@ -326,6 +326,7 @@ class Advice(NamedTuple):
     steps: jax.Array  # float32, about how many steps it still takes; infinite where the expert sees no way
     ready: jax.Array  # bool (U,), the uses of the plan that can be done now
     need: jax.Array  # bool (U,), those that are left to do
+    found: jax.Array  # bool, whether the expert sees a way
 
 def consult(state, plan: TaskPlan) -> Advice:
     """Ask the expert about a `State`; jit-able, `vmap` it for a batch.
@@ -357,8 +358,8 @@ def consult(state, plan: TaskPlan) -> Advice:
     in_hand = (todo.ready & plan.held & todo.in_hand[:, 0]).any()  # what is to be held is held: picking up is enough
     action = _action(scene, found, seeds, arrive, targets.pick - targets.check | in_the_way, enter)
     action = jnp.where(in_hand, Actions.PICK_UP, jnp.where(found.found, action, 0))
-    steps = _steps_left(plan, scene, todo, jnp.where(in_hand, 0, found.steps))
-    return Advice(action.astype(jnp.int32), jnp.where((found.found | in_hand) & todo.ready.any(), steps, jnp.inf), todo.ready, todo.need)
+    steps, sees = _steps_left(plan, scene, todo, jnp.where(in_hand, 0, found.steps)), (found.found | in_hand) & todo.ready.any()
+    return Advice(action.astype(jnp.int32), jnp.where(sees, steps, jnp.inf), todo.ready, todo.need, sees)
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #a6eece11
 def _action(scene: _Scene, found: _Search, seeds, arrive, pick: CellSet, enter: CellSet):

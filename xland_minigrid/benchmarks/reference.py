@@ -150,7 +150,7 @@ def _choose(known: Knowledge, view_size: int) -> tuple[Knowledge, jax.Array]:
     ruleset = RuleSet(goal=goal, rules=jnp.zeros((0, 7), jnp.uint8), init_tiles=jnp.zeros((1, 2), jnp.uint8))
     seen = SimpleNamespace(cells=jnp.where(known.cells == UNSEEN, FLOOR, known.cells), agent=known.agent)
     advice = consult(seen, task_plan(ruleset, jnp.full(1, 255, jnp.uint8)))
-    helpless = (target >= 0) & ~jnp.isfinite(advice.steps)  # it lies against a wall, say: not in this trial
+    helpless = (target >= 0) & ~advice.found  # it lies against a wall, say: not in this trial
     known = known.replace(target=jnp.where(helpless, -1, target), skip=known.skip.at[target].set(known.skip[target] | helpless))
     look = (target < 0) | helpless
     return known, jnp.where(look, jnp.where(until_seen < jnp.inf, looks, Actions.TURN_CLOCKWISE), advice.action)
