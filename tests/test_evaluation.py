@@ -229,6 +229,7 @@ class Recorder:
 
 
 def test_a_forgetful_agent_begins_every_trial_anew(agent, tasks):
+    agent = dataclasses.replace(agent, parameters=jax.tree.map(lambda x: 4 * x, agent.parameters))  # that it does not act at random
     found = evaluate(agent, tasks, num_trials=3, num_tasks=24, batch=24, anchors=("memory wiped",))
     alone, wiped = evaluate(agent, tasks, num_trials=3, num_tasks=24, batch=24, wipe_each_trial=True), found.anchor("memory wiped")
     assert (alone.steps == wiped.steps).all() and (alone.returns == wiped.returns).all()
