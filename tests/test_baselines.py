@@ -587,18 +587,9 @@ def test_the_demonstration_adapts(demonstration):
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_without_memory_there_is_no_adaptation(demonstration):
-    "The same agent, its memory wiped before every step: the later trials are like the first."
-    @dataclasses.dataclass(frozen=True)
-    class Forgetful(NetworkPolicy):
-        def act(self, parameters, inputs, memory, keys):
-            return super().act(parameters, inputs, jnp.zeros_like(memory), keys)[0], memory
-
+    "The same agent, its memory wiped after every trial: the later trials are like the first."
     plan, agent, held = demo.demo_plan(demonstration[1]), load_agent(demonstration[1]), demo.held_out_objects()
-    test = demo.hold_tasks(demo.OBJECTS[held], 500, seed=1)
-    world, rulesets = make_world(plan.config), test
-    from xland_minigrid.baselines.evaluation import play_trials
-    tally, _ = play_trials(Forgetful(agent.structure), world[0], 10, agent.parameters, world[1],
-                           jax.vmap(rulesets.get_ruleset)(jnp.arange(500)), jax.random.split(jax.random.key(0), 500))
-    wiped = np.asarray(tally.success).mean(0)
+    test, world = demo.hold_tasks(demo.OBJECTS[held], 500, seed=1), make_world(plan.config)
+    wiped = evaluate(agent, test, world=world, wipe_each_trial=True).success.mean(0)
     whole = evaluate(agent, test, world=world).success.mean(0)
     assert whole[-3:].mean() > whole[0] + 0.1 and abs(wiped[-3:].mean() - wiped[:3].mean()) < 0.06

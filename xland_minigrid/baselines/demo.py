@@ -144,7 +144,8 @@ def run_demo(out="runs/demo", seed: int = 1, steps: int | None = None, fast: boo
 # %% ../../nbs/baselines/15_demo.ipynb #582d9997
 def _report(plan: Plan, training, unseen: Benchmark, begun: float) -> dict:
     trained, out = time.monotonic(), Path(plan.config.out)
-    agent = evaluate(training.agent, unseen, num_trials=plan.num_trials, num_tasks=None, anchors=True)
+    agent = evaluate(training.agent, unseen, num_trials=plan.num_trials, num_tasks=None,
+                     anchors=("random", "reference", "memory wiped"))
     found, words = with_anchors({"RL² agent": agent}), sentence(agent)
     print(f"\n{table(found)}\n\n{words}")
     _draw(found, training.agent, unseen.get_ruleset(unlucky_task(agent)), out)
