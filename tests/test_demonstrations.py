@@ -204,7 +204,7 @@ def test_probes_some_of_which_have_composed_goals():
         demonstrations(probes, [1, int(composed[0])], *world, epsilon=1.0)
     auto = GymAutoResetWrapper(world[0]), world[1]
     found = evaluate(RandomPolicy(), probes, world=auto, num_trials=1, num_tasks=None, anchors="oracle")
-    unknown = np.isnan(found.reference[:, 0])
+    unknown = np.isnan(found.anchor("oracle").returns[:, 0])
     assert unknown[np.isin(found.task_ids, composed)].all() and unknown.sum() < 15
 
 
