@@ -97,9 +97,7 @@ class Forgetful:
     num_actions: int = 6
 
     def begin(self, parameters, tasks: Tasks):
-        begins = hasattr(self.policy, "begin")
-        fresh = self.policy.begin(parameters, tasks) if begins else self.policy.start(len(tasks.keys))
-        return fresh, fresh
+        return (_begun(self.policy, parameters, tasks),) * 2
 
     def shown(self, memory, states):
         return memory[0], _shown(self.policy, memory[1], states)
@@ -134,10 +132,11 @@ def _first(timestep, num_actions: int):
     view = timestep.observation["img"] if isinstance(timestep.observation, dict) else timestep.observation
     return first_inputs(timestep, num_actions, neighbors=view.shape[-1] == 2)
 
+def _begun(policy, parameters, tasks):
+    return policy.begin(parameters, tasks) if hasattr(policy, "begin") else policy.start(len(tasks.keys))
+
 def _memory(policy, parameters, keys, rulesets):
-    if not hasattr(policy, "begin"):
-        return policy.start(len(keys))
-    return policy.begin(parameters, Tasks(jax.vmap(jax.random.fold_in, (0, None))(keys, 2), rulesets))
+    return _begun(policy, parameters, Tasks(jax.vmap(jax.random.fold_in, (0, None))(keys, 2), rulesets))
 
 def _shown(policy, memory, states):
     return policy.shown(memory, states) if hasattr(policy, "shown") else memory

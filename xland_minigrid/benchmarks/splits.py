@@ -105,7 +105,7 @@ def task_trees(goals, rules, init_tiles, chunk: int = 1 << 11) -> Trees:
     return trees
 
 def _check_known(goals, rules, init_tiles):
-    "Raise `ValueError` for a kind that is not registered here, composed goals, and numbers that are no tiles."
+    "Raise `ValueError` for a kind that is not registered here, composed goals, and numbers that are not tiles."
     for book, kinds in ((goal_kinds, goals[:, 0]), (rule_kinds, rules[..., 0])):
         for kind in np.flatnonzero(np.bincount(kinds.reshape(-1), minlength=256)):
             if kind == 255 and book is goal_kinds:
