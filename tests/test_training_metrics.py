@@ -252,6 +252,8 @@ def test_shaping_reaches_the_learner_alone(tasks):
 def test_shaping_needs_plans(tasks):
     with pytest.raises(ValueError, match="shaping_coef to 0"):
         dataclasses.replace(rl2.preset("laptop", "MiniGrid-DoorKey-5x5"), ppo=PAID.ppo)
+    with pytest.raises(ValueError, match="across_trials"):
+        dataclasses.replace(PAID, ppo=dataclasses.replace(PAID.ppo, across_trials=False))
     composed = tasks.replace(extended=tasks)
     with pytest.raises(ValueError, match="composed goals.*shaping_coef to 0"):
         rl2.train(PAID, composed, progress=False)

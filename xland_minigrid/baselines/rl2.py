@@ -101,8 +101,9 @@ def _check_config(config: TrainConfig) -> None:
         raise ValueError(f"show_goal is {config.show_goal}, but this network cannot read a goal: set network.goal_conditioned_core as well.")
     if any(size < 4 for size in config.rooms):
         raise ValueError(f"rooms are {config.rooms}: the smallest possible room has size 4.")
-    if config.ppo.shaping_coef and not config.benchmark:
-        raise ValueError("Shaping follows the plan of a ruleset, which a single task does not have: name a benchmark, or set ppo.shaping_coef to 0.")
+    if config.ppo.shaping_coef and not (config.benchmark and config.ppo.across_trials):
+        raise ValueError("Shaping follows the plan of a ruleset across trials: name a benchmark and leave ppo.across_trials True, "
+                         "or set ppo.shaping_coef to 0.")
     if not config.benchmark and (config.network.goal_conditioned_core or config.curriculum.kind != "uniform"):
         raise ValueError("A single task has nothing to find out or to choose from: name a benchmark, or leave network.goal_conditioned_core and curriculum.kind as they are.")
 
