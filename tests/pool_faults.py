@@ -160,9 +160,9 @@ class LiveServer:
                 seat.active -= seconds
         self.io.call(age)
 
-    def forget(self, count: int) -> None:
-        "Wait until so many sessions have lost their connection, then let the grace pass that they have."
-        assert until(lambda: self.detached == count), f"{self.detached} sessions have lost their connection"
+    def forget(self, count: int | None = None) -> None:
+        "Wait until so many sessions have lost their connection (None: all that are left), then let the grace pass that they have."
+        assert until(lambda: self.detached == (self.live if count is None else count)), f"{self.detached} sessions have lost their connection"
         self.later(self.GRACE + 1)
 
     def ping(self, times: int) -> None:

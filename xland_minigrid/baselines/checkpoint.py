@@ -24,8 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..benchmarks.files import appearing
-from ..core.helpers import checked_int
+from ..core.helpers import appearing, checked_int
 
 # %% ../../nbs/baselines/07_checkpoint.ipynb #d0da8bf0
 class CheckpointError(ValueError):
@@ -77,11 +76,11 @@ def versions() -> dict[str, str]:
 
 def write_checkpoint(path: Path, arrays: dict, about: dict) -> None:
     "Write arrays and a record, which holds `about` them what JSON can hold; all of it or nothing."
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save  # save_file begins with a file of its own, which stays when the process is killed
     record = {"about": about, "versions": versions(), "arrays": {name: [list(x.shape), str(x.dtype), _digest(x)] for name, x in arrays.items()}}
     stored = {name: x.view(np.uint16) if x.dtype == jnp.bfloat16 else np.asarray(x, order="C") for name, x in arrays.items()}  # NumPy has no bfloat16 of its own
     with appearing(path) as file:
-        save_file(stored, file, metadata={"record": json.dumps(record)})
+        file.write_bytes(save(stored, metadata={"record": json.dumps(record)}))
 
 def read_checkpoint(path: Path, values: bool = True) -> tuple[dict, dict]:
     "The record and, with `values`, the arrays of a file. Raises `ValueError` in a few words when it is damaged."

@@ -31,11 +31,10 @@ from .scale import AXIS, replicate
 from ..benchmarks import Benchmark
 from ..benchmarks.demonstrations import play_expert, trial_starts, without_reset
 from ..benchmarks.difficulty import difficulty, strata
-from ..benchmarks.files import appearing
 from ..benchmarks.generate import GOAL_KINDS
 from ..benchmarks.reference import ExpertPlayer, ReferencePlayer
 from ..core.goals import goal_kinds
-from ..core.helpers import checked_int, progress_bar
+from ..core.helpers import appearing, checked_int, progress_bar
 from ..core.ruleset import RuleSet
 from ..envs.sampling import RulesetSamplingWrapper
 from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper

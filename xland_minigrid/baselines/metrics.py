@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..benchmarks.files import appearing
+from ..core.helpers import appearing
 
 # %% ../../nbs/baselines/09_metrics.ipynb #c5d74224
 class MetricsError(OSError):

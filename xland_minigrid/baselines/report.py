@@ -26,7 +26,7 @@ from .evaluation import Evaluation, evaluate, labels_of, mean_known
 from .metrics import JsonLines, plain, read_rows
 from .rl2 import Agent, TrainConfig
 from ..benchmarks import Benchmark
-from ..benchmarks.files import appearing
+from ..core.helpers import appearing
 
 # %% ../../nbs/baselines/13_report.ipynb #bd83d416
 class OverSeeds(NamedTuple):

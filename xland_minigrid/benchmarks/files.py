@@ -4,18 +4,15 @@
 
 # %% auto #0
 __all__ = ['FORMAT_VERSION', 'FIELDS', 'BenchmarkFileError', 'damaged', 'blake', 'array_digest', 'digest', 'task_identities',
-           'counted_identities', 'data_folder', 'appearing', 'write_container', 'Container', 'open_container',
-           'kinds_used', 'write_file', 'read_file', 'read_manifest']
+           'counted_identities', 'data_folder', 'write_container', 'Container', 'open_container', 'kinds_used',
+           'write_file', 'read_file', 'read_manifest']
 
 # %% ../../nbs/benchmarks/04_files.ipynb #a
-import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 import os
-import secrets
-import time
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +22,7 @@ import numpy as np
 from .generate import GENERATOR_VERSION, identities
 from .solve import check_tiles
 from ..core.goals import goal_kinds
-from ..core.helpers import in_threads
+from ..core.helpers import appearing, in_threads
 from ..core.rules import rule_kinds
 
 FORMAT_VERSION = 2
@@ -76,28 +73,6 @@ def data_folder() -> Path:
         return Path(folder).expanduser()
     import platformdirs
     return Path(platformdirs.user_cache_dir("xland_minigrid", appauthor=False))
-
-# %% ../../nbs/benchmarks/04_files.ipynb #e
-@contextlib.contextmanager
-def appearing(path: Path):
-    "A temporary path to write in the block; it becomes `path` if that succeeds, and disappears if not."
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _tidy(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    try:
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-def _tidy(path):
-    for left in path.parent.iterdir():
-        if left.name.startswith(f".{path.name}.") and left.name.endswith(".part"):
-            with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > 3600:
-                    left.unlink()
 
 # %% ../../nbs/benchmarks/04_files.ipynb #f
 _ALIGNED = 64

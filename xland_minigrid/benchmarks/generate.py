@@ -11,8 +11,6 @@ __all__ = ['GENERATOR_VERSION', 'OBJECT_COLORS', 'CARRIED', 'PATCHES', 'OBJECTS'
 import dataclasses
 import functools
 import json
-import os
-import threading
 import time
 import zlib
 from collections import Counter
@@ -24,7 +22,7 @@ import numpy as np
 
 from .solve import Reason, checked_arrays, reasons
 from ..core.goals import goal_kinds
-from ..core.helpers import checked_int, num_workers, progress_bar
+from ..core.helpers import appearing, checked_int, num_workers, progress_bar
 from ..core.rules import rule_kinds
 from ..core.tiles import FLOOR, PICKABLE, Colors, Tiles, pack
 
@@ -551,16 +549,12 @@ class _Progress:
         self.known, self.tally, self.have, self.start = known, tally, stop, self.start + int(used)
 
     def write(self, path):
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
         arrays = {name: part[:self.have] for name, part in zip(Rulesets._fields, self.parts)}
         state = {"start": self.start, "tally": self.tally, "recipe": dataclasses.asdict(self.recipe), "version": GENERATOR_VERSION,
                  "sum": _checksum(arrays)}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-        try:
-            save_file(arrays, temporary, metadata={"checkpoint": json.dumps(state)})
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with appearing(path) as temporary:
+            temporary.write_bytes(save(arrays, metadata={"checkpoint": json.dumps(state)}))
 
     def read(self, path):
         "Continue from a checkpoint. Raises `ValueError` if it is damaged or another recipe's."

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from ..baselines.options import add_options, chosen, with_options
-from ..benchmarks.files import appearing
+from ..core.helpers import appearing
 
 # %% ../../nbs/measure/01_report.ipynb #b
 def circumstances() -> str:

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..benchmarks.files import appearing
-from ..core.helpers import checked_int
+from ..core.helpers import appearing, checked_int
 from ..core.tiles import FLOOR, NUM_COLORS, Tiles, pack_pairs
 from ..envs.wrappers import ObservationWrapper
 from .render import agent_sprite, draw_tile, render, stamp
