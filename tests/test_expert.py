@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xland_minigrid
+from xland_minigrid.baselines import demo
 from xland_minigrid.benchmarks import Benchmark, cellsets, generate_benchmark
 from xland_minigrid.benchmarks.exact import shortest
 from xland_minigrid.benchmarks.expert import NO_PLAN, consult, expert_action, plan_steps, steps_to_go, task_plan
@@ -121,6 +122,17 @@ def test_after_an_adversary_it_solves_what_can_still_be_solved():
     best, (solved, _, _) = shortest(tasks, moved.state, env, params), by_expert(env, params, timesteps, plans, 10)
     still = best.solved & ~over
     assert still.sum() > 20 and (solved & still).sum() >= 0.9 * still.sum() and not (solved & best.exhausted & ~over).any()
+
+
+def test_in_a_crowded_room_it_clears_the_way_to_every_object():
+    "Four objects in a room of three by three cells: often one lies before another, and there is hardly any room to put it."
+    tasks, (env, params) = demo.hold_tasks(demo.OBJECTS, 200), xland_minigrid.make(R1, height=5, width=5)
+    rulesets = RuleSet(tasks.goals, tasks.rules, tasks.init_tiles)
+    start = lambda task, key: env.reset(params.replace(ruleset=task, max_steps=MOST), key)
+    timesteps = jax.jit(jax.vmap(start))(rulesets, jax.random.split(jax.random.key(0), 200))
+    best = shortest(rulesets, timesteps.state, env, params)
+    solved, taken, _ = by_expert(env, params.replace(max_steps=MOST), timesteps, _plans(rulesets, plan_steps(tasks.plans())))
+    assert best.solved.all() and solved.all() and taken.mean() <= 1.1 * best.steps.mean()
 
 
 # ------------------------------------------------------------------------------------------- steps to go

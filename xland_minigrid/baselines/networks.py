@@ -122,7 +122,8 @@ class ActorCritic(nnx.Module):
         long, short = lambda x: x.reshape(*shape, *x.shape[1:]), lambda x: x.reshape(-1, *x.shape[2:])
         x = self.encoder(as_pictures(flat) if self.config.encoder_kind == "image" else flat)
         state, after = self.core(long(jnp.concatenate([x, self.event(flat)], axis=-1) if self.event else x), memory[0])
-        known, belief = short(state), self.belief(state)
+        known = short(state)
+        belief = self.belief(state if self.goal_conditioned_core else jax.lax.stop_gradient(state))  # what nobody acts on is only read
         looked = [self.attention(known, flat.view)] if self.attention else []
         if self.goal_conditioned_core:
             x = self.aim(flat, x, short(guess(belief, told)))

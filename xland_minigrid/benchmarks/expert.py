@@ -238,7 +238,7 @@ def _pair_cells(plan: TaskPlan, todo: _Todo, around: _Around, close: CellSet):
     return valid, possible, now, swapped
 
 def _targets(plan: TaskPlan, scene: _Scene, todo: _Todo, around: _Around, hazards: _Hazards, close: CellSet) -> _Targets:
-    empty, ready, at = scene.pocket == EMPTY, todo.ready, functools.partial(cells_at, scene.shape)
+    ready, at = todo.ready, functools.partial(cells_at, scene.shape)
     valid, possible, now, other = _pair_cells(plan, todo, around, close)
     near, lies = ready & (plan.near != 0), todo.cell >= 0
     stand = _bits(_opposite(plan.near)) & (around.fine[:, 0] & near & lies[:, 0])[:, None]
@@ -255,7 +255,7 @@ def _targets(plan: TaskPlan, scene: _Scene, todo: _Todo, around: _Around, hazard
     fetch = (hold[:, None] & np.array([True, False]) | possible & pair[:, None]) & lies
     far = at((todo.cell, fetch & ~in_reach), (other.cell, valid & other.room & (fetch & in_reach & pair[:, None])[..., None]))
     return _Targets(
-        at((todo.cell, lift & lies)).when(empty),
+        at((todo.cell, lift & lies)),
         (at((other.cell, valid & todo.in_hand[..., None]), (place[None], place_it & todo.in_hand[-1, 0])) - hazards.put) & scene.floor,
         at((todo.cell, side_by_side)), fits, (_bits(plan.near) & (carried_near & plan.sided)[:, None]).any(0), come, far)
 
@@ -285,10 +285,12 @@ def _put_aside(scene: _Scene, hazards: _Hazards) -> tuple[CellSet, CellSet, Cell
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #b38306f6
 def _obstacles(scene: _Scene, hazards: _Hazards, needed: CellSet, area: CellSet, close: CellSet) -> CellSet:
-    "Things on the border of the agent's `area` that stand between it and the cells `needed`."
-    flood = spread(needed, union(scene.open, scene.doors, scene.things) - area)
-    border = flood & close
-    return border & scene.things | beside(border & hazards.arrive) & scene.things & close
+    "Things on the border of the agent's `area` that stand between it and the cells `needed`; where some stand there alone, only those."
+    free = union(scene.open, scene.doors) - area
+    border = spread(needed, free | scene.things - area) & close
+    things = border & scene.things
+    alone = things & beside(spread(needed, free))
+    return things.when(~alone.any()) | alone | beside(border & hazards.arrive) & scene.things & close
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #8f93ae32
 _AT_LEVEL = (0, 1, 9, 17)  # when the targets join: things to do, then the three sorts of places to put aside
@@ -344,19 +346,21 @@ def consult(state, plan: TaskPlan) -> Advice:
     targets = _targets(plan, scene, todo, around, hazards, close)
     enter, carrying, safe = scene.open - hazards.arrive, scene.pocket != EMPTY, ~hazards.facing
     facing = lambda cells, which=(True,) * 4: [behind(cells, d).when(which[d]) & stand for d in range(4)]
-    come = targets.come - (hazards.arrive - scene.agent)
+    come, pick = targets.come - (hazards.arrive - scene.agent), targets.pick.when(~carrying)
     walls = [stand - behind(scene.open | scene.lava, d) for d in range(4)]  # looking at something that blocks: a step forward stays, and counts
     arrive = [behind(come & enter, d) & stand | come & walls[d] for d in range(4)]
     beside_it = [x | y for x, y in zip(facing(targets.put_near, targets.put_sides), facing(targets.put_near.when(~targets.put_sides.any())))]
-    do = [union(*sets) for sets in zip(facing(targets.pick | targets.check), facing(targets.put, safe), arrive, beside_it)]
+    do = [union(*sets) for sets in zip(facing(pick | targets.check), facing(targets.put, safe), arrive, beside_it)]
     feasible = (union(*do) & area).any()
     in_the_way = _obstacles(scene, hazards, (targets.far | targets.come & walkable).when(~feasible & ~carrying), area, close)
     useless = carrying & (~(todo.in_hand & todo.ready[:, None]).any() | ~feasible)
     aside = [facing(cells.when(useless), safe) for cells in _put_aside(scene, hazards)]
+    arrived = facing((scene.floor - hazards.put).when(useless), safe)
+    aside[0] = [x | y & beside(targets.pick) for x, y in zip(aside[0], arrived)]  # nothing is in the way of an agent that has arrived
     seeds = ([x | y for x, y in zip(do, facing(in_the_way))], *aside)
     found = _search(scene, seeds, stand, enter, scene.doors - hazards.arrive, jnp.where(useless, _AT_LEVEL[-1], 0))
     in_hand = (todo.ready & plan.held & todo.in_hand[:, 0]).any()  # what is to be held is held: picking up is enough
-    action = _action(scene, found, seeds, arrive, targets.pick - targets.check | in_the_way, enter)
+    action = _action(scene, found, seeds, arrive, pick - targets.check | in_the_way, enter)
     action = jnp.where(in_hand, Actions.PICK_UP, jnp.where(found.found, action, 0))
     steps, sees = _steps_left(plan, scene, todo, jnp.where(in_hand, 0, found.steps)), (found.found | in_hand) & todo.ready.any()
     return Advice(action.astype(jnp.int32), jnp.where(sees, steps, jnp.inf), todo.ready, todo.need, sees)
