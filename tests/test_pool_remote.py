@@ -205,7 +205,7 @@ def test_refused_after_the_handshake(late):
             async with OpenEnvClient(fake.url) as first:
                 await first.reset()
                 async with OpenEnvClient(fake.url) as second:
-                    assert not late or await second._line.ws.wait_closed() is None
+                    assert not late or await second._ws.wait_closed() is None
                     for _ in range(3):
                         with pytest.raises(PoolExhausted, match="1/1"):
                             await second.reset()
@@ -333,7 +333,7 @@ def test_a_late_answer_reaches_nobody():
             sent.append(n)
     async def test(client, fake):
         await client.reset()
-        client._line.request_timeout = 0.02
+        client.request_timeout = 0.02
         with pytest.raises(DeadlineExceeded):
             await client.step({"move": "first"})
         with pytest.raises(SessionLost):
@@ -369,7 +369,7 @@ def test_a_doubled_answer_does_not_shift_the_others():
     async def test(client, fake):
         await client.reset()
         assert (await client.step({})).observation == {"n": 1}
-        await (await client._line.ws.ping())                     # the second of the two answers has arrived
+        await (await client._ws.ping())                     # the second of the two answers has arrived
         await always_lost(client, fake)
     with_client(test, on_step(1, seen(1), seen(1)))
 
@@ -658,7 +658,7 @@ def test_no_fault_is_a_reward_and_none_leaks():
                 scheduler = Kept()
                 async def thinks(messages, request):
                     if name == "doubled" and len(messages) > 4:
-                        await (await scheduler.world.client._line.ws.ping())  # the second of the two answers has arrived
+                        await (await scheduler.world.client._ws.ping())  # the second of the two answers has arrived
                     return '{"move": 1}'
                 t = await scheduler.run(row(fake.url, request_timeout=0.05 if name == "silence" else HANG), thinks)
                 assert t.reward is None and t.total_reward is None and t.error and t.close_error is None and fake.connections == 1

@@ -38,8 +38,7 @@ def need(package: str, extra: str):
 # %% ../../nbs/interop/02_bridge.ipynb #c
 def key_of(seed: int) -> jax.Array:
     "`jax.random.key(seed)`, with the words above 32 bits folded in. Raises `ValueError` if negative."
-    seed = operator.index(seed)
-    if seed < 0:
+    if (seed := operator.index(seed)) < 0:
         raise ValueError(f"The seed {seed} is negative: give an integer from 0.")
     key = jax.random.key(seed % 2**32)
     while seed := seed >> 32:
@@ -67,15 +66,12 @@ def _layers(env_id, draws, direction, rules_and_goals, images, around=None):
     return around(env) if around else env
 
 def _tasks(benchmark, ruleset, ruleset_id):
-    "Tasks to draw from or None, and one ruleset (or one for each world) or None."
-    if benchmark is None:
-        if ruleset_id is not None:
-            raise ValueError("ruleset_id needs a benchmark: give benchmark= too.")
-        return None, ruleset
-    if ruleset is not None:
+    if benchmark is None and ruleset_id is not None:
+        raise ValueError("ruleset_id needs a benchmark: give benchmark= too.")
+    if benchmark is not None and ruleset is not None:
         raise ValueError("Give either ruleset= or benchmark=.")
-    benchmark = benchmark_of(benchmark)
-    return (benchmark, None) if ruleset_id is None else (None, benchmark.get_ruleset(ruleset_id))
+    benchmark = None if benchmark is None else benchmark_of(benchmark)
+    return (benchmark, ruleset) if ruleset_id is None else (None, benchmark.get_ruleset(ruleset_id))
 
 # %% ../../nbs/interop/02_bridge.ipynb #e
 class World(NamedTuple):
@@ -115,23 +111,23 @@ def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None
 
 # %% ../../nbs/interop/02_bridge.ipynb #f
 def _with_ruleset(recipe, params, ruleset, num_envs):
+    ruleset = getattr(params, "ruleset", None) if ruleset is None else ruleset
     if ruleset is None:
-        ruleset = getattr(params, "ruleset", None)
-        if ruleset is None:
-            return World(recipe, params)
+        return World(recipe, params)
     if not hasattr(params, "ruleset"):
         raise TypeError(f"{type(params).__name__} takes no ruleset: use one of the XLand-MiniGrid environments.")
     if not hasattr(ruleset, "goal"):
         raise TypeError(f"The ruleset is a {type(ruleset).__name__}: give a RuleSet, such as benchmark.get_ruleset(0).")
-    axes = np.ndim(ruleset.goal) - 1
-    if axes not in (0, 1) or axes == 1 and np.shape(ruleset.goal)[0] != num_envs:
+    shape = np.shape(ruleset.goal)
+    if len(shape) not in (1, 2) or len(shape) == 2 and shape[0] != num_envs:
         remedy = "" if num_envs is None else f", or one for each of the {num_envs} worlds, with goals ({num_envs}, 5)"
-        raise ValueError(f"The ruleset has a goal of shape {np.shape(ruleset.goal)}: give one task, with a goal (5,){remedy}.")
-    batch = jax.tree.map(np.asarray if axes else lambda x: np.asarray(x)[None], ruleset)
-    for number in range(batch.goal.shape[0]):
+        raise ValueError(f"The ruleset has a goal of shape {shape}: give one task, with a goal (5,){remedy}.")
+    batched = len(shape) == 2
+    batch = jax.tree.map(np.asarray if batched else lambda x: np.asarray(x)[None], ruleset)
+    for number in range(len(batch.goal)):
         jax.tree.map(lambda x: x[number], batch).validate()
     try_out(_layers(*recipe), params, batch)
-    return World(recipe, params.replace(ruleset=jax.tree.map(jnp.asarray, ruleset)), batched=axes == 1)
+    return World(recipe, params.replace(ruleset=jax.tree.map(jnp.asarray, ruleset)), batched=batched)
 
 # %% ../../nbs/interop/02_bridge.ipynb #g
 class Seen(NamedTuple):
@@ -169,8 +165,8 @@ def check_actions(actions, num_envs: int, num_actions: int = NUM_ACTIONS) -> np.
         raise ValueError(f"The actions have shape {actions.shape}: give one for each world, ({num_envs},).")
     if actions.dtype.kind not in "iu":
         raise TypeError(f"Actions are integers 0 to {num_actions - 1}, not {actions.dtype}.")
-    if not far and not ((actions >= 0) & (actions < num_actions)).all():
-        raise ValueError(f"There is no action {actions[(actions < 0) | (actions >= num_actions)][0]}: actions are 0 to {num_actions - 1}.")
+    if not far and (bad := actions[(actions < 0) | (actions >= num_actions)]).size:
+        raise ValueError(f"There is no action {bad[0]}: actions are 0 to {num_actions - 1}.")
     return actions.astype(np.int32)
 
 # %% ../../nbs/interop/02_bridge.ipynb #h
@@ -181,37 +177,36 @@ def compiled(env: Environment, draws: bool, tasks: bool | None = None):
     Each returns a time step and its `Seen`, for one world or a batch; tasks: whether each world of a batch has its own.
     """
     def over(call):
-        return call if tasks is None else lambda params, *rest: jax.vmap(call, (params.axes("ruleset") if tasks else None, *(0 for _ in rest)))(params, *rest)
+        axes = lambda params: params.axes("ruleset") if tasks else None
+        return call if tasks is None else lambda p, *rest: jax.vmap(call, (axes(p), *(0 for _ in rest)))(p, *rest)
 
     def reset_some(params, timestep, key, mask):
         choose = lambda chosen, new, old: jax.tree.map(lambda a, b: jnp.where(chosen, a, b), new, old)
         return jax.vmap(choose)(mask, over(env.reset)(params, key), timestep)
 
     def told(call):
-        def run(*args):
-            timestep = call(*args)
-            return timestep, seen_of(timestep, draws)
-        return jax.jit(run)
+        return jax.jit(lambda *args: (timestep := call(*args), seen_of(timestep, draws)))
 
     return told(over(env.reset)), told(over(env.step)), told(reset_some)
 
 class Simulator:
-    "One world with a present. `timestep` is None before the first reset."
+    "One world and its `timestep`, which is None before the first reset."
     def __init__(self, world: World):
-        self.world, self.timestep = world, None
-        self.params = jax.tree.map(jnp.asarray, world.params)
+        self.world, self.timestep, self.params = world, None, jax.tree.map(jnp.asarray, world.params)
 
     def reset(self, key=None) -> Seen:
-        "Begin a trial from `key`, or from the key that the last one left."
-        self.timestep, seen = compiled(self.world.env, self.world.draws)[0](self.params, self.timestep.state.key if key is None else key)
-        return to_numpy(seen)
+        "Begin a trial from `key`, or from the key that the last trial left."
+        return self._run(0, self.timestep.state.key if key is None else key)
 
     def step(self, action: int) -> Seen:
-        self.timestep, seen = compiled(self.world.env, self.world.draws)[1](self.params, self.timestep, np.int32(action))
+        return self._run(1, self.timestep, np.int32(action))
+
+    def _run(self, program, *args):
+        self.timestep, seen = compiled(self.world.env, self.world.draws)[program](self.params, *args)
         return to_numpy(seen)
 
     def render(self, mode: str):
-        "A picture of the present, as `Environment.render` draws it."
+        "Draw the world as it is now; see `Environment.render`."
         return self.world.env.render(self.params.replace(render_mode=mode), self.timestep)
 
 # %% ../../nbs/interop/02_bridge.ipynb #i

@@ -36,10 +36,7 @@ class XLandDmEnv(dm_env.Environment):
         self._simulator, self._over, self.ruleset_id = Simulator(build(env_id, **kwargs)), True, None
         self._observation_spec = spec_of(observation_bounds(self._simulator.world))
 
-    @property
-    def timestep(self):
-        "The present `TimeStep` of the environment inside, None before the first reset."
-        return self._simulator.timestep
+    timestep = property(lambda self: self._simulator.timestep, doc="The latest `TimeStep`, None before a reset.")
 
     def reset(self) -> "dm_env.TimeStep":
         "Begin a trial."
@@ -48,7 +45,7 @@ class XLandDmEnv(dm_env.Environment):
         return dm_env.restart(seen.observation)
 
     def step(self, action) -> "dm_env.TimeStep":
-        "Do an action, 0 to 5, or begin a trial when there is none. Raises `ValueError` or `TypeError`."
+        "Apply one action, 0 to 5, or begin a trial if none is running. Raises `ValueError` or `TypeError`."
         action = check_one_action(action)
         if self._over:
             return self.reset()

@@ -37,6 +37,11 @@ def _check_render_mode(mode):
     if mode not in (None, *_RENDER_MODES):
         raise ValueError(f"render_mode is {mode!r}: choose 'rgb_array', 'ansi', or None.")
 
+def _drawn_as(env):
+    if env.render_mode is not None and env.timestep is None:
+        raise ResetNeeded("There is nothing to draw yet: call reset() first.")
+    return _RENDER_MODES.get(env.render_mode)
+
 def _check_options(options, known=()):
     options = options or {}
     if unknown := set(options) - set(known):
@@ -65,10 +70,7 @@ class XLandEnv(gymnasium.Env):
         self.action_space = gymnasium.spaces.Discrete(NUM_ACTIONS)
         self.observation_space = space_of(observation_bounds(self._simulator.world))
 
-    @property
-    def timestep(self):
-        "The present `TimeStep`, None before the first reset."
-        return self._simulator.timestep
+    timestep = property(lambda self: self._simulator.timestep, doc="The latest `TimeStep`, None before a reset.")
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         "Begin a trial: `(observation, info)`. There are no options."
@@ -92,11 +94,7 @@ class XLandEnv(gymnasium.Env):
 
     def render(self):
         "An image, uint8 `(H, W, 3)`, or text, as `render_mode` says; None without one."
-        if self.render_mode is None:
-            return None
-        if self.timestep is None:
-            raise ResetNeeded("There is nothing to draw yet: call reset() first.")
-        return self._simulator.render(_RENDER_MODES[self.render_mode])
+        return self._simulator.render(mode) if (mode := _drawn_as(self)) else None
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #d
 def register_envs():
@@ -124,7 +122,7 @@ def _converter(output):
     return to_numpy if output == "numpy" else lambda tree: tree
 
 def without_tensors(actions):
-    "Actions that are tensors, as arrays with memory of their own: the caller may write to the tensor."
+    "The actions, with tensors copied to arrays, since the caller may write to a tensor."
     return from_torch(actions, copy=True) if type(actions).__module__.partition(".")[0] == "torch" else actions
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #f
@@ -151,7 +149,6 @@ def mask_in(options, num_envs: int, begun: bool) -> np.ndarray | None:
     return mask
 
 class VectorBase(VectorEnv):
-    "What vector environments share here."
     def make_spaces(self, observation_space, action_space):
         from gymnasium.vector.utils import batch_space
         self.single_observation_space, self.single_action_space = observation_space, action_space
@@ -209,11 +206,9 @@ class _BatchEnv(VectorBase):
 
     def render(self):
         "A tuple of one picture or text for each world; None without a `render_mode`."
-        if self.render_mode is None:
+        if (mode := _drawn_as(self)) is None:
             return None
-        if self.timestep is None:
-            raise ResetNeeded("There is nothing to draw yet: call reset() first.")
-        params = self.params.replace(render_mode=_RENDER_MODES[self.render_mode])
+        params = self.params.replace(render_mode=mode)
         of = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
         one = lambda i: params.replace(ruleset=of(params.ruleset, i)) if self._world.batched else params
         return tuple(self._world.env.render(one(i), of(self.timestep, i)) for i in range(self.num_envs))

@@ -60,8 +60,7 @@ def openenv_client_class() -> type:
             finally:
                 self._waiting = False
 
-        def _step_payload(self, action):
-            return action_fields(action)
+        _step_payload = staticmethod(action_fields)
 
         def _parse_result(self, payload):
             found = super()._parse_result(payload)

@@ -24,19 +24,19 @@ class RefusedPickleError(BenchmarkFileError):
     "A pickle that asks for something other than arrays of numbers; the message names it."
 
 def _refuse(what):
-    "Stop reading. `what` comes from the file, so it is cut short and made printable."
-    raise RefusedPickleError(what[:200].encode("unicode_escape").decode())
+    raise RefusedPickleError(what[:200].encode("unicode_escape").decode())  # it may come from the file
 
 # %% ../../nbs/interop/00_pickles.ipynb #c
 class _Dtype:
     "A type of number as a pickle spells it: 'u1', and the order of its bytes."
     def __init__(self, text, align=False, copy=True):
         if not isinstance(text, str) or not re.fullmatch("b1|[iu][1248]|f[248]", text):
-            _refuse(f"holds an array of {'Python objects' if text in ('O', 'O8', 'O4') else 'something other than numbers'}")
+            objects = text in ("O", "O8", "O4")
+            _refuse(f"holds an array of {'Python objects' if objects else 'something other than numbers'}")
         self.text, self.order = text, "|"
 
     def __setstate__(self, state):
-        if not isinstance(state, tuple) or len(state) < 5 or state[1] not in ("<", ">", "|", "=") or any(part is not None for part in state[2:5]):
+        if not isinstance(state, tuple) or state[1:2] not in [(o,) for o in "<>|="] or state[2:5] != (None, None, None):
             _refuse("describes a type of number with fields or parts")
         self.order = state[1]
 
@@ -47,8 +47,8 @@ class _Dtype:
 def _view(data, dtype, shape, order):
     if not isinstance(data, (bytes, bytearray)) or not isinstance(dtype, _Dtype):
         _refuse("holds an array whose contents are not bytes")
-    if not isinstance(shape, tuple) or len(shape) > 8 or not all(type(length) is int and 0 <= length < 1 << 40 for length in shape):
-        _refuse("holds an array whose shape is no shape")
+    if not isinstance(shape, tuple) or len(shape) > 8 or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
+        _refuse("holds an array whose shape is invalid")
     if math.prod(shape) * dtype.numpy().itemsize != len(data):
         raise ValueError("an array's shape does not fit its bytes")
     array = np.frombuffer(data, dtype.numpy()).reshape(shape, order=order)
@@ -66,7 +66,7 @@ class _Array:
         *_, shape, dtype, fortran, data = state
         self.value = _view(data, dtype, shape, "F" if isinstance(fortran, int) and fortran else "C")
 
-_NDARRAY = object()  # numpy.ndarray, which a pickle passes on
+_NDARRAY = object()
 
 def _announced(kind, shape, code):
     "`numpy.core.multiarray._reconstruct`: only ever an empty plain array."
@@ -105,9 +105,9 @@ def _budget(path, max_bytes):
     return min(max_bytes, _SLACK + _RATIO * path.stat().st_size)
 
 class _Metered:
-    "A stream that gives out at most so many bytes."
-    def __init__(self, stream, most: int):
-        self.stream, self.left = stream, most
+    "A stream of at most `left` bytes."
+    def __init__(self, stream, left: int):
+        self.stream, self.left = stream, left
 
     def spend(self, data: bytes) -> bytes:
         self.left -= len(data)
@@ -116,7 +116,6 @@ class _Metered:
         return data
 
     def read(self, count: int) -> bytes:
-        # at most one byte beyond the budget
         return self.spend(self.stream.read(min(count, self.left + 1)))
 
     def readline(self) -> bytes:
@@ -124,9 +123,10 @@ class _Metered:
 
 # %% ../../nbs/interop/00_pickles.ipynb #h
 _NAMES = {
-    "numpy.ndarray": _NDARRAY, "numpy.dtype": lambda *arguments: _Dtype(*arguments), "xminigrid.benchmarks.Benchmark": _Record,
-    "__builtin__.bytes": lambda: b"", "builtins.bytes": lambda: b"",  # protocols 0 to 2: empty bytes
-    **{f"numpy.{core}.{name}": make for core in ("core", "_core") for name, make in (("multiarray._reconstruct", _announced), ("numeric._frombuffer", _of_buffer))},
+    "numpy.ndarray": _NDARRAY, "numpy.dtype": lambda *given: _Dtype(*given), "xminigrid.benchmarks.Benchmark": _Record,
+    **dict.fromkeys(("__builtin__.bytes", "builtins.bytes"), lambda: b""),  # protocols 0 to 2: empty bytes
+    **dict.fromkeys(("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"), _announced),
+    **dict.fromkeys(("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer"), _of_buffer),
     "jax._src.array._reconstruct_array": _of_jax, "jax._src.device_array.reconstruct_device_array": _of_jax}
 
 # %% ../../nbs/interop/00_pickles.ipynb #i
@@ -136,30 +136,29 @@ def _keyed(load, keys):
     "An instruction that fills a dictionary, for keys that are text, at `keys` on the stack."
     def checked(reader):
         if any(type(key) is not str for key in reader.stack[keys]):
-            _refuse("fills something that is no dictionary of names")
+            _refuse("fills something other than a dictionary of names")
         load(reader)
     return checked
 
 def _build(reader):
     if type(reader.stack[-2]) not in (_Array, _Dtype, _Record):
-        _refuse("sets the state of something that is no array")
+        _refuse("sets the state of something other than an array")
     reader.load_build()
-
-def _byte_array(reader):
-    reader.append(reader.read(*struct.unpack("<Q", reader.read(8))))
 
 def _unneeded(reader):
     _refuse("uses sets or the extension registry (EXT), which arrays do not need")
 
 _STRICT = {
-    pickle.SETITEM: _keyed(_Python.load_setitem, slice(-2, -1)), pickle.SETITEMS: _keyed(_Python.load_setitems, slice(None, None, 2)), pickle.DICT: _keyed(_Python.load_dict, slice(None, None, 2)),
-    pickle.BUILD: _build, pickle.BYTEARRAY8: _byte_array, **dict.fromkeys((pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.EMPTY_SET, pickle.FROZENSET), _unneeded)}
+    pickle.SETITEM: _keyed(_Python.load_setitem, slice(-2, -1)), pickle.BUILD: _build,
+    pickle.SETITEMS: _keyed(_Python.load_setitems, slice(None, None, 2)),
+    pickle.DICT: _keyed(_Python.load_dict, slice(None, None, 2)),
+    pickle.BYTEARRAY8: lambda reader: reader.append(reader.read(*struct.unpack("<Q", reader.read(8)))),
+    **dict.fromkeys((pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.EMPTY_SET, pickle.FROZENSET), _unneeded)}
 
 # %% ../../nbs/interop/00_pickles.ipynb #j
 _MOST_STEPS = 10_000
 
 class _Instructions(dict):
-    "Instructions by their codes, to be looked up at most `_MOST_STEPS` times."
     count = 0
 
     def __getitem__(self, number):
@@ -171,7 +170,8 @@ class _Instructions(dict):
 class _Reader(_Python):
     def __init__(self, stream: _Metered):
         super().__init__(stream, encoding="latin1")
-        self.stream, self.dispatch = stream, _Instructions(self.dispatch | {code[0]: run for code, run in _STRICT.items()})
+        self.stream = stream
+        self.dispatch = _Instructions(self.dispatch | {code[0]: run for code, run in _STRICT.items()})
 
     def find_class(self, module: str, name: str):
         if (asked := f"{module}.{name}") == "_codecs.encode":
@@ -181,11 +181,10 @@ class _Reader(_Python):
     def encoded(self, text, encoding="latin1") -> bytes:
         "`_codecs.encode`, with which protocols 0 to 2 write bytes as text."
         if not isinstance(text, str) or encoding != "latin1":
-            _refuse("encodes text in a way that bytes are not kept")
+            _refuse("encodes text other than bytes")
         return self.stream.spend(text.encode("latin1"))
 
 def _read(stream):
-    "The one object that is left at the end."
     reader = _Reader(stream)
     found = reader.load()
     if reader.stack or reader.metastack or reader.read(1):
@@ -193,16 +192,8 @@ def _read(stream):
     return found
 
 # %% ../../nbs/interop/00_pickles.ipynb #k
-_DAMAGE = (ValueError, EOFError, OSError, LookupError, TypeError, AttributeError, OverflowError, MemoryError, struct.error, pickle.PickleError)
-
-def _entries(path, max_bytes):
-    with open(path, "rb") as file:
-        packed = file.peek(3)[:3] == b"BZh"
-        found = _read(_Metered(bz2.open(file) if packed else file, _budget(path, max_bytes)))
-    found = found.fields if isinstance(found, _Record) else found
-    if not isinstance(found, dict):
-        raise ValueError("it holds no dictionary of arrays")
-    return found
+_DAMAGE = (ValueError, EOFError, OSError, LookupError, TypeError, AttributeError, OverflowError, MemoryError,
+           struct.error, pickle.PickleError)
 
 def pickled_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
     """The arrays in a pickled dictionary or `xminigrid.benchmarks.Benchmark`, by name, read-only. No part of it is run.
@@ -212,16 +203,23 @@ def pickled_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
     """
     path = Path(path).expanduser()
     try:
-        arrays = {name: entry.value for name, entry in _entries(path, max_bytes).items() if isinstance(entry, _Array)}
+        with open(path, "rb") as file:
+            stream = bz2.open(file) if file.peek(3)[:3] == b"BZh" else file
+            found = _read(_Metered(stream, _budget(path, max_bytes)))
+        found = found.fields if isinstance(found, _Record) else found
+        if not isinstance(found, dict):
+            raise ValueError("it holds no dictionary of arrays")
+        arrays = {name: entry.value for name, entry in found.items() if isinstance(entry, _Array)}
         if any(array is None for array in arrays.values()):
             raise ValueError("an array was announced and never filled")
         return arrays
     except FileNotFoundError:
         raise
     except RefusedPickleError as error:
-        raise RefusedPickleError(f"{path} {error}; it is not loaded (a benchmark holds arrays of numbers and nothing else).") from None
+        raise RefusedPickleError(f"{path} {error}; it is not loaded (a benchmark holds only numbers).") from None
     except _DAMAGE as error:
-        raise BenchmarkFileError(f"{path} is damaged or no pickle of arrays ({str(error)[:200]}): download or write it again.") from None
+        why = f"is damaged or not a pickle of arrays ({str(error)[:200]})"
+        raise BenchmarkFileError(f"{path} {why}: download or write it again.") from None
 
 # %% ../../nbs/interop/00_pickles.ipynb #l
 def archived_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
@@ -237,4 +235,5 @@ def archived_arrays(path, *, max_bytes: int = 4 << 30) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, *_DAMAGE) as error:
-        raise BenchmarkFileError(f"{path} is no .npz archive of arrays ({str(error)[:200]}): write one with numpy.savez_compressed.") from None
+        why = f"is not an .npz archive of arrays ({str(error)[:200]})"
+        raise BenchmarkFileError(f"{path} {why}: write one with numpy.savez_compressed.") from None

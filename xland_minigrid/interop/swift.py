@@ -141,18 +141,16 @@ def swift_scheduler() -> type:
 
 # %% ../../nbs/interop/09_swift.ipynb #e
 async def _close(env, seconds):
-    "Close an environment within `seconds`. Returns (and logs) why it could not be closed."
     async def close():
         await awaited(env.close())
     task = asyncio.ensure_future(close())
     why = f"The environment did not close within {seconds:g} s: raise close_timeout."
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.wait({task}, timeout=seconds)
-    if not task.done():
-        task.cancel()
-    else:
+    if task.done():
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         why = error and f"The environment was not closed properly ({type(error).__name__}: {error})."
+    task.cancel()
     if why:
         logging.getLogger("xland_minigrid.interop.swift").warning(why)
     return why
@@ -258,7 +256,7 @@ class LiveLimit:
     async def __aenter__(self):
         place = Future()
         self._waiting.append((asyncio.get_running_loop(), place))
-        self._fill()
+        self.leave(0)
         try:
             await asyncio.wrap_future(place)
         except BaseException:
@@ -270,10 +268,7 @@ class LiveLimit:
     async def __aexit__(self, *_):
         self.leave()
 
-    def leave(self):
-        self._fill(1)
-
-    def _fill(self, left=0):
+    def leave(self, left: int = 1):
         with self._lock:
             self.live -= left
             while self._waiting and self.live < self.most:
@@ -400,8 +395,7 @@ class GymScheduler(Hooks):
     env: a name or a class, for rows whose `env_config` has no `name`. max_turns: answers at most; None: any number.
     max_live: trajectories alive at once, over all runs, loops and threads that use this scheduler.
     timeout, close_timeout, deadline: seconds for a reset or step, for closing, and for a trajectory (None: any number).
-    reward_funcs: functions of the finished `Trajectory`, plain or coroutines, that return a number, or None for
-    unknown.
+    reward_funcs: functions of the finished `Trajectory`, plain or coroutines; each returns a number, or None (unknown).
     reward_weights: one for each, and one for the environment. completions: a file that gets every conversation as JSON.
     on_error: `"mask"`, a failed trajectory has reward None and an error; `"cancel"`, it ends the others and is raised.
     """
@@ -425,8 +419,7 @@ class GymScheduler(Hooks):
     async def run(self, requests, infer) -> "Trajectory | list[Trajectory]":
         """Play requests or rows; returns their trajectories in order, or one for a single request.
 
-        `infer(messages, request)` is a coroutine function that answers with text or a `Choice`. Raises `TypeError` and
-        `ValueError`.
+        `infer(messages, request)`: a coroutine function, gives text or a `Choice`. Raises `TypeError` or `ValueError`.
         """
         single = isinstance(requests, (RolloutRequest, dict))
         requests = [r if isinstance(r, RolloutRequest) else request_from_row(r) for r in ([requests] if single else requests)]
@@ -457,7 +450,6 @@ class GymScheduler(Hooks):
 
 # %% ../../nbs/interop/09_swift.ipynb #n
 async def _play(scheduler, trajectory, infer):
-    "Play a trajectory in a pool of one session. Returns what went wrong."
     async def rollout(episode):
         trajectory.episode = episode
         await _converse(scheduler, trajectory, infer)
@@ -477,7 +469,6 @@ async def _play(scheduler, trajectory, infer):
     return EnvFault(f"The episode ended early ({reason}).") if reason else None
 
 async def _settle(scheduler, trajectory, failure):
-    "Score and log a trajectory that is over. Raises what failed if `on_error` says so."
     values = trajectory.rewards
     try:
         for i, fn in enumerate([] if failure else scheduler.reward_funcs):
@@ -500,7 +491,6 @@ async def _settle(scheduler, trajectory, failure):
     return trajectory
 
 def _check_infer(infer):
-    "Refuse a plain function, which would block the loop. A lambda may return a coroutine."
     name = getattr(infer, "__name__", "<lambda>")
     if not callable(infer) or inspect.isroutine(infer) and not inspect.iscoroutinefunction(infer) and name != "<lambda>":
         raise TypeError(f"infer is {infer!r}: give a coroutine function of messages and request, or blocking({name}).")

@@ -7,6 +7,7 @@ __all__ = ['make_rollout_func', 'environment_factory', 'ChatTokens', 'generate_w
            'pool_reward', 'RolloutFunc', 'PoolEnvironment', 'task_in_row', 'EnvironmentFactory']
 
 # %% ../../nbs/interop/08_trl.ipynb #a
+import contextlib
 import itertools
 import json
 import threading
@@ -53,9 +54,9 @@ class ChatTokens:
 
 # %% ../../nbs/interop/08_trl.ipynb #c
 def generate_with_model(contexts: list[list[int]], trainer) -> list[tuple[list[int], list[float]]]:
-    """Completions of the trainer's model, sampled at its temperature, with log-probabilities; at most `max_completion_length`.
+    """Completions of the trainer's model, sampled at its temperature, with log-probabilities.
 
-    For a model in one process. One that is spread over several, or a faster engine, needs a function of its own.
+    At most `max_completion_length` tokens, from a model in one process; others need a function of their own.
     """
     import torch
     model, args = trainer.accelerator.unwrap_model(trainer.model), trainer.args
@@ -76,11 +77,8 @@ def generate_with_model(contexts: list[list[int]], trainer) -> list[tuple[list[i
         model.train(was_training)
     new, logits = out.sequences[:, width:], torch.stack(out.logits, 1).float() / args.temperature
     logprobs = torch.log_softmax(logits, -1).gather(-1, new[..., None])[..., 0]
-    rows = []
-    for row, values in zip(new.tolist(), logprobs.tolist()):
-        length = row.index(end) + 1 if end in row else len(row)
-        rows.append((row[:length], values[:length]))
-    return rows
+    lengths = [row.index(end) + 1 if end in row else len(row) for row in new.tolist()]
+    return [(row[:n], values[:n]) for row, values, n in zip(new.tolist(), logprobs.tolist(), lengths)]
 
 # %% ../../nbs/interop/08_trl.ipynb #d
 def task_in_prompt(prompt):
@@ -95,7 +93,6 @@ def task_in_prompt(prompt):
         raise ValueError(f"The prompt {str(text)[:60]!r} is not a task: write it as JSON, or give task_of=.") from None
 
 def _runs(prompts, most):
-    "Runs of equal prompts: each prompt and how many there are, at most `most`."
     runs = []
     for prompt, equal in itertools.groupby(prompts):
         count = len(list(equal))
@@ -125,8 +122,7 @@ def pool_reward(completions, env_reward, **_) -> list:
     "The reward function for `make_rollout_func`: the environments' rewards, None where unknown."
     return list(env_reward)
 
-class _Player:
-    "Opens a new pool and closes it; an open pool stays the caller's."
+class _Player(contextlib.AbstractContextManager):
     def __init__(self, pool, task_of, observe, act):
         for name, given in {"task_of": task_of, "observe": observe, "act": act}.items():
             if given is not None and not callable(given):
@@ -140,9 +136,6 @@ class _Player:
     def close(self):
         if self._mine:
             self.pool.sync.close()
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self.close()
@@ -284,16 +277,14 @@ class EnvironmentFactory(_Player):
         super().__init__(pool, task_of, observe, act)
 
     def __call__(self) -> PoolEnvironment:
-        self._need_open()
-        return self.environment()
-
-    def _need_open(self):
         if self._closed:
             raise PoolClosed()
+        return self.environment()
 
     def _seat(self):
         with self._lock:
-            self._need_open()
+            if self._closed:
+                raise PoolClosed()
             try:
                 taken = self.pool.roster.pick(1)
             except PoolExhausted:
@@ -302,7 +293,7 @@ class EnvironmentFactory(_Player):
             return taken[0]
 
     def close(self):
-        "Give back all environments, and close the pool if it was opened here. May be called twice."
+        "Give back all environments, and close a pool that was opened here. May be called twice."
         with self._lock:
             self._closed = True
             seats, self._seats = self._seats, []

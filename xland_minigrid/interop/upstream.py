@@ -43,21 +43,22 @@ def _bytes(array):
 # %% ../../nbs/interop/01_upstream.ipynb #c
 def tiles_to_upstream(pairs):
     "Our (tile, colour) pairs `(..., 2)` in the numbers of 0.9.3, uint8. END_OF_MAP, UNSEEN and EMPTY all become 0."
-    lib, pairs = _lib(pairs), _bytes(pairs)
-    return lib.maximum(pairs, np.uint8(2)) - np.uint8(2)
+    return _lib(pairs).maximum(_bytes(pairs), np.uint8(2)) - np.uint8(2)
 
 def tiles_from_upstream(pairs, zero=(Tiles.EMPTY, Colors.EMPTY)):
     "Pairs `(..., 2)` of 0.9.3 in our numbers, uint8. `zero` is what their (0, 0) stands for here, as a pair."
-    lib, pairs = _lib(pairs), _bytes(pairs)
+    pairs = _bytes(pairs)
     nothing = (pairs == 0).all(-1, keepdims=True)
-    return lib.where(nothing, np.asarray(zero, np.uint8), pairs + np.uint8(2))
+    return _lib(pairs).where(nothing, np.asarray(zero, np.uint8), pairs + np.uint8(2))
 
 # %% ../../nbs/interop/01_upstream.ipynb #d
 _GOAL_TO_UPSTREAM = np.arange(len(GOALS), dtype=np.uint8)
 _GOAL_TO_UPSTREAM[[AgentOnPositionGoal.ID, TileOnPositionGoal.ID]] = TileOnPositionGoal.ID, AgentOnPositionGoal.ID
 
-_GOAL_TILES = np.array([1 if issubclass(g, (OneTileGoal, TileOnPositionGoal)) else 2 * issubclass(g, TwoTileGoal) for g in GOALS])
+_ONE_TILE = OneTileGoal, TileOnPositionGoal
+_GOAL_TILES = np.array([issubclass(g, _ONE_TILE) + 2 * issubclass(g, TwoTileGoal) for g in GOALS])
 _RULE_TILES = np.array([2 * issubclass(r, OneTileRule) + 3 * issubclass(r, TwoTileRule) for r in RULES])
+_RULE_IDS = np.arange(len(RULES), dtype=np.uint8)
 
 # %% ../../nbs/interop/01_upstream.ipynb #e
 def _translate(encodings, identifiers, tiles_of, shift):
@@ -79,11 +80,11 @@ def goal_from_upstream(goal):
 
 def rules_to_upstream(rules):
     "Our rules `(..., 7)` in the tile numbers of 0.9.3, uint8; the identifiers are the same."
-    return _translate(rules, np.arange(len(RULES), dtype=np.uint8), _RULE_TILES, tiles_to_upstream)
+    return _translate(rules, _RULE_IDS, _RULE_TILES, tiles_to_upstream)
 
 def rules_from_upstream(rules):
     "Rules `(..., 7)` of 0.9.3 in our tile numbers, uint8; rows of padding stay zero."
-    return _translate(rules, np.arange(len(RULES), dtype=np.uint8), _RULE_TILES, tiles_from_upstream)
+    return _translate(rules, _RULE_IDS, _RULE_TILES, tiles_from_upstream)
 
 # %% ../../nbs/interop/01_upstream.ipynb #f
 def ruleset_from_upstream(ruleset) -> RuleSet:
@@ -92,11 +93,12 @@ def ruleset_from_upstream(ruleset) -> RuleSet:
                    init_tiles=tiles_from_upstream(ruleset.init_tiles, zero=(0, 0)))
 
 def _check_known(goals, rules, init_tiles, opened):
-    beyond = any(not isinstance(a, jax.core.Tracer) and np.max(a[..., 0], initial=0) >= len(book) for a, book in ((goals, GOALS), (rules, RULES)))
-    if opened is not None or beyond:
+    traced = lambda array: isinstance(array, jax.core.Tracer)
+    beyond = lambda array, known: not traced(array) and np.max(array[..., 0], initial=0) >= len(known)
+    if opened is not None or beyond(goals, GOALS) or beyond(rules, RULES):
         raise ValueError("xminigrid 0.9.3 knows only the goals and rules of Tables 2 and 3.")
-    for tiles in (rules[..., 1:], init_tiles):
-        if not isinstance(tiles, jax.core.Tracer) and (np.asarray(tiles).reshape(*tiles.shape[:-1], -1, 2)[..., 0] == Tiles.LAVA).any():
+    for tiles in (rules[..., 1::2], init_tiles[..., 0]):
+        if not traced(tiles) and (np.asarray(tiles) == Tiles.LAVA).any():
             raise ValueError("xminigrid 0.9.3 has no lava.")
 
 def ruleset_to_upstream(ruleset: RuleSet):
@@ -118,18 +120,14 @@ def agent_to_upstream(agent: AgentState):
     from xminigrid.types import AgentState as Theirs
     return Theirs(*map(jnp.asarray, (agent.position, agent.direction, tiles_to_upstream(agent.pocket))))
 
-def _typed(key):
-    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(jnp.asarray(key))
-
-def _carry(carry, empty):
-    return carry if jax.tree.leaves(carry) else empty
-
 def state_from_upstream(state) -> State:
     "A state of 0.9.3, batched or not, as ours. (0, 0) on the grid becomes EMPTY; raw keys become typed ones."
+    typed = jnp.issubdtype(state.key.dtype, jax.dtypes.prng_key)
     return State(
-        key=_typed(state.key), step_num=jnp.asarray(state.step_num, jnp.int32), cells=pack_pairs(tiles_from_upstream(state.grid)),
-        agent=agent_from_upstream(state.agent), goal_encoding=goal_from_upstream(state.goal_encoding),
-        rule_encoding=rules_from_upstream(state.rule_encoding), carry=_carry(state.carry, EnvCarry()))
+        key=state.key if typed else jax.random.wrap_key_data(jnp.asarray(state.key)),
+        step_num=jnp.asarray(state.step_num, jnp.int32), cells=pack_pairs(tiles_from_upstream(state.grid)),
+        agent=agent_from_upstream(state.agent), carry=state.carry if jax.tree.leaves(state.carry) else EnvCarry(),
+        goal_encoding=goal_from_upstream(state.goal_encoding), rule_encoding=rules_from_upstream(state.rule_encoding))
 
 def state_to_upstream(state: State):
     "Our state, batched or not, as `xminigrid.types.State`. It keeps our typed key."
@@ -137,7 +135,7 @@ def state_to_upstream(state: State):
     return Theirs(
         key=state.key, step_num=state.step_num, grid=jnp.asarray(tiles_to_upstream(state.grid)), agent=agent_to_upstream(state.agent),
         goal_encoding=jnp.asarray(goal_to_upstream(state.goal_encoding)), rule_encoding=jnp.asarray(rules_to_upstream(state.rule_encoding)),
-        carry=_carry(state.carry, Nothing()))
+        carry=state.carry if jax.tree.leaves(state.carry) else Nothing())
 
 # %% ../../nbs/interop/01_upstream.ipynb #h
 def observation_from_upstream(view, see_through_walls: bool = True):
@@ -209,12 +207,11 @@ def benchmark_from_upstream(source) -> Benchmark:
     return Benchmark.from_arrays(goal_from_upstream(goals), rules_from_upstream(rules), tiles_from_upstream(init_tiles, zero=(0, 0)))
 
 def _check_upstream(goals, rules, init_tiles):
-    "Raise `ValueError` unless this can be a benchmark of 0.9.3: 13 tiles, 12 colours, 15 goals, 12 rules."
     for name, array, shape in (("goals", goals, "(n, 5)"), ("rules", rules, "(n, R, 7)"), ("init_tiles", init_tiles, "(n, N, 2)")):
         if array.ndim != shape.count(",") + 1 or array.shape[-1] != int(shape[-2]) or len(array) != len(goals):
             raise ValueError(f"{name} has shape {array.shape}; it must be {shape}, with the same n for all arrays.")
         if array.dtype.kind not in "iuf" or not _are_bytes(array):
-            raise ValueError(f"{name} holds {array.dtype} values that are no whole numbers from 0 to 255.")
+            raise ValueError(f"{name} holds {array.dtype} values other than whole numbers from 0 to 255.")
     if goals[:, 0].max(initial=0) >= len(GOALS) or rules[..., 0].max(initial=0) >= len(RULES):
         raise ValueError("There are goals or rules beyond those of xminigrid 0.9.3.")
     is_tile = np.arange(2) < _GOAL_TILES[_GOAL_TO_UPSTREAM][goals[:, 0].astype(np.uint8)][:, None]
@@ -240,15 +237,14 @@ def _start(path):
 
 def _upstream_arrays(path):
     start = _start(path)
-    if start[:2] == b"PK":
+    if start.startswith(b"PK"):
         return archived_arrays(path)
-    if start == b"BZh" or start[:1] in (b"\x80", b"(", b"}", b"c", b"]"):
+    if start.startswith((b"BZh", b"\x80", b"(", b"}", b"c", b"]")):
         return pickled_arrays(path)
     raise BenchmarkFileError(f"{path} is neither a pickle nor an .npz archive: pass a file of xminigrid.")
 
 # %% ../../nbs/interop/01_upstream.ipynb #l
 def _kept(path):
-    "Where the tasks of a file are kept in our format, and the tasks or None."
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     kept = data_folder() / "upstream" / f"{path.stem}-{digest}-v1.safetensors"
@@ -257,13 +253,6 @@ def _kept(path):
     except (BenchmarkFileError, OSError) as error:
         warnings.warn(f"{error} It is converted again now.", stacklevel=3)
         return kept, None
-
-def _keep(benchmark, path):
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        benchmark.save(path)
-    except OSError as error:
-        warnings.warn(f"The converted tasks could not be kept ({error}); set XLAND_MINIGRID_DATA to a folder with room.", stacklevel=3)
 
 def load_upstream_benchmark(path, *, cache: bool = True, progress: bool = True) -> Benchmark:
     """A benchmark of xminigrid 0.9.3 as ours: its pickle, plain or bz2, or an `.npz` file of arrays. No pickle is run.
@@ -280,14 +269,17 @@ def load_upstream_benchmark(path, *, cache: bool = True, progress: bool = True) 
     try:
         benchmark = benchmark_from_upstream(arrays)
     except ValueError as error:
-        raise BenchmarkFileError(f"{path} holds no benchmark of xminigrid 0.9.3: {error}") from None
+        raise BenchmarkFileError(f"{path} is not a benchmark of xminigrid 0.9.3: {error}") from None
     if kept:
-        _keep(benchmark, kept)
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            benchmark.save(kept)
+        except OSError as error:
+            warnings.warn(f"The tasks could not be kept ({error}): choose another XLAND_MINIGRID_DATA.", stacklevel=2)
     return benchmark
 
 def is_upstream_file(path: Path) -> bool:
     "Whether a file starts like a pickle or a bz2 archive, or is an `.npz` archive."
-    start = _start(path)
-    return start == b"BZh" or start[:1] == b"\x80" or path.suffix == ".npz"
+    return _start(path).startswith((b"BZh", b"\x80")) or path.suffix == ".npz"
 
 register_reader("xminigrid", is_upstream_file, load_upstream_benchmark)  # for load_benchmark_from_path

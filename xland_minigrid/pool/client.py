@@ -46,7 +46,7 @@ async def _cancel_all():
 
 # %% ../../nbs/pool/10_client.ipynb #c
 class IOThread:
-    "An event loop on a daemon thread. `call` runs a coroutine there, for callers from anywhere."
+    "An event loop on a daemon thread; `call`, `wait` and `submit` run coroutines there."
     def __init__(self, name: str = "xland-pool-io"):
         self.loop, self._closed = asyncio.new_event_loop(), False
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -83,7 +83,7 @@ class IOThread:
             raise
 
     def stop(self, timeout: float = 5.0):
-        "End the loop and its thread. Harmless when repeated."
+        "End the loop and its thread. May be called twice."
         if threading.current_thread() is self.thread:
             raise WrongThread()
         if self._closed:
@@ -120,7 +120,7 @@ def no_server(where: str, error: BaseException) -> ConnectFailed:
     return ConnectFailed(f"There is no environment server at {where} ({type(error).__name__}): check that it runs.")
 
 def refused(response, where: str = "The server") -> PoolError:
-    "The reason in the HTTP answer of a server that did not let a client in."
+    "The reason why a server did not let a client in, from its HTTP answer."
     said, status = (response.body or b"").decode(errors="replace").strip()[:300], response.status_code
     if status == 503:
         after = response.headers.get("Retry-After", "1")
@@ -133,7 +133,7 @@ def refused(response, where: str = "The server") -> PoolError:
 
 # %% ../../nbs/pool/10_client.ipynb #e
 class LocalLink:
-    "To a `Host` in this process; used on the I/O thread only."
+    "A link to a `Host` in this process; used on the I/O thread only."
     endpoint, resumes, binary = "local", 0, True
 
     def __init__(self, host: Host, env: str | None = None):
@@ -155,7 +155,7 @@ _FINAL = {4002: "The server ended this session, which was idle; its episode is l
           1008: "The server refused to go on with this session.", 1000: "The server ended this session; its episode is lost."}
 
 def pause(attempt: int):
-    "Sleep, longer with each attempt, at most a second."
+    "Sleep longer with each attempt, at most a second."
     return asyncio.sleep(min(1.0, 0.02 * 2 ** min(attempt, 6)) * random.uniform(0.5, 1.0))
 
 class Connection:
@@ -194,7 +194,6 @@ class Connection:
         return hello
 
     def broken(self) -> bool:
-        "Whether the connection is gone, and the session may still be there."
         return self.ws is None or self.ws.state.name == "CLOSED" and self.ws.close_code not in _FINAL
 
 # %% ../../nbs/pool/10_client.ipynb #g
@@ -205,7 +204,6 @@ class Reconnecting(Connection):
         return hello
 
     async def _watch(self, ws):
-        "Restore a connection that breaks while it is idle."
         await ws.wait_closed()
         if self.ws is ws and not self.closed and ws.close_code not in _FINAL:
             with contextlib.suppress(PoolError):
@@ -243,15 +241,9 @@ class Reconnecting(Connection):
 
 # %% ../../nbs/pool/10_client.ipynb #h
 class SocketLink(Reconnecting):
-    "To a session on a server; used on the I/O thread only."
-    def _read(self, raw):
-        try:
-            return read_reply(raw, self.binary)
-        except ValueError as error:
-            raise SessionLost(f"{error} The episode is lost.") from None
-
+    "A link to a session on a server; used on the I/O thread only."
     async def request(self, number: int, op: str, value) -> Reply:
-        "Send a request until its reply is there. Raises `SessionLost` when that cannot be."
+        "Send a request until its reply arrives. Raises `SessionLost` if none can."
         from websockets.exceptions import ConnectionClosed
         frame, since, ws = write_request(number, op, value), None, None
         if len(frame) > self.max_size:
@@ -260,10 +252,12 @@ class SocketLink(Reconnecting):
             try:
                 ws = await self._connected(ws, since or time.monotonic())
                 await ws.send(frame)
-                while (reply := self._read(await ws.recv())).id not in (number, 0):
+                while (reply := read_reply(await ws.recv(), self.binary)).id not in (number, 0):
                     continue
                 self.used = True
                 return reply._replace(id=number)
+            except ValueError as error:
+                raise error if isinstance(error, PoolError) else SessionLost(f"{error} The episode is lost.") from None
             except (ConnectionClosed, OSError) as error:
                 code, since = getattr(getattr(error, "rcvd", None), "code", None), since or time.monotonic()
                 abort(ws)
@@ -307,7 +301,6 @@ class Step(NamedTuple):
 
 # %% ../../nbs/pool/10_client.ipynb #j
 class SessionState:
-    "A session as its client knows it."
     def __init__(self, io: IOThread, link, *, timeout: float = 120.0):
         self._io, self._link, self.timeout = io, link, timeout
         self._numbers, self._busy, self.unseen, self.spec = itertools.count(1), threading.Lock(), [], {}
@@ -436,7 +429,7 @@ class Session(SessionRequests):
         return await self._call("reset", task)
 
     async def step(self, action) -> Step:
-        "Do an action, an integer or text. Raises a `PoolError`; no reward was given then."
+        "Apply one action, an integer or text. Raises a `PoolError`; no reward was given then."
         return await self._call("step", action)
 
     async def close(self):

@@ -16,7 +16,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,13 +44,11 @@ class Vocabulary:
     def __init__(self, words: Sequence[str]):
         self.list = tuple(words)
         if not self.list or len(set(self.list)) < len(self.list) or any(self._parts(word) != [word] for word in self.list):
-            raise ValueError("words are different single words or signs: leave out spaces and doubles.")
+            raise ValueError("words are single words or signs, all different: leave out spaces and doubles.")
         self._number = {word: i + _FIRST for i, word in enumerate(self.list)}
         self.size = _FIRST + len(self.list)
 
-    @staticmethod
-    def _parts(text):
-        return re.findall(r"\w+|[^\w\s]", text)
+    _parts = staticmethod(re.compile(r"\w+|[^\w\s]").findall)
 
     def encode(self, text: str) -> list[int]:
         return [self._number[word] for word in self._parts(text) if word in self._number]
@@ -64,7 +61,7 @@ class Vocabulary:
         return " ".join(self.list[i - _FIRST] for i in ids if i >= _FIRST)
 
 # %% ../../nbs/pool/15_grpo.ipynb #c
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     "Sizes of the model. Raises `ValueError`."
     context: int = 17  # most tokens that it reads at once
@@ -74,8 +71,8 @@ class ModelConfig:
     wide: int = 4  # width of the dense layer, as a multiple of `width`
 
     def __post_init__(self):
-        for name in ("context", "width", "layers", "heads", "wide"):
-            checked_int(f"model.{name}", getattr(self, name), 1)
+        for name, value in vars(self).items():
+            checked_int(f"model.{name}", value, 1)
         if self.width % self.heads:
             raise ValueError(f"The width {self.width} is not a multiple of {self.heads} heads.")
 
@@ -172,9 +169,9 @@ class Said(NamedTuple):
     token: int
     logprob: float
 
-def padded_size(n: int, least: int = 64) -> int:
-    "`n` rounded up to `least`, twice that, four times …"
-    return max(least, 1 << (n - 1).bit_length())
+def padded_size(n: int) -> int:
+    "`n` rounded up to a power of two, at least 64."
+    return max(64, 1 << (n - 1).bit_length())
 
 def in_rows(prompts: Sequence, rows: int, context: int) -> tuple[np.ndarray, np.ndarray]:
     "Prompts as padded tokens, int32 `(rows, context)`, and the position of the last token of each, int32 `(rows, 1)`."
@@ -185,11 +182,10 @@ def in_rows(prompts: Sequence, rows: int, context: int) -> tuple[np.ndarray, np.
 
 def allowed_tokens(allowed: Iterable[int] | None, size: int) -> np.ndarray:
     "A mask over tokens, bool `(size,)`; None allows all but padding and TURN. Raises `ValueError`."
-    found, listed = np.zeros(size, bool), list(range(END, size) if allowed is None else allowed)
+    listed = list(range(END, size) if allowed is None else allowed)
     if not listed or not all(0 <= i < size for i in listed):
         raise ValueError(f"allowed holds token numbers from 0 to {size - 1}.")
-    found[listed] = True
-    return found
+    return np.isin(np.arange(size), listed)
 
 # %% ../../nbs/pool/15_grpo.ipynb #h
 class Sampler:
@@ -212,7 +208,7 @@ class Sampler:
         "Log-probabilities of the next token, float32 `(N, size)`; equal prompts are computed once."
         if not all(0 < len(prompt) <= self.context for prompt in prompts):
             raise ValueError(f"A prompt has from 1 to {self.context} tokens: give the model a larger context.")
-        different = sorted(set(map(tuple, prompts)))  # the same whoever asked first
+        different = sorted(set(map(tuple, prompts)))  # in an order that does not depend on who asked first
         places = {prompt: i for i, prompt in enumerate(different)}
         parts = [different[i:i + self.rows[-1]] for i in range(0, len(different), self.rows[-1])]
         self.asked, self.computed, self.batches = self.asked + len(prompts), self.computed + len(different), self.batches + len(parts)
@@ -285,7 +281,7 @@ def pack(turns: list[Turn], advantages: Sequence[float], context: int) -> TokenR
                      flat(old, np.float32), flat(advantages, np.float32), flat([1] * len(turns), np.float32))
 
 # %% ../../nbs/pool/15_grpo.ipynb #m
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class GRPOConfig:
     "Settings of a run. Raises `ValueError`."
     steps: int = 150  # of training, each with `groups` tasks
@@ -331,7 +327,6 @@ def beta_at(config: GRPOConfig, step: int) -> float:
 # %% ../../nbs/pool/15_grpo.ipynb #n
 def make_update(c: GRPOConfig, structure, optimiser, allowed) -> Callable:
     "The function `(parameters, optimiser state, reference, rows, beta) -> (parameters, optimiser state, metrics)`."
-
     def loss(parameters, reference, rows: TokenRows, beta):
         policy = lambda of: log_policy(structure, of, rows.tokens, rows.at, allowed, c.temperature)[:, 0]
         table, first = policy(parameters), jax.lax.stop_gradient(policy(reference))
@@ -473,7 +468,6 @@ def _save(learner, checkpoints, row):
         "episodes": learner.episodes, "env_steps": learner.env_steps, "seconds": row["seconds"], "cpu_seconds": row["cpu_seconds"]})
 
 def _restore(learner, checkpoints):
-    "Go on from the latest checkpoint; returns its record."
     about, mine = checkpoints.record()["about"], json.loads(json.dumps(dataclasses.asdict(learner.config)))
     if about["config"] != mine:
         differ = ", ".join(name for name in mine if about["config"].get(name) != mine[name])
@@ -484,7 +478,6 @@ def _restore(learner, checkpoints):
     learner.set_parameters()
     return about
 
-# %% ../../nbs/pool/15_grpo.ipynb #t
 async def train(learner: Learner, pool: EnvPool, out=None, *, resume: bool = False, until: int | None = None, test: Sequence[dict] = (), test_every: int = 25,
                 save_every: int = 25, log_every: int = 10, progress: bool = True) -> list[dict]:
     """Train until `config.steps` steps are done (or `until`). Returns a row of metrics for each.

@@ -39,7 +39,6 @@ def socket_address(base_url: str) -> str:
 _VOID = "the episode is void: open a new session"
 
 def _frame(raw):
-    "A frame of the server as `{'type': str, 'data': dict}`. Raises `SessionLost` for anything else."
     try:
         said = json.loads(raw, parse_constant=_no_constant) if isinstance(raw, str) else None
         if not isinstance(said["type"], str) or not isinstance(said.get("data", {}), dict):
@@ -86,101 +85,82 @@ def _headers(headers, token):
 
 # %% ../../nbs/pool/14_remote.ipynb #f
 async def _nothing_unasked(ws):
-    "Raise the error of a frame that came without a request, if there is one."
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0):
             said = _frame(await ws.recv())
             raise _said_error(said["data"]) if said["type"] == "error" else SessionLost(
                 f"The server sent an answer that nobody asked for, so answers may be shifted; {_VOID}.")
 
-async def _exchange(line, text):
+async def _exchange(session, text):
     try:
-        await _nothing_unasked(line.ws)
-        async with asyncio.timeout(line.request_timeout):
-            await line.ws.send(text)
-            return _frame(await line.ws.recv())
+        await _nothing_unasked(session._ws)
+        async with asyncio.timeout(session.request_timeout):
+            await session._ws.send(text)
+            return _frame(await session._ws.recv())
     except PoolError as error:
-        raise line.end(error) from None
+        raise session._end(error) from None
     except TimeoutError:
-        late = f"The server did not answer within {line.request_timeout:g} s, and may have acted or not; {_VOID}."
-        line.end(SessionLost(late))
+        late = f"The server did not answer within {session.request_timeout:g} s, and may have acted or not; {_VOID}."
+        session._end(SessionLost(late))
         raise DeadlineExceeded(late) from None
     except asyncio.CancelledError:
-        line.end(SessionLost(f"A request was cancelled, and the server may have acted or not; {_VOID}."))
+        session._end(SessionLost(f"A request was cancelled, and the server may have acted or not; {_VOID}."))
         raise
     except Exception as error:
-        code, why = line.ws.close_code, line.ws.close_reason
+        code, why = session._ws.close_code, session._ws.close_reason
         why = f"{code} {_short(why or '')}".strip() if code else _short(error) or type(error).__name__
-        raise line.end(SessionLost(f"The connection to the server is gone ({why}); {_VOID}.")) from None
+        raise session._end(SessionLost(f"The connection to the server is gone ({why}); {_VOID}.")) from None
 
 # %% ../../nbs/pool/14_remote.ipynb #g
-class Line:
-    def __init__(self, ws, request_timeout: float):
-        self.ws, self.request_timeout, self.loop = ws, request_timeout, asyncio.get_running_loop()
-        self.busy = self.playing = False
-        self.ended = None
+class _Session:
+    _ws = _loop = _ended = None
+    _busy = _playing = False
 
-    def end(self, reason: PoolError) -> PoolError:
+    def _end(self, reason: PoolError) -> PoolError:
         "No more requests: all raise `reason`, or the first reason there was."
-        if self.ended is None:
-            self.ended = reason
-            abort(self.ws)
-        return type(self.ended)(str(self.ended))
+        if self._ended is None:
+            self._ended = reason
+            abort(self._ws)
+        return type(self._ended)(str(self._ended))
 
-    async def ask(self, kind: str, data: dict, expected: str) -> dict:
-        "Send a request and return the data of its answer. Raises a `PoolError`."
-        if asyncio.get_running_loop() is not self.loop:
+    async def _ask(self, kind: str, data: dict, expected: str) -> dict:
+        if self._ws is None:
+            raise PoolClosed("The session is not open: await connect() first, or use async with.")
+        if asyncio.get_running_loop() is not self._loop:
             raise WrongThread("This session lives on another event loop: play the whole trajectory in one loop.")
-        if self.ended:
-            raise self.end(self.ended)
-        if self.busy:
+        if self._ended:
+            raise self._end(self._ended)
+        if self._busy:
             raise SessionBusy()
         try:
             text = json.dumps({"type": kind, "data": data}, allow_nan=False)
         except (TypeError, ValueError, RecursionError):
             raise BadRequest("The request is not JSON: use strings, finite numbers, lists and dicts.") from None
-        self.busy = True
+        self._busy = True
         try:
             said = await _exchange(self, text)
         finally:
-            self.busy = False
+            self._busy = False
         if said["type"] == "error":
             error = _said_error(said["data"])
-            self.playing = self.playing and isinstance(error, BadRequest)
-            raise self.end(error) if isinstance(error, PoolExhausted) else error
+            self._playing = self._playing and isinstance(error, BadRequest)
+            raise self._end(error) if isinstance(error, PoolExhausted) else error
         if said["type"] != expected:
             answer = f"The server answered {_short(said['type'])!r} to {kind}, so answers may be shifted; {_VOID}."
-            raise self.end(SessionLost(answer))
+            raise self._end(SessionLost(answer))
         return said["data"]
 
-    async def play(self, kind: str, data: dict) -> Reply:
-        if kind == "step" and not self.ended and not self.playing:
+    async def _play(self, kind: str, data: dict) -> Reply:
+        if kind == "step" and self._ws and not self._ended and not self._playing:
             raise ResetRequired()
-        self.playing = self.playing and kind == "step"
-        said, self.playing = await self.ask(kind, data, "observation"), False
+        self._playing = self._playing and kind == "step"
+        said, self._playing = await self._ask(kind, data, "observation"), False
         reply = _reply(said)
-        self.playing = not reply.done
+        self._playing = not reply.done
         return reply
 
-# %% ../../nbs/pool/14_remote.ipynb #h
-async def _hang_up(line, seconds):
-    "Say goodbye and close, within `seconds`. Never raises but for cancellation."
-    if asyncio.get_running_loop() is not line.loop:  # from here the socket can only be cut
-        if not line.loop.is_closed():
-            line.loop.call_soon_threadsafe(line.end, PoolClosed())
-        return
-    try:
-        if line.ended is None and not line.busy:
-            async with asyncio.timeout(seconds):
-                await line.ws.send('{"type": "close"}')
-                await line.ws.close()
-    except Exception:  # a dead socket needs no goodbye
-        pass
-    finally:
-        line.end(PoolClosed())
-
 # %% ../../nbs/pool/14_remote.ipynb #i
-class OpenEnvClient:
+class OpenEnvClient(_Session):
     """One session with an OpenEnv server; for a trajectory with a model see `OpenEnvWrapper`. Raises what the table says.
 
     base_url: as in `http://127.0.0.1:8000`. token: sent as a bearer token. headers: sent as they are. max_size: bytes of a
@@ -191,18 +171,19 @@ class OpenEnvClient:
         self.address, self._headers, self.max_size = socket_address(base_url), _headers(headers, token), max_size
         times = dict(connect_timeout=connect_timeout, request_timeout=request_timeout, close_timeout=close_timeout)
         self.__dict__ |= {name: checked_seconds(name, seconds, error=BadRequest) for name, seconds in times.items()}
-        self._line, self._closed = None, False
+        self._closed = False
 
     async def __aexit__(self, *_):
         await self.close()
 
     async def connect(self) -> "OpenEnvClient":
-        if self._line or self._closed:
+        if self._ws or self._closed:
             raise PoolClosed("A client is good for one session: make another.")
         proxy = None if urlsplit(self.address).hostname in ("localhost", "127.0.0.1", "::1") else True
-        ws = await open_websocket(self.address, self._headers, timeout=self.connect_timeout, max_size=self.max_size,
-                                  close_timeout=self.close_timeout, proxy=proxy)  # no pings: a model may think for minutes
-        self._line = Line(ws, self.request_timeout)
+        self._ws = await open_websocket(  # no pings: a model may think for minutes
+            self.address, self._headers, timeout=self.connect_timeout, max_size=self.max_size,
+            close_timeout=self.close_timeout, proxy=proxy)
+        self._loop = asyncio.get_running_loop()
         if self._closed:
             await self.close()
             raise PoolClosed()
@@ -213,27 +194,31 @@ class OpenEnvClient:
     async def close(self):
         "End the session, within twice `close_timeout`. May be called twice."
         self._closed = True
-        if self._line:
-            await _hang_up(self._line, self.close_timeout)
+        if self._ws and asyncio.get_running_loop() is self._loop:
+            try:
+                with contextlib.suppress(Exception):  # a dead socket needs no goodbye
+                    if self._ended is None and not self._busy:
+                        async with asyncio.timeout(self.close_timeout):
+                            await self._ws.send('{"type": "close"}')
+                            await self._ws.close()
+            finally:
+                self._end(PoolClosed())
+        elif self._ws and not self._loop.is_closed():  # from here the socket can only be cut
+            self._loop.call_soon_threadsafe(self._end, PoolClosed())
 
     async def reset(self, **kwargs) -> Reply:
         "Start an episode; `seed`, `episode_id` and whatever else the environment takes."
-        return await self._open().play("reset", kwargs)
+        return await self._play("reset", kwargs)
 
     async def step(self, action: dict) -> Reply:
-        "One action, in the fields that the environment takes."
+        "Apply one action, in the fields that the environment takes."
         if not isinstance(action, dict):
             raise BadRequest(f"The action is a {type(action).__name__}: give a dict of the environment's fields.")
-        return await self._open().play("step", action)
+        return await self._play("step", action)
 
     async def state(self) -> dict:
         "The state of the environment: `episode_id`, `step_count` and more."
-        return await self._open().ask("state", {}, "state")
-
-    def _open(self):
-        if not self._line:
-            raise PoolClosed("The session is not open: await connect() first, or use async with.")
-        return self._line
+        return await self._ask("state", {}, "state")
 
 # %% ../../nbs/pool/14_remote.ipynb #j
 def text_to_action(text: str) -> dict:

@@ -11,13 +11,11 @@ import argparse
 import asyncio
 import base64
 import contextlib
-import functools
 import hmac
 import http
 import ipaddress
 import json
 import logging
-import math
 import os
 import secrets
 import signal
@@ -108,17 +106,15 @@ def metrics_text(stats: dict) -> str:
         add(name, "gauge", [(f'{{env="{env}"}}', x) for env, x in events.pop(name).items()])
     batches = events.pop("batches")
     add("events_total", "counter", [(f'{{kind="{kind}"}}', x) for kind, x in events.items()])
-    upto = lambda most: sum(often for size, often in batches.items() if size <= most)
+    upto, total = lambda most: sum(n for size, n in batches.items() if size <= most), sum(batches.values())
     add("batch_size", "histogram", [(f'_bucket{{le="{2**i}"}}', upto(2**i)) for i in range(11)] + [
-        ('_bucket{le="+Inf"}', upto(math.inf)), ("_sum", sum(size * often for size, often in batches.items())),
-        ("_count", upto(math.inf))])
+        ('_bucket{le="+Inf"}', total), ("_sum", sum(size * n for size, n in batches.items())), ("_count", total)])
     return "\n".join(lines) + "\n"
 
 def slots_of(host: Host) -> list[Slots]:
     return [backend.slots for backend in host.backends.values() if backend.kind == "slots"]
 
 def readiness(host: Host) -> dict:
-    "Whether sessions can be had, from the last tick of each kind of environment, and the free places."
     capacity = {name: b.capacity for name, b in host.backends.items() if name != "playground"}
     return {"ready": not host.draining and all(slots.healthy for slots in slots_of(host)), "draining": host.draining,
             "capacity": capacity, "default": next(iter(host.backends)),
@@ -135,7 +131,6 @@ def header(headers, name: str) -> str:
     return next(iter(headers.get_all(name)), "")
 
 def shown_token(headers) -> bytes:
-    "The token in the `Authorization` header, or in the subprotocol `token.<base64url>`."
     given = headers.get("Authorization", "")
     if given[:7].lower() == "bearer ":
         return given[7:].strip().encode("utf-8", "surrogateescape")
@@ -145,7 +140,6 @@ def shown_token(headers) -> bytes:
     return b""
 
 def shown_resume(headers) -> tuple[str, str]:
-    "Session and secret in the headers, or in the subprotocol `resume.<session>.<secret>`."
     id, _, secret = offered(headers, "resume.").partition(".")
     return (id, secret) if id else (header(headers, "X-Pool-Session"), header(headers, "X-Pool-Resume"))
 
@@ -165,7 +159,7 @@ def _respond(connection, status, body, **headers):
 
 # %% ../../nbs/pool/09_server.ipynb #f
 class Door:
-    "Everything that is decided before a connection is accepted."
+    "What is decided before a connection is accepted."
     def __init__(self, config: ServerConfig, host: Host):
         self.config, self.host = config, host
 
@@ -177,7 +171,7 @@ class Door:
             log_event("strange_request", error)
             return connection.respond(http.HTTPStatus.BAD_REQUEST, "The server cannot read this request.\n")
 
-    def _refuse(self, connection, status, why, **headers):
+    def _refuse(self, connection, status: int, why: str, **headers):
         self.host.counts[f"refused_{status}"] += 1
         log_event("refused", status=status, why=why)
         return _respond(connection, status, why + "\n", **headers)
@@ -201,7 +195,7 @@ class Door:
         origin, env = header(headers, "Origin"), parse_qs(at.query).get("env", [None])[0]
         own_page = self.config.playground and env == "playground" and same_place(origin, header(headers, "Host"))
         if origin and origin not in self.config.origins and not own_page:
-            return self._refuse(connection, 403, "Pages from this origin may not connect: start the server with origins=.")
+            return self._refuse(connection, 403, "Pages of this origin may not connect: start the server with origins=.")
         connection.openenv, connection.seat, connection.env = at.path == "/ws", None, env
         id, secret = shown_resume(headers)
         try:
@@ -211,16 +205,9 @@ class Door:
         if not id and env is not None and env not in host.backends:
             return self._refuse(connection, 404, f"There is no such environment here, but {', '.join(host.backends)}.")
 
-    def admit(self, connection):
-        "Take a place for a valid handshake, with nothing awaited in between, or refuse."
-        try:
-            connection.seat = connection.seat or self.host.open(connection.env)
-        except PoolError as refusal:
-            return self._refuse(connection, 503, str(refusal), Retry_After="1")
-
 # %% ../../nbs/pool/09_server.ipynb #g
 def write_now(ws, reply: Reply):
-    "Write a reply to a connection that is still there; a client that comes back asks again."
+    "Write a reply, unless the connection is gone: a client that comes back asks again."
     try:
         ws.protocol.send_text(write_reply(reply).encode())
         ws.send_data()
@@ -230,7 +217,8 @@ def write_now(ws, reply: Reply):
 async def talk(host: Host, ws, seat: Seat, max_size: int):
     await ws.send(json.dumps({"op": "hello", "version": 1, "session": seat.id, "resume": seat.secret, "n": seat.n,
                               "running": seat.running, "max_size": max_size, **seat.backend.spec()}))
-    strange, deliver, asked = 0, functools.partial(write_now, ws), 0
+    strange, asked = 0, 0
+    deliver = lambda reply: write_now(ws, reply)
     async for raw in ws:
         if seat.socket is not ws:  # another connection has taken over: it gets the replies
             return
@@ -265,17 +253,16 @@ async def read_by_client(ws):
 # %% ../../nbs/pool/09_server.ipynb #h
 def inspect_session(host: Host, seat: Seat, number: int, op: str) -> Reply:
     seat.active, seat.heard = time.monotonic(), True
-    if op == "state":
-        return Reply(number, seat.n, extra={"running": seat.running, "episodes": seat.episodes, "last": seat.last_id})
-    if op == "close":
-        return Reply(number, seat.n, extra={"closed": True})
+    told = {"close": {"closed": True},
+            "state": {"running": seat.running, "episodes": seat.episodes, "last": seat.last_id}}
+    why = "There is no such operation: use reset, step, state or close."
     if op == "render" and seat.backend is host.backends.get("playground"):
         try:
-            return Reply(number, seat.n, extra=seat.backend.slots.picture(seat.place.slot))
+            told["render"] = seat.backend.slots.picture(seat.place.slot)
         except Exception as error:
             log_event("render_failed", error, session=seat.id)
-            return Reply(number, seat.n, error=BadRequest(f"There is nothing to draw yet ({type(error).__name__}): reset first."))
-    return Reply(number, seat.n, error=BadRequest("There is no such operation: use reset, step, state or close."))
+            why = f"There is nothing to draw yet ({type(error).__name__}): reset first."
+    return Reply(number, seat.n, extra=told.get(op), error=None if op in told else BadRequest(why))
 
 # %% ../../nbs/pool/09_server.ipynb #i
 def openenv_request(raw) -> tuple[str, Any]:
@@ -341,9 +328,7 @@ async def look_after(host: Host, background: Background, every: float):
 UNREAD = 1 << 22  # bytes that a sending client may leave unread
 
 def _counted(connections):
-    """The class of connections, which keeps the open ones in a set. It cuts off a client that sends without reading,
-    or reads nothing for as long as a ping and its answer may take (pings wait behind what is unread).
-    """
+    "The class of the connections in a set. It cuts off clients that send, or let two pings pass, without reading."
     from websockets.asyncio.server import ServerConnection
 
     class Counted(ServerConnection):
@@ -371,18 +356,15 @@ def _counted(connections):
     return Counted
 
 # %% ../../nbs/pool/09_server.ipynb #l
-class Reception:
-    "Connections from the handshake to their end."
-    def __init__(self, config: ServerConfig, host: Host):
-        self.config, self.host, self._door, self._background = config, host, Door(config, host), Background()
-
+class Reception(Door):
     def _admit(self, connection, request, response):
         if response.status_code != 101 or getattr(connection, "openenv", None) is None:
             return None
-        new = connection.seat is None
-        if refusal := self._door.admit(connection):
-            return refusal
-        if new:
+        if connection.seat is None:  # nothing is awaited from here to the answer
+            try:
+                connection.seat = self.host.open(connection.env)
+            except PoolError as refusal:
+                return self._refuse(connection, 503, str(refusal), Retry_After="1")
             connection.seat.socket = connection
             log_event("opened", session=connection.seat.id, live=len(self.host.seats))
         self._background.start(self._watch(connection))
@@ -408,7 +390,6 @@ class Reception:
             await ws.close(1011, "internal error")
 
     async def _watch(self, connection):
-        "When the connection is gone, its session knows."
         await connection.wait_closed()
         seat, host, code = connection.seat, self.host, connection.close_code
         if seat.socket is not connection or seat.closed:
@@ -428,14 +409,15 @@ class EnvServer(Reception):
             raise TypeError("Give a ServerConfig or its fields, not both.")
         config = config or ServerConfig(**settings)
         super().__init__(config, host or make_host(config))
-        self.url, self._server, self._reaper, self._connections = None, None, None, set()
+        self.url = self._server = self._reaper = None
+        self._connections, self._background = set(), Background()
 
     async def start(self) -> "EnvServer":
-        "Listen. `url` then says where."
+        "Start to listen at `url`."
         from websockets.asyncio.server import serve
         c = self.config
         self._server = await serve(
-            self._handle, c.host, c.port, create_connection=_counted(self._connections), process_request=self._door.request,
+            self._handle, c.host, c.port, create_connection=_counted(self._connections), process_request=self.request,
             process_response=self._admit, subprotocols=[PROTOCOL], compression=None, max_size=c.max_size, max_queue=4,
             select_subprotocol=lambda connection, offered: PROTOCOL if PROTOCOL in offered else None, open_timeout=10,
             close_timeout=2, ping_interval=c.ping, ping_timeout=c.ping, server_header=None, logger=WEBSOCKETS_LOG)
@@ -486,7 +468,7 @@ def fetch(url: str, path: str, token: str = "", timeout: float = 5.0) -> str:
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as response:
         return response.read().decode()
 
-class ServerProcess:
+class ServerProcess(contextlib.AbstractContextManager):
     "A server in a process of its own: `url`, `token`, `pid`, `stats()`, `stop()`. A context manager."
     def __init__(self, process: subprocess.Popen, url: str, token: str):
         self._process, self.url, self.token, self.pid = process, url, token, process.pid
@@ -504,7 +486,7 @@ class ServerProcess:
     running = property(lambda self: self._process.poll() is None)
 
     def stop(self, timeout: float = 15.0) -> int:
-        "Ask it to end, insist after `timeout` seconds; returns its exit status."
+        "Ask it to end, and kill it after `timeout` seconds; returns its exit status."
         if self.running:
             self._process.terminate()
             try:
@@ -519,9 +501,6 @@ class ServerProcess:
         self._process.kill()
         self._process.wait()
 
-    def __enter__(self):
-        return self
-
     def __exit__(self, *_):
         self.stop()
 
@@ -530,10 +509,10 @@ class ServerProcess:
 
 # %% ../../nbs/pool/09_server.ipynb #o
 def start_server(*, timeout: float = 120.0, token: str | None = None, log: str | os.PathLike | None = None, **settings) -> ServerProcess:
-    """A server in a process of its own, ready when this returns.
+    """Start a server in a process of its own, and return when it is ready.
 
     settings: fields of `ServerConfig`; also `plugin="my_envs.py"`, which registers text environments there, and
-    `uvloop="off"`. log: a file for its log; without one it is dropped. Raises `ConnectFailed` with the server's last line.
+    `uvloop="off"`. log: a file for its log; None drops it. Raises `ConnectFailed` with the server's last line.
     """
     token = secrets.token_urlsafe(24) if token is None else token
     words = (word for name, value in settings.items() for word in _words(name, value))
@@ -542,27 +521,25 @@ def start_server(*, timeout: float = 120.0, token: str | None = None, log: str |
     with (open(log, "ab") if log is not None else contextlib.nullcontext(subprocess.PIPE)) as errors:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environ)
     said, tail = [], bytearray()
-    readers = [threading.Thread(target=lambda: said.append(process.stdout.readline()), daemon=True)]
-    if log is None:
-        readers.append(threading.Thread(target=_forget, args=(process.stderr, tail), daemon=True))
-    for reader in readers:
-        reader.start()
-    readers[0].join(timeout)
+    reader = threading.Thread(target=lambda: said.append(process.stdout.readline()), daemon=True)
+    drain = threading.Thread(target=_forget, args=(process.stderr, tail), daemon=True)
+    reader.start()
+    drain.start()
+    reader.join(timeout)
     try:
         return ServerProcess(process, json.loads(said[0])["url"], token)
     except (IndexError, ValueError, KeyError):
         process.kill()
         process.wait()
-        for reader in readers[1:]:
-            reader.join(1.0)
+        drain.join(1.0)
         last = bytes(tail).decode(errors="replace").strip().rpartition("\n")[2].strip()
         last = last.removeprefix("xland-minigrid ").removeprefix("serve: error: ").removeprefix("xland-minigrid: ")
         raise ConnectFailed(f"The server did not start: {last[:500] or f'it was not ready within {timeout:g} s'}") from None
 
 def _forget(stream, tail):
     "Read a stream to its end, so that its writer never waits, and keep the last bytes."
-    with stream:
-        while data := stream.read1(1 << 16):
+    with stream or contextlib.nullcontext():
+        while stream and (data := stream.read1(1 << 16)):
             tail += data
             del tail[:-4096]
 
@@ -672,9 +649,8 @@ def serve_parser(commands):
     parser.set_defaults(run_command=run_server)
 
 def run_server(args):
-    announce = None
-    if args.announce:  # from here on, prints go into the log
-        announce = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    announce = os.fdopen(os.dup(1), "w", encoding="utf-8") if args.announce else None
+    if announce:  # from here on, prints go into the log
         os.dup2(2, 1)
     config = config_of(args)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")

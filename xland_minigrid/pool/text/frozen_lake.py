@@ -83,12 +83,10 @@ def random_success(grid: list[str], turns: int = 20) -> float:
     return reached
 
 # %% ../../../nbs/pool/text/01_frozen_lake.ipynb #f
-_WORD = re.compile(r"\b(?:up|down|left|right)\b", re.IGNORECASE)
-
 def parse_action(reply: str) -> str | None:
     "The move that a reply names, `'up'`, `'down'`, `'left'` or `'right'`, or None."
     tags = tagged(reply)
-    words = [word.lower() for word in _WORD.findall(tags[-1] if tags else reply)]
+    words = re.findall(r"\b(?:up|down|left|right)\b", (tags[-1] if tags else reply).lower())
     return None if not words or (tags and len(set(words)) > 1) else words[-1]
 
 # %% ../../../nbs/pool/text/01_frozen_lake.ipynb #g
@@ -108,11 +106,10 @@ def render(grid: list[str], player: tuple[int, int]) -> str:
     return "\n".join(" ".join(row) for row in rows)
 
 # %% ../../../nbs/pool/text/01_frozen_lake.ipynb #h
-_SIDES = {"up": ("left", "right"), "down": ("right", "left"), "left": ("down", "up"), "right": ("up", "down")}
-
 def slip(move: str, rng: random.Random) -> str:
     "The direction of a move on slippery ice: its own or one of its two sides, each with probability 1/3."
-    return (move, *_SIDES[move])[int(rng.random() * 3)]
+    sides = {"up": ("left", "right"), "down": ("right", "left"), "left": ("down", "up"), "right": ("up", "down")}
+    return (move, *sides[move])[int(rng.random() * 3)]
 
 # %% ../../../nbs/pool/text/01_frozen_lake.ipynb #i
 class FrozenLakeEnv(TextEnv):

@@ -20,19 +20,18 @@ LARGEST_SEED = 2**63 - 1
 
 def whole_number(value, name: str, low: int, high: int) -> int:
     "A setting as an integer from `low` to `high`. Raises `TypeError` or `ValueError`."
-    number, remedy = int(value) if isinstance(value, float) and value.is_integer() else value, f"from {low:,} to {high:,}"
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise TypeError(f"{name} is {value!r}: give a whole number {remedy}.")
-    if not low <= number <= high:
-        raise ValueError(f"{name} is {number:,}: give a whole number {remedy}.")
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    whole = hasattr(number, "__index__") and not isinstance(number, bool)
+    if not whole or not low <= number <= high:
+        kind = ValueError if whole else TypeError
+        raise kind(f"{name} is {value!r}: give a whole number from {low:,} to {high:,}.")
     return operator.index(number)
 
 def probability(value, name: str) -> float:
     "A setting as a number from 0 to 1. Raises `TypeError` or `ValueError`."
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} is {value!r}: give a probability from 0 to 1.")
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} is {value}: give a probability from 0 to 1.")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value <= 1:
+        raise (ValueError if number else TypeError)(f"{name} is {value!r}: give a probability from 0 to 1.")
     return float(value)
 
 def switch(value, name: str) -> bool:
@@ -77,11 +76,9 @@ def last_reply(messages: list[dict]) -> str:
         raise TypeError(f"The content of the reply is a {type(content).__name__}: give its text.")
     return content or ""
 
-_TAG = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.IGNORECASE | re.DOTALL)
-
 def tagged(reply: str) -> list[str]:
     "The contents of the `<action>…</action>` tags of a reply, in order."
-    return _TAG.findall(reply)
+    return re.findall(r"<action>((?:(?!<action>).)*?)</action>", reply, re.IGNORECASE | re.DOTALL)
 
 # %% ../../../nbs/pool/text/00_helpers.ipynb #e
 class TextEnv(Env):

@@ -54,7 +54,6 @@ def candidates(board: list[int], cell: int) -> list[int]:
 _MOST_NODES = 50_000
 
 def _search(board, rng=None):
-    "The solutions of a board; with `rng`, numbers are tried in random order. Raises `ValueError` after `_MOST_NODES`."
     board, empty, nodes = list(board), [i for i in range(81) if not board[i]], 0
     missing = [[0b1111111110] * 9 for _ in range(3)]
 
@@ -148,11 +147,9 @@ def checked_puzzle(text: str) -> tuple[str, str]:
     return write_board(board), write_board(found[0])
 
 # %% ../../../nbs/pool/text/02_sudoku.ipynb #h
-_BRACKETS = re.compile(r"\[\s*([0-9]{1,4})[\s,]+([0-9]{1,4})[\s,]+([0-9]{1,4})\s*\]")
-
 def parse_move(reply: str) -> tuple[int, int, int] | None:
     "The row, column and number that a reply names, unchecked (they may be off the board), or None."
-    if found := _BRACKETS.findall(reply):
+    if found := re.findall(r"\[\s*([0-9]{1,4})[\s,]+([0-9]{1,4})[\s,]+([0-9]{1,4})\s*\]", reply):
         return tuple(map(int, found[-1]))
     numbers = re.findall(r"[0-9]{1,4}", (tagged(reply) or [reply])[-1])
     return tuple(map(int, numbers)) if len(numbers) == 3 else None
@@ -251,7 +248,6 @@ class SudokuEnv(TextEnv):
         return self._show(told), reward, solved, self._info(move, status)
 
     def _move(self, move):
-        "What to tell the model, the status, and whether the cell was empty (None if the move names no cell)."
         if move is None:
             self.format_errors += 1
             return _NOT_UNDERSTOOD, "invalid_action", None

@@ -27,8 +27,7 @@ _shared_generator = threading.Lock()
 
 class OwnRandomness:
     "Runs functions with a state of Python's global random generator that no other code uses."
-    def __init__(self):
-        self.state = None
+    state = None
 
     def __call__(self, function, *args, **kwargs):
         with _shared_generator:

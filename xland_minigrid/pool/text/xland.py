@@ -96,23 +96,21 @@ _NAMES = _CLEAR | _numbered(
     "ahead|straight|move|walk|0", "right|go right|1", "left|go left|2", "pick|take|grab|3", "put|place|release|4",
     "open|close|shut|unlock|use|open door|open the door|close the door|5")
 _SAID = re.compile(rf"\b(?:{'|'.join(sorted(_CLEAR, key=len, reverse=True))})\b")
-_CHOICE = re.compile(r"[|/]|\bor\b", re.IGNORECASE)
-_ALSO = re.compile(r"[,;\n]|\band then\b|\bthen\b|\band\b")
 
 def _words(text):
     return " ".join(re.findall(r"(?<!\w)-[0-9]+|[a-z0-9]+", text.lower()))  # a minus sign stays, so that -1 names nothing
 
 def _named(text):
-    if _CHOICE.search(text):
+    if re.search(r"[|/]|\bor\b", text, re.IGNORECASE):
         return None  # the model repeats the instruction, or has not decided
     words = _words(text)
     said = {_NAMES[name] for name in _SAID.findall(words)}
     return _NAMES[words] if words in _NAMES else said.pop() if len(said) == 1 else None
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #f
 def parse_actions(reply: str, most: int = 1) -> list[int] | None:
     "The actions, numbers 0 to 5, that a reply names, at most `most`, or None. With `most=1` the last tag counts."
-    pieces = lambda text: [text] if most == 1 else [piece for piece in _ALSO.split(text) if piece.strip()]
+    also = r"[,;\n]|\band then\b|\bthen\b|\band\b"
+    pieces = lambda text: [text] if most == 1 else [piece for piece in re.split(also, text) if piece.strip()]
     if tags := tagged(reply):
         actions = [_named(piece) for piece in pieces(",".join(tags) if most > 1 else tags[-1])]
         return None if not actions or None in actions else actions[:most]
@@ -176,7 +174,6 @@ def find_task(seed: int, benchmark=None, ruleset_id: int | None = None, ruleset=
 _compiling = threading.Lock()
 
 def _device():
-    "The CPU, unless JAX was told to run without it."
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -256,36 +253,28 @@ class Trials:
         return tuple(map(int, self.world.view[-2, len(self.world.view) // 2]))
 
     @property
-    def so_far(self) -> list[int]:
-        "The actions taken earlier in this trial when the agent saw and carried the same."
-        return sorted(self.tried.get(self._situation(), ()))
-
-    def _situation(self):
-        return self.world.view.tobytes() + self.world.pocket.tobytes()
-
-    def act(self, number: int) -> tuple[str, str]:
-        "Take one step of the world. Returns the status and what to tell the model."
-        front, works = self.front, number in legal_actions(self.front, self.world.pocket)
-        self.tried.setdefault(self._situation(), set()).add(number)
-        self.world.step(number)
-        self.steps += 1
-        if self.world.last:
-            self.rewards.append(self.world.reward)
-            status = "goal" if self.world.won else "lost" if self.world.lost else "timeout"
-            which = f"Trial {len(self.rewards)} of {self.count}" if self.count > 1 else "The trial"
-            return status, f"{which} ended after {self.steps} steps: {_END[status]}. Its reward is {self.world.reward:.3f}."
-        told = f"{ACTION_WORDS[number].capitalize()} had no effect: in front of you was {cell_words(*front)}."
-        return ("ok", "") if works else ("no_effect", told)
+    def here(self) -> set[int]:
+        "The actions taken in this trial when the agent saw and carried what it does now."
+        return self.tried.setdefault(self.world.view.tobytes() + self.world.pocket.tobytes(), set())
 
     def play(self, actions: list[int]) -> tuple[list[str], str, list[str]]:
         "Act until the trial ends: the names of the actions taken, the last status, and what to tell the model."
         taken, notes, status = [], [], "ok"
         for number in actions:
-            status, note = self.act(number)
+            front, works = self.front, number in legal_actions(self.front, self.world.pocket)
+            self.here.add(number)
+            self.world.step(number)
+            self.steps += 1
             taken.append(ACTION_WORDS[number])
-            notes += [note] * bool(note)
-            if status in _END:
+            if self.world.last:
+                self.rewards.append(reward := self.world.reward)
+                status = "goal" if self.world.won else "lost" if self.world.lost else "timeout"
+                which = f"Trial {len(self.rewards)} of {self.count}" if self.count > 1 else "The trial"
+                notes.append(f"{which} ended after {self.steps} steps: {_END[status]}. Its reward is {reward:.3f}.")
                 break
+            status = "ok" if works else "no_effect"
+            if not works:
+                notes.append(f"{taken[-1].capitalize()} had no effect: in front of you was {cell_words(*front)}.")
         return taken, status, notes
 
     def next(self) -> str:
@@ -294,16 +283,11 @@ class Trials:
         return f"Trial {len(self.rewards) + 1} begins: the same task, everything in new places."
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #n
-def _known_env(value, name):
-    return programs(string(value, name)) and value
-
-def _known_benchmark(value, name):
-    return value if isinstance(value, Benchmark) else choice(value, name, *registered_benchmarks())
-
 def xland_settings(env_config) -> dict:
+    known = lambda value, name: value if isinstance(value, Benchmark) else choice(value, name, *registered_benchmarks())
     given = settings(
-        env_config, env_id=("XLand-MiniGrid-R1-9x9", _known_env), seed=(0, whole_number, 0, 2**32 - 1),
-        benchmark=(None, _known_benchmark), ruleset_id=(None, whole_number, 0, LARGEST_SEED),
+        env_config, env_id=("XLand-MiniGrid-R1-9x9", lambda value, name: programs(string(value, name)) and value),
+        seed=(0, whole_number, 0, 2**32 - 1), benchmark=(None, known), ruleset_id=(None, whole_number, 0, LARGEST_SEED),
         ruleset=(None, lambda value, _: read_ruleset(value)), preset=("small", lambda value, _: recipe_of(value) and value),
         max_steps=(None, whole_number, 1, 1_000_000), trials=(1, whole_number, 1, 1000), show_rules=(True, switch),
         show_goal=(True, switch), actions_per_reply=(1, whole_number, 1, 100), hints=(False, switch),
@@ -375,7 +359,7 @@ def hint_lines(trials: Trials, ruleset: RuleSet | None) -> list[str]:
     reach = [] if ruleset is None else rules_in_reach(ruleset.rules, trials.world.view, trials.world.pocket)
     lines = {"ACTIONS WITH AN EFFECT": names(legal_actions(trials.front, trials.world.pocket)),
              "RULES WHOSE THINGS ARE IN SIGHT": "; ".join(reach),
-             "TRIED BEFORE WHEN IT LOOKED LIKE THIS": names(trials.so_far)}
+             "TRIED BEFORE WHEN IT LOOKED LIKE THIS": names(sorted(trials.here))}
     return [f"{title}: {text}" for title, text in lines.items() if text]
 
 def _shown(env, notes):
