@@ -170,7 +170,7 @@ def test_who_learns_from_which_part_of_the_loss():
     touched = [{name for name in slope if any(np.asarray(x).any() for x in jax.tree.leaves(slope[name]))} for slope in slopes]
     shared = {"encoder", "event", "core"}
     everything = shared | {"attention", "shared", "actor", "critic", "belief"}
-    assert touched == [everything, everything - {"belief"}, everything - {"belief", "critic"}, shared | {"belief"}]
+    assert touched == [everything, everything - {"belief"}, everything - {"belief", "critic"}, {"belief"}], "the memory does not learn to please a belief on which nobody acts"
 
 
 def test_gradients_in_float16_lose_nothing_to_underflow():
@@ -522,18 +522,21 @@ def test_presets():
 
 def test_heads_that_only_guess_do_not_move_the_policy():
     "Logits and value do not depend on what the belief's head is made of, where no second memory acts on the belief."
-    def slope(inputs, value=1.0, **changes):
+    def slope(inputs, value=1.0, policy=1.0, belief=0.0, **changes):
         structure, parameters = network_of(**changes)
-        memory = nnx.merge(structure, parameters).start(2)
-        out = jax.jit(jax.grad(lambda p: (lambda out: out.logits.sum() + value * out.value.sum())(nnx.merge(structure, p)(inputs, memory))))(parameters)
+        memory, weigh = nnx.merge(structure, parameters).start(2), lambda out: policy * out.logits.sum() + value * out.value.sum() + belief * (out.belief**2).sum()
+        out = jax.jit(jax.grad(lambda p: weigh(nnx.merge(structure, p)(inputs, memory))))(parameters)
         return {name: any(np.asarray(x).any() for x in jax.tree.leaves(part)) for name, part in out.items()}
 
     inputs = some_inputs(3, 2)
     found = slope(inputs)
     assert not found["belief"] and found["actor"] and found["critic"]
     cells = lambda *shape: jnp.zeros((3, 2, *shape, 2), jnp.uint8)
-    found = slope(inputs.replace(neighbors=cells(4), held=cells(), pocket=cells()), 0.0, neighbors=True, goal_conditioned_core=8)
+    two, inputs = {"neighbors": True, "goal_conditioned_core": 8}, inputs.replace(neighbors=cells(4), held=cells(), pocket=cells())
+    found = slope(inputs, 0.0, **two)
     assert found["goal_conditioned_core"] and not found["belief"], "no gradient passes through what is believed"
+    found = slope(inputs, 0.0, 0.0, 1.0, **two)
+    assert found["belief"] and found["core"] and found["encoder"] and not found["goal_conditioned_core"], "the first memory learns to say what is wanted"
 
 
 # The demonstration --------------------------------------------------------------------------------------------------------------------

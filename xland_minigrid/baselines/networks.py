@@ -123,7 +123,7 @@ class ActorCritic(nnx.Module):
         x = self.encoder(as_pictures(flat) if self.config.encoder_kind == "image" else flat)
         state, after = self.core(long(jnp.concatenate([x, self.event(flat)], axis=-1) if self.event else x), memory[0])
         known = short(state)
-        belief = self.belief(state if self.goal_conditioned_core else jax.lax.stop_gradient(state))  # what nobody acts on is only read
+        belief = self.belief(state if self.goal_conditioned_core else jax.lax.stop_gradient(state))  # a probe, unless something acts on it
         looked = [self.attention(known, flat.view)] if self.attention else []
         if self.goal_conditioned_core:
             x = self.aim(flat, x, short(guess(belief, told)))
