@@ -40,10 +40,10 @@ class Layout(NamedTuple):
     nbytes = property(lambda self: sum(leaf.nbytes for leaf in self.leaves))
 
     def unpack(self, data) -> Any:
-        "The observation, or a batch, from rows of bytes: uint8 `(..., nbytes)`, or bytes. Arrays are views of `data`."
+        "The observations in rows of bytes, uint8 `(..., nbytes)` or bytes."
         data = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         if data.shape[-1] != self.nbytes:
-            raise ValueError(f"An observation has {data.shape[-1]} bytes instead of {self.nbytes}: the server has another environment.")
+            raise ValueError(f"An observation has {data.shape[-1]} bytes, not {self.nbytes}: this is another environment.")
         found, at = {}, 0
         for leaf in self.leaves:
             part = np.ascontiguousarray(data[..., at : at + leaf.nbytes])
@@ -57,13 +57,13 @@ class Layout(NamedTuple):
     @staticmethod
     def from_json(said) -> "Layout":
         try:
-            leaves = tuple(Leaf(str(name), tuple(map(operator.index, shape)), np.dtype(str(dtype)).str)
-                           for name, shape, dtype in said)
-            if not all(np.dtype(leaf.dtype).kind in "biuf" and min(leaf.shape, default=0) >= 0 for leaf in leaves):
-                raise ValueError
-            return Layout(leaves)
+            leaves = [Leaf(str(name), tuple(map(operator.index, shape)), np.dtype(str(dtype)).str)
+                      for name, shape, dtype in said]
+            if all(np.dtype(leaf.dtype).kind in "biuf" and min(leaf.shape, default=0) >= 0 for leaf in leaves):
+                return Layout(tuple(leaves))
         except (TypeError, ValueError):
-            raise ValueError("The layout of an observation must be a list of [name, shape, dtype].") from None
+            pass
+        raise ValueError("The layout of an observation must be a list of [name, shape, dtype].")
 
 # %% ../../nbs/pool/02_slots.ipynb #c
 DONE, TERMINATED = 1, 2
@@ -95,12 +95,11 @@ class Task(NamedTuple):
 
 def _natural(value, what, below):
     try:
-        number = operator.index(value) if not isinstance(value, (bool, np.bool_)) else -1
+        if not isinstance(value, (bool, np.bool_)) and 0 <= (number := operator.index(value)) < below:
+            return number
     except TypeError:
-        number = -1
-    if not 0 <= number < below:
-        raise BadRequest(f"{what} is {repr(value)[:60]}: give an integer from 0 to {below - 1:,}.")
-    return number
+        pass
+    raise BadRequest(f"{what} is {repr(value)[:60]}: give an integer from 0 to {below - 1:,}.")
 
 _PLAIN = "Slots hold tasks of Tables 2 and 3, without registered, composed or many-product rules."
 
@@ -117,16 +116,16 @@ def plain_ruleset(given) -> RuleSet:
             raise ValueError("its numbers are 0 to 255")
         return RuleSet(*(a.astype(np.uint8) for a in arrays)).validate()
     except (KeyError, ValueError, TypeError, OverflowError) as error:
-        said = str(error)[:200] or type(error).__name__
-        raise BadRequest(f"The ruleset is invalid ({said}): see core.ruleset for the encoding.") from None
+        why = str(error)[:200] or type(error).__name__
+        raise BadRequest(f"The ruleset is invalid ({why}): see core.ruleset for the encoding.") from None
 
 # %% ../../nbs/pool/02_slots.ipynb #e
 class Store(NamedTuple):
-    "All worlds, with a leading axis `(n,)`: `timestep`, and `rulesets`, None for environments without."
+    "All worlds, with a leading axis `(n,)`; `rulesets` is None for environments without rulesets."
     timestep: Any
     rulesets: Any
 
-def _params_with(params, ruleset):
+def _with(params, ruleset):
     return params if ruleset is None else params.replace(ruleset=ruleset)
 
 def _choose(mask, new, old):
@@ -134,16 +133,16 @@ def _choose(mask, new, old):
 
 @functools.lru_cache(maxsize=64)
 def programs(env: Environment, has_rulesets: bool):
-    """Compiled `step(params, store, actions (n,), mask (n,))`, `begin(params, store, slots (b,), seeds (b,), rulesets)`.
+    """Compiled `step(params, store, actions (n,), mask (n,))` and `begin(params, store, slots (b,), seeds, rulesets)`.
 
-    Each returns the store and rows of bytes, `(n, bytes)` and `(b, bytes)`. Slots beyond the end are padding.
+    Each returns the store and a row of bytes per slot. Slots beyond the end are padding.
     """
     def one_step(params, timestep, ruleset, action):
-        following = env.step(_params_with(params, ruleset), timestep, action)
+        following = env.step(_with(params, ruleset), timestep, action)
         return following.replace(final_observation=None), packed(following)
 
     def one_reset(params, seed, ruleset):
-        timestep = env.reset(_params_with(params, ruleset), jax.random.key(seed)).replace(final_observation=None)
+        timestep = env.reset(_with(params, ruleset), jax.random.key(seed)).replace(final_observation=None)
         return timestep, packed(timestep)
 
     def step(params, store, actions, mask):
@@ -175,47 +174,42 @@ class Lease(NamedTuple):
 
 class Leases:
     def __init__(self, n: int):
-        self._lock, self._free, self._generation = threading.Lock(), list(range(n))[::-1], [0] * n
-        self._held = set()
+        self._lock, self._held, self.capacity = threading.Lock(), set(), n
+        self._free = [Lease(slot, 0) for slot in reversed(range(n))]
 
     def __len__(self):
         return len(self._held)
-
-    capacity = property(lambda self: len(self._generation))
 
     def acquire(self) -> Lease:
         "A free slot. Raises `PoolExhausted`."
         with self._lock:
             if not self._free:
                 raise PoolExhausted(f"All {self.capacity} environments are in use: close a session, ask for fewer, or wait.",
-                                    live=len(self._held), capacity=self.capacity)
-            slot = self._free.pop()
-            self._held.add(slot)
-            return Lease(slot, self._generation[slot])
+                                    live=self.capacity, capacity=self.capacity)
+            self._held.add(lease := self._free.pop())
+            return lease
 
     def release(self, lease: Lease) -> bool:
         "Give a slot back. Returns False, and changes nothing, for the lease of a former tenant."
         with self._lock:
-            if not self.valid(lease):
-                return False
-            self._generation[lease.slot] += 1
-            self._held.discard(lease.slot)
-            self._free.append(lease.slot)
-            return True
+            if valid := self.valid(lease):
+                self._held.remove(lease)
+                self._free.append(Lease(lease.slot, lease.generation + 1))
+            return valid
 
     def valid(self, lease: Lease) -> bool:
-        return lease.slot in self._held and self._generation[lease.slot] == lease.generation
+        return lease in self._held
 
 # %% ../../nbs/pool/02_slots.ipynb #g
 def environment_of(env, given: dict):
-    "Environment and parameters, `given` among them, of an id or of the pair that `make` returns. Raises `TypeError`."
+    "Environment and parameters, with those `given`, of an id or of `make`'s pair. Raises `TypeError`."
     if isinstance(env, str):
         return make(env, **given)
     if not (isinstance(env, (tuple, list)) and len(env) == 2 and isinstance(env[0], Environment)):
         raise TypeError(f"The environment is {env!r}: give a registered id, or the pair (env, params) of make.")
     return env[0], env[1].replace(**given)
 
-_auto = functools.lru_cache(maxsize=64)(GymAutoResetWrapper)  # one object per environment, so that programs are shared
+_auto = functools.lru_cache(maxsize=64)(GymAutoResetWrapper)  # one object per environment: programs are shared
 
 def benchmark_of(given):
     "The benchmark of this name; anything else as it is."
@@ -225,9 +219,7 @@ def benchmark_of(given):
     return load_benchmark(given)
 
 def _trimmed(ruleset):
-    def trim(rows):
-        real = np.flatnonzero(rows.any(-1))
-        return rows[: real[-1] + 1 if len(real) else 1]
+    trim = lambda rows: rows[: max(np.flatnonzero(rows.any(-1)), default=0) + 1]
     return ruleset.replace(rules=trim(ruleset.rules), init_tiles=trim(ruleset.init_tiles))
 
 def _padded(ruleset, rules, objects):
@@ -243,9 +235,9 @@ class SpaceCheck:
 
     def __call__(self, ruleset: RuleSet) -> RuleSet:
         if (count := int(np.any(ruleset.init_tiles, -1).sum())) not in self.refusals:
-            self.refusals[count] = ""
             try:
                 try_out(self.env, self.params, jax.tree.map(lambda x: np.asarray(x)[None], ruleset))
+                self.refusals[count] = ""
             except ValueError as error:
                 self.refusals[count] = str(error)
         if self.refusals[count]:
@@ -254,12 +246,12 @@ class SpaceCheck:
 
 # %% ../../nbs/pool/02_slots.ipynb #i
 class TaskReader:
-    "Tasks, checked and padded to one shape. `empty`: the empty ruleset of that shape, None without rulesets."
+    "Checks tasks and pads them to one shape. `empty`: the empty ruleset of that shape, None without rulesets."
     def __init__(self, name: str, env: Environment, params, benchmark, rules: int | None, objects: int | None):
         self.name, self.params, self.benchmark, self.empty = name, params, benchmark, None
         self.check_space = SpaceCheck(env, params)
         if not hasattr(params, "ruleset"):
-            if benchmark is not None or rules is not None or objects is not None:
+            if any(x is not None for x in (benchmark, rules, objects)):
                 raise TypeError(f"{type(params).__name__} has no ruleset: leave out benchmark, rules, objects.")
             return
         least, room = (0, 0), (rules or 24, objects or 24)
@@ -277,20 +269,21 @@ class TaskReader:
     def pad(self, ruleset) -> RuleSet:
         "A ruleset in the shape of these slots, as NumPy arrays. Raises `BadRequest`."
         plain = _trimmed(plain_ruleset(ruleset))
-        if plain.rules.shape[0] > self.room[0] or plain.init_tiles.shape[0] > self.room[1]:
-            sizes = len(plain.rules), len(plain.init_tiles)
+        sizes = len(plain.rules), len(plain.init_tiles)
+        if sizes[0] > self.room[0] or sizes[1] > self.room[1]:
             raise BadRequest(f"{sizes} rules and objects do not fit into slots for {self.room}: give rules= and objects=.")
         return _padded(plain, *self.room)
 
     def stack(self, rulesets) -> RuleSet | None:
         "A batch of padded rulesets, the empty one for None; None for environments without rulesets."
         if self.empty is not None:
-            return RuleSet(*(np.stack(x) for x in zip(*((r.goal, r.rules, r.init_tiles) for r in (r or self.empty for r in rulesets)))))
+            rows = ((r.goal, r.rules, r.init_tiles) for r in (r or self.empty for r in rulesets))
+            return RuleSet(*map(np.stack, zip(*rows)))
 
     def read(self, given=None) -> Task:
-        """The task in None, a seed, or a dictionary with `seed` and `ruleset` or `ruleset_id`. Raises `BadRequest`.
+        """A `Task` from None, a seed, or a dictionary with `seed` and `ruleset` or `ruleset_id`. Raises `BadRequest`.
 
-        Without a ruleset the seed draws one from the benchmark; without a benchmark it is that of the parameters.
+        By default the seed draws a ruleset from the benchmark; without a benchmark it is that of the parameters.
         """
         given = {} if given is None else given if isinstance(given, dict) else {"seed": given}
         if unknown := set(given) - {"seed", "ruleset", "ruleset_id"}:
@@ -317,7 +310,7 @@ class TaskReader:
 _CHUNK = 64  # resets in one call
 
 class Worlds:
-    "`n` environments and the two programs that change them. epoch: failed ticks; healthy: the last one worked."
+    "`n` environments and the two programs that change them. epoch: failed ticks; healthy: the last tick worked."
     def __init__(self, env: Environment, params, n: int, tasks: TaskReader):
         self.n, self.env, self.params, self._tasks = n, env, jax.tree.map(jnp.asarray, params), tasks
         self.epoch, self.ticks, self.healthy, self.lock, self._store = 0, 0, True, threading.RLock(), None
@@ -330,16 +323,15 @@ class Worlds:
         rows, size = [], min(_CHUNK, self.n)
         with self.lock:
             for at in range(0, max(len(slots), 1), size):
-                some, these = list(slots[at : at + size]), list(tasks[at : at + size])
+                some = list(slots[at : at + size])
                 pad = size - len(some)
-                these += [Task(0)] * pad
-                numbers, seeds = np.array(some + [self.n] * pad, np.int32), np.array([t.seed for t in these], np.uint32)
-                rulesets = self._tasks.stack([t.ruleset for t in these])
-                rows.append(self._run(self._begin, numbers, seeds, rulesets)[: len(some)])
+                seeds, rulesets, _ = zip(*tasks[at : at + size], *[Task(0)] * pad)
+                numbers, seeds = np.array(some + [self.n] * pad, np.int32), np.array(seeds, np.uint32)
+                rows.append(self._run(self._begin, numbers, seeds, self._tasks.stack(rulesets))[: len(some)])
         return np.concatenate(rows)
 
     def step(self, slots, actions) -> np.ndarray:
-        "Advance different slots by actions, both `(b,)`. Returns bytes of **all**, uint8 `(n, …)`. Raises `EnvFault`."
+        "Advance different slots by actions, both `(b,)`. Returns bytes of all slots, `(n, …)`. Raises `EnvFault`."
         doing, mask = np.zeros(self.n, np.int32), np.zeros(self.n, bool)
         doing[slots], mask[slots] = actions, True
         with self.lock:
@@ -370,8 +362,8 @@ class Slots(Worlds):
     """`n` environments of one kind, with leases and tasks. Raises `ValueError` or `TypeError`.
 
     env: a registered id, or the pair `(env, params)` that `make` returns, wrappers and all.
-    benchmark: a `Benchmark` or its name: tasks have numbers then, and a task without ruleset draws one by its seed.
-    rules, objects: size of the tables in each slot; by default that of the benchmark, or 24 and 24.
+    benchmark: a `Benchmark` or its name, which numbers the tasks; a task without ruleset draws one by its seed.
+    rules, objects: size of the tables in each slot, by default that of the benchmark, or 24.
     autoreset: begin the next trial in the step that ends one. params: such as `view_size`.
     """
     def __init__(self, env, n: int, *, benchmark=None, rules: int | None = None, objects: int | None = None,
@@ -391,13 +383,13 @@ class Slots(Worlds):
         return _natural(action, "action", self.num_actions)
 
     def picture(self, slot: int) -> dict:
-        "One world for people: `png` in base64, the `task` in words, and `pocket`, the object that the agent holds."
+        "One world for people: `png` in base64, the `task` in words, and the object in the `pocket`."
         from xland_minigrid.core.tiles import Tiles, tile_name
         from xland_minigrid.viz.render import to_png
         with self.lock:
             timestep, ruleset = jax.tree.map(lambda x: x[slot], self._store)
         ruleset = jax.tree.map(np.asarray, ruleset)
         tile, color = np.asarray(timestep.state.agent.pocket).tolist()
-        png = to_png(self.env.render(_params_with(self.params, ruleset).replace(render_mode="rgb_array"), timestep))
+        png = to_png(self.env.render(_with(self.params, ruleset).replace(render_mode="rgb_array"), timestep))
         return {"pocket": None if tile <= Tiles.EMPTY else tile_name(tile, color), "png": base64.b64encode(png).decode(),
                 "task": "Reach the green goal." if ruleset is None else ruleset.describe("full")}
