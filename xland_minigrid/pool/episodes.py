@@ -33,7 +33,7 @@ def copy_messages(messages: Messages) -> Messages:
     if not isinstance(messages, list):
         raise TypeError(f"messages is a {type(messages).__name__}: give a list of dicts with role and content.")
     for i, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise ValueError(f"Message {i} is not a dict with strings for role and content.")
     return [dict(message) for message in messages]
 
@@ -126,23 +126,23 @@ def blocking(fn):
     if not callable(fn) or asyncio.iscoroutinefunction(fn):
         raise TypeError(f"{fn!r} is not a plain function: a coroutine function needs no thread.")
 
+    def run(answer, call):
+        if answer.set_running_or_notify_cancel():
+            try:
+                answer.set_result(call())
+            except StopIteration:  # an asyncio future cannot hold one
+                answer.set_exception(RuntimeError("The blocking function raised StopIteration: catch it."))
+            except BaseException as error:
+                answer.set_exception(error)
+
     @functools.wraps(fn)
     async def on_thread(*args, **kwargs):
         answer = concurrent.futures.Future()
         call = functools.partial(contextvars.copy_context().run, fn, *args, **kwargs)
         name = f"xland-blocking-{getattr(fn, '__name__', 'call')}"
-        threading.Thread(target=_answer, args=(answer, call), name=name, daemon=True).start()
+        threading.Thread(target=run, args=(answer, call), name=name, daemon=True).start()
         return await asyncio.wrap_future(answer)
     return on_thread
-
-def _answer(answer, call):
-    if answer.set_running_or_notify_cancel():
-        try:
-            answer.set_result(call())
-        except StopIteration:  # no asyncio future can hold one
-            answer.set_exception(RuntimeError("The blocking function raised StopIteration: catch it."))
-        except BaseException as error:
-            answer.set_exception(error)
 
 # %% ../../nbs/pool/03_episodes.ipynb #g
 class UnknownEnv(ValueError, KeyError):

@@ -115,7 +115,14 @@ class TokenTrack:
             raise TokenBudget(f"The first prompt has {len(prompt):,} tokens, not {self.most:,}: raise max_total_tokens.")
         self.full = len(completion) > room or room < 0
         if fits:
-            self._take(prompt, completion[:room], logprobs)
+            if not self.turns:
+                self.ids, self.prompt_length, self.logprobs = prompt, len(prompt), None if logprobs is None else []
+            told, completion = prompt[len(self.ids):], completion[:room]
+            self.ids += told + completion
+            self.mask += [0] * len(told) + [1] * len(completion)
+            if logprobs is not None:
+                self.logprobs += [0.0] * len(told) + logprobs[:len(completion)]
+            self.turns += 1
         return not self.full
 
     def _check(self, prompt, logprobs):
@@ -130,16 +137,6 @@ class TokenTrack:
             now, turn = repr(prompt[at]) if at < len(prompt) else "nothing", self.turns + 1
             where = f"The prompt of turn {turn} has {now} instead of {self.ids[at]} at token {at}"
             raise PrefixMismatch(f"{where}: pass on the tokens of earlier turns, do not tokenise again.", at=at, turn=turn)
-
-    def _take(self, prompt, completion, logprobs):
-        if not self.turns:
-            self.ids, self.prompt_length, self.logprobs = list(prompt), len(prompt), None if logprobs is None else []
-        told = prompt[len(self.ids):]
-        self.ids += told + completion
-        self.mask += [0] * len(told) + [1] * len(completion)
-        if logprobs is not None:
-            self.logprobs += [0.0] * len(told) + logprobs[:len(completion)]
-        self.turns += 1
 
 # %% ../../nbs/pool/11_group.ipynb #g
 def _kept(x):

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Callable, NamedTuple
 
+import jax
 import numpy as np
 
 from ..core.helpers import checked_int, checked_seconds
@@ -77,7 +78,7 @@ class Servers:
         self.urls, self.link, self.env = urls, link, env
 
     async def room(self) -> dict[str, int]:
-        "The free places of each server that answers; a single server is not asked. Raises `ConnectFailed` if none does."
+        "The free places of each server that answers; a single server is not asked. Raises `ConnectFailed`."
         if len(self.urls) == 1:
             return {self.urls[0]: 1 << 20}
         found = await asyncio.gather(*(places(url, self.env) for url in self.urls), return_exceptions=True)
@@ -249,17 +250,10 @@ class Batch(NamedTuple):
     env_id: np.ndarray  # int32 `(b,)`
     errors: dict  # environment → `PoolError` of those that failed, which have no row
 
-def _by_column(join, *batches):
-    def one(*columns):
-        if not isinstance(columns[0], dict):
-            return join(*columns)
-        return {name: join(*(column[name] for column in columns)) for name in columns[0]}
-    return [one(*columns) for columns in zip(*(batch[:-1] for batch in batches))]
-
 def _batch_of(rows, errors):
     seen = [step.observation for _, step in rows]
     if seen and not isinstance(seen[0], str):
-        (seen,) = _by_column(lambda *x: np.stack(x), *((o, None) for o in seen))
+        seen = jax.tree.map(lambda *leaves: np.stack(leaves), *seen)
     columns = zip(*((s.reward or 0.0, s.done, s.info.get("terminated", s.done), s.n, number) for number, s in rows))
     return Batch(seen, *map(np.array, list(columns) or [()] * 5, (np.float32, bool, bool, np.int32, np.int32)), errors)
 
@@ -374,7 +368,7 @@ class SlotBatcher(Batcher):
         full = [batch for batch in batches if len(batch.env_id)] or batches[:1]
         if len(full) == 1:
             return full[0]._replace(errors=errors)
-        return Batch(*_by_column(lambda *parts: np.concatenate(parts), *full), errors)
+        return Batch(*jax.tree.map(lambda *parts: np.concatenate(parts), *(batch[:-1] for batch in full)), errors)
 
     def _tick(self, op, numbers, sessions, values):
         slots, seats, begin = self.pool._slots, [session._link.seat for session in sessions], op == "reset"
@@ -403,7 +397,7 @@ class SlotBatcher(Batcher):
         if fine.all():
             return batch
         faults = {numbers[i]: EnvFault(NO_NUMBER) for i in np.flatnonzero(~fine)}
-        return Batch(*_by_column(lambda x: x[fine], batch), faults)
+        return Batch(*jax.tree.map(lambda x: x[fine], batch[:-1]), faults)
 
 # %% ../../nbs/pool/13_pool.ipynb #l
 async def to_the_end(awaitable):
@@ -419,7 +413,7 @@ async def to_the_end(awaitable):
     return task.result()
 
 def _is_mistake(error):
-    "Whether an error is the caller's, or no episode can be had at all."
+    "Whether an error is the caller's, or no server answers."
     mistakes = BadRequest, ResetRequired, ConnectFailed, Unauthorized
     return isinstance(error, mistakes) or not isinstance(error, (PoolError, type(None)))
 
@@ -437,7 +431,7 @@ class _Ending:
         self.rollouts, self.error, self.why, self.tasks = {}, None, "cancelled", []
 
     async def _stop(self, running):
-        "Wait for what was cancelled. A coroutine that does not end keeps its session; the pool gets another one."
+        "Wait for cancelled coroutines. One that does not end keeps its session, which the pool replaces."
         for task in (await asyncio.wait(running, timeout=self.pool.patience))[1] if running else ():
             session = self.sessions[self.tasks.index(task)]
             with self.pool.roster.lock:
@@ -447,7 +441,7 @@ class _Ending:
                 await self.pool._io.call(session._close())
 
     def _kept(self):
-        "The episodes that count, in order. Raises the error that ends the group, or a mistake that ended every episode."
+        "The episodes that count, in order. Raises an error that ends the group, or a mistake that ended every episode."
         errors = [task.exception() if task.done() and not task.cancelled() else None for task in self.tasks]
         for i, error in enumerate(errors):
             if i not in self.rollouts:
@@ -562,7 +556,7 @@ class _Sessions:
         return self
 
     async def _open(self):
-        "On the I/O thread: open all sessions, again and again while there is time to wait."
+        "On the I/O thread: open all sessions, with retries while there is time to wait."
         until, delay, timeout = time.monotonic() + self._wait, 0.05, self.timeout * (1 if self._host is None else 2)
         new = [Session(self._io, self.servers.link(self.servers.urls[0]), timeout=timeout) for _ in range(self.size)]
         while True:
@@ -654,7 +648,7 @@ class _Episodes(_Lifetime):
         return [None if isinstance(step, BaseException) else step for step in steps]
 
     def _seeded(self, task):
-        "The task, with a seed where episodes would differ without: for text, and for rows that a curriculum names."
+        "The task, with a seed if episodes would differ without one: for text, and for rows of a curriculum."
         number, given = next(self._numbers) % 2**32, {} if task is None else task
         text = self.sessions[0].kind == "text" and "seed" not in getattr(self._backend, "config", {})
         wants = isinstance(given, dict) and "seed" not in given and (text or set(given) == {"ruleset_id"})
@@ -735,7 +729,7 @@ class _Turns(_Groups):
         return steps
 
     async def run_group_step(self, actions, on_error: str = "raise") -> list:
-        """One action for each session of the group; None leaves it. on_error: "raise" the first failure, or "mask" all."""
+        """One action for each session of the group, or None. on_error: "raise" the first failure, or "mask" all."""
         self._need_open()
         if on_error not in ("raise", "mask"):
             raise ValueError(f"on_error is {on_error!r}: choose 'raise' or 'mask'.")

@@ -162,17 +162,14 @@ class Conversation:
         if closing := self.replace(env):
             await closing
         try:
-            return await self._begin(config)
+            request = RolloutRequest([{"role": "user", "content": ""}], {"env_config": config})
+            observation, info, system = await env.reset(request)
+            opening = [{"role": "system", "content": system}] if system else []
+            self.messages = [*opening, {"role": "user", "content": _text(observation)}]
+            return Outcome(observation, None, False, plain_info({**info, "system_message": system}))
         except BaseException:
             self.replace(None)
             raise
-
-    async def _begin(self, config):
-        request = RolloutRequest([{"role": "user", "content": ""}], {"env_config": config})
-        observation, info, system = await self.env.reset(request)
-        opening = [{"role": "system", "content": system}] if system else []
-        self.messages = [*opening, {"role": "user", "content": _text(observation)}]
-        return Outcome(observation, None, False, plain_info({**info, "system_message": system}))
 
     async def step(self, text: str) -> Outcome:
         if self.places.latency:
@@ -267,7 +264,7 @@ async def bounded(work, seconds: float):
 
 # %% ../../nbs/pool/07_sessions.ipynb #i
 class Seat:
-    "A session as its host knows it. `running`: a step makes sense; `heard`: a request came."
+    "The host's view of a session. running: a step is allowed; heard: a request has arrived."
     def __init__(self, backend, place, now: float):
         self.id, self.secret, self.backend, self.place = secrets.token_hex(8), secrets.token_urlsafe(24), backend, place
         self.n = self.epoch = self.last_id = self.episodes = 0
@@ -354,10 +351,10 @@ class SeatTable:
             deliver(Reply(number, seat.n, error=SessionLost(f"This session was closed ({why}).")))
         return True
 
-    def reap(self, now: float | None = None) -> list[Seat]:
+    def reap(self) -> list[Seat]:
         "End the sessions that were silent for too long, and return them."
         def over(seat):
-            silent = (time.monotonic() if now is None else now) - seat.active
+            silent = time.monotonic() - seat.active
             return not seat.attached and silent > self.grace or silent > self.idle and not seat.pending
         silent = list(filter(over, self.seats.values()))
         return [seat for seat in silent if self.release(seat, "idle" if seat.attached else "detached")]
@@ -421,7 +418,7 @@ def checked_token(token, remedy: str = "give the one that the server was started
     return token
 
 def json_value(value):
-    "For `json.dumps(default=)`: rulesets, arrays and numbers as plain values. Raises `TypeError` for the rest."
+    "A ruleset, an array or a number as plain values, for `json.dumps`. Raises `TypeError`."
     if hasattr(value, "init_tiles"):
         return {name: getattr(value, name) for name in ("goal", "rules", "init_tiles")}
     if hasattr(value, "tolist"):
@@ -457,13 +454,6 @@ def write_reply(reply: Reply) -> str:
     info = f',"info":{json.dumps(o.info)}' if o.info else ""
     return f'{{"id":{reply.id},"ok":true,"n":{reply.n},"obs":{seen},"reward":{reward},"done":{done}{info}}}'
 
-def _outcome_in(frame, binary):
-    observation, reward, done, info = frame["obs"], frame["reward"], frame["done"], frame.get("info") or {}
-    number = reward is None or type(reward) in (int, float) and math.isfinite(reward)
-    if not (type(observation) is str and number and type(done) is bool and type(info) is dict):
-        raise TypeError
-    return Outcome(binascii.a2b_base64(observation) if binary else observation, reward, done, info)
-
 def read_reply(raw, binary: bool) -> Reply:
     "The reply in a frame; `binary`: observations are bytes. Raises `ValueError`."
     try:
@@ -476,6 +466,10 @@ def read_reply(raw, binary: bool) -> Reply:
             return Reply(number, n, error=error_from_dict(frame.get("error")))
         if "obs" not in frame:
             return Reply(number, n, extra={k: v for k, v in frame.items() if k not in ("id", "ok", "n")})
-        return Reply(number, n, _outcome_in(frame, binary))
+        observation, reward, done, info = frame["obs"], frame["reward"], frame["done"], frame.get("info") or {}
+        finite = reward is None or type(reward) in (int, float) and math.isfinite(reward)
+        if not (type(observation) is str and finite and type(done) is bool and type(info) is dict):
+            raise TypeError
+        return Reply(number, n, Outcome(binascii.a2b_base64(observation) if binary else observation, reward, done, info))
     except (KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"The server sent a frame that is not a reply ({type(error).__name__}).") from None

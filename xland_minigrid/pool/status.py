@@ -61,7 +61,9 @@ class Follower:
             with contextlib.suppress(PoolError):  # the server is gone: the last table stays
                 self.stats, over = _read(target) if target is not None else (self.stats, True)
             how = "ended" if over else how
-            before, self.html = self.html, _framed(self.stats, how)
+            table, colour = self.stats._repr_html_() if self.stats else "", "#15803d" if how == "live" else "#6b7280"
+            style, before = f"font:12px/1.6 system-ui,sans-serif;color:{colour}", self.html
+            self.html = f'<div data-watch="{how}"><div style="{style}">● {how}</div>{table}</div>'
             if self._widget is not None and self.html != before:
                 self._widget.value = self.html
             if how != "live":
@@ -111,10 +113,6 @@ class Watch(Follower):
             _show(self._bundle(), self._shown[-1])
 
 # %% ../../nbs/pool/16_status.ipynb #f
-def _framed(stats, how):
-    table, colour = "" if stats is None else stats._repr_html_(), "#15803d" if how == "live" else "#6b7280"
-    return f'<div data-watch="{how}"><div style="font:12px/1.6 system-ui,sans-serif;color:{colour}">● {how}</div>{table}</div>'
-
 def _html_widget(html):
     with contextlib.suppress(Exception):  # not installed, or no kernel to hold it
         import ipywidgets
