@@ -261,10 +261,11 @@ class _Progress(_Records):
         "Count an episode of `tier`. Returns the name of the present tier if it was just reached."
         before, t, leave = self._tier, self.tier, False
         if tier == before:
-            self._tier_episodes, self._tier_results = self._tier_episodes + 1, [*self._tier_results, success][-t.mastery_window:]
+            self._tier_episodes += 1
+            self._tier_results = [*self._tier_results, success][-t.mastery_window:]
             rate, n = np.mean(self._tier_results), self._tier_episodes
             leave = rate >= t.fast_track_rate and n >= _FAST_TRACK or rate >= t.advance_rate and n >= t.min_episodes
-        while self._tier < len(self.tiers) - 1 and (leave or not self._studied() and not any(self._untried(self._tier))):
+        while self._tier < len(self.tiers) - 1 and (leave or not (self._studied() or any(self._untried(self._tier)))):
             for unfinished in self._studied():
                 if not unfinished.undone:
                     unfinished.wait("resting", self.schedule.longest_interval, self.episode)
@@ -340,8 +341,8 @@ class _State(_Choice):
         "Tasks, episodes, mean success, and the tier reached; under `tiers` the same for each tier."
         def row(name, tasks, tried):
             counts = {kind: sum(t.kind == kind for t in tried) for kind in ("studied", "graduated", "resting")}
-            return {"name": name, "tasks": tasks, "tried": len(tried), **counts, "episodes": sum(t.attempts for t in tried),
-                    "success": sum(t.success for t in tried) / max(len(tried), 1)}
+            return {"name": name, "tasks": tasks, "tried": len(tried), **counts,
+                    "episodes": sum(t.attempts for t in tried), "success": sum(t.success for t in tried) / max(len(tried), 1)}
         with self._lock:
             tried = [[t for t in self._tried.values() if t.tier == i] for i in range(len(self.tiers))]
             tiers = [row(tier.name, len(texts), some) for tier, texts, some in zip(self.tiers, self._tasks, tried)]

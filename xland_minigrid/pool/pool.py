@@ -54,6 +54,10 @@ async def all_of(coroutines) -> list:
         raise failed.exceptions[0] from None
     return [task.result() for task in tasks]
 
+async def _open_one(session, limit):
+    async with limit:
+        await session._open()
+
 async def _undo(sessions):
     "Give places back, even if the caller is cancelled."
     async def leave():
@@ -104,15 +108,12 @@ class Servers:
 
     async def _open_group(self, group, room):
         trouble, limit = None, asyncio.Semaphore(64)
-        async def one(session):
-            async with limit:
-                await session._open()
         for url in sorted(room, key=room.get, reverse=True):
             for session in group:
                 link, link.resumes = self.link(url), session.resumes
                 session._link = link
             try:
-                await all_of(map(one, group))
+                await all_of(_open_one(session, limit) for session in group)
                 room[url] -= len(group)
                 return
             except BaseException as error:
@@ -233,8 +234,9 @@ async def take(roster: Roster, count: int, wait: bool) -> list:
 class PoolStats(dict):
     "Numbers about a pool, and under `sessions` a row for each session; shown as a table in a notebook."
     def _repr_html_(self):
-        rows, most, named = self["sessions"], 64, ((name.replace("_", " "), x) for name, x in self.items() if name != "sessions")
-        facts = " · ".join(f"<b>{escape(name)}</b> {escape(str(x))}" for name, x in named)
+        rows, most = self["sessions"], 64
+        facts = {name.replace("_", " "): x for name, x in self.items() if name != "sessions"}
+        facts = " · ".join(f"<b>{escape(name)}</b> {escape(str(x))}" for name, x in facts.items())
         cells = ([escape(str(cell)) for cell in row.values()] for row in rows[:most])
         note = f"<div>… and {len(rows) - most} more</div>" * (len(rows) > most)
         return html_table(facts, map(escape, rows[0] if rows else ()), cells, note)
@@ -743,6 +745,10 @@ class _Turns(_Groups):
         steps = iter(await self._all("step", *zip(*moving), on_error) if moving else ())
         return [None if action is None else next(steps) for action in actions]
 
+# %% ../../nbs/pool/13_pool.ipynb #t
+class _Batches(_Turns):
+    sync = property(lambda self: SyncPool(self), doc="The same pool for plain code: `with pool.sync as p:`.")
+
     def _ids(self, env_id):
         "The numbers in `env_id`, by default all. Raises `BadRequest`."
         self._need_open()
@@ -751,10 +757,6 @@ class _Turns(_Groups):
         if not known or len(np.unique(ids)) != len(ids):
             raise BadRequest(f"env_id holds different numbers from 0 to {self.size - 1}.")
         return ids.tolist()
-
-# %% ../../nbs/pool/13_pool.ipynb #t
-class _Batches(_Turns):
-    sync = property(lambda self: SyncPool(self), doc="The same pool for plain code: `with pool.sync as p:`.")
 
     def async_reset(self, tasks=None, env_id=None):
         "Begin episodes in the environments `env_id`, by default all: one task, a list, or the seeds 0, 1, 2, …"
@@ -801,7 +803,7 @@ class EnvPool(_Batches):
     """Environments for many episodes at once: `async with EnvPool.local(...)`, or `with pool.sync:` in plain code.
 
     curriculum: chooses tasks, such as a `TierCurriculum`. completions: a file that gets each episode as a line of JSON.
-    max_total_tokens: of an episode, see `Rollout.add_tokens`. timeout, close_timeout: seconds for a request, for closing.
+    max_total_tokens: of an episode, see `Rollout.add_tokens`. timeout, close_timeout: seconds per request and to close.
     """
     @classmethod
     def local(cls, env, slots: int = 8, *, benchmark=None, autoreset: bool = False, max_wait: float = 0.0005,
@@ -809,8 +811,8 @@ class EnvPool(_Batches):
               timeout: float = 120.0, close_timeout: float = 10.0, **params) -> "EnvPool":
         """A pool in this process.
 
-        env: a registered environment, the pair `(env, params)`, or a text environment: its name, or a subclass of `Env`.
-        slots: how many. benchmark, autoreset, params: see `Slots`. config, latency: of text environments, see `TextBackend`.
+        env: a registered environment, the pair `(env, params)`, or a text environment: a name or a subclass of `Env`.
+        slots: how many. benchmark, autoreset, params: see `Slots`. config, latency: for text, see `TextBackend`.
         """
         backend = _local_backend(env, slots, benchmark, autoreset, max_wait, latency, config, timeout, params)
         host = Host({"local": backend})

@@ -470,6 +470,7 @@ def read_reply(raw, binary: bool) -> Reply:
         finite = reward is None or type(reward) in (int, float) and math.isfinite(reward)
         if not (type(observation) is str and finite and type(done) is bool and type(info) is dict):
             raise TypeError
-        return Reply(number, n, Outcome(binascii.a2b_base64(observation) if binary else observation, reward, done, info))
+        observation = binascii.a2b_base64(observation) if binary else observation
+        return Reply(number, n, Outcome(observation, reward, done, info))
     except (KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"The server sent a frame that is not a reply ({type(error).__name__}).") from None

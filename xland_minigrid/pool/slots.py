@@ -43,7 +43,7 @@ class Layout(NamedTuple):
         "The observations in rows of bytes, uint8 `(..., nbytes)` or bytes."
         data = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         if data.shape[-1] != self.nbytes:
-            raise ValueError(f"An observation has {data.shape[-1]} bytes, not {self.nbytes}: this is another environment.")
+            raise ValueError(f"An observation has {data.shape[-1]} bytes, not {self.nbytes}: the environment differs.")
         found, at = {}, 0
         for leaf in self.leaves:
             part = np.ascontiguousarray(data[..., at : at + leaf.nbytes])
@@ -268,8 +268,7 @@ class TaskReader:
         plain = plain_ruleset(ruleset)
         rules, objects = _trim(plain.rules), _trim(plain.init_tiles)
         if len(rules) > self.room[0] or len(objects) > self.room[1]:
-            sizes = len(rules), len(objects)
-            raise BadRequest(f"{sizes} rules and objects do not fit into slots for {self.room}: give rules= and objects=.")
+            raise BadRequest(f"{(len(rules), len(objects))} rules and objects do not fit into slots for {self.room}: set rules=, objects=.")
         return _padded(plain.goal, rules, objects, self.room)
 
     def stack(self, rulesets) -> RuleSet | None:
