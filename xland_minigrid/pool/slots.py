@@ -268,7 +268,7 @@ class TaskReader:
         plain = plain_ruleset(ruleset)
         rules, objects = _trim(plain.rules), _trim(plain.init_tiles)
         if len(rules) > self.room[0] or len(objects) > self.room[1]:
-            raise BadRequest(f"{(len(rules), len(objects))} rules and objects do not fit into slots for {self.room}: set rules=, objects=.")
+            raise BadRequest(f"{(len(rules), len(objects))} rules and objects do not fit {self.room}: set rules=, objects=.")
         return _padded(plain.goal, rules, objects, self.room)
 
     def stack(self, rulesets) -> RuleSet | None:
