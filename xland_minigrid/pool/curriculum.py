@@ -27,7 +27,7 @@ from .group import html_table
 class Curriculum(Protocol):
     "Chooses tasks and learns from results. A task is a name, or a dictionary such as an `env_config`."
     def next_tasks(self, n: int) -> list:
-        "The n tasks to play next. Changes nothing."
+        "The n tasks to play next; does not change the state."
 
     def next_task(self):
         "The task to play next."
@@ -51,12 +51,21 @@ def _key(task):
 def _unknown(task):
     return ValueError(f"{task!r} is not a task of this curriculum: record what next_tasks gave.")
 
+def _checked_success(achieved, reward=0):
+    try:
+        success, reward = float(achieved), float(reward)
+    except (TypeError, ValueError):
+        raise TypeError(f"achieved is {achieved!r} and reward {reward!r}: record numbers.") from None
+    if not 0 <= success <= 1 or not math.isfinite(reward):
+        raise ValueError(f"achieved is {success} and reward {reward}: give a share from 0 to 1, and a finite reward.")
+    return success
+
 # %% ../../nbs/pool/12_curriculum.ipynb #c
 class SomeSolve(Curriculum):
     """New tasks in order, mixed with earlier ones that some of a group solved and others did not.
 
-    tasks: dealt in order, over and over. again: share of earlier tasks, while there are any. keep: how many are
-    remembered. most: a task is played again if at most this share solved it. Raises `ValueError`.
+    tasks: dealt in order, over and over. again: share of earlier tasks while there are any, out of the last `keep`.
+    most: a task is played again if at most this share of a group solved it. Raises `ValueError`.
     """
     def __init__(self, tasks: Sequence, *, again: float = 0.5, most: float = 0.8, keep: int = 2000, seed: int = 0):
         if not len(tasks) or not 0 <= again < 1 or not 0 < most <= 1 or keep < 1:
@@ -79,12 +88,10 @@ class SomeSolve(Curriculum):
         return {"number": number, "again": number in self.old}
 
     def record_result(self, task, achieved, reward=None):
-        number = self.about(task)["number"]
-        if not 0 <= achieved <= 1:
-            raise ValueError(f"achieved is {achieved!r}: give a share from 0 to 1.")
+        number, success = self.about(task)["number"], _checked_success(achieved)
         self.records += 1
         self.dealt += number == self.dealt % len(self.tasks)
-        self.old = ([i for i in self.old if i != number] + [number] * (0 < achieved <= self.most))[-self.keep:]
+        self.old = ([i for i in self.old if i != number] + [number] * (0 < success <= self.most))[-self.keep:]
 
     def state_dict(self) -> dict:
         return {"dealt": self.dealt, "records": self.records, "old": list(self.old), "tasks": len(self.tasks)}
@@ -109,11 +116,11 @@ def _check_fields(settings, **highest):
 class Tier:
     "A level of difficulty. Success is a share, from 0 to 1. Raises `ValueError`."
     name: str
-    min_episodes: int = 10  # episodes in it before it can be left
-    advance_rate: float = 0.6  # mean success of `mastery_window` episodes that leaves it
+    min_episodes: int = 10  # episodes before the learner can leave the tier
+    advance_rate: float = 0.6  # mean success over `mastery_window` episodes needed to leave it
     mastery_window: int = 10  # attempts and episodes that are remembered
-    mastery_threshold: float = 0.7  # decayed success with which a task is graduated
-    fast_track_rate: float = 0.9  # mean success that leaves it after three episodes; above 1: never
+    mastery_threshold: float = 0.7  # decayed success at which a task graduates
+    fast_track_rate: float = 0.9  # mean success needed to leave it after three episodes; above 1: never
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name:
@@ -202,15 +209,6 @@ def _by_name(tiers):
     return found
 
 # %% ../../nbs/pool/12_curriculum.ipynb #g
-def _checked_success(achieved, reward):
-    try:
-        success, reward = float(achieved), float(reward)
-    except (TypeError, ValueError):
-        raise TypeError(f"achieved is {achieved!r} and reward {reward!r}: record numbers.") from None
-    if not 0 <= success <= 1 or not math.isfinite(reward):
-        raise ValueError(f"achieved is {success} and reward {reward}: give a share from 0 to 1, and a finite reward.")
-    return success
-
 class _Records(Curriculum):
     def __init__(self, tasks: Mapping, tiers: Iterable[Tier] = TIERS, *, seed: int = 0, schedule: Schedule = Schedule()):
         texts, known = _texts(tasks), _by_name(tiers)
@@ -236,10 +234,10 @@ class _Records(Curriculum):
         return text
 
     def record_result(self, task, achieved, reward) -> dict:
-        """Record one group of episodes, which counts as one: `about(task)`, and `advanced`, the tier just reached or None.
+        """Record a group as one episode. Returns `about(task)`, and `advanced`: the tier just reached or None.
 
-        task: as `next_task` gave it, with or without a seed. achieved: whether it was solved, or by which share.
-        reward: the mean. Raises `TypeError` or `ValueError`, and then records nothing.
+        task: what `next_task` gave, with or without a seed. achieved, reward: see `Curriculum`.
+        Raises `TypeError` or `ValueError`, and then records nothing.
         """
         success = _checked_success(achieved, reward)
         with self._lock:
@@ -260,23 +258,19 @@ class _Progress(_Records):
         return (text for text in self._tasks[tier] if text not in self._tried)
 
     def _progress(self, tier, success):
-        "Count an episode towards the present tier. Returns the name of the next one if it is reached."
-        before, t = self._tier, self.tier
-        if tier == self._tier:
-            self._tier_episodes, self._tier_results = self._tier_episodes + 1, (self._tier_results + [success])[-t.mastery_window:]
+        "Count an episode of `tier`. Returns the name of the present tier if it was just reached."
+        before, t, leave = self._tier, self.tier, False
+        if tier == before:
+            self._tier_episodes += 1
+            self._tier_results = [*self._tier_results, success][-t.mastery_window:]
             rate, n = np.mean(self._tier_results), self._tier_episodes
-            if rate >= t.fast_track_rate and n >= _FAST_TRACK or rate >= t.advance_rate and n >= t.min_episodes:
-                self._advance()
-        while self._tier < len(self.tiers) - 1 and not self._studied() and next(self._untried(self._tier), None) is None:
-            self._advance()
+            leave = rate >= t.fast_track_rate and n >= _FAST_TRACK or rate >= t.advance_rate and n >= t.min_episodes
+        while self._tier < len(self.tiers) - 1 and (leave or not (self._studied() or any(self._untried(self._tier)))):
+            for unfinished in self._studied():
+                if not unfinished.undone:
+                    unfinished.wait("resting", self.schedule.longest_interval, self.episode)
+            self._tier, self._tier_episodes, self._tier_results, leave = self._tier + 1, 0, [], False
         return self.tier.name if self._tier > before else None
-
-    def _advance(self):
-        if self._tier < len(self.tiers) - 1:
-            for t in self._studied():
-                if not t.undone:
-                    t.wait("resting", self.schedule.longest_interval, self.episode)
-            self._tier, self._tier_episodes, self._tier_results = self._tier + 1, 0, []
 
 # %% ../../nbs/pool/12_curriculum.ipynb #i
 UNTRIED, WEAK, DUE, RECENT = 100.0, 50.0, 30.0, 20.0
@@ -346,10 +340,9 @@ class _State(_Choice):
     def stats(self) -> dict:
         "Tasks, episodes, mean success, and the tier reached; under `tiers` the same for each tier."
         def row(name, tasks, tried):
-            kinds = [t.kind for t in tried]
-            counts = {kind: kinds.count(kind) for kind in ("studied", "graduated", "resting")}
-            return {"name": name, "tasks": tasks, "tried": len(kinds), **counts, "episodes": sum(t.attempts for t in tried),
-                    "success": sum(t.success for t in tried) / max(len(kinds), 1)}
+            counts = {kind: sum(t.kind == kind for t in tried) for kind in ("studied", "graduated", "resting")}
+            return {"name": name, "tasks": tasks, "tried": len(tried), **counts,
+                    "episodes": sum(t.attempts for t in tried), "success": sum(t.success for t in tried) / max(len(tried), 1)}
         with self._lock:
             tried = [[t for t in self._tried.values() if t.tier == i] for i in range(len(self.tiers))]
             tiers = [row(tier.name, len(texts), some) for tier, texts, some in zip(self.tiers, self._tasks, tried)]
@@ -361,17 +354,15 @@ class TierCurriculum(_State):
     """A curriculum over named tasks or rows of a benchmark (`over`). Safe to use from several threads.
 
     tasks: tier name to list of tasks, from easy to hard; a task is a name or an `env_config` dict.
-    tiers: settings of tiers, found by name; others get those of `Tier(name)`. seed: decides among equals.
-    Raises `TypeError` or `ValueError`.
+    tiers: settings by name, by default `Tier(name)`. seed: shuffles equals. Raises `TypeError` or `ValueError`.
     """
-
     @classmethod
     def over(cls, difficulty, by: str = "reference", tiers: Iterable[Tier] = TIERS, *, most: int = 10_000, seed: int = 0,
              schedule: Schedule = Schedule()) -> "TierCurriculum":
         """A curriculum over the rows of a benchmark, `{"ruleset_id": row}`, split into tiers of equal size.
 
-        difficulty: a `Difficulty`, of which `by` names the quantity, or one number for each row, `(n,)`; NaN leaves a row out.
-        most: tasks of a tier; of more, the seed draws as many.
+        difficulty: a `Difficulty` (`by` names its quantity), or numbers `(n,)`; NaN leaves a row out.
+        most: tasks per tier; the seed draws them from a larger tier.
         """
         values = np.asarray(difficulty.values(by) if hasattr(difficulty, "estimate") else difficulty)
         if values.ndim != 1 or values.dtype.kind not in "biuf":
@@ -398,5 +389,5 @@ class TierCurriculum(_State):
     def _repr_html_(self):
         show = lambda x: html.escape(x) if isinstance(x, str) else f"{x:.2f}" if isinstance(x, float) else f"{x:,}"
         rows = self.stats()["tiers"]
-        heading = f"<b>Curriculum</b> after {self.episode:,} episodes: {html.escape(self.tier.name)}"
-        return html_table(heading, rows[0], (map(show, row.values()) for row in rows))
+        about = f"<b>Curriculum</b> after {self.episode:,} episodes: {html.escape(self.tier.name)}"
+        return html_table(about, rows[0], (map(show, row.values()) for row in rows))

@@ -10,6 +10,7 @@ __all__ = ['Messages', 'envs', 'copy_messages', 'check_config', 'RolloutRequest'
 import abc
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import functools
 import importlib
@@ -19,7 +20,7 @@ import math
 import random
 import threading
 import uuid as uuids
-from collections.abc import MutableMapping
+from collections import UserDict
 from dataclasses import dataclass, field
 
 from .errors import EnvFault
@@ -32,7 +33,7 @@ def copy_messages(messages: Messages) -> Messages:
     if not isinstance(messages, list):
         raise TypeError(f"messages is a {type(messages).__name__}: give a list of dicts with role and content.")
     for i, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise ValueError(f"Message {i} is not a dict with strings for role and content.")
     return [dict(message) for message in messages]
 
@@ -71,7 +72,7 @@ class RolloutRequest:
 
 # %% ../../nbs/pool/03_episodes.ipynb #d
 class Env(abc.ABC):
-    "A text environment, good for one conversation. A failure of machinery must raise; it is never a reward."
+    "A text environment for one conversation. A failure of machinery must raise; it is never a reward."
     def __init__(self, env_config: dict | None = None):
         self.env_config = check_config(env_config)
 
@@ -89,22 +90,19 @@ class Env(abc.ABC):
 # %% ../../nbs/pool/03_episodes.ipynb #e
 def finite(value, what: str) -> float:
     "`value` as a finite float. Raises `EnvFault`."
-    try:
-        number = float("nan" if isinstance(value, (str, bytes)) else value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise EnvFault(f"{what} is {value!r}, which is not a finite number: return a float, or raise.")
-    return number
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, (str, bytes)) and math.isfinite(number := float(value)):
+            return number
+    raise EnvFault(f"{what} is {value!r}, which is not a finite number: return a float, or raise.")
 
 async def checked_reset(env: Env, request: RolloutRequest) -> tuple[str, dict, str]:
-    "Await `env.reset(request)`: observation, info, system message. Raises `TypeError` if it blocks, and `EnvFault`."
+    "Await `env.reset(request)`. Raises `TypeError` for a plain function, `EnvFault` for an invalid result."
     what = "an observation, an info dict and a system message"
     observation, info, system = await _returned(env.reset, request, what, str, dict, (str, type(None)))
     return observation, info, system or ""
 
 async def checked_step(env: Env, messages: Messages) -> tuple[str, float, bool, dict]:
-    "Await `env.step(messages)`: observation, reward, done, info. Raises as `checked_reset` does."
+    "Await `env.step(messages)`. Raises the errors of `checked_reset`."
     what = "an observation, a reward, done and an info dict"
     observation, reward, done, info = await _returned(env.step, messages, what, str, object, object, dict)
     return observation, finite(reward, "The reward"), bool(done), info
@@ -128,67 +126,51 @@ def blocking(fn):
     if not callable(fn) or asyncio.iscoroutinefunction(fn):
         raise TypeError(f"{fn!r} is not a plain function: a coroutine function needs no thread.")
 
+    def run(answer, call):
+        if answer.set_running_or_notify_cancel():
+            try:
+                answer.set_result(call())
+            except StopIteration:  # an asyncio future cannot hold one
+                answer.set_exception(RuntimeError("The blocking function raised StopIteration: catch it."))
+            except BaseException as error:
+                answer.set_exception(error)
+
     @functools.wraps(fn)
     async def on_thread(*args, **kwargs):
         answer = concurrent.futures.Future()
         call = functools.partial(contextvars.copy_context().run, fn, *args, **kwargs)
         name = f"xland-blocking-{getattr(fn, '__name__', 'call')}"
-        threading.Thread(target=_answer, args=(answer, call), name=name, daemon=True).start()
+        threading.Thread(target=run, args=(answer, call), name=name, daemon=True).start()
         return await asyncio.wrap_future(answer)
     return on_thread
 
-def _answer(answer, call):
-    if answer.set_running_or_notify_cancel():
-        try:
-            answer.set_result(call())
-        except StopIteration:  # no asyncio future can hold one
-            answer.set_exception(RuntimeError("The blocking function raised StopIteration: catch it."))
-        except BaseException as error:
-            answer.set_exception(error)
-
 # %% ../../nbs/pool/03_episodes.ipynb #g
-# a name and the module that registers it when imported
-_BUILT_IN = {"openenv": "xland_minigrid.pool.remote",
-             **{name: f"xland_minigrid.pool.text.{name}" for name in ("frozen_lake", "sudoku", "textarena", "xland")}}
-
 class UnknownEnv(ValueError, KeyError):
     "No text environment has that name."
     __str__ = Exception.__str__
 
-class EnvRegistry(MutableMapping):
-    "Text environments by name: a dict of subclasses of `Env`; those of this package are imported at first use."
-    def __init__(self):
-        self._classes = {}
-
+class EnvRegistry(UserDict):
+    "Subclasses of `Env` by name. For those of this package it holds the module, which is imported at first use."
     def __setitem__(self, name, cls):
         if not isinstance(name, str) or not name.strip():
             raise TypeError(f"{name!r} is not a name: give a string that is not empty.")
         if not isinstance(cls, type) or not issubclass(cls, Env):
             raise TypeError(f"{cls!r} is not a text environment: give a subclass of pool.episodes.Env.")
-        self._classes[name] = cls
+        self.data[name] = cls
 
     def __getitem__(self, name):
-        if isinstance(name, str):
-            if name not in self._classes and name in _BUILT_IN:
-                importlib.import_module(_BUILT_IN[name])
-            if name in self._classes:
-                return self._classes[name]
-        raise UnknownEnv(f"No text environment is called {name!r}: choose from {', '.join(self)}, or call register_env.")
-
-    def __delitem__(self, name):
-        del self._classes[name]
-
-    def __iter__(self):
-        return iter(sorted({*self._classes, *_BUILT_IN}))
-
-    def __len__(self):
-        return len(list(iter(self)))
-
-    def __repr__(self):
-        return f"EnvRegistry({', '.join(self)})"
+        known = isinstance(name, str) and name in self.data
+        if known and isinstance(self.data[name], str):
+            importlib.import_module(self.data[name])
+        if not known:
+            choices = ", ".join(sorted(self))
+            raise UnknownEnv(f"No text environment is called {name!r}: choose from {choices}, or call register_env.")
+        return self.data[name]
 
 # %% ../../nbs/pool/03_episodes.ipynb #h
 envs = EnvRegistry()
+envs.data |= {name: f"xland_minigrid.pool.text.{name}" for name in ("frozen_lake", "sudoku", "textarena", "xland")}
+envs.data["openenv"] = "xland_minigrid.pool.remote"
 
 def register_env(name: str, cls: type[Env]) -> type[Env]:
     "Register `cls` under `name`, instead of an earlier one; returns `cls`."
@@ -200,10 +182,9 @@ def make_env(env_config: dict | None = None, default: str | type[Env] | None = N
     return find_env(env_config, default)(check_config(env_config))
 
 def find_env(env_config: dict | None = None, default: str | type[Env] | None = None) -> type[Env]:
-    "The class that `make_env` would open."
-    chosen = check_config(env_config).get("name")
-    chosen = default if chosen is None else chosen
-    if chosen is None:
+    "The class that `make_env` calls."
+    name = check_config(env_config).get("name")
+    if (chosen := default if name is None else name) is None:
         raise ValueError("Nothing says which environment to open: put a name into env_config, or give a default.")
     return chosen if isinstance(chosen, type) and issubclass(chosen, Env) else envs[chosen]
 
@@ -219,20 +200,16 @@ def request_from_row(row: dict) -> RolloutRequest:
 
 def read_rows(path) -> list[RolloutRequest]:
     "The rows of a JSON-lines file, each with `messages` and `env_config`. Raises `ValueError` that names a bad line."
-    found = []
+    found, number = [], 0
     try:
         with open(path, encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    found.append(_row(path, number, line))
+                    found.append(request_from_row(json.loads(line)))
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not text: save it as UTF-8.") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}, line {number} is not a row: {error}") from None
     if not found:
         raise ValueError(f"{path} holds no rows: write one JSON object per line.")
     return found
-
-def _row(path, number, line):
-    try:
-        return request_from_row(json.loads(line))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path}, line {number} is not a row: {error}") from None

@@ -11,14 +11,13 @@ import json
 import logging
 import time
 import traceback
-from typing import Any
 
 # %% ../../nbs/pool/01_errors.ipynb #b
 class PoolError(RuntimeError):
     "Base class: `code` in frames; `retryable`, whether the same call may succeed later; `detail`, plain values."
     code, retryable = "pool_error", False
 
-    def __init__(self, message: str = "", **detail: Any):
+    def __init__(self, message: str = "", **detail):
         super().__init__(message or self.__doc__)
         self.detail = detail
 
@@ -75,14 +74,14 @@ WEBSOCKETS_LOG = LOG.getChild("websockets")  # the server counts broken handshak
 WEBSOCKETS_LOG.setLevel(logging.CRITICAL)
 
 def log_event(event: str, error: BaseException | None = None, **about):
-    "Log an event as a line of JSON at level INFO; with an `error`, its type and its traceback."
+    "Log an event, and the type and traceback of an `error`, as a line of JSON at level INFO."
     if LOG.isEnabledFor(logging.INFO):
         if error is not None:
             about |= {"error": type(error).__name__, "traceback": "".join(traceback.format_exception(error))[-20_000:]}
         LOG.info(json.dumps({"time": round(time.time(), 3), "event": event, **about}))
 
 def env_fault(error: BaseException, what: str = "The environment failed", then: str = "; the episode is void") -> EnvFault:
-    "The `EnvFault` for an exception, its `__cause__`; it names the type, and the log gets the traceback."
+    "An `EnvFault` that names the type of `error`, its `__cause__`; the traceback goes into the log."
     log_event("env_fault", error)
     fault = EnvFault(f"{what} ({type(error).__name__}){then}: reset and start again.")
     fault.__cause__ = error
@@ -92,11 +91,11 @@ def env_fault(error: BaseException, what: str = "The environment failed", then: 
 CODES = {kind.code: kind for kind in (PoolError, *PoolError.__subclasses__())}
 
 def error_to_dict(error: BaseException) -> dict:
-    "The error as a frame holds it. An exception from outside the pool becomes an `env_fault` that names its type only."
+    "The error as a frame holds it. Any other exception becomes an `env_fault` that names only its type."
     error = error if isinstance(error, PoolError) else env_fault(error)
     return {"code": error.code, "message": str(error), "retryable": error.retryable, "detail": error.detail}
 
-def error_from_dict(said: Any) -> PoolError:
+def error_from_dict(said) -> PoolError:
     "The error in a frame. Never raises."
     said = said if isinstance(said, dict) else {}
     error = CODES.get(str(said.get("code")), PoolError)(str(said.get("message") or ""))

@@ -33,14 +33,12 @@ def _scores(rewards):
     return np.where(np.isfinite(scores), scores, np.nan)
 
 # %% ../../nbs/pool/11_group.ipynb #c
-_NOISE = 1e-8
-
 def group_advantages(rewards, *, scale: bool = False, ddof: int = 0) -> np.ndarray:
     """Rewards `(G,)` minus the mean of those that can be scored: float32 `(G,)`, 0 for the others, never NaN.
 
-    rewards: None (or NaN, or infinite) where a rollout cannot be scored. All are 0 if the rest agree to within 1e-8 or the
-    precision of float32. scale: divide by their standard deviation. ddof: 0 takes the deviation of this group, 1 the
-    estimate from a sample, as TRL does. Raises `TypeError` or `ValueError`.
+    rewards: None, NaN or infinite where a rollout cannot be scored; all advantages are 0 if the others agree to within
+    1e-8 or float32's precision. scale: divide by the standard deviation; ddof: 0, or 1 for the sample estimate, as in
+    TRL. Raises `TypeError` or `ValueError`.
     """
     if ddof not in (0, 1):
         raise ValueError(f"ddof is {ddof!r}: give 0 or 1.")
@@ -50,7 +48,7 @@ def group_advantages(rewards, *, scale: bool = False, ddof: int = 0) -> np.ndarr
     if len(x) >= 2 and (size := np.abs(x).max()) > 0:
         x = x / size  # so that no reward, however large, overflows
         spread = x.max() - x.min()
-        if spread > 4 * np.finfo(np.float32).eps and spread * min(size, 1.0) > _NOISE:
+        if spread > 4 * np.finfo(np.float32).eps and spread * min(size, 1.0) > 1e-8:
             x = x - x.mean()
             found[valid] = x / x.std(ddof=ddof) if scale else x * min(size, np.finfo(np.float32).max / 4)
     return found
@@ -86,12 +84,6 @@ def _ids(ids, name):
         raise ValueError(f"{name} holds {array.min()}: token numbers start at 0.")
     return array.tolist()
 
-def _log_probabilities(logprobs, n):
-    array = np.asarray(logprobs, np.float64)
-    if array.shape != (n,) or not np.isfinite(array).all():
-        raise ValueError(f"logprobs has shape {array.shape} for {n} completion tokens: give one finite number for each.")
-    return array.tolist()
-
 # %% ../../nbs/pool/11_group.ipynb #f
 class TokenTrack:
     "The tokens of one episode, at most `max_total_tokens` of them (None: any number)."
@@ -99,7 +91,7 @@ class TokenTrack:
         self.most = None if max_total_tokens is None else checked_int("max_total_tokens", max_total_tokens, 2)
         self.ids, self.mask, self.logprobs, self.turns, self.prompt_length, self.full = [], [], None, 0, 0, False
 
-    left = property(lambda self: None if self.most is None else self.most - len(self.ids), doc="How many tokens still fit.")
+    left = property(lambda self: None if self.most is None else self.most - len(self.ids))
 
     def sequence(self) -> Sequence:
         "All turns as one sequence. Raises `ValueError` when there are none."
@@ -110,7 +102,12 @@ class TokenTrack:
 
     def add(self, prompt_ids, completion_ids, logprobs=None) -> bool:
         prompt, completion = _ids(prompt_ids, "prompt_ids"), _ids(completion_ids, "completion_ids")
-        logprobs = None if logprobs is None else _log_probabilities(logprobs, len(completion))
+        if logprobs is not None:
+            array = np.asarray(logprobs, np.float64)
+            if array.shape != (len(completion),) or not np.isfinite(array).all():
+                raise ValueError(f"logprobs has shape {array.shape} for {len(completion)} completion tokens: "
+                                 "give one finite number for each.")
+            logprobs = array.tolist()
         self._check(prompt, logprobs)
         room = len(completion) if self.most is None else self.most - len(prompt)
         fits = room >= min(len(completion), 1)
@@ -118,7 +115,14 @@ class TokenTrack:
             raise TokenBudget(f"The first prompt has {len(prompt):,} tokens, not {self.most:,}: raise max_total_tokens.")
         self.full = len(completion) > room or room < 0
         if fits:
-            self._take(prompt, completion[:room], logprobs)
+            if not self.turns:
+                self.ids, self.prompt_length, self.logprobs = prompt, len(prompt), None if logprobs is None else []
+            told, completion = prompt[len(self.ids):], completion[:room]
+            self.ids += told + completion
+            self.mask += [0] * len(told) + [1] * len(completion)
+            if logprobs is not None:
+                self.logprobs += [0.0] * len(told) + logprobs[:len(completion)]
+            self.turns += 1
         return not self.full
 
     def _check(self, prompt, logprobs):
@@ -133,16 +137,6 @@ class TokenTrack:
             now, turn = repr(prompt[at]) if at < len(prompt) else "nothing", self.turns + 1
             where = f"The prompt of turn {turn} has {now} instead of {self.ids[at]} at token {at}"
             raise PrefixMismatch(f"{where}: pass on the tokens of earlier turns, do not tokenise again.", at=at, turn=turn)
-
-    def _take(self, prompt, completion, logprobs):
-        if not self.turns:
-            self.ids, self.prompt_length, self.logprobs = list(prompt), len(prompt), None if logprobs is None else []
-        told = prompt[len(self.ids):]
-        self.ids += told + completion
-        self.mask += [0] * len(told) + [1] * len(completion)
-        if logprobs is not None:
-            self.logprobs += [0.0] * len(told) + logprobs[:len(completion)]
-        self.turns += 1
 
 # %% ../../nbs/pool/11_group.ipynb #g
 def _kept(x):
@@ -174,28 +168,25 @@ class _Record:
 
     @property
     def messages(self) -> list[dict]:
-        "The conversation so far; arrays are shown as the `text` of their info, else as JSON."
+        "The conversation so far; an array appears as the `text` of its info, else as JSON."
         for role, said in self._talk[len(self._words):]:
             self._words.append((role, said if isinstance(said, str) else json_line(said)))
         return [{"role": role, "content": words} for role, words in self._words]
 
     @property
-    def total_reward(self) -> float | None:
-        "The sum of the steps' rewards; None when a step had none."
-        return None if None in self.step_rewards else float(sum(self.step_rewards))
-
-    @property
     def reward(self) -> float | None:
-        "The rollout function's result, else the sum of the steps' rewards; None if the episode cannot be scored."
+        "The rollout function's result, else `total_reward`; None if the episode cannot be scored."
         return None if self.error is not None else self._value if self.settled else self.total_reward
 
+    total_reward = property(lambda self: None if None in self.step_rewards else float(sum(self.step_rewards)),
+                            doc="The sum of the steps' rewards; None when a step had none.")
     num_turns = property(lambda self: len(self.step_rewards), doc="How many steps were taken.")
     valid = property(lambda self: self.reward is not None, doc="Whether the episode can be scored.")
     settled = property(lambda self: self.seconds is not None, doc="Whether nothing can change any more.")
     out_of_tokens = property(lambda self: self.tokens.full, doc="Whether the token budget ended the episode.")
     tokens_left = property(lambda self: self.tokens.left, doc="How many tokens still fit; None without a budget.")
-    done = property(lambda self: self._over or self.tokens.full or self.error is not None or self.settled, doc="Whether it is over.")
-    truncated = property(lambda self: self.done and not self._over, doc="Whether it ended before the environment said so.")
+    done = property(lambda self: self._over or self.tokens.full or self.error is not None or self.settled)
+    truncated = property(lambda self: self.done and not self._over, doc="Whether it ended before the environment did.")
 
     def sequence(self) -> Sequence:
         return self.tokens.sequence()
@@ -216,34 +207,35 @@ class _Steps(_Record):
     async def step(self, action, *, text: str | None = None):
         """Take a step; returns the session's `Step`. text: the action as the conversation shows it.
 
-        Raises `ResetRequired` after the end, `TokenBudget` when the tokens are used up, `SessionBusy` during another step,
-        and whatever the session raises; the episode has failed then.
+        Raises `ResetRequired` after the end, `TokenBudget` when the tokens are used up, `SessionBusy` during another
+        step, and any error of the session, which fails the episode.
         """
         if self._stepping:
             raise SessionBusy()
         if self.tokens.full:
             raise TokenBudget()
         if self.done:
-            why = f" ({self.error})" if self.error else ""
-            raise ResetRequired(f"This episode is over{why}: loop `while not episode.done`.")
+            raise ResetRequired(f"This episode is over{self._why()}: loop `while not episode.done`.")
         if text is not None and not isinstance(text, str):
             raise TypeError(f"text is a {type(text).__name__}: give a string.")
         self._stepping = True
         try:
             found = await self.session.step(action)
             self._took(found, action if text is None else text)
+            return found
         except BaseException as error:
             unknown = " (whether the step took place is unknown)" if isinstance(error, asyncio.CancelledError) else ""
             self.fail(_said(error) + unknown)
             raise
         finally:
             self._stepping = False
-        return found
+
+    def _why(self):
+        return f" ({self.error})" if self.error else ""
 
     def _took(self, found, said):
         if self.settled:
-            why = f" ({self.error})" if self.error else ""
-            raise ResetRequired(f"This episode ended while its step was under way{why}: await every step.")
+            raise ResetRequired(f"This episode ended while its step was under way{self._why()}: await every step.")
         if found.n != self._n + 1:
             raise SessionLost(f"The session is at step {found.n} and this episode at {self._n + 1}: step it only here.",
                               n=found.n, expected=self._n + 1)
@@ -254,18 +246,18 @@ class _Steps(_Record):
         self._saw(found)
 
     def add_tokens(self, prompt_ids, completion_ids, logprobs=None) -> bool:
-        """The tokens of one turn, before its step. Returns False if not all fit: the episode is over.
+        """Add the tokens of a turn, before its step. Returns False if they do not all fit: the episode is over.
 
-        prompt_ids: all that the model was shown, earlier turns included. completion_ids: what it wrote.
-        logprobs: of each of these, in every turn or in none.
-        Raises `PrefixMismatch`, `TokenBudget` (nothing fits, or nothing was left), `TypeError` or `ValueError`.
+        prompt_ids: everything that the model was shown, earlier turns included. completion_ids, logprobs: what it
+        wrote, and the log-probability of each token, in every turn or in none.
+        Raises `PrefixMismatch`, `TokenBudget` (nothing fits), `TypeError` or `ValueError`.
         """
         if self.settled or self._over:
             raise ResetRequired("This episode is over: add the tokens of a turn before its step.")
         return self.tokens.add(prompt_ids, completion_ids, logprobs)
 
     def fail(self, reason: str):
-        "The episode cannot be scored, for this reason. A settled episode stays as it is."
+        "Mark an episode that is not settled as failed: it cannot be scored, for this reason."
         if not self.settled:
             self.error, self.seconds = str(reason) or "failed", time.monotonic() - self._begun
 
@@ -273,20 +265,17 @@ class _Steps(_Record):
 class Rollout(_Steps):
     """One episode, from the reset to its end.
 
-    session: has a coroutine `step(action)` that gives a `Step`. task: what it was reset to. index: in the group.
+    session: its `step(action)` returns a `Step`. task: of the reset. index: in the group.
     first: the `Step` of the reset; the `system_message` in its info opens the conversation.
-    max_total_tokens: of the episode. observation, info: of the last step. infos: of all, the reset's first.
-    step_rewards: one for each step. seconds: how long it took, None until it is settled.
-    error: why it cannot be scored, None if it can.
+    observation, info: of the last step. infos: of all. step_rewards: one for each step.
+    seconds: how long it took, None until it is settled. error: why it cannot be scored, or None.
     """
     def finish(self, reward: float | None = None):
         "End the episode; None takes the sum of the rewards. Raises `TypeError` or `ValueError` unless it is finite."
         if self.settled:
             return
         try:
-            if isinstance(reward, str):
-                raise TypeError
-            value = self.total_reward if reward is None else float(reward)
+            value = self.total_reward if reward is None else float(None if isinstance(reward, str) else reward)
         except TypeError:
             self.fail(f"The rollout function returned a {type(reward).__name__}: return a number, or nothing.")
             raise TypeError(self.error) from None
@@ -302,10 +291,9 @@ class Rollout(_Steps):
     async def run(self, rollout_fn) -> "Rollout":
         "Play `rollout_fn(self)` and settle the episode. Raises what it raises, except `TokenBudget`."
         try:
-            awaited = rollout_fn(self)
-            if not inspect.isawaitable(awaited):
+            if not inspect.isawaitable(waiting := rollout_fn(self)):
                 raise TypeError("The rollout function must be a coroutine: write `async def rollout(episode): ...`.")
-            self.finish(await awaited)
+            self.finish(await waiting)
         except BaseException as error:
             if isinstance(error, TokenBudget) and self.tokens.full:
                 self.finish()
@@ -327,13 +315,17 @@ def html_table(heading: str, columns: Iterable[str], rows: Iterable[Iterable[str
     cell = 'style="padding:2px 10px;text-align:left"'
     line = lambda cells, tag: "".join(f"<{tag} {cell}>{x}</{tag}>" for x in cells)
     body = "".join(f'<tr style="border-top:1px solid #8884">{line(row, "td")}</tr>' for row in rows)
-    return (f'<div style="font:13px/1.5 system-ui,sans-serif;color:inherit"><div style="margin-bottom:4px">{heading}</div><div style="overflow-x:auto">'
-            f'<table style="border-collapse:collapse;background:transparent;font-variant-numeric:tabular-nums"><thead><tr>{line(columns, "th")}</tr></thead><tbody>{body}</tbody></table></div>{note}</div>')
+    table = '<table style="border-collapse:collapse;background:transparent;font-variant-numeric:tabular-nums">'
+    return ('<div style="font:13px/1.5 system-ui,sans-serif;color:inherit">'
+            f'<div style="margin-bottom:4px">{heading}</div><div style="overflow-x:auto">{table}<thead><tr>'
+            f'{line(columns, "th")}</tr></thead><tbody>{body}</tbody></table></div>{note}</div>')
 
 def _bar(value, most):
-    width, colour, side = round(80 * abs(value) / (most or 1)), *(("rgba(46,160,67,.65)", "left") if value > 0 else ("rgba(218,54,51,.65)", "right"))
-    return ('<span style="display:inline-block;position:relative;width:160px;height:10px;vertical-align:middle;background:rgba(128,128,128,.12)">'
-            f'<span style="position:absolute;top:0;height:10px;width:{width}px;background:{colour};{side}:80px"></span></span>')
+    colour, side = ("46,160,67", "left") if value > 0 else ("218,54,51", "right")
+    where = f"width:{round(80 * abs(value) / (most or 1))}px;background:rgba({colour},.65);{side}:80px"
+    box = "display:inline-block;position:relative;width:160px;height:10px;vertical-align:middle"
+    return (f'<span style="{box};background:rgba(128,128,128,.12)">'
+            f'<span style="position:absolute;top:0;height:10px;{where}"></span></span>')
 
 def _rows(group):
     advantages = group.advantages().tolist()
@@ -365,26 +357,24 @@ class RolloutGroup:
     rewards = property(lambda self: [rollout.reward for rollout in self], doc="None for those that cannot be scored.")
     valid = property(lambda self: np.array([r.valid for r in self], bool), doc="Which can be scored: bool `(G,)`.")
 
-    @property
-    def errors(self) -> dict:
-        "Why the others cannot be scored: index in the group to reason."
-        return {i: rollout.error or "no reward" for i, rollout in enumerate(self) if not rollout.valid}
+    errors = property(lambda self: {i: r.error or "no reward" for i, r in enumerate(self) if not r.valid},
+                      doc="Why the others cannot be scored: index in the group → reason.")
 
     def advantages(self, scale: bool = False, *, ddof: int = 0) -> np.ndarray:
         "Rewards minus their mean, float32 `(G,)`; see `group_advantages`."
         return group_advantages(self.rewards, scale=scale, ddof=ddof)
 
-    def result(self, threshold: float = 0.99) -> tuple[bool, float] | None:
+    def result(self) -> tuple[bool, float] | None:
         "What a curriculum records; see `group_result`."
-        return group_result(self.rewards, threshold)
+        return group_result(self.rewards)
 
     def to_jsonl(self) -> str:
-        "Complete conversations as JSON lines, one rollout a line."
+        "Complete conversations as JSON lines, one line per rollout."
         about = lambda a: {"group": self.id, "group_size": len(self), "advantage": round(float(a), 6)}
         return "".join(json_line(about(a) | r.to_dict()) + "\n" for r, a in zip(self, self.advantages()))
 
     def append_jsonl(self, path) -> Path:
-        "Append conversations to a file, or `completions.jsonl` of a folder; returns its path."
+        "Append conversations to a file, or to `completions.jsonl` in a folder; returns its path."
         path = Path(path).expanduser()
         return append_lines(path / "completions.jsonl" if path.is_dir() else path, self.to_jsonl().split("\n")[:-1])
 
@@ -400,7 +390,7 @@ class RolloutGroup:
 
 # %% ../../nbs/pool/11_group.ipynb #m
 class Answers:
-    "`await answers(*question)`: by one call of `generate(questions)` for all that ask. sizes: of the calls."
+    "`await answers(*question)`: one call of `generate(questions)` answers all that ask; `sizes` lists the calls."
     def __init__(self, generate: Callable, patience: float = 1.0):
         self._generate, self.patience, self.sizes = blocking(generate), patience, []
         self._waiting, self._server, self._news = [], None, None
@@ -414,7 +404,7 @@ class Answers:
         self._alive += 1
 
     def over(self):
-        "One of the announced episodes asks no more."
+        "One of the announced episodes has asked its last question."
         self._left, self._alive = max(0, self._left - 1), max(0, self._alive - 1)
         if self._news:
             self._news.set()
@@ -444,7 +434,7 @@ class Answers:
                     answer.set_exception(value) if isinstance(value, Exception) else answer.set_result(value)
 
     async def _gather(self):
-        "Wait until all that can ask have asked, or none has for `patience` seconds; less between two episodes."
+        "Wait until all that can ask have asked, or for `patience` seconds without a question (less between episodes)."
         await asyncio.sleep(0)
         while len(self._waiting) < min(self._left, self._most):
             self._news.clear()
@@ -468,7 +458,7 @@ def pad(groups, pad_id: int, side: str = "right", *, length: int | None = None, 
     """A `RolloutGroup` or a list of them as arrays for a trainer.
 
     pad_id: fills the rest of a row. side: "right" pads after a sequence (training), "left" before it (generating).
-    length: of all rows, by default the longest sequence. scale, ddof: see `group_advantages`.
+    length: of all rows, by default that of the longest sequence. scale, ddof: see `group_advantages`.
     Rollouts that cannot be scored keep their row, with mask and advantage 0. Raises `ValueError`.
     """
     groups = [groups] if isinstance(groups, RolloutGroup) else list(groups)
@@ -476,19 +466,19 @@ def pad(groups, pad_id: int, side: str = "right", *, length: int | None = None, 
         raise ValueError(f"side is {side!r}: choose 'right' or 'left'.")
     if not groups:
         raise ValueError("There are no groups to pad.")
-    rollouts = [rollout for group in groups for rollout in group]
-    found = [sequence_of(rollout) for rollout in rollouts]
-    sizes = [len(s.prompt_ids) + len(s.completion_ids) for s in found]
-    length = length or max(sizes)
-    if max(sizes) > length:
-        raise ValueError(f"A sequence has {max(sizes):,} tokens and length is {length:,}.")
-    tokens, shape = np.full((len(found), length), pad_id, np.int32), (len(found), length)
-    attention, mask, logprobs = np.zeros(shape, bool), np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-    for row, (s, rollout, size) in enumerate(zip(found, rollouts, sizes)):
+    found = [(sequence_of(rollout), rollout.valid) for group in groups for rollout in group]
+    most = max(len(s.prompt_ids) + len(s.completion_ids) for s, _ in found)
+    if most > (length := length or most):
+        raise ValueError(f"A sequence has {most:,} tokens and length is {length:,}.")
+    shape = len(found), length
+    tokens, attention = np.full(shape, pad_id, np.int32), np.zeros(shape, bool)
+    mask, logprobs = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    for row, (s, valid) in enumerate(found):
+        size = len(s.prompt_ids) + len(s.completion_ids)
         end = size if side == "right" else length
         told = slice(end - len(s.completion_ids), end)
         tokens[row, end - size : end], attention[row, end - size : end] = s.prompt_ids + s.completion_ids, True
-        mask[row, told] = np.array(s.mask, np.float32) * rollout.valid
+        mask[row, told] = np.array(s.mask, np.float32) * valid
         logprobs[row, told] = s.logprobs or 0
     advantages = np.concatenate([group.advantages(scale, ddof=ddof) for group in groups])
     numbers = np.repeat(np.arange(len(groups), dtype=np.int32), [len(group) for group in groups])

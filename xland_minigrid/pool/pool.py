@@ -12,7 +12,6 @@ import functools
 import inspect
 import itertools
 import json
-import math
 import random
 import threading
 import time
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Callable, NamedTuple
 
+import jax
 import numpy as np
 
 from ..core.helpers import checked_int, checked_seconds
@@ -36,29 +36,27 @@ from .sessions import NO_NUMBER, Host, SlotBackend, TextBackend
 from .slots import DONE, TERMINATED, Slots
 
 # %% ../../nbs/pool/13_pool.ipynb #b
-async def places(url: str, env: str | None, timeout: float = 5.0) -> tuple[int, int]:
-    "How many sessions a server could take now, and how many it has in all, from its `/readyz`. Raises `ConnectFailed`."
+async def places(url: str, env: str | None) -> tuple[int, int]:
+    "The free places of a server, and all of them, from its `/readyz`. Raises `ConnectFailed`."
     try:
-        said = json.loads(await asyncio.to_thread(fetch, url, "/readyz", timeout=timeout))
+        said = json.loads(await asyncio.to_thread(fetch, url, "/readyz", timeout=5.0))
         name = env or said["default"]
         return int(said["free"][name]), int(said["capacity"][name])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConnectFailed(f"{url} does not say whether it is ready ({type(error).__name__}): check that it runs.") from None
 
-async def open_together(sessions: list, at_once: int = 64):
-    "Open all sessions or none. Raises the first error."
-    limit = asyncio.Semaphore(at_once)
-
-    async def one(session):
-        async with limit:
-            await session._open()
+async def all_of(coroutines) -> list:
+    "Their results. The first error cancels the others and is raised once all have ended."
     try:
-        async with asyncio.TaskGroup() as group:
-            for session in sessions:
-                group.create_task(one(session))
-    except BaseException as error:
-        await _undo(sessions)
-        raise error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error from None
+        async with asyncio.TaskGroup() as group:  # waits for all, even if cancelled twice
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+async def _open_one(session, limit):
+    async with limit:
+        await session._open()
 
 async def _undo(sessions):
     "Give places back, even if the caller is cancelled."
@@ -67,9 +65,9 @@ async def _undo(sessions):
     await asyncio.shield(asyncio.create_task(leave(), name=UNDO))
 
 async def _check_capacity(urls, env, count, size):
-    "Raise a `PoolExhausted` that says so if no waiting can help."
+    "Raise `PoolExhausted` if the servers are too small for `count` sessions in groups of `size`."
     with contextlib.suppress(ConnectFailed):
-        most = [all_[1] for all_ in await asyncio.gather(*(places(url, env) for url in urls))]
+        most = [total for _, total in await asyncio.gather(*(places(url, env) for url in urls))]
         if sum(each // size for each in most) * size < count:
             why = f"There are {sum(most)} places in all, and {count} are wanted for groups of {size}: ask for fewer."
             raise PoolExhausted(why, capacity=sum(most), hopeless=True)
@@ -79,12 +77,12 @@ def _world(session):
 
 # %% ../../nbs/pool/13_pool.ipynb #c
 class Servers:
-    "Where sessions live: at `urls`, or in this process. `link(url)` makes a connection; `env` None is the first."
+    "Where sessions live: on servers, or in this process. `link(url)` makes a connection; `env` None: the first one."
     def __init__(self, urls: list, link: Callable, env: str | None = None):
         self.urls, self.link, self.env = urls, link, env
 
     async def room(self) -> dict[str, int]:
-        "The free places of each server that answers; a single server is not asked. Raises `ConnectFailed` if none does."
+        "The free places of each server that answers; a single server is not asked. Raises `ConnectFailed`."
         if len(self.urls) == 1:
             return {self.urls[0]: 1 << 20}
         found = await asyncio.gather(*(places(url, self.env) for url in self.urls), return_exceptions=True)
@@ -109,16 +107,19 @@ class Servers:
             raise
 
     async def _open_group(self, group, room):
-        trouble = None
+        trouble, limit = None, asyncio.Semaphore(64)
         for url in sorted(room, key=room.get, reverse=True):
             for session in group:
                 link, link.resumes = self.link(url), session.resumes
                 session._link = link
             try:
-                await open_together(group)
+                await all_of(_open_one(session, limit) for session in group)
                 room[url] -= len(group)
                 return
-            except (PoolExhausted, ConnectFailed) as error:
+            except BaseException as error:
+                await _undo(group)
+                if not isinstance(error, (PoolExhausted, ConnectFailed)):
+                    raise
                 trouble = error if trouble is None or isinstance(error, PoolExhausted) else trouble
         raise trouble
 
@@ -150,28 +151,19 @@ def release(sessions: list):
     for session in sessions:
         session._busy.release()
 
-def candidates(free: list, room: dict, urls: list) -> list[tuple[int, str, list]]:
-    "For each server `(intact, url, sessions)`: the free sessions there, and lost ones as far as it has room."
-    found = []
-    for url in urls:
-        here = [s for s in free if not s.lost and s.endpoint == url]
-        lost = sorted((s for s in free if s.lost), key=lambda s: s.endpoint != url)
-        found.append((len(here), url, here + lost[: max(room.get(url, 0), 0)]))
-    return found
-
-def wake(future: Future):
+def wake(future: Future, error: Exception | None = None):
     with contextlib.suppress(InvalidStateError):
-        future.set_result(None)
+        future.set_exception(error) if error else future.set_result(None)
 
 # %% ../../nbs/pool/13_pool.ipynb #e
 class Roster:
-    "Which sessions are free, for any thread and loop. stopping: soon free. homes: where lost ones are replaced."
+    "Which sessions are free, for any thread and loop. stopping: soon free. homes: servers that replace lost ones."
     def __init__(self, pool):
         self.pool, self.taken, self.stopping, self.homes = weakref.proxy(pool), set(), set(), {}
         self.lock, self._waiting = threading.Lock(), []
 
     def pick(self, count: int, room: dict | None = None) -> list:
-        "Take free sessions that are, or can be, on one server. Raises `PoolExhausted`, `SessionBusy` or `ValueError`."
+        "Take free sessions that are or fit on one server. Raises `PoolExhausted`, `SessionBusy` or `ValueError`."
         pool, urls = self.pool, self.pool.servers.urls
         pool._need_open()
         if count > pool.size:
@@ -179,17 +171,18 @@ class Roster:
         with self.lock:
             idle = [s for s in pool.sessions if s not in self.taken]
             free = [s for s in idle if not s._busy.locked()]
-            room = {urls[0]: count} if len(urls) == 1 else dict(room or {})
-            for session, home in self.homes.items():
-                if session.lost and len(urls) > 1:
-                    room[home] = room.get(home, 0) - 1
-            found = candidates(free, room, urls)
-            if enough := [option for option in found if len(option[2]) >= count]:
-                _, home, group = max(enough, key=lambda option: option[0])
-                group = group[:count]
-                self.taken |= set(group)
-                self.homes |= {s: home for s in group if s.lost}
-                return group
+            room, found = Counter({urls[0]: count} if len(urls) == 1 else room or {}), []
+            if len(urls) > 1:
+                room.subtract(home for session, home in self.homes.items() if session.lost)
+            for url in urls:  # the free sessions there, and lost ones as far as it has room
+                here = [s for s in free if not s.lost and s.endpoint == url]
+                lost = sorted((s for s in free if s.lost), key=lambda s: s.endpoint != url)
+                found.append((len(here), url, here + lost[: max(room[url], 0)]))
+            _, home, group = max(found, key=lambda option: (len(option[2]) >= count, option[0]))
+            if len(group) >= count:
+                self.taken |= set(group[:count])
+                self.homes |= {s: home for s in group[:count] if s.lost}
+                return group[:count]
         if len(idle) > len(free):
             raise SessionBusy(f"{len(idle) - len(free)} sessions have a request under way: await it before a group.")
         most = max(len(group) for _, _, group in found)
@@ -219,6 +212,7 @@ class Roster:
 
 # %% ../../nbs/pool/13_pool.ipynb #f
 async def take(roster: Roster, count: int, wait: bool) -> list:
+    "Pick sessions; asks the servers for room if sessions were lost, and waits for other groups."
     while True:
         woken = Future()
         roster._waiting.append(woken)
@@ -226,10 +220,9 @@ async def take(roster: Roster, count: int, wait: bool) -> list:
             try:
                 return roster.pick(count)
             except PoolExhausted as full:
-                servers = roster.pool.servers
-                if not full.detail["lost"] or len(servers.urls) == 1:
+                if not full.detail["lost"] or len(roster.pool.servers.urls) == 1:
                     raise
-            return roster.pick(count, await roster.pool._io.call(servers.room()))
+            return roster.pick(count, await roster.pool._io.call(roster.pool.servers.room()))
         except (PoolExhausted, SessionBusy, ConnectFailed):
             if not (roster.stopping or wait and roster.taken):
                 raise
@@ -239,41 +232,30 @@ async def take(roster: Roster, count: int, wait: bool) -> list:
 
 # %% ../../nbs/pool/13_pool.ipynb #g
 class PoolStats(dict):
-    "Numbers about a pool, and under `sessions` a row for each session; a table at the end of a cell."
+    "Numbers about a pool, and under `sessions` a row for each session; shown as a table in a notebook."
     def _repr_html_(self):
-        rows, facts, most = self["sessions"], {name: x for name, x in self.items() if name != "sessions"}, 64
-        facts = " · ".join(f"<b>{escape(name.replace('_', ' '))}</b> {escape(str(x))}" for name, x in facts.items())
+        rows, most = self["sessions"], 64
+        facts = {name.replace("_", " "): x for name, x in self.items() if name != "sessions"}
+        facts = " · ".join(f"<b>{escape(name)}</b> {escape(str(x))}" for name, x in facts.items())
         cells = ([escape(str(cell)) for cell in row.values()] for row in rows[:most])
         note = f"<div>… and {len(rows) - most} more</div>" * (len(rows) > most)
         return html_table(facts, map(escape, rows[0] if rows else ()), cells, note)
 
 # %% ../../nbs/pool/13_pool.ipynb #h
 class Batch(NamedTuple):
-    """What `recv` returns: a row for each environment that has answered.
-
-    observation: arrays with a leading axis `(b,)`, or a list of texts. reward: float32 `(b,)`, 0 after resets.
-    done, terminated: bool `(b,)`. n: steps since the reset, int32 `(b,)`; with autoreset since `async_reset`.
-    env_id: int32 `(b,)`. errors: environment → `PoolError` for those that failed, which have no row.
-    """
-    observation: Any
-    reward: np.ndarray
-    done: np.ndarray
-    terminated: np.ndarray
-    n: np.ndarray
-    env_id: np.ndarray
-    errors: dict
-
-def _by_column(join, *batches):
-    def one(*columns):
-        if not isinstance(columns[0], dict):
-            return join(*columns)
-        return {name: join(*(column[name] for column in columns)) for name in columns[0]}
-    return [one(*columns) for columns in zip(*(batch[:-1] for batch in batches))]
+    "What `recv` returns: a row for each environment that has answered."
+    observation: Any  # arrays `(b, ...)`, or a list of texts
+    reward: np.ndarray  # float32 `(b,)`, 0 after resets
+    done: np.ndarray  # bool `(b,)`
+    terminated: np.ndarray  # bool `(b,)`
+    n: np.ndarray  # int32 `(b,)`, steps since the reset; with autoreset since `async_reset`
+    env_id: np.ndarray  # int32 `(b,)`
+    errors: dict  # environment → `PoolError` of those that failed, which have no row
 
 def _batch_of(rows, errors):
     seen = [step.observation for _, step in rows]
     if seen and not isinstance(seen[0], str):
-        (seen,) = _by_column(lambda *x: np.stack(x), *((o, None) for o in seen))
+        seen = jax.tree.map(lambda *leaves: np.stack(leaves), *seen)
     columns = zip(*((s.reward or 0.0, s.done, s.info.get("terminated", s.done), s.n, number) for number, s in rows))
     return Batch(seen, *map(np.array, list(columns) or [()] * 5, (np.float32, bool, bool, np.int32, np.int32)), errors)
 
@@ -287,9 +269,9 @@ class _Requests:
 
     def post(self, op: str, numbers: list, values):
         sessions = [self.pool.sessions[number] for number in numbers]
-        if twice := self.sent & set(numbers):
+        if twice := self.sent.intersection(numbers):
             raise SessionBusy(f"Environment {min(twice)} has not answered yet: recv before the next send.")
-        if self.pool.roster.taken & set(sessions):
+        if not self.pool.roster.taken.isdisjoint(sessions):
             raise SessionBusy("A group is being played in this environment: await run_group first.")
         values = self._tasks(sessions, values) if op == "reset" else self._actions(numbers, sessions, values)
         claim(sessions)
@@ -313,7 +295,7 @@ class _Requests:
     def _start(self, op, numbers, sessions, values):
         async def ask(number, session, value):
             try:
-                answer = await (self.pool._fresh(session, value) if op == "reset" else session._ask(op, value))
+                answer = await self.pool._ask(op, session, value)
             except asyncio.CancelledError:
                 answer = PoolClosed()
             except Exception as error:
@@ -329,7 +311,7 @@ class _Requests:
 
 # %% ../../nbs/pool/13_pool.ipynb #j
 class Batcher(_Requests):
-    "The requests of `send` and `async_reset`, and the answers that `recv` has not taken yet."
+    "Requests of `send` and `async_reset`, and the answers that `recv` has not returned yet."
     def expected(self, batch_size: int | None) -> int:
         "How many answers a `recv` waits for. Raises `ResetRequired` or `BadRequest`."
         self.pool._need_open()
@@ -341,7 +323,7 @@ class Batcher(_Requests):
 
     @contextlib.contextmanager
     def arrival(self, need: int):
-        "A future that is done when so many answers are there. Raises `SessionBusy` or `DeadlineExceeded`."
+        "A future that is done when `need` answers are there. Raises `SessionBusy` or `DeadlineExceeded`."
         with self._lock:
             if self._waiting is not None:
                 raise SessionBusy("Another recv waits for these answers: await it first.")
@@ -360,8 +342,7 @@ class Batcher(_Requests):
 
     def close(self):
         if waiting := self._waiting:
-            with contextlib.suppress(InvalidStateError):
-                waiting[1].set_exception(PoolClosed())
+            wake(waiting[1], PoolClosed())
 
     def collect(self) -> Batch:
         answers = [self._answers.popleft() for _ in range(len(self._answers))]
@@ -389,7 +370,7 @@ class SlotBatcher(Batcher):
         full = [batch for batch in batches if len(batch.env_id)] or batches[:1]
         if len(full) == 1:
             return full[0]._replace(errors=errors)
-        return Batch(*_by_column(lambda *parts: np.concatenate(parts), *full), errors)
+        return Batch(*jax.tree.map(lambda *parts: np.concatenate(parts), *(batch[:-1] for batch in full)), errors)
 
     def _tick(self, op, numbers, sessions, values):
         slots, seats, begin = self.pool._slots, [session._link.seat for session in sessions], op == "reset"
@@ -418,11 +399,11 @@ class SlotBatcher(Batcher):
         if fine.all():
             return batch
         faults = {numbers[i]: EnvFault(NO_NUMBER) for i in np.flatnonzero(~fine)}
-        return Batch(*_by_column(lambda x: x[fine], batch), faults)
+        return Batch(*jax.tree.map(lambda x: x[fine], batch[:-1]), faults)
 
 # %% ../../nbs/pool/13_pool.ipynb #l
 async def to_the_end(awaitable):
-    "Await something even if the caller is cancelled meanwhile, and raise the cancellation then."
+    "Await something to its end; a cancellation of the caller is raised afterwards."
     task, cancelled = asyncio.ensure_future(awaitable), None
     while not task.done():
         try:
@@ -434,9 +415,9 @@ async def to_the_end(awaitable):
     return task.result()
 
 def _is_mistake(error):
-    "Whether an error is the caller's, or no episode can be had at all."
-    fine = not isinstance(error, (BadRequest, ResetRequired, ConnectFailed, Unauthorized)) and isinstance(error, PoolError)
-    return error is not None and not fine
+    "Whether an error is the caller's, or no server answers."
+    mistakes = BadRequest, ResetRequired, ConnectFailed, Unauthorized
+    return isinstance(error, mistakes) or not isinstance(error, (PoolError, type(None)))
 
 @dataclass(eq=False)
 class _Ending:
@@ -452,9 +433,8 @@ class _Ending:
         self.rollouts, self.error, self.why, self.tasks = {}, None, "cancelled", []
 
     async def _stop(self, running):
-        "Wait for what was cancelled. A coroutine that does not end keeps its session; the pool gets another one."
-        stubborn = (await asyncio.wait(running, timeout=self.pool.patience))[1] if running else ()
-        for task in stubborn:
+        "Wait for cancelled coroutines. One that does not end keeps its session, which the pool replaces."
+        for task in (await asyncio.wait(running, timeout=self.pool.patience))[1] if running else ():
             session = self.sessions[self.tasks.index(task)]
             with self.pool.roster.lock:
                 self.pool.sessions[self.pool.sessions.index(session)] = session._successor()
@@ -463,7 +443,7 @@ class _Ending:
                 await self.pool._io.call(session._close())
 
     def _kept(self):
-        "The episodes that count, in order. Raises the error that ends the group, or a mistake that ended every episode."
+        "The episodes that count, in order. Raises an error that ends the group, or a mistake that ended every episode."
         errors = [task.exception() if task.done() and not task.cancelled() else None for task in self.tasks]
         for i, error in enumerate(errors):
             if i not in self.rollouts:
@@ -476,13 +456,13 @@ class _Ending:
 
 # %% ../../nbs/pool/13_pool.ipynb #m
 class Play(_Ending):
-    "An episode of one group in each session, of which `size` are kept. See `EnvPool.run_group`."
+    "One group: an episode in each session, of which `size` are kept. See `EnvPool.run_group`."
     async def run(self) -> list[Rollout]:
-        "The episodes that count. None of their tasks is left when this returns or raises."
+        "The episodes that count. Every task has ended when this returns or raises."
         self.tasks = [asyncio.ensure_future(self._episode(i, session)) for i, session in enumerate(self.sessions)]
         try:
             self.why = await self._enough()
-        finally:  # what ends from now on ends too late
+        finally:  # an episode that ends from now on is too late
             running = [i for i, task in enumerate(self.tasks) if not task.done()]
             for i in running:
                 if i in self.rollouts:
@@ -495,17 +475,17 @@ class Play(_Ending):
     async def _episode(self, i, session):
         session._claim()
         try:
-            first = await self.pool._io.call(self.pool._fresh(session, self.task))
+            first = await self.pool._io.call(self.pool._ask("reset", session, self.task))
         finally:
             session._busy.release()
         self.rollouts[i] = Rollout(session, self.task, i, first, self.pool.max_total_tokens)
         await self.rollouts[i].run(self.rollout_fn)
 
     async def _enough(self):
-        "Wait for as much as is wanted; returns why the others are stopped."
-        end, waiting = time.monotonic() + (self.deadline or math.inf), set(self.tasks)
+        "Wait until the group has what it needs; returns why the other episodes are stopped."
+        end, waiting = time.monotonic() + (self.deadline or 0), set(self.tasks)
         while waiting:
-            left = None if end == math.inf else max(0.0, end - time.monotonic())
+            left = self.deadline and max(0.0, end - time.monotonic())
             over, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not over:
                 return f"deadline: longer than {self.deadline:g} s"
@@ -518,18 +498,20 @@ class Play(_Ending):
         return ""
 
 # %% ../../nbs/pool/13_pool.ipynb #n
+async def _give_back(sessions, host, seconds, why):
+    "On the I/O thread: close all sessions, and the host, in bounded time."
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            undoing = [task for task in asyncio.all_tasks() if task.get_name() == UNDO]
+            await asyncio.gather(*undoing, *(session._close() for session in sessions), return_exceptions=True)
+            if host is not None:
+                await host.close(why)
+
 def _abandoned(io, host, sessions):
     "For a pool that nobody closed: when it is collected, or when the program ends."
-    async def leave():
-        for session in sessions:
-            session.closed = True
-        await asyncio.gather(*(session._leave() for session in sessions), return_exceptions=True)
-        if host is not None:
-            await host.close("abandoned")
-
     def end():
         with contextlib.suppress(Exception):
-            io.wait(leave(), 3.0)
+            io.wait(_give_back(sessions, host, 3.0, "abandoned"), 3.0)
         with contextlib.suppress(Exception):
             io.stop(2.0)
 
@@ -576,7 +558,7 @@ class _Sessions:
         return self
 
     async def _open(self):
-        "On the I/O thread: open all sessions, again and again while there is time to wait."
+        "On the I/O thread: open all sessions, with retries while there is time to wait."
         until, delay, timeout = time.monotonic() + self._wait, 0.05, self.timeout * (1 if self._host is None else 2)
         new = [Session(self._io, self.servers.link(self.servers.urls[0]), timeout=timeout) for _ in range(self.size)]
         while True:
@@ -602,7 +584,7 @@ class _Lifetime(_Sessions):
 
     async def _leave(self):
         "Close the sessions, then end the threads: here, or elsewhere if the caller cannot wait."
-        done = self._io.submit(self._shutdown())
+        done = self._io.submit(_give_back(self.sessions, self._host, self.close_timeout, "close"))
         try:
             await asyncio.shield(asyncio.wrap_future(done))
         finally:
@@ -610,14 +592,6 @@ class _Lifetime(_Sessions):
                 self._end(done)
             else:
                 threading.Thread(target=self._end, args=(done,), name="xland-pool-closing").start()
-
-    async def _shutdown(self):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.close_timeout):
-                undoing = [task for task in asyncio.all_tasks() if task.get_name() == UNDO]
-                await asyncio.gather(*undoing, *(session._close() for session in self.sessions), return_exceptions=True)
-                if self._host is not None:
-                    await self._host.close("close")
 
     def _end(self, done):
         with contextlib.suppress(Exception):
@@ -655,29 +629,47 @@ class _Episodes(_Lifetime):
             self._counts["replaced"] += session.id is not None  # a successor was counted before
             await self.servers.heal(session, self.roster.homes.get(session))
 
-    async def _fresh(self, session, task):
-        await self._heal(session)
-        return await session._ask("reset", task)
+    async def _ask(self, op, session, value):
+        "On the I/O thread: one request. A lost session gets another environment at a reset."
+        if op == "reset":
+            await self._heal(session)
+        return await session._ask(op, value)
 
-    async def _all(self, op, sessions, values):
+    async def _all(self, op, sessions, values, on_error="raise"):
+        "A request for each session. on_error: raise the first failure once all have answered, or return None for each."
         async def ask_all():
-            ask = self._fresh if op == "reset" else lambda session, value: session._ask(op, value)
-            return await asyncio.gather(*map(ask, sessions, values), return_exceptions=True)
+            asking = (self._ask(op, session, value) for session, value in zip(sessions, values))
+            return await asyncio.gather(*asking, return_exceptions=True)
         claim(sessions)
         try:
-            return await self._io.call(ask_all())
+            steps = await self._io.call(ask_all())
         finally:
             release(sessions)
+        if on_error == "raise" and (errors := [step for step in steps if isinstance(step, BaseException)]):
+            raise errors[0]
+        return [None if isinstance(step, BaseException) else step for step in steps]
 
     def _seeded(self, task):
-        "The task, with a seed where episodes would differ without: for text, and for rows that a curriculum names."
+        "The task, with a seed if episodes would differ without one: for text, and for rows of a curriculum."
         number, given = next(self._numbers) % 2**32, {} if task is None else task
         text = self.sessions[0].kind == "text" and "seed" not in getattr(self._backend, "config", {})
         wants = isinstance(given, dict) and "seed" not in given and (text or set(given) == {"ruleset_id"})
         return {**given, "seed": number} if wants else task
 
-    async def _group(self, rollout_fn, task, wait, size, deadline=None, on_error="mask", over_provision=0):
-        "`run_group`; `wait`: until other groups give their sessions back."
+# %% ../../nbs/pool/13_pool.ipynb #r
+class _Groups(_Episodes):
+    async def run_group(self, rollout_fn, task=None, *, size: int | None = None, deadline: float | None = None,
+                        on_error: str = "mask", over_provision: int = 0, wait: bool = False) -> RolloutGroup:
+        """Play one task in `size` sessions of one server at once, by default `group_size` less `over_provision`.
+
+        rollout_fn: `async def rollout(episode: Rollout)`, which steps and may return the reward of the episode.
+        task: a seed, or a dictionary (`seed`, `ruleset`, `ruleset_id`; an `env_config` for text); None asks the
+            curriculum, if there is one. `group.task` has the seed that a text task without one gets.
+        deadline: seconds for an episode and its reset. over_provision: start this many more, keep the first to end.
+        on_error: "mask", a failed episode has reward None; "cancel", the first failure ends the others and is raised.
+        wait: for the sessions of other groups, instead of raising `PoolExhausted`.
+        Raises a mistake of the caller that ended every episode.
+        """
         self._need_open()
         if not callable(rollout_fn):
             raise TypeError(f"rollout_fn is a {type(rollout_fn).__name__}: write `async def rollout(episode)`.")
@@ -699,21 +691,6 @@ class _Episodes(_Lifetime):
             group.append_jsonl(self.completions)
         return group
 
-# %% ../../nbs/pool/13_pool.ipynb #r
-class _Groups(_Episodes):
-    async def run_group(self, rollout_fn, task=None, *, size: int | None = None, deadline: float | None = None,
-                        on_error: str = "mask", over_provision: int = 0) -> RolloutGroup:
-        """Play one task in `size` sessions of one server at once, by default `group_size` less `over_provision`.
-
-        rollout_fn: `async def rollout(episode: Rollout)`, which steps and may return the reward of the episode.
-        task: a seed, or a dictionary (`seed`, `ruleset`, `ruleset_id`; an `env_config` for text). None asks the
-            curriculum, if there is one. A text task without seed gets one, the same for all: see `group.task`.
-        deadline: seconds for an episode, its reset included. over_provision: begin so many more, keep the first that end.
-        on_error: "mask", a failed episode has reward None; "cancel", the first failure ends the others and is raised.
-        Raises `PoolExhausted` while other groups have the sessions, and a mistake of the caller that ended every episode.
-        """
-        return await self._group(rollout_fn, task, False, size, deadline, on_error, over_provision)
-
     async def run_groups(self, rollout_fn, tasks, group_size: int | None = None, **options) -> list[RolloutGroup]:
         "`run_group` for each of several tasks, or for a number of tasks of the curriculum, as many at once as fit."
         self._need_open()
@@ -721,33 +698,28 @@ class _Groups(_Episodes):
             if self.curriculum is None:
                 raise ValueError("A number of tasks needs a curriculum: give the pool a curriculum=.")
             tasks = self.curriculum.next_tasks(tasks)
-        try:
-            async with asyncio.TaskGroup() as groups:  # waits for all, even if cancelled twice
-                running = [groups.create_task(self._group(rollout_fn, task, True, group_size, **options)) for task in tasks]
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-        return [group.result() for group in running]
+        run = functools.partial(self.run_group, rollout_fn, size=group_size, **{"wait": True, **options})
+        return await all_of(map(run, tasks))
 
+# %% ../../nbs/pool/13_pool.ipynb #s
+class _Turns(_Groups):
     async def record_group_result(self, task, result=None, success_threshold: float = 0.99) -> tuple[bool, float] | None:
-        """Tell the curriculum a group's result: whether any episode reached `success_threshold`, and the mean reward.
+        """Tell the curriculum whether any episode of a group reached `success_threshold`, and the mean reward.
 
-        `record_group_result(group)` is enough after `run_group`; else give the task and a `RolloutGroup` or rewards.
-        Returns what was recorded; None, and nothing is recorded, if nothing could be scored.
+        Give the group, or a task and its rewards. Returns what it recorded; None if nothing could be scored.
         """
         result = task if result is None else result
         if isinstance(result, RolloutGroup):
             task, result = result.asked if task is result or task is result.task else task, result.rewards
         elif result is task:
             raise TypeError("Give a RolloutGroup, or a task and its rewards.")
-        if not all(r is None or isinstance(r, (int, float, np.number)) and np.isfinite(r) for r in result):
+        if any(not isinstance(r, (int, float, np.number)) or not np.isfinite(r) for r in result if r is not None):
             raise ValueError("Rewards are finite numbers, or None for episodes that could not be scored.")
         told = group_result(result, success_threshold)
         if told is not None and self.curriculum is not None:
             self.curriculum.record_result(task, *told)
         return told
 
-# %% ../../nbs/pool/13_pool.ipynb #s
-class _Turns(_Groups):
     async def reset_group(self, task=None, size: int | None = None) -> list[Step]:
         "Begin a task in `size` sessions of one server, all or none, for `run_group_step`. Raises the first error."
         self._need_open()
@@ -755,8 +727,6 @@ class _Turns(_Groups):
         self._current = None
         async with self.roster.group(size) as sessions:
             steps = await self._all("reset", sessions, [self._seeded(task)] * size)
-            if errors := [step for step in steps if isinstance(step, BaseException)]:
-                raise errors[0]
             self._current = [(session, session.resets) for session in sessions]
         return steps
 
@@ -772,24 +742,21 @@ class _Turns(_Groups):
         if len(actions) != len(self._current):
             raise BadRequest(f"{len(actions)} actions came for a group of {len(self._current)}: give one each, or None.")
         moving = [(session, action) for (session, _), action in zip(self._current, actions) if action is not None]
-        steps = iter(await self._all("step", *(list(each) for each in zip(*moving))) if moving else ())
-        found = [None if action is None else next(steps) for action in actions]
-        if on_error == "raise" and (errors := [step for step in found if isinstance(step, BaseException)]):
-            raise errors[0]
-        return [None if isinstance(step, BaseException) else step for step in found]
+        steps = iter(await self._all("step", *zip(*moving), on_error) if moving else ())
+        return [None if action is None else next(steps) for action in actions]
+
+# %% ../../nbs/pool/13_pool.ipynb #t
+class _Batches(_Turns):
+    sync = property(lambda self: SyncPool(self), doc="The same pool for plain code: `with pool.sync as p:`.")
 
     def _ids(self, env_id):
-        "Checked numbers of environments; all of them for None."
+        "The numbers in `env_id`, by default all. Raises `BadRequest`."
         self._need_open()
         ids = np.arange(self.size) if env_id is None else np.atleast_1d(np.asarray(env_id))
         known = ids.dtype.kind in "iu" and ids.ndim == 1 and ids.size and 0 <= ids.min() <= ids.max() < self.size
         if not known or len(np.unique(ids)) != len(ids):
             raise BadRequest(f"env_id holds different numbers from 0 to {self.size - 1}.")
         return ids.tolist()
-
-# %% ../../nbs/pool/13_pool.ipynb #t
-class _Batches(_Turns):
-    sync = property(lambda self: SyncPool(self), doc="The same pool for plain code: `with pool.sync as p:`.")
 
     def async_reset(self, tasks=None, env_id=None):
         "Begin episodes in the environments `env_id`, by default all: one task, a list, or the seeds 0, 1, 2, …"
@@ -801,14 +768,14 @@ class _Batches(_Turns):
         self._batcher.post("reset", ids, list(tasks))
 
     def send(self, actions, env_id=None):
-        "Do an action in each of the environments `env_id`, by default all, and return at once: see `recv`."
+        "Start one action in each of the environments `env_id`, by default all; `recv` returns the answers."
         ids = self._ids(env_id)
         if len(actions) != len(ids):
             raise BadRequest(f"{len(actions)} actions came for {len(ids)} environments: give one each.")
         self._batcher.post("step", ids, actions)
 
     async def recv(self, batch_size: int | None = None, timeout: float | None = None) -> Batch:
-        "At least `batch_size` answers, by default all. Raises `ResetRequired`, `DeadlineExceeded` (nothing is lost)."
+        "At least `batch_size` answers, by default all. Raises `ResetRequired` or `DeadlineExceeded`; loses none."
         need = self._batcher.expected(batch_size)
         if not self._batcher.immediate:
             with self._batcher.arrival(need) as arrived:
@@ -821,7 +788,7 @@ class _Batches(_Turns):
         rows = [{"session": i, "id": s.id, "at": s.endpoint, "state": s.state, "n": s.n,
                  **{name: getattr(s, name) for name in counted}} for i, s in enumerate(self.sessions)]
         totals = {name: sum(row[name] for row in rows) for name in counted}
-        ticks = {} if self._host is None else {"ticks": getattr(self._slots, "ticks", 0)}
+        ticks = {"ticks": getattr(self._slots, "ticks", 0)} if self._host else {}
         return PoolStats(pool=self._state, size=self.size, where=", ".join(self.servers.urls),
                          in_groups=len(self.roster.taken), **self._counts, **totals, **ticks, sessions=rows)
 
@@ -835,10 +802,8 @@ class _Batches(_Turns):
 class EnvPool(_Batches):
     """Environments for many episodes at once: `async with EnvPool.local(...)`, or `with pool.sync:` in plain code.
 
-    curriculum: chooses tasks and learns from results, such as `pool.curriculum.TierCurriculum`.
-    completions: a file that gets a line of JSON with the whole conversation of every episode.
-    max_total_tokens: the most tokens of an episode, see `Rollout.add_tokens`.
-    timeout, close_timeout: seconds that one request, and closing, may take.
+    curriculum: chooses tasks, such as a `TierCurriculum`. completions: a file that gets each episode as a line of JSON.
+    max_total_tokens: of an episode, see `Rollout.add_tokens`. timeout, close_timeout: seconds per request and to close.
     """
     @classmethod
     def local(cls, env, slots: int = 8, *, benchmark=None, autoreset: bool = False, max_wait: float = 0.0005,
@@ -846,9 +811,8 @@ class EnvPool(_Batches):
               timeout: float = 120.0, close_timeout: float = 10.0, **params) -> "EnvPool":
         """A pool in this process.
 
-        env: a registered environment, the pair `(env, params)`, or a text environment: its name, or a class derived from
-            `pool.episodes.Env`. slots: how many. benchmark, autoreset, params: see `Slots`.
-        config: what every `env_config` of a text environment has. latency: seconds to add to each of its steps.
+        env: a registered environment, the pair `(env, params)`, or a text environment: a name or a subclass of `Env`.
+        slots: how many. benchmark, autoreset, params: see `Slots`. config, latency: for text, see `TextBackend`.
         """
         backend = _local_backend(env, slots, benchmark, autoreset, max_wait, latency, config, timeout, params)
         host = Host({"local": backend})
@@ -862,9 +826,9 @@ class EnvPool(_Batches):
                 close_timeout: float = 10.0) -> "EnvPool":
         """A pool on a server, or on several with the same environment; `start` connects.
 
-        urls: an address such as `ws://127.0.0.1:8000`, a `ServerProcess`, or a list of them. token: the servers' token.
-        size: how many sessions. env: which environment of a server. group_size: how many have to be on one server.
-        wait: seconds to wait for free places. resume_for: seconds for which a broken connection is tried again.
+        urls: an address such as `ws://127.0.0.1:8000`, a `ServerProcess`, or a list of them. token: of the servers.
+        size: number of sessions. env: which environment of a server. group_size: sessions that must be on one server.
+        wait: seconds to wait for free places. resume_for: seconds in which a broken connection may be restored.
         """
         tokens = {}
         for server in [urls] if isinstance(urls, str) or hasattr(urls, "url") else urls:
@@ -912,21 +876,21 @@ class _Calls:
             raise WrongThread()
         return self.pool
 
-    def _ask(self, session, make_coroutine):
+    def _ask(self, op, session, value):
         pool = self._may_wait()
         pool._need_open()
         claim([session])
         try:
-            return pool._io.wait(make_coroutine())
+            return pool._io.wait(pool._ask(op, session, value))
         finally:
             release([session])
 
     def reset(self, session: Session, task=None) -> Step:
-        "`await session.reset(task)`; a session that was lost gets another environment first."
-        return self._ask(session, lambda: self.pool._fresh(session, task))
+        "`await session.reset(task)`; a lost session gets another environment first."
+        return self._ask("reset", session, task)
 
     def step(self, session: Session, action) -> Step:
-        return self._ask(session, lambda: session._ask("step", action))
+        return self._ask("step", session, action)
 
     def recv(self, batch_size: int | None = None, timeout: float | None = None) -> Batch:
         batcher = self._may_wait()._batcher
@@ -953,11 +917,8 @@ class SyncPool(_Calls):
     def __dir__(self):
         return sorted({*super().__dir__(), *dir(self.pool)})
 
-    def __repr__(self):
-        return f"{self.pool!r}.sync"
-
     def _run(self, make_coroutine):
-        "A coroutine of the pool, on the thread for plain callers. Raises `PoolClosed` or `WrongThread`."
+        "Run a coroutine of the pool on the thread for plain callers. Raises `PoolClosed` or `WrongThread`."
         pool = self._may_wait()
         with pool._lock:
             pool._need_open()
@@ -982,12 +943,11 @@ class SyncPool(_Calls):
 
 # %% ../../nbs/pool/13_pool.ipynb #y
 def opened(pool) -> tuple[EnvPool, bool]:
-    "A pool for plain code, open, and whether it was opened here. Raises `TypeError` or a `PoolError`."
+    "Open a pool for plain code if it is new; returns it and whether it was. Raises `TypeError` or a `PoolError`."
     pool = pool.pool if isinstance(pool, SyncPool) else pool
     if not isinstance(pool, EnvPool):
         raise TypeError(f"The pool is a {type(pool).__name__}: give an EnvPool.")
-    mine = pool._state == "new"
-    if mine:
+    if mine := pool._state == "new":
         pool.sync.start()
     pool._need_open()
     return pool, mine

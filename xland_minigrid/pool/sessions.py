@@ -25,7 +25,7 @@ from .slots import DONE, MOST, TERMINATED, Lease, Leases, Slots
 
 # %% ../../nbs/pool/07_sessions.ipynb #b
 class Outcome(NamedTuple):
-    "The answer of an environment: bytes or text, the reward (None after a reset), done, plain values."
+    "The answer of an environment: an observation (bytes or text), its reward (None after a reset), done, plain values."
     observation: Any
     reward: float | None
     done: bool
@@ -39,7 +39,7 @@ class Reply(NamedTuple):
     error: PoolError | None = None
     extra: dict | None = None
 
-NO_NUMBER = "The environment gave a reward that is no finite number; the episode is void: reset and start again."
+NO_NUMBER = "The environment gave a reward that is not a finite number; the episode is void: reset and start again."
 
 def outcomes(slots: Slots, rows: np.ndarray) -> list:
     "Rows of bytes as outcomes of steps; an `EnvFault` where the reward is not a finite number."
@@ -52,7 +52,7 @@ def outcomes(slots: Slots, rows: np.ndarray) -> list:
 
 # %% ../../nbs/pool/07_sessions.ipynb #c
 class SlotBackend:
-    "Slots, in ticks shared by the requests of `max_wait` seconds; batch=False gives each a tick of its own."
+    "Slots whose requests of `max_wait` seconds share a tick; batch=False gives each a tick of its own."
     kind = "slots"
 
     def __init__(self, slots: Slots, *, max_wait: float = 0.0005, batch: bool = True):
@@ -66,10 +66,11 @@ class SlotBackend:
     def spec(self) -> dict:
         "What a client needs to know about the environments."
         s = self.slots
-        return {"kind": "slots", "env": s.name, "layout": s.layout.to_json(), "num_actions": s.num_actions, "autoreset": s.autoreset}
+        return {"kind": "slots", "env": s.name, "layout": s.layout.to_json(), "num_actions": s.num_actions,
+                "autoreset": s.autoreset}
 
     def submit(self, lease: Lease, op: str, value, deliver: Callable):
-        "Reset or step; `deliver` gets an `Outcome` or a `PoolError`, once, later. Raises `BadRequest` at once."
+        "Reset or step: `deliver` gets an `Outcome` or a `PoolError` later. Raises `BadRequest` at once."
         value = self.slots.task(value) if op == "reset" else self.slots.check_action(value)
         self._queue.append((lease, op, value, deliver, self.slots.epoch))
         if not self.batch or len(self._queue) >= min(max(self._recent), self.live):
@@ -95,11 +96,8 @@ class SlotBackend:
 
 # %% ../../nbs/pool/07_sessions.ipynb #d
 def answer(slots: Slots, entries: list, begin: bool):
-    "Reset or step the slots of some requests in one call, and deliver an `Outcome` or an `EnvFault` to each."
-    void = [] if begin else [entry for entry in entries if entry[4] != slots.epoch]
-    for entry in void:
-        entry[3](EnvFault())
-    entries = [entry for entry in entries if entry not in void] if void else entries
+    "Reset or step the slots of some requests in one call; delivers an `Outcome` or an `EnvFault` to each."
+    entries = [entry for entry in entries if begin or entry[4] == slots.epoch or entry[3](EnvFault())]
     if not entries:
         return
     places, values = [entry[0].slot for entry in entries], [entry[2] for entry in entries]
@@ -120,7 +118,7 @@ def _text(observation):
     return observation
 
 def plain_info(info) -> dict:
-    "The entries of an info dictionary that can travel as JSON; unknown objects become their `str`."
+    "The entries of an info dictionary that fit into JSON; unknown objects become their `str`."
     kept = {}
     for name, value in info.items() if isinstance(info, dict) else ():
         try:
@@ -131,7 +129,7 @@ def plain_info(info) -> dict:
     return kept
 
 class Background:
-    "Tasks that run on by themselves, referenced until they end."
+    "Background tasks, referenced until they end."
     def __init__(self):
         self.tasks = set()
 
@@ -153,8 +151,8 @@ class Conversation:
         self.places, self.lease, self.env, self.messages, self.task = places, lease, None, [], None
 
     async def reset(self, value) -> Outcome:
-        places, seed = self.places, {"seed": value} if isinstance(value, int) else value or {}
-        config = {**places.config, **seed}
+        places = self.places
+        config = places.config | ({"seed": value} if isinstance(value, int) else value or {})
         if isinstance(places.env, str) and config.get("name", places.env) != places.env:
             raise BadRequest(f"These places hold {places.env}: leave name out of the task, or connect with env=.")
         try:
@@ -164,17 +162,14 @@ class Conversation:
         if closing := self.replace(env):
             await closing
         try:
-            return await self._begin(config)
+            request = RolloutRequest([{"role": "user", "content": ""}], {"env_config": config})
+            observation, info, system = await env.reset(request)
+            opening = [{"role": "system", "content": system}] if system else []
+            self.messages = [*opening, {"role": "user", "content": _text(observation)}]
+            return Outcome(observation, None, False, plain_info({**info, "system_message": system}))
         except BaseException:
             self.replace(None)
             raise
-
-    async def _begin(self, config):
-        request = RolloutRequest([{"role": "user", "content": ""}], {"env_config": config})
-        observation, info, system = await self.env.reset(request)
-        opening = [{"role": "system", "content": system}] if system else []
-        self.messages = [*opening, {"role": "user", "content": _text(observation)}]
-        return Outcome(observation, None, False, plain_info({**info, "system_message": system}))
 
     async def step(self, text: str) -> Outcome:
         if self.places.latency:
@@ -205,16 +200,16 @@ class Conversation:
 
 # %% ../../nbs/pool/07_sessions.ipynb #g
 class TextBackend:
-    """Places for `n` text environments, of a name or a class, or named by tasks, with the functions of `SlotBackend`.
+    """Places for `n` text environments (a name or a class; None: named by tasks), used as a `SlotBackend`.
 
-    config: in every `env_config`. latency: seconds to sleep in every step.
+    config: what every `env_config` contains. latency: seconds to sleep in every step.
     """
     kind = "text"
 
     def __init__(self, env, n: int = 8, *, step_timeout: float = 60.0, latency: float = 0.0, close_timeout: float = 5.0,
                  config: dict | None = None):
         if env is not None:
-            find_env(None, env)  # an unknown name is refused now, not at the first reset
+            find_env(None, env)  # refuses an unknown name
         self.env, self.capacity, self.config = env, checked_int("slots", n, 1, MOST), dict(config or {})
         self.step_timeout, self.latency, self.close_timeout = step_timeout, latency, close_timeout
         self.leases, self.background, self.batches = Leases(self.capacity), Background(), collections.Counter()
@@ -254,22 +249,22 @@ class TextBackend:
 
 # %% ../../nbs/pool/07_sessions.ipynb #h
 async def bounded(work, seconds: float):
-    "The result of some work, or a `PoolError` for whatever went wrong."
+    "The result of some work, or a `PoolError` that says what went wrong."
     try:
         async with asyncio.timeout(seconds) as limit:
             return await work
     except PoolError as error:
         return error
-    except asyncio.CancelledError as error:
-        return SessionLost("This session was closed.") if asyncio.current_task().cancelling() else env_fault(error)
-    except (Exception, SystemExit) as error:
+    except (Exception, asyncio.CancelledError, SystemExit) as error:
+        if isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling():
+            return SessionLost("This session was closed.")
         if isinstance(error, TimeoutError) and limit.expired():
             return EnvFault(f"The environment took longer than {seconds:g} s; the episode is void: reset and start again.")
         return env_fault(error)
 
 # %% ../../nbs/pool/07_sessions.ipynb #i
 class Seat:
-    "A session as its host knows it. `running`: a step makes sense; `heard`: a request came."
+    "The host's view of a session. running: a step is allowed; heard: a request has arrived."
     def __init__(self, backend, place, now: float):
         self.id, self.secret, self.backend, self.place = secrets.token_hex(8), secrets.token_urlsafe(24), backend, place
         self.n = self.epoch = self.last_id = self.episodes = 0
@@ -290,9 +285,7 @@ class Seat:
         if op == "step" and self.running and self.backend.kind == "slots" and self.epoch != self.backend.slots.epoch:
             self.running = False
             return EnvFault()
-        if op == "step" and not self.running:
-            return ResetRequired()
-        return None
+        return ResetRequired() if op == "step" and not self.running else None
 
     def finish(self, number: int, op: str, result) -> Reply:
         "The reply to the pending request, and the state after it."
@@ -309,7 +302,7 @@ class Seat:
 
 # %% ../../nbs/pool/07_sessions.ipynb #j
 class SeatTable:
-    """The sessions of one process: opened, found again, ended.
+    """The sessions of one process.
 
     backends: name → `SlotBackend` or `TextBackend`; the first is the default. remembered: replies per session.
     grace, idle: seconds that a session survives without a connection, and without a request.
@@ -358,9 +351,10 @@ class SeatTable:
             deliver(Reply(number, seat.n, error=SessionLost(f"This session was closed ({why}).")))
         return True
 
-    def reap(self, now: float | None = None) -> list[Seat]:
+    def reap(self) -> list[Seat]:
+        "End the sessions that were silent for too long, and return them."
         def over(seat):
-            silent = (time.monotonic() if now is None else now) - seat.active
+            silent = time.monotonic() - seat.active
             return not seat.attached and silent > self.grace or silent > self.idle and not seat.pending
         silent = list(filter(over, self.seats.values()))
         return [seat for seat in silent if self.release(seat, "idle" if seat.attached else "detached")]
@@ -368,7 +362,7 @@ class SeatTable:
 # %% ../../nbs/pool/07_sessions.ipynb #k
 class Host(SeatTable):
     def submit(self, seat: Seat, number: int, op: str, value, deliver: Callable[[Reply], None]):
-        "Carry out a request once; `deliver` gets the reply, now or later. A repeated number gets the same reply."
+        "Carry out a request once; `deliver` gets its reply now or later. A repeated number gets the same reply."
         seat.active, seat.heard = time.monotonic(), True
         if seat.pending and seat.pending[0] == number:
             seat.pending = number, deliver
@@ -402,7 +396,7 @@ class Host(SeatTable):
             log_event("undelivered", error, session=seat.id)
 
     async def ask(self, seat: Seat, number: int, op: str, value=None) -> Reply:
-        "As `submit`, awaited. A request whose caller is cancelled is carried out and remembered."
+        "Await the reply to a request. If the caller is cancelled, the request is still carried out and remembered."
         future = asyncio.get_running_loop().create_future()
         self.submit(seat, number, op, value, lambda reply: future.done() or future.set_result(reply))
         return await future
@@ -424,7 +418,7 @@ def checked_token(token, remedy: str = "give the one that the server was started
     return token
 
 def json_value(value):
-    "For `json.dumps(default=)`: rulesets, arrays and numbers as plain values. Raises `TypeError` for the rest."
+    "A ruleset, an array or a number as plain values, for `json.dumps`. Raises `TypeError`."
     if hasattr(value, "init_tiles"):
         return {name: getattr(value, name) for name in ("goal", "rules", "init_tiles")}
     if hasattr(value, "tolist"):
@@ -460,13 +454,6 @@ def write_reply(reply: Reply) -> str:
     info = f',"info":{json.dumps(o.info)}' if o.info else ""
     return f'{{"id":{reply.id},"ok":true,"n":{reply.n},"obs":{seen},"reward":{reward},"done":{done}{info}}}'
 
-def _outcome_in(frame, binary):
-    observation, reward, done, info = frame["obs"], frame["reward"], frame["done"], frame.get("info") or {}
-    number = reward is None or type(reward) in (int, float) and math.isfinite(reward)
-    if not (type(observation) is str and number and type(done) is bool and type(info) is dict):
-        raise TypeError
-    return Outcome(binascii.a2b_base64(observation) if binary else observation, reward, done, info)
-
 def read_reply(raw, binary: bool) -> Reply:
     "The reply in a frame; `binary`: observations are bytes. Raises `ValueError`."
     try:
@@ -479,6 +466,11 @@ def read_reply(raw, binary: bool) -> Reply:
             return Reply(number, n, error=error_from_dict(frame.get("error")))
         if "obs" not in frame:
             return Reply(number, n, extra={k: v for k, v in frame.items() if k not in ("id", "ok", "n")})
-        return Reply(number, n, _outcome_in(frame, binary))
+        observation, reward, done, info = frame["obs"], frame["reward"], frame["done"], frame.get("info") or {}
+        finite = reward is None or type(reward) in (int, float) and math.isfinite(reward)
+        if not (type(observation) is str and finite and type(done) is bool and type(info) is dict):
+            raise TypeError
+        observation = binascii.a2b_base64(observation) if binary else observation
+        return Reply(number, n, Outcome(observation, reward, done, info))
     except (KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise ValueError(f"The server sent a frame that is no reply ({type(error).__name__}).") from None
+        raise ValueError(f"The server sent a frame that is not a reply ({type(error).__name__}).") from None

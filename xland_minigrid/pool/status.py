@@ -6,18 +6,19 @@
 __all__ = ['watch', 'server_stats', 'Watch']
 
 # %% ../../nbs/pool/16_status.ipynb #a
+import contextlib
 import threading
 import uuid
 import weakref
 
 from ..core.helpers import checked_seconds
 from .errors import PoolError
-from .pool import EnvPool, PoolStats, SyncPool
+from .pool import EnvPool, PoolStats
 from .server import EnvServer, ServerProcess
 
 # %% ../../nbs/pool/16_status.ipynb #b
 def server_stats(stats: dict) -> PoolStats:
-    "The numbers of a server (`ServerProcess.stats()`, `Host.stats()`) as a table, a row per environment."
+    "A server's numbers (from `ServerProcess.stats()` or `Host.stats()`) as a table, one row per environment."
     used, ticks = stats["used"], {int(size): often for size, often in stats["batches"].items()}
     rows = [{"environment": name, "in use": used.get(name, 0), "places": places, "free": places - used.get(name, 0)}
             for name, places in stats["capacity"].items()]
@@ -35,68 +36,56 @@ def _read(target):
         return server_stats(target.host.stats()), target.url is not None and target._server is None
     return server_stats(target.stats()), not target.running
 
-def _watchable(target):
-    target = target.pool if isinstance(target, SyncPool) else target
-    if not isinstance(target, (EnvPool, EnvServer, ServerProcess)):
-        raise TypeError(f"A {type(target).__name__} cannot be watched: give an EnvPool or a server.")
-    return target
-
 # %% ../../nbs/pool/16_status.ipynb #d
 class Follower:
-    "Keeps the table of a `Watch` up to date, on a thread, until `stop()` or until the target ends."
+    "Updates the table of a `Watch` on a thread until `stop()` or the end of the target."
     def __init__(self, target, every: float = 0.5):
-        target, self.every = _watchable(target), checked_seconds("every", every, 0.02)
+        target, self.every = getattr(target, "pool", target), checked_seconds("every", every, 0.02)
+        if not isinstance(target, (EnvPool, EnvServer, ServerProcess)):
+            raise TypeError(f"A {type(target).__name__} cannot be watched: give an EnvPool or a server.")
         self._target, self._ended = weakref.ref(target), threading.Event()
         self._lock, self._widget, self._shown, self.html, self.stats = threading.RLock(), None, [], "", None
         self._thread = threading.Thread(target=self._follow, name="xland-pool-watch", daemon=True)
-        if self._look():
-            self._finish("ended")
-        else:
+        self._update()
+        if self.running:
             self._thread.start()
 
     running = property(lambda self: not self._ended.is_set())
 
-    def _look(self):
-        "Bring the table up to date; returns whether the target has ended."
-        target = self._target()
-        try:
-            self.stats, over = _read(target) if target is not None else (self.stats, True)
-        except PoolError:  # the server is gone: the last table stays
-            over = True
-        if not over:
-            self._set("live")
-        return over
-
-    def _set(self, how):
-        before, self.html = self.html, _framed(self.stats, how)
-        if self._widget is not None and self.html != before:
-            self._widget.value = self.html
+    def _update(self, how: str = "live"):
+        "Read the target and show its numbers, for the last time if it has ended or `how` is not live."
+        with self._lock:
+            if not self.running:
+                return
+            target, over = self._target(), True
+            with contextlib.suppress(PoolError):  # the server is gone: the last table stays
+                self.stats, over = _read(target) if target is not None else (self.stats, True)
+            how = "ended" if over else how
+            table, colour = self.stats._repr_html_() if self.stats else "", "#15803d" if how == "live" else "#6b7280"
+            style, before = f"font:12px/1.6 system-ui,sans-serif;color:{colour}", self.html
+            self.html = f'<div data-watch="{how}"><div style="{style}">● {how}</div>{table}</div>'
+            if self._widget is not None and self.html != before:
+                self._widget.value = self.html
+            if how != "live":
+                self._ended.set()
+                for display_id in self._shown:
+                    _show(self._bundle(), display_id, again=True)
 
     def _follow(self):
         while not self._ended.wait(self.every):
-            with self._lock:
-                if self.running and self._look():
-                    self._finish("ended")
+            self._update()
 
     def stop(self):
         "Update the table a last time and keep it. May be called twice."
-        with self._lock:
-            if self.running:
-                self._finish("ended" if self._look() else "stopped")
+        self._update("stopped")
         if self._thread.is_alive():
             self._thread.join(5)
 
-    def _finish(self, how):
-        self._ended.set()
-        self._set(how)
-        for display_id in self._shown:
-            _show(self._bundle(), display_id, again=True)
-
 # %% ../../nbs/pool/16_status.ipynb #e
 class Watch(Follower):
-    """A table that follows a pool or a server, `every` so many seconds, until `stop()` or its target's end.
+    """A table of a pool or a server, updated every `every` seconds until `stop()` or the end of its target.
 
-    `html`: as it is now. `running`. Raises `TypeError` or `ValueError`.
+    `html`: the table now. `running`: whether it is updated. Raises `TypeError` or `ValueError`.
     """
     def __enter__(self):
         return self
@@ -124,23 +113,15 @@ class Watch(Follower):
             _show(self._bundle(), self._shown[-1])
 
 # %% ../../nbs/pool/16_status.ipynb #f
-def _framed(stats, how):
-    table, colour = "" if stats is None else stats._repr_html_(), "#15803d" if how == "live" else "#6b7280"
-    return f'<div data-watch="{how}"><div style="font:12px/1.6 system-ui,sans-serif;color:{colour}">● {how}</div>{table}</div>'
-
 def _html_widget(html):
-    try:
+    with contextlib.suppress(Exception):  # not installed, or no kernel to hold it
         import ipywidgets
         return ipywidgets.HTML(html)
-    except Exception:  # not installed, or no kernel to hold it
-        return None
 
 def _show(bundle, display_id, again=False):
     "Display a bundle, or replace the one with this id."
-    try:
+    with contextlib.suppress(Exception):
         from IPython.display import display
         display(bundle, raw=True, display_id=display_id, update=again)
-    except Exception:
-        pass
 
 watch = Watch
