@@ -195,7 +195,7 @@ def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, 
     Raises `ValueError` unless benchmark, held-out share, world and steps agree.
     """
     if not configs:
-        raise ValueError("configs is empty: give at least one configuration.")
+        raise ValueError("There is nothing to compare: give at least one configuration.")
     first = next(iter(configs.values()))
     shared = ("benchmark", "held_out", "env_id", "size", "view_size", "max_steps")
     if other := [name for name in shared if any(getattr(config, name) != getattr(first, name) for config in configs.values())]:

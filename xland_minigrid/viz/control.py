@@ -57,7 +57,7 @@ def read_line(line: str) -> list:
         elif all(letter in KEYS for letter in word):
             commands += [KEYS[letter] for letter in word]
         else:
-            raise ValueError(f"{word!r} is unknown: use {', '.join(WORDS)}, 0 to {NUM_ACTIONS - 1}, or keys (wwdp).")
+            raise ValueError(f"{word!r} is no command: use {', '.join(WORDS)}, 0 to {NUM_ACTIONS - 1}, or keys (wwdp).")
     return commands
 
 # %% ../../nbs/viz/06_control.ipynb #c
@@ -194,11 +194,11 @@ def _environment(env, params):
         made, usual = make(env)
         return env, made, usual if params is None else params
     if not isinstance(env, Environment):
-        raise TypeError(f"env is {type(env).__name__}: give a name, or an environment from make(...).")
+        raise TypeError(f"env is {type(env).__name__}: give the name or what make(...) returned.")
     inner = env
     while hasattr(inner, "_env"):
         if isinstance(inner, (GymAutoResetWrapper, DmEnvAutoResetWrapper)):
-            raise ValueError(f"{type(inner).__name__} hides how a trial ends: give the environment without it.")
+            raise ValueError(f"{type(inner).__name__} hides how a trial ends: play without it.")
         inner = inner._env
     return type(inner).__name__, env, env.default_params() if params is None else params
 
@@ -218,7 +218,7 @@ def world_of(env, params=None, ruleset=None) -> tuple[str, Environment, EnvParam
     if not isinstance(ruleset, RuleSet):
         raise TypeError(f"ruleset is {type(ruleset).__name__}: give a RuleSet, such as benchmark.get_ruleset(0).")
     if np.ndim(ruleset.goal) != 1:
-        raise ValueError(f"These are {len(ruleset.goal)} tasks: play one, such as benchmark.get_ruleset(0).")
+        raise ValueError(f"These are {len(ruleset.goal)} tasks: play one at a time, benchmark.get_ruleset(0) say.")
     return name, env, params.replace(ruleset=ruleset)
 
 # %% ../../nbs/viz/06_control.ipynb #j

@@ -50,10 +50,10 @@ class Bars:
         self.letters = letters
         n = len(self.labels)
         if self.values.ndim != 2 or self.values.shape[1] != n:
-            raise ValueError(f"Bars need values of shape (frames, {n}); these are {self.values.shape}.")
+            raise ValueError(f"Bars need values of shape (frames, {n}), one column a label; these are {self.values.shape}.")
         self.sprites = None if sprites is None else [(int(t), int(c)) for t, c in np.asarray(sprites)]
         if self.sprites is not None and len(self.sprites) != n:
-            raise ValueError(f"Bars need one sprite per label: {n} labels, {len(self.sprites)} sprites.")
+            raise ValueError(f"Bars need one sprite a label: {n} labels, {len(self.sprites)} sprites.")
         self.truth = None if truth is None else np.broadcast_to(np.asarray(truth, int), len(self.values))
         self.top = min(top or n, n)
         self.sorted = top is not None and top < n

@@ -82,7 +82,7 @@ def adaptation_curve(agents: Mapping[str, Mapping], *, what: Sequence[str] | Non
             if key in curves and (name, key) != ("oracle", "score"):  # told the goal, it is far above that scale
                 y = np.asarray(curves[key], float)
                 if y.ndim != 1:
-                    raise ValueError(f"{key} of {name!r} has shape {y.shape}: give one number per trial.")
+                    raise ValueError(f"{key} of {name!r} has shape {y.shape}: give one number a trial.")
                 draw_curve(axis, i, np.arange(1, len(y) + 1), y, curves.get(f"{key}_lo"), curves.get(f"{key}_hi"), name)
         dress_axis(axis, "trial", _LONG.get(key, key), share=key == "success")
     figure.suptitle(title)

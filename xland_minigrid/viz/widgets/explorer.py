@@ -27,7 +27,7 @@ from ...core.helpers import checked_int
 from ...core.language import describe_goal
 from ...core.parse import loose_noun
 from ...core.tiles import pack_pairs
-from ..control import compiled, world_of
+from ..control import compiled as _compiled, world_of
 from ..player import Player, play_rollout
 from ..tree import draw_ruleset
 from .base import Shown, banner, column, framed, html, ipywidgets, key_pad, row, spoken, still_page, words_html
@@ -177,7 +177,7 @@ class Example(NamedTuple):
     film: Player | None
 
 def _film(env, params, timestep, actions, title):
-    step, states = compiled(env)[1], [timestep.state]
+    step, states = _compiled(env)[1], [timestep.state]
     for action in actions:
         timestep = step(params, timestep, action)
         states.append(timestep.state)
@@ -190,7 +190,7 @@ def example_of(row: int, ruleset, env, params, seed: int = 0) -> Example:
     "A task with its plan, and the oracle's solution from the start of `seed`."
     params, plan = params.replace(ruleset=ruleset), plan_of(ruleset)
     try:
-        timestep = compiled(env)[0](params, jax.random.key(seed))
+        timestep = _compiled(env)[0](params, jax.random.key(seed))
     except ValueError as error:  # too many objects, for example
         return Example(row, ruleset, plan, None, f"There is no start: {error}", None)
     solution = solve_from(ruleset, timestep, params)

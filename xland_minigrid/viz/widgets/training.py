@@ -289,7 +289,7 @@ class _Log(Background):
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #l
 _REFUSED = {"running": "This training is running already: stop it first.",
-            "stopping": "This training is finishing its round: wait until it has stopped.",
+            "stopping": "This training is still finishing its round: wait until it has stopped.",
             "done": "This training is done: make another board."}
 
 class _Training(_Log):
