@@ -75,7 +75,7 @@ class Instruction(NamedTuple):
     is_root: bool
 
     def calls(self, what: str = "calls") -> str:
-        "The computation that `calls`, `body`, `to_apply` and so on name; empty for none."
+        "The computation named by `calls`, `body`, `to_apply` and so on; empty for none."
         found = re.search(what + r"=%?([\w.\-]+)", self.attributes)
         return found[1] if found else ""
 
@@ -250,7 +250,7 @@ def _cost_from(fields):
     return Cost(*fields[:5], [Loop(trips, _cost_from(body)) for trips, body in fields[5]])
 
 def bound(cost: Cost, card: Card) -> float:
-    "Least seconds of a run: bytes over bandwidth, 2.5 µs a launch, or products at peak; then loops, unknown ones once."
+    "Least seconds: bytes over bandwidth, 2.5 µs a launch, or products at peak; plus loops, unknown ones once."
     own = max(cost.bytes / card.bandwidth, cost.kernels * 2.5e-6, cost.flops / card.flops)
     return own + sum((loop.trips or 1) * bound(loop.body, card) for loop in cost.loops)
 
@@ -283,7 +283,7 @@ def _with_tasks(params, tasks, worlds):
     return params.replace(ruleset=ruleset), axes
 
 def world_of(env_id: str, tasks: str = "none", worlds: int = WORLDS, package: str = "xland_minigrid", images: bool = False, **changes):
-    "An environment with auto-reset, its parameters, their axes, and shapes of keys; `package` may be xminigrid."
+    "An environment with auto-reset, parameters, their axes, and shapes of keys; `package` may be xminigrid."
     env, params = importlib.import_module(package).make(env_id, **changes)
     env = importlib.import_module(f"{package}.wrappers").GymAutoResetWrapper(env)
     if images:
@@ -295,7 +295,7 @@ def _keys(number):
     return jax.eval_shape(lambda: jax.random.split(jax.random.key(0), number))
 
 def rollout(*args, worlds: int = WORLDS, steps: int = STEPS, **more) -> Program:
-    "A rollout in a world of `world_of`."
+    "A rollout in `world_of(*args, **more)`."
     env, params, axes, keys = world_of(*args, worlds=worlds, **more)
     reset = jax.vmap(env.reset, (axes, 0))
 
@@ -439,7 +439,7 @@ def _bodies(cost, times=1):
 KINDS = {"T4": "t4", "A100": "a100", "H100": "h100", "TPU v5 lite": "v5e", "TPU v6 lite": "v6e"}
 
 def measured(names: list[str], repeats: int = 7, worlds: int = WORLDS, steps: int = STEPS) -> str:
-    "A table of rollouts compiled and run here: counts, times, and the bound for a known card."
+    "A table of rollouts run here: counts, times, and the bound for a known card."
     kind = jax.devices()[0].device_kind
     card = next((CARDS[name] for mark, name in KINDS.items() if mark in kind), None)
     rows = []
@@ -461,7 +461,7 @@ def report(cards: tuple[str, ...] = tuple(PLAN), programs: tuple[str, ...] = ("s
     Args:
         cards: t4, a100, h100, 8xh100, v5e, v6e, v5e:2x4
         programs: those whose names begin so, such as step, reset, evaluation, training, or "step: R4"
-        measure: run the rollouts on the device at hand instead, whatever it is
+        measure: run the rollouts on the device at hand instead
     Raises `ValueError` for an unknown name, `FileNotFoundError` without the environments of `.ci/accelerators`.
     """
     if measure:

@@ -56,14 +56,14 @@ def small_cases(cases: Cases, seed: int = 1) -> tuple[RuleSet, State, Environmen
 
 # %% ../../nbs/measure/11_exact.ipynb #c
 class Compared(NamedTuple):
-    "Planner and exact search on the same pairs of task and start."
+    "Planner and exact search on the same pairs."
     optimal: Shortest
     steps: np.ndarray  # (n,) int32, those of the planner, -1 where it found nothing
     failure: np.ndarray  # (n,) uint8, `planner.Failure`
 
     @property
     def ratio(self) -> np.ndarray:
-        "Steps of the planner over the fewest, where both solved it; float64."
+        "Steps of the planner over the fewest, where both solved it."
         both = self.optimal.solved & (self.steps > 0)
         return self.steps[both] / self.optimal.steps[both]
 
@@ -88,12 +88,12 @@ def compare(tasks: RuleSet, states: State, env, params, *, max_states: int = 300
 
 # %% ../../nbs/measure/11_exact.ipynb #d
 class Judged(NamedTuple):
-    "Tasks with one verdict of the prover, each from several starts; see `judge_prover`."
+    "Tasks with one verdict of the prover, each from several starts."
     tasks: RuleSet  # a batch of n
     reasons: np.ndarray  # (n,) uint8, `solve.Reason`
     answers: Shortest  # of n * starts starts, those of one task side by side
     states: State  # the starts
-    lucky: np.ndarray  # (n, starts) bool, whether the agent begins beside an object, or two objects side by side
+    lucky: np.ndarray  # (n, starts) bool: agent and object, or two objects, begin side by side
 
     def per_task(self, values: np.ndarray) -> np.ndarray:
         "An array over starts as `(n, starts)`."
@@ -105,7 +105,6 @@ class Judged(NamedTuple):
         return np.flatnonzero(np.where(self.reasons == Reason.PROVED, impossible.all(axis=1), (solved & ~self.lucky).any(axis=1)))
 
 def _lucky(states):
-    "Whether agent and object, or two objects, begin side by side, bool, for a batch."
     cells, (row, col) = np.asarray(states.cells), np.asarray(states.agent.position).T
     object_, agent = cells >> 4 > Tiles.WALL, np.zeros(cells.shape, bool)
     agent[np.arange(len(cells)), row, col] = True
@@ -158,7 +157,7 @@ def _examples(judged, which, most=3):
 JUDGED = (Cases("small", 5, 3, 40), Cases("medium", 5, 3, 40), Cases("small", 6, 3, 20), Cases("medium", 6, 3, 20))
 
 def report(seed: int = 1) -> Page:
-    "Compare plans and planner with an exact search. seed: of tasks and starts."
+    "Compare prover and planner with an exact search. seed: of tasks and starts."
     name = lambda c: f"{c.preset}, {c.side}x{c.side}, at most {c.objects} objects"
     compared = {name(c): compare(*small_cases(c, seed), progress=True) for c in SMALL}
     words = [(name(c), judge_prover(c, accepted, seed=seed, progress=True)) for c in JUDGED for accepted in (True, False)]

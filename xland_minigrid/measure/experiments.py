@@ -75,8 +75,8 @@ def _tested(agent, name, benchmark, protocol, mesh, progress, played):
                 return found
         except ValueError:
             pass  # a damaged file is made again
-    options = {"anchors": False} if name in played else {}
-    found = protocol.play(agent, benchmark, mesh=mesh, progress=progress, **options)
+    known = {"anchors": False} if name in played else {}
+    found = protocol.play(agent, benchmark, mesh=mesh, progress=progress, **known)
     found = found.beside(played.setdefault(name, found))
     if jax.process_index() == 0:
         save_evaluation(found, path, about)
@@ -92,7 +92,7 @@ class Sides(NamedTuple):
     tests: Mapping[str, Benchmark | None]
 
 def _claimed(out, what):
-    "The folder of an experiment, made if need be. Raises `ValueError` if it holds another one."
+    "The folder of an experiment. Raises `ValueError` if it holds another one."
     out, what = Path(out).expanduser(), _as_json(what)
     path = out / "experiment.json"
     if not path.exists():
@@ -191,7 +191,7 @@ def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, 
 
     Args:
         configs: name to configuration; `seed` and `out` are replaced. tasks: to train and to test on (default: theirs).
-        The others, and what is returned for each configuration: see `run_generalization`.
+        The others, and what is returned: see `run_generalization`.
     Raises `ValueError` unless benchmark, held-out share, world and steps agree.
     """
     if not configs:
@@ -247,7 +247,7 @@ EXPERIMENTS = {"generalization": "train on some kinds of goals, test on the rest
 def experiment_parser(commands) -> None:
     "Add `experiment` to argparse's subparsers."
     parser = commands.add_parser("experiment", help="several agents, several seeds, the same tasks: generalization, cores, seeds",
-                                 description="Train and compare. When it is interrupted, the same command goes on; what is finished is not trained again.")
+                                 description="Train and compare. After an interruption, the same command goes on.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar=" | ".join(EXPERIMENTS))
     for name, about in EXPERIMENTS.items():
         verb = verbs.add_parser(name, help=about, allow_abbrev=False)

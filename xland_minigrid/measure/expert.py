@@ -37,7 +37,7 @@ class Row(NamedTuple):
     oracle_steps: np.ndarray  # int32, 0 where not
     solved: np.ndarray  # bool, by the expert
     steps: np.ndarray  # int32, that it took
-    to_go: np.ndarray  # float32, `steps_to_go` at the start
+    to_go: np.ndarray  # float32, that it expected at the start
 
 _plans, _consult = jax.jit(jax.vmap(task_plan)), jax.jit(jax.vmap(consult))
 
@@ -54,7 +54,7 @@ def _play(env, params, timesteps, plans):
     return jax.lax.while_loop(lambda carry: ~carry[0].last().all(), step, start)
 
 def measure(preset: str, environment: str, pairs: int, seed: int = 2, progress: bool = False) -> Row:
-    "Let oracle and expert play `pairs` tasks of a preset, one start each."
+    "Let oracle and expert play `pairs` tasks, one start each."
     benchmark, (env, params) = generate_benchmark(preset, pairs, seed=seed).to_numpy(), make(environment)
     attempts = solve_tasks(benchmark, np.arange(pairs), env, params, seed=seed, progress=progress)
     timesteps, plans = _begin(benchmark, env, params, jax.random.wrap_key_data(jnp.asarray(attempts.key)))

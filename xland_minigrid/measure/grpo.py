@@ -45,7 +45,6 @@ def unseen(learner: Learner, tasks: list[dict]) -> np.ndarray:
     return np.array([grid(task) not in known for task in tasks])
 
 def summary(learner: Learner, rows: list[dict], last: dict, tasks: list[dict], baselines: dict) -> list[str]:
-    "How it was played and what came out."
     c, end, won, new = learner.config, rows[-1], np.array([e.reward >= SOLVED for e in last["episodes"]]), unseen(learner, tasks)
     timed_out = np.mean([not e.done or e.truncated for e in last["episodes"]])
     first = next((row for row in rows if row.get("test", 0) >= 0.9), None)
@@ -67,7 +66,7 @@ def summary(learner: Learner, rows: list[dict], last: dict, tasks: list[dict], b
 
 # %% ../../nbs/measure/14_grpo.ipynb #d
 async def measured_run(config: GRPOConfig, size: int, tests: int, test_every: int, runs: Path, resume: bool, slots: int | None, quiet: bool):
-    "Train and test: learner, metrics, last test, its maps."
+    "Train and test: the learner, its metrics, the last test, and its maps."
     learner, maps = lake_learner(config, size=size), test_tasks(tests, size=size)
     async with EnvPool.local("frozen_lake", slots=slots or config.groups * config.group_size) as pool:
         rows = await train(learner, pool, runs, resume=resume, test=maps, test_every=test_every, progress=not quiet)
@@ -81,7 +80,7 @@ def report(config: GRPOConfig = GRPOConfig(), size: int = 4, slots: int | None =
         size: cells along a side
         slots: environments in the pool (default: one for each episode of a step)
         tests: maps of the test
-        runs: folder for metrics, conversations and checkpoints; with --out the figure goes to ../figures next to the page, otherwise here
+        runs: folder of metrics, conversations and checkpoints, and without --out of the figure (else ../figures)
         resume: go on from the latest checkpoint in this folder
         quiet: no progress bar
     """

@@ -36,7 +36,7 @@ def _layouts_to_compare(num_envs):
 
 # %% ../../nbs/measure/04_layouts.ipynb #c
 def with_composed(tasks: RuleSet, share: float) -> RuleSet:
-    "The batch with a share of goals replaced by *a and b next to each other while c is held*, of their own objects."
+    "The batch with a share of goals replaced by *a and b next to each other while c is held*."
     extended = jax.tree.map(jnp.asarray, tasks).extend()
     table = np.array(pad_table(extended.extended.goals, 3))
     for i in np.flatnonzero(np.arange(len(table)) % round(1 / share) == 0):
@@ -51,10 +51,7 @@ def _tasks_to_compare(tasks):
 
 # %% ../../nbs/measure/04_layouts.ipynb #d
 def compare(what: str, repeats: int = 15, num_envs: int = 1024, num_steps: int = 128, names=None) -> list[Row]:
-    """Time `layouts` or `tasks` in turn; ratios are costs per step over the mean static layout, or over plain tasks.
-
-    names: which to measure (default: all).
-    """
+    "Time `layouts` or `tasks` in turn; ratios are costs per step over the mean static layout, or over plain tasks."
     case = Case("", "trivial" if what == "layouts" else "high", num_envs=num_envs, num_steps=num_steps)
     tasks, env = sample_tasks(case), XLandMiniGrid()
     programs = ({name: (world, tasks) for name, world in _layouts_to_compare(num_envs).items()} if what == "layouts"

@@ -77,7 +77,7 @@ def network_flops(config: TrainConfig) -> int:
     return matrix_flops(*one_step(config))
 
 def one_step(config: TrainConfig):
-    "The network as a function of parameters and one agent in play, and their shapes."
+    "The network as a function of parameters and one agent in play, and the shapes of both."
     agent = abstract_agent(config)
     step_once = lambda parameters, play: policy_step(nnx.merge(agent.structure, parameters), play.inputs, play.memory, play.told)
     return step_once, *jax.eval_shape(lambda parameters: (parameters, _begin_play(config, agent, parameters, 1)[0]), agent.parameters)
@@ -96,7 +96,7 @@ def _begin_play(config, agent, parameters, agents):
 
 # %% ../../nbs/measure/06_profile.ipynb #e
 class Part(NamedTuple):
-    "A piece of an update: depth, a compiled call, and the FLOPs needed."
+    "A piece of an update: depth, a compiled call, FLOPs needed."
     depth: int
     call: Callable[[], object]
     flops: int = 0
@@ -174,7 +174,6 @@ def profile_table(p: Profile) -> str:
 
 # %% ../../nbs/measure/06_profile.ipynb #g
 def config_named(name: str) -> TrainConfig:
-    "A preset, or `demo`."
     if name == "demo":
         from xland_minigrid.baselines.demo import demo_plan
         return demo_plan().config

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['R1', 'SIDE_BY_SIDE', 'SIDE', 'FIGURES', 'Job', 'Point', 'Sizes', 'sizes_for', 'paper_environments', 'peers',
-           'training_config', 'Figure', 'measured', 'measure_figure', 'lines_of', 'note', 'draw_figure', 'figure_table',
-           'report']
+           'training_config', 'Figure', 'chosen_figures', 'measured', 'measure_figure', 'lines_of', 'note',
+           'draw_figure', 'figure_table', 'report']
 
 # %% ../../nbs/measure/03_scaling.ipynb #a
 import dataclasses
@@ -56,18 +56,18 @@ class Sizes:
     num_envs: tuple[int, ...]  # environments side by side, on one device
     num_steps: int  # of one timed rollout
     repeats: int  # timed rollouts
-    environments: int | None  # how many of the environments Figure 5a averages over, evenly chosen; None takes all
+    environments: int | None  # evenly chosen ones that Figure 5a averages over; None takes all
     grids: tuple[int, ...] = (9, 13, 17, 25, 33)
     rules: tuple[int, ...] = (1, 3, 6, 12, 24)
     images: tuple[int, ...] = (16, 64)  # environments with image observations
     image_steps: int = 4
     training: tuple[int, ...] = (64, 256)  # environments in training, on one device
-    sequence: int = 256  # steps of a training update, and how far its gradients reach (Table 6: 256)
+    sequence: int = 256  # steps of a training update and of its gradients (Table 6: 256)
     units: int = 64  # of the GRU in training (Table 6: 1024)
 
     @property
     def middle(self) -> int:
-        "The number of environments where only one is shown."
+        "The number of environments where one is shown."
         return self.num_envs[len(self.num_envs) // 2]
 
 _SIZES = {
@@ -76,7 +76,7 @@ _SIZES = {
     "quick": Sizes((64, 256), 16, 3, 2, grids=(9, 25), rules=(1, 24), images=(4,), image_steps=2, training=(16, 32), sequence=32, units=32)}
 
 def sizes_for(quick: bool = False, **changes) -> Sizes:
-    "The sizes for this platform; `changes` that are not None replace fields."
+    "The sizes for this platform, with `changes` that are not None."
     kind = "quick" if quick else "cpu" if jax.devices()[0].platform == "cpu" else "accelerator"
     return dataclasses.replace(_SIZES[kind], **{name: value for name, value in changes.items() if value is not None})
 
@@ -84,7 +84,7 @@ def _device_counts():
     return tuple(2**i for i in range(jax.device_count().bit_length()))
 
 def paper_environments(count: int | None = None) -> tuple[str, ...]:
-    "Ids of the 44 environments of xminigrid 0.9.3, or `count` evenly chosen ones. Raises `ValueError`."
+    "Ids of xminigrid 0.9.3's 44 environments, or `count` evenly chosen ones. Raises `ValueError`."
     ids = [name for name in registered_environments() if not any(ours in name for ours in ("-Maze-", "-Rooms-", "LavaGap"))]
     count = len(ids) if count is None else count
     if not 1 <= count <= len(ids):
@@ -142,7 +142,8 @@ FIGURES: dict[str, Figure] = {
     "13": Figure("Simulation with images of 224x224 pixels", SIDE_BY_SIDE,
                  lambda s: [Job(n, Case(R1, "trivial", None, n, s.image_steps, images=True), peers()) for n in s.images])}
 
-def _chosen_figures(names):
+def chosen_figures(names) -> list[str]:
+    "Names of figures, or `all`, without repetitions. Raises `ValueError` for an unknown one."
     chosen = dict.fromkeys(FIGURES if list(names) == ["all"] else names)
     if unknown := [name for name in chosen if name not in FIGURES]:
         raise ValueError(f"There is no figure {unknown[0]!r}: choose from {', '.join(FIGURES)}, or all.")
@@ -150,7 +151,7 @@ def _chosen_figures(names):
 
 # %% ../../nbs/measure/03_scaling.ipynb #g
 def measured(case: Case | TrainConfig, engines: Sequence[str], repeats: int) -> list[tuple[float, float, float]]:
-    "Steps per second of each engine: median, slowest, fastest; training after a round to warm up."
+    "Steps per second of each engine: median, slowest, fastest."
     if isinstance(case, Case):
         return [tuple(r.rate(float(found(r.seconds))) for found in (np.median, np.max, np.min)) for r in measure(case, engines, repeats, compile_turns=1)]
     mesh = mesh_of(case)
@@ -178,21 +179,21 @@ def measure_figure(name: str, sizes: Sizes, out="scaling", progress: bool = True
 
 # %% ../../nbs/measure/03_scaling.ipynb #h
 def lines_of(name: str, points: list[Point]) -> dict[str, list[tuple[float, float, float, float]]]:
-    "Lines of a figure: name to `(x, steps/s, low, high)`, averaged at each place."
+    "Lines of a figure: name to `(x, steps/s, low, high)`, means at each x."
     lines = {}
     for p in points:
         lines.setdefault(FIGURES[name].line(p), {}).setdefault(p.x, []).append((p.rate, p.low, p.high))
     return {line: [(x, *(float(v) for v in np.mean(places[x], axis=0))) for x in sorted(places)] for line, places in lines.items()}
 
 def note(points: list[Point], repeats: int) -> str:
-    "What a reader must know of the machine."
+    "The circumstances of a figure."
     device, processor = circumstances().split("; ")[:2]
     kinds, forced = {p.case.env for p in points if isinstance(p.case, Case)}, any(p.case.devices > 1 for p in points) and device.startswith("cpu")
     return (f"{device}; {processor}. Median, slowest and fastest of {repeats}." + (f" Mean over {len(kinds)} environments." if len(kinds) > 1 else "")
             + (f" The devices are parts of one processor (forced host devices): they share {processor.split(', ')[-1]}." if forced else ""))
 
 def draw_figure(name: str, points: list[Point], below: str = "", path=None):
-    "Draw the points of a figure, with a note below; returns the matplotlib `Figure`, saved as PNG if `path`."
+    "Draw a figure with a note below; returns the matplotlib `Figure`, saved as PNG if `path`."
     from matplotlib.ticker import EngFormatter
     about, rates = FIGURES[name], [p.rate for p in points]
     figure, (axis,) = empty_figure(1, 5.4, 3.8)
@@ -230,15 +231,15 @@ def figure_table(name: str, points: list[Point]) -> str:
 def report(figure: tuple[str, ...] = ("all",), quick: bool = False, environments: int | None = None, units: int | None = None, out: Path | None = None) -> Iterator[Page]:
     """Redraw the paper's figures of throughput and training.
 
-    Measurements and pictures go into a folder next to the page, or into `scaling`; delete it to measure again.
+    Measurements and pictures go into a folder next to the page, or `scaling`; delete it to measure again.
 
     Args:
         figure: 5a to 5f, 10, 13, or all
         quick: few and small sizes
-        environments: with 5a, average over so many evenly chosen environments (default 6 on a CPU, otherwise all)
+        environments: with 5a, average over so many environments (default 6 on a CPU, otherwise all)
         units: with 5f and 10, units of the GRU (default 64 on a CPU, otherwise the paper's 1024)
     """
-    names, folder, parts = _chosen_figures(figure), (out or Path("scaling.md")).with_suffix(""), []
+    names, folder, parts = chosen_figures(figure), (out or Path("scaling.md")).with_suffix(""), []
     if units is not None:
         checked_int("units", units, 1)
     sizes = sizes_for(quick, environments=environments, units=units)

@@ -185,7 +185,7 @@ def generated_names() -> list[str]:
 def _chosen(names, everything):
     known = generated_names()
     if not (names or everything):
-        raise ValueError("There is nothing to look at: name benchmarks with --names, or give --all.")
+        raise ValueError("No benchmark is named: use --names, or --all.")
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"There is no benchmark {unknown[0]} made by a recipe: choose from {', '.join(known)}.")
     return known if everything else list(names)
@@ -222,12 +222,12 @@ def _forgotten(path):
 
 # %% ../../nbs/measure/12_statistics.ipynb #g
 def report(names: tuple[str, ...] = (), all: bool = False, sizes: bool = False, figures: Path | None = None) -> Iterator[Page]:
-    """Look at every task of benchmarks and write what is in them. Fails when a task is there twice, or in another spelling than the canonical one.
+    """Look at every task of benchmarks and write what is in them. Fails if a task is repeated or not canonical.
 
     Args:
         names: benchmarks
         all: all that are made by a recipe
-        sizes: measure the sizes of files as well
+        sizes: measure files as well
         figures: a folder for the figures
     """
     statistics, measured, progress = {}, {}, sys.stderr.isatty()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NAVIX', 'PACKAGES', 'SUITE', 'NAVIX_SUITE', 'Case', 'sample_tasks', 'Engine', 'rollout', 'engine_of', 'spread',
-           'world_of', 'engine_named', 'Stepper', 'Row', 'rows_of', 'measure', 'summary', 'report']
+           'world_of', 'engine_named', 'Stepper', 'Row', 'rows_of', 'measure', 'rows_table', 'summary', 'report']
 
 # %% ../../nbs/measure/02_throughput.ipynb #a
 import contextlib
@@ -59,7 +59,7 @@ class Case:
         return {**sizes, **({"view_size": 7} if self.images else {})}
 
 def sample_tasks(case: Case, seed: int = 0) -> RuleSet | None:
-    "`num_envs` different rulesets as one batch, trimmed to the rules and objects they use."
+    "`num_envs` different rulesets as a batch, trimmed to the rules and objects they use."
     if case.tasks is None:
         return None
     if case.tasks == "near":
@@ -76,13 +76,13 @@ def sample_tasks(case: Case, seed: int = 0) -> RuleSet | None:
 
 # %% ../../nbs/measure/02_throughput.ipynb #c
 class Engine(NamedTuple):
-    "Compiled functions that begin and step a batch of environments, and the parameters of both."
+    "Compiled functions that begin and step a batch, and the parameters of both."
     params: Any
     start: Callable
     run: Callable
 
 def rollout(step, read, num_steps: int, num_envs: int, num_actions: int = 6) -> Callable:
-    "A function of carry and key: `num_steps` batched steps with random actions, summing what `read` returns of each."
+    "A function of carry and key: `num_steps` batched random steps, and the sum of what `read` returns of each."
     def run(carry, key):
         def body(carry, action):
             carry = step(carry, action)
@@ -96,7 +96,7 @@ def engine_of(env, params, case: Case, tasks=None) -> Engine:
     "The engine of a package with our interface. tasks: a batch of its rulesets; then all of `params` is batched."
     if tasks is not None:
         params = params.replace(ruleset=jax.tree.map(jnp.asarray, tasks))
-    axes = None if tasks is None else jax.tree.map(lambda _: 0, params)
+    axes = None if tasks is None else 0
     reset, step = jax.vmap(env.reset, (axes, 0)), jax.vmap(env.step, (axes, 0, 0))
     num_envs = case.num_envs // case.devices
 
@@ -115,7 +115,7 @@ def engine_of(env, params, case: Case, tasks=None) -> Engine:
 
 # %% ../../nbs/measure/02_throughput.ipynb #d
 def spread(engine: Engine, batched: bool, devices: int) -> Engine:
-    "The engine over the first `devices` devices; batched: whether its parameters have an axis to divide."
+    "The engine over the first `devices` devices. batched: whether its parameters are divided."
     mesh = Mesh(np.array(jax.devices()[:devices]), ("agents",))
     mine, everywhere = PartitionSpec("agents"), PartitionSpec()
     given = mine if batched else everywhere
@@ -130,7 +130,7 @@ def spread(engine: Engine, batched: bool, devices: int) -> Engine:
     return Engine(jax.device_put(engine.params, NamedSharding(mesh, given)), start, over(run, (given, mine, everywhere), (mine, everywhere)))
 
 def world_of(package: str, case: Case):
-    "An environment with auto-reset and perhaps image observations, and its parameters. Raises `ImportError`."
+    "An environment with auto-reset, and perhaps images, and its parameters. Raises `ImportError`."
     part = lambda name: importlib.import_module(f"{package}{name}")
     # xminigrid puts its drawings into a folder
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"XLAND_MINIGRID_CACHE": os.environ.get("XLAND_MINIGRID_CACHE", folder)}):
@@ -156,7 +156,7 @@ PACKAGES = {  # where an engine comes from, and our tasks in its numbers
     "xminigrid": ("xminigrid", ruleset_to_upstream)}
 
 def engine_named(name: str, case: Case, tasks) -> Engine:
-    "An engine of `PACKAGES` or `NAVIX`. Raises `ImportError` for a missing peer, `ValueError` for an unknown engine."
+    "An engine of `PACKAGES` or `NAVIX`. Raises `ImportError`, or `ValueError` for an unknown engine."
     if name not in (*PACKAGES, *NAVIX):
         raise ValueError(f"Unknown engine {name!r}: choose from {', '.join((*PACKAGES, *NAVIX))}.")
     try:
@@ -165,7 +165,7 @@ def engine_named(name: str, case: Case, tasks) -> Engine:
         package, translate = PACKAGES[name]
         return engine_of(*world_of(package, case), case, None if tasks is None else translate(tasks))
     except ImportError as error:
-        raise ImportError(f"{name} is not installed: pip install {name} to compare against it.") from error
+        raise ImportError(f"{name} is not installed: pip install {name}.") from error
 
 # %% ../../nbs/measure/02_throughput.ipynb #f
 class Stepper:
@@ -187,9 +187,9 @@ class Row:
     case: Case
     engine: str
     seconds: np.ndarray  # of each turn, (repeats,)
-    ratio: float  # its seconds over those of the first engine, median of pairs
+    ratio: float  # of its seconds to the first engine's, median of pairs
     compile_s: float  # seconds to trace and compile the rollout
-    compile_ratio: float  # those of the first engine over it
+    compile_ratio: float  # of the first engine's to these
     ends: float  # share of steps that ended a trial
 
     def rate(self, seconds: float) -> float:
@@ -203,11 +203,11 @@ class Row:
 
     @property
     def span(self) -> str:
-        "Steps per second of the slowest and fastest turn, as text."
+        "Slowest and fastest turn, as text."
         return f"{self.rate(self.seconds.max()) / 1e6:.3f} – {self.rate(self.seconds.min()) / 1e6:.3f} M"
 
 def rows_of(steppers: Mapping[str, Stepper], case: Case, repeats: int, base: Sequence[str] = ()) -> list[Row]:
-    "Time steppers in turn. Ratios are to the first, or to the mean of those in `base`."
+    "Time steppers in turn, with ratios to the first, or to the mean of those in `base`."
     found, base = in_turns(steppers, repeats), base or [next(iter(steppers))]
     first, compiled = np.mean([found[name] for name in base], axis=0), steppers[base[0]].compile_s
     ends = lambda stepper: float(np.mean([float(e) for e in stepper.ends])) / case.num_envs / case.num_steps
@@ -226,7 +226,7 @@ def _no_compilation_cache():
         jax.config.update("jax_enable_compilation_cache", before)
 
 def measure(case: Case, engines=("xland_minigrid",), repeats: int = 7, compile_turns: int = 3) -> list[Row]:
-    "Time the engines in turn on a case, with ratios of the first to the others. Raises as `engine_named`."
+    "Time engines in turn on a case, with ratios to the first. Raises as `engine_named`."
     tasks = sample_tasks(case)
     with _no_compilation_cache():
         tries = [{name: Stepper(engine_named(name, case, tasks)) for name in engines} for _ in range(compile_turns)]
@@ -235,8 +235,8 @@ def measure(case: Case, engines=("xland_minigrid",), repeats: int = 7, compile_t
     return rows_of(tries[-1], case, repeats)
 
 # %% ../../nbs/measure/02_throughput.ipynb #h
-def _rows_table(rows):
-    "A Markdown table. `ratio` 12: ours does twelve times the steps of that engine."
+def rows_table(rows: list[Row]) -> str:
+    "A Markdown table; `ratio` 12: ours does twelve times the steps of that engine."
     tasks = lambda case: "none" if case.tasks is None else case.tasks + (f", {case.rules} rules" if case.rules else "")
     return markdown_table(
         ["environment", "tasks", "worlds", "engine", "steps/s (median)", "min – max", "ratio", "compile (s)", "ours / its compile", "trials ended per step"],
@@ -244,7 +244,7 @@ def _rows_table(rows):
           f"{r.ratio:.3g}", f"{r.compile_s:.1f}", f"{r.compile_ratio:.2f}", f"{r.ends:.4f}") for r in rows])
 
 def summary(rows: list[Row]) -> str:
-    "For every peer, the geometric mean and the smallest of our ratios, one line each."
+    "For every peer, the geometric mean and the smallest of our ratios."
     lines = []
     for peer in dict.fromkeys(r.engine for r in rows if not r.engine.startswith("xland_minigrid")):
         theirs = [r for r in rows if r.engine == peer]
@@ -295,7 +295,7 @@ def report(env: str | None = None, all: bool = False, against: Literal["xminigri
         env: one environment instead of the published cases
         all: every environment (that the peer has too)
         against: a peer, run in turn with ours; compat is this package with xminigrid's identifiers
-        padded: also ours with every ruleset padded to the largest benchmark's room
+        padded: also ours, with rulesets padded to the largest benchmark's room
         tasks: preset the rulesets come from
         rules: only rulesets with exactly this many rules
         eager: one world outside of jit instead, here and in compat
@@ -307,13 +307,13 @@ def report(env: str | None = None, all: bool = False, against: Literal["xminigri
     for case in _cases_of(env, all, against, tasks, rules, num_envs, num_steps):
         own = [e for e in engines if case.tasks is not None or e != "xland_minigrid padded"]
         rows += measure(case, own, repeats, compile_turns=1 if all or against == "navix" else min(3, repeats))
-        print(_rows_table(rows[-len(own):]), file=sys.stderr)
+        print(rows_table(rows[-len(own):]), file=sys.stderr)
         yield Page("Throughput",
             "Random actions drawn in advance, auto-reset on, trials desynchronised, a different ruleset in every "
             "world, observations summed at every step (not stored), medians over turns taken alternately. `ratio` is "
             "our steps per second over that engine's, median of pairs.",
             "navix observes the whole grid, its default, or what the agent sees; it has no rulesets, and its trials "
             "begin together."
-            if against == "navix" else "", summary(rows), _rows_table(rows))
+            if against == "navix" else "", summary(rows), rows_table(rows))
 
 script(report)

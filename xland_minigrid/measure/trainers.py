@@ -43,7 +43,7 @@ TASKS = 10_000  # generated `trivial` ones, from which both draw
 
 @dataclass(frozen=True)
 class Trainer:
-    "One update, as a call that ends when it is done, and FLOPs of the network's products for a step forward."
+    "One update, as a call, and FLOPs of the network's products for a step forward."
     once: Callable[[], None]
     flops: int
 
@@ -64,7 +64,7 @@ def load_theirs(folder):
     "xminigrid's `train_meta_task`, from `training/` of a clone. Raises `FileNotFoundError`, `ModuleNotFoundError`."
     folder = Path(folder).expanduser().resolve()
     if missing := [f"{name}.py" for name in _THEIR_FILES if not (folder / f"{name}.py").is_file()]:
-        raise FileNotFoundError(f"There is no {' and no '.join(missing)} in {folder}: pass the folder training/ of a clone of github.com/dunnolab/xland-minigrid.")
+        raise FileNotFoundError(f"There is no {' and no '.join(missing)} in {folder}: pass training/ of a clone of github.com/dunnolab/xland-minigrid.")
     with _alone(folder):
         try:
             return importlib.import_module("train_meta_task")
@@ -77,7 +77,7 @@ def load_theirs(folder):
 
 @contextlib.contextmanager
 def _alone(folder):
-    "Import from this folder first; only its modules leave `sys.modules` again, since jax must not load twice."
+    "Import from this folder first; its modules leave `sys.modules` again, others stay (jax must not load twice)."
     stand_ins, kept = {"wandb": {}, "pyrallis": {"wrap": lambda: lambda function: function}}, {}
     try:
         with mock.patch.dict(sys.modules), mock.patch.object(sys, "path", [str(folder), *sys.path]):
@@ -140,7 +140,7 @@ class TrainerRow:
         return float(np.median(self.ours / self.theirs))
 
     def share(self, whose: str) -> float:
-        "Share of the peak that `ours` or `theirs` reaches: a forward pass to act, three per epoch to learn."
+        "Share of the peak that `ours` or `theirs` reaches: one pass to act, three per epoch to learn."
         flops = {"ours": self.our_flops, "theirs": self.their_flops}[whose] * (1 + 3 * self.epochs)
         return float(np.median(flops * getattr(self, whose) / self.peak))
 

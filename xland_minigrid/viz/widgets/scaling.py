@@ -39,7 +39,7 @@ def _checked_numbers(num_envs, size, rules, steps, repeats=1):
         checked_int(name, value, low, high)
 
 def _memory_of(tree, num_envs):
-    "Bytes per world of a batch."
+    "Bytes per world."
     size = lambda x: x.size * (8 if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x.dtype.itemsize)
     return sum(map(size, jax.tree.leaves(tree))) / num_envs
 
@@ -96,7 +96,7 @@ def _rules(r):
     return f"{r['rules']} rule{'s' * (r['rules'] != 1)}"
 
 def series_of(rows) -> dict[str, list[dict]]:
-    "Rows by `num_envs`, by the name of their world."
+    "Rows by `num_envs`, for each kind of world."
     found: dict[str, list[dict]] = {}
     for r in sorted(rows, key=lambda r: r["num_envs"]):
         found.setdefault(f"{_world_name(r)}, {_rules(r)}", []).append(r)
@@ -137,7 +137,7 @@ class _Measuring(Background):
         self.repeats, self._share = repeats, 0.0
 
     def measure(self, num_envs=256, size=9, rules=1, steps=128):
-        "Measure and wait; what `throughput` returns. Raises as `start`."
+        "Measure and wait; returns as `throughput`, raises as `start`."
         self.start(num_envs, size, rules, steps)
         return self.wait()
 
