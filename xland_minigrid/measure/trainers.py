@@ -64,7 +64,7 @@ def load_theirs(folder):
     "xminigrid's `train_meta_task`, from `training/` of a clone. Raises `FileNotFoundError`, `ModuleNotFoundError`."
     folder = Path(folder).expanduser().resolve()
     if missing := [f"{name}.py" for name in _THEIR_FILES if not (folder / f"{name}.py").is_file()]:
-        raise FileNotFoundError(f"There is no {' and no '.join(missing)} in {folder}: pass training/ of a clone of github.com/dunnolab/xland-minigrid.")
+        raise FileNotFoundError(f"There is no {' and no '.join(missing)} in {folder}: pass the folder training/ of a clone of github.com/dunnolab/xland-minigrid.")
     with _alone(folder):
         try:
             return importlib.import_module("train_meta_task")
