@@ -145,7 +145,7 @@ class _Measuring(Background):
         "Measure in a thread. Raises `ValueError` for a number out of range, `RuntimeError` while measuring."
         _checked_numbers(num_envs, size, rules, steps)
         if not _MEASURING.acquire(blocking=False):
-            raise RuntimeError("Another measurement is running: wait for it, or stop it.")
+            raise RuntimeError("Another measurement runs already: wait for it, or stop it.")
         self.state, self.words, self._share = "measuring", f"{num_envs:,} worlds of {size} × {size}: compiling …", 0.0
         self._spawn("xland-scaling", self._work, num_envs, size, rules, steps)
 
