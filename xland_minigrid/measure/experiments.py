@@ -45,8 +45,8 @@ def finish(config: TrainConfig, tasks: Benchmark | None, tests: Mapping[str, Ben
     Args:
         tasks: to train on. tests: name to those to test on.
         curve_tasks: tasks of a point of the learning curve. every_steps: between points (default: forty points).
-        played: evaluations by name of the tests, which are added to; those who were compared with are not played again.
-    Raises what `train` raises, and `KeyboardInterrupt` for interrupted training, which the same call continues.
+        played: evaluations by name of the test, extended here; the anchors of these are not played again.
+    Raises as `train`, and `KeyboardInterrupt` for interrupted training, which the same call continues.
     """
     mesh = make_mesh() if jax.device_count() > 1 else None
     evaluator = Evaluator(config, tests, curve_tasks, protocol.num_trials, every_steps, seed=protocol.seed,
@@ -64,7 +64,7 @@ def finish(config: TrainConfig, tasks: Benchmark | None, tests: Mapping[str, Ben
     return Run(agent, found, read_evaluations(config.out), seconds)
 
 def _tested(agent, name, benchmark, protocol, mesh, progress, played):
-    "The final evaluation, from its file if that fits agent, tasks and protocol."
+    "The final evaluation, from its file if that fits."
     path = Path(agent.config.out).expanduser() / f"final-{name.replace(' ', '-')}.npz"
     about = _as_json({"steps": agent.steps, "tasks": None if benchmark is None else digest(benchmark), "protocol": dataclasses.asdict(protocol)})
     if path.exists():
@@ -75,8 +75,8 @@ def _tested(agent, name, benchmark, protocol, mesh, progress, played):
                 return found
         except ValueError:
             pass  # a damaged file is made again
-    options = {"anchors": False} if name in played else {}
-    found = protocol.play(agent, benchmark, mesh=mesh, progress=progress, **options)
+    known = {"anchors": False} if name in played else {}
+    found = protocol.play(agent, benchmark, mesh=mesh, progress=progress, **known)
     found = found.beside(played.setdefault(name, found))
     if jax.process_index() == 0:
         save_evaluation(found, path, about)
@@ -92,7 +92,7 @@ class Sides(NamedTuple):
     tests: Mapping[str, Benchmark | None]
 
 def _claimed(out, what):
-    "The folder of an experiment, made if need be. Raises `ValueError` if it holds another one."
+    "The folder of an experiment. Raises `ValueError` if it holds another one."
     out, what = Path(out).expanduser(), _as_json(what)
     path = out / "experiment.json"
     if not path.exists():
@@ -102,17 +102,15 @@ def _claimed(out, what):
     try:
         before = json.loads(path.read_text())
     except ValueError:
-        raise ValueError(f"{path} is damaged: delete it if the runs next to it are of this experiment, or choose another out.") from None
+        raise ValueError(f"{path} is damaged: delete it if its runs are of this experiment, or choose another out.") from None
     if other := rl2.differences(before, what):
-        raise ValueError(f"{out} holds an experiment with another {', '.join(other)}: choose another out, or repeat it as it was.")
+        raise ValueError(f"{out} holds an experiment with another {', '.join(other)}: choose another out.")
     return out
 
 def _without_place(config):
-    "The parts of a configuration that define an experiment."
     return {name: value for name, value in rl2.to_dict(config).items() if name not in ("out", "seed", "checkpoint_minutes", "keep", "loggers")}
 
 def _seeds(seeds):
-    "Seeds from a number or a list. Raises `ValueError` for none or repeated ones."
     whole = lambda x: isinstance(x, (int, np.integer)) and not isinstance(x, bool) and x >= 0
     found = tuple(range(seeds)) if whole(seeds) else tuple(seeds) if isinstance(seeds, Sequence) else ()
     if not found or len(set(found)) < len(found) or not all(map(whole, found)):
@@ -123,14 +121,14 @@ def _seeds(seeds):
 def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protocol: Protocol, *, kind: str = "compare", progress: bool = True, **options) -> dict[str, list[Run]]:
     """Train and test each configuration with each seed: name to its runs. Finished runs are kept.
 
-    seeds: how many, or which. options: of `finish`. Raises `ValueError`, before training, for no configurations,
-    different numbers of steps, wrong seeds, or another experiment's folder.
+    seeds: how many, or which. options: of `finish`. Raises `ValueError` for no configurations, different numbers of
+    steps, wrong seeds, or another experiment's folder.
     """
     seeds = _seeds(seeds)
     if not configs:
-        raise ValueError("There is nothing to train: give at least one configuration.")
+        raise ValueError("configs is empty: give at least one configuration.")
     if len(lengths := {config.rounds * config.steps_per_round for config in configs.values()}) > 1:
-        raise ValueError(f"The configurations take {', '.join(f'{n:,}' for n in sorted(lengths))} environment steps: give all the same total_steps, num_envs and steps_per_task.")
+        raise ValueError(f"The configurations take {', '.join(f'{n:,}' for n in sorted(lengths))} environment steps: give all the same.")
     tests = {name: "a single task" if b is None else digest(b) for name, b in sides.tests.items()}
     out = _claimed(out, {"kind": kind, "configs": {name: _without_place(config) for name, config in configs.items()}, "protocol": dataclasses.asdict(protocol), "tests": tests,
                          "train": "a single task" if sides.train is None else digest(sides.train)})
@@ -148,15 +146,16 @@ def run_all(configs: Mapping[str, TrainConfig], seeds, out, sides: Sides, protoc
 TRAINED, NEW_TASKS, NEW_KINDS = "goals trained on", "new tasks, same kinds", "goals held out"
 
 def generalization_sides(trained: Benchmark, unseen: Benchmark, train_kinds: Sequence[int] = (1, 3, 4)) -> Sides:
-    """Of `trained` the tasks of some kinds of goals to train on; to test on, those, and of `unseen` the same kinds and the
-    others. `rl2.load_tasks` gives both benchmarks. Raises `ValueError` when a side is empty.
+    """Tasks of `trained` with these kinds of goals to train on; to test, those, and of `unseen` these and other kinds.
+
+    `rl2.load_tasks` gives both benchmarks. Raises `ValueError` for an empty side.
     """
     kept, _ = trained.split(by="goal_kind", train=tuple(train_kinds))
     new, other = unseen.split(by="goal_kind", train=tuple(train_kinds))
     return Sides(kept, {TRAINED: kept, NEW_TASKS: new, NEW_KINDS: other})
 
 def _reported(found, runs, out, protocol, facts, title, generalization=""):
-    "Report on `found`, name to runs and the tasks of their test: returns `runs`, `files`, and `over_seeds` as `found`."
+    "Report on `found`, name to runs and their test; returns `runs`, `files`, and `over_seeds` as `found`."
     evaluations = {name: [run.evaluations[side] for run in each] for name, (each, side) in found.items()}
     curves = {name: curve_over_seeds([run.curve for run in each], side) for name, (each, side) in found.items()}
     files = report(evaluations, out, about=facts, protocol=protocol, learning=curves, title=title, generalization={generalization: curves} if generalization else None)
@@ -171,10 +170,9 @@ def run_generalization(config: TrainConfig, seeds=3, out="runs/generalization", 
     """The paper's Figure 8: train on some kinds of goals, test on the rest, over several seeds.
 
     Args:
-        config: how to train; `seed` and `out` are replaced, and tests are of the tasks that it holds out (see
-            `rl2.load_tasks`). seeds: how many, or their numbers.
-        out: the folder for runs, tables and figures; an interrupted experiment there is taken up again.
-        options: `curve_tasks` and `every_steps`, see `finish`. about: further entries of the record.
+        config: how to train; `seed` and `out` are replaced. Tests use its held-out tasks (see `rl2.load_tasks`).
+        seeds: how many, or which. out: folder of runs, tables and figures, where an interrupted experiment goes on.
+        options: `curve_tasks` and `every_steps` of `finish`. about: further entries of the record.
     Returns the runs, the files, and `over_seeds` for each set of tasks.
     """
     if not config.benchmark:
@@ -193,7 +191,7 @@ def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, 
 
     Args:
         configs: name to configuration; `seed` and `out` are replaced. tasks: to train and to test on (default: theirs).
-        The others, and what is returned for each configuration: see `run_generalization`.
+        The others, and what is returned: see `run_generalization`.
     Raises `ValueError` unless benchmark, held-out share, world and steps agree.
     """
     if not configs:
@@ -201,7 +199,7 @@ def compare(configs: Mapping[str, TrainConfig], seeds=3, out="runs/compare", *, 
     first = next(iter(configs.values()))
     shared = ("benchmark", "held_out", "env_id", "size", "view_size", "max_steps")
     if other := [name for name in shared if any(getattr(config, name) != getattr(first, name) for config in configs.values())]:
-        raise ValueError(f"The configurations differ in {', '.join(other)}, so they would not be tested on the same tasks: give all the same.")
+        raise ValueError(f"The configurations differ in {', '.join(other)}: give all the same, to test on the same tasks.")
     trained, unseen = rl2.load_tasks(first) if tasks is None else tasks
     if unseen is not None and not len(unseen):
         raise ValueError("No task is held out to test on: set held_out above 0.")
@@ -217,10 +215,7 @@ def _size(runs):
 CORES = ("gru", "mingru", "ssm", "transformer")
 
 def core_configs(config: TrainConfig, cores: Sequence[str] = CORES, belief: Sequence[bool] = (True, False)) -> dict[str, TrainConfig]:
-    """A configuration with each core, with and without learning to believe.
-
-    Raises `ValueError` for an unknown core, or none.
-    """
+    "A configuration with each core, with and without belief. Raises `ValueError` for an unknown core, or none."
     found = {}
     for core in cores:
         network = dataclasses.replace(config.network, core=core)
@@ -252,7 +247,7 @@ EXPERIMENTS = {"generalization": "train on some kinds of goals, test on the rest
 def experiment_parser(commands) -> None:
     "Add `experiment` to argparse's subparsers."
     parser = commands.add_parser("experiment", help="several agents, several seeds, the same tasks: generalization, cores, seeds",
-                                 description="Train and compare. When it is interrupted, the same command goes on; what is finished is not trained again.")
+                                 description="Train and compare. After an interruption, the same command goes on.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar=" | ".join(EXPERIMENTS))
     for name, about in EXPERIMENTS.items():
         verb = verbs.add_parser(name, help=about, allow_abbrev=False)

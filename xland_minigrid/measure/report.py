@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from ..baselines.options import add_options, chosen, with_options
-from ..core.helpers import appearing
+from ..core.helpers import appearing, checked_int
 
 # %% ../../nbs/measure/01_report.ipynb #b
 def circumstances() -> str:
@@ -55,11 +55,8 @@ def seconds_of(call: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 def in_turns(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, np.ndarray]:
-    """Time calls alternately, after a turn to warm up: name to seconds `(repeats,)`. Raises `ValueError` for `repeats`
-    below 1.
-    """
-    if repeats < 1:
-        raise ValueError(f"repeats is {repeats}: it must be at least 1.")
+    "Time calls in turns, after one to warm up: name to seconds `(repeats,)`. Raises `ValueError` for no `repeats`."
+    checked_int("repeats", repeats, 1)
     turns = [{name: seconds_of(call) for name, call in calls.items()} for _ in range(repeats + 1)][1:]
     return {name: np.array([turn[name] for turn in turns]) for name in calls}
 
@@ -69,7 +66,7 @@ def ratio_of(seconds: np.ndarray, base: np.ndarray) -> float:
 
 # %% ../../nbs/measure/01_report.ipynb #d
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence], align: str = "---") -> str:
-    "A Markdown table. `align`: the rule below all columns but the first; `---:` aligns right."
+    "A Markdown table. align: the rule below all columns but the first; `---:` aligns right."
     line = lambda cells: f"| {' | '.join(map(str, cells))} |"
     return "\n".join([line(head), "|---" + f"|{align}" * (len(head) - 1) + "|", *map(line, rows)])
 
@@ -125,10 +122,7 @@ def run(program: Callable[..., Page | Iterable[Page]], words: Sequence[str] | No
             print(text)
 
 def script(program: Callable[..., Page | Iterable[Page]], words: Sequence[str] | None = None) -> None:
-    """`run` if `python -m` started the program's module, or with `words`; nothing when it is imported.
-
-    Explained errors end the process with status 2.
-    """
+    "`run` if `python -m` started the program's module, or with `words`. Explained errors end with status 2."
     if words is None and not (program.__module__ == "__main__" and _started().startswith("xland_minigrid.")):
         return
     try:

@@ -17,10 +17,10 @@ from ..baselines.rl2 import TrainConfig, preset, train
 from .report import Page, markdown_table, script
 
 # %% ../../nbs/measure/09_single_tasks.ipynb #b
-def time_to_solve(config: TrainConfig, success: float = 0.95, tests: int = 512, progress: bool = True) -> dict:
+def time_to_solve(config: TrainConfig, success: float = 0.95, progress: bool = True) -> dict:
     """Train on a single task until a round reaches `success`, or `config.total_steps` are over.
 
-    Returns `solved`, `seconds` (with compiling), `steps`, and of `tests` fresh starts the shares that the agent and a
+    Returns `solved`, `seconds` (with compiling), `steps`, and of 512 fresh starts the shares that the agent and a
     random policy solve, and the agent's mean steps. `config.out` must be free.
     """
     begun = time.monotonic()
@@ -32,7 +32,7 @@ def time_to_solve(config: TrainConfig, success: float = 0.95, tests: int = 512, 
     with contextlib.redirect_stdout(io.StringIO()):
         training = train(config, progress=progress, on_round=enough)
     seconds, last = time.monotonic() - begun, training.metrics[-1]
-    found = evaluate(training.agent, None, num_tasks=tests, num_trials=1, anchors=("random",))
+    found = evaluate(training.agent, None, num_tasks=512, num_trials=1, anchors=("random",))
     return {"environment": config.env_id, "solved": last["success"] >= success, "seconds": round(seconds, 1), "steps": training.agent.steps,
             "tested": float(found.success.mean()), "random": float(found.anchor("random").success.mean()),
             "steps in the test": float(found.steps.mean())}

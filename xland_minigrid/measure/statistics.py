@@ -29,21 +29,24 @@ def _percent(axis):
     from matplotlib.ticker import PercentFormatter
     axis.set_major_formatter(PercentFormatter(1, decimals=None))
 
+def _numbers(histogram):
+    return {k: v for k, v in histogram.items() if not isinstance(k, str)}
+
 def mean_of(histogram: Mapping) -> float:
     "The mean of a histogram `{value: count}`, without values that are text."
-    numbers = {k: v for k, v in histogram.items() if not isinstance(k, str)}
+    numbers = _numbers(histogram)
     return sum(k * v for k, v in numbers.items()) / max(1, sum(numbers.values()))
 
 def _shares(histogram):
     "Values and their shares; numbers in order without gaps, text last."
-    numbers = [k for k in histogram if not isinstance(k, str)]
-    labels = [*(range(min(numbers), max(numbers) + 1) if numbers else ()), *(k for k in histogram if isinstance(k, str))]
+    numbers = _numbers(histogram)
+    labels = [*(range(min(numbers), max(numbers) + 1) if numbers else ()), *(k for k in histogram if k not in numbers)]
     return labels, np.array([histogram.get(k, 0) for k in labels], float) / max(1, sum(histogram.values()))
 
-def figure_4(statistics: Mapping[str, Mapping], title: str = "How many rules a task has"):
-    """The paper's Figure 4, how many rules tasks have, of `{name: benchmark_statistics(...)}`: a matplotlib `Figure`.
+def figure_4(statistics: Mapping[str, Mapping]):
+    """Draw how many rules tasks have (the paper's Figure 4); returns a matplotlib `Figure`.
 
-    Raises `ValueError` for nothing to draw.
+    statistics: `{name: benchmark_statistics(...)}`. Raises `ValueError` for nothing to draw.
     """
     from matplotlib.ticker import MaxNLocator
     if not statistics or not all(found.get("rules_per_task") for found in statistics.values()):
@@ -52,14 +55,14 @@ def figure_4(statistics: Mapping[str, Mapping], title: str = "How many rules a t
     for i, (name, found) in enumerate(statistics.items()):
         axis.plot(*_shares(found["rules_per_task"]), color=PALETTE[i % len(PALETTE)], marker=MARKERS[i % len(MARKERS)], markersize=5, linewidth=1.8,
                   label=f"{name} (mean {mean_of(found['rules_per_task']):.1f})")
-    axis.set(xlabel="rules per task (tree and distractors)", ylabel="share of tasks", title=title, ylim=(0, None))
+    axis.set(xlabel="rules per task (tree and distractors)", ylabel="share of tasks", title="How many rules a task has", ylim=(0, None))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True)), _percent(axis.yaxis)
     axis.legend(frameon=False)
     _make_room(axis)
     return figure
 
 def _make_room(axis):
-    "Cut off, and label, the peaks of benchmarks with one number of rules."
+    "Cut off and label the peaks of benchmarks with one number of rules."
     whole = [line for line in axis.lines if line.get_ydata().max() == 1]
     top = max((peak for line in axis.lines if (peak := line.get_ydata().max()) < 1), default=0)
     for line in whole if top else ():
@@ -108,14 +111,15 @@ PAPER_TABLE_5 = {"trivial-1m": (38.0, 5.7), "small-1m": (69.0, 13.7), "medium-1m
                  "medium-3m": (336.0, 53.1), "high-1m": (193.0, 31.6), "high-3m": (579.0, 94.8)}
 
 def _mean_and_most(histogram):
-    numbers = [k for k in histogram if not isinstance(k, str)]
+    numbers = _numbers(histogram)
     return f"{mean_of(histogram):.2f} ({max(numbers)})" if numbers else ""
 
 def _share_table(what, statistics, key):
-    values = list(dict.fromkeys(k for found in statistics.values() for k in found.get(key, {})))
+    counts = [found.get(key, {}) for found in statistics.values()]
+    values = list(dict.fromkeys(k for found in counts for k in found))
     values.sort(key=lambda k: (isinstance(k, str) and key == "depth", k if not isinstance(k, str) else 0))
-    cell = lambda found, k: f"{100 * found[key][k] / sum(found[key].values()):.2f}" if k in found.get(key, {}) else ""
-    return markdown_table([what, *statistics], [[k, *(cell(found, k) for found in statistics.values())] for k in values], "---:")
+    cell = lambda found, k: f"{100 * found[k] / sum(found.values()):.2f}" if k in found else ""
+    return markdown_table([what, *statistics], [[k, *(cell(found, k) for found in counts)] for k in values], "---:")
 
 def _found_table(statistics):
     head = ["benchmark", "tasks", "repeated by ruleset_id", "not canonical", "distinct goal_ids", "distinct goals", "depth", "rules", "of them distractors", "objects", "of them taken by nothing"]
@@ -128,9 +132,10 @@ def sizes_table(sizes: Mapping[str, Mapping]) -> str:
     rows = []
     for name, found in sizes.items():
         memory, compressed = PAPER_TABLE_5.get(name, (None, None))
-        numbers = ((memory, 1), (found["memory"], 1), (found["cache"], 1), (compressed, 1), (found["packed"], 2),
-                   (compressed and found["packed"] / compressed, 2), (found["load_cold"], 3), (found["load_warm"], 3), (found["unpack"], 2))
-        rows.append([Path(name).name, f"{found['tasks']:,}", *("" if number is None else f"{number:,.{digits}f}" for number, digits in numbers)])
+        numbers = (memory, found["memory"], found["cache"], compressed, found["packed"],
+                   compressed and found["packed"] / compressed, found["load_cold"], found["load_warm"], found["unpack"])
+        cells = ("" if x is None else f"{x:,.{digits}f}" for x, digits in zip(numbers, (1, 1, 1, 1, 2, 2, 3, 3, 2)))
+        rows.append([Path(name).name, f"{found['tasks']:,}", *cells])
     return markdown_table(["benchmark", "tasks", "paper, in memory", "memory, MB", "cache file, MB", "paper, compressed", "packed file, MB", "packed / paper",
                    "load cold, s", "load warm, s", "unpack, s"], rows, "---:")
 
@@ -150,13 +155,13 @@ def statistics_page(statistics: Mapping[str, Mapping], sizes: Mapping | None = N
 
 # %% ../../nbs/measure/12_statistics.ipynb #e
 def _save(figure, path):
-    "A figure as SVG, reproducible, and PNG."
     import matplotlib
+    svg, png = path.with_suffix(".svg"), path.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"svg.hashsalt": path.stem}):
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-        figure.savefig(path.with_suffix(".png"), dpi=150)
-    return [path.with_suffix(".svg"), path.with_suffix(".png")]
+        figure.savefig(svg, metadata={"Date": None})
+        figure.savefig(png, dpi=150)
+    return [svg, png]
 
 _FIGURE_4 = ("trivial-1m", "small-1m", "medium-1m", "high-1m")
 
@@ -172,32 +177,34 @@ def generated_names() -> list[str]:
     "The named benchmarks that a recipe makes."
     kept = []
     for name in registered_benchmarks():
-        with contextlib.suppress(ValueError):  # benchmark_file refuses hand-made ones
-            kept += [name] * bool(benchmark_file(name))
+        with contextlib.suppress(ValueError):  # for hand-made ones
+            benchmark_file(name)
+            kept.append(name)
     return kept
 
 def _chosen(names, everything):
     known = generated_names()
     if not (names or everything):
-        raise ValueError("There is nothing to look at: name benchmarks with --names, or give --all.")
+        raise ValueError("No benchmark is named: use --names, or --all.")
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"There is no benchmark {unknown[0]} made by a recipe: choose from {', '.join(known)}.")
     return known if everything else list(names)
 
 # %% ../../nbs/measure/12_statistics.ipynb #f
 def benchmark_sizes(source) -> dict:
-    """Sizes and loading times of a benchmark (name, path or `Benchmark`) in both forms.
+    """Measure a benchmark (name, path or `Benchmark`) as arrays, cache file and packed file.
 
-    MB (10⁶ bytes) in `memory`, `cache` and `packed` files; seconds of `load_cold` (None if the system cannot forget a
-    file), `load_warm` and `unpack`.
+    Returns `tasks`; MB (10⁶ bytes) of `memory`, `cache`, `packed`; seconds of `load_cold` (None if the system cannot
+    forget a file), `load_warm`, `unpack`.
     """
     benchmark, _ = find_benchmark(source)
+    arrays, none = benchmark.arrays(), np.zeros(0, np.uint64)
     with tempfile.TemporaryDirectory() as place:
-        cache, packed = (write_file(Path(place) / name, benchmark.arrays(), packed=name == "packed", identities=(np.zeros(0, np.uint64),) * 2)
-                         for name in ("cache", "packed"))
-        sizes = {"tasks": len(benchmark), "memory": sum(a.nbytes for a in benchmark.arrays().values()) / 1e6,
-                 "cache": cache.stat().st_size / 1e6, "packed": packed.stat().st_size / 1e6}
-        return sizes | {"load_cold": _seconds(cache) if _forgotten(cache) else None, "load_warm": min(_seconds(cache) for _ in range(3)), "unpack": _seconds(packed)}
+        cache, packed = (write_file(Path(place) / name, arrays, packed=name == "packed", identities=(none, none)) for name in ("cache", "packed"))
+        return {"tasks": len(benchmark), "memory": sum(a.nbytes for a in arrays.values()) / 1e6,
+                "cache": cache.stat().st_size / 1e6, "packed": packed.stat().st_size / 1e6,
+                "load_cold": _seconds(cache) if _forgotten(cache) else None,
+                "load_warm": min(_seconds(cache) for _ in range(3)), "unpack": _seconds(packed)}
 
 def _seconds(path):
     begin = time.perf_counter()
@@ -205,7 +212,7 @@ def _seconds(path):
     return time.perf_counter() - begin
 
 def _forgotten(path):
-    "Ask the system to drop a file from memory; whether that is possible."
+    "Drop a file from the system's memory; whether that is possible."
     if not hasattr(os, "posix_fadvise"):
         return False
     with open(path, "rb") as file:
@@ -215,12 +222,12 @@ def _forgotten(path):
 
 # %% ../../nbs/measure/12_statistics.ipynb #g
 def report(names: tuple[str, ...] = (), all: bool = False, sizes: bool = False, figures: Path | None = None) -> Iterator[Page]:
-    """Look at every task of benchmarks and write what is in them. Fails when a task is there twice, or in another spelling than the canonical one.
+    """Look at every task of benchmarks and write what is in them. Fails if a task is repeated or not canonical.
 
     Args:
         names: benchmarks
         all: all that are made by a recipe
-        sizes: measure the sizes of files as well
+        sizes: measure files as well
         figures: a folder for the figures
     """
     statistics, measured, progress = {}, {}, sys.stderr.isatty()

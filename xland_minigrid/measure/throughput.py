@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['NAVIX', 'PACKAGES', 'SUITE', 'NAVIX_SUITE', 'Case', 'sample_tasks', 'Engine', 'rollout', 'engine_of', 'spread',
-           'world_of', 'navix_engine', 'engine_named', 'Stepper', 'Row', 'rows_of', 'no_compilation_cache', 'measure',
-           'rows_table', 'summary', 'eager_page', 'cases_of', 'report']
+           'world_of', 'engine_named', 'Stepper', 'Row', 'rows_of', 'measure', 'rows_table', 'summary', 'report']
 
 # %% ../../nbs/measure/02_throughput.ipynb #a
 import contextlib
@@ -36,7 +35,7 @@ from .report import Page, in_turns, markdown_table, ratio_of, script, seconds_of
 # %% ../../nbs/measure/02_throughput.ipynb #b
 @dataclass(frozen=True)
 class Case:
-    "What to measure. Raises `ValueError` for worlds that devices cannot share evenly, or for too many devices."
+    "What to measure. Raises `ValueError` if `devices` cannot share the worlds."
     env: str  # id of the environment
     tasks: str | None = "trivial"  # preset of the rulesets, None; "near": one task with `rules` equal rules (Figure 5c)
     rules: int | None = None  # only rulesets with exactly this many rules
@@ -51,17 +50,16 @@ class Case:
         if self.devices > 1 and self.devices > most:
             raise ValueError(f"devices is {self.devices}, and there are {most}: choose from 1 to {most}.")
         if self.devices < 1 or self.num_envs % self.devices:
-            raise ValueError(f"num_envs ({self.num_envs}) must be a multiple of devices ({self.devices}), which is at "
-                             "least 1.")
+            raise ValueError(f"num_envs ({self.num_envs}) must be a multiple of devices ({self.devices}), at least 1.")
 
     @property
     def params(self) -> dict:
-        "Parameters that differ from the environment's; peers do not derive the time limit from the size."
+        "Parameters for `make`; peers do not derive the time limit from the size."
         sizes = {} if self.size is None else {"height": self.size, "width": self.size, "max_steps": 3 * self.size**2}
         return {**sizes, **({"view_size": 7} if self.images else {})}
 
 def sample_tasks(case: Case, seed: int = 0) -> RuleSet | None:
-    "`num_envs` different rulesets as one batch, trimmed to the rules and objects they use."
+    "`num_envs` different rulesets as a batch, trimmed to the rules and objects they use."
     if case.tasks is None:
         return None
     if case.tasks == "near":
@@ -72,19 +70,19 @@ def sample_tasks(case: Case, seed: int = 0) -> RuleSet | None:
     count = (rules[..., 0] != 0).sum(-1)
     chosen = np.flatnonzero((count == case.rules) | (case.rules is None))[: case.num_envs]
     if len(chosen) < case.num_envs:
-        raise ValueError(f"Only {len(chosen)} of {many} {case.tasks} rulesets have {case.rules} rules: choose another number of rules.")
+        raise ValueError(f"Only {len(chosen)} of {many} {case.tasks} rulesets have {case.rules} rules: choose another number.")
     trimmed = lambda x: x[:, : max(1, int((x[..., 0] != 0).sum(-1).max()))]
     return RuleSet(goal=goals[chosen], rules=trimmed(rules[chosen]), init_tiles=trimmed(tiles[chosen]))
 
 # %% ../../nbs/measure/02_throughput.ipynb #c
 class Engine(NamedTuple):
-    "Compiled functions that begin and step a batch of environments, and the parameters of both."
+    "Compiled functions that begin and step a batch, and the parameters of both."
     params: Any
     start: Callable
     run: Callable
 
 def rollout(step, read, num_steps: int, num_envs: int, num_actions: int = 6) -> Callable:
-    "A function of carry and key: `num_steps` batched steps with random actions, summing what `read` returns of each."
+    "A function of carry and key: `num_steps` batched random steps, and the sum of what `read` returns of each."
     def run(carry, key):
         def body(carry, action):
             carry = step(carry, action)
@@ -95,13 +93,10 @@ def rollout(step, read, num_steps: int, num_envs: int, num_actions: int = 6) -> 
     return run
 
 def engine_of(env, params, case: Case, tasks=None) -> Engine:
-    """The engine of packages with our interface.
-
-    tasks: a batch of that package's rulesets; then all of `params` is batched.
-    """
+    "The engine of a package with our interface. tasks: a batch of its rulesets; then all of `params` is batched."
     if tasks is not None:
         params = params.replace(ruleset=jax.tree.map(jnp.asarray, tasks))
-    axes = None if tasks is None else jax.tree.map(lambda _: 0, params)
+    axes = None if tasks is None else 0
     reset, step = jax.vmap(env.reset, (axes, 0)), jax.vmap(env.step, (axes, 0, 0))
     num_envs = case.num_envs // case.devices
 
@@ -120,7 +115,7 @@ def engine_of(env, params, case: Case, tasks=None) -> Engine:
 
 # %% ../../nbs/measure/02_throughput.ipynb #d
 def spread(engine: Engine, batched: bool, devices: int) -> Engine:
-    "The engine over the first `devices` devices; batched: whether its parameters have an axis to divide."
+    "The engine over the first `devices` devices. batched: whether its parameters are divided."
     mesh = Mesh(np.array(jax.devices()[:devices]), ("agents",))
     mine, everywhere = PartitionSpec("agents"), PartitionSpec()
     given = mine if batched else everywhere
@@ -135,7 +130,7 @@ def spread(engine: Engine, batched: bool, devices: int) -> Engine:
     return Engine(jax.device_put(engine.params, NamedSharding(mesh, given)), start, over(run, (given, mine, everywhere), (mine, everywhere)))
 
 def world_of(package: str, case: Case):
-    "An environment with auto-reset and perhaps image observations, and its parameters. Raises `ImportError`."
+    "An environment with auto-reset, and perhaps images, and its parameters. Raises `ImportError`."
     part = lambda name: importlib.import_module(f"{package}{name}")
     # xminigrid puts its drawings into a folder
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"XLAND_MINIGRID_CACHE": os.environ.get("XLAND_MINIGRID_CACHE", folder)}):
@@ -145,7 +140,7 @@ def world_of(package: str, case: Case):
 
 NAVIX = {"navix": "symbolic", "navix, first person": "symbolic_first_person"}  # observed: the whole grid; or as by our agents
 
-def navix_engine(case: Case, observed: str) -> Engine:
+def _navix_engine(case, observed):
     "navix has no rulesets, and its trials all begin together."
     import navix
     name = case.env.replace("MiniGrid-", "Navix-").replace("EmptyRandom", "Empty-Random") + "-v0"
@@ -161,20 +156,20 @@ PACKAGES = {  # where an engine comes from, and our tasks in its numbers
     "xminigrid": ("xminigrid", ruleset_to_upstream)}
 
 def engine_named(name: str, case: Case, tasks) -> Engine:
-    "An engine of `PACKAGES` or `NAVIX`. Raises `ImportError` for a missing peer, `ValueError` for an unknown engine."
+    "An engine of `PACKAGES` or `NAVIX`. Raises `ImportError`, or `ValueError` for an unknown engine."
     if name not in (*PACKAGES, *NAVIX):
         raise ValueError(f"Unknown engine {name!r}: choose from {', '.join((*PACKAGES, *NAVIX))}.")
     try:
         if name in NAVIX:
-            return navix_engine(case, NAVIX[name])
+            return _navix_engine(case, NAVIX[name])
         package, translate = PACKAGES[name]
         return engine_of(*world_of(package, case), case, None if tasks is None else translate(tasks))
     except ImportError as error:
-        raise ImportError(f"{name} is not installed: pip install {name} to compare against it.") from error
+        raise ImportError(f"{name} is not installed: pip install {name}.") from error
 
 # %% ../../nbs/measure/02_throughput.ipynb #f
 class Stepper:
-    "A compiled rollout; calls go on where the last one stopped. `compile_s`: seconds; `ends`: trials ended per call."
+    "A compiled rollout that each call continues. compile_s: seconds. ends: trials ended per call."
 
     def __init__(self, engine: Engine):
         self.params, start, run = engine
@@ -192,9 +187,9 @@ class Row:
     case: Case
     engine: str
     seconds: np.ndarray  # of each turn, (repeats,)
-    ratio: float  # its seconds over those of the first engine, median of pairs
+    ratio: float  # of its seconds to the first engine's, median of pairs
     compile_s: float  # seconds to trace and compile the rollout
-    compile_ratio: float  # those of the first engine over it
+    compile_ratio: float  # of the first engine's to these
     ends: float  # share of steps that ended a trial
 
     def rate(self, seconds: float) -> float:
@@ -208,11 +203,11 @@ class Row:
 
     @property
     def span(self) -> str:
-        "Steps per second of the slowest and fastest turn, as text."
+        "Slowest and fastest turn, as text."
         return f"{self.rate(self.seconds.max()) / 1e6:.3f} – {self.rate(self.seconds.min()) / 1e6:.3f} M"
 
 def rows_of(steppers: Mapping[str, Stepper], case: Case, repeats: int, base: Sequence[str] = ()) -> list[Row]:
-    "Time steppers in turn. Ratios are to the first, or to the mean of those in `base`."
+    "Time steppers in turn, with ratios to the first, or to the mean of those in `base`."
     found, base = in_turns(steppers, repeats), base or [next(iter(steppers))]
     first, compiled = np.mean([found[name] for name in base], axis=0), steppers[base[0]].compile_s
     ends = lambda stepper: float(np.mean([float(e) for e in stepper.ends])) / case.num_envs / case.num_steps
@@ -221,7 +216,7 @@ def rows_of(steppers: Mapping[str, Stepper], case: Case, repeats: int, base: Seq
 
 # %% ../../nbs/measure/02_throughput.ipynb #g
 @contextlib.contextmanager
-def no_compilation_cache():
+def _no_compilation_cache():
     "Compile for real, without a cache on disk."
     before = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
@@ -231,9 +226,9 @@ def no_compilation_cache():
         jax.config.update("jax_enable_compilation_cache", before)
 
 def measure(case: Case, engines=("xland_minigrid",), repeats: int = 7, compile_turns: int = 3) -> list[Row]:
-    "Time the engines in turn on a case, with ratios of the first to the others. Raises as `engine_named`."
+    "Time engines in turn on a case, with ratios to the first. Raises as `engine_named`."
     tasks = sample_tasks(case)
-    with no_compilation_cache():
+    with _no_compilation_cache():
         tries = [{name: Stepper(engine_named(name, case, tasks)) for name in engines} for _ in range(compile_turns)]
     for name, stepper in tries[-1].items():
         stepper.compile_s = float(np.median([each[name].compile_s for each in tries]))
@@ -241,7 +236,7 @@ def measure(case: Case, engines=("xland_minigrid",), repeats: int = 7, compile_t
 
 # %% ../../nbs/measure/02_throughput.ipynb #h
 def rows_table(rows: list[Row]) -> str:
-    "A Markdown table. `ratio` 12: ours does twelve times the steps of that engine."
+    "A Markdown table; `ratio` 12: ours does twelve times the steps of that engine."
     tasks = lambda case: "none" if case.tasks is None else case.tasks + (f", {case.rules} rules" if case.rules else "")
     return markdown_table(
         ["environment", "tasks", "worlds", "engine", "steps/s (median)", "min – max", "ratio", "compile (s)", "ours / its compile", "trials ended per step"],
@@ -249,7 +244,7 @@ def rows_table(rows: list[Row]) -> str:
           f"{r.ratio:.3g}", f"{r.compile_s:.1f}", f"{r.compile_ratio:.2f}", f"{r.ends:.4f}") for r in rows])
 
 def summary(rows: list[Row]) -> str:
-    "For every peer, the geometric mean and the smallest of our ratios, one line each."
+    "For every peer, the geometric mean and the smallest of our ratios."
     lines = []
     for peer in dict.fromkeys(r.engine for r in rows if not r.engine.startswith("xland_minigrid")):
         theirs = [r for r in rows if r.engine == peer]
@@ -271,7 +266,7 @@ NAVIX_SUITE = tuple(Case(f"MiniGrid-{name}", None) for name in (
     "DoorKey-5x5", "DoorKey-6x6", "DoorKey-8x8", "DoorKey-16x16", "FourRooms"))
 
 # %% ../../nbs/measure/02_throughput.ipynb #j
-def eager_page(name: str, steps: int) -> Page:
+def _eager_page(name, steps):
     "How long single calls take outside of `jit`."
     def times(env, params):
         keys, moved = list(jax.random.split(jax.random.key(0), steps)), []
@@ -284,8 +279,7 @@ def eager_page(name: str, steps: int) -> Page:
     return Page("Outside of jit", f"One {name}, {steps} resets and steps, each called by itself; milliseconds.",
                 markdown_table(["environment", "first reset", "later resets, median", "first step", "later steps, median"], rows, align="---:"))
 
-def cases_of(env: str | None, all: bool, against: str | None, tasks: str, rules: int | None, num_envs: int, num_steps: int) -> tuple[Case, ...]:
-    "The cases of a command line."
+def _cases_of(env, all, against, tasks, rules, num_envs, num_steps):
     if env is not None:
         return (Case(env, tasks if env.startswith("XLand") else None, rules, num_envs, num_steps),)
     if all:
@@ -301,16 +295,16 @@ def report(env: str | None = None, all: bool = False, against: Literal["xminigri
         env: one environment instead of the published cases
         all: every environment (that the peer has too)
         against: a peer, run in turn with ours; compat is this package with xminigrid's identifiers
-        padded: also ours with every ruleset padded to the largest benchmark's room
+        padded: also ours, with rulesets padded to the largest benchmark's room
         tasks: preset the rulesets come from
         rules: only rulesets with exactly this many rules
         eager: one world outside of jit instead, here and in compat
     """
     if eager:
-        yield eager_page(env or "XLand-MiniGrid-R1-9x9", num_steps)
+        yield _eager_page(env or "XLand-MiniGrid-R1-9x9", num_steps)
         return
     engines, rows = ["xland_minigrid", *(["xland_minigrid padded"] if padded else []), *(NAVIX if against == "navix" else [against] if against else [])], []
-    for case in cases_of(env, all, against, tasks, rules, num_envs, num_steps):
+    for case in _cases_of(env, all, against, tasks, rules, num_envs, num_steps):
         own = [e for e in engines if case.tasks is not None or e != "xland_minigrid padded"]
         rows += measure(case, own, repeats, compile_turns=1 if all or against == "navix" else min(3, repeats))
         print(rows_table(rows[-len(own):]), file=sys.stderr)

@@ -31,7 +31,7 @@ from .report import Page, in_turns, markdown_table, script
 
 # %% ../../nbs/measure/07_trainers.ipynb #b
 def our_config(gru: int, num_envs: int = 512, steps: int = 32, minibatches: int = 8) -> TrainConfig:
-    "The work of both trainers: plain RL² with `gru` units, no belief, no attention. Raises `ValueError`."
+    "The work of both trainers: plain RL² with `gru` units, no belief, no attention."
     network = NetworkConfig(encoder_kind="conv", embedding=16, encoder_width=256, event=0, attention=False, memory=gru, head=256)
     ppo = PPOConfig(lr=1e-3, gamma=0.99, gae_lambda=0.95, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5, belief_coef=0.0, max_grad_norm=0.5,
                     num_minibatches=minibatches, update_epochs=1)
@@ -43,7 +43,7 @@ TASKS = 10_000  # generated `trivial` ones, from which both draw
 
 @dataclass(frozen=True)
 class Trainer:
-    "One update, as a call that ends when it is done, and FLOPs of the network's products for a step forward."
+    "One update, as a call, and FLOPs of the network's products for a step forward."
     once: Callable[[], None]
     flops: int
 
@@ -61,10 +61,7 @@ def our_trainer(config: TrainConfig) -> Trainer:
 _THEIR_FILES = ("train_meta_task", "nn", "utils")
 
 def load_theirs(folder):
-    """`train_meta_task` of xminigrid's trainer, from `training/` of a clone of its repository.
-
-    Raises `FileNotFoundError` for missing files, `ModuleNotFoundError` for a missing package.
-    """
+    "xminigrid's `train_meta_task`, from `training/` of a clone. Raises `FileNotFoundError`, `ModuleNotFoundError`."
     folder = Path(folder).expanduser().resolve()
     if missing := [f"{name}.py" for name in _THEIR_FILES if not (folder / f"{name}.py").is_file()]:
         raise FileNotFoundError(f"There is no {' and no '.join(missing)} in {folder}: pass the folder training/ of a clone of github.com/dunnolab/xland-minigrid.")
@@ -80,7 +77,7 @@ def load_theirs(folder):
 
 @contextlib.contextmanager
 def _alone(folder):
-    "Import from this folder first; only its modules leave `sys.modules` again, since jax must not load twice."
+    "Import from this folder first; its modules leave `sys.modules` again, others stay (jax must not load twice)."
     stand_ins, kept = {"wandb": {}, "pyrallis": {"wrap": lambda: lambda function: function}}, {}
     try:
         with mock.patch.dict(sys.modules), mock.patch.object(sys, "path", [str(folder), *sys.path]):
@@ -128,12 +125,7 @@ def _their_flops(env, params, state, memory):
 # %% ../../nbs/measure/07_trainers.ipynb #f
 @dataclass(frozen=True)
 class TrainerRow:
-    """Both trainers with a memory of `gru` units.
-
-    Attributes:
-        theirs, ours, peak: environment steps a second, and FLOP/s of products, `(turns,)`.
-        their_flops, our_flops: of a step forward.
-    """
+    "Both trainers: steps per second and FLOP/s of products, `(turns,)`; FLOPs of a step forward."
     gru: int
     epochs: int
     theirs: np.ndarray
@@ -148,7 +140,7 @@ class TrainerRow:
         return float(np.median(self.ours / self.theirs))
 
     def share(self, whose: str) -> float:
-        "Share of the peak that `ours` or `theirs` reaches: a forward pass to act, three per epoch to learn."
+        "Share of the peak that `ours` or `theirs` reaches: one pass to act, three per epoch to learn."
         flops = {"ours": self.our_flops, "theirs": self.their_flops}[whose] * (1 + 3 * self.epochs)
         return float(np.median(flops * getattr(self, whose) / self.peak))
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KEYS', 'WORDS', 'HELP', 'WON', 'LOST', 'LATE', 'LEFT', 'read_line', 'compiled', 'view_of', 'Trial', 'Moment',
            'Session', 'task_in_words', 'figure_task', 'world_of', 'play_lines', 'raw_terminal', 'read_key', 'play_keys',
-           'control', 'is_terminal', 'play_from']
+           'control', 'is_terminal']
 
 # %% ../../nbs/viz/06_control.ipynb #a
 import contextlib
@@ -46,10 +46,7 @@ right, d    turn clockwise         x, s     put down        h   show or hide goa
 left, a     turn counter-clockwise t, space toggle a door   ?   this help       q   quit"""
 
 def read_line(line: str) -> list:
-    """Commands in a line of words (`forward`), action numbers (`0`) or joined keys (`wwdp`); `#` begins a comment.
-
-    Raises `ValueError` for anything else.
-    """
+    "Commands in a line of words (`forward`), numbers (`0`) or joined keys (`wwdp`); `#` begins a comment."
     commands = []
     line = re.sub(r"\b(move|turn) |(?<=pick) up\b|(?<=put) down\b", "", line.split("#")[0].lower().replace(",", " "))
     for word in line.split():
@@ -60,14 +57,13 @@ def read_line(line: str) -> list:
         elif all(letter in KEYS for letter in word):
             commands += [KEYS[letter] for letter in word]
         else:
-            raise ValueError(f"{word!r} is no command: use {', '.join(WORDS)}, a number 0 to {NUM_ACTIONS - 1}, or keys "
-                             "such as wwdp.")
+            raise ValueError(f"{word!r} is no command: use {', '.join(WORDS)}, 0 to {NUM_ACTIONS - 1}, or keys (wwdp).")
     return commands
 
 # %% ../../nbs/viz/06_control.ipynb #c
 @functools.lru_cache(maxsize=16)
 def compiled(env, kind=None):
-    "The compiled `reset` and `step` of an environment, shared within a class without attributes."
+    "The compiled `reset` and `step` of an environment, shared by instances without attributes."
     if kind is None and not vars(env):
         return compiled(None, type(env))
     env = env if kind is None else kind()
@@ -75,7 +71,7 @@ def compiled(env, kind=None):
 
 # %% ../../nbs/viz/06_control.ipynb #d
 def view_of(env, params, timestep) -> np.ndarray:
-    "The agent's view, uint8 `(V, V, 2)` of (tile, colour), whatever a wrapper made of the observation."
+    "The agent's view, uint8 `(V, V, 2)` of (tile, colour), whatever wrappers do."
     seen = timestep.observation
     seen = seen.get("img") if isinstance(seen, dict) else seen
     if seen is not None and np.shape(seen) == (params.view_size, params.view_size, 2):
@@ -88,7 +84,7 @@ def view_of(env, params, timestep) -> np.ndarray:
 WON, LOST, LATE, LEFT = "won", "lost", "out of time", "given up"
 
 class Trial(NamedTuple):
-    "A finished trial; `how`: `'won'`, `'lost'`, `'out of time'` or `'given up'`."
+    "A finished trial; `how` is `WON`, `LOST`, `LATE` or `LEFT`."
     number: int
     how: str
     steps: int
@@ -100,7 +96,7 @@ class Trial(NamedTuple):
         return f"trial {self.number}: " + what.format(f"{self.steps} step{'s' * (self.steps != 1)}", self.reward)
 
 class Moment(NamedTuple):
-    "A step of a session; `done`: an action's name or `'start'`; `visible`: cells that the agent sees, `(H, W)` bool."
+    "A step of a session. done: the action's name, or `'start'`. visible: cells that the agent sees, `(H, W)` bool."
     trial: int
     step: int
     done: str
@@ -120,7 +116,7 @@ class Session:
     """A world played by hand: `do(command)` changes it, `frame()` shows it as `rich` markup.
 
     env, params: from `make`, without auto-reset. seed: of the first trial; others follow. view: show only the view.
-    Attributes: `timestep`; `trial`, from 1; `trials`, finished; `moments`; `seen`, the agent's view; `message`.
+    Attributes: `timestep`; `trial`, from 1; `trials`, finished; `moments`; `seen`, the view; `message`.
     """
 
     def __init__(self, env, params, seed: int = 0, view: bool = False, name: str = "world"):
@@ -130,11 +126,11 @@ class Session:
         self.trial, self.trials, self.moments, self.show_task, self.show_help = 0, [], [], False, False
         self.begin_trial()
 
-    rewards = property(lambda self: [t.reward for t in self.trials if t.how != LEFT], doc="Rewards of ended trials.")
+    rewards = property(lambda self: [t.reward for t in self.trials if t.how != LEFT])
     film = _film
 
     def begin_trial(self) -> None:
-        "Begin a new trial of the same task, giving up an unfinished one."
+        "Begin a new trial of the same task."
         if self.moments and self.moments[-1].step and not bool(self.timestep.last()):
             self.trials.append(Trial(self.trial, LEFT, self.moments[-1].step, 0.0))
         self._key, key = jax.random.split(self._key)
@@ -193,16 +189,16 @@ def figure_task() -> RuleSet:
 # %% ../../nbs/viz/06_control.ipynb #i
 def _environment(env, params):
     if params is not None and not isinstance(params, EnvParams):
-        raise TypeError(f"params is {type(params).__name__}: give the second of env, params = make(...).")
+        raise TypeError(f"params is {type(params).__name__}: give those of env, params = make(...).")
     if isinstance(env, str):
         made, usual = make(env)
         return env, made, usual if params is None else params
     if not isinstance(env, Environment):
-        raise TypeError(f"env is {type(env).__name__}: give the name of an environment, or one that make(...) returned.")
+        raise TypeError(f"env is {type(env).__name__}: give the name or what make(...) returned.")
     inner = env
     while hasattr(inner, "_env"):
         if isinstance(inner, (GymAutoResetWrapper, DmEnvAutoResetWrapper)):
-            raise ValueError(f"{type(inner).__name__} resets by itself, which hides how a trial ends: give the environment without it.")
+            raise ValueError(f"{type(inner).__name__} hides how a trial ends: play without it.")
         inner = inner._env
     return type(inner).__name__, env, env.default_params() if params is None else params
 
@@ -210,7 +206,7 @@ def world_of(env, params=None, ruleset=None) -> tuple[str, Environment, EnvParam
     """Name, environment and parameters of a world with one task.
 
     env: a name or an `Environment`. params: default: its own. ruleset: default: that of `params`, or `figure_task`.
-    Raises `TypeError` or `ValueError` for an auto-resetting environment, a batch of tasks, or an unfit ruleset.
+    Raises `TypeError` or `ValueError` for auto-reset, a batch of tasks, or an unfit ruleset.
     """
     name, env, params = _environment(env, params)
     if not hasattr(params, "ruleset"):
@@ -220,7 +216,7 @@ def world_of(env, params=None, ruleset=None) -> tuple[str, Environment, EnvParam
     if ruleset is None:
         ruleset = params.ruleset if np.asarray(params.ruleset.goal).any() else figure_task()
     if not isinstance(ruleset, RuleSet):
-        raise TypeError(f"ruleset is {type(ruleset).__name__}: give a RuleSet, from make_ruleset or benchmark.get_ruleset(0).")
+        raise TypeError(f"ruleset is {type(ruleset).__name__}: give a RuleSet, such as benchmark.get_ruleset(0).")
     if np.ndim(ruleset.goal) != 1:
         raise ValueError(f"These are {len(ruleset.goal)} tasks: play one at a time, benchmark.get_ruleset(0) say.")
     return name, env, params.replace(ruleset=ruleset)
@@ -235,7 +231,7 @@ def _grid_text(session):
 
 # %% ../../nbs/viz/06_control.ipynb #k
 def play_lines(session: Session, lines, console) -> None:
-    "Print a frame for the start and for each command. Raises `ValueError` with the number of a wrong line."
+    "Print a frame for the start and each command. Raises `ValueError` with the number of a wrong line."
     _show(session, console)
     for number, line in enumerate(lines, 1):
         try:
@@ -249,7 +245,6 @@ def play_lines(session: Session, lines, console) -> None:
             _show(session, console)
 
 def _show(session, console):
-    "Print a frame; without colours, also the names of objects."
     console.print(session.frame())
     if console.color_system is None:
         grid = session.seen if session.view else session.moments[-1].cells
@@ -298,7 +293,7 @@ def _paint(out, console, text):
     out.flush()
 
 def play_keys(session: Session, file_in: int, out) -> None:
-    "Play until `q`, the end of input, or Ctrl-C, which raises `KeyboardInterrupt`."
+    "Play until `q`, the end of input, or Ctrl-C (`KeyboardInterrupt`)."
     from rich.console import Console
     with raw_terminal(file_in, out):
         console = Console(file=out, force_terminal=True, force_jupyter=False)
@@ -315,7 +310,7 @@ def play_keys(session: Session, file_in: int, out) -> None:
 def _task(benchmark, number):
     if benchmark is None:
         if number is not None:
-            raise ValueError("A ruleset has a number within a benchmark: add --benchmark NAME.")
+            raise ValueError("ruleset is a number within a benchmark: add --benchmark NAME.")
         return None
     tasks, _ = find_benchmark(benchmark)
     if not 0 <= (number or 0) < len(tasks):
@@ -328,8 +323,7 @@ def control(name: str, *, benchmark: str | None = None, ruleset: int | None = No
     """Play with keys in a terminal, or with lines from any other stream; returns the session.
 
     benchmark, ruleset: name or file, and number, of the task (default: the paper's Figure 2). view: show only the view.
-    save: a page (`.html`) or animation (`.gif`) to write. file_in, file_out: default: the standard streams.
-    Raises `ValueError` for a wrong name, number or setting.
+    save: a `.html` or `.gif` file to write. file_in, file_out: default: the standard streams. Raises `ValueError`.
     """
     if save is not None and not save.endswith((".html", ".gif")):
         raise ValueError(f"A rollout is saved as .html or .gif; {save!r} is neither.")
@@ -339,7 +333,7 @@ def control(name: str, *, benchmark: str | None = None, ruleset: int | None = No
         raise ValueError(f"{name} has no rulesets: leave out --benchmark and --ruleset, or choose an XLand environment.")
     session = Session(*world_of(env, params, _task(benchmark, ruleset))[1:], seed, view, name)
     try:
-        play_from(session, file_in or sys.stdin, file_out or sys.stdout)
+        _play_from(session, file_in or sys.stdin, file_out or sys.stdout)
     finally:
         if save is not None:
             film = session.film(fps=6)
@@ -354,8 +348,7 @@ def is_terminal(*streams) -> bool:
         return False
     return all(s.isatty() for s in streams)
 
-def play_from(session: Session, file_in, file_out) -> None:
-    "Play with keys in a terminal, or with lines of text."
+def _play_from(session, file_in, file_out):
     if is_terminal(file_in, file_out):
         play_keys(session, file_in.fileno(), file_out)
         finished = ", ".join(f"{r:.2f}" for r in session.rewards) or "none finished"

@@ -58,8 +58,7 @@ def _read_table(path, size):
 def tile_table(tile_size: int = 32) -> np.ndarray:
     """All packed cells, uint8 `(2, 256, tile_size, tile_size, 3)`, read-only: plain, and under the agent looking up.
 
-    Kept in memory, and in the folder `XLAND_MINIGRID_CACHE`. Raises `ValueError` for a size that is no integer from 4,
-    `OSError` if the folder cannot be written.
+    Kept in memory, and in the folder `XLAND_MINIGRID_CACHE`. tile_size: at least 4. Raises `ValueError` or `OSError`.
     """
     return _table(checked_int("tile_size", tile_size, 4))
 
@@ -85,9 +84,9 @@ def _lay(table, index):
 
 # %% ../../nbs/viz/05_images.ipynb #e
 def images_from_observations(observations, tile_size: int = 32) -> jax.Array:
-    """Observations, uint8 `(..., V, V, 2)`, as pictures, uint8 `(..., V * tile_size, V * tile_size, 3)`.
+    """Observations, uint8 `(..., V, V, 2)`, as pictures, uint8 `(..., V * tile_size, V * tile_size, 3)`; jittable.
 
-    Works under `jit`. The agent looks up from the bottom centre. Raises `ValueError` for other shapes.
+    The agent looks up from the bottom centre. Raises `ValueError` for other shapes.
     """
     shape = jnp.shape(observations)
     if len(shape) < 3 or shape[-1] != 2 or shape[-2] != shape[-3] or not jnp.issubdtype(observations.dtype, jnp.integer):
@@ -100,16 +99,13 @@ def images_from_observations(observations, tile_size: int = 32) -> jax.Array:
 
 # %% ../../nbs/viz/05_images.ipynb #f
 class RGBImgObservationWrapper(ObservationWrapper):
-    """Observations as images, uint8 `(V * tile_size, V * tile_size, 3)`; in dicts, the entry `"img"`.
-
-    Raises `ValueError` if they are images already.
-    """
+    'Observations as images, uint8 `(V * tile_size, V * tile_size, 3)`; in dicts, the entry `"img"`.'
 
     def __init__(self, env, tile_size: int = 32):
         inner = env
         while inner is not None:
             if isinstance(getattr(inner, "wrapper", inner), RGBImgObservationWrapper):
-                raise ValueError("The observations are images already: use RGBImgObservationWrapper once.")
+                raise ValueError("Observations are images already: use RGBImgObservationWrapper once.")
             inner = getattr(inner, "_env", None)
         tile_table(tile_size)
         super().__init__(env)

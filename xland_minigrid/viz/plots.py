@@ -22,7 +22,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 def empty_figure(columns: int, width: float = 4.2, height: float = 3.1, rows: int = 1):
     """A figure and its `rows * columns` axes, each of this size in inches; pyplot has closed it, so it is shown once.
 
-    Other threads than the main one do without pyplot, which may open windows.
+    Only the main thread uses pyplot, which may open windows.
     """
     look = dict(figsize=(width * columns, height * rows), layout="constrained", facecolor="white")
     if threading.current_thread() is threading.main_thread():
@@ -43,7 +43,7 @@ def empty_figure(columns: int, width: float = 4.2, height: float = 3.1, rows: in
 _ANCHORS = {"random": ("#777777", ":"), "reference": ("#222222", "--"), "oracle": ("#777777", "-.")}
 
 def draw_curve(axis, i: int, x, y, low=None, high=None, label: str = ""):
-    "Line number `i` of an axis, with a band between `low` and `high`; grey for `random`, `reference` and `oracle`."
+    "Draw line `i`, with a band from `low` to `high`; grey if it is labelled `random`, `reference` or `oracle`."
     color, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)] if len(x) <= 40 else None
     style = ("-", "--", ":")[i // len(PALETTE) % 3]
     if label in _ANCHORS:
@@ -66,9 +66,9 @@ def adaptation_curve(agents: Mapping[str, Mapping], *, what: Sequence[str] | Non
                      title: str = "Adaptation on tasks never trained on"):
     """Draw agents over trial 1, 2, … of the same task; returns a matplotlib `Figure`.
 
-    agents: name to arrays `(N,)`, one number per trial: `success` (0 to 1), `steps`, `return`, and optional bounds `success_lo`, `success_hi` and so on.
-    Those named `random`, `reference` and `oracle` are drawn as what the others are compared with.
-    what: quantities, one panel each (default: success, steps and, where it is known, the score).
+    agents: name to arrays `(N,)`, one number per trial: `success` (0 to 1), `steps`, `return`, and optional bounds
+    `success_lo`, `success_hi` and so on. `random`, `reference` and `oracle` are drawn in grey.
+    what: quantities, one panel each (default: success, steps and, if known, the score).
     Raises `ValueError` for a quantity that no agent has, or an array of another shape.
     """
     scored = any("score" in curves for name, curves in agents.items() if name not in _ANCHORS)
@@ -82,7 +82,7 @@ def adaptation_curve(agents: Mapping[str, Mapping], *, what: Sequence[str] | Non
             if key in curves and (name, key) != ("oracle", "score"):  # told the goal, it is far above that scale
                 y = np.asarray(curves[key], float)
                 if y.ndim != 1:
-                    raise ValueError(f"{key} of {name!r} has shape {y.shape}: give one number a trial, averaged over tasks.")
+                    raise ValueError(f"{key} of {name!r} has shape {y.shape}: give one number a trial.")
                 draw_curve(axis, i, np.arange(1, len(y) + 1), y, curves.get(f"{key}_lo"), curves.get(f"{key}_hi"), name)
         dress_axis(axis, "trial", _LONG.get(key, key), share=key == "success")
     figure.suptitle(title)
@@ -137,7 +137,7 @@ def training_curve(rows: Sequence[Mapping], what: Sequence[str | tuple[str, ...]
     return figure
 
 def _named_together(keys):
-    "The common part of names of metrics, for the axis, and the rest of each, for the legend."
+    "The common part of names, for the axis, and the rest of each, for the legend."
     if len(keys) == 1:
         return keys[0].replace("_", " "), [""]
     stem = re.match(r"(.*[_/])?", os.path.commonprefix(list(keys)))[0]
@@ -155,7 +155,6 @@ def _column(rows, key):
 
 # %% ../../nbs/viz/03_plots.ipynb #46b8f7c4
 def _panel(axis, curves, key, x, title):
-    "A quantity over training: lines with bands, and a thin line for each seed."
     for i, (name, rows) in enumerate(curves.items()):
         rows = sorted((row for row in rows if row.get(key) is not None), key=lambda row: row[x])
         if not rows:
@@ -170,7 +169,6 @@ def _panel(axis, curves, key, x, title):
     axis.set_title(title, fontsize="medium")
 
 def _panels(panels, x, title):
-    "A figure with a panel for each (title, curves, quantity). Raises `ValueError` where no row has quantity and `x`."
     for _, curves, key in panels or [("", {}, "a benchmark")]:
         rows = [row for found in curves.values() for row in found]
         if not any(row.get(key) is not None and row.get(x) is not None for row in rows):
@@ -213,7 +211,7 @@ def group_bars(agents: Mapping[str, Mapping[str, Sequence[float]]], *, what: str
     """
     groups = list(dict.fromkeys(group for found in agents.values() for group in found))
     if not groups or any(np.shape(v) != (3,) for found in agents.values() for v in found.values()):
-        raise ValueError("Give at least one agent with one group, and for every group three numbers: value, low, high.")
+        raise ValueError("Give at least one agent with one group, and three numbers per group: value, low, high.")
     figure, (axis,) = empty_figure(1, max(4.2, 1.6 + .28 * len(groups) * (len(agents) + 1)))
     width = .8 / len(agents)
     for i, (name, found) in enumerate(agents.items()):

@@ -156,7 +156,6 @@ _SPRITES = {getattr(Tiles, f.__name__[1:].upper()): f for f in (
 
 @functools.lru_cache(maxsize=4096)
 def _sprite(tile, color, size):
-    "A tile as RGBA, transparent around objects."
     if tile not in _SPRITES or color not in RGB:
         raise ValueError(f"({tile}, {color}) is no tile: tiles are 0 to {NUM_TILES - 1}, colours 0 to {NUM_COLORS - 1}.")
     checked_int("tile_size", size, 4)
@@ -175,7 +174,6 @@ def draw_tile(tile: int, color: int, size: int = 32) -> np.ndarray:
 
 # %% ../../nbs/viz/01_render.ipynb #h
 def _to_pillow(image):
-    "A `(H, W, 3)` uint8 array as a Pillow image, with a palette up to 256 colours."
     image = np.asarray(image)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
         raise ValueError(f"A picture is a (height, width, 3) uint8 array; this one is {image.shape} {image.dtype}.")
@@ -254,7 +252,7 @@ def _read_agent(agent):
 
 # %% ../../nbs/viz/01_render.ipynb #l
 def view_to_world(mask, agent, shape) -> np.ndarray:
-    "A mask of the observation, `(V, V)` bool, as a mask of a map of this shape, without cells beyond its edge."
+    "A mask of the observation, `(V, V)` bool, as a mask of a map of this shape."
     row, col, direction, _ = _read_agent(agent)
     up, right = np.nonzero(np.asarray(mask))
     up, right = mask.shape[0] - 1 - up, right - mask.shape[1] // 2
@@ -271,7 +269,6 @@ def field_of_view(shape, agent, view_size: int) -> np.ndarray:
 
 # %% ../../nbs/viz/01_render.ipynb #m
 def _cells(grid):
-    "Any grid as packed uint8 `(H, W)`."
     grid = np.asarray(grid)
     if grid.ndim == 3 and grid.shape[-1] == 2:
         return pack_pairs(grid)
@@ -289,7 +286,7 @@ def _mosaic(cells, tile_size):
 def _mask_for(visible, shape):
     visible = np.asarray(visible, bool)
     if visible.shape != shape:
-        raise ValueError(f"`visible` has shape {visible.shape}, the grid {shape}: lay a mask of the observation onto the map with view_to_world.")
+        raise ValueError(f"`visible` has shape {visible.shape}, the grid {shape}: use view_to_world for a mask of the view.")
     return visible
 
 def _lighten(image, mask):
@@ -315,9 +312,8 @@ def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, 
     """A picture of a grid, `(H * tile_size, W * tile_size, 3)` uint8.
 
     grid: `(H, W, 2)` pairs or packed `(H, W)`, NumPy or JAX.
-    agent: has `position` (row, col), `direction` (0 up, 1 right, 2 down, 3 left), perhaps `pocket` (tile, colour); or
-    None.
-    view_size: side of the agent's view, drawn brighter; visible: `(H, W)` bool, cells to brighten instead.
+    agent: None, or has `position` (row, col), `direction` (0 up, 1 right, 2 down, 3 left), perhaps `pocket`.
+    view_size: side of the agent's view, which is brightened; visible: `(H, W)` bool, cells to brighten instead.
     pocket: `"agent"` draws what it carries on its back, `"strip"` in a row below, `"hide"` not at all.
     Raises `ValueError` for another shape, an unknown tile, or an agent off the grid.
     """
@@ -344,10 +340,10 @@ def _draw_agent(image, agent, tile_size, pocket):
     return np.vstack([image, _pocket_strip(carried, image.shape[1], tile_size)]) if pocket == "strip" else image
 
 # %% ../../nbs/viz/01_render.ipynb #p
-def render_observation(observation, tile_size: int = 32, pocket=None) -> np.ndarray:
+def render_observation(observation, tile_size: int = 32) -> np.ndarray:
     "An observation `(V, V, 2)` as a picture, the agent looking up from the bottom centre."
     height, width = _cells(observation).shape
-    agent = SimpleNamespace(position=(height - 1, width // 2), direction=0, pocket=pocket)
+    agent = SimpleNamespace(position=(height - 1, width // 2), direction=0)
     return render(observation, agent, tile_size=tile_size)
 
 # %% ../../nbs/viz/01_render.ipynb #q
@@ -358,7 +354,6 @@ GLYPHS = {
 }
 
 def _ink(color):
-    "A colour for dark and light terminals; black becomes grey."
     return "#{:02x}{:02x}{:02x}".format(*(RGB[color] if sum(RGB[color]) > 100 else (110, 110, 110)))
 
 _SEEN, _AGENT = " on #3a3a3a", "bold white on #c01820"  # styles of visible cells and of the agent

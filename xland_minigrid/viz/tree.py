@@ -32,7 +32,6 @@ def _used_up(rule):
     return inputs[:1] if cls and cls.looks.tool == 1 else inputs
 
 def _goal_objects(goal):
-    "Distinct objects of a goal: `Composed`, a goal, or an encoding `(5,)`."
     if isinstance(goal, Not):
         return []
     if isinstance(goal, Composed):
@@ -50,7 +49,7 @@ for _kind in ("Rule", "Goal"):
         _WORDS |= {f"TileNear{_side}{_kind}": f"put {{b}} {_beside} {{a}}", f"AgentNear{_side}{_kind}": f"stand {_stand}"}
 
 def _words(registry, encoding, objects):
-    "The condition of a rule or goal: `'put blue star above red ball'`, or `'open with key'` for `OpenWithKey`."
+    "The condition of a rule or goal: `'put blue star above red ball'`; `'open with key'` for `OpenWithKey`."
     i, *numbers = (int(v) for v in encoding)
     name = registry.classes[i].__name__ if i in registry.classes else f"{registry.what} {i}"
     words = _WORDS.get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
@@ -67,7 +66,7 @@ def _goal_words(goal):
 
 # %% ../../nbs/viz/04_tree.ipynb #d
 class Node(NamedTuple):
-    "An object; `makers`: (rule index, input nodes). `again`: its makers are drawn elsewhere."
+    "An object. makers: (rule index, input nodes). again: its makers are drawn elsewhere."
     object_: TaskObject
     initial: bool
     makers: tuple = ()
@@ -87,7 +86,7 @@ def _products(rule, more):
     return [_rule_parts(rule)[1], *((int(t), int(c)) for t, c in more if t)]
 
 def _grow(object_, rules, more, initial, used):
-    "The node of `object_` and the tree below it; `used` collects the tree's rules, each of which appears once."
+    "The node of `object_` and the tree below it; `used` collects its rules, each of which appears once."
     makers = [i for i, r in enumerate(rules) if r[0] and _rule_parts(r)[1] == object_]
     if not makers and object_ not in initial:  # the goal may need only a further product
         makers = [i for i, r in enumerate(rules) if r[0] and object_ in _products(r, more[i])]
@@ -105,8 +104,7 @@ def task_tree(ruleset) -> TaskTree:
     ruleset: has `goal` (5,), `rules` (R, 7), `init_tiles` (N, 2), perhaps `extended`. Raises `ValueError` for a batch.
     """
     if np.ndim(ruleset.goal) != 1:
-        raise ValueError(f"This is a batch of tasks (goal {np.shape(ruleset.goal)}): draw one at a time, such as "
-                         "jax.tree.map(lambda x: x[0], rulesets).")
+        raise ValueError(f"goal has shape {np.shape(ruleset.goal)}: draw one task, such as benchmark.get_ruleset(0).")
     goal, rules = np.asarray(ruleset.goal), np.asarray(ruleset.rules).reshape(-1, 7)
     extended, more = getattr(ruleset, "extended", None), np.zeros((len(rules), 2, 2), np.uint8)
     if extended is not None:
@@ -155,7 +153,6 @@ def _name(object_):
     return "vanishes" if object_[0] == Tiles.FLOOR else tile_name(*object_)
 
 def _besides(x, y, things):
-    """Further products as "+ picture", right of `x`, next to a box at `y`."""
     return "".join(_text(x + 10 + 36 * i, y + 16, "+", _MUTED) + _sprite(x + 27 + 36 * i, y + 2, object_, s=20) for i, object_ in enumerate(things))
 
 _AT_START, _NOWHERE = f'stroke="{_START}" stroke-width="3"', f'stroke="{_TRAP}" stroke-width="2" stroke-dasharray="4 3"'
@@ -207,7 +204,6 @@ def _plant_makers(node, x, left, y, span, tree, out):
 
 # %% ../../nbs/viz/04_tree.ipynb #i
 def _distractor_rule(tree, i, y, needed):
-    "A distractor rule as a line of SVG, and the x at which it ends."
     rule, x, out = tree.rules[i], 36., []
     (inputs, product), words = _rule_parts(rule), _rule_words(rule)
     lost = [tile_name(*t) for t in dict.fromkeys(_used_up(rule)) if t in needed]

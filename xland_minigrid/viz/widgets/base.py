@@ -18,11 +18,11 @@ from ..render import data_uri
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #b
 def ipywidgets():
-    "The module. Raises `ImportError` that says how to install it."
+    "The module; raises `ImportError` with how to install it."
     try:
         return importlib.import_module("ipywidgets")
     except ImportError:
-        raise ImportError('The live widget needs ipywidgets: install them with pip install "xland_minigrid[notebook]".') from None
+        raise ImportError('The live widget needs ipywidgets: pip install "xland_minigrid[notebook]".') from None
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #c
 STYLE = """
@@ -74,7 +74,7 @@ STYLE = """
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #d
 def picture_html(picture, alt: str, width: int | None = None) -> str:
-    "A picture, `(H, W, 3)` uint8 or PNG bytes, as HTML. alt: description. width: in pixels; required for a PNG."
+    "A picture, `(H, W, 3)` uint8 or PNG bytes, as HTML. width: in pixels; required for a PNG."
     width = np.asarray(picture).shape[1] if width is None else width
     return f'<img class="xmg-w-picture" alt="{escape(alt)}" width="{width}" style="max-width:100%" src="{data_uri(picture)}">'
 
@@ -96,7 +96,7 @@ def words_html(text: str) -> str:
     return f'<div class="xmg-w-words">{escape(text)}</div>'
 
 def still_page(body: str, name: str, label: str, note: str = "A still of the widget: run this cell to use it.") -> str:
-    "The still of a widget: `body` with its style. label: accessible name. note: in small print."
+    "The still of a widget. label: accessible name. note: in small print."
     return (f'<div class="xmg-w xmg-w-still xmg-w-{name}" role="group" aria-label="{escape(label)}"><style>{STYLE}</style>{body}'
             f'<div class="xmg-w-soft xmg-w-small" style="margin-top:6px">{escape(note)}</div></div>')
 
@@ -106,14 +106,14 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 class Shown:
     """Base of the widgets: live with a kernel, a still without.
 
-    Subclasses define `still()`, HTML without scripts; `_build()`, a list of ipywidgets; `_name`: the outer box is
-    `xmg-w-NAME`; `_html`: name to a function from the widget to the HTML of that part; `_voice`: the part for errors.
+    Subclasses define `still()`, HTML without scripts; `_build()`, a list of ipywidgets; `_name`, of the outer box;
+    `_html`, name of a part to a function that makes its HTML; `_voice`, the part for errors.
     """
     _name, _html, _voice, _widget = "shown", {}, "", None
 
     @property
     def widget(self):
-        "The live widget, an ipywidgets `VBox`, made on first use. Raises `ImportError`."
+        "The ipywidgets `VBox`, made on first use. Raises `ImportError`."
         if self._widget is None:
             ipywidgets()
             self.buttons, self._parts = {}, {name: html("", name) for name in {**self._html, self._voice: None}}
@@ -125,7 +125,6 @@ class Shown:
         return self._widget
 
     def _update(self):
-        "Bring the live widget up to date; returns the object."
         if self._widget is not None:
             for name, make_html in self._html.items():
                 self._parts[name].value = make_html(self)
@@ -135,7 +134,6 @@ class Shown:
         self._parts[self._voice].value = banner(words, "bad")
 
     def _button(self, name, words, on_click, tooltip="", main=False):
-        "A button in `buttons[name]`, whose errors `_say` shows."
         self.buttons[name] = button(words, name, on_click, tooltip=tooltip, main=main, say=self._say)
         return self.buttons[name]
 
@@ -169,16 +167,16 @@ def row(*children, name: str = "", tight: bool = False, middle: bool = False):
     return _named(box, f"row {'tight ' * tight}{name}")
 
 def column(*children, name: str = "", width: int | None = None, least: int | None = None):
-    "Children below one another, at most `width` pixels, or filling a row but at least `least` pixels."
+    "Children below one another, at most `width` pixels; or filling a row, at least `least` pixels."
     w = ipywidgets()
     wide = {} if width is None else {"width": f"{width}px", "max_width": "100%"}
     wide |= {} if least is None else {"flex": f"1 1 {least}px", "min_width": "0"}
     return _named(w.VBox(children, layout=w.Layout(overflow="visible", **wide)), f"column {name}")
 
-def grid(*children, columns: int = 3, name: str = "", width: int = 330):
-    "Children in equal columns, together at most `width` pixels."
+def grid(*children, name: str = "", width: int = 330):
+    "Children in three equal columns, together at most `width` pixels."
     w = ipywidgets()
-    layout = w.Layout(display="grid", grid_template_columns=f"repeat({columns}, minmax(0, 1fr))", grid_gap="6px", width="100%", max_width=f"{width}px", overflow="visible")
+    layout = w.Layout(display="grid", grid_template_columns="repeat(3, minmax(0, 1fr))", grid_gap="6px", width="100%", max_width=f"{width}px", overflow="visible")
     return _named(w.Box(children, layout=layout), f"grid {name}")
 
 def button(words: str, name: str, on_click, *, tooltip: str = "", main: bool = False, say=None):

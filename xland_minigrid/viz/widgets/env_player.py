@@ -24,18 +24,17 @@ from .base import Shown, banner, column, folded, grid, html, key_pad, picture, p
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #b
 _TONE = {WON: "good", LOST: "bad", LATE: "bad", LEFT: ""}
 
-def trials_html(trials, most: int = 12) -> str:
-    "The latest trials as a table, newest first."
+def trials_html(trials) -> str:
+    "The latest twelve trials as a table, newest first."
     if not trials:
         return '<div class="xmg-w-head">Trials</div><div class="xmg-w-soft xmg-w-small">None is over yet.</div>'
     head = f'<div class="xmg-w-head">Trials <span class="xmg-w-soft" style="font-weight:400">{sum(t.how == WON for t in trials)} of {len(trials)} won</span></div>'
-    rows = [(t.number, f'<span class="xmg-w-tag xmg-w-{_TONE[t.how]}">{t.how}</span>', t.steps, f"{t.reward:.2f}") for t in trials[:-most - 1:-1]]
-    more = f'<div class="xmg-w-soft xmg-w-small">and {len(trials) - most} before</div>' if len(trials) > most else ""
+    rows = [(t.number, f'<span class="xmg-w-tag xmg-w-{_TONE[t.how]}">{t.how}</span>', t.steps, f"{t.reward:.2f}") for t in trials[:-13:-1]]
+    more = f'<div class="xmg-w-soft xmg-w-small">and {len(trials) - 12} before</div>' if len(trials) > 12 else ""
     return head + table_html(("trial", "", "steps", "reward"), rows) + more
 
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #c
 def _action(action):
-    "The number of an action, given as number or word. Raises `ValueError`."
     commands = read_line(action) if isinstance(action, str) else [action]
     if len(commands) != 1:
         raise ValueError(f"{action!r} is {len(commands)} actions: give one, such as {', '.join(ACTION_NAMES)}.")
@@ -67,7 +66,6 @@ def _message_html(self):
     return banner(words[0].upper() + words[1:], _TONE[self.trials[-1].how] if self.trials and self.timestep.last() else "")
 
 def _task_html(self):
-    "The task in words and as a drawing, folded; kept if there is a ruleset."
     if self._task is not None:
         return self._task
     told = folded("Goal and rules in English", words_html(task_in_words(self.params, self.timestep.state)), "rules")
@@ -140,12 +138,12 @@ class EnvPlayer(Session, Shown):
         return going
 
     def step(self, action):
-        "Do an action, 0 to 5 or a name, or after a trial begin the next; returns the `TimeStep`. Raises `ValueError`."
+        "Apply an action (0 to 5 or a name), or begin the next trial; returns the `TimeStep`. Raises `ValueError`."
         self.do(_action(action))
         return self.timestep
 
     def hint(self) -> str:
-        "Show below the world, and return, what the expert would do next, and about how many steps are left."
+        "Show and return what the expert would do next, and about how many steps are left."
         self.message = _hint(self)
         self._update()
         return self.message
@@ -155,13 +153,13 @@ class EnvPlayer(Session, Shown):
         return self.play("reset")
 
     def play(self, line: str):
-        """Do a line of actions: words (`"forward right, pick up"`), numbers, joined keys (`"wwdp"`), or `reset`.
+        """Play a line: words (`"forward right, pick up"`), numbers, joined keys (`"wwdp"`), `reset`.
 
-        Returns the last `TimeStep`. Raises `ValueError` for a wrong line, before any action.
+        Returns the last `TimeStep`. Raises `ValueError` before any action.
         """
         commands = read_line(line)
         if wrong := [c for c in commands if isinstance(c, str) and c != "reset"]:
-            raise ValueError(f"{wrong[0]!r} is for the terminal: give actions, or reset.")
+            raise ValueError(f"{wrong[0]!r} works in the terminal only: give actions, or reset.")
         for command in commands:
             self.do(command)
         return self.timestep
