@@ -285,12 +285,9 @@ def _put_aside(scene: _Scene, hazards: _Hazards) -> tuple[CellSet, CellSet, Cell
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #b38306f6
 def _obstacles(scene: _Scene, hazards: _Hazards, needed: CellSet, area: CellSet, close: CellSet) -> CellSet:
-    "Things on the border of the agent's `area` that stand between it and the cells `needed`; where some stand there alone, only those."
-    free = union(scene.open, scene.doors) - area
-    border = spread(needed, free | scene.things - area) & close
-    things = border & scene.things
-    alone = things & beside(spread(needed, free))
-    return things.when(~alone.any()) | alone | beside(border & hazards.arrive) & scene.things & close
+    "Things on the border of the agent's `area` that stand between it and the cells `needed`."
+    border = spread(needed, union(scene.open, scene.doors, scene.things) - area) & close
+    return border & scene.things | beside(border & hazards.arrive) & scene.things & close
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #8f93ae32
 _AT_LEVEL = (0, 1, 9, 17)  # when the targets join: things to do, then the three sorts of places to put aside
