@@ -51,7 +51,7 @@ def small_cases(cases: Cases, seed: int = 1) -> tuple[RuleSet, State, Environmen
     made = generate_rulesets(recipe_of(cases.preset, seed=seed), max(4000, 20 * cases.count))
     few = np.flatnonzero(_few(made, cases))[:cases.count]
     if len(few) < cases.count:
-        raise ValueError(f"Only {len(few)} of {len(made.goals):,} {cases.preset} tasks have at most {cases.objects} objects: ask for fewer.")
+        raise ValueError(f"Only {len(few)} of {len(made.goals):,} {cases.preset} tasks have at most {cases.objects} objects: ask for fewer cases.")
     return _taken(made, few, cases.side, seed)
 
 # %% ../../nbs/measure/11_exact.ipynb #c

@@ -104,7 +104,7 @@ def task_tree(ruleset) -> TaskTree:
     ruleset: has `goal` (5,), `rules` (R, 7), `init_tiles` (N, 2), perhaps `extended`. Raises `ValueError` for a batch.
     """
     if np.ndim(ruleset.goal) != 1:
-        raise ValueError(f"goal has shape {np.shape(ruleset.goal)}: draw one task, such as benchmark.get_ruleset(0).")
+        raise ValueError(f"goal has shape {np.shape(ruleset.goal)}: draw one at a time, such as benchmark.get_ruleset(0).")
     goal, rules = np.asarray(ruleset.goal), np.asarray(ruleset.rules).reshape(-1, 7)
     extended, more = getattr(ruleset, "extended", None), np.zeros((len(rules), 2, 2), np.uint8)
     if extended is not None:
