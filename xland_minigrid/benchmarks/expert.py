@@ -351,8 +351,9 @@ def consult(state, plan: TaskPlan) -> Advice:
     feasible = (union(*do) & area).any()
     in_the_way = _obstacles(scene, hazards, (targets.far | targets.come & walkable).when(~feasible & ~carrying), area, close)
     useless = carrying & (~(todo.in_hand & todo.ready[:, None]).any() | ~feasible)
-    aside = [facing(cells.when(useless), safe) for cells in _put_aside(scene, hazards)]
-    arrived = facing((scene.floor - hazards.put).when(useless), safe)
+    places = _put_aside(scene, hazards)
+    aside = [facing(cells.when(useless), safe) for cells in places]
+    arrived = facing((scene.floor - hazards.put).when(useless & ~places[0].any()), safe)
     aside[0] = [x | y & beside(targets.pick) for x, y in zip(aside[0], arrived)]  # nothing is in the way of an agent that has arrived
     seeds = ([x | y for x, y in zip(do, facing(in_the_way))], *aside)
     found = _search(scene, seeds, stand, enter, scene.doors - hazards.arrive, jnp.where(useless, _AT_LEVEL[-1], 0))
