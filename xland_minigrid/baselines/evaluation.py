@@ -29,15 +29,15 @@ from .ppo import policy_step
 from .rl2 import Agent, TrainConfig, begin, make_world
 from .scale import AXIS, replicate
 from ..benchmarks import Benchmark
-from ..benchmarks.demonstrations import play_expert, trial_starts, without_reset
 from ..benchmarks.difficulty import difficulty, strata
 from ..benchmarks.generate import GOAL_KINDS
+from ..benchmarks.oracle import play_expert, trial_starts
 from ..benchmarks.reference import ExpertPlayer, ReferencePlayer
 from ..core.goals import goal_kinds
 from ..core.helpers import appearing, checked_int, progress_bar
 from ..core.ruleset import RuleSet
 from ..envs.sampling import RulesetSamplingWrapper
-from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
+from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper, without_reset
 
 # %% ../../nbs/baselines/12_evaluation.ipynb #c0204afb
 class Tasks(NamedTuple):

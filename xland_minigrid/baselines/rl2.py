@@ -34,7 +34,6 @@ from .options import check_fields
 from .ppo import PPOConfig, Record, RolloutState, collect, make_optimizer, record_of, start_log, task_metrics, update
 from .scale import any_process, everyone, is_first, make_mesh, replicate, share, spread
 from ..benchmarks import Benchmark, digest, load_benchmark, load_benchmark_from_path, registered_benchmarks
-from ..benchmarks.demonstrations import without_reset
 from ..benchmarks.expert import steps_to_go, task_plan
 from ..benchmarks.splits import HELD_OUT, NAMED_SPLITS, named_split
 from ..core.goals import goal_kinds
@@ -42,7 +41,7 @@ from ..core.helpers import progress_bar
 from ..core.layouts import layout, stack_layouts
 from ..core.struct import PyTreeNode
 from ..envs.registration import make
-from ..envs.wrappers import GymAutoResetWrapper
+from ..envs.wrappers import GymAutoResetWrapper, without_reset
 
 # %% ../../nbs/baselines/10_rl2.ipynb #7e0ba8c9
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from .splits import Split, split_rows
 
 # What needs time or other packages to import is imported when it is asked for.
 _LATER = {
-    "demonstrations": ("Demonstrations", "check_demonstrations", "load_demonstrations", "save_demonstrations"),
     "difficulty": ("Difficulty", "estimated_steps", "stratified"),
     "exact": ("Shortest", "shortest"),
     "expert": ("TaskPlan", "consult", "expert_action", "plan_steps", "steps_to_go", "task_plan"),
+    "histories": ("Histories", "NoisyExpert", "check_histories", "load_histories", "record"),
     "hub": ("HubError", "fetch"),
     "oracle": ("reference_steps", "replay", "solve_tasks"),
     "planner": ("Failure", "Solution", "solve_from"),

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['shared_env', 'rows_of', 'outcomes', 'replay', 'start_keys', 'reset_tasks', 'starts_of', 'Attempts', 'solve_tasks',
-           'reference_steps']
+           'reference_steps', 'trial_starts', 'exceeds_encoding', 'play_expert']
 
 # %% ../../nbs/benchmarks/12_oracle.ipynb #a
 import functools
@@ -19,7 +19,8 @@ from .benchmark import row_numbers
 from .planner import Failure, Solution, solve_from, start_of
 from .solve import prove
 from ..core.helpers import progress_bar
-from ..core.ruleset import RuleSet
+from ..core.language import further_products
+from ..core.ruleset import COMPOSED, RuleSet
 
 # %% ../../nbs/benchmarks/12_oracle.ipynb #b
 @functools.cache
@@ -182,3 +183,41 @@ def reference_steps(benchmark, numbers, env, params, starts: int = 4, seed: int 
     solved = attempts.solved.reshape(-1, starts)
     steps = attempts.steps.reshape(-1, starts).sum(axis=1)
     return np.where(solved.any(axis=1), steps / np.maximum(solved.sum(axis=1), 1), np.nan).astype(np.float32)
+
+# %% ../../nbs/benchmarks/12_oracle.ipynb #tr2
+def trial_starts(env, params, rulesets, keys, num_trials: int):
+    """The first time steps of trials that follow one another, without playing them.
+
+    Args:
+        env: an environment without auto-reset.
+        rulesets: tasks with a leading axis `(B,)`; keys: of each first reset, `(B,)`.
+    Returns the time steps and the key of every reset, both with leading axes `(B, num_trials)`.
+    """
+    found, env = [], shared_env(env)
+    for _ in range(num_trials):
+        timestep = reset_tasks(env, params, rulesets, keys)
+        found.append((timestep, keys))
+        keys = timestep.state.key
+    return _stack_trials(found)
+
+_stack_trials = jax.jit(lambda found: jax.tree.map(lambda *x: jnp.stack(x, axis=1), *found))
+
+def exceeds_encoding(goals, rules) -> bool:
+    "Whether encoded goals `(..., 5)` and rules `(..., 7)` leave something out: a composed goal, or several products of a rule."
+    return bool((np.asarray(goals)[..., 0] == COMPOSED).any() or further_products(np.asarray(rules).reshape(-1, 2)).any())
+
+def _plan(ruleset, state, params):
+    plain = ruleset.extended is None or exceeds_encoding(ruleset.goal, ruleset.extended.rules)
+    return solve_from(ruleset if plain else ruleset.replace(extended=None), state, params).actions
+
+def play_expert(env, params, rulesets, timesteps, expert=None) -> tuple[np.ndarray, np.ndarray]:
+    """Play an expert's plans from starts `(R,)` of the tasks `rulesets (R,)`.
+
+    expert: a function `(ruleset, state, params) -> actions or None`; the grid oracle by default.
+    Returns the returns, float32 `(R,)`, NaN where the expert does not reach the goal in time, and the steps, int32 `(R,)`.
+    """
+    tasks, states = jax.device_get((rulesets, timesteps.state.replace(key=None)))
+    row = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
+    plans = [(expert or _plan)(row(tasks, i), row(states, i), params) for i in range(len(timesteps.reward))]
+    steps, rewards = outcomes(env, params, timesteps, [() if plan is None else plan[:params.max_steps] for plan in plans])
+    return np.where(rewards > 0, rewards, np.float32(np.nan)), steps

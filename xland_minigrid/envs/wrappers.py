@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Wrapper', 'GymAutoResetWrapper', 'DmEnvAutoResetWrapper', 'ObservationWrapper', 'DirectionObservationWrapper',
-           'RulesAndGoalsObservationWrapper']
+           'RulesAndGoalsObservationWrapper', 'without_reset']
 
 # %% ../../nbs/envs/04_wrappers.ipynb #a
 from typing import Any
@@ -155,3 +155,11 @@ class RulesAndGoalsObservationWrapper(ObservationWrapper):
         rules, extended = tuple(params.ruleset.rules.shape[-2:]), params.ruleset.extended
         beyond = {} if extended is None else {"goal_table": tuple(extended.goals.shape[-2:]), "compiled_rules": tuple(extended.rules.shape[-2:])}
         return {"goal_encoding": (5,), "rule_encoding": rules, **beyond}
+
+# %% ../../nbs/envs/04_wrappers.ipynb #wr2
+def without_reset(env):
+    "The environment inside auto-reset wrappers."
+    auto = GymAutoResetWrapper, DmEnvAutoResetWrapper
+    while isinstance(env, auto) or isinstance(getattr(env, "_env", None), auto):
+        env = env._env
+    return env

@@ -16,9 +16,8 @@ import numpy as np
 
 from ..baselines.evaluation import RandomPolicy, evaluate
 from ..benchmarks.benchmark import generate_benchmark
-from ..benchmarks.demonstrations import trial_starts
 from ..benchmarks.expert import consult, plan_steps, task_plan
-from ..benchmarks.oracle import solve_tasks, starts_of
+from ..benchmarks.oracle import solve_tasks, starts_of, trial_starts
 from ..benchmarks.planner import solve_from
 from ..benchmarks.reference import ExpertPlayer, ReferencePlayer
 from ..benchmarks.registry import load_benchmark

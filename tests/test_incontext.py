@@ -1,0 +1,142 @@
+"""Learning from histories: players, the loss, the commands, XLand-100B's layout, and agents that adapt without reinforcement learning."""
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xland_minigrid import cli
+from xland_minigrid.baselines import nnx
+from xland_minigrid.baselines.agents import load_agent
+from xland_minigrid.baselines.demo import OBJECTS, demo_plan, held_out_objects, hold_tasks
+from xland_minigrid.baselines.evaluation import NetworkPolicy, evaluate
+from xland_minigrid.baselines.incontext import ImitationConfig, PolicyPlayer, imitate, imitation_loss, player_of, windows_to_inputs
+from xland_minigrid.baselines.networks import NetworkConfig
+from xland_minigrid.baselines.rl2 import TrainConfig, make_world, new_agent
+from xland_minigrid.benchmarks.histories import NO_ADVICE, Histories, NoisyExpert, check_histories, load_histories, record, returns_by_tenth
+from xland_minigrid.interop.xland100b import load_xland100b, save_xland100b
+from worlds import refusals
+
+SMALL = TrainConfig(size=5, max_steps=12, network=NetworkConfig(embedding=4, encoder_width=32, event=8, memory=16, head=32))
+ASKED = dict(steps=64, batch=8)
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    return hold_tasks(OBJECTS, 16, seed=3)
+
+
+@pytest.fixture(scope="module")
+def histories(tasks):
+    return record(NoisyExpert(), *make_world(SMALL), tasks, range(8), **ASKED)
+
+
+def test_an_agent_is_a_player(tasks):
+    "An agent, its weights an argument: what it did happens again, and other weights do something else."
+    env, params = make_world(SMALL)
+    first, second = (new_agent(dataclasses.replace(SMALL, seed=s)) for s in (0, 1))
+    player = PolicyPlayer(NetworkPolicy(first.structure))
+    found = [record(player, env, params, tasks, range(8), parameters=agent.parameters, **ASKED) for agent in (first, first, second)]
+    check_histories(found[0], env, params, batch=8)
+    assert np.array_equal(found[0].array("action"), found[1].array("action")) and not np.array_equal(found[0].array("action"), found[2].array("action"))
+
+
+def test_steps_without_advice_do_not_count(histories):
+    network = new_agent(SMALL).network()
+    inputs = windows_to_inputs({name: histories.array(name) for name in ("observation", "direction", "pocket", "action", "reward", "done")})
+    target = histories.array("expert_action").T.copy()
+    target[20:] = NO_ADVICE
+    loss, right = imitation_loss(network, inputs, jnp.asarray(target))
+    logits = np.asarray(network(inputs, network.start(8)).logits)[:20]
+    log_prob = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    known = target[:20] != NO_ADVICE
+    by_hand = -np.take_along_axis(log_prob, np.where(known, target[:20], 0)[..., None].astype(int), -1)[..., 0][known].mean()
+    np.testing.assert_allclose(loss, by_hand, rtol=1e-5)
+    np.testing.assert_allclose(right, (logits.argmax(-1) == target[:20])[known].mean(), rtol=1e-6)
+    blank = imitation_loss(network, inputs, jnp.full(target.shape, NO_ADVICE, jnp.uint8))
+    assert [float(x) for x in blank] == [0, 0] and nnx
+
+
+def test_one_command_each(tasks, tmp_path, capsys):
+    "Recorded, imitated, evaluated; a folder of other histories is refused, and a run that exists."
+    path, out = tasks.save(tmp_path / "tasks.safetensors"), tmp_path / "run"
+    world = ["--benchmark", str(path), "--size", "5", "--max-steps", "12", "--held-out", "0.25"]
+    make = ["histories", str(tmp_path / "h"), "--histories", "8", "--steps", "64", *world]
+    learn = ["imitate", str(tmp_path / "h"), "--out", str(out), "--updates", "3", "--length", "20", "--batch", "4", "--target", "expert_action", *world]
+    assert cli.main(make) == 0 and cli.main(learn) == 0
+    assert f"xland-minigrid evaluate {out}" in capsys.readouterr().out
+    card = json.loads((tmp_path / "h/card.json").read_text())
+    assert card["command"] == " ".join(["xland-minigrid", *make]) and load_agent(out).steps == 3 * 20 * 4
+    assert cli.main([*make, "--seed", "1"]) == 1 and "other histories" in capsys.readouterr().err
+    assert cli.main(learn) == 1 and "holds a run" in capsys.readouterr().err
+    assert cli.main([*learn, "--resume", "--length", "30"]) == 1 and "other imitation settings" in capsys.readouterr().err
+    assert len(load_histories(tmp_path / "h")) == 8
+
+
+def test_wrong_input(histories, tasks, tmp_path):
+    ask = lambda config=SMALL, imitation=ImitationConfig(), **more: imitate(histories, dataclasses.replace(config, out=str(tmp_path / "run")), imitation, progress=False, **more)
+    change = lambda **fields: dataclasses.replace(SMALL, **fields)
+    wrong = {
+        "time limit": lambda: ask(change(max_steps=20)), "view": lambda: ask(change(view_size=7)), "size": lambda: ask(change(size=7)),
+        "goal": lambda: ask(change(network=NetworkConfig(neighbors=True, goal_conditioned_core=8))), "long windows": lambda: ask(imitation=ImitationConfig(length=65, updates=1)),
+        "nothing to resume": lambda: ask(resume=True), "batch": lambda: ImitationConfig(batch=0), "target": lambda: ImitationConfig(target="reward"),
+        "player": lambda: player_of("nobody", tasks, *make_world(SMALL))}
+    assert refusals({name: (call, ValueError, r"\.$") for name, call in wrong.items()}) == {}
+
+
+# ------------------------------------------------------------------------------------------- XLand-100B's layout
+
+
+def test_what_the_published_layout_lacks_is_blank(histories, tmp_path):
+    import h5py
+    path = save_xland100b(histories, tmp_path / "h.hdf5", env_id="XLand-MiniGrid-R1-9x9", benchmark_id="trivial-1m")
+    with h5py.File(path, "r+") as file:
+        assert len(file) == 8 and file["3/states"].shape == (1, 64, 5, 5) and file["3/rewards"].dtype == np.float16 and file["3/dones"].dtype == bool
+        assert dict(file["3"].attrs) == {"env-id": "XLand-MiniGrid-R1-9x9", "benchmark-id": "trivial-1m", "ruleset-id": 3}
+        tile, color = np.divmod(file["3/states"][:], 12)
+        assert tile.max() < 13 and color.max() < 12
+        for group in file.values():
+            for name in ("directions", "pockets", "steps_to_go", "task"):
+                del group[name]
+    found = load_xland100b(path, [3, 5])
+    assert len(found) == 2 and found.array("task").tolist() == [3, 5] and not found.array("direction").any() and not found.array("goals").any()
+    for name in ("observation", "action", "reward", "done", "expert_action"):
+        assert np.array_equal(found[1][name], histories[5][name]), name
+    with pytest.raises(IndexError, match="no group 8"):
+        load_xland100b(path, [8])
+
+
+def test_damaged_hdf5(histories, tmp_path):
+    path = save_xland100b(histories, tmp_path / "h.hdf5", env_id="XLand-MiniGrid-R1-9x9", benchmark_id="trivial-1m")
+    content, random, refused = path.read_bytes(), np.random.default_rng(0), 0
+    for end in random.integers(0, len(content), 20):
+        path.write_bytes(content[:end])
+        with pytest.raises(ValueError, match="copy it again"):
+            load_xland100b(path)
+    with pytest.raises(FileNotFoundError):
+        load_xland100b(tmp_path / "nothing")
+    uneven = Histories([{name: array[[0, 0, 1]] for name, array in histories.parts[0].items()}], {})
+    with pytest.raises(ValueError, match="equally many"):
+        save_xland100b(uneven, path, env_id="", benchmark_id="")
+
+
+# ------------------------------------------------------------------------------------------- adaptation
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+def test_imitating_a_player_that_finds_out_adapts(tmp_path):
+    "Held-out objects: an agent that imitates the reference player gets better from trial to trial; one that clones the expert, which knows the goal, does not."
+    held, base = held_out_objects(), demo_plan().config
+    env, params = make_world(base)
+    tasks, unseen = hold_tasks(OBJECTS[~held], 2048, 1), hold_tasks(OBJECTS[held], 300, 2)
+    success = {}
+    for name, (player, parameters) in {"clone": (NoisyExpert(0, 0), None), "reference": player_of("reference", tasks, env, params)}.items():
+        histories = record(player, env, params, tasks, range(2048), steps=120, parameters=parameters)
+        agent = imitate(histories, dataclasses.replace(base, out=str(tmp_path / name)), ImitationConfig(length=120, batch=128, updates=300, lr=2e-3), progress=False).agent
+        success[name] = evaluate(agent, unseen, num_trials=5, num_tasks=None).success.mean(0)
+        if name == "reference":
+            assert returns_by_tenth(histories)[-1] > returns_by_tenth(histories)[0]
+    assert success["reference"][4] > success["clone"][4] + 0.15, success
+    assert success["reference"][4] > success["reference"][0] + 0.15, success
