@@ -200,7 +200,7 @@ WRONG_TASKS = [
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, [1, 2]), "Cannot draw tasks from list"),
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS.replace(init_tiles=np.tile(THINGS[:, None], (1, 9, 1)))), "do not fit"),
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS, [1, 2]), "one weight for each"),
-    (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS, [1, 2, 3, -1]), "none of them negative"),
+    (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS, [1, 2, 3, -1]), "none negative"),
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS, [0, 0, 0, 0]), "at least one above zero"),
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS, [0, 0, 0, np.nan]), "infinite"),
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(xland_minigrid.make("MiniGrid-Empty-5x5")[1], TASKS), "no ruleset"),
