@@ -37,10 +37,11 @@ def _translated(cls, call, **more):
     return type(cls.__name__, (cls,), {"__call__": call, "__module__": __name__, "__doc__": cls.__doc__, **more})
 
 def _rule(cls):
-    return _translated(cls, lambda self, *args: check_rule(self.encode()[None], *args))
+    return _translated(cls, lambda self, *args, **more: check_rule(self.encode()[None], *args, **more))
 
 def _goal(cls):
-    return _translated(cls, lambda self, *args: check_goal(self.encode(), *args), ID={5: 6, 6: 5}.get(cls.ID, cls.ID))
+    call = lambda self, *args, **more: check_goal(self.encode(), *args, **more)
+    return _translated(cls, call, ID={5: 6, 6: 5}.get(cls.ID, cls.ID))
 
 (
     EmptyRule, AgentHoldRule, AgentNearRule,
