@@ -38,6 +38,9 @@ def _commands(file_in, file_out):
 
 
 
+def _numbers(t):
+    return f"Step: {t.state.step_num} | StepType: {t.step_type} | Discount: {t.discount} | Reward: {t.reward}"
+
 def _in_text(play):
     if not play.agent_view:
         return play.env.render(play.env_params.replace(render_mode="rich_text"), play.timestep)
@@ -105,6 +108,4 @@ class ManualControl:
 
     def _show(self):
         self.render()
-        t = self.timestep
-        print(f"Step: {t.state.step_num} | StepType: {t.step_type} | Discount: {t.discount} | Reward: {t.reward}",
-              file=self.out)
+        print(_numbers(self.timestep), file=self.out)

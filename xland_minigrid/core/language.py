@@ -266,12 +266,8 @@ def describe_ruleset(ruleset, level: str = "full") -> str:
 
     Args:
         ruleset: has `goal (5,)`, `rules (R, 7)`, `init_tiles (N, 2)` and perhaps `extended`.
-        level:
-            `"full"`: numbered sentences, goal first;
-            `"short"`: the same without articles;
-            `"precise"`: full, with the actions after which each is checked;
-            `"story"`: one paragraph, goal last;
-            `"goal"`: the goal alone.
+        level: `"full"`: numbered sentences, goal first; `"short"`: the same without articles; `"precise"`: full, with
+            the actions after which each is checked; `"story"`: one paragraph, goal last; `"goal"`: the goal alone.
     `parse.parse_ruleset` reads all levels but `"goal"` back. Raises `ValueError` for another level or a batch of tasks.
     """
     if level not in LEVELS:

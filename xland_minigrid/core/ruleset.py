@@ -40,8 +40,7 @@ class RuleSet(PyTreeNode):
     def extend(self, declared=None) -> "RuleSet":
         """Convert to the extended form, which registered classes need, and batches with extended tasks.
 
-        Only for encodings written by hand: `make_ruleset` and `stack_rulesets` convert where necessary. `declared`: as
-        in `compose.extend_task`.
+        Only for encodings written by hand; `make_ruleset` and `stack_rulesets` do it. `declared`: see `extend_task`.
         """
         if self.extended is not None:
             return self

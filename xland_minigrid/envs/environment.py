@@ -384,6 +384,3 @@ class Environment(abc.ABC):
     def render(self, params: EnvParams, timestep: TimeStep) -> np.ndarray | str:
         "See `render`."
         return render(params, timestep)
-
-
-
