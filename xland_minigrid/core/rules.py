@@ -218,7 +218,7 @@ rule_kinds = Registry("rule")
 
 # %% ../../nbs/core/06_rules.ipynb #f
 def check_declaration(cls: type, base: type, what: str, products: int) -> None:
-    "Raise `TypeError` or `ValueError` unless a class declares a rule or goal properly."
+    "Raise `TypeError` or `ValueError` for an invalid declaration of a rule or goal."
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise TypeError(f"A {what} is a class derived from {base.__name__}; {cls!r} is not.")
     name, fields = cls.__name__, field_names(cls)

@@ -83,8 +83,8 @@ def check_extended(ruleset: RuleSet) -> None:
         return
     if extended is None:
         if (np.asarray(goal)[..., 0] >= NUM_GOALS).any() or (np.asarray(rules)[..., 0] >= NUM_RULES).any():
-            raise ValueError("This ruleset uses rules or goals beyond Tables 2 and 3 (built-in rules go up to 11, "
-                             "goals up to 14): make it with make_ruleset, or register them and call its extend().")
+            raise ValueError("This ruleset goes beyond Tables 2 and 3 (rules above 11, goals above 14): make it with "
+                             "make_ruleset, or register them and call its extend().")
         return
     found, needed = (extended.rules.shape, extended.goals.shape), ((*rules.shape[:-1], 2), (*goal.shape[:-1], "K", 4))
     if found[0][-2:] != needed[0][-2:] or found[1][-1:] != (4,) or len(found[1]) != len(needed[1]):
