@@ -80,7 +80,7 @@ NUM_RULES = 12
 
 
 class Declared(PyTreeNode):
-    "What rules and goals have in common: a declaration, and an encoding of `LENGTH` bytes."
+    "Base class of rules and goals: a declaration, and an encoding of `LENGTH` bytes."
     ID: ClassVar[int]
     LENGTH: ClassVar[int]
     when: ClassVar[tuple[int, ...]] = ()  # actions after which it is checked
@@ -176,13 +176,13 @@ class Registry:
         self.declared, self.two = np.zeros((256, 3), np.uint32), np.zeros(256, bool)
 
     def add(self, cls: type, identifier: int) -> type:
-        "Enter a class, replacing the one that had the identifier."
+        "Enter a class, replacing any with this identifier."
         cls.ID, self.classes[identifier], self.declared[identifier] = identifier, cls, declaration(cls)
         self.two[identifier] = self.declared[identifier, 2]
         return cls
 
     def remove(self, identifier: int) -> None:
-        "Remove a registered class and free its identifier."
+        "Remove a class and free its identifier."
         del self.classes[identifier]
         self.declared[identifier], self.two[identifier] = 0, False
 
@@ -240,7 +240,7 @@ def check_declaration(cls: type, base: type, what: str, products: int) -> None:
         raise ValueError(f"{name} has {len(inputs)} input{'s' * (len(inputs) != 1)}, but its `looks` needs {needed}.")
 
 def check_tiles(object_) -> None:
-    "Raise `ValueError` if a tile of a rule or goal cannot lie on a grid, or cannot be carried where it must be."
+    "Raise `ValueError` if a tile of a rule or goal cannot lie on a grid, or be carried where it must be."
     kind, like = type(object_).__name__, "a tile is a pair (tile, colour), such as (Tiles.BALL, Colors.RED)."
     tiles = {name: getattr(object_, name) for name in field_names(object_) if name != "position"}
     for name, pair in tiles.items():
