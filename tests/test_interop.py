@@ -192,17 +192,17 @@ def test_sampled_parameters_read_and_change_like_those_inside(inside):
 
 
 WRONG_TASKS = [
-    (lambda env, p: RulesetSamplingWrapper(GymAutoResetWrapper(env)), "put GymAutoResetWrapper around"),
-    (lambda env, p: RulesetSamplingWrapper(DirectionObservationWrapper(DmEnvAutoResetWrapper(env))), "put DmEnvAutoResetWrapper around"),
+    (lambda env, p: RulesetSamplingWrapper(GymAutoResetWrapper(env)), "inside GymAutoResetWrapper would not"),
+    (lambda env, p: RulesetSamplingWrapper(DirectionObservationWrapper(DmEnvAutoResetWrapper(env))), "inside DmEnvAutoResetWrapper would not"),
     (lambda env, p: RulesetSamplingWrapper(env).reset(p, jax.random.key(0)), "sample_tasks"),
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, one(0)), r"goals \(n, 5\)"),
-    (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, jax.tree.map(lambda x: x[:0], TASKS)), "no tasks to draw"),
+    (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, jax.tree.map(lambda x: x[:0], TASKS)), "tasks are empty"),
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, [1, 2]), "Cannot draw tasks from list"),
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS.replace(init_tiles=np.tile(THINGS[:, None], (1, 9, 1)))), "do not fit"),
-    (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS, [1, 2]), "one weight for each"),
-    (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS, [1, 2, 3, -1]), "none of them negative"),
+    (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS, [1, 2]), "one weight per task"),
+    (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS, [1, 2, 3, -1]), "none negative"),
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS, [0, 0, 0, 0]), "at least one above zero"),
-    (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS, [0, 0, 0, np.nan]), "infinite"),
+    (lambda env, p: RulesetSamplingWrapper(env).with_tasks(p, TASKS, [0, 0, 0, np.nan]), "one finite number per task"),
     (lambda env, p: RulesetSamplingWrapper(env).with_tasks(xland_minigrid.make("MiniGrid-Empty-5x5")[1], TASKS), "no ruleset"),
 ]
 

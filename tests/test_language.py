@@ -375,15 +375,15 @@ def test_tasks_as_people_write_them():
 # Errors --------------------------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("read, text, says", [
-    (parse_goal, "hold a crimson ball", r"'crimson'.*no colour: the colours are red, green"), (parse_goal, "stand next to a red pyarmid", r"'pyarmid'.*did you mean 'pyramid'"),
+    (parse_goal, "hold a crimson ball", r"'crimson'.*not a colour: the colours are red, green"), (parse_goal, "stand next to a red pyarmid", r"'pyarmid'.*did you mean 'pyramid'"),
     (parse_goal, "hold a ball", "no colour"), (parse_goal, "hold a red", "no shape: the shapes are ball"), (parse_goal, "hold a red green ball", "2 colours"),
-    (parse_goal, "eat a red ball", r"'eat red ball'; the nearest I know is 'hold a red ball'"), (parse_goal, "", "There is no goal"), (parse_goal, " .\n", "There is no goal"),
-    (parse_goal, "stand at row 300, column 2", "0 to 255"), (parse_goal, "hold a red ball or hold a blue key, then hold a pink star", "brackets what belongs together"),
-    (parse_goal, "(hold a red ball", "every '\\(' needs"), (parse_goal, "first hold a red ball or hold a blue key", "begins with 'first'"), (parse_goal, "first hold a red wall, then hold a red ball", "cannot be carried"),
-    (parse_rule, "a red ball in your hands becomes a bleu key", r"'bleu'.*did you mean 'blue'"), (parse_rule, "a red ball", "the nearest I know"), (parse_rule, "", "There is no rule"),
+    (parse_goal, "eat a red ball", r"'eat red ball'; the nearest I know is 'hold a red ball'"), (parse_goal, "", "The goal is missing"), (parse_goal, " .\n", "The goal is missing"),
+    (parse_goal, "stand at row 300, column 2", "0 to 255"), (parse_goal, "hold a red ball or hold a blue key, then hold a pink star", "add brackets"),
+    (parse_goal, "(hold a red ball", "every '\\(' needs"), (parse_goal, "first hold a red ball or hold a blue key", "has 'first'"), (parse_goal, "first hold a red wall, then hold a red ball", "cannot be carried"),
+    (parse_rule, "a red ball in your hands becomes a bleu key", r"'bleu'.*did you mean 'blue'"), (parse_rule, "a red ball", "the nearest I know"), (parse_rule, "", "The rule is missing"),
     (parse_rule, "a red ball in your foot becomes a blue key", "in your foot"), (parse_rule, "a red ball in your hands becomes a blue key, and a red key, a red ball and a red hex appear beside you", "up to three things"),
     (parse_ruleset, "Rules: 1. a red ball in your hands becomes a blue key.", "begin with 'Your goal"), (parse_ruleset, "Your goal: hold a red ball.\nIn this world:\n  1. Pigs fly.\nAt the start there are: a red ball.", "pigs fly"),
-    (parse_ruleset, "Your goal: hold a red ball.\nIn this world nothing ever changes by itself.\nAt the start there are: a red ball, a red elephant.", "elephant"), (parse_ruleset, "", "There is no goal"),
+    (parse_ruleset, "Your goal: hold a red ball.\nIn this world nothing ever changes by itself.\nAt the start there are: a red ball, a red elephant.", "elephant"), (parse_ruleset, "", "The goal is missing"),
     (parse_ruleset, "Goal: hold a red ball. Objects: 9999 red balls.", "9999"), (parse_goal, "stand at row 2, column 9999", "0 to 255"),
 ])
 def test_errors_name_the_words_and_the_remedy(read, text, says):
@@ -471,10 +471,10 @@ def test_dictionaries_come_back():
 
 @pytest.mark.parametrize("change, says", [
     (lambda d: d.pop("objects"), "has the keys"), (lambda d: d["goal"].pop("tile"), "needs 'tile'"), (lambda d: d["goal"].update(kind="AgentHoldGaol"), "did you mean 'AgentHoldGoal'"),
-    (lambda d: d["goal"].update(tile="crimson ball"), "crimson"), (lambda d: d["rules"].append("x"), "is no rule"), (lambda d: d["rules"][0].update(more=["red ball"] * 3), "up to three"),
+    (lambda d: d["goal"].update(tile="crimson ball"), "crimson"), (lambda d: d["rules"].append("x"), "is not a rule"), (lambda d: d["rules"][0].update(more=["red ball"] * 3), "up to three"),
     (lambda d: d["objects"].append("red elephant"), "elephant"), (lambda d: d.update(goal={"kind": "AllOf", "parts": 3}), "list is needed"), (lambda d: d.update(goal={"kind": "AllOf", "parts": []}), "at least one part"),
     (lambda d: d.update(goal={"kind": "AgentOnPositionGoal", "position": [1, -2]}), "0 to 255"), (lambda d: d.update(goal={"kind": "AgentOnPositionGoal", "position": 7}), "a row and a column"),
-    (lambda d: d.update(rules=3), "list"), (lambda d: d.update(objects="red ball"), "list"), (lambda d: d["rules"][0].update(more="red ball"), "list"), (lambda d: d["goal"].update(kind=["x"]), "no goal"),
+    (lambda d: d.update(rules=3), "list"), (lambda d: d.update(objects="red ball"), "list"), (lambda d: d["rules"][0].update(more="red ball"), "list"), (lambda d: d["goal"].update(kind=["x"]), "not a goal"),
 ])
 def test_wrong_dictionaries(change, says):
     data = ruleset_to_dict(make_ruleset(AgentHoldGoal(RED_BALL), [AgentHoldRule(RED_BALL, BLUE_KEY)], [RED_BALL]))

@@ -297,9 +297,9 @@ PLAN = layout("R4", 9, 9)
 FITS = dict(height=9, width=9)
 ERRORS = {
     "no Layout": (lambda: ENV.default_params(layout=np.zeros((9, 9))), "must be a Layout"),
-    "other size": (lambda: ENV.default_params(layout=PLAN, height=13), "layout is 9x9, but 13x9 is asked for"),
-    "other size in make": (lambda: xland_minigrid.make("XLand-MiniGrid-R4-13x13", layout=PLAN), "layout is 9x9, but 13x13 is asked for"),
-    "replaced": (lambda: reset_with(layout("R1", 8, 9)), "pad it with pad_layout"),
+    "other size": (lambda: ENV.default_params(layout=PLAN, height=13), "layout is 9x9, not 13x9"),
+    "other size in make": (lambda: xland_minigrid.make("XLand-MiniGrid-R4-13x13", layout=PLAN), "layout is 9x9, not 13x13"),
+    "replaced": (lambda: reset_with(layout("R1", 8, 9)), "use pad_layout"),
     "a batch without vmap": (lambda: reset_with(stack_layouts([PLAN, PLAN])), "batch of 2: use jax.vmap"),
     "dtype of cells": (lambda: reset_with(PLAN.replace(cells=PLAN.cells.astype(np.int32))), "wrong dtype"),
     "dtype of free": (lambda: reset_with(PLAN.replace(free=PLAN.free.astype(np.float32))), "wrong dtype"),
@@ -332,7 +332,7 @@ def test_wrong_input_is_refused_in_one_sentence():
 
 
 def test_shapes_are_checked_under_jit_as_well():
-    with pytest.raises(ValueError, match="pad it with pad_layout"):
+    with pytest.raises(ValueError, match="use pad_layout"):
         reset_with(layout("R1", 8, 9), jit=True)
 
 

@@ -502,13 +502,13 @@ WRONG = [
     ("MiniGrid-FourRooms", dict(height=18, width=18), "side 5, 7, 9"), ("MiniGrid-FourRooms", dict(height=9), "square"),
     ("MiniGrid-LockedRoom", dict(height=15, width=15), "13, 17 or 19"), ("MiniGrid-MemoryS8", dict(height=9), "7 rows"),
     ("MiniGrid-MemoryS8", dict(width=6), "at least 7 columns"), ("MiniGrid-Playground", dict(height=18, width=18), "16, 19"),
-    ("MiniGrid-Playground", dict(num_objects=225), "choose 0 to"), ("MiniGrid-Playground", dict(num_objects=-1), "choose 0 to"),
+    ("MiniGrid-Playground", dict(num_objects=225), "from 0 to"), ("MiniGrid-Playground", dict(num_objects=-1), "from 0 to"),
     ("MiniGrid-Unlock", dict(height=3), "at least 4 rows"), ("MiniGrid-BlockedUnlockPickUp", dict(width=6), "7 columns"),
     ("MiniGrid-LavaGapS5", dict(width=4), "at least 5x5"), ("MiniGrid-Empty-5x5", dict(width=256), "3 to 255"),
-    ("MiniGrid-MemoryS128", dict(width=300), "3 to 255"), ("MiniGrid-Empty-5x5", dict(height=6.0), "whole number"),
+    ("MiniGrid-MemoryS128", dict(width=300), "3 to 255"), ("MiniGrid-Empty-5x5", dict(height=6.0), "an integer"),
     *((name, wrong, remedy) for name in ("MiniGrid-DoorKey-5x5", "XLand-MiniGrid-R1-9x9") for wrong, remedy in [
-        (dict(view_size=4), "odd number"), (dict(view_size=1), "at least 3"), (dict(view_size=5.0), "whole number"), (dict(view_size=True), "whole number"),
-        (dict(max_steps=0), "at least 1"), (dict(max_steps=-3), "at least 1"), (dict(max_steps=1.5), "whole number")])]
+        (dict(view_size=4), "odd number"), (dict(view_size=1), "at least 3"), (dict(view_size=5.0), "an integer"), (dict(view_size=True), "an integer"),
+        (dict(max_steps=0), "at least 1"), (dict(max_steps=-3), "at least 1"), (dict(max_steps=1.5), "an integer")])]
 
 
 def test_wrong_input_is_refused_by_make():

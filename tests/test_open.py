@@ -377,7 +377,7 @@ def test_a_class_that_is_registered_again_reaches_programs_that_were_compiled_be
         rows = cell(action)(BALL, STAR).encode()[None]
         assert bool(changes(rows, rules.rule_kinds.declared)) == (action == Actions.TOGGLE) and len(count) == 1
     bare = jax.tree.map(jnp.asarray, RuleSet(goal=np.zeros(5, np.uint8), rules=rows, init_tiles=BALL[None]))
-    with pytest.raises(TypeError, match="give what classes declare as an argument"):
+    with pytest.raises(TypeError, match="pass declarations as an argument"):
         jax.jit(lambda task: task.extend())(bare)
 
 
@@ -401,8 +401,8 @@ WRONG = [
     (lambda: register_rule(declared(when=(9,), looks=in_pocket())), "when is"),
     (lambda: register_rule(declared(when=TOGGLE)), "looks is None"),
     (lambda: register_rule(declared(when=TOGGLE, looks="ahead")), "looks is 'ahead'"),
-    (lambda: register_rule(declared(TwoTileRule, when=TOGGLE, looks=on_cells("ahead"))), "2 inputs, but what it looks at needs 1"),
-    (lambda: register_rule(declared(OneTileRule, when=TOGGLE, looks=beside_object())), "1 input, but what it looks at needs 2"),
+    (lambda: register_rule(declared(TwoTileRule, when=TOGGLE, looks=on_cells("ahead"))), "2 inputs, but its `looks` needs 1"),
+    (lambda: register_rule(declared(OneTileRule, when=TOGGLE, looks=beside_object())), "1 input, but its `looks` needs 2"),
     (lambda: register_rule(declared(TwoTileRule, when=TOGGLE, looks=in_pocket().while_carrying())), "pocket holds one thing"),
     (lambda: register_rule(declared(TwoTileRule, when=TOGGLE, looks=beside_object().while_carrying())), "uses? both inputs"),
     (lambda: register_rule(declared(OneTileRule, when=TOGGLE, looks=goals.agent_at())), "only goals can"),
@@ -412,20 +412,20 @@ WRONG = [
     (lambda: register_rule(AgentHoldRule), "built in"),
     (lambda: register_goal(declared(OneTileRule, when=TOGGLE, looks=on_cells("ahead"))), "derived from BaseGoal"),
     (lambda: register_goal(declared(TwoTileGoal, when=TOGGLE, looks=on_cells("ahead").while_carrying(used_up=True))), "changes nothing"),
-    (lambda: on_cells("above"), "no cell 'above'"), (lambda: on_cells(), "needs one or more"), (lambda: beside_agent("north"), "no direction 'north'"),
-    (lambda: make_ruleset(goal="hold"), "is no goal"), (lambda: make_ruleset(rules=[3]), "is no rule"), (lambda: AllOf(), "at least one part"),
-    (lambda: Not(EmptyGoal(), EmptyGoal()), "exactly one"), (lambda: AllOf(3), "is no goal"), (lambda: several(AgentHoldRule(BALL, STAR)), "0 further"),
+    (lambda: on_cells("above"), "Unknown cell 'above'"), (lambda: on_cells(), "needs one or more"), (lambda: beside_agent("north"), "Unknown direction 'north'"),
+    (lambda: make_ruleset(goal="hold"), "is not a goal"), (lambda: make_ruleset(rules=[3]), "is not a rule"), (lambda: AllOf(), "at least one part"),
+    (lambda: Not(EmptyGoal(), EmptyGoal()), "exactly one"), (lambda: AllOf(3), "is not a goal"), (lambda: several(AgentHoldRule(BALL, STAR)), "0 further"),
     (lambda: AllOf(*[AgentHoldGoal(BALL)] * 40), "at most 32"), (lambda: InOrder(AnyOf(InOrder(AgentHoldGoal(BALL)))), "before its turn"),
-    (lambda: stack_rulesets([]), "nothing to stack"), (lambda: goals.decode_goal(np.full(5, 250)), "250 is no goal"),
-    (lambda: several(AgentHoldRule(BALL, STAR), HEX, HEX, HEX), "3 further"), (lambda: several(AgentHoldRule(BALL, STAR), [HEX, HEX]), "is no product"),
+    (lambda: stack_rulesets([]), "nothing to stack"), (lambda: goals.decode_goal(np.full(5, 250)), "250 is not a goal"),
+    (lambda: several(AgentHoldRule(BALL, STAR), HEX, HEX, HEX), "3 further"), (lambda: several(AgentHoldRule(BALL, STAR), [HEX, HEX]), "is not a product"),
     (lambda: make_ruleset(Unregistered(BALL)), "@register_goal above the class"), (lambda: AllOf(Unregistered(BALL)), "@register_goal above the class"),
     (lambda: make_ruleset(rules=[ChildOfRegistered(BALL, STAR)]), "@register_rule above the class"),
     (lambda: make_ruleset(rules=AgentHoldRule(BALL, STAR)), "put it in a list"), (lambda: make_ruleset(init_tiles=BALL), "list the objects"), (lambda: make_ruleset(init_tiles=[3]), "list the objects"),
     (lambda: make_ruleset(AgentHoldGoal(Tiles.BALL)), "a tile is a pair"), (lambda: make_ruleset(AgentHoldGoal((Colors.RED, Tiles.BALL))), "never lies on a grid"),
     (lambda: make_ruleset(AgentHoldGoal(T(Tiles.WALL))), "cannot be carried"), (lambda: AllOf(Facing("red ball")), "a tile is a pair"),
-    (lambda: stack_rulesets([Facing(BALL)]), "is no ruleset"), (lambda: xland_minigrid.make("XLand-MiniGrid-R1-9x9", ruleset="trivial"), "give a RuleSet"),
+    (lambda: stack_rulesets([Facing(BALL)]), "is not a ruleset"), (lambda: xland_minigrid.make("XLand-MiniGrid-R1-9x9", ruleset="trivial"), "give a RuleSet"),
     (lambda: xland_minigrid.make("XLand-MiniGrid-R1-9x9", colour=3), "its parameters are height"),
-    (lambda: xland_minigrid.make("XLand-MiniGrid-R1-9x9")[0].reset(xland_minigrid.make("XLand-MiniGrid-R1-9x9")[1], 0), "random key, not int"),
+    (lambda: xland_minigrid.make("XLand-MiniGrid-R1-9x9")[0].reset(xland_minigrid.make("XLand-MiniGrid-R1-9x9")[1], 0), "int is not a random key"),
     (lambda: generate_benchmark("small", n=10, rule_kinds=("Forge",)), "identifiers or classes"), (lambda: pad_table(compose(EmptyGoal()), 33), "does not fit"),
 ]
 
@@ -544,11 +544,11 @@ def test_a_file_says_which_kinds_it_uses(tmp_path):
     path = generate_benchmark("small", n=20, rule_kinds=(mine,), solvable=False).save(tmp_path / "mine.safetensors")
     task = load_benchmark_from_path(path).get_ruleset(0)
     cell("Filed", Actions.PICK_UP)
-    assert "registered anew" in load_and_describe(task)
+    assert "registered again" in load_and_describe(task)
     with pytest.raises(ValueError, match=f"rule Filed under the identifier {mine.ID}, which is Filed as declared here"):
         load_benchmark_from_path(path)
     cell("Filed", Actions.TOGGLE)
-    assert "registered anew" not in load_and_describe(load_benchmark_from_path(path).get_ruleset(0))
+    assert "registered again" not in load_and_describe(load_benchmark_from_path(path).get_ruleset(0))
 
 
 def load_and_describe(task):
@@ -568,7 +568,7 @@ def test_what_is_hidden_can_be_observed():
 def test_a_file_with_kinds_that_are_not_registered_is_refused():
     goals_, rules_ = np.zeros((1, 5), np.uint8), np.full((1, 1, 7), 3, np.uint8)
     rules_[..., 0] = 203
-    with pytest.raises(ValueError, match="203 is no rule.*run the cell that registers it"):
+    with pytest.raises(ValueError, match="203 is not a rule.*run the cell that registers it"):
         Benchmark.from_arrays(goals_, rules_, np.zeros((1, 1, 2), np.uint8))
     with pytest.raises(ValueError, match="rule_kinds"):
         generate_benchmark("small", n=10, rule_kinds=(203,), solvable=False)

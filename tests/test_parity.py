@@ -524,7 +524,7 @@ def test_more_objects_than_free_cells_are_refused():
 def test_malformed_rulesets_are_refused():
     good = RuleSet(goal=np.zeros(5, np.uint8), rules=np.zeros((1, 7), np.uint8), init_tiles=np.zeros((1, 2), np.uint8))
     assert good.validate() is good
-    wrong = [("goal", np.full(5, 200, np.uint8), "200 is no goal"), ("rules", np.full((1, 7), 200, np.uint8), "200 is no rule"),
+    wrong = [("goal", np.full(5, 200, np.uint8), "200 is not a goal"), ("rules", np.full((1, 7), 200, np.uint8), "200 is not a rule"),
              ("rules", np.zeros((2, 5), np.uint8), "rules has shape"), ("init_tiles", np.full((1, 2), 15, np.uint8), "Unknown tile"),
              ("init_tiles", np.zeros((1, 2)), "dtype")]
     assert refusals({words: (good.replace(**{field: value}).validate, words) for field, value, words in wrong}, ValueError) == {}

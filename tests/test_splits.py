@@ -307,7 +307,7 @@ def test_registered_kinds_are_split_too():
     finally:
         for cls in (Knock, Unlock):
             rule_kinds.remove(cls.ID)
-    with pytest.raises(ValueError, match="is no rule"):
+    with pytest.raises(ValueError, match="is not a rule"):
         split_rows(*made[:3], "depth", test=1)
 
 
@@ -346,7 +346,7 @@ def test_arrays_that_are_no_tasks_are_refused(made):
         split_rows(*made[:3], "hash", goal_ids=made.goal_ids[:5])
     composed, unknown = goals.copy(), goals.copy()
     composed[0, 0], unknown[0, 0] = 255, 77
-    for wrong, words in ((composed, "composed goal"), (unknown, "77 is no goal")):
+    for wrong, words in ((composed, "composed goal"), (unknown, "77 is not a goal")):
         with pytest.raises(ValueError, match=words):
             split_rows(wrong, rules, tiles, "colour", test="red")
     for by in ("random", "hash"):

@@ -119,7 +119,7 @@ def test_registered_kinds_are_counted_by_name():
         strange = bench.to_numpy()
     finally:
         rule_kinds.remove(Knock.ID)
-    with pytest.raises(ValueError, match="is no rule"):
+    with pytest.raises(ValueError, match="is not a rule"):
         benchmark_statistics(strange)
 
 

@@ -1,11 +1,11 @@
-"""xminigrid 0.9.3 under its own names, paths and identifiers, for programs written for it: `import xland_minigrid.compat as xminigrid`."""
+"""Names, paths and identifiers of xminigrid 0.9.3: `import xland_minigrid.compat as xminigrid`."""
 import importlib
 
 __version__ = "0.9.3"
 
-_WHERE = {"make": "registration", "register": "registration", "registered_environments": "registration", "load_benchmark": "benchmarks", "registered_benchmarks": "benchmarks"}
-_MODULES = ("benchmarks", "core", "environment", "envs", "experimental", "registration", "rendering", "types", "wrappers")
-
+_WHERE = {**dict.fromkeys(("make", "register", "registered_environments"), "registration"),
+          **dict.fromkeys(("load_benchmark", "registered_benchmarks"), "benchmarks")}
+_MODULES = "benchmarks core environment envs experimental registration rendering types wrappers".split()
 
 def __getattr__(name):
     if name in _MODULES:

@@ -25,50 +25,54 @@ from ..interop.upstream import goal_from_upstream, rules_from_upstream, tiles_fr
 # %% ../../nbs/compat/04_laws.ipynb #b
 def check_rule(encodings, grid, agent: AgentState, action, position) -> tuple[jnp.ndarray, AgentState]:
     "`core.rules.check_rule` in the numbers of 0.9.3, for encodings uint8 `(R, 7)`."
-    grid, agent = rules.check_rule(rules_from_upstream(encodings), tiles_from_upstream(grid), agent_in(agent), action, position)
+    encodings, grid = rules_from_upstream(encodings), tiles_from_upstream(grid)
+    grid, agent = rules.check_rule(encodings, grid, agent_in(agent), action, position)
     return tiles_to_upstream(grid), agent_out(agent)
 
 def check_goal(encoding, grid, agent: AgentState, action, position) -> jnp.ndarray:
     "`core.goals.check_goal` in the numbers of 0.9.3, for an encoding uint8 `(5,)`."
     return goals.check_goal(goal_from_upstream(encoding), tiles_from_upstream(grid), agent_in(agent), action, position)
 
+def _translated(cls, call, **more):
+    return type(cls.__name__, (cls,), {"__call__": call, "__module__": __name__, "__doc__": cls.__doc__, **more})
+
 def _rule(cls):
-    call = lambda self, grid, agent, action, position: check_rule(self.encode()[None], grid, agent, action, position)
-    return type(cls.__name__, (cls,), {"__call__": call, "__module__": __name__, "__doc__": cls.__doc__})
+    return _translated(cls, lambda self, *args, **more: check_rule(self.encode()[None], *args, **more))
 
 def _goal(cls):
-    call = lambda self, grid, agent, action, position: check_goal(self.encode(), grid, agent, action, position)
-    identifier = {5: 6, 6: 5}.get(cls.ID, cls.ID)
-    return type(cls.__name__, (cls,), {"ID": identifier, "__call__": call, "__module__": __name__, "__doc__": cls.__doc__})
+    call = lambda self, *args, **more: check_goal(self.encode(), *args, **more)
+    return _translated(cls, call, ID={5: 6, 6: 5}.get(cls.ID, cls.ID))
 
 (
-    EmptyRule, AgentHoldRule, AgentNearRule, TileNearRule, TileNearUpRule, TileNearRightRule, TileNearDownRule, TileNearLeftRule, AgentNearUpRule,
-    AgentNearRightRule, AgentNearDownRule, AgentNearLeftRule,
+    EmptyRule, AgentHoldRule, AgentNearRule,
+    TileNearRule, TileNearUpRule, TileNearRightRule, TileNearDownRule, TileNearLeftRule,
+    AgentNearUpRule, AgentNearRightRule, AgentNearDownRule, AgentNearLeftRule,
 ) = map(_rule, rules.RULES)
 
 (
-    EmptyGoal, AgentHoldGoal, AgentOnTileGoal, AgentNearGoal, TileNearGoal, AgentOnPositionGoal, TileOnPositionGoal, TileNearUpGoal,
-    TileNearRightGoal, TileNearDownGoal, TileNearLeftGoal, AgentNearUpGoal, AgentNearRightGoal, AgentNearDownGoal, AgentNearLeftGoal,
+    EmptyGoal, AgentHoldGoal, AgentOnTileGoal, AgentNearGoal, TileNearGoal, AgentOnPositionGoal, TileOnPositionGoal,
+    TileNearUpGoal, TileNearRightGoal, TileNearDownGoal, TileNearLeftGoal,
+    AgentNearUpGoal, AgentNearRightGoal, AgentNearDownGoal, AgentNearLeftGoal,
 ) = map(_goal, goals.GOALS)
 
-# %% ../../nbs/compat/04_laws.ipynb #c
+# %% ../../nbs/compat/04_laws.ipynb #d
 take_action, move_forward, turn_clockwise, turn_counterclockwise, pick_up, put_down, toggle = (
-    in_upstream_numbers(act, "tiles", "agent", "") for act in (
-        actions.take_action, actions.move_forward, actions.turn_clockwise, actions.turn_counterclockwise,
-        actions.pick_up, actions.put_down, actions.toggle))
+    in_upstream_numbers(getattr(actions, name), "tiles", "agent", "") for name in
+    "take_action move_forward turn_clockwise turn_counterclockwise pick_up put_down toggle".split())
 
-crop_field_of_view, transparent_field_of_view, minigrid_field_of_view = (in_upstream_numbers(see, "tiles") for see in (
-    observation.crop_field_of_view, observation.transparent_field_of_view, observation.minigrid_field_of_view))
+crop_field_of_view, transparent_field_of_view, minigrid_field_of_view = (
+    in_upstream_numbers(getattr(observation, f"{name}_field_of_view"), "tiles")
+    for name in ("crop", "transparent", "minigrid"))
 generate_viz_mask_minigrid = in_upstream_numbers(observation.generate_viz_mask_minigrid, "")
 
-# %% ../../nbs/compat/04_laws.ipynb #d
-empty_world, room, two_rooms, four_rooms, nine_rooms = (in_upstream_numbers(build, "tiles") for build in (
-    walls.empty_world, walls.room, walls.two_rooms, walls.four_rooms, walls.nine_rooms))
+empty_world, room, two_rooms, four_rooms, nine_rooms = (
+    in_upstream_numbers(getattr(walls, name), "tiles") for name in
+    "empty_world room two_rooms four_rooms nine_rooms".split())
 
 (
     check_walkable, check_pickable, check_can_put, check_see_behind, free_tiles_mask, transparent_mask,
     sample_coordinates,
-) = (in_upstream_numbers(ask, "") for ask in (
-    grids.check_walkable, grids.check_pickable, grids.check_can_put, grids.check_see_behind, grids.free_tiles_mask,
-    grids.transparent_mask, grids.sample_coordinates))
+) = (in_upstream_numbers(getattr(grids, name), "") for name in (
+    "check_walkable", "check_pickable", "check_can_put", "check_see_behind", "free_tiles_mask", "transparent_mask",
+    "sample_coordinates"))
 get_neighbouring_tiles = in_upstream_numbers(grids.get_neighbouring_tiles, "tiles", "tiles", "tiles", "tiles")

@@ -1,2 +1,2 @@
-"""Playing by hand, under the path that xminigrid's users import."""
+"""Playing by hand at xminigrid's path."""
 from .play import ManualControl

@@ -29,18 +29,19 @@ from ..viz.render import RGB, agent_sprite, draw_tile, stamp
 from ..viz.render import render as draw_grid
 
 # %% ../../nbs/compat/07_pictures.ipynb #b
-COLOR_NAMES = {value: "white" if name == "EMPTY" else name.lower() for name, value in vars(Colors).items() if name.isupper()}
+COLOR_NAMES = {color: name.lower() for name, color in vars(Colors).items() if name.isupper()} | {Colors.EMPTY: "white"}
 
-TILE_STR = {Tiles.EMPTY: " ", Tiles.FLOOR: ".", Tiles.WALL: "☰", Tiles.BALL: "⏺", Tiles.SQUARE: "▪", Tiles.PYRAMID: "▲", Tiles.HEX: "⬢", Tiles.STAR: "★",
-            Tiles.GOAL: "■", Tiles.DOOR_LOCKED: "L", Tiles.DOOR_CLOSED: "C", Tiles.DOOR_OPEN: "O", Tiles.KEY: "K"}
+TILE_STR = {Tiles.EMPTY: " ", Tiles.FLOOR: ".", Tiles.WALL: "☰", Tiles.BALL: "⏺", Tiles.SQUARE: "▪", Tiles.PYRAMID: "▲",
+            Tiles.HEX: "⬢", Tiles.STAR: "★", Tiles.GOAL: "■", Tiles.DOOR_LOCKED: "L", Tiles.DOOR_CLOSED: "C",
+            Tiles.DOOR_OPEN: "O", Tiles.KEY: "K"}
 
-RULE_TILE_STR = {Tiles.FLOOR: "floor", Tiles.BALL: "ball", Tiles.SQUARE: "square", Tiles.PYRAMID: "pyramid", Tiles.GOAL: "goal", Tiles.KEY: "key",
-                 Tiles.HEX: "hexagon", Tiles.STAR: "star"}
+RULE_TILE_STR = {getattr(Tiles, name): name.lower() for name in "FLOOR BALL SQUARE PYRAMID GOAL KEY STAR".split()}
+RULE_TILE_STR[Tiles.HEX] = "hexagon"
 
 PLAYER_STR = {0: "^", 1: ">", 2: "V", 3: "<"}
 
 def render_text(grid, agent: AgentState | None = None) -> str:
-    "The grid in `rich` markup, one character a cell; the agent is `^`, `>`, `V` or `<`."
+    "Draw a grid in `rich` markup, one character per cell; the agent is `^`, `>`, `V` or `<`."
     cells = [[(TILE_STR[tile], COLOR_NAMES[color]) for tile, color in row] for row in np.asarray(grid).tolist()]
     if agent is not None:
         row, col = np.asarray(agent.position).tolist()
@@ -52,20 +53,20 @@ _GOALS = {1: "AgentHold", 3: "AgentNear", 4: "TileNear", **{goal.ID: goal.__name
 _RULES = {1: "AgentHold", 2: "AgentNear", 3: "TileNear", **{rule.ID: rule.__name__ for rule in RULES[4:]}}
 
 def encode_tile(tile) -> str:
-    "A (tile, colour) pair in words: `red ball`."
+    "Name a (tile, colour) pair: `red ball`."
     return f"{COLOR_NAMES[tile[1]]} {RULE_TILE_STR[tile[0]]}"
 
 def _call(name, tiles):
     return f"{name}({', '.join(map(encode_tile, tiles))})"
 
 def text_encode_goal(goal) -> str:
-    "An encoded goal in words. Raises `RuntimeError` if 0.9.3 cannot print it."
+    "Format an encoded goal. Raises `RuntimeError` if 0.9.3 cannot print it."
     if goal[0] not in _GOALS:
         raise RuntimeError(f"Rendering: Unknown goal id: {goal[0]}")
     return _call(_GOALS[goal[0]], [goal[1:3], goal[3:5]][:1 + _GOALS[goal[0]].startswith("Tile")])
 
 def text_encode_rule(rule) -> str:
-    "An encoded rule in words. Raises `RuntimeError` for an unknown one."
+    "Format an encoded rule. Raises `RuntimeError` for an unknown one."
     if rule[0] not in _RULES:
         raise RuntimeError(f"Rendering: Unknown rule id: {rule[0]}")
     *inputs, product = [rule[1:3], rule[3:5], rule[5:7]][:2 + _RULES[rule[0]].startswith("Tile")]
@@ -85,13 +86,13 @@ def our_text_encode_rule(rule) -> str:
 
 def print_ruleset(ruleset) -> None:
     "Print goal, rules and objects of a task."
-    rules, tiles = np.asarray(ruleset.rules).tolist(), np.asarray(ruleset.init_tiles).tolist()
-    lines = ["GOAL:", text_encode_goal(np.asarray(ruleset.goal).tolist()), "", "RULES:", *(text_encode_rule(rule) for rule in rules if rule[0] != 0)]
-    print("\n".join([*lines, "", "INIT TILES:", *(encode_tile(tile) for tile in tiles if tile[0] != 0)]))
+    goal, rules, tiles = (np.asarray(x).tolist() for x in (ruleset.goal, ruleset.rules, ruleset.init_tiles))
+    print("\n".join(["GOAL:", text_encode_goal(goal), "", "RULES:", *(text_encode_rule(r) for r in rules if r[0] != 0),
+                     "", "INIT TILES:", *(encode_tile(tile) for tile in tiles if tile[0] != 0)]))
 
 # %% ../../nbs/compat/07_pictures.ipynb #d
 def downsample(img: np.ndarray, factor: int) -> np.ndarray:
-    "An image `(H, W, 3)` at 1/factor of its size, by means. Raises `ValueError` unless `factor` divides the sides."
+    "Shrink an image `(H, W, 3)` by averaging blocks. Raises `ValueError` unless `factor` divides the sides."
     height, width = img.shape[0] // factor, img.shape[1] // factor
     return img.reshape(height, factor, width, factor, 3).mean(axis=(1, 3))
 
@@ -107,7 +108,7 @@ def highlight_img(img: np.ndarray, color=(255, 255, 255), alpha: float = .3) -> 
     img[:] = (img + alpha * (np.array(color, np.uint8) - img)).clip(0, 255).astype(np.uint8)
 
 def rotate_fn(fin: Callable, cx: float, cy: float, theta: float) -> Callable:
-    "The shape `fin`, turned by `theta` radians about (cx, cy)."
+    "Turn the shape `fin` by `theta` radians about (cx, cy)."
     cos, sin = math.cos(-theta), math.sin(-theta)
     return lambda x, y: fin(cx + (x - cx) * cos - (y - cy) * sin, cy + (y - cy) * cos + (x - cx) * sin)
 
@@ -118,7 +119,7 @@ def point_in_rect(xmin: float, xmax: float, ymin: float, ymax: float) -> Callabl
     return lambda x, y: xmin <= x <= xmax and ymin <= y <= ymax
 
 def point_in_line(x0: float, y0: float, x1: float, y1: float, r: float) -> Callable:
-    "Points at most `r` from the line between two different points."
+    "Shape of all points at most `r` from the segment between two different points."
     start, along = np.array([x0, y0]), np.array([x1 - x0, y1 - y0])
     def fn(x, y):
         share = np.clip((np.array([x, y]) - start) @ along / (along @ along), 0, 1)
@@ -133,7 +134,7 @@ def point_in_triangle(a, b, c) -> Callable:
     return fn
 
 def point_in_hexagon(s: float) -> Callable:
-    "A regular hexagon around (0.5, 0.5) with corners `s` to the left and right."
+    "Regular hexagon around (0.5, 0.5) with corners `s` to the left and right."
     def fn(x, y):
         x, y = abs(x - .5), abs(y - .5)
         return y < math.sqrt(3) * min(s - x, s / 2)
@@ -143,7 +144,7 @@ def point_in_hexagon(s: float) -> Callable:
 COLORS_MAP = {value: np.array(RGB[value + 2], np.uint8) for name, value in vars(Colors).items() if name.isupper()}
 
 def draw(tile, agent_direction: int | None = None, highlight: bool = False, tile_size: int = 32) -> np.ndarray:
-    "A (tile, colour) of ours as uint8 `(tile_size, tile_size, 3)`, under the agent if a direction is given."
+    "Draw a (tile, colour) of ours, uint8 `(tile_size, tile_size, 3)`, under the agent if a direction is given."
     img = np.array(draw_tile(int(tile[0]), int(tile[1]), tile_size))
     if agent_direction is not None:
         stamp(img, agent_sprite(agent_direction, None, tile_size), 0, 0)
@@ -151,15 +152,16 @@ def draw(tile, agent_direction: int | None = None, highlight: bool = False, tile
         highlight_img(img, alpha=.2)
     return img
 
-def render_tile(tile, agent_direction: int | None = None, highlight: bool = False, tile_size: int = 32, subdivs: int = 3) -> np.ndarray:
+def render_tile(tile, agent_direction: int | None = None, highlight: bool = False, tile_size: int = 32,
+                subdivs: int = 3) -> np.ndarray:
     "`draw` for the numbers of 0.9.3; `subdivs` is ignored."
     return draw(tiles_from_upstream(tile), agent_direction, highlight, tile_size)
 
 def render(grid, agent: AgentState | None = None, view_size: int = 7, tile_size: int = 32) -> np.ndarray:
-    "A grid `(H, W, 2)` as uint8 `(H * tile_size, W * tile_size, 3)`, lighter where the agent sees."
+    "Draw a grid `(H, W, 2)`, uint8 `(H * tile_size, W * tile_size, 3)`, lighter where the agent sees."
     return draw_grid(tiles_from_upstream(np.asarray(grid)), agent and agent_in(agent), int(view_size), int(tile_size))
 
-# %% ../../nbs/compat/07_pictures.ipynb #g
+# %% ../../nbs/compat/07_pictures.ipynb #5272b8eb
 TILE_SIZE = 32
 
 def tile_cache(native: bool = False) -> np.ndarray:
@@ -169,18 +171,17 @@ def tile_cache(native: bool = False) -> np.ndarray:
     return images.tile_table(TILE_SIZE)[:, core.pack_pairs(pairs if native else observation_from_upstream(pairs))]
 
 def render_obs(obs: jax.Array) -> jax.Array:
-    "A view `(V, V, 2)` as uint8 `(32 * V, 32 * V, 3)`."
+    "Draw a view `(V, V, 2)`, uint8 `(32 * V, 32 * V, 3)`."
     return images.images_from_observations(observation_from_upstream(obs), TILE_SIZE)
 
 class RGBImgObservationWrapper(images.RGBImgObservationWrapper):
-    "As `viz.images.RGBImgObservationWrapper`."
+    "`viz.images.RGBImgObservationWrapper` for the numbers of 0.9.3."
 
     def observe(self, observation, state):
         if isinstance(observation, dict):
             return super().observe({**observation, "img": observation_from_upstream(observation["img"])}, state)
         return super().observe(observation_from_upstream(observation), state)
 
-# %% ../../nbs/compat/07_pictures.ipynb #h
 def __getattr__(name: str):
     layer = {"TILE_CACHE": 0, "TILE_W_AGENT_CACHE": 1}.get(name.removeprefix("OUR_"))
     if layer is None:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ManualControl']
 
-# %% ../../nbs/compat/08_play.ipynb #a
+# %% ../../nbs/compat/08_play.ipynb #b
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +19,8 @@ from ..viz.control import KEYS, is_terminal, raw_terminal, read_key, read_line
 from ..viz.player import play
 from ..viz.render import render_text
 
-# %% ../../nbs/compat/08_play.ipynb #b
 def _commands(file_in, file_out):
-    "Actions and `'reset'`, until `'quit'` or the end of input."
+    "Yield actions and `'reset'`, until `'quit'` or the end of input."
     def typed():
         if not is_terminal(file_in, file_out):
             for line in file_in:
@@ -37,8 +36,10 @@ def _commands(file_in, file_out):
         if command == "reset" or isinstance(command, int):
             yield command
 
-def _numbers(timestep):
-    return f"Step: {timestep.state.step_num} | StepType: {timestep.step_type} | Discount: {timestep.discount} | Reward: {timestep.reward}"
+
+
+def _numbers(t):
+    return f"Step: {t.state.step_num} | StepType: {t.step_type} | Discount: {t.discount} | Reward: {t.reward}"
 
 def _in_text(play):
     if not play.agent_view:
@@ -51,10 +52,10 @@ def _in_text(play):
 class ManualControl:
     """Play by hand: `start()` reads keys from the terminal, or lines of text elsewhere, until `q` or the end of input.
 
-    `timestep` is the present moment. Subclasses may override `reset`, `step` and `render`.
+    `timestep` is the current time step. Subclasses may override `reset`, `step` and `render`.
 
     Args:
-        env, env_params: from `make`, of this package or `compat`, or a program's own. agent_view: show only that.
+        env, env_params: from `make`, of this package or `compat`, or a program's own. agent_view: show only its view.
         save_video, video_path, video_format, video_fps: write `manual_control_rollout.gif` or `.html` to that folder.
     Raises `ValueError` for another format, or without a folder.
     """
@@ -62,10 +63,9 @@ class ManualControl:
     def __init__(self, env, env_params, agent_view: bool = False, save_video: bool = False, video_path=None,
                  video_format: str = ".gif", video_fps: int = 8):
         if save_video and (video_path is None or video_format not in (".gif", ".html")):
-            raise ValueError(f"A rollout is saved as .gif or .html in video_path; got {video_format!r} and "
-                             f"{video_path!r}.")
-        self.env, self.env_params, self.agent_view = env, env_params, agent_view
-        self.save_video, self.video_path, self.video_format, self.video_fps = save_video, video_path, video_format, video_fps
+            raise ValueError(f"A video is .gif or .html in video_path; got {video_format!r} and {video_path!r}.")
+        self.env, self.env_params, self.agent_view, self.save_video = env, env_params, agent_view, save_video
+        self.video_path, self.video_format, self.video_fps = video_path, video_format, video_fps
         self.timestep, self.frames, self.out = None, [], sys.stdout
         self._reset, self._step, self._key = jax.jit(env.reset), jax.jit(env.step), jax.random.key(0)
 
@@ -86,24 +86,25 @@ class ManualControl:
         self._show()
 
     def step(self, action: int) -> None:
-        "Do an action, and begin the next trial if it ends this one."
+        "Apply an action, and begin the next trial if it ends this one."
         self.timestep = self._step(self.env_params, self.timestep, action)
         self._show()
         if self.timestep.last():
             self.reset()
 
     def render(self) -> None:
-        "Show the present moment, and keep its picture for the film."
+        "Show the current time step, and keep its picture for the video."
         from rich.console import Console
         Console(file=self.out, force_jupyter=False, force_terminal=self.out.isatty()).print(_in_text(self))
         if self.save_video:
-            self.frames.append(np.asarray(self.env.render(self.env_params.replace(render_mode="rgb_array"), self.timestep)))
+            params = self.env_params.replace(render_mode="rgb_array")
+            self.frames.append(np.asarray(self.env.render(params, self.timestep)))
 
     def close(self) -> None:
-        "Write the film."
+        "Write the video."
         if self.frames:
-            film, path = play(self.frames, fps=self.video_fps), str(Path(self.video_path) / f"manual_control_rollout{self.video_format}")
-            film.gif(path) if path.endswith(".gif") else film.save(path)
+            path = str(Path(self.video_path) / f"manual_control_rollout{self.video_format}")
+            getattr(play(self.frames, fps=self.video_fps), "gif" if path.endswith(".gif") else "save")(path)
 
     def _show(self):
         self.render()

@@ -21,17 +21,13 @@ from ..core.struct import PyTreeNode, assign
 from ..envs import environment, minigrid, xland
 from ..envs import registration as native
 from xland_minigrid.interop.upstream import (
-    goal_from_upstream, goal_to_upstream, rules_from_upstream, rules_to_upstream, ruleset_from_upstream, tiles_to_upstream,
+    goal_from_upstream, goal_to_upstream, rules_from_upstream, rules_to_upstream, ruleset_from_upstream,
+    tiles_to_upstream,
 )
 
 # %% ../../nbs/compat/05_worlds.ipynb #b
 class RuleSet(PyTreeNode):
-    """A task in the numbers of 0.9.3.
-
-    Attributes:
-        goal: encoded, uint8 `(5,)`.
-        rules: encoded, uint8 `(R, 7)`. init_tiles: objects, uint8 `(N, 2)`. Rows of zeros are padding.
-    """
+    "A task in the numbers of 0.9.3; fields as in `core.ruleset.RuleSet`."
     goal: jax.Array
     rules: jax.Array
     init_tiles: jax.Array
@@ -39,14 +35,14 @@ class RuleSet(PyTreeNode):
     def _repr_html_(self):
         return ruleset_from_upstream(self)._repr_html_()
 
-
 def ruleset_out(ruleset) -> RuleSet:
     "Our ruleset, batched or not, in the numbers of 0.9.3."
-    return RuleSet(goal=goal_to_upstream(ruleset.goal), rules=rules_to_upstream(ruleset.rules), init_tiles=tiles_to_upstream(ruleset.init_tiles))
+    goal, rules = goal_to_upstream(ruleset.goal), rules_to_upstream(ruleset.rules)
+    return RuleSet(goal=goal, rules=rules, init_tiles=tiles_to_upstream(ruleset.init_tiles))
 
 # %% ../../nbs/compat/05_worlds.ipynb #c
 class State(PyTreeNode):
-    """Everything the world knows.
+    """Full state of the world.
 
     `grid`, `goal_encoding` and `rule_encoding` are in the numbers of 0.9.3, also for the constructor and `replace`.
 
@@ -65,11 +61,11 @@ class State(PyTreeNode):
 
     def __init__(self, key, step_num, grid=None, agent=None, goal_encoding=None, rule_encoding=None, carry=None, *,
                  cells=None, goal=None, rules=None, **more):
-        given = dict(key=key, step_num=step_num, agent=agent, carry=carry, **more)
-        given["cells"] = cells if grid is None else cells_in(grid)
-        given["goal"] = goal if goal_encoding is None else goal_from_upstream(goal_encoding)
-        given["rules"] = rules if rule_encoding is None else compile_rules(rules_from_upstream(rule_encoding))
-        assign(self, given)
+        cells = cells if grid is None else cells_in(grid)
+        goal = goal if goal_encoding is None else goal_from_upstream(goal_encoding)
+        rules = rules if rule_encoding is None else compile_rules(rules_from_upstream(rule_encoding))
+        assign(self, dict(key=key, step_num=step_num, agent=agent, carry=carry, cells=cells, goal=goal, rules=rules,
+                          **more))
 
     @property
     def grid(self) -> jax.Array:
@@ -85,21 +81,20 @@ class State(PyTreeNode):
 
 def state_in(state: State) -> environment.State:
     "The state in our numbers."
-    return environment.State(
-        key=state.key, step_num=state.step_num, cells=state.cells, agent=agent_in(state.agent),
-        goal_encoding=state.goal, rules=state.rules, carry=state.carry)
+    return environment.State(key=state.key, step_num=state.step_num, cells=state.cells, agent=agent_in(state.agent),
+                             goal_encoding=state.goal, rules=state.rules, carry=state.carry)
 
 def state_out(state: environment.State) -> State:
     "Our state in the numbers of 0.9.3."
     return State(key=state.key, step_num=state.step_num, cells=state.cells, agent=agent_out(state.agent),
                  goal=state.goal_encoding, rules=state.rules, carry=state.carry)
 
-# %% ../../nbs/compat/05_worlds.ipynb #e
+# %% ../../nbs/compat/05_worlds.ipynb #cf1362f4
 def _native(params):
     return params.replace(ruleset=ruleset_from_upstream(params.ruleset)) if hasattr(params, "ruleset") else params
 
 class Environment(environment.Environment):
-    "What every environment offers; states and observations are in the numbers of 0.9.3."
+    "Base class of environments; states and observations are in the numbers of 0.9.3."
 
     def _generate_problem(self, params, key):
         return state_out(super()._generate_problem(_native(params), key))
@@ -121,9 +116,9 @@ class Environment(environment.Environment):
 (
     BlockedUnlockPickUp, DoorKey, Empty, EmptyRandom, FourRooms, LockedRoom, Memory, Playground, Unlock, UnlockPickUp,
 ) = (type(Environment)(task.__name__, (Environment, task), {"__doc__": task.__doc__, "__module__": __name__})
-     for task in (
-    minigrid.BlockedUnlockPickUp, minigrid.DoorKey, minigrid.Empty, minigrid.EmptyRandom, minigrid.FourRooms,
-    minigrid.LockedRoom, minigrid.Memory, minigrid.Playground, minigrid.Unlock, minigrid.UnlockPickUp))
+     for task in (getattr(minigrid, name) for name in (
+         "BlockedUnlockPickUp DoorKey Empty EmptyRandom FourRooms LockedRoom Memory Playground Unlock UnlockPickUp"
+     ).split()))
 
 class XLandMiniGrid(Environment, xland.XLandMiniGrid):
     "The meta-learning environment; `params.ruleset` is in the numbers of 0.9.3."
@@ -133,17 +128,16 @@ class XLandMiniGrid(Environment, xland.XLandMiniGrid):
         return super().default_params(**kwargs).replace(ruleset=ruleset)
 
 generate_room, generate_two_rooms, generate_four_rooms, generate_six_rooms, generate_nine_rooms = (
-    in_upstream_numbers(generate, "", "tiles") for generate in (
-        xland.generate_room, xland.generate_two_rooms, xland.generate_four_rooms, xland.generate_six_rooms, xland.generate_nine_rooms))
+    in_upstream_numbers(getattr(xland, f"generate_{rooms}"), "", "tiles") for rooms in
+    ("room", "two_rooms", "four_rooms", "six_rooms", "nine_rooms"))
 
-# %% ../../nbs/compat/05_worlds.ipynb #f
 registry = native.EnvRegistry()
 register, make, registered_environments = registry.register, registry.make, registry.registered_environments
 
 for _spec in native.registry.specs.values():
     _name = _spec.entry_point.split(":")[1]
-    if _name != "LavaGap" and (_name != "XLandMiniGrid" or _spec.kwargs["grid_type"] not in PROCEDURAL):
-        _module = "xland" if _name == "XLandMiniGrid" else f"minigrid.{'empty' if _name == 'EmptyRandom' else _name.lower()}"
+    if _name != "LavaGap" and _spec.kwargs.get("grid_type") not in PROCEDURAL:
+        _module = {"XLandMiniGrid": "xland", "EmptyRandom": "minigrid.empty"}.get(_name, f"minigrid.{_name.lower()}")
         register(_spec.id, f"xland_minigrid.compat.envs.{_module}:{_name}", **_spec.kwargs)
 
 registry.built_in = frozenset(registry.specs)

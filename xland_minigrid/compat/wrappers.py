@@ -1,2 +1,4 @@
-"""Wrappers: they are ours, since they hold no identifiers."""
-from .names import DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper, RulesAndGoalsObservationWrapper, Wrapper
+"""Our wrappers, which hold no identifiers."""
+from .names import (
+    DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper, RulesAndGoalsObservationWrapper, Wrapper,
+)

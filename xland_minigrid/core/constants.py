@@ -1,4 +1,5 @@
-"""Tables of identifiers as JAX arrays, under the path that xminigrid's users import. The arrays are made when this module is imported."""
+"""Tables of identifiers at xminigrid's path, as JAX arrays that importing this module makes."""
 from ..compat.names import (
-    DIRECTIONS, FREE_TO_PUT_DOWN, LOS_BLOCKING, NUM_ACTIONS, NUM_COLORS, NUM_LAYERS, NUM_TILES, PICKABLE, TILES_REGISTRY, WALKABLE, Colors, Tiles,
+    DIRECTIONS, FREE_TO_PUT_DOWN, LOS_BLOCKING, NUM_ACTIONS, NUM_COLORS, NUM_LAYERS, NUM_TILES, PICKABLE,
+    TILES_REGISTRY, WALKABLE, Colors, Tiles,
 )

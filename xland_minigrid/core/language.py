@@ -23,7 +23,7 @@ from .tiles import COLOR_NAMES, TILE_NAMES, Colors, Tiles, tile_name, unpack
 _SIDES = ("above", "to the right of", "below", "to the left of")
 
 def thing_name(tile: int, color: int) -> str:
-    "`tile_name`, but unique: `'nothing coloured red'` is not `'nothing'`. Raises `ValueError` outside Table 1."
+    "`tile_name`, made unique: `'nothing coloured red'` is not `'nothing'`. Raises `ValueError` outside Table 1."
     name = tile_name(tile, color)
     return f"{name} coloured {COLOR_NAMES[color]}" if tile <= Tiles.EMPTY and color != tile else name
 
@@ -32,16 +32,17 @@ def _thing(pair):
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 # %% ../../nbs/core/09_language.ipynb #c
-_ARTICLE = re.compile(rf"\b(?:an?|the) (?=(?:{'|'.join(COLOR_NAMES)}) (?:{'|'.join(TILE_NAMES[Tiles.FLOOR:])})\b|end of map\b|unseen\b|nothing\b)")
+_ARTICLE = re.compile(rf"\b(?:an?|the) (?=(?:{'|'.join(COLOR_NAMES)}) (?:{'|'.join(TILE_NAMES[Tiles.FLOOR:])})\b"
+                      r"|end of map\b|unseen\b|nothing\b)")
 
 def plain_words(text: str) -> str:
-    "A text as words only: lower case, single spaces, no punctuation, no articles before things."
+    "Reduce a text to words: lower case, single spaces, no punctuation, no articles before things."
     return _ARTICLE.sub("", " ".join(re.sub(r"[.;:!?\"]", " ", text.lower()).split()))
 
-# %% ../../nbs/core/09_language.ipynb #d
+# %% ../../nbs/core/09_language.ipynb #e
 _AFTER = ("moving", "turning clockwise", "turning counter-clockwise", "picking up", "putting down", "toggling")
-_CELLS = ("under you", "in front of you", "to your right", "behind you", "to your left", "two cells ahead of you", "ahead of you to the right",
-          "ahead of you to the left")
+_CELLS = ("under you", "in front of you", "to your right", "behind you", "to your left", "two cells ahead of you",
+          "ahead of you to the right", "ahead of you to the left")
 
 def _listed(words, last="or"):
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
@@ -54,7 +55,6 @@ def _place(looks):
         return "next to you" if looks.near == 15 else f"directly {_listed(_chosen(looks.near, _SIDES))} you"
     return _listed(_chosen(looks.cells, _CELLS)) if looks.cells else "in your hands"
 
-# %% ../../nbs/core/09_language.ipynb #e
 def _declared_scene(item):
     looks, (a, *rest) = item.looks, [np.asarray(getattr(item, f)) for f in field_names(item)]
     if looks.at == 1:
@@ -72,7 +72,7 @@ def _declared_when(item):
     return "each step" if len(actions) == 6 else _listed([_AFTER[a] for a in actions])
 
 def kind_name(registry: Registry, cls: type) -> str:
-    "The name of a class of rules or goals, with its identifier if it has namesakes."
+    "Name of a class of rules or goals, with its identifier if it has namesakes."
     namesakes = [c for c in registry.classes.values() if c.__name__.lower() == cls.__name__.lower()]
     return cls.__name__ if len(namesakes) == 1 else f"{cls.__name__} {cls.ID}"
 
@@ -81,19 +81,19 @@ def _own_words(item, part=False):
         return " ".join(str(item.describe()).split())
     if isinstance(item, BaseGoal):
         return f"have {_declared_scene(item)}" + ("" if part else f" (asked after {_declared_when(item)})")
-    product, s = np.asarray(item.prod_tile), "" if item.looks.pair else "s"
-    return f"after {_declared_when(item)}, {_declared_scene(item)}{': together they' * (item.looks.pair > 0)} {_becomes(product, s)}"
+    they, s = (": together they", "") if item.looks.pair else ("", "s")
+    return f"after {_declared_when(item)}, {_declared_scene(item)}{they} {_becomes(np.asarray(item.prod_tile), s)}"
 
 def _becomes(product, s="s"):
-    "What an input becomes; black floor means that it disappears."
     gone = int(product[0]) == Tiles.FLOOR and int(product[1]) == Colors.BLACK
     return f"disappear{s}" if gone else f"become{s} {_thing(product)}"
 
 # %% ../../nbs/core/09_language.ipynb #f
 def placeholder(cls: type, product=(Tiles.STAR, Colors.PINK)):
-    "A rule or goal of a class about a red ball, a blue key, and row 83, column 97."
+    "Example rule or goal of a class: about a red ball, a blue key, and row 83, column 97."
     tiles = iter([(Tiles.BALL, Colors.RED), (Tiles.KEY, Colors.BLUE)])
-    return cls(*[np.array(product if f.startswith("prod_") else (83, 97) if f == "position" else next(tiles), np.uint8) for f in field_names(cls)])
+    value = lambda field: product if field.startswith("prod_") else (83, 97) if field == "position" else next(tiles)
+    return cls(*[np.array(value(field), np.uint8) for field in field_names(cls)])
 
 def _placeholder_words(cls, part):
     item, goal = placeholder(cls), issubclass(cls, BaseGoal)
@@ -103,7 +103,7 @@ def _placeholder_words(cls, part):
 
 @lru_cache(maxsize=1024)
 def _is_said_before(cls, part, classes):
-    "Whether one of the `classes`, an argument because it changes, has the words of `cls` and goes before it."
+    "Whether one of the `classes` with a smaller identifier has the words of `cls`."
     return any(_placeholder_words(cls, part) == _placeholder_words(c, part) for c in classes if 0 < c.ID < cls.ID)
 
 def _describe_registered(item, part=False):
@@ -111,11 +111,15 @@ def _describe_registered(item, part=False):
     said = _is_said_before(type(item), part, tuple(registry.classes.values()))
     return _own_words(item, part) + (f" ({kind_name(registry, type(item))})" if said else "")
 
-# %% ../../nbs/core/09_language.ipynb #g
-_GOALS = ("nothing (this goal is never reached)", "hold {a}", "stand on {a}", "stand next to {a}", "put {a} and {b} next to each other", "stand at row {a[0]}, column {a[1]}",
-          "have {a} at row {b[0]}, column {b[1]}", *(f"have {{b}} directly {side} {{a}}" for side in _SIDES), *(f"stand so that {{a}} is directly {side} you" for side in _SIDES))
-_RULES = ("nothing happens (placeholder)", "{a} in your hands {becomes}", "{a} next to you {becomes}", "{a} and {b} next to each other {become}",
-          *(f"{{b}} directly {side} {{a}}: together they {{become}}" for side in _SIDES), *(f"{{a}} directly {side} you {{becomes}}" for side in _SIDES))
+# %% ../../nbs/core/09_language.ipynb #h
+_GOALS = ("nothing (this goal is never reached)", "hold {a}", "stand on {a}", "stand next to {a}",
+          "put {a} and {b} next to each other", "stand at row {a[0]}, column {a[1]}",
+          "have {a} at row {b[0]}, column {b[1]}", *(f"have {{b}} directly {side} {{a}}" for side in _SIDES),
+          *(f"stand so that {{a}} is directly {side} you" for side in _SIDES))
+_RULES = ("nothing happens (placeholder)", "{a} in your hands {becomes}", "{a} next to you {becomes}",
+          "{a} and {b} next to each other {become}",
+          *(f"{{b}} directly {side} {{a}}: together they {{become}}" for side in _SIDES),
+          *(f"{{a}} directly {side} you {{becomes}}" for side in _SIDES))
 
 class _Pair(list):
     "A (tile, colour) or (row, column); as text a thing with its article."
@@ -123,10 +127,10 @@ class _Pair(list):
         return _thing(self)
 
 def describe_goal(goal, part: bool = False) -> str:
-    """A goal as an English clause, such as `'hold a red ball'`.
+    """Describe a goal in an English clause, such as `'hold a red ball'`.
 
-    Takes an encoding `(5,)`, a goal or a composed goal; `part`: of a composed one, so asked after every step.
-    Raises `ValueError` for an unknown identifier.
+    goal: an encoding `(5,)`, a goal or a composed goal; part: whether it is part of a composed one, and so checked
+    after every step. Raises `ValueError` for an unknown identifier.
     """
     if isinstance(goal, Composed):
         return _describe_composed(goal)
@@ -135,13 +139,12 @@ def describe_goal(goal, part: bool = False) -> str:
         return _describe_registered(goal_kinds[g[0]].decode(np.array(g, np.uint8)), part)
     return _GOALS[g[0]].format(a=_Pair(g[1:3]), b=_Pair(g[3:5]))
 
-# %% ../../nbs/core/09_language.ipynb #h
 _JOINTS = re.compile(r"\b(?:or|then|first|not|same time|all of|any of)\b")
 
 def _describe_part(goal):
     words = describe_goal(goal, part=True)
-    in_words_of_its_own = isinstance(goal, BaseGoal) and goal.ID >= NUM_GOALS and _JOINTS.search(words.lower())
-    return f"({words})" if isinstance(goal, (AllOf, AnyOf, InOrder)) or in_words_of_its_own else words
+    ambiguous = isinstance(goal, BaseGoal) and goal.ID >= NUM_GOALS and _JOINTS.search(words.lower())
+    return f"({words})" if isinstance(goal, (AllOf, AnyOf, InOrder)) or ambiguous else words
 
 def _describe_composed(goal):
     parts = [_describe_part(p) for p in goal.parts]
@@ -155,10 +158,9 @@ def _describe_composed(goal):
 
 # %% ../../nbs/core/09_language.ipynb #i
 def describe_rule(encoding, more=()) -> str:
-    """A rule as an English sentence without its full stop.
+    """Describe a rule in an English sentence without its full stop.
 
-    Takes an encoding `(7,)`, a rule, or one with several products; `more`: further (tile, colour) products, zeros for
-    none.
+    encoding: `(7,)`, or a rule, perhaps with several products; more: further (tile, colour) products, zeros for none.
     Raises `ValueError` for an unknown identifier.
     """
     if isinstance(encoding, MultiProduct):
@@ -175,37 +177,36 @@ def describe_rule(encoding, more=()) -> str:
     product = c if rule_kinds.two[r[0]] else b
     return _RULES[r[0]].format(a=a, b=b, becomes=_becomes(product), become=_becomes(product, "")) if r[0] else _RULES[0]
 
-# %% ../../nbs/core/09_language.ipynb #j
+# %% ../../nbs/core/09_language.ipynb #k
 def _sentence(clause):
     return clause[0].upper() + clause[1:] + "."
 
 def further_products(rules) -> np.ndarray:
-    "Products beyond the first of concrete compiled rules `(R, 2)`, uint8 `(R, 2, 2)`; zeros for none."
+    "Products after the first of concrete compiled rules `(R, 2)`, uint8 `(R, 2, 2)`; zeros for none."
     second = np.asarray(rules)[:, 1]
     return unpack(np.stack([second >> 16 & 255, second >> 24], axis=1).astype(np.uint8))
 
 def declared_since(ruleset) -> bool:
-    "Whether classes were registered again since an extended task was made, with other rules."
-    now, then = compile_rules(np.asarray(ruleset.rules), declared=rule_kinds.declared), np.asarray(ruleset.extended.rules)
-    return bool((now[:, 0] != then[:, 0]).any() or ((now[:, 1] ^ then[:, 1]) & 0xFFFF).any())
+    "Whether a class of an extended task's rules was registered again since, with another declaration."
+    now = compile_rules(np.asarray(ruleset.rules), declared=rule_kinds.declared)
+    return bool(((now ^ np.asarray(ruleset.extended.rules)) & np.uint32([0xFFFFFFFF, 0xFFFF])).any())
 
 def goal_of(ruleset):
-    "The goal of a task: its encoding `(5,)`, or an object for an extended task."
+    "Goal of a task: its encoding `(5,)`, or an object for an extended task."
     extended = getattr(ruleset, "extended", None)
     return ruleset.goal if extended is None else as_goal(extended.goals)
 
-# %% ../../nbs/core/09_language.ipynb #k
-_REGISTERED_ANEW = "(a class was registered anew after this task was made: the task keeps to what it said before)"
+_REDECLARED = "(a class was registered again after this task was made: the task keeps the earlier declaration)"
 
-class _Told(NamedTuple):
-    "A task taken apart: goal, rules with further products, their clauses, names of the objects."
+class _Parts(NamedTuple):
+    "Parts of a task: goal, rules with further products, their clauses, names of the objects."
     goal: object
     rules: list
     clauses: list
     things: list
 
-def _tell(ruleset):
-    "Raises `ValueError` for a batch of tasks."
+def _parts_of(ruleset):
+    "The parts of one task. Raises `ValueError` for a batch."
     if np.ndim(ruleset.goal) != 1:
         raise ValueError(f"This is a batch of tasks (goal {np.shape(ruleset.goal)}): describe one at a time, such as "
                          "jax.tree.map(lambda x: x[0], rulesets).")
@@ -214,32 +215,32 @@ def _tell(ruleset):
     rules = [(row, others) for row, others in zip(rows, more) if row[0] != 0]
     clauses = [describe_rule(*rule) for rule in rules]
     if extended is not None and declared_since(ruleset):
-        clauses.append(_REGISTERED_ANEW)
+        clauses.append(_REDECLARED)
     tiles = np.asarray(ruleset.init_tiles).reshape(-1, 2)
-    return _Told(goal_of(ruleset), rules, clauses, [_thing(t) for t in tiles if t[0] not in (Tiles.END_OF_MAP, Tiles.EMPTY)])
+    things = [_thing(t) for t in tiles if t[0] not in (Tiles.END_OF_MAP, Tiles.EMPTY)]
+    return _Parts(goal_of(ruleset), rules, clauses, things)
 
 # %% ../../nbs/core/09_language.ipynb #l
-def _full(told):
-    lines = [f"Your goal: {describe_goal(told.goal)}."]
-    lines += ["In this world nothing ever changes by itself." if not told.clauses else "In this world:"]
-    lines += [f"  {i}. {_sentence(clause)}" for i, clause in enumerate(told.clauses, 1)]
-    return "\n".join([*lines, f"At the start there are: {', '.join(told.things) or 'no objects'}."])
+def _goal_only(task):
+    return f"Your goal: {describe_goal(task.goal)}."
 
-def _goal_only(told):
-    return f"Your goal: {describe_goal(told.goal)}."
+def _full(task):
+    world = "In this world:" if task.clauses else "In this world nothing ever changes by itself."
+    numbered = [f"  {i}. {_sentence(clause)}" for i, clause in enumerate(task.clauses, 1)]
+    objects = f"At the start there are: {', '.join(task.things) or 'no objects'}."
+    return "\n".join([_goal_only(task), world, *numbered, objects])
 
-def _short(told):
-    bare = lambda words: _ARTICLE.sub("", words)
-    lines = [f"Goal: {describe_goal(told.goal)}", *(f"{i}. {clause}" for i, clause in enumerate(told.clauses, 1))]
-    return bare("\n".join([*lines, f"Objects: {', '.join(told.things) or 'none'}"]))
+def _short(task):
+    lines = [f"Goal: {describe_goal(task.goal)}", *(f"{i}. {clause}" for i, clause in enumerate(task.clauses, 1))]
+    return _ARTICLE.sub("", "\n".join([*lines, f"Objects: {', '.join(task.things) or 'none'}"]))
 
-def _story(told):
-    room = f"a room with {_listed(told.things, 'and')}" if told.things else "an empty room"
-    clauses = [_sentence(clause.replace(". ", "; ")) for clause in told.clauses] or ["Nothing ever changes by itself."]
-    return " ".join([f"You are in {room}.", *clauses, f"Your goal: {describe_goal(told.goal)}."])
+def _story(task):
+    room = f"a room with {_listed(task.things, 'and')}" if task.things else "an empty room"
+    clauses = [_sentence(clause.replace(". ", "; ")) for clause in task.clauses] or ["Nothing ever changes by itself."]
+    return " ".join([f"You are in {room}.", *clauses, _goal_only(task)])
 
 def asked_after(goal_or_rule) -> str:
-    "The actions after which a rule or goal (object, class or encoding) is asked, such as `'moving or putting down'`."
+    "Actions after which a rule or goal (object, class or encoding) is checked, such as `'moving or putting down'`."
     item = goal_or_rule
     if isinstance(item, Composed):
         return "each step"
@@ -248,32 +249,30 @@ def asked_after(goal_or_rule) -> str:
     return _declared_when(item) if item.when else ""
 
 def _with_when(words, item):
-    "The words, with the actions after which it is asked unless they say so."
+    "The words, followed by the actions after which it is checked unless they contain them."
     when = asked_after(item)
-    says_so = not when or f"(asked after {when})" in words or words.startswith(f"after {when}, ")
-    return words if says_so else f"{words} (asked after {when})"
+    known = not when or f"(asked after {when})" in words or words.startswith(f"after {when}, ")
+    return words if known else f"{words} (asked after {when})"
 
-def _precise(told):
-    clauses = [_with_when(clause, rule[0]) for clause, rule in zip(told.clauses, told.rules)]
-    goal = f"Your goal: {_with_when(describe_goal(told.goal), told.goal)}."
-    return "\n".join([goal, *_full(told._replace(goal=np.zeros(5), clauses=clauses + told.clauses[len(clauses):])).split("\n")[1:]])
+def _precise(task):
+    clauses = [_with_when(clause, rule[0]) for clause, rule in zip(task.clauses, task.rules)]
+    _, rest = _full(task._replace(clauses=clauses + task.clauses[len(clauses):])).split("\n", 1)
+    return f"Your goal: {_with_when(describe_goal(task.goal), task.goal)}.\n{rest}"
 
-# %% ../../nbs/core/09_language.ipynb #m
 LEVELS = {"full": _full, "short": _short, "precise": _precise, "story": _story, "goal": _goal_only}
 
 def describe_ruleset(ruleset, level: str = "full") -> str:
-    """A whole task in English.
+    """Describe a whole task in English.
 
     Args:
         ruleset: has `goal (5,)`, `rules (R, 7)`, `init_tiles (N, 2)` and perhaps `extended`.
         level: `"full"`: numbered sentences, goal first; `"short"`: the same without articles; `"precise"`: full, with
-            the actions after which each is asked; `"story"`: one paragraph, goal last; `"goal"`: one line.
-    All but `"goal"` tell the whole task, and `parse.parse_ruleset` reads them back. Raises `ValueError` for another
-    level or a batch of tasks.
+            the actions after which each is checked; `"story"`: one paragraph, goal last; `"goal"`: the goal alone.
+    `parse.parse_ruleset` reads all levels but `"goal"` back. Raises `ValueError` for another level or a batch of tasks.
     """
     if level not in LEVELS:
-        raise ValueError(f"There is no level {level!r}: choose from {', '.join(LEVELS)}.")
-    return LEVELS[level](_tell(ruleset))
+        raise ValueError(f"Unknown level {level!r}: choose from {', '.join(LEVELS)}.")
+    return LEVELS[level](_parts_of(ruleset))
 
 # %% ../../nbs/core/09_language.ipynb #n
 def _as_dict(item):
@@ -281,18 +280,22 @@ def _as_dict(item):
         return {"kind": type(item).__name__, "parts": [_as_dict(part) for part in item.parts]}
     registry = goal_kinds if isinstance(item, BaseGoal) else rule_kinds
     values = {f: [int(v) for v in getattr(item, f)] for f in field_names(item)}
-    return {"kind": kind_name(registry, type(item)), **{f: v if f == "position" else thing_name(*v) for f, v in values.items()}}
+    names = {f: v if f == "position" else thing_name(*v) for f, v in values.items()}
+    return {"kind": kind_name(registry, type(item)), **names}
 
 def ruleset_to_dict(ruleset) -> dict:
-    """A task as a dictionary for JSON: `goal`, `rules` and `objects` by names of classes, fields and tiles.
+    """Convert a task to a dictionary for JSON: `goal`, `rules` and `objects` by names of classes, fields and tiles.
 
-    Further products are `more`; padding is left out. Raises `ValueError` for a batch, or if a class was registered
-    anew.
+    Further products are `more`; padding is left out. Raises `ValueError` for a batch, or if a class of the task was
+    registered again with another declaration.
     """
-    told, goal = _tell(ruleset), goal_of(ruleset)
-    if told.clauses[-1:] == [_REGISTERED_ANEW]:
-        raise ValueError("This task keeps to what a class said before it was registered anew: make the task again.")
+    task = _parts_of(ruleset)
+    if task.clauses[-1:] == [_REDECLARED]:
+        raise ValueError("A class was registered again after this task was made: make the task again.")
+    goal = task.goal
     goal = goal if isinstance(goal, (BaseGoal, Composed)) else goal_kinds[goal[0]].decode(np.asarray(goal))
-    rules = [_as_dict(rule_kinds[row[0]].decode(row)) | ({"more": others} if (others := [thing_name(int(t), int(c)) for t, c in more if t]) else {})
-             for row, more in told.rules]
-    return {"goal": _as_dict(goal), "rules": rules, "objects": [item.split(" ", 1)[1] for item in told.things]}
+    rules = [_as_dict(rule_kinds[row[0]].decode(row)) for row, _ in task.rules]
+    for rule, (_, more) in zip(rules, task.rules):
+        if others := [thing_name(int(t), int(c)) for t, c in more if t]:
+            rule["more"] = others
+    return {"goal": _as_dict(goal), "rules": rules, "objects": [item.split(" ", 1)[1] for item in task.things]}

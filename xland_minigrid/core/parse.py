@@ -22,24 +22,26 @@ from .struct import field_names
 from .tiles import COLOR_NAMES, TILE_NAMES, Colors, Tiles
 
 class ParseError(ValueError):
-    "A text that is no goal, rule or task; the message names the words not understood and the nearest known ones."
+    "Error for a text that cannot be read; it names the words not understood and the nearest known ones."
 
 def _shown(text, most=70):
-    "Words for an error: quoted, on one line, shortened."
+    "Quote words for an error, on one line, shortened."
     text = " ".join(text.split())
     return repr(text if len(text) <= most else text[:most - 2] + " …")
 
 # %% ../../nbs/core/11_parse.ipynb #b
-_SYNONYMS = {"directly": "", "becomes": "become", "turn into": "become", "turns into": "become", "disappears": "disappear", "vanish": "disappear", "vanishes": "disappear",
-             "beside": "next to", "near": "next to", "adjacent to": "next to", "pick up": "hold", "carry": "hold", "place": "put", "gray": "grey", "violet": "purple",
-             "circle": "ball", "box": "square", "triangle": "pyramid", "hexagon": "hex", "hexes": "hex"}
+_SYNONYMS = {"directly": "", "becomes": "become", "turn into": "become", "turns into": "become",
+             "disappears": "disappear", "vanish": "disappear", "vanishes": "disappear", "beside": "next to",
+             "near": "next to", "adjacent to": "next to", "pick up": "hold", "carry": "hold", "place": "put",
+             "gray": "grey", "violet": "purple", "circle": "ball", "box": "square", "triangle": "pyramid",
+             "hexagon": "hex", "hexes": "hex"}
 _SYNONYM = re.compile(rf"\b({'|'.join(_SYNONYMS)})(s?)\b")
 _THINGS = {thing_name(t, c): (t, c) for t in range(len(TILE_NAMES)) for c in range(len(COLOR_NAMES))}
 _PAIR = re.compile(rf"(?<!stand) next to ((?:{'|'.join(COLOR_NAMES)}) (?:{'|'.join(TILE_NAMES[Tiles.FLOOR:])}))")
 _FLOOR = (Tiles.FLOOR, Colors.BLACK)
 
 def _plain(text, what="This"):
-    "A text in the one spelling. Raises `TypeError`."
+    "Normal form of a text. Raises `TypeError` for anything but text."
     if not isinstance(text, str):
         raise TypeError(f"{what} is read from a str, not from {type(text).__name__}.")
     words = plain_words(_SYNONYM.sub(lambda m: _SYNONYMS[m[1]] + m[2], text.lower()))
@@ -52,17 +54,18 @@ _TILE_OF = {frozenset(name.split()): i for name, i in _TILES.items()}
 _FILLERS = {"a", "an", "the", "one", "some", "any"}
 
 def loose_noun(words: str) -> tuple[int, list[int], list[str]]:
-    """What words name, in any order: the tile (0 if none), the colours, and the words left over.
+    """Parse words in any order to a tile (0 if none is named), the colours, and the words left over.
 
     Understands plurals, synonyms and articles: "the gray balls" is `(BALL, [GREY], [])`.
     """
-    names = [w.removesuffix("s") if w.removesuffix("s") in _TILES else w for w in _plain(words).split() if w not in _FILLERS]
+    singular = lambda word: word.removesuffix("s") if word.removesuffix("s") in _TILES else word
+    names = [singular(word) for word in _plain(words).split() if word not in _FILLERS]
     shape = [w for w in names if w not in _COLORS]
     tile = _TILE_OF.get(frozenset(shape), 0)
     return tile, [_COLORS[w] for w in names if w in _COLORS], [] if tile else shape
 
 def _thing_of(words):
-    "The (tile, colour) that words name. Raises `ParseError`."
+    "Parse words to a (tile, colour). Raises `ParseError`."
     if words in _THINGS:
         return _THINGS[words]
     tile, colors, unknown = loose_noun(words)
@@ -75,38 +78,39 @@ def _near(word, known):
     return f"did you mean {close[0]!r}?" if close else ""
 
 def _thing_trouble(words, tile, colors, unknown):
-    said, a_color = _shown(words), f"the colours are {', '.join(_COLORS)}."
-    a_shape = f"the shapes are {', '.join(TILE_NAMES[t] for t in (5, 6, 7, 9, 13, 14, 8))}."
+    said, all_colors = _shown(words), f"the colours are {', '.join(_COLORS)}."
+    all_shapes = f"the shapes are {', '.join(TILE_NAMES[t] for t in (5, 6, 7, 9, 13, 14, 8))}."
     if not (tile or colors or unknown):
-        return "There is a thing missing: name it by colour and shape, for example 'a red ball'."
+        return "A thing is missing: name it by colour and shape, for example 'a red ball'."
     if len(colors) > 1:
         return f"{said} has {len(colors)} colours: a thing has one, for example 'a {COLOR_NAMES[colors[0]]} ball'."
     if not unknown:
-        return f"{said} has no colour: {a_color}" if tile else f"{said} has no shape: {a_shape}"
+        return f"{said} has no colour: {all_colors}" if tile else f"{said} has no shape: {all_shapes}"
     *before, last = unknown
-    if last in _TILES:  # the trouble is before the shape
+    if last in _TILES:
         odd = " ".join(before)
-        return f"{_shown(odd)} in {said} is no colour: {_near(odd, _COLORS) or a_color}"
+        return f"{_shown(odd)} in {said} is not a colour: {_near(odd, _COLORS) or all_colors}"
     odd = " ".join(unknown) if colors else last
-    return f"{_shown(odd)} in {said} is no shape: {_near(odd, _TILES) or a_shape}"
+    return f"{_shown(odd)} in {said} is not a shape: {_near(odd, _TILES) or all_shapes}"
 
 # %% ../../nbs/core/11_parse.ipynb #d
-def _told(thing):
-    return {_plain(t) for t in ([describe_goal(thing), describe_goal(thing, part=True)] if isinstance(thing, BaseGoal) else [describe_rule(thing)])}
+def _texts(item):
+    is_goal = isinstance(item, BaseGoal)
+    return set(map(_plain, (describe_goal(item, part) for part in (False, True)) if is_goal else [describe_rule(item)]))
 
 @lru_cache(maxsize=1024)
 def _forms(cls, classes):
-    "Patterns for what a class says; `classes` are an argument because namesakes change it."
+    "Patterns of the texts of a class; `classes` is an argument because namesakes change them."
     forms = []
     for thing in (placeholder(cls), placeholder(cls, _FLOOR)):
-        for form in map(re.escape, sorted(_told(thing))):
+        for form in map(re.escape, sorted(_texts(thing))):
             for shown, blank, what in _blanks(thing):
                 form = form.replace(re.escape(shown), f"(?P<{blank}>{what})", 1).replace(re.escape(shown), what)
             forms.append(re.compile(form + r"(?: \(asked after (?P<when>[^()]*)\))?"))
     return forms
 
 def _blanks(thing):
-    "For each blank of a placeholder: its text, its name, and a pattern of what may stand there."
+    "For each blank of a placeholder: its text, its name, and a pattern for what fills it."
     for name in field_names(thing):
         value = tuple(int(v) for v in getattr(thing, name))
         if name == "position":
@@ -116,7 +120,7 @@ def _blanks(thing):
 
 # %% ../../nbs/core/11_parse.ipynb #e
 def _values(cls, m):
-    "The fields of a class from a filled form; a product without a blank is floor. Raises `ParseError`."
+    "Field values of a class from a filled form; a product without a blank is floor. Raises `ParseError`."
     said, values = m.groupdict(), []
     for name in field_names(cls):
         if name == "position" and "position_r" in said and "position_c" in said:
@@ -129,8 +133,7 @@ def _values(cls, m):
 
 def _incomplete(cls, m):
     name = kind_name(goal_kinds if issubclass(cls, BaseGoal) else rule_kinds, cls)
-    return ParseError(f"{_shown(m[0])} are words of {name}, whose describe() does not name all of its tiles in full, "
-                      "so that they cannot be read back.")
+    return ParseError(f"{_shown(m[0])} cannot be read: {name}.describe() does not name all of its tiles in full.")
 
 def _position(row, col):
     if max(len(row), len(col)) > 3 or max(int(row), int(col)) > 255:
@@ -140,17 +143,18 @@ def _position(row, col):
 _LONGEST = 400  # letters of a single goal or rule
 
 def _read(words, registry):
-    "The rule or goal of a registry that says these words, or None. Raises `ParseError` for a form with wrong blanks."
+    "Rule or goal of a registry with this text, or None. Raises `ParseError` for a form with wrong blanks."
     trouble, classes = None, tuple(registry.classes.values()) if len(words) <= _LONGEST else ()
     for cls in classes:
         for m in filter(None, (form.fullmatch(words) for form in _forms(cls, classes))):
             try:
                 values = _values(cls, m)
                 thing = cls(*[np.array(v, np.uint8) for v in values])
-                if cls.ID >= registry.built_in and not any(again and _values(cls, again) == values for again in map(m.re.fullmatch, _told(thing))):
+                again = filter(None, map(m.re.fullmatch, _texts(thing)))
+                if cls.ID >= registry.built_in and not any(_values(cls, text) == values for text in again):
                     raise _incomplete(cls, m)
                 if m["when"] and m["when"] != plain_words(asked_after(cls)):
-                    raise ParseError(f"'asked after {m['when']}' is not so: {cls.__name__} is asked after {asked_after(cls)}.")
+                    raise ParseError(f"'{m['when']}' is wrong: {cls.__name__} is asked after {asked_after(cls)}.")
                 return thing
             except ParseError as error:
                 trouble = trouble or error
@@ -163,7 +167,7 @@ def _not_understood(words, what):
     kinds, describe = (goal_kinds, describe_goal) if what == "goal" else (rule_kinds, describe_rule)
     known = [describe(placeholder(cls)) for i, cls in kinds.classes.items() if 0 < i < kinds.built_in]
     if not words:
-        return ParseError(f"There is no {what}: write one, for example {known[0]!r}.")
+        return ParseError(f"The {what} is missing: write one, for example {known[0]!r}.")
     nearest = max(known, key=lambda sentence: difflib.SequenceMatcher(None, words[:_LONGEST], _plain(sentence)).ratio())
     return ParseError(f"I cannot read the {what} {_shown(words)}; the nearest I know is {nearest!r}.")
 
@@ -204,11 +208,9 @@ def _joined_goal(words):
     joints = [m for m in _JOINT.finditer(body) if depths[m.start()] == 0]
     names = {m[1] for m in joints} or {"then"}
     if len(names) > 1:
-        raise ParseError(f"{_shown(words)} joins goals in more than one way: say with brackets what belongs together, "
-                         "such as 'first (A or B), then C'.")
+        raise ParseError(f"{_shown(words)} joins goals in more than one way: add brackets, 'first (A or B), then C'.")
     if first and names != {"then"}:
-        raise ParseError(f"{_shown(words)} begins with 'first' but has no 'then': write 'first A, then B', with "
-                         "brackets around what is itself joined.")
+        raise ParseError(f"{_shown(words)} has 'first' but no 'then': write 'first A, then (B or C)', with brackets.")
     if joints or first:
         edges = [0, *(edge for m in joints for edge in m.span()), len(body)]
         return _combined(_JOINED[names.pop()], [body[a:b] for a, b in zip(edges[::2], edges[1::2])])
@@ -222,15 +224,14 @@ def _combined(cls, parts):
         raise ParseError(str(error)) from None
 
 def parse_goal(text: str):
-    """The goal that `describe_goal` describes with this text: of Table 2, registered, or composed.
+    """Parse a goal of Table 2, a registered or a composed one; the inverse of `describe_goal`.
 
     Reads goals that make no sense, such as "hold a red wall". Raises `ParseError` (a `ValueError`) for unknown words,
     `TypeError` for anything but text.
     """
     words = re.sub(r"^(?:your )?goal (?:is )?(?:to )?(?=\S)", "", _plain(text, "A goal"))
     if len(words) > 20 * _LONGEST:
-        raise ParseError(f"{_shown(words)} goes on for {len(words):,} letters: a goal has at most {MAX_PARTS} parts, "
-                         f"and {20 * _LONGEST:,} letters are room for them.")
+        raise ParseError(f"{_shown(words)} has {len(words):,} letters: write at most {20 * _LONGEST:,}.")
     try:
         return _goal(words)
     except RecursionError:
@@ -240,7 +241,7 @@ def parse_goal(text: str):
 _MORE = re.compile(r"(.*), and (.+?) appears? next to you(?P<when> \(asked after [^()]*\))?")
 
 def parse_rule(text: str) -> BaseRule | MultiProduct:
-    """The rule that `describe_rule` describes with this text: of Table 3 or registered, perhaps with several products.
+    """Parse a rule of Table 3 or a registered one, perhaps with several products; the inverse of `describe_rule`.
 
     Raises as `parse_goal`.
     """
@@ -256,14 +257,15 @@ def parse_rule(text: str) -> BaseRule | MultiProduct:
         raise _not_understood(words, "rule")
     things = re.split(r",? and |, ", more[2])
     if len(things) > 2:
-        raise ParseError(f"{len(things)} further products in {_shown(words)}: a rule makes up to three things, so name "
-                         "one or two beside its own.")
+        raise ParseError(f"{len(things)} further products in {_shown(words)}: a rule makes up to three things.")
     return several(parse_rule(more[1] + (more["when"] or "")), *map(_thing_of, things))
 
 # %% ../../nbs/core/11_parse.ipynb #j
-_HEADING = re.compile(r"""(?:^|(?<=[.:\n]))\s*(?:(?P<goal>(?:your\s+)?goal:)|(?P<rules>in\s+this\s+world:|rules:|(?=\d+\.\s))
+_HEADING = re.compile(r"""(?:^|(?<=[.:\n]))\s*(?:
+    (?P<goal>(?:your\s+)?goal:)|(?P<rules>in\s+this\s+world:|rules:|(?=\d+\.\s))
     |(?P<objects>at\s+the\s+start\s+there\s+(?:are|is):?|objects:|you\s+are\s+in\s+a\s+room\s+with)
-    |(?P<none>(?:in\s+this\s+world\s+)?nothing\s+ever\s+changes\s+by\s+itself\.?|you\s+are\s+in\s+an\s+empty\s+room\.?))""", re.IGNORECASE | re.VERBOSE)
+    |(?P<none>(?:in\s+this\s+world\s+)?nothing\s+ever\s+changes\s+by\s+itself\.?|you\s+are\s+in\s+an\s+empty\s+room\.?)
+    )""", re.IGNORECASE | re.VERBOSE)
 
 def _sections(text):
     marks = list(_HEADING.finditer(text))
@@ -275,22 +277,21 @@ def _sections(text):
             found["rules"] += "".join(rules)
         found["rules" if m["none"] else m.lastgroup] += piece
     if not plain_words(found["goal"]):
-        raise ParseError(f"There is no goal in {_shown(text)}: begin with 'Your goal: ...', for example 'Your goal: hold a red ball.'")
+        raise ParseError(f"The goal is missing in {_shown(text)}: begin with 'Your goal: ', such as 'hold a red ball.'")
     is_numbered = re.match(r"\s*\d+\.\s", found["rules"])
     rules = re.split(r"(?:^|(?<=[.\n]))\s*\d+\.\s" if is_numbered else r"\.\s", found["rules"])
     return found["goal"], [rule for rule in rules if plain_words(rule)], found["objects"]
 
 def parse_ruleset(text: str) -> RuleSet:
-    """The task that `describe_ruleset` describes with this text, at any level but `"goal"`.
+    """Parse a whole task; the inverse of `describe_ruleset` at any level, except that `"goal"` has only the goal.
 
     Rules and objects keep their order; a task without rules or objects has one empty row. The ruleset is extended only
     if Tables 2 and 3 do not suffice, with registered classes as they are declared now. Raises as `parse_goal`.
     """
     _plain(text, "A task")
     goal, rules, objects = _sections(text)
-    if any("registered anew" in rule for rule in rules):
-        raise ParseError("A class of this task was registered anew, and its words do not tell what it said before: "
-                         "make the task again.")
+    if any("registered again" in rule for rule in rules):
+        raise ParseError("A class of this task was registered again: make the task again.")
     words = _plain(objects)
     things = [] if words in ("", "no objects", "none") else re.split(r",? and |, ", words)
     return assemble(parse_goal(goal), [parse_rule(rule) for rule in rules], [_thing_of(thing) for thing in things])
@@ -298,13 +299,13 @@ def parse_ruleset(text: str) -> RuleSet:
 # %% ../../nbs/core/11_parse.ipynb #k
 def _from_dict(data, book, what):
     if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
-        raise ParseError(f"{data!r} is no {what}: a dictionary with its 'kind' is needed, as ruleset_to_dict makes it.")
+        raise ParseError(f"{data!r} is not a {what}: give a dictionary with its 'kind', as from ruleset_to_dict.")
     combined = {cls.__name__: cls for cls in (AllOf, AnyOf, Not, InOrder)} if what == "goal" else {}
     if data["kind"] in combined:
         return _combined(combined[data["kind"]], [_from_dict(part, book, what) for part in _list(data, "parts")])
     kinds = {kind_name(book, cls): cls for cls in book.classes.values()}
     if (cls := kinds.get(data["kind"])) is None:
-        raise ParseError(f"There is no {what} {data['kind']!r}: {_near(data['kind'], kinds) or 'register it first.'}")
+        raise ParseError(f"Unknown {what} {data['kind']!r}: {_near(data['kind'], kinds) or 'register it first.'}")
     if missing := [f for f in field_names(cls) if f not in data]:
         raise ParseError(f"{data['kind']} needs {missing[0]!r}: its fields are {', '.join(field_names(cls))}.")
     thing = cls(*[np.array(_value(name, data[name]), np.uint8) for name in field_names(cls)])
@@ -326,9 +327,9 @@ def _value(name, value):
     return _position(*map(str, value)) if all(isinstance(v, int) and v >= 0 for v in value) else _position("256", "256")
 
 def ruleset_from_dict(data: dict) -> RuleSet:
-    """A task from what `ruleset_to_dict` makes.
+    """Make a task from a dictionary; the inverse of `ruleset_to_dict`.
 
-    Raises `ParseError` (a `ValueError`), or `TypeError` for a name that is no text.
+    Raises `ParseError` (a `ValueError`), or `TypeError` for a name that is not text.
     """
     if not isinstance(data, dict) or not {"goal", "rules", "objects"} <= set(data):
         raise ParseError("A task as a dictionary has the keys goal, rules and objects: make one with ruleset_to_dict.")

@@ -6,7 +6,7 @@
 __all__ = ['PATCH_NAMES', 'MAX_RULE_ENCODING_LEN', 'NUM_RULES', 'TileNearUpRule', 'TileNearRightRule', 'TileNearDownRule',
            'TileNearLeftRule', 'AgentNearUpRule', 'AgentNearRightRule', 'AgentNearDownRule', 'AgentNearLeftRule',
            'rule_kinds', 'RULES', 'PATCH_STEPS', 'IN_STEP', 'APART', 'Neighborhood', 'in_pocket', 'beside_agent',
-           'beside_object', 'on_cells', 'encode_row', 'BaseRule', 'OneTileRule', 'TwoTileRule', 'EmptyRule',
+           'beside_object', 'on_cells', 'Declared', 'BaseRule', 'OneTileRule', 'TwoTileRule', 'EmptyRule',
            'AgentHoldRule', 'AgentNearRule', 'TileNearRule', 'for_each_side', 'declaration', 'Registry',
            'check_declaration', 'check_tiles', 'register_rule', 'decode_rule', 'numpy_or_jax', 'compile_rules',
            'decompile_rules', 'CompiledRule', 'patch_in_view', 'patch_offsets', 'Places', 'turned', 'spots_where',
@@ -32,40 +32,40 @@ from xland_minigrid.core.tiles import (
 PATCH_NAMES = ("here", "ahead", "right", "behind", "left", "ahead ahead", "ahead right", "ahead left")
 
 class Neighborhood(NamedTuple):
-    """Where a rule or goal looks; made by `in_pocket`, `beside_agent`, `beside_object`, `on_cells` and so on.
+    """Cells that a rule or goal inspects; made by `in_pocket`, `beside_agent`, `beside_object`, `on_cells` and so on.
 
     Bits: directions (up, right, down, left) in `near` and `pair`, `PATCH_NAMES` in `cells`.
     """
-    near: int = 0  # beside the agent
-    pair: int = 0  # one tile beside the object in front of the agent, which is the other
+    near: int = 0  # next to the agent
+    pair: int = 0  # one tile next to the other, which is in front of the agent
     cells: int = 0  # among the eight cells
     tool: int = 0  # 1: the second tile is in the pocket; 2: and is used up
     at: int = 0  # 1: the agent at a position; 2: a tile at a position (goals only)
 
     def while_carrying(self, used_up: bool = False) -> "Neighborhood":
-        "The same places for `tile_a`, while the agent carries `tile_b`, which may be used up."
+        "The same cells for `tile_a`, while the agent carries `tile_b`, which may be used up."
         return self._replace(tool=2 if used_up else 1)
 
     def tiles(self) -> int:
-        "The number of input tiles."
+        "Number of input tiles."
         return 2 if self.pair or self.tool else 0 if self.at == 1 else 1
 
 def _bits(names, known, what):
     if wrong := [n for n in names if n not in known]:
-        raise ValueError(f"There is no {what} {wrong[0]!r}: choose from {', '.join(known)}.")
-    return sum(1 << known.index(n) for n in set(names))
+        raise ValueError(f"Unknown {what} {wrong[0]!r}: choose from {', '.join(known)}.")
+    return sum(1 << known.index(n) for n in set(names or known))
 
 def in_pocket() -> Neighborhood:
-    "The tile is carried by the agent."
+    "The agent carries the tile."
     return Neighborhood()
 
 def beside_agent(*directions: str) -> Neighborhood:
-    "The tile is beside the agent in one of these directions of the map (default: all four)."
-    return Neighborhood(near=_bits(directions or DIRECTION_NAMES, DIRECTION_NAMES, "direction"))
+    "The tile is next to the agent in one of these directions of the map (default: all four)."
+    return Neighborhood(near=_bits(directions, DIRECTION_NAMES, "direction"))
 
 def beside_object(*directions: str) -> Neighborhood:
-    "One tile is in front of the agent, the other beside it in one of these directions (default: all four)."
-    return Neighborhood(pair=_bits(directions or DIRECTION_NAMES, DIRECTION_NAMES, "direction"))
+    "One tile is in front of the agent, the other next to it in one of these directions (default: all four)."
+    return Neighborhood(pair=_bits(directions, DIRECTION_NAMES, "direction"))
 
 def on_cells(*cells: str) -> Neighborhood:
     "The tile is on one of these cells, seen from the agent: `here`, `ahead`, `right`, `ahead ahead`, ..."
@@ -77,33 +77,37 @@ def on_cells(*cells: str) -> Neighborhood:
 MAX_RULE_ENCODING_LEN = 7
 NUM_RULES = 12
 
-def encode_row(identifier: int, parts, length: int) -> jax.Array:
-    "`identifier` and the bytes of `parts`, zero-padded to `length`; uint8."
-    row = jnp.concatenate([jnp.asarray([identifier], jnp.uint8), *[jnp.asarray(p).astype(jnp.uint8).ravel() for p in parts]])
-    return jnp.pad(row, (0, length - row.shape[0]))
 
-class BaseRule(PyTreeNode):
-    """A rule of Table 3, or a registered one.
 
-    `rule(grid, agent, action, position)` checks and applies it: it takes an unpacked grid `(height, width, 2)`, an
-    `AgentState`, the action just done and the position `(row, column)` it concerned; returns the new grid and agent.
-    """
+class Declared(PyTreeNode):
+    "Base class of rules and goals: a declaration, and an encoding of `LENGTH` bytes."
     ID: ClassVar[int]
+    LENGTH: ClassVar[int]
     when: ClassVar[tuple[int, ...]] = ()  # actions after which it is checked
-    looks: ClassVar[Neighborhood | None] = None  # where it looks for its inputs
+    looks: ClassVar[Neighborhood | None] = None  # cells that it inspects
 
     def encode(self) -> jax.Array:
-        "The rule as uint8 `(7,)`."
-        return encode_row(self.ID, [getattr(self, name) for name in field_names(self)], MAX_RULE_ENCODING_LEN)
+        "Encode as uint8 `(LENGTH,)`: 7 for a rule, 5 for a goal."
+        parts = [self.ID, *(getattr(self, name) for name in field_names(self))]
+        row = jnp.concatenate([jnp.asarray(part).astype(jnp.uint8).ravel() for part in parts])
+        return jnp.pad(row, (0, self.LENGTH - len(row)))
 
     @classmethod
     def decode(cls, encoding):
-        "The rule from its encoding `(7,)`."
+        "Decode an encoding `(LENGTH,)`."
         return cls(*[encoding[1 + 2 * i : 3 + 2 * i] for i in range(len(field_names(cls)))])
+
+class BaseRule(Declared):
+    """A rule of Table 3, or a registered one.
+
+    `rule(grid, agent, action, position)` applies it if it matches; arguments and result as for `check_rule`.
+    """
+    LENGTH = MAX_RULE_ENCODING_LEN
 
     def __call__(self, grid, agent, action, position):
         declared = np.broadcast_to(np.array(declaration(type(self)), np.uint32), (256, 3))
-        return check_rule(compile_rules(self.encode()[None], declared=declared), grid, agent, action, position if self.ID < NUM_RULES else None)
+        rules = compile_rules(self.encode()[None], declared=declared)
+        return check_rule(rules, grid, agent, action, position if self.ID < NUM_RULES else None)
 
 # %% ../../nbs/core/06_rules.ipynb #d
 class OneTileRule(BaseRule):
@@ -112,7 +116,7 @@ class OneTileRule(BaseRule):
     prod_tile: jax.Array
 
 class TwoTileRule(BaseRule):
-    "The input in place becomes `prod_tile`; the one just put down disappears."
+    "The object already on the grid becomes `prod_tile`; the one just put down disappears."
     tile_a: jax.Array
     tile_b: jax.Array
     prod_tile: jax.Array
@@ -137,30 +141,30 @@ class TileNearRule(TwoTileRule):
     when, looks = (Actions.PUT_DOWN,), beside_object()
 
 def for_each_side(base: type, name: str, first: int, doc: str, when: tuple, looks) -> tuple[type, ...]:
-    "Kinds for up, right, down, left, with identifiers from `first`; `name`, `doc` and `looks` take the direction."
+    "Four classes, for up, right, down, left, with IDs from `first`; `name`, `doc` and `looks` take the direction."
     sides = zip(DIRECTION_NAMES, ("above", "to the right of", "below", "to the left of"))
     return tuple(type(name.format(up.capitalize()), (base,), {
         "__module__": base.__module__, "__doc__": doc.format(above), "ID": first + i, "when": when, "looks": looks(up)})
         for i, (up, above) in enumerate(sides))
 
-TileNearUpRule, TileNearRightRule, TileNearDownRule, TileNearLeftRule = for_each_side(
+TileNearUpRule, TileNearRightRule, TileNearDownRule, TileNearLeftRule = _TILE_NEAR = for_each_side(
     TwoTileRule, "TileNear{}Rule", 4, "If b is one tile {} a, replaces one with c and removes the other. "
     "Checked after putting down.", (Actions.PUT_DOWN,), beside_object)
 
-AgentNearUpRule, AgentNearRightRule, AgentNearDownRule, AgentNearLeftRule = for_each_side(
+AgentNearUpRule, AgentNearRightRule, AgentNearDownRule, AgentNearLeftRule = _AGENT_NEAR = for_each_side(
     OneTileRule, "AgentNear{}Rule", 8, "If a is one tile {} agent, replaces it with c. "
     "Checked after moving forward and putting down.", (Actions.MOVE_FORWARD, Actions.PUT_DOWN), beside_agent)
 
 # %% ../../nbs/core/06_rules.ipynb #e
 def declaration(cls: type) -> tuple[int, int, int]:
-    "What a class declares as numbers: both words of `compile_rules` without tiles, and whether it needs two tiles."
+    "Declaration of a class in numbers: both words of `compile_rules` without tiles, and whether it needs two tiles."
     looks = cls.looks or Neighborhood()
     flags = looks.tool if not looks.at else looks.at + 1
     when = sum(1 << int(action) for action in set(cls.when))
     return looks.near << 28 | looks.pair << 24, when | flags << 6 | looks.cells << 8, int(looks.tiles() == 2)
 
 class Registry:
-    """Kinds of rules, or of goals, by identifier.
+    """Classes of rules, or of goals, by identifier.
 
     Attributes:
         classes: identifier to class.
@@ -172,13 +176,13 @@ class Registry:
         self.declared, self.two = np.zeros((256, 3), np.uint32), np.zeros(256, bool)
 
     def add(self, cls: type, identifier: int) -> type:
-        "Enter a class, replacing what had the identifier before."
+        "Enter a class, replacing any with this identifier."
         cls.ID, self.classes[identifier], self.declared[identifier] = identifier, cls, declaration(cls)
         self.two[identifier] = self.declared[identifier, 2]
         return cls
 
     def remove(self, identifier: int) -> None:
-        "Forget a registered class and free its identifier."
+        "Remove a class and free its identifier."
         del self.classes[identifier]
         self.declared[identifier], self.two[identifier] = 0, False
 
@@ -191,12 +195,12 @@ class Registry:
 
     def __getitem__(self, identifier) -> type:
         if int(identifier) not in self.classes:
-            raise ValueError(f"{int(identifier)} is no {self.what}: identifiers are 0 to {self.built_in - 1} "
+            raise ValueError(f"{int(identifier)} is not a {self.what}: identifiers are 0 to {self.built_in - 1} "
                              f"(Table {2 if self.what == 'goal' else 3}), or run the cell that registers it.")
         return self.classes[int(identifier)]
 
     def place_for(self, cls: type, identifier: int | None) -> int:
-        "The identifier for a new class: its old one if its cell ran before, the one asked for, or the next free one."
+        "Identifier for a new class: its old one if its cell ran before, the one asked for, or the next free one."
         name = (cls.__module__, cls.__qualname__)
         old = next((i for i, c in self.classes.items() if (c.__module__, c.__qualname__) == name), None)
         if old is not None and identifier in (None, old):
@@ -205,17 +209,16 @@ class Registry:
             return old
         free = [i for i in range(self.built_in, 254) if i not in self.classes]
         if identifier is None and not free:
-            raise ValueError(f"All identifiers up to 253 are taken: there is no room for another {self.what}.")
+            raise ValueError(f"All identifiers up to 253 are taken: remove a {self.what} from the registry first.")
         if identifier is not None and identifier not in free:
-            raise ValueError(f"Identifier {identifier} is taken or out of range: choose a free one from "
-                             f"{self.built_in} to 253, or none.")
+            raise ValueError(f"Identifier {identifier} is taken or out of range: choose from {self.built_in} to 253.")
         return free[0] if identifier is None else identifier
 
 rule_kinds = Registry("rule")
 
 # %% ../../nbs/core/06_rules.ipynb #f
 def check_declaration(cls: type, base: type, what: str, products: int) -> None:
-    "Raise `TypeError` or `ValueError` when a class does not declare a rule or goal properly."
+    "Raise `TypeError` or `ValueError` for an invalid declaration of a rule or goal."
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise TypeError(f"A {what} is a class derived from {base.__name__}; {cls!r} is not.")
     name, fields = cls.__name__, field_names(cls)
@@ -226,7 +229,7 @@ def check_declaration(cls: type, base: type, what: str, products: int) -> None:
     if not isinstance(when, (tuple, list, set, frozenset)) or not when or not set(when) <= set(range(NUM_ACTIONS)):
         raise ValueError(f"{name}.when is {when!r}: name the actions that it follows, such as `(Actions.TOGGLE,)`.")
     if not isinstance(cls.looks, Neighborhood):
-        raise ValueError(f"{name}.looks is {cls.looks!r}: say where it looks, such as `beside_agent()`.")
+        raise ValueError(f"{name}.looks is {cls.looks!r}: declare the cells to inspect, such as `beside_agent()`.")
     _check_looks(name, what, cls.looks, products)
     inputs = [f for f in fields if not f.startswith("prod_")]
     needed = cls.looks.tiles() + (cls.looks.at > 0)
@@ -234,31 +237,23 @@ def check_declaration(cls: type, base: type, what: str, products: int) -> None:
         asked = "its inputs and then one product, `prod_tile` (more: `several`)" if products else "no product"
         raise ValueError(f"{name} has the fields {', '.join(fields) or 'none'}: a {what} has {asked}.")
     if len(inputs) != needed:
-        raise ValueError(f"{name} has {len(inputs)} input{'s' * (len(inputs) != 1)}, but what it looks at needs "
-                         f"{needed}.")
+        raise ValueError(f"{name} has {len(inputs)} input{'s' * (len(inputs) != 1)}, but its `looks` needs {needed}.")
 
 def check_tiles(object_) -> None:
-    "Raise `ValueError` when a tile of a rule or goal cannot be on a grid, or carried where it has to be."
-    inputs, like = [], "a tile is a pair (tile, colour), such as (Tiles.BALL, Colors.RED)."
-    for name in field_names(object_):
-        pair, where = getattr(object_, name), f"{type(object_).__name__}.{name}"
-        if name == "position":
-            continue
-        if not name.startswith("prod_"):
-            inputs.append(name)
+    "Raise `ValueError` if a tile of a rule or goal cannot lie on a grid, or be carried where it must be."
+    kind, like = type(object_).__name__, "a tile is a pair (tile, colour), such as (Tiles.BALL, Colors.RED)."
+    tiles = {name: getattr(object_, name) for name in field_names(object_) if name != "position"}
+    for name, pair in tiles.items():
         if np.shape(pair) != (2,) or np.asarray(pair).dtype.kind not in "iu":
-            raise ValueError(f"{where} is {pair!r}: {like}")
-        tile, color = (int(v) for v in pair)
+            raise ValueError(f"{kind}.{name} is {pair!r}: {like}")
+        tile, color = tiles[name] = tuple(int(v) for v in pair)
         if not (Tiles.FLOOR <= tile < NUM_TILES and Colors.RED <= color < NUM_COLORS) or \
                 tile == Tiles.FLOOR and color != Colors.BLACK:
-            raise ValueError(f"{where} is {(tile, color)}, which never lies on a grid: {like}")
-    looks = object_.looks
-    carried = inputs[1:] if looks and looks.tool else inputs[:1] if looks == in_pocket() else []
-    for name in carried:
-        tile, color = map(int, getattr(object_, name))
-        if tile not in PICKABLE:
-            raise ValueError(f"{type(object_).__name__}.{name} is {tile_name(tile, color)}, which cannot be carried: "
-                             "choose an object.")
+            raise ValueError(f"{kind}.{name} is {(tile, color)}, which never lies on a grid: {like}")
+    looks, inputs = object_.looks, [name for name in tiles if not name.startswith("prod_")]
+    for name in inputs[1:] if looks and looks.tool else inputs[:1] if looks == in_pocket() else []:
+        if tiles[name][0] not in PICKABLE:
+            raise ValueError(f"{kind}.{name} is {tile_name(*tiles[name])}, which cannot be carried: choose an object.")
 
 def _check_looks(name, what, looks, products):
     for wrong, why in (
@@ -275,24 +270,23 @@ def _check_looks(name, what, looks, products):
 def register_rule(cls=None, *, id: int | None = None):
     """Class decorator: make a rule usable in rulesets, the generator and descriptions.
 
-    The class derives from `OneTileRule` or `TwoTileRule` (or from `BaseRule`, with one or two inputs and `prod_tile`)
-    and has
+    The class derives from `OneTileRule` or `TwoTileRule` (or from `BaseRule`, with one or two inputs and `prod_tile`).
+    It defines
 
     * `when`: the actions after which it is checked, such as `(Actions.TOGGLE,)`;
-    * `looks`: where its tiles are: `in_pocket()`, `beside_agent(...)`, `beside_object(...)`, `on_cells(...)`;
-      the second and the last perhaps `.while_carrying()` another tile;
+    * `looks`: the cells of its tiles: `in_pocket()`, `beside_agent(...)`, `beside_object(...)` or `on_cells(...)`.
+      `beside_agent` and `on_cells` allow `.while_carrying()` another tile;
     * optionally `describe()`, which returns an English clause (see `tiles.tile_name`).
 
-    Identifiers begin at 12; `id` asks for one, so that files written elsewhere stay valid. Running the cell again
-    replaces the class. Raises `TypeError` or `ValueError` for an unsound declaration.
+    Identifiers begin at 12; `id` requests one, so that files written elsewhere stay valid. Running the cell again
+    replaces the class. Raises `TypeError` or `ValueError` for an invalid declaration.
     """
     if cls is None:
         return lambda cls: register_rule(cls, id=id)
     check_declaration(cls, BaseRule, "rule", products=1)
     return rule_kinds.add(cls, rule_kinds.place_for(cls, id))
 
-RULES = (EmptyRule, AgentHoldRule, AgentNearRule, TileNearRule, TileNearUpRule, TileNearRightRule, TileNearDownRule, TileNearLeftRule,
-         AgentNearUpRule, AgentNearRightRule, AgentNearDownRule, AgentNearLeftRule)
+RULES = (EmptyRule, AgentHoldRule, AgentNearRule, TileNearRule, *_TILE_NEAR, *_AGENT_NEAR)
 
 rule_kinds.add(EmptyRule, 0)
 for _i, _cls in enumerate(RULES[1:], 1):
@@ -302,7 +296,7 @@ rule_kinds.built_in = NUM_RULES
 _BUILT_IN = rule_kinds.declared[:16].copy()  # the twelve, and rows of zeros
 
 def decode_rule(encoding) -> BaseRule:
-    "The rule behind a concrete encoding `(7,)`. Raises `ValueError` for an unknown identifier."
+    "Decode a concrete encoding `(7,)`. Raises `ValueError` for an unknown identifier."
     return rule_kinds[encoding[0]].decode(jnp.asarray(encoding))
 
 # %% ../../nbs/core/06_rules.ipynb #h
@@ -311,12 +305,12 @@ def numpy_or_jax(*arrays):
     return jnp if any(isinstance(x, jax.Array) for x in arrays) else np
 
 def compile_rules(encodings, products=None, declared=None):
-    """Rules as the step reads them. NumPy in, NumPy out; JAX in, JAX out.
+    """Compile encoded rules for the step. NumPy in, NumPy out; JAX in, JAX out.
 
     Args:
         encodings: uint8 `(..., 7)`.
         products: further (tile, colour) products, uint8 `(..., 2, 2)`, zeros for none.
-        declared: what classes declare, uint32 `(256, 3)`: `rule_kinds.declared`; by default only the built-in ones.
+        declared: declarations of classes, uint32 `(256, 3)`: `rule_kinds.declared`; by default the built-in ones only.
     Returns uint32 `(..., 1)`, or `(..., 2)` with `products` or `declared`; zeros, the empty rule, for undeclared rules.
     """
     xp = numpy_or_jax(encodings, products, declared)
@@ -334,11 +328,11 @@ def compile_rules(encodings, products=None, declared=None):
     return xp.where(known, xp.stack([first, second], axis=-1), np.uint32(0))
 
 def decompile_rules(rules) -> jax.Array:
-    "Compiled rules `(..., 1)` or `(..., 2)` as uint8 `(..., 7)`; zeros for registered kinds, no further products."
+    "Compiled rules `(..., 1)` or `(..., 2)` as uint8 `(..., 7)`; zeros for registered rules, no further products."
     first = jnp.asarray(rules)[..., 0]
     near, pair = first >> 28, first >> 24 & 15
     index = jnp.int32(31) - jax.lax.clz(jnp.maximum(jnp.maximum(near, pair), 1)).astype(jnp.int32)
-    kind = jnp.where(near == 15, 2, jnp.where(near != 0, 8 + index, jnp.where(pair == 15, 3, jnp.where(pair != 0, 4 + index, 1))))
+    kind = jnp.select([near == 15, near != 0, pair == 15, pair != 0], [2, 8 + index, 3, 4 + index], 1)
     a, b, c = ((first >> s & 255).astype(jnp.uint8) for s in (16, 8, 0))
     second, third = jnp.where(pair != 0, b, c), jnp.where(pair != 0, c, 0).astype(jnp.uint8)
     rows = jnp.concatenate([kind[..., None].astype(jnp.uint8), unpack(a), unpack(second), unpack(third)], axis=-1)
@@ -352,7 +346,7 @@ class CompiledRule(NamedTuple):
     """Parts of compiled rules, each uint32 `(...)`.
 
     Attributes:
-        near, pair: directions around the agent, and around the object before it; a, b, product: packed tiles.
+        near, pair: directions around the agent, and around the object in front of it; a, b, product: packed tiles.
         actions, tool, cells, second, third: parts of the second word, or None.
     """
     near: jax.Array
@@ -368,18 +362,18 @@ class CompiledRule(NamedTuple):
 
     @classmethod
     def of(cls, rules) -> "CompiledRule":
-        "From compiled rules `(..., 1)` or `(..., 2)`."
-        words = [rules[..., i] for i in range(rules.shape[-1])]
-        first = words[0]
+        "Unpack compiled rules `(..., 1)` or `(..., 2)`."
+        first, *more = (rules[..., i] for i in range(rules.shape[-1]))
         parts = [first >> 28, first >> 24 & 15, first >> 16 & 255, first >> 8 & 255, first & 255]
-        return cls(*parts, *(f(second) for second in words[1:] for f in (
-            lambda w: w & 63, lambda w: w >> 6 & 3, lambda w: w >> 8 & 255, lambda w: w >> 16 & 255, lambda w: w >> 24)))
+        for w in more:
+            parts += [w & 63, w >> 6 & 3, w >> 8 & 255, w >> 16 & 255, w >> 24]
+        return cls(*parts)
 
 # %% ../../nbs/core/06_rules.ipynb #j
 PATCH_STEPS = ((0, 0), (1, 0), (0, 1), (-1, 0), (0, -1), (2, 0), (1, 1), (1, -1))  # PATCH_NAMES as steps (ahead, right)
 
 def patch_in_view(view_size: int) -> np.ndarray:
-    "Indices of the eight cells in what `observation.look` returns; int `(8,)`."
+    "Indices of the eight cells in the result of `observation.look`; int `(8,)`."
     v, mid = view_size, view_size // 2
     here = (v - 1) * v + mid
     return np.array([here, here - v, here + 1, v * v, here - 1, here - 2 * v, here - v + 1, here - v - 1])
@@ -398,7 +392,7 @@ class Places(NamedTuple):
     count: int
 
 IN_STEP = Places(object_=1, beside=(5, 6, 0, 7), count=8)  # eight cells, the object in front
-APART = Places(object_=8, beside=(9, 10, 11, 12), count=13)  # and an object anywhere, with four around it
+APART = Places(object_=8, beside=(9, 10, 11, 12), count=13)  # plus an object anywhere and the four around it
 
 # %% ../../nbs/core/06_rules.ipynb #k
 def turned(directions, quarter_turns):
@@ -407,23 +401,22 @@ def turned(directions, quarter_turns):
     return ((directions | directions << 4) >> shift) & 15
 
 def spots_where(cells, tile):
-    "Which of `cells`, packed scalars, are `tile (...)`, as bits, uint32 `(...)`."
+    "Which of the packed scalars `cells` equal `tile (...)`, as bits, uint32 `(...)`."
     return sum((cell == tile).astype(jnp.uint32) << i for i, cell in enumerate(cells))
 
 def checked_after(actions, action):
     "Whether `action` is in the sets `actions (...)` (six bits); all six together mean every step. Bool."
-    known = (action >= 0) & (action < NUM_ACTIONS)
-    return (known & (actions >> jnp.clip(action, 0, NUM_ACTIONS - 1).astype(jnp.uint32) & 1 == 1)) | (actions & 63 == 63)
+    known, bit = (action >= 0) & (action < NUM_ACTIONS), jnp.clip(action, 0, NUM_ACTIONS - 1).astype(jnp.uint32)
+    return (known & (actions >> bit & 1 == 1)) | (actions & 63 == 63)
 
 # %% ../../nbs/core/06_rules.ipynb #l
 class Match(NamedTuple):
     """Where rules matched.
 
     Attributes:
-        held: the input is in the pocket, bool `(...)`.
-        near, pair: the directions, as the agent sees them, of the input beside the agent or beside the object; uint32
-            `(...)`.
-        cells: the cells of the eight that hold the input, uint32 `(...)`; None if all rules are built in.
+        held: whether the input is in the pocket, bool `(...)`.
+        near, pair: directions, seen from the agent, of inputs next to the agent and to the object; uint32 `(...)`.
+        cells: those of the eight cells that hold the input, uint32 `(...)`; None if all rules are built in.
     """
     held: jax.Array
     near: jax.Array
@@ -436,25 +429,24 @@ class Match(NamedTuple):
         beside = self.held | (self.near | self.pair != 0)
         return beside if self.cells is None else beside | (self.cells != 0)
 
-def _asked(rule, action):
+def _checked(rule, action):
     "Whether rules about the pocket, the agent's and the object's neighbours are checked; bools `(...)`."
     if rule.actions is None:
         moved, put = action == Actions.MOVE_FORWARD, action == Actions.PUT_DOWN
         return action == Actions.PICK_UP, moved | (put & (rule.near != 15)), put
-    asked = checked_after(rule.actions, action)
-    return asked, asked, asked
+    return (checked_after(rule.actions, action),) * 3
 
 # %% ../../nbs/core/06_rules.ipynb #m
 def match_rules(rules, action, pocket, cells, facing, places: Places = IN_STEP) -> Match:
-    """Which rules match, and where.
+    """Find which rules match, and where.
 
     Args:
         rules: compiled, uint32 `(..., 1)` or `(..., 2)`.
         action: integer scalar; pocket: packed, uint8 scalar; facing: the agent's direction.
-        cells: packed cells around the agent, eight uint8 scalars, or more as `places` says.
+        cells: packed cells around the agent, `places.count` uint8 scalars.
     """
     cells, rule = list(cells), CompiledRule.of(rules)
-    picked, stood, put = _asked(rule, action)
+    picked, stood, put = _checked(rule, action)
     held = picked & (rule.a == pocket) & (rule.near | rule.pair == 0) & (rule.a != 0)
     object_, beside = cells[places.object_], [cells[i] for i in places.beside]
     forth = jnp.where(put & (object_ == rule.a), turned(rule.pair, facing) & spots_where(beside, rule.b), 0)
@@ -469,7 +461,7 @@ def match_rules(rules, action, pocket, cells, facing, places: Places = IN_STEP) 
 def any_hit(rules, action, pocket, cells, facing) -> jax.Array:
     """Whether any of the compiled rules `(R, ...)` matches; bool scalar.
 
-    Two passes: a CPU does not vectorise one long loop body, which is four times slower.
+    In two passes: a CPU does not vectorise one long loop body, which makes it four times slower.
     """
     match = match_rules(rules, action, pocket, cells, facing)
     beside = match._replace(cells=None).hit.any()
@@ -477,7 +469,7 @@ def any_hit(rules, action, pocket, cells, facing) -> jax.Array:
 
 # %% ../../nbs/core/06_rules.ipynb #n
 def apply_rule(rule, match: Match, pocket, cells, places: Places = IN_STEP):
-    "Pocket and list of cells after one compiled rule with its `match`, without further products."
+    "Apply one compiled rule with its `match`, without further products; returns pocket and list of cells."
     rule = CompiledRule.of(rule)
     product = rule.product.astype(jnp.uint8)
     hits = {i: match.near >> k for k, i in enumerate(_BESIDE_AGENT)}
@@ -490,9 +482,8 @@ def apply_rule(rule, match: Match, pocket, cells, places: Places = IN_STEP):
     pocket = jnp.where(match.held, jnp.where(product >> 4 == Tiles.FLOOR, EMPTY, product), pocket)
     return pocket if rule.tool is None else jnp.where(match.hit & (rule.tool == 2), EMPTY, pocket), cells
 
-# %% ../../nbs/core/06_rules.ipynb #o
 def _put_beside(cells, product):
-    "Cells with a further product on the first floor beside the agent; zero means none."
+    "Put a further product on the first floor cell next to the agent; zero means no product."
     cells, waiting = list(cells), product != 0
     for i in _BESIDE_AGENT:
         here = waiting & (cells[i] == FLOOR)
@@ -500,7 +491,7 @@ def _put_beside(cells, product):
     return cells
 
 def add_products(rule, match: Match, cells):
-    "Cells after the further products of one compiled rule."
+    "Add the further products of one compiled rule to the cells."
     rule = CompiledRule.of(rule)
     for product in (rule.second, rule.third):
         if product is not None:
@@ -509,12 +500,9 @@ def add_products(rule, match: Match, cells):
 
 # %% ../../nbs/core/06_rules.ipynb #p
 def react(rules, action, pocket, cells, facing):
-    """Apply the rules that match this step, in order, to the eight cells.
+    """Apply the compiled rules `(R, ...)` that match this step, in order, to the eight cells.
 
-    Args:
-        rules: compiled, uint32 `(R, 1)` or `(R, 2)`.
-        cells: eight uint8 scalars, or `(8,)`; pocket: uint8 scalar; facing: int32 scalar.
-    Returns pocket and cells, an array or a list.
+    Arguments as in `match_rules`; `cells` may be an array `(8,)`. Returns pocket and cells, an array or a list.
     """
     order = np.arange(rules.shape[0], dtype=np.int32)
 
@@ -532,7 +520,7 @@ def react(rules, action, pocket, cells, facing):
         start, pocket, cells, _ = carry
         match = match_rules(rules, action, pocket, cells, facing)
         index = jnp.where(match.hit & (order >= start), order, len(order)).min()
-        this = order == index  # all false when there is no hit
+        this = order == index  # all false without a match
         rule, match = jax.tree.map(lambda x: jnp.where(this, x.T, 0).sum(-1, dtype=jnp.uint32), (rules, match))
         match = match._replace(held=match.held != 0)
         pocket, cells = one(rule, match, pocket, cells)
@@ -544,23 +532,23 @@ def react(rules, action, pocket, cells, facing):
 
 # %% ../../nbs/core/06_rules.ipynb #q
 def cells_around(cells, agent: AgentState, position=None) -> tuple[jax.Array, jax.Array]:
-    """The thirteen cells of `APART`, packed, and their indices in `cells (height, width)`; `cells.size` off the map.
+    """Gather the thirteen cells of `APART`, packed, and their indices in `cells (height, width)`; `cells.size` off it.
 
     `position` is the object's, by default in front of the agent.
     """
     around = jnp.asarray(DIRECTIONS)[(agent.direction + np.arange(4)) % 4]
     position = agent.position + around[0] if position is None else jnp.asarray(position)
-    spots = jnp.concatenate([agent.position + jnp.asarray(patch_offsets())[agent.direction], position[None], position + around])
+    near = agent.position + jnp.asarray(patch_offsets())[agent.direction]
+    spots = jnp.concatenate([near, position[None], position + around])
     exists = inside(cells.shape, spots[:, 0], spots[:, 1])
     index = jnp.where(exists, spots[:, 0] * cells.shape[1] + spots[:, 1], cells.size)
     return jnp.where(exists, cells.ravel().at[index].get(mode="clip"), END_OF_MAP), index
 
 def check_rule(rules, grid, agent: AgentState, action, position=None) -> tuple[jax.Array, AgentState]:
-    """Apply rules in order; returns grid and agent.
+    """Apply rules to a whole grid `(height, width, 2)`, in order; returns grid and agent.
 
     Args:
         rules: encodings of built-in rules, uint8 `(R, 7)`, or compiled rules, uint32.
-        grid: uint8 `(height, width, 2)`.
         action: the action just done; position: `(row, column)` it concerned, by default in front of the agent.
     """
     action, rules = jnp.asarray(action), jnp.asarray(rules)
@@ -570,12 +558,17 @@ def check_rule(rules, grid, agent: AgentState, action, position=None) -> tuple[j
         cells, pocket = carry
         before, index = cells_around(cells, agent, position)
         match = match_rules(rule, action, pocket, before, agent.direction, APART)
-        put = lambda cells, old, new: cells.ravel().at[jnp.where(new != old, index, cells.size)].set(new, mode="drop").reshape(cells.shape)
+
+        def put(cells, old, new):
+            new = jnp.stack(new)
+            changed = jnp.where(new != old, index, cells.size)
+            return cells.ravel().at[changed].set(new, mode="drop").reshape(cells.shape)
+
         pocket, after = apply_rule(rule, match, pocket, list(before), APART)
-        after = jnp.stack(after)
         cells = put(cells, before, after)
         before, _ = cells_around(cells, agent, position)
-        return (put(cells, before, jnp.stack(add_products(rule, match, before))), pocket), None
+        return (put(cells, before, add_products(rule, match, before)), pocket), None
 
-    (cells, pocket), _ = jax.lax.scan(apply, (pack_pairs(jnp.asarray(grid)), pack_pairs(jnp.asarray(agent.pocket))), rules)
+    start = pack_pairs(jnp.asarray(grid)), pack_pairs(jnp.asarray(agent.pocket))
+    (cells, pocket), _ = jax.lax.scan(apply, start, rules)
     return unpack(cells), agent.replace(pocket=unpack(pocket))

@@ -7,6 +7,7 @@ __all__ = ['registry', 'register', 'make', 'registered_environments', 'EnvSpec',
 
 # %% ../../nbs/envs/03_registration.ipynb #a
 import importlib
+import itertools
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
@@ -16,19 +17,19 @@ from .environment import EnvParams, Environment, check_params
 # %% ../../nbs/envs/03_registration.ipynb #b
 @dataclass(frozen=True)
 class EnvSpec:
-    "A registered environment: id, `module:Class`, and the parameters of this variant."
+    "Registered environment: id, `module:Class`, and the parameters of this variant."
     id: str
     entry_point: str
     kwargs: dict = field(default_factory=dict)
 
 def load(entry_point: str) -> type:
-    "The class behind `module:Class`, imported now."
+    "Import the class `module:Class`."
     module, name = entry_point.split(":")
     return getattr(importlib.import_module(module), name)
 
-# %% ../../nbs/envs/03_registration.ipynb #c
+# %% ../../nbs/envs/03_registration.ipynb #eb35f50a
 class EnvRegistry:
-    "Environments by id. `built_in`: the ids that never change."
+    "Environments by id. `built_in`: ids that cannot be replaced."
 
     def __init__(self):
         self.specs: dict[str, EnvSpec] = {}
@@ -37,15 +38,11 @@ class EnvRegistry:
     def register(self, id: str, entry_point: str, **kwargs) -> None:
         """Make an environment available to `make`; running the cell again replaces the parameters.
 
-        Args:
-            id: begins with `XLand-MiniGrid` or `MiniGrid`.
-            entry_point: `"module:Class"` of an `Environment`.
-            kwargs: for its `default_params`.
-        Raises `ValueError` for another form of id or entry point, or an id that is built in or belongs to another
-        class.
+        `id` begins with `XLand-MiniGrid` or `MiniGrid`, `entry_point` is `"module:Class"`, `kwargs` go to its
+        `default_params`. Raises `ValueError` for another form, or an id that is built in or belongs to another class.
         """
         if id in self.specs and (id in self.built_in or self.specs[id].entry_point != entry_point):
-            raise ValueError(f"An environment {id!r} is registered already: choose another id.")
+            raise ValueError(f"{id!r} is registered already: choose another id.")
         if not id.startswith(("XLand-MiniGrid", "MiniGrid")):
             raise ValueError(f"The id {id!r} must begin with 'XLand-MiniGrid' or 'MiniGrid'.")
         if entry_point.count(":") != 1:
@@ -53,19 +50,19 @@ class EnvRegistry:
         self.specs[id] = EnvSpec(id, entry_point, kwargs)
 
     def registered_environments(self) -> tuple[str, ...]:
-        "The ids that `make` knows."
+        "Ids that `make` knows."
         return tuple(self.specs)
 
     def make(self, id: str, **kwargs) -> tuple[Environment, EnvParams]:
-        """An environment and its parameters.
+        """Make an environment and its parameters.
 
         `kwargs` override the variant's before anything is derived: `make("XLand-MiniGrid-R1-9x9", height=11, width=11)`
         gets the time limit of 11x11. Raises `ValueError` for an unknown id or impossible parameters, `TypeError` for
         unknown ones.
         """
         if id not in self.specs:
-            raise ValueError(f"Unknown environment {id!r}: choose one of {', '.join(nearest(str(id), self.specs))}, "
-                             f"or another of the {len(self.specs)} that xland_minigrid.registered_environments() lists.")
+            raise ValueError(f"Unknown environment {id!r}: choose one of {', '.join(nearest(str(id), self.specs))}, or "
+                             f"another of the {len(self.specs)} in xland_minigrid.registered_environments().")
         spec = self.specs[id]
         env = load(spec.entry_point)()
         names = field_names(env.default_params(**spec.kwargs))
@@ -74,24 +71,19 @@ class EnvRegistry:
         return env, check_params(env.default_params(**{**spec.kwargs, **kwargs}))
 
 def nearest(id: str, known, count: int = 4) -> list[str]:
-    "The known ids most like `id`, best first; case does not matter."
+    "Known ids most similar to `id`, best first; case does not matter."
     likeness = lambda other: SequenceMatcher(None, id.lower(), other.lower()).ratio()
     return sorted(known, key=likeness, reverse=True)[:count]
 
-# %% ../../nbs/envs/03_registration.ipynb #d
 registry = EnvRegistry()
 register, make, registered_environments = registry.register, registry.make, registry.registered_environments
 
 # %% ../../nbs/envs/03_registration.ipynb #e
-_XLAND_SIZES = {"R1": (9, 11, 13, 15, 17), "R2": (9, 11, 13, 15, 17), "R4": (9, 11, 13, 15, 17), "R6": (13, 17, 19), "R9": (16, 19, 25)}
-
-for _rooms, _sizes in _XLAND_SIZES.items():
-    for _n in _sizes:
-        register(f"XLand-MiniGrid-{_rooms}-{_n}x{_n}", "xland_minigrid.envs.xland:XLandMiniGrid", grid_type=_rooms, height=_n, width=_n)
-
-for _kind in ("Maze", "Rooms"):
-    for _n in (9, 13, 17, 25):
-        register(f"XLand-MiniGrid-{_kind}-{_n}x{_n}", "xland_minigrid.envs.xland:XLandMiniGrid", grid_type=_kind, height=_n, width=_n)
+for _sizes, _types in {(9, 11, 13, 15, 17): ("R1", "R2", "R4"), (13, 17, 19): ("R6",), (16, 19, 25): ("R9",),
+                       (9, 13, 17, 25): ("Maze", "Rooms")}.items():
+    for _type, _n in itertools.product(_types, _sizes):
+        register(f"XLand-MiniGrid-{_type}-{_n}x{_n}", "xland_minigrid.envs.xland:XLandMiniGrid",
+                 grid_type=_type, height=_n, width=_n)
 
 for _task in ("Empty", "EmptyRandom", "DoorKey"):
     for _n in (5, 6, 8, 16):

@@ -13,27 +13,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.ruleset import RuleSet
-from ..core.struct import PyTreeNode, assign, field, field_names
+from ..core.struct import PyTreeNode, assign, field_names, static
 from .environment import EnvParams, Environment, compiled_outside_jit, typed_key
 from .wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper, Wrapper
 
 # %% ../../nbs/envs/05_sampling.ipynb #b
 class SampledParams(EnvParams):
-    """The parameters of an environment and the tasks that resets draw from.
+    """Parameters of an environment, and the tasks that resets draw from.
 
     Attributes:
-        inner: of the wrapped environment; its `ruleset` is a placeholder.
-        tasks: a `RuleSet` with a leading axis, or an object with `get_ruleset` or `sample_ruleset`, such as a
-            `Benchmark`.
-        bounds: cumulated weights, uint32 `(n,)`, see `RulesetSamplingWrapper.weigh`; None draws all alike.
-        source: an object with `sample_ruleset(key)` that is no pytree, else None. Static.
+        inner: parameters of the wrapped environment; their `ruleset` is a placeholder.
+        tasks: a `RuleSet` with a leading axis, or an object with `get_ruleset` or `sample_ruleset` (a `Benchmark`).
+        bounds: cumulated weights, uint32 `(n,)`, see `RulesetSamplingWrapper.weigh`; None draws uniformly.
+        source: an object with `sample_ruleset(key)` that is not a pytree, else None. Static.
 
-    Other attributes of `inner` are read and replaced as if they were here.
+    Other attributes are read from and replaced in `inner`.
     """
     inner: EnvParams = None
     tasks: Any = None
     bounds: jax.Array | None = None
-    source: Any = field(pytree_node=False, default=None)
+    source: Any = static(None)
 
     def __init__(self, inner, tasks=None, bounds=None, source=None, **static):
         static = static or {name: getattr(inner, name) for name in field_names(EnvParams)}
@@ -45,29 +44,29 @@ class SampledParams(EnvParams):
         return getattr(self.inner, name)
 
     def replace(self, **updates) -> "SampledParams":
-        "A copy with fields changed, here or in `inner`. Raises `TypeError` for unknown ones."
+        "Copy with fields changed, here or in `inner`. Raises `TypeError` for unknown ones."
         own = {name: updates.pop(name, getattr(self, name)) for name in ("inner", "tasks", "bounds", "source")}
         return SampledParams(**own | {"inner": own["inner"].replace(**updates)})
 
     def axes(self, *names: str) -> "SampledParams":
         "`EnvParams.axes`, also for names of `inner`."
-        own = [name for name in ("tasks", "bounds") if name in names]
-        return SampledParams(inner=self.inner.axes(*(name for name in names if name not in own)), source=self.source, **dict.fromkeys(own, 0))
+        own = {"tasks", "bounds"} & set(names)
+        inner = self.inner.axes(*(name for name in names if name not in own))
+        return SampledParams(inner, source=self.source, **dict.fromkeys(own, 0))
 
-# %% ../../nbs/envs/05_sampling.ipynb #c
 class SampledCarry(PyTreeNode):
-    """What the wrapper remembers of a trial.
+    """Memory of the wrapper in a trial.
 
     Attributes:
-        ruleset_id: number of the task, int32 scalar; -1 without numbers.
-        inner: of the wrapped environment.
+        ruleset_id: number of the task, int32 scalar; -1 if tasks have no numbers.
+        inner: carry of the wrapped environment.
     """
     ruleset_id: jax.Array
     inner: Any
 
-# %% ../../nbs/envs/05_sampling.ipynb #d
+# %% ../../nbs/envs/05_sampling.ipynb #e
 def _rows(tasks):
-    "The number of tasks; None if they have no numbers."
+    "Number of tasks; None if they are not numbered."
     if isinstance(tasks, RuleSet):
         return tasks.goal.shape[0] if np.ndim(tasks.goal) == 2 else None
     return tasks.num_rulesets() if hasattr(tasks, "num_rulesets") and hasattr(tasks, "get_ruleset") else None
@@ -77,7 +76,6 @@ def _row(tasks, number):
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(jnp.asarray(x), number, keepdims=False), tasks)
     return tasks.get_ruleset(number)
 
-# %% ../../nbs/envs/05_sampling.ipynb #e
 def cumulate(weights) -> jax.Array:
     """Bounds for `draw`, uint32 `(n,)`, from weights `(n,)` of any scale, perhaps traced; the last is about 2**31.
 
@@ -87,14 +85,14 @@ def cumulate(weights) -> jax.Array:
     if not isinstance(weights, jax.core.Tracer):
         given = np.asarray(weights)
         if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any() or not given.any():
-            raise ValueError("Weights are one number per task, none of them negative or infinite, and at least one above zero.")
+            raise ValueError("Weights must be one finite number per task, none negative, at least one above zero.")
     weights = jnp.asarray(weights, jnp.float32)
     weights = weights / weights.max()
     parts = jnp.ceil(weights / weights.sum() * np.float32(2**31 - 2**8)).astype(jnp.uint32)
     return jnp.cumsum(jnp.where(weights > 0, jnp.maximum(parts, 1), 0), dtype=jnp.uint32)
 
 def draw(key: jax.Array, n: int, bounds=None) -> jax.Array:
-    "A task number below `n`, int32 scalar, uniform or by the weights behind `bounds`. `key` is consumed."
+    "Draw a task number below `n`, int32 scalar, uniformly or by the weights in `bounds`. `key` is consumed."
     if bounds is None:
         return jax.random.randint(key, (), 0, n)
     part = jax.random.randint(key, (), 0, bounds[-1], dtype=jnp.uint32)
@@ -107,7 +105,7 @@ def _fullest(tasks):
     return jax.tree.map(np.asarray, _row(tasks, number))
 
 def try_out(env: Environment, params: EnvParams, tasks) -> EnvParams:
-    "`params` with the fullest task. Raises what a reset with it raises."
+    "`params` with the task that has most objects. Raises the errors of a reset with it."
     if hasattr(tasks, "init_tiles"):
         ruleset = _fullest(tasks)
     else:
@@ -120,16 +118,16 @@ def _check_tasks(params, tasks):
     if not hasattr(params, "ruleset"):
         raise TypeError(f"{type(params).__name__} has no ruleset to draw: use one of the XLand-MiniGrid environments.")
     if isinstance(tasks, RuleSet) and _rows(tasks) is None:
-        raise ValueError(f"The tasks have a goal of shape {np.shape(tasks.goal)}: give a batch of rulesets with goals (n, 5).")
+        raise ValueError(f"The tasks have a goal of shape {np.shape(tasks.goal)}: give a batch with goals (n, 5).")
     if not isinstance(tasks, RuleSet) and not hasattr(tasks, "sample_ruleset"):
-        remedy = "give a batched RuleSet, or an object with sample_ruleset(key), such as a Benchmark"
-        raise TypeError(f"Cannot draw tasks from {type(tasks).__name__}: {remedy}.")
+        raise TypeError(f"Cannot draw tasks from {type(tasks).__name__}: give a batched RuleSet, a Benchmark, or an "
+                        "object with sample_ruleset(key).")
     if _rows(tasks) == 0:
-        raise ValueError("There are no tasks to draw: check the split that they come from.")
+        raise ValueError("The tasks are empty: check the split that they come from.")
 
 # %% ../../nbs/envs/05_sampling.ipynb #g
 class RulesetSamplingWrapper(Wrapper):
-    """Draws a new ruleset at each reset, number `timestep.state.carry.ruleset_id`; see `sample_tasks`.
+    """Draw a new ruleset at each reset, number `timestep.state.carry.ruleset_id`; see `sample_tasks`.
 
     Auto-reset wrappers go around it. Raises `ValueError` around an environment that resets itself.
     """
@@ -139,27 +137,25 @@ class RulesetSamplingWrapper(Wrapper):
         super().__init__(env)
 
     def default_params(self, tasks=None, weights=None, **kwargs):
-        "Parameters of the inner environment; with `tasks` those of `with_tasks`."
+        "Default parameters of the inner environment; with `tasks` those of `with_tasks`."
         params = self._env.default_params(**kwargs)
         return params if tasks is None else self.with_tasks(params, tasks, weights)
 
     def with_tasks(self, params: EnvParams, tasks, weights=None) -> SampledParams:
         """Parameters whose resets draw from `tasks`.
 
-        Args:
-            params: of the inner environment, or of this wrapper.
-            tasks: see `SampledParams`. weights: see `weigh`; None draws all alike.
-        Raises `ValueError` or `TypeError` for unfit tasks.
+        params: of the inner environment, or of this wrapper; tasks: see `SampledParams`; weights: see `weigh`, None
+        draws uniformly. Raises `ValueError` or `TypeError` for invalid tasks.
         """
-        params = params.inner if isinstance(params, SampledParams) else params
+        params = _inner(params)
         _check_tasks(params, tasks)
-        inner = try_out(self._env, params, tasks)
-        drawn_from = {"source": tasks} if jax.tree_util.all_leaves([tasks]) else {"tasks": jax.tree.map(jnp.asarray, tasks)}
-        made = SampledParams(inner=inner, **drawn_from)
+        is_leaf = jax.tree_util.all_leaves([tasks])
+        made = SampledParams(try_out(self._env, params, tasks),
+                             **{"source": tasks} if is_leaf else {"tasks": jax.tree.map(jnp.asarray, tasks)})
         return made if weights is None else self.weigh(made, weights)
 
     def weigh(self, params: SampledParams, weights) -> SampledParams:
-        "With other weights `(n,)` of any scale, also under `jit`; recompiles nothing. Raises `ValueError`."
+        "Replace the weights, `(n,)` of any scale, also under `jit`; recompiles nothing. Raises `ValueError`."
         return params.replace(bounds=_bounds(weights, _rows(params.tasks)))
 
     def check(self, params):
@@ -167,7 +163,7 @@ class RulesetSamplingWrapper(Wrapper):
 
     @compiled_outside_jit
     def reset(self, params, key):
-        "Begin a trial of a new task. `key` is split: the first draws the task, the second goes to the inner reset."
+        "Begin a trial of a new task. `key` is split: the first part draws the task, the second is for the inner reset."
         draw_key, reset_key = jax.random.split(typed_key(key))
         number, inner = _draw_task(params, draw_key)
         return _remember(self._env.reset(inner, reset_key), number)
@@ -189,9 +185,9 @@ class RulesetSamplingWrapper(Wrapper):
 
 # %% ../../nbs/envs/05_sampling.ipynb #h
 def sample_tasks(env: Environment, params: EnvParams, tasks, weights=None) -> tuple[Environment, SampledParams]:
-    """An environment whose resets draw from `tasks`, and its parameters; `weights` as in `weigh`.
+    """Make an environment whose resets draw from `tasks`, and its parameters; `weights` as in `weigh`.
 
-    An environment that draws already, at any depth, only gets other tasks. Raises as `RulesetSamplingWrapper`.
+    An environment that already draws tasks, at any depth, only gets new ones. Raises as `RulesetSamplingWrapper`.
     """
     layer = env
     while layer is not None and not isinstance(layer, RulesetSamplingWrapper):
@@ -208,20 +204,20 @@ def _remember(timestep, number):
 
 def _bounds(weights, n):
     if n is None:
-        raise ValueError("These tasks have no numbers, so they cannot be weighed: give a batched RuleSet or a Benchmark.")
+        raise ValueError("Tasks without numbers cannot be weighed: give a batched RuleSet or a Benchmark.")
     if np.shape(weights) != (n,):
-        raise ValueError(f"There are {n:,} tasks and weights of shape {np.shape(weights)}: give one weight for each task.")
+        raise ValueError(f"There are {n:,} tasks and weights of shape {np.shape(weights)}: give one weight per task.")
     return cumulate(weights)
 
 def _check_layers(env):
     while env is not None:
         if isinstance(env, (GymAutoResetWrapper, DmEnvAutoResetWrapper)):
             name = type(env).__name__
-            raise ValueError(f"Resets inside {name} would not draw a new ruleset: put {name} around RulesetSamplingWrapper instead.")
+            raise ValueError(f"Resets inside {name} would not draw a ruleset: put it around RulesetSamplingWrapper.")
         env = getattr(env, "_env", None)
 
 def _draw_task(params, key):
-    "A task's number, and the inner parameters with it. `key` is consumed."
+    "Draw a task: its number, and the inner parameters with it. `key` is consumed."
     if not isinstance(params, SampledParams):
         raise TypeError("These parameters hold no tasks: make both with sample_tasks(env, params, benchmark).")
     tasks = params.tasks if params.source is None else params.source

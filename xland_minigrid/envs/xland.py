@@ -6,7 +6,7 @@
 __all__ = ['generate_room', 'generate_two_rooms', 'generate_four_rooms', 'generate_six_rooms', 'generate_nine_rooms',
            'XLandEnvParams', 'generate_rooms', 'place', 'XLandMiniGrid']
 
-# %% ../../nbs/envs/02_xland.ipynb #a
+# %% ../../nbs/envs/02_xland.ipynb #b
 import functools
 
 import jax
@@ -22,53 +22,49 @@ from xland_minigrid.core.layouts import (
 from ..core.mazes import random_maze, random_rooms
 from ..core.rules import compile_rules
 from ..core.ruleset import RuleSet, check_extended, empty_ruleset
-from ..core.struct import field
+from ..core.struct import field, static
 from ..core.tiles import EMPTY, END_OF_MAP, pack_pairs, unpack
 from .environment import EnvCarry, EnvParams, Environment, State
 
-# %% ../../nbs/envs/02_xland.ipynb #b
 class XLandEnvParams(EnvParams):
     """Parameters of XLand-MiniGrid.
 
     Attributes:
-        ruleset: the task; may carry batch axes for `vmap`.
+        ruleset: the task; may have batch axes for `vmap`.
         grid_type: R1, R2, R4, R6, R9, or drawn at every reset: Maze, Rooms. Static.
         layout: replaces `grid_type`; data, so it may be traced and batched.
         extent: rows and columns in use, int32 `(2,)`, for Maze and Rooms; data. None uses the whole grid.
         loops: for Maze, the share of other inner walls to open, 0 to 1. Static.
-        max_rooms: for Rooms, at most so many; None leaves it to `random_rooms`. Static.
+        max_rooms: for Rooms, the maximum; None leaves it to `random_rooms`. Static.
     """
-    view_size: int = field(pytree_node=False, default=5)
+    view_size: int = static(5)
     ruleset: RuleSet = field(default_factory=empty_ruleset)
-    grid_type: str = field(pytree_node=False, default="R1")
+    grid_type: str = static("R1")
     layout: Layout | None = None
     extent: jax.Array | None = None
-    loops: float = field(pytree_node=False, default=0.)
-    max_rooms: int | None = field(pytree_node=False, default=None)
+    loops: float = static(0.)
+    max_rooms: int | None = static(None)
 
-# %% ../../nbs/envs/02_xland.ipynb #c
+# %% ../../nbs/envs/02_xland.ipynb #d
 def _check_room_for(ruleset, free):
-    "Raise `ValueError` for a concrete ruleset whose objects and agent need more than the free cells."
+    "Raise `ValueError` if objects and agent of a concrete ruleset need more than the free cells."
     tiles = ruleset.init_tiles
     if isinstance(tiles, jax.core.Tracer) or isinstance(free, jax.core.Tracer):
         return
     objects = int((np.asarray(tiles)[..., 0] > 2).sum(-1).max())
     if objects + 1 > int(free):  # under `jit` a comparison of arrays would be traced
-        raise ValueError(f"{objects} objects and an agent do not fit on {free} free cells: choose a larger grid or fewer objects.")
+        raise ValueError(f"{objects} objects and an agent do not fit on {free} free cells: enlarge the grid.")
 
-# %% ../../nbs/envs/02_xland.ipynb #d
 def _layout_for(params, key):
     if params.layout is not None:
         check_layout(params.layout, params.height, params.width)
         return params.layout, key
     if params.grid_type in GRID_TYPES:
         if params.extent is not None:
-            raise ValueError(f"extent is for Maze and Rooms, not for {params.grid_type}: use pad_layout for a larger "
-                             "grid.")
+            raise ValueError(f"extent is for Maze and Rooms, not for {params.grid_type}: use pad_layout instead.")
         return layout(params.grid_type, params.height, params.width), key
     if params.extent is not None and jnp.shape(params.extent) != (2,):
-        raise ValueError(f"extent has shape {jnp.shape(params.extent)}: give rows and columns, int32 (2,); batch with "
-                         "jax.vmap.")
+        raise ValueError(f"extent has shape {jnp.shape(params.extent)}: give (rows, columns); batch with jax.vmap.")
     key, draw = jax.random.split(key)
     rows, cols = (None, None) if params.extent is None else params.extent
     if params.grid_type == "Maze":
@@ -77,13 +73,13 @@ def _layout_for(params, key):
 
 # %% ../../nbs/envs/02_xland.ipynb #e
 def _open_doors(plan, bits):
-    "`draw_doors` with places from the first of `bits` `(2 * D,)`, colours from those after the last real door's."
+    "`draw_doors` with places from the first of `bits` `(2 * D,)`, and colours after the place of the last real door."
     doors = plan.doors.shape[0]
     real = (jnp.asarray(plan.num_places) > 0).sum()
     return draw_doors(plan, jnp.stack([bits[:doors], jax.lax.dynamic_slice_in_dim(bits, real, doors)]))
 
 def generate_rooms(grid_type: str, key: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Array]:
-    "A fresh key, and a layout with doors and nothing else, uint8 `(height, width, 2)`."
+    "Fresh key, and a layout with doors and nothing else, uint8 `(height, width, 2)`."
     plan = layout(grid_type, height, width)
     key, bits = draw_once(key, 2 * len(plan.doors))
     cells, tiles = _open_doors(plan, bits)
@@ -93,7 +89,7 @@ generate_room, generate_two_rooms, generate_four_rooms, generate_six_rooms, gene
     functools.partial(generate_rooms, grid_type) for grid_type in GRID_TYPES)
 
 def place(params: XLandEnvParams, key: jax.Array):
-    "A starting grid, packed uint8 `(height, width)`, the agent, and a fresh key."
+    "Starting grid, packed uint8 `(height, width)`, the agent, and a fresh key."
     plan, key = _layout_for(params, key)
     _check_room_for(params.ruleset, plan.num_free)
     objects = pack_pairs(jnp.asarray(params.ruleset.init_tiles))
@@ -107,18 +103,16 @@ def place(params: XLandEnvParams, key: jax.Array):
         door_cells, door_tiles = _open_doors(plan, bits[1 + things :])
         where, tiles = jnp.concatenate([where, door_cells]), jnp.concatenate([tiles, door_tiles])
     cells = put(jnp.asarray(plan.cells), where, tiles)
-    agent = AgentState(
-        position=jnp.where(np.arange(2) == 0, spots[0] // params.width, spots[0] % params.width), direction=(bits[0] & 3).astype(jnp.int32))
-    return cells, agent, key
+    position = jnp.where(np.arange(2) == 0, spots[0] // params.width, spots[0] % params.width)
+    return cells, AgentState(position=position, direction=(bits[0] & 3).astype(jnp.int32)), key
 
 def _size_of(plan, height=None, width=None):
-    "Height and width of a layout or batch. Raises `ValueError` if others are asked for."
+    "Height and width of a layout or batch. Raises `ValueError` if others are requested."
     if not isinstance(plan, Layout) or np.ndim(plan.cells) < 2:
-        raise ValueError("layout must be a Layout with cells (H, W), or a batch of them: make it with core.layouts or core.mazes.")
+        raise ValueError("layout must be a Layout with cells (H, W), or a batch: use core.layouts or core.mazes.")
     h, w = plan.cells.shape[-2:]
     if (height or h, width or w) != (h, w):
-        raise ValueError(f"layout is {h}x{w}, but {height or h}x{width or w} is asked for: leave both out, or use "
-                         "pad_layout.")
+        raise ValueError(f"layout is {h}x{w}, not {height or h}x{width or w}: omit the size, or use pad_layout.")
     return dict(height=h, width=w)
 
 # %% ../../nbs/envs/02_xland.ipynb #f
@@ -126,15 +120,15 @@ class XLandMiniGrid(Environment):
     "The meta-learning environment: tasks from `params.ruleset` in rooms, mazes, or layouts as data."
 
     def default_params(self, **kwargs) -> XLandEnvParams:
-        """Parameters with `max_steps = 3 * height * width` unless given (too short to try everything).
+        """Default parameters, with `max_steps = 3 * height * width` unless given (too short to try everything).
 
-        A `layout`, or a batch, sets height and width. `max_steps` is static, so a batch shares it, also for layouts
-        that fill only part of the array. Raises `ValueError` for an impossible size.
+        A `layout`, or a batch, sets height and width. `max_steps` is static, so a batch shares it, also if layouts fill
+        only part of the array. Raises `ValueError` for an impossible size, `TypeError` for an invalid ruleset.
         """
         plan = kwargs.get("layout")
         params = XLandEnvParams().replace(**kwargs)
         if not isinstance(params.ruleset, RuleSet):
-            raise TypeError(f"ruleset is {params.ruleset!r}: give a RuleSet, from make_ruleset or benchmark.get_ruleset(0).")
+            raise TypeError(f"ruleset is {params.ruleset!r}: give a RuleSet, from make_ruleset or a benchmark.")
         check_extended(params.ruleset)
         if plan is None:
             check_size(params.grid_type, params.height, params.width)
@@ -152,7 +146,7 @@ class XLandMiniGrid(Environment):
     def _generate_problem(self, params, key):
         check_extended(params.ruleset)
         cells, agent, key = place(params, key)
-        rules, extended = compile_rules(jnp.asarray(params.ruleset.rules)), params.ruleset.extended
-        return State(
-            key=key, step_num=jnp.int32(0), cells=cells, agent=agent, goal_encoding=jnp.asarray(params.ruleset.goal, jnp.uint8),
-            rules=rules if extended is None else jnp.asarray(extended.rules), carry=EnvCarry(), extended=extended and begin(extended, cells))
+        goal, extended = jnp.asarray(params.ruleset.goal, jnp.uint8), params.ruleset.extended
+        rules = compile_rules(jnp.asarray(params.ruleset.rules)) if extended is None else jnp.asarray(extended.rules)
+        return State(key=key, step_num=jnp.int32(0), cells=cells, agent=agent, goal_encoding=goal, rules=rules,
+                     carry=EnvCarry(), extended=extended and begin(extended, cells))

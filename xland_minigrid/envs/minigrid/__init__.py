@@ -1,5 +1,5 @@
-"""Tasks of the original MiniGrid. Its other modules are paths that xminigrid's users import."""
+"""Tasks of the original MiniGrid. The other modules are xminigrid's paths."""
 from .tasks import (
-    BlockedUnlockPickUp, DoorKey, Empty, EmptyRandom, FourRooms, LavaGap, LockedRoom, Memory, MemoryCarry, MiniGridTask, Playground,
-    PlaygroundEnvParams, Unlock, UnlockPickUp,
+    BlockedUnlockPickUp, DoorKey, Empty, EmptyRandom, FourRooms, LavaGap, LockedRoom, Memory, MemoryCarry,
+    MiniGridTask, Playground, PlaygroundEnvParams, Unlock, UnlockPickUp,
 )

@@ -1,4 +1,4 @@
-"""DoorKey, under the path that xminigrid's users import."""
+"""DoorKey at xminigrid's path."""
 from .tasks import DoorKey
 from ...compat.names import imported_names
 

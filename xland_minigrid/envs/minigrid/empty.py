@@ -1,4 +1,4 @@
-"""Empty, under the path that xminigrid's users import."""
+"""Empty at xminigrid's path."""
 from .tasks import Empty, EmptyRandom
 from ...compat.names import imported_names
 

@@ -1,4 +1,4 @@
-"""FourRooms, under the path that xminigrid's users import."""
+"""FourRooms at xminigrid's path."""
 from .tasks import FourRooms
 from ...compat.names import imported_names
 

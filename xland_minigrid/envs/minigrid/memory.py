@@ -1,4 +1,4 @@
-"""Memory, under the path that xminigrid's users import."""
+"""Memory at xminigrid's path."""
 from .tasks import Memory
 from .tasks import MemoryCarry as MemoryEnvCarry
 from ...compat.names import imported_names

@@ -1,4 +1,4 @@
-"""Playground, under the path that xminigrid's users import."""
+"""Playground at xminigrid's path."""
 from .tasks import Playground
 from .tasks import PlaygroundEnvParams
 from ...compat.names import imported_names

@@ -1,4 +1,4 @@
-"""Unlock, under the path that xminigrid's users import."""
+"""Unlock at xminigrid's path."""
 from .tasks import Unlock
 from ...compat.names import imported_names
 

@@ -1,4 +1,4 @@
-"""UnlockPickUp, under the path that xminigrid's users import."""
+"""UnlockPickUp at xminigrid's path."""
 from .tasks import UnlockPickUp
 from ...compat.names import imported_names
 

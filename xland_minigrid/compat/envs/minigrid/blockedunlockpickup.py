@@ -1,4 +1,4 @@
-"""BlockedUnlockPickUp, under the path that xminigrid's users import."""
+"""BlockedUnlockPickUp at xminigrid's path."""
 from ...worlds import BlockedUnlockPickUp
 from ...names import imported_names
 

@@ -1,4 +1,4 @@
-"""DoorKey, under the path that xminigrid's users import."""
+"""DoorKey at xminigrid's path."""
 from ...worlds import DoorKey
 from ...names import imported_names
 

@@ -1,4 +1,4 @@
-"""Empty, under the path that xminigrid's users import."""
+"""Empty at xminigrid's path."""
 from ...worlds import Empty, EmptyRandom
 from ...names import imported_names
 

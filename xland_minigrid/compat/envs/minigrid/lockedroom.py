@@ -1,4 +1,4 @@
-"""LockedRoom, under the path that xminigrid's users import."""
+"""LockedRoom at xminigrid's path."""
 from ...worlds import LockedRoom
 from ...names import imported_names
 

@@ -1,4 +1,4 @@
-"""Memory, under the path that xminigrid's users import."""
+"""Memory at xminigrid's path."""
 from ...worlds import Memory
 from ....envs.minigrid.tasks import MemoryCarry as MemoryEnvCarry
 from ...names import imported_names

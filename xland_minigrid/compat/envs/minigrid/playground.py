@@ -1,4 +1,4 @@
-"""Playground, under the path that xminigrid's users import."""
+"""Playground at xminigrid's path."""
 from ...worlds import Playground
 from ....envs.minigrid.tasks import PlaygroundEnvParams
 from ...names import imported_names

@@ -1,4 +1,4 @@
-"""Unlock, under the path that xminigrid's users import."""
+"""Unlock at xminigrid's path."""
 from ...worlds import Unlock
 from ...names import imported_names
 

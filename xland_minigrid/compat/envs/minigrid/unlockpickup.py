@@ -1,4 +1,4 @@
-"""UnlockPickUp, under the path that xminigrid's users import."""
+"""UnlockPickUp at xminigrid's path."""
 from ...worlds import UnlockPickUp
 from ...names import imported_names
 
