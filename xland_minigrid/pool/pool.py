@@ -300,10 +300,7 @@ class _Requests:
             with self._lock:
                 self._answers.append((number, answer))
                 self._tell()
-
-        async def ask_all():
-            await asyncio.gather(*map(ask, numbers, sessions, values))
-        self.pool._io.submit(ask_all())
+        self.pool._io.submit(all_of(map(ask, numbers, sessions, values)))
 
 # %% ../../nbs/pool/13_pool.ipynb #j
 class Batcher(_Requests):
@@ -314,7 +311,7 @@ class Batcher(_Requests):
         if not self.sent:
             raise ResetRequired("Nothing was sent: call async_reset or send first.")
         if batch_size is not None and not 1 <= batch_size <= len(self.sent):
-            raise BadRequest(f"batch_size is {batch_size!r}; {len(self.sent)} environments were asked: give no more.")
+            raise BadRequest(f"batch_size is {batch_size!r}: give 1 to {len(self.sent)}, the environments asked.")
         return batch_size or len(self.sent)
 
     @contextlib.contextmanager
