@@ -1,1 +1,1 @@
-"""Environments in text, each registered by its name when its module is imported: `frozen_lake`, `sudoku`, `textarena`, `xland`."""
+"""Environments in text, each registered when its module is imported: `frozen_lake`, `sudoku`, `textarena`, `xland`."""

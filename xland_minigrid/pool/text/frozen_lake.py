@@ -19,7 +19,7 @@ from .helpers import LARGEST_SEED, TextEnv, probability, settings, switch, tagge
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 
 def find(grid: list[str], letter: str) -> tuple[int, int]:
-    "Row and column of the first cell that shows `letter`. Raises `ValueError` if there is none."
+    "Row and column of the first cell that shows `letter`. Raises `ValueError` without such a cell."
     for row, cells in enumerate(grid):
         if letter in cells:
             return row, cells.index(letter)
@@ -30,7 +30,6 @@ def go(grid: list[str], cell: tuple[int, int], move: str) -> tuple[int, int]:
     row, column = cell[0] + MOVES[move][0], cell[1] + MOVES[move][1]
     return (row, column) if 0 <= row < len(grid) and 0 <= column < len(grid[0]) else cell
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #c
 def shortest_path(grid: list[str]) -> list[str] | None:
     "A shortest list of moves from `S` to `G` over safe cells, or None."
     start, goal = find(grid, "S"), find(grid, "G")
@@ -60,7 +59,7 @@ def random_map(size: int = 4, p: float = 0.8, seed: int = 0) -> list[str]:
     for _ in range(_TRIES):
         if shortest_path(grid := _draw_map(rng, size, p)) is not None:
             return grid
-    raise ValueError(f"{_TRIES:,} maps of {size}x{size} cells with p={p} had no path to the goal: raise p, or lower size.")
+    raise ValueError(f"{_TRIES:,} maps of {size}x{size} cells with p={p} had no path: raise p, or lower size.")
 
 # %% ../../../nbs/pool/text/01_frozen_lake.ipynb #e
 def shortest_path_success(grid: list[str], turns: int = 20) -> float:
@@ -91,7 +90,8 @@ def parse_action(reply: str) -> str | None:
 
 # %% ../../../nbs/pool/text/01_frozen_lake.ipynb #g
 _MOVE = "<action>up</action>, <action>down</action>, <action>left</action> or <action>right</action>."
-SYSTEM_PROMPT = f"""You are the player P on a frozen lake. Reach the goal G. Never step into a hole H: the game is over then.
+SYSTEM_PROMPT = f"""\
+You are the player P on a frozen lake. Reach the goal G. Never step into a hole H: the game is over then.
 S is where you started, F is safe ice. Each turn you move one cell; at the edge of the map you stay where you are.
 Answer with exactly one move, {_MOVE}"""
 SLIPPERY_PROMPT = "The ice is slippery: you move as you wish one time in three, otherwise to one side of it."
@@ -105,7 +105,6 @@ def render(grid: list[str], player: tuple[int, int]) -> str:
     rows[player[0]][player[1]] = "*" if grid[player[0]][player[1]] == "G" else "P"
     return "\n".join(" ".join(row) for row in rows)
 
-# %% ../../../nbs/pool/text/01_frozen_lake.ipynb #h
 def slip(move: str, rng: random.Random) -> str:
     "The direction of a move on slippery ice: its own or one of its two sides, each with probability 1/3."
     sides = {"up": ("left", "right"), "down": ("right", "left"), "left": ("down", "up"), "right": ("up", "down")}
@@ -113,7 +112,7 @@ def slip(move: str, rng: random.Random) -> str:
 
 # %% ../../../nbs/pool/text/01_frozen_lake.ipynb #i
 class FrozenLakeEnv(TextEnv):
-    """FrozenLake as text (seed: gym-env-training §"FrozenLake"). Rewards: 1.0 for the goal, else 0.0; turns are unlimited.
+    """FrozenLake as text (seed: gym-env-training §"FrozenLake"). Reward 1.0 at the goal, else 0.0; turns are unlimited.
 
     `env_config`: `size` (4), `p` (0.8, probability of safe ice), `seed` (else a new one for each reset), `slippery`
     (false). `info`: `seed`, `step` (replies so far), `parsed_action` (or None), `status` (`ok`, `wall`, `goal`, `hole`,
@@ -122,7 +121,8 @@ class FrozenLakeEnv(TextEnv):
     def __init__(self, env_config: dict | None = None):
         super().__init__(env_config)
         self.size, self.p, self.seed, self.slippery = settings(
-            env_config, size=(4, whole_number, 2, LARGEST), p=(0.8, probability), seed=(None, whole_number, 0, LARGEST_SEED), slippery=(False, switch)).values()
+            env_config, size=(4, whole_number, 2, LARGEST), p=(0.8, probability),
+            seed=(None, whole_number, 0, LARGEST_SEED), slippery=(False, switch)).values()
         if self.seed is not None:
             random_map(self.size, self.p, self.seed)  # raises for a seed without a map, before a run begins
 
@@ -132,7 +132,8 @@ class FrozenLakeEnv(TextEnv):
         self.grid = random_map(self.size, self.p, self.map_seed)
         self.player, self.ice = find(self.grid, "S"), random.Random(self.map_seed + 1)
         self.start()
-        return render(self.grid, self.player), self._info(None, "ok"), SYSTEM_PROMPT + f"\n{SLIPPERY_PROMPT}" * self.slippery
+        system = SYSTEM_PROMPT + f"\n{SLIPPERY_PROMPT}" * self.slippery
+        return render(self.grid, self.player), self._info(None, "ok"), system
 
     async def turn(self, reply: str) -> tuple[str, float, bool, dict]:
         move = parse_action(reply)

@@ -60,7 +60,7 @@ def settings(env_config, **known) -> dict:
     given = {name: value for name, value in check_config(env_config).items() if value is not None}
     for name in given.keys() - known.keys() - {"name"}:
         if close := difflib.get_close_matches(str(name), known, 1, 0.75):
-            raise ValueError(f"There is no setting {name!r}: did you mean {close[0]!r}?")
+            raise ValueError(f"{name!r} is not a setting: did you mean {close[0]!r}?")
     return {name: check(given[name], name, *limits) if name in given else default
             for name, (default, check, *limits) in known.items()}
 
@@ -70,7 +70,7 @@ def last_reply(messages: list[dict]) -> str:
     if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) for m in messages):
         raise TypeError("The action must be a conversation: give a list of messages, dicts with role and content.")
     if not messages or messages[-1].get("role") != "assistant":
-        raise ValueError("The last message must be the model's: append {'role': 'assistant', 'content': '…'} before stepping.")
+        raise ValueError("The last message must be the model's: append {'role': 'assistant', 'content': '…'} to it.")
     content = messages[-1].get("content")
     if not isinstance(content, (str, type(None))):
         raise TypeError(f"The content of the reply is a {type(content).__name__}: give its text.")
@@ -89,7 +89,7 @@ class TextEnv(Env):
         self.done, self.step_count, self.format_errors = False, 0, 0
 
     async def step(self, action: list[dict]) -> tuple[str, float, bool, dict]:
-        "Answer the last message. Raises `ResetRequired` outside of an episode, and what `last_reply` and `turn` raise."
+        "Answer the last message. Raises `ResetRequired` outside an episode, and the errors of `last_reply` and `turn`."
         if self.done:
             raise ResetRequired()
         reply = last_reply(action)

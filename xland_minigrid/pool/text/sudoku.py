@@ -19,6 +19,7 @@ from .helpers import LARGEST_SEED, TextEnv, choice, settings, switch, tagged, wh
 
 # %% ../../../nbs/pool/text/02_sudoku.ipynb #b
 _UNITS = [(i // 9, i % 9, i // 27 * 3 + i % 9 // 3) for i in range(81)]  # the row, column and box of each cell
+_PEERS = [[j for j in range(81) if j != i and any(a == b for a, b in zip(_UNITS[i], _UNITS[j]))] for i in range(81)]
 
 def read_board(text: str) -> list[int]:
     "The 81 numbers of a board; `.` and `0` are empty, white space is ignored. Raises `TypeError` or `ValueError`."
@@ -26,14 +27,13 @@ def read_board(text: str) -> list[int]:
         raise TypeError(f"A puzzle is a str of 81 characters, not a {type(text).__name__}.")
     cells = "".join(text.split()).replace(".", "0")
     if not re.fullmatch("[0-9]{81}", cells):
-        raise ValueError(f"A puzzle is 81 of the characters 1 to 9 and '.': these are {len(cells)} characters, or others.")
+        raise ValueError(f"A puzzle is 81 of the characters 1 to 9 and '.': these are {len(cells)}, or others.")
     return [int(cell) for cell in cells]
 
 def write_board(board: list[int]) -> str:
     "The 81 characters of a board."
     return "".join(map(str, board)).replace("0", ".")
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #c
 def render(board: list[int]) -> str:
     "A board as a table with numbered rows and columns, `.` for an empty cell."
     lines = ["    C1 C2 C3   C4 C5 C6   C7 C8 C9"]
@@ -41,9 +41,6 @@ def render(board: list[int]) -> str:
         cells = [str(n or ".") for n in board[9 * row:9 * row + 9]]
         lines += [""] * (row in (3, 6)) + [f"R{row + 1}   " + " |  ".join("  ".join(cells[i:i + 3]) for i in (0, 3, 6))]
     return "\n".join(lines)
-
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #d
-_PEERS = [[j for j in range(81) if j != i and any(a == b for a, b in zip(_UNITS[i], _UNITS[j]))] for i in range(81)]
 
 def candidates(board: list[int], cell: int) -> list[int]:
     "The numbers that the rules allow in a cell (0 to 80), whatever it holds now."
@@ -107,7 +104,7 @@ def solutions(board: list[int], most: int = 2) -> list[list[int]]:
 FEWEST, MOST = 26, 80  # clues; most boards have several solutions with fewer than 26
 
 def _dig(solution, clues, rng):
-    "A board with one solution and `clues` clues, or with more if it would have several."
+    "A board with one solution and `clues` clues, or with more clues if that would leave several solutions."
     board, left = list(solution), 81
     for cell in sorted(range(81), key=lambda _: rng.random()):
         if left == clues:
@@ -141,9 +138,9 @@ def checked_puzzle(text: str) -> tuple[str, str]:
         raise ValueError("A puzzle with fewer than 17 clues has more than one solution.")
     if 0 not in board:
         raise ValueError("This puzzle is filled already.")
-    found = solutions(board)
-    if len(found) != 1:
-        raise ValueError(f"This puzzle has {'more than one solution' if found else 'no solution'}: give one that has exactly one.")
+    if len(found := solutions(board)) != 1:
+        what = "more than one solution" if found else "no solution"
+        raise ValueError(f"This puzzle has {what}: give one that has exactly one.")
     return write_board(board), write_board(found[0])
 
 # %% ../../../nbs/pool/text/02_sudoku.ipynb #h
@@ -154,7 +151,6 @@ def parse_move(reply: str) -> tuple[int, int, int] | None:
     numbers = re.findall(r"[0-9]{1,4}", (tagged(reply) or [reply])[-1])
     return tuple(map(int, numbers)) if len(numbers) == 3 else None
 
-# %% ../../../nbs/pool/text/02_sudoku.ipynb #i
 def objection(board: list[int], clues: list[int], move: tuple[int, int, int]) -> str:
     "Why the rules forbid a move, in a sentence, or an empty string. clues: the board at the start."
     row, column, number = move
@@ -189,15 +185,15 @@ class Score:
         return self.combined - before
 
     def parts(self) -> dict:
-        turns = max(self.turns, 1)
-        return {"empty_cell_reward": self.empty_cell / turns, "valid_move_reward": self.valid_move / turns,
-                "repetition_reward": self.repetition / turns, "progress_reward": self.progress, "correct_reward": self.correct}
+        means = {name: getattr(self, name) / max(self.turns, 1) for name in ("empty_cell", "valid_move", "repetition")}
+        parts = means | {"progress": self.progress, "correct": self.correct}
+        return {f"{name}_reward": value for name, value in parts.items()}
 
     combined = property(lambda self: sum(self.parts().values()))
 
 # %% ../../../nbs/pool/text/02_sudoku.ipynb #k
 def hints(board: list[int], tried=()) -> str:
-    "What is certain, what is possible and what was tried, as lines of text. tried: moves in their order."
+    "Certain moves, possible moves and moves already made, as lines of text. tried: moves in their order."
     fits = {i: candidates(board, i) for i in range(81) if not board[i]}
     at = lambda i: f"row {i // 9 + 1} column {i % 9 + 1}"
     sure = [f"[{i // 9 + 1} {i % 9 + 1} {c[0]}]" for i, c in fits.items() if len(c) == 1]
@@ -205,14 +201,17 @@ def hints(board: list[int], tried=()) -> str:
     dead = [at(i) for i, c in fits.items() if not c]
     stands = lambda r, c, n: 1 <= r <= 9 and 1 <= c <= 9 and board[9 * r + c - 10] == n
     gone = ["[{} {} {}]".format(*move) for move in dict.fromkeys(tried) if not stands(*move)]
-    lines = {"DEAD END": f"no number fits {dead[0]}, so a number of yours is wrong: erase it with [row column 0]." if dead else "",
-             "GUARANTEED MOVES (one number fits)": "" if dead else ", ".join(sure[:5]), "Other options": "; ".join(maybe[:5]),
-             "MOVES ALREADY TRIED (do not repeat)": ", ".join(gone[-10:])}
+    lost = dead and f"no number fits {dead[0]}, so a number of yours is wrong: erase it with [row column 0]."
+    lines = {"DEAD END": lost, "GUARANTEED MOVES (one number fits)": "" if dead else ", ".join(sure[:5]),
+             "Other options": "; ".join(maybe[:5]), "MOVES ALREADY TRIED (do not repeat)": ", ".join(gone[-10:])}
     return "\n".join(f"{title}: {text}" for title, text in lines.items() if text)
 
 # %% ../../../nbs/pool/text/02_sudoku.ipynb #l
-SYSTEM_PROMPT = """You are solving a Sudoku. Fill the empty cells, shown as '.', so that each row, each column and each 3x3 box holds the numbers 1 to 9 once.
-Answer with one move a turn, [row column number], for example [1 3 4] to write 4 into row 1, column 3. Clues stay. A number of your own you may replace, or erase with the number 0."""
+SYSTEM_PROMPT = """\
+You are solving a Sudoku. Fill the empty cells, shown as '.', so that each row, each column and each 3x3 box holds \
+the numbers 1 to 9 once.
+Answer with one move a turn, [row column number], for example [1 3 4] to write 4 into row 1, column 3. Clues stay. \
+A number of your own you may replace, or erase with the number 0."""
 _NOT_UNDERSTOOD = "No move was understood: answer with [row column number], for example [1 3 4]."
 
 # %% ../../../nbs/pool/text/02_sudoku.ipynb #m
@@ -227,7 +226,8 @@ class SudokuEnv(TextEnv):
     def __init__(self, env_config: dict | None = None):
         super().__init__(env_config)
         self.seed, self.clues, self.puzzle, self.hints, self.observation = settings(
-            env_config, seed=(None, whole_number, 0, LARGEST_SEED), clues=(36, whole_number, FEWEST, MOST), puzzle=(None, lambda text, _: text and checked_puzzle(text)), hints=(True, switch),
+            env_config, seed=(None, whole_number, 0, LARGEST_SEED), clues=(36, whole_number, FEWEST, MOST),
+            puzzle=(None, lambda text, _: text and checked_puzzle(text)), hints=(True, switch),
             observation=("full", choice, "full", "diff")).values()
 
     async def reset(self, config=None) -> tuple[str, dict, str]:
@@ -242,9 +242,10 @@ class SudokuEnv(TextEnv):
     async def turn(self, reply: str) -> tuple[str, float, bool, dict]:
         move = parse_move(reply)
         told, status, was_empty = self._move(move)
-        solved, filled = status == "solved", self._filled()
-        reward = self.score.turn(move, was_empty=was_empty, allowed=solved or status == "ok", filled=filled, solved=solved)
-        told += f" {filled} of {self.score.to_fill} cells are filled." + ("\n" + render(self.board)) * (self.observation == "full")
+        solved, filled, fine = status == "solved", self._filled, status in ("ok", "solved")
+        reward = self.score.turn(move, was_empty=was_empty, allowed=fine, filled=filled, solved=solved)
+        board = f"\n{render(self.board)}" * (self.observation == "full")
+        told += f" {filled} of {self.score.to_fill} cells are filled.{board}"
         return self._show(told), reward, solved, self._info(move, status)
 
     def _move(self, move):
@@ -263,15 +264,14 @@ class SudokuEnv(TextEnv):
         told = f"Row {row}, column {column} is {number or 'empty'} now." + " The puzzle is solved." * solved
         return told, "solved" if solved else "ok", was_empty
 
-    def _filled(self):
-        return self.clue_board.count(0) - self.board.count(0)
+    _filled = property(lambda self: self.clue_board.count(0) - self.board.count(0))
 
     def _show(self, text):
         return f"{text}\n\n{hints(self.board, self.tried)}".rstrip("\n") if self.hints else text
 
     def _info(self, move, status):
-        return {"seed": self.played_seed, "step": self.step_count, "parsed_action": move and list(move), "status": status,
-                "format_errors": self.format_errors, "illegal_moves": self.illegal_moves, "filled": self._filled(),
-                **self.score.parts(), "combined_reward": self.score.combined}
+        return {"seed": self.played_seed, "step": self.step_count, "parsed_action": move and list(move),
+                "status": status, "format_errors": self.format_errors, "illegal_moves": self.illegal_moves,
+                "filled": self._filled, **self.score.parts(), "combined_reward": self.score.combined}
 
 envs["sudoku"] = SudokuEnv

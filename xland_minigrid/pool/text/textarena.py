@@ -16,7 +16,7 @@ from .helpers import TextEnv, settings, string, whole_number
 
 # %% ../../../nbs/pool/text/03_textarena.ipynb #b
 def new_part(full: str, before: str, reply: str = "") -> str:
-    "What `full` adds to `before`, or all of it; without the line that repeats the player's `reply`."
+    "The part that `full` adds to `before`, or all of it, without the line that repeats the player's `reply`."
     fresh = full[len(before):] if before and full.startswith(before) else full
     if reply.strip():
         fresh = re.sub(rf"^\s*\[Player[^\]\n]*\] ?\[?{re.escape(reply.strip())}\]?[ \t]*(?:\n|\Z)", "", fresh)
@@ -50,12 +50,14 @@ def _make_textarena(env_id):
 class TextArenaEnv(TextEnv):
     """A one-player game of TextArena. The reward of the last step is the game's; before that, 0.0.
 
-    `env_config`: `env_id` (`"Sudoku-v0"`), `seed` (none), `system_message`. make: makes the game, by default textarena's.
-    `info`: `env_id`, `seed`, `step`, and the game's own. Raises `EnvFault` if the game ends without a reward.
+    `env_config`: `env_id` (`"Sudoku-v0"`), `seed` (null), `system_message`. make: makes the game, by default
+    textarena's. `info`: `env_id`, `seed`, `step`, and the game's own. Raises `EnvFault` if a game ends without reward.
     """
     def __init__(self, env_config: dict | None = None, make=None):
         super().__init__(env_config)
-        self.env_id, self.seed, self.system_message = settings(env_config, env_id=("Sudoku-v0", string), seed=(None, whole_number, 0, 2**32 - 1), system_message=("", string)).values()
+        self.env_id, self.seed, self.system_message = settings(
+            env_config, env_id=("Sudoku-v0", string), seed=(None, whole_number, 0, 2**32 - 1),
+            system_message=("", string)).values()
         self._make, self._game, self._alone = make or _make_textarena, None, OwnRandomness()
 
     async def reset(self, config=None) -> tuple[str, dict, str]:

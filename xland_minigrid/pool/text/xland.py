@@ -30,7 +30,8 @@ from ..slots import SpaceCheck, plain_ruleset
 from .helpers import LARGEST_SEED, TextEnv, choice, settings, string, switch, tagged, whole_number
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #b
-_PLAIN = {Tiles.END_OF_MAP: ("-", "the end of the map"), Tiles.UNSEEN: ("?", "something out of sight"), Tiles.EMPTY: ("-", "nothing"), Tiles.WALL: ("#", "a wall")}
+_PLAIN = {Tiles.END_OF_MAP: ("-", "the end of the map"), Tiles.UNSEEN: ("?", "something out of sight"),
+          Tiles.EMPTY: ("-", "nothing"), Tiles.WALL: ("#", "a wall")}
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 def _is_plain(tile, color):
@@ -50,7 +51,7 @@ def place_words(ahead: int, right: int) -> str:
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #c
 def things_in(view) -> dict:
-    "The things in a view `(V, V, 2)`, nearest first: (tile, colour) to their places `(ahead, right)`, without the agent's cell."
+    "The things in a view `(V, V, 2)` except in the agent's cell, nearest first: (tile, colour) → `[(ahead, right)]`."
     size, found = len(view), {}
     places = ((size - 1 - row, column - size // 2) for row, column in np.ndindex(size, size))
     for ahead, right in sorted(places, key=lambda place: (place[0] + abs(place[1]), *place)):
@@ -67,17 +68,17 @@ def text_map(view) -> str:
     rows = [[sign(*map(int, cell)) for cell in row] for row in view]
     rows[-1][size // 2] = "^"
     rows = [" ".join(row) for row in rows if set(row) != {"-"}]
-    where = lambda places: "; ".join(place_words(*place) for place in places)
-    return "\n".join(rows + [f"{letters[thing]}: {thing_name(*thing)}, {where(places)}" for thing, places in things.items()])
+    where = lambda thing: "; ".join(place_words(*place) for place in things[thing])
+    return "\n".join(rows + [f"{letters[thing]}: {thing_name(*thing)}, {where(thing)}" for thing in things])
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #d
 def describe_view(view, pocket) -> str:
-    "The lines of an observation: what the agent carries, `(2,)`, and sees, `(V, V, 2)`."
+    "The lines of an observation: the agent's pocket `(2,)` and view `(V, V, 2)` in words."
     view, middle = np.asarray(view), len(view) // 2
     at = lambda row, column: cell_words(*map(int, view[row, column]))
     here = "" if _is_plain(*map(int, view[-1, middle])) else f"You stand on {at(-1, middle)}. "
     hands = "nothing" if int(pocket[0]) == Tiles.EMPTY else cell_words(*map(int, pocket))
-    around = f"In front of you: {at(-2, middle)}. To your left: {at(-1, middle - 1)}. To your right: {at(-1, middle + 1)}."
+    front, left, right = at(-2, middle), at(-1, middle - 1), at(-1, middle + 1)
+    around = f"In front of you: {front}. To your left: {left}. To your right: {right}."
     return f"{here}You carry {hands}. {around}\n{text_map(view)}"
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #e
@@ -98,7 +99,7 @@ _NAMES = _CLEAR | _numbered(
 _SAID = re.compile(rf"\b(?:{'|'.join(sorted(_CLEAR, key=len, reverse=True))})\b")
 
 def _words(text):
-    return " ".join(re.findall(r"(?<!\w)-[0-9]+|[a-z0-9]+", text.lower()))  # a minus sign stays, so that -1 names nothing
+    return " ".join(re.findall(r"(?<!\w)-[0-9]+|[a-z0-9]+", text.lower()))  # a minus stays: -1 names nothing
 
 def _named(text):
     if re.search(r"[|/]|\bor\b", text, re.IGNORECASE):
@@ -124,14 +125,12 @@ def parse_actions(reply: str, most: int = 1) -> list[int] | None:
 # %% ../../../nbs/pool/text/04_xland.ipynb #g
 def legal_actions(front, pocket) -> list[int]:
     "The actions that have an effect, given the (tile, colour) in front of the agent and in its pocket."
-    (tile, color), (carried, carried_color) = map(int, front), map(int, pocket)
-    free = carried == Tiles.EMPTY
-    toggles = tile in (Tiles.DOOR_CLOSED, Tiles.DOOR_OPEN) or (
-        tile == Tiles.DOOR_LOCKED and carried == Tiles.KEY and carried_color == color)
+    (tile, color), carried = map(int, front), tuple(map(int, pocket))
+    free, has_key = carried[0] == Tiles.EMPTY, carried == (Tiles.KEY, color)
+    toggles = tile in (Tiles.DOOR_CLOSED, Tiles.DOOR_OPEN) or tile == Tiles.DOOR_LOCKED and has_key
     works = [tile in WALKABLE, True, True, free and tile in PICKABLE, not free and tile == Tiles.FLOOR, toggles]
     return [number for number in range(NUM_ACTIONS) if works[number]]
 
-# %% ../../../nbs/pool/text/04_xland.ipynb #h
 def rules_in_reach(rules, view, pocket) -> list[str]:
     "The rules, encodings `(R, 7)`, whose inputs are all in view or carried, as numbered clauses."
     there = {tuple(map(int, cell)) for cell in np.asarray(view).reshape(-1, 2)} | {tuple(map(int, pocket))}
@@ -158,7 +157,7 @@ def read_ruleset(given) -> RuleSet:
 def _benchmark(name):
     return load_benchmark(name, as_numpy=True, progress=False)
 
-def find_task(seed: int, benchmark=None, ruleset_id: int | None = None, ruleset=None, preset: str = "small") -> tuple[RuleSet, int | None]:
+def find_task(seed: int, benchmark=None, ruleset_id=None, ruleset=None, preset="small") -> tuple[RuleSet, int | None]:
     "The ruleset that the settings select, and its number in the benchmark or None. Raises `TypeError` or `ValueError`."
     if ruleset is not None:
         return read_ruleset(ruleset), None
@@ -220,20 +219,23 @@ class World:
         return self.timestep._repr_html_()
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #l
-_SYSTEM = """You are in a small world of square cells and see only the square in front of you. In its map, ^ is you, looking up; . is floor, # a wall, ? out of sight, - beyond the map; letters are things, explained below it.
-Actions: forward (one step), left and right (turn on the spot), pick up (what is in front of you; you carry one thing at most), put down (onto free floor in front of you), toggle (open or shut the door in front of you; a locked one needs its key in your hands).
+_SYSTEM = """\
+You are in a small world of square cells and see only the square in front of you. In its map, ^ is you, looking up; \
+. is floor, # a wall, ? out of sight, - beyond the map; letters are things, explained below it.
+Actions: forward (one step), left and right (turn on the spot), pick up (what is in front of you; you carry one thing \
+at most), put down (onto free floor in front of you), toggle (open or shut the door in front of you; a locked one \
+needs its key in your hands).
 Answer with {how}, for example <action>forward</action>.
 You have {trials} of at most {steps} steps. The sooner you reach the goal, the higher the reward, 1 at best."""
 
 def system_text(ruleset, trials: int, max_steps: int, most: int, show_rules: bool, show_goal: bool) -> str:
     how = "one action" if most == 1 else f"up to {most} actions, separated by commas"
     many = "one trial" if trials == 1 else f"{trials} trials of the same task, each with new places for everything,"
-    if show_rules:
-        task = describe_ruleset(ruleset)
-    elif show_goal:
-        task = f"{describe_ruleset(ruleset, 'goal')}\nYou are not told the rules of this world: find out what changes things."
-    else:
-        task = "You are told neither the rules of this world nor the goal: find out what is rewarded."
+    task = "You are told neither the rules of this world nor the goal: find out what is rewarded."
+    if show_rules or show_goal:
+        task = describe_ruleset(ruleset, "full" if show_rules else "goal")
+    if show_goal and not show_rules:
+        task += "\nYou are not told the rules of this world: find out what changes things."
     return f"{_SYSTEM.format(how=how, trials=many, steps=max_steps)}\n\n{task}"
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #m
@@ -246,19 +248,16 @@ class Trials:
         self.world, self.count, self.rewards, self.steps, self.tried = world, count, [], 0, {}
 
     over = property(lambda self: len(self.rewards) == self.count)
-
-    @property
-    def front(self) -> tuple[int, int]:
-        "The (tile, colour) in front of the agent."
-        return tuple(map(int, self.world.view[-2, len(self.world.view) // 2]))
+    front = property(lambda self: tuple(map(int, self.world.view[-2, len(self.world.view) // 2])),
+                     doc="The (tile, colour) in front of the agent.")
 
     @property
     def here(self) -> set[int]:
-        "The actions taken in this trial when the agent saw and carried what it does now."
+        "The actions taken in this trial with the same view and pocket as now."
         return self.tried.setdefault(self.world.view.tobytes() + self.world.pocket.tobytes(), set())
 
     def play(self, actions: list[int]) -> tuple[list[str], str, list[str]]:
-        "Act until the trial ends: the names of the actions taken, the last status, and what to tell the model."
+        "Act until the trial ends: the names of the actions taken, the last status, and notes for the model."
         taken, notes, status = [], [], "ok"
         for number in actions:
             front, works = self.front, number in legal_actions(self.front, self.world.pocket)
@@ -288,10 +287,10 @@ def xland_settings(env_config) -> dict:
     given = settings(
         env_config, env_id=("XLand-MiniGrid-R1-9x9", lambda value, name: programs(string(value, name)) and value),
         seed=(0, whole_number, 0, 2**32 - 1), benchmark=(None, known), ruleset_id=(None, whole_number, 0, LARGEST_SEED),
-        ruleset=(None, lambda value, _: read_ruleset(value)), preset=("small", lambda value, _: recipe_of(value) and value),
-        max_steps=(None, whole_number, 1, 1_000_000), trials=(1, whole_number, 1, 1000), show_rules=(True, switch),
-        show_goal=(True, switch), actions_per_reply=(1, whole_number, 1, 100), hints=(False, switch),
-        reward=("mean", choice, "mean", "sum"))
+        ruleset=(None, lambda value, _: read_ruleset(value)),
+        preset=("small", lambda value, _: recipe_of(value) and value), max_steps=(None, whole_number, 1, 1_000_000),
+        trials=(1, whole_number, 1, 1000), show_rules=(True, switch), show_goal=(True, switch),
+        actions_per_reply=(1, whole_number, 1, 100), hints=(False, switch), reward=("mean", choice, "mean", "sum"))
     if given["ruleset"] is not None and (given["benchmark"] is not None or given["ruleset_id"] is not None):
         raise ValueError("ruleset is a task: leave out benchmark and ruleset_id.")
     if given["ruleset_id"] is not None and given["benchmark"] is None:
@@ -300,19 +299,20 @@ def xland_settings(env_config) -> dict:
 
 # %% ../../../nbs/pool/text/04_xland.ipynb #o
 class XLandText(TextEnv):
-    """XLand-MiniGrid as text. A reply that ends a trial has its reward, over the number of trials if `reward` is "mean".
+    """XLand-MiniGrid as text. A reply that ends a trial has its reward; "mean" divides it by the number of trials.
 
     `env_config`: `env_id`, `seed` (0), the task (`benchmark` and `ruleset_id`; or `ruleset`, as in `read_ruleset`; or
-    `preset`, from which the seed generates one), `max_steps` of a trial, `trials` (1), `show_rules` (true, with the goal),
-    `show_goal` (true), `actions_per_reply` (1), `hints` (false), `reward` (`"mean"` or `"sum"`).
+    `preset`, from which the seed generates one), `max_steps` of a trial, `trials` (1), `show_rules` (true, with the
+    goal), `show_goal` (true), `actions_per_reply` (1), `hints` (false), `reward` (`"mean"` or `"sum"`).
     `info`: `seed`, `ruleset_id`, `trial` (from 1), `step` (of the trial), `replies`, `parsed_action` (names, or None),
-    `status` (`ok`, `no_effect`, `goal`, `lost`, `timeout`, `invalid_action`), `format_errors`, `trial_rewards` (0 to 1).
+    `status` (`ok`, `no_effect`, `goal`, `lost`, `timeout`, `invalid_action`), `format_errors`, `trial_rewards` (0–1).
     """
     def __init__(self, env_config: dict | None = None):
         super().__init__(env_config)
         given = xland_settings(env_config)
         self.task = {name: given.pop(name) for name in ("benchmark", "ruleset_id", "ruleset", "preset")}
-        self.env_id, self.seed, self.max_steps, self.count, self.show_rules, self.show_goal, self.most, self.hints, reward = given.values()
+        self.env_id, self.seed, self.max_steps, self.count, *shown, self.most, self.hints, reward = given.values()
+        self.show_rules, self.show_goal = shown
         self.share, self.trials = 1 / self.count if reward == "mean" else 1.0, None
 
     def _begin(self):
@@ -326,7 +326,8 @@ class XLandText(TextEnv):
         self.done = True
         self.trials = Trials(await blocking(self._begin)(), self.count)
         self.start()
-        text = system_text(self.ruleset, self.count, self.trials.world.params.max_steps, self.most, self.show_rules, self.show_goal)
+        steps = self.trials.world.params.max_steps
+        text = system_text(self.ruleset, self.count, steps, self.most, self.show_rules, self.show_goal)
         return _shown(self, []), self._info(None, "ok"), text
 
     async def turn(self, reply: str) -> tuple[str, float, bool, dict]:
