@@ -115,8 +115,9 @@ def their_trainer(theirs, ours: TrainConfig) -> Trainer:
             num_minibatches=ours.ppo.num_minibatches, total_timesteps=ours.steps_per_round,
             eval_num_envs=1, eval_num_episodes=0)
         key, env, params, tasks, memory, state = theirs.make_states(config)
+    # a leading axis for one device
     args = jax.tree.map(lambda x: x[None] if hasattr(x, "ndim") else jnp.asarray(x)[None], (key, state, memory))
-    train = theirs.make_train(env, params, tasks, config).lower(*args).compile()  # for one device
+    train = theirs.make_train(env, params, tasks, config).lower(*args).compile()
     return Trainer(lambda: jax.block_until_ready(train(*args)["loss_info"]) and None,
                    _their_flops(env, params, state, memory))
 
