@@ -105,20 +105,25 @@ def probes_table(scores: ProbeScores) -> str:
 
 _PAGE = """# Thirty probes
 
-Small tasks made by hand, each of which asks one question. `xland_minigrid.benchmarks.probes` has them: `probe("key-twice")` is one, `PROBES` are all, `probes_benchmark()` holds their
-rulesets, and `score_probes(agent)` plays them. Made by `python .ci/gallery.py`.
+Each of these small, hand-made tasks asks one question. `xland_minigrid.benchmarks.probes` contains them: `probe("key-twice")`
+returns one, `PROBES` lists all, `probes_benchmark()` has their rulesets, and `score_probes(agent)` plays them. This page is
+made by `python .ci/gallery.py`.
 
 ![The starts of all thirty probes](figures/probes.png)
 
-*Par* is the length of a shortest solution from `reset(jax.random.key(0))` for somebody who knows rules, goal and map, found by breadth-first search over everything the agent can do; the solution is
-`probe.plan`, and a test plays it. A fixed start is the same in every trial; random ones differ in par. *Random actions*: the share of trials in which actions drawn with equal chance reach the goal
-before the time is up ({copies} trials each, seed {seed}); the standard error is at most {error:.1%}.
+*Par* is the length of a shortest solution from `reset(jax.random.key(0))` for a player who knows rules, goal and map.
+Breadth-first search over everything the agent can do found it. The solution is `probe.plan`, and a test plays it. A fixed
+start is the same in every trial; random starts differ in par.
+
+*Random actions* is the share of trials in which uniformly random actions reach the goal in time ({copies} trials each, seed
+{seed}). The standard error is at most {error:.1%}.
 
 {table}
 
 By category, random actions: {categories}.
 
-Time limits are those of the environments (243 steps on 9x9, 507 on 13x13) but for `cue-and-fork` (12) and `two-ways` (14), where the limit is the question.
+Time limits are those of the environments (243 steps on 9x9, 507 on 13x13). The exceptions are `cue-and-fork` (12) and
+`two-ways` (14), where the limit is the question.
 """
 
 

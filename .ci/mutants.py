@@ -231,9 +231,10 @@ def write_table(faults, known, seed, reasons):
             for i, fault in enumerate(faults)]
     TABLE.write_text("\n".join([
         "# Seeded faults", "", f"Made by `make mutants` (seed {seed}): {caught} of {len(faults)} faults are caught by the fast tests.", "",
-        "A tool draws places in function bodies, equally many from each of five rooms and from its modules in turn, and changes each a little: another operator, comparison or connective, a negation left out, branches",
-        "exchanged, a constant one larger, a statement left out. One fault at a time is put into a copy of the package; the chapters, tests and tutorials that import the module run, nearest first,",
-        "until one fails. Programs that only measure are left out.", "",
+        "A tool draws places in function bodies, equally many from each of five rooms and from its modules in turn. It changes",
+        "each a little: another operator, comparison or connective, a missing negation, swapped branches, a constant one larger,",
+        "a statement left out. One fault at a time goes into a copy of the package. The chapters, tests and tutorials that import",
+        "the module run, nearest first, until one fails. Programs that only measure are left out.", "",
         "| | module | function | fault | caught by |", "|---|---|---|---|---|", *rows, ""]), encoding="utf-8")
     print(f"{caught} of {len(faults)} caught; {TABLE.relative_to(ROOT)} is written.")
 

@@ -53,8 +53,11 @@ def page():
     found = measured()
     show = lambda row: " | ".join(f"{row[column]:.0f}" if column in row else "–" for column in COLUMNS)
     total = {column: sum(row.get(column, 0) for row in found["rows"].values()) for column in COLUMNS if all(column in row for row in found["rows"].values())}
-    lines = ["# How long the tutorials take", "", "Seconds of a machine with two CPU cores, from the start of a kernel to its end, one tutorial at a time, with an empty compilation cache. *Full* is what a reader runs, *fast* what",
-             "`make test` runs (`XLAND_FAST=1`). Both sets were measured at the same time, so they had about a core each: an idle machine needs less. Most of it is compiling; the second time is quicker.", "",
+    lines = ["# How long the tutorials take", "",
+             "Seconds on a machine with two CPU cores, from the start of a kernel to its end, one tutorial at a time, with an empty",
+             "compilation cache. *Full* is what a reader runs, and *fast* is what `make test` runs (`XLAND_FAST=1`). Both sets were",
+             "measured at the same time, so each had about one core, and an idle machine needs less. Most of the time is compilation;",
+             "the second run is quicker.", "",
              "| tutorial | newest packages, full | Colab's packages, full | newest, fast | Colab's, fast |", "|---|--:|--:|--:|--:|",
              *(f"| [{name}](../../tutorials/{name}.ipynb) | {show(row)} |" for name, row in sorted(found["rows"].items())), f"| **all** | {show(total)} |", "",
              *(f"* {packages}: {about}" for packages, about in sorted(found["about"].items(), reverse=True)), "", "```sh", "python .ci/times.py; python .ci/times.py --fast     # with the Python of either environment",

@@ -124,7 +124,7 @@ def test_an_interrupted_generate_goes_on(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(making, "_candidates", counted)
     words = ["benchmark", "generate", "--preset", "small", "--n", "300", "--out", str(tmp_path / "tasks")]
-    assert main(words) == 130 and "the same command goes on" in capsys.readouterr().err
+    assert main(words) == 130 and "the same command continues" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["tasks.part"]
     assert main([*words, "--seed", "5"]) == 1 and "another recipe" in capsys.readouterr().err
     assert main(words) == 0 and rounds[3] == rounds[2] > 0
@@ -156,7 +156,7 @@ def test_deduplicate_says_what_was_there_twice(tasks, tmp_path, capsys):
     twice = load_benchmark_from_path(tasks).take([0, 1, 0, 2, 1]).save(tmp_path / "twice")
     assert main(["benchmark", "deduplicate", str(twice), str(tmp_path / "once")]) == 0
     out = capsys.readouterr().out
-    assert "5 tasks, 3 distinct" in out and "3 tasks kept" in out
+    assert "5 tasks, 3 distinct" in out and "3 tasks saved" in out
     assert load_benchmark_from_path(tmp_path / "once").ruleset_ids().tolist() == load_benchmark_from_path(tasks).ruleset_ids()[:3].tolist()
 
 

@@ -96,10 +96,10 @@ def test_statistics_fail_when_a_task_is_spoiled(tiny, monkeypatch, capsys):
         with pytest.raises(SystemExit) as caught:
             script(statistics.report, ["--names", "tiny"])
         said = capsys.readouterr()
-        assert caught.value.code == 2 and says in said.out and "# What is in the benchmarks" in said.out and "tiny: a task is repeated" in said.err
+        assert caught.value.code == 2 and says in said.out and "# Contents of the benchmarks" in said.out and "tiny: a task is repeated" in said.err
 
 
-@pytest.mark.parametrize("words, says", [([], "--all"), (["--names", "huge-9m"], "no benchmark huge-9m"), (["--names", "high-1m", "probes-30"], "no benchmark probes-30 made by a recipe")])
+@pytest.mark.parametrize("words, says", [([], "--all"), (["--names", "huge-9m"], "No recipe makes the benchmark huge-9m"), (["--names", "high-1m", "probes-30"], "No recipe makes the benchmark probes-30")])
 def test_statistics_refuse(words, says, capsys):
     with pytest.raises(SystemExit) as caught:
         script(statistics.report, words)

@@ -160,7 +160,7 @@ def test_the_share_of_the_peak_by_hand():
 
 
 @pytest.mark.parametrize("words, says", [
-    (["--figure", "6"], "choose from 5a"), (["--figure", "5a", "7"], "There is no figure '7'"), (["--figure", "5a", "--environments", "45"], "choose from 1 to 44"),
+    (["--figure", "6"], "choose from 5a"), (["--figure", "5a", "7"], "Unknown figure '7'"), (["--figure", "5a", "--environments", "45"], "choose from 1 to 44"),
     (["--figure", "5f", "--units", "-1"], "at least 1")])
 def test_wrong_words_are_refused_before_anything_is_written(words, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Programs that measure and write the tables in `docs/results/`, one command each: `python -m xland_minigrid.measure.NAME --out FILE`.
+"""Programs that write the tables in `docs/results/`: `python -m xland_minigrid.measure.NAME --out FILE`.
 
-Nothing else in the package imports this room but the command line.
+In the package, only the command line imports this room.
 """

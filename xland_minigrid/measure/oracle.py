@@ -38,21 +38,26 @@ def measure(preset: str, environment: str, pairs: int, seed: int = 2, progress: 
     return Row(preset, environment, attempts, estimated_steps(benchmark, params, env))
 
 def _oracle_table(rows):
-    return markdown_table(["preset", "environment", "pairs", "proved impossible", "solved of the others", "blocked", "cut off", "too long", "steps: mean, median, longest",
-                           "estimate: correlation", "ms a start: median, mean, longest"], map(_cells, rows))
+    return markdown_table(["preset", "environment", "pairs", "proved impossible", "solved of the others", "blocked",
+                           "cut off", "too long", "steps: mean, median, longest", "estimate: correlation",
+                           "ms a start: median, mean, longest"], map(_cells, rows))
 
 def _cells(row):
     a, count = row.attempts, lambda failure: int((row.attempts.failure == failure).sum())
-    steps, ms, rest = a.steps[a.solved], a.seconds * 1e3, max(int(row.possible.sum()), 1)
+    steps, ms, pairs = a.steps[a.solved], a.seconds * 1e3, len(a.task)
     fits = np.corrcoef(row.estimate[a.solved], steps)[0, 1] if len(set(steps.tolist())) > 1 else np.nan
-    return (row.preset, row.environment.removeprefix("XLand-MiniGrid-"), f"{len(a.task):,}", f"{count(Failure.IMPOSSIBLE_START) / len(a.task):.2%}",
-            f"{a.solved[row.possible].sum() / rest:.2%} ({int(a.solved.sum()):,})", count(Failure.BLOCKED), count(Failure.BUDGET), count(Failure.TOO_LONG),
-            f"{steps.mean():.1f}, {np.median(steps):.0f}, {steps.max()}", f"{fits:.2f}", f"{np.median(ms):.1f}, {ms.mean():.1f}, {ms.max():.0f}")
+    return (row.preset, row.environment.removeprefix("XLand-MiniGrid-"), f"{pairs:,}",
+            f"{count(Failure.IMPOSSIBLE_START) / pairs:.2%}",
+            f"{a.solved[row.possible].sum() / max(row.possible.sum(), 1):.2%} ({a.solved.sum():,})",
+            count(Failure.BLOCKED), count(Failure.BUDGET), count(Failure.TOO_LONG),
+            f"{steps.mean():.1f}, {np.median(steps):.0f}, {steps.max()}", f"{fits:.2f}",
+            f"{np.median(ms):.1f}, {ms.mean():.1f}, {ms.max():.0f}")
 
 # %% ../../nbs/measure/10_oracle.ipynb #c
 WORLDS = ("XLand-MiniGrid-R1-13x13", "XLand-MiniGrid-R4-13x13")
 
-def report(pairs: int = 2000, seed: int = 2, presets: tuple[str, ...] = ("trivial", "small", "medium", "high")) -> Iterator[Page]:
+def report(pairs: int = 2000, seed: int = 2,
+           presets: tuple[str, ...] = ("trivial", "small", "medium", "high")) -> Iterator[Page]:
     """Solve random tasks from random starts.
 
     Args:
@@ -60,13 +65,14 @@ def report(pairs: int = 2000, seed: int = 2, presets: tuple[str, ...] = ("trivia
         seed: of tasks and starts
         presets: which presets
     """
-    rows, limit = [], " and ".join(f"{make(name)[1].max_steps} steps on {name.removeprefix('XLand-MiniGrid-')}" for name in WORLDS)
+    short = lambda name: name.removeprefix("XLand-MiniGrid-")
+    rows, limit = [], " and ".join(f"{make(name)[1].max_steps} steps on {short(name)}" for name in WORLDS)
     for preset in presets:
         rows += [measure(preset, name, pairs, seed, progress=True) for name in WORLDS]
         yield Page("The grid oracle",
             "Random tasks of each preset, all with a symbolic plan, one random start each. *Solved*: replayed in the "
             "real environment, the last action reached the goal. *Proved impossible*: even in a more generous world "
-            f"(`benchmarks.proofs`). A trial has {limit}. Times are of one process, for planning "
-            "alone.", _oracle_table(rows))
+            f"(`benchmarks.proofs`). A trial has {limit}. Times are for planning alone, in one process.",
+            _oracle_table(rows))
 
 script(report)

@@ -18,10 +18,10 @@ from .report import Page, markdown_table, script
 
 # %% ../../nbs/measure/09_single_tasks.ipynb #b
 def time_to_solve(config: TrainConfig, success: float = 0.95, progress: bool = True) -> dict:
-    """Train on a single task until a round reaches `success`, or `config.total_steps` are over.
+    """Train on a single task until a round reaches `success`, or for `config.total_steps`.
 
-    Returns `solved`, `seconds` (with compiling), `steps`, and of 512 fresh starts the shares that the agent and a
-    random policy solve, and the agent's mean steps. `config.out` must be free.
+    Returns `solved`, `seconds` (with compiling), `steps`, the shares of 512 fresh starts that the agent (`tested`) and
+    a `random` policy solve, and the agent's mean `steps in the test`. `config.out` must be free.
     """
     begun = time.monotonic()
 
@@ -33,29 +33,30 @@ def time_to_solve(config: TrainConfig, success: float = 0.95, progress: bool = T
         training = train(config, progress=progress, on_round=enough)
     seconds, last = time.monotonic() - begun, training.metrics[-1]
     found = evaluate(training.agent, None, num_tasks=512, num_trials=1, anchors=("random",))
-    return {"environment": config.env_id, "solved": last["success"] >= success, "seconds": round(seconds, 1), "steps": training.agent.steps,
-            "tested": float(found.success.mean()), "random": float(found.anchor("random").success.mean()),
-            "steps in the test": float(found.steps.mean())}
+    return {"environment": config.env_id, "solved": last["success"] >= success, "seconds": round(seconds, 1),
+            "steps": training.agent.steps, "tested": float(found.success.mean()),
+            "random": float(found.anchor("random").success.mean()), "steps in the test": float(found.steps.mean())}
 
-def report(envs: tuple[str, ...] = ("MiniGrid-Empty-8x8", "MiniGrid-DoorKey-5x5"), success: float = 0.95, seeds: tuple[int, ...] = (0, 1, 2)) -> Iterator[Page]:
+def report(envs: tuple[str, ...] = ("MiniGrid-Empty-8x8", "MiniGrid-DoorKey-5x5"), success: float = 0.95,
+           seeds: tuple[int, ...] = (0, 1, 2)) -> Iterator[Page]:
     """Measure how long recurrent PPO takes to solve single tasks.
 
     Args:
         envs: ids of environments
-        success: share of the trials of a round that has to be solved
+        success: share of a round's trials that the agents must solve
         seeds: of the trainings
     """
     rows = []
     for env, seed in [(env, seed) for env in envs for seed in seeds]:
         with tempfile.TemporaryDirectory() as folder:
-            x = time_to_solve(preset("laptop", env, seed=seed, out=f"{folder}/run", loggers=("jsonl",)), success, progress=False)
+            config = preset("laptop", env, seed=seed, out=f"{folder}/run", loggers=("jsonl",))
+            x = time_to_solve(config, success, progress=False)
         rows.append((env, seed, x["seconds"], f"{x['steps']:,}", "yes" if x["solved"] else "no", f"{x['tested']:.1%}",
                      f"{x['random']:.1%}", f"{x['steps in the test']:.1f}"))
         yield Page("Single tasks",
             f"Recurrent PPO, preset `laptop`, until {success:.0%} of the first trials in a round (32,768 steps) are "
-            "solved. Seconds count everything from the call of `train`: compiling, checkpoints, the figure. The test "
-            "is 512 fresh starts, actions drawn from the policy. There is no score, because these tasks have no "
-            "reference player.",
+            "solved. Seconds include everything in `train`: compiling, checkpoints, the figure. The test is 512 fresh "
+            "starts, with actions drawn from the policy. These tasks have no reference player, so they have no score.",
             markdown_table(["environment", "seed", "seconds, with compiling", "environment steps", "solved in training",
                             "solved in the test", "by a random policy", "steps in the test"], rows))
 
