@@ -225,7 +225,7 @@ def test_checkpoints_of_something_else_are_refused(tmp_path):
         assert path.read_bytes() == before
     for spoiled in (before[:-1], before[:200], b"", before[:-400] + bytes([before[-400] ^ 1]) + before[-399:]):
         path.write_bytes(spoiled)
-        with pytest.raises(ValueError, match="no whole checkpoint"):
+        with pytest.raises(ValueError, match="not a complete checkpoint"):
             generate_rulesets(recipe_of("small"), 100, resume=path)
 
 

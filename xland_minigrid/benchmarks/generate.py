@@ -22,7 +22,7 @@ import numpy as np
 
 from .solve import Reason, checked_arrays, reasons
 from ..core.goals import goal_kinds
-from ..core.helpers import appearing, checked_int, num_workers, progress_bar
+from ..core.helpers import appearing, checked_int, in_threads, num_workers, progress_bar
 from ..core.rules import rule_kinds
 from ..core.tiles import FLOOR, PICKABLE, Colors, Tiles, pack
 
@@ -307,7 +307,7 @@ def _inputs(recipe, draws, bag, grows, slot):
 # %% ../../nbs/benchmarks/02_generate.ipynb #p
 def _distractors(recipe, tasks):
     draws, bag, everyone = tasks.draws, tasks.bag, np.ones(len(tasks.goal), bool)
-    c_tree, p_tree = bag.c.copy(), bag.p.copy()
+    tree = bag.c.copy(), bag.p.copy()
     for slot in range(recipe.num_distractor_objects):
         tasks.placed.append((bag.take(everyone, draws(_OBJECT, slot), patch_ok=True), everyone))
     most = recipe.num_distractor_rules
@@ -318,29 +318,28 @@ def _distractors(recipe, tasks):
         floor = below(draws(_PRODUCT, slot), left + 1) == left
         products.append(np.where(floor, FLOOR, bag.take((slot < count) & ~floor)))
     for slot, product in enumerate(products):
-        _distractor_rule(recipe, tasks, slot, slot < count, product, c_tree, p_tree)
+        _distractor_rule(recipe, tasks, slot, slot < count, product, tree)
 
-def _distractor_rule(recipe, tasks, slot, exists, product, c_tree, p_tree):
+def _distractor_rule(recipe, tasks, slot, exists, product, tree):
     draws, bag = tasks.draws, tasks.bag
     kind = np.array(recipe.rule_kinds)[below(draws(_BAD_RULE, slot), len(recipe.rule_kinds))]
     two = _RULE_HAS_TWO[kind]
-    c_gap, p_gap = bag.c - c_tree, bag.p - p_tree
-    c_free, p_free = len(CARRIED) - c_gap, len(PATCHES) - p_gap
+    c_free, p_free = len(CARRIED) - (bag.c - tree[0]), len(PATCHES) - (bag.p - tree[1])
     first = below(draws(_BAD_A, slot), c_free + np.where(two, p_free, 0))
     patch = first >= c_free
     second = below(draws(_BAD_B, slot), c_free - ~patch)
     second += ~patch & (second >= first)
-    a, a_new = _beyond_gap(bag, np.where(patch, first - c_free, first), patch, c_tree, c_gap, p_tree, p_gap)
-    b, b_new = _beyond_gap(bag, second, np.zeros_like(patch), c_tree, c_gap, p_tree, p_gap)
+    a, a_new = _beyond_gap(bag, np.where(patch, first - c_free, first), patch, tree)
+    b, b_new = _beyond_gap(bag, second, np.zeros_like(patch), tree)
     bag.whole &= ~exists | (c_free > 1)
     tasks.placed.extend([(a, exists & a_new), (b, exists & b_new & two)])
     tasks.rules.append((recipe.chain_depth, np.where(exists, _rule_words(kind, a, b, product), np.uint64(0))))
 
-def _beyond_gap(bag, position, patch, c_tree, c_gap, p_tree, p_gap):
+def _beyond_gap(bag, position, patch, tree):
     "The object at a position of a stack without its gap, and whether it lies outside the tree."
-    tree, gap = np.where(patch, p_tree, c_tree), np.where(patch, p_gap, c_gap)
-    new = position >= tree
-    position = position + new * gap
+    begin, end = np.where(patch, tree[1], tree[0]), np.where(patch, bag.p, bag.c)
+    new = position >= begin
+    position = position + new * (end - begin)
     return np.where(patch, bag.patches[np.minimum(position, len(PATCHES) - 1), bag.task],
                     bag.carried[np.minimum(position, len(CARRIED) - 1), bag.task]), new
 
@@ -386,10 +385,12 @@ def order_matters(rules: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #s
 def _in_order(rules):
-    "Rules (n, R) as integers, empty ones last, sorted where their order cannot matter."
-    last = np.where(rules == 0, np.uint64(_MASK), rules)
-    ordered = np.where(order_matters(rules)[:, None], last, np.sort(last, axis=1))
-    return np.where(ordered == np.uint64(_MASK), np.uint64(0), ordered)
+    "Rules (n, R) as integers, empty ones last, with each row sorted if the order cannot matter."
+    return np.where(order_matters(rules)[:, None], rules, _sorted(rules))
+
+def _sorted(words):
+    "Integers (n, W), each row sorted, zeros last."
+    return np.sort(words - np.uint64(1), axis=1) + np.uint64(1)  # 0 wraps round to the largest integer
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #t
 _ARGUMENTS_OF_GOAL, _ARGUMENTS_OF_RULE = np.full(256, 4), np.full(256, 6)
@@ -418,8 +419,7 @@ def canonical(goals, rules, init_tiles) -> tuple[np.ndarray, np.ndarray, np.ndar
     goals = _one_spelling(goals, _ARGUMENTS_OF_GOAL, _SYMMETRIC_GOAL, _MIRROR_GOAL)
     words = _to_words(_one_spelling(rules, _ARGUMENTS_OF_RULE, _SYMMETRIC_RULE, _MIRROR_RULE))
     words = _in_order(np.take_along_axis(words, np.argsort(words == 0, axis=1, kind="stable"), axis=1))
-    tiles = np.sort(_to_words(init_tiles) - np.uint64(1), axis=1) + np.uint64(1)  # padding 0 wraps round: sorted last
-    return goals, _to_bytes(words, 7), _to_bytes(tiles, 2)
+    return goals, _to_bytes(words, 7), _to_bytes(_sorted(_to_words(init_tiles)), 2)
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #u
 def _content(words, position):
@@ -441,11 +441,11 @@ def identities(goals, rules, init_tiles, chunk: int = 1 << 16) -> tuple[np.ndarr
     Equal ids mean equal canonical tasks, up to collisions of chance 2⁻⁶⁴. For arguments and errors see `canonical`.
     """
     arrays = checked_arrays(goals, rules, init_tiles)
-    ids = np.empty((2, len(arrays[0])), np.uint64)
-    for start in range(0, ids.shape[1], chunk):
+    def work(start):
         goal, rule, tiles = canonical(*(a[start:start + chunk] for a in arrays))
-        ids[:, start:start + chunk] = _identities(_to_words(goal), _to_words(rule), tiles)
-    return ids[0], ids[1]
+        return _identities(_to_words(goal), _to_words(rule), tiles)
+    parts = in_threads(work, range(0, max(len(arrays[0]), 1), chunk))
+    return tuple(map(np.concatenate, zip(*parts)))
 
 def ids_of_goals(goals) -> np.ndarray:
     "Goal ids that goals `(n, 5)` would have without rules, `(n,)` uint64: equal for tasks with the same goal."
@@ -480,9 +480,8 @@ def _stacked(rules, n, width):
     "The rules of all sections (n, width), sorted within each, empty ones last."
     if not rules:
         return np.zeros((n, width), np.uint64)
-    keyed = [np.where(rule == 0, np.uint64(_MASK), rule | np.uint64(section << 56)) for section, rule in rules]
-    words = np.sort(np.stack(keyed, axis=1), axis=1)
-    return np.where(words == np.uint64(_MASK), np.uint64(0), words & np.uint64(2**56 - 1))
+    keyed = [np.where(rule == 0, rule, rule | np.uint64(section << 56)) for section, rule in rules]
+    return _sorted(np.stack(keyed, axis=1)) & np.uint64(2**56 - 1)
 
 def _chunk(recipe, start, stop):
     index = np.arange(start, stop, dtype=np.uint64)
@@ -593,7 +592,8 @@ def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, pro
     """Generate the first `n` distinct tasks of a recipe, as wide as `max_rules` and `max_init_tiles`.
 
     Args:
-        workers: threads (default: one per core, at most 8); the tasks do not depend on it. progress: show a bar.
+        workers: threads (default: one per core, at most 8); the tasks do not depend on it.
+        progress: show a bar, named by `label`.
         resume: path of a checkpoint, from which the run continues if it exists. Written every few seconds and at an
             interrupt, removed at the end.
         tally: counts the candidates that were tried, kept and rejected, and why.

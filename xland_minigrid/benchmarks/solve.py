@@ -35,7 +35,7 @@ class Reason(enum.IntEnum):
     SPOILED_NEAR = 5  # coming near destroys it
     SPOILED_HELD = 6  # picking it up destroys it
     SPOILED_AT_BIRTH = 7  # another rule takes it in the step that makes it
-    SPOILED_PAIR = 8  # putting the two together sets off another rule first
+    SPOILED_PAIR = 8  # putting the two together triggers another rule first
     STUCK = 9  # neither tile of a pair can be carried, or the goal needs an object that cannot be
 
 class Plans(NamedTuple):
@@ -127,6 +127,13 @@ class _Inputs(NamedTuple):
 def _sides(bits):
     return bits >> SIDE & 15
 
+def _approachable(bits):
+    "Whether the agent can come near, from some side, without these triggers."
+    return (bits & NEAR == 0) & (_sides(bits) != 15)
+
+def _pickable(tile):
+    return is_one_of(tile >> 4, tile_set(PICKABLE))
+
 def _at_birth(inputs, uses, by_move, by_put):
     "Whether an object survives the step that makes it. `by_move`, `by_put` (R + 1,): how its producer is triggered."
     maker = inputs.producer
@@ -138,9 +145,9 @@ def _at_birth(inputs, uses, by_move, by_put):
 
 def _can_carry(inputs, alive):
     "Whether each input can be in the pocket unchanged."
-    reached = (inputs.any & NEAR == 0) & (_sides(inputs.any) != 15)
-    picked = is_one_of(inputs.tile >> 4, tile_set(PICKABLE)) & (inputs.any & HELD == 0)
-    return jnp.where(inputs.origin == _POCKET, alive, picked & alive & (reached | (inputs.origin == _BESIDE)))
+    reached = _approachable(inputs.any) | (inputs.origin == _BESIDE)
+    picked = _pickable(inputs.tile) & (inputs.any & HELD == 0) & reached
+    return alive & ((inputs.origin == _POCKET) | picked)
 
 def _can_join(inputs, uses, carried, alive, taken):
     "Whether each of two tiles can be the one put down, bool (R + 1, 2)."
@@ -160,18 +167,18 @@ class _Round(NamedTuple):
     by_put: jax.Array  # triggered by putting its input down
 
 def _next_round(known, inputs, uses, taken, goal_kind):
-    "Also returns which of the two inputs to put down last, bool (R + 1, 2)."
+    "Update the `_Round`. Also returns which of two inputs to put down last, bool (R + 1, 2)."
     alive = _at_birth(inputs, uses, known.by_move, known.by_put)
     here = alive & ((inputs.origin == _LIES) | known.ready[inputs.producer])
     whole = (here | ~inputs.exists).all(axis=1)
     carried = _can_carry(inputs, alive)
     first = jax.tree.map(lambda part: part[:, 0], inputs)
     want, blocked = uses.trigger, first.before
-    held = ((first.origin == _POCKET) | is_one_of(first.tile >> 4, tile_set(PICKABLE)) &
-            ((first.origin == _BESIDE) | ((first.any & NEAR == 0) & (_sides(first.any) != 15)))) & (blocked & HELD == 0)
+    picked = _pickable(first.tile) & ((first.origin == _BESIDE) | _approachable(first.any))
+    held = ((first.origin == _POCKET) | picked) & (blocked & HELD == 0)
     rests = (first.origin != _POCKET) | (_sides(first.any) != 15)
     by_side = (want >= 4) & (_sides(want) & ~_sides(blocked) != 0)
-    near = (want == NEAR) & (blocked & NEAR == 0) & (_sides(blocked) != 15) & rests
+    near = (want == NEAR) & _approachable(blocked) & rests
     join = _can_join(inputs, uses, carried, alive, taken)
     on_tile = (goal_kind == 2) & (first.tile >> 4 == Tiles.GOAL) & (first.any & NEAR == 0) & rests
     last = np.arange(len(want)) == len(want) - 1
@@ -271,7 +278,7 @@ def _why_not(goal, rules, uses, inputs, known, need, missing):
 
 # %% ../../nbs/benchmarks/01_solve.ipynb #k
 def checked_arrays(goals, rules, init_tiles) -> list[np.ndarray]:
-    "The three as uint8 NumPy arrays. Raises `ValueError` for other shapes and values."
+    "Goals, rules and init_tiles as uint8 NumPy arrays. Raises `ValueError` for other shapes and values."
     out = []
     shapes = {"goals": "(n, 5)", "rules": "(n, R, 7)", "init_tiles": "(n, N, 2)"}
     for (name, shape), value in zip(shapes.items(), (goals, rules, init_tiles)):
@@ -374,7 +381,8 @@ def plan_of(ruleset) -> Plan | None:
     Raises `TypeError` for anything but one task.
     """
     if not isinstance(ruleset, RuleSet) or np.ndim(ruleset.goal) != 1:
-        raise TypeError("plan_of takes one RuleSet, such as benchmark.get_ruleset(0); use Benchmark.plans() for many.")
+        raise TypeError("plan_of takes one task; give a RuleSet, such as benchmark.get_ruleset(0), "
+                        "or use Benchmark.plans() for many.")
     ruleset = ruleset.reduce()
     goal, rules, tiles = (np.asarray(x) for x in (ruleset.goal, ruleset.rules, ruleset.init_tiles))
     if ruleset.extended is not None:

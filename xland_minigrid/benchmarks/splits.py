@@ -173,17 +173,14 @@ def below_share(hashes: np.ndarray, share: float) -> np.ndarray:
     return (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53 < share
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #h
-def _group_keys(group, arrays, goal_ids):
-    "A uint64 per task, equal for tasks that stay together."
-    if group not in ("goal_id", "goal"):
-        raise ValueError(f"group is {group!r}; it must be 'goal_id' (goal and rules) or 'goal'.")
-    return goal_ids if group == "goal_id" else ids_of_goals(arrays[0])
-
 def _by_share(by, arrays, goal_ids, share=0.8, seed=0, group="goal_id"):
     if isinstance(share, bool) or not isinstance(share, (int, float, np.number)) or not 0 <= share <= 1:
         raise ValueError(f"share is {share!r}; it must be the training side's share, from 0 to 1.")
     checked_int("seed", seed, 0, 2**64 - 1)
-    keys = _group_keys(by if by in ("goal_id", "goal") else group, arrays, goal_ids)
+    group = by if by in ("goal_id", "goal") else group
+    if group not in ("goal_id", "goal"):
+        raise ValueError(f"group is {group!r}; it must be 'goal_id' (goal and rules) or 'goal'.")
+    keys = goal_ids if group == "goal_id" else ids_of_goals(arrays[0])
     hashes = seeded(keys, seed)
     if by == "hash":
         chosen = below_share(hashes, share)
@@ -237,7 +234,7 @@ def _known(by):
     return dict(enumerate(COLOR_NAMES if by == "colour" else TILE_NAMES))
 
 def _number(by, value):
-    "The number of a value: of an integer, class or name, or for an object of a pair (tile, colour) of those."
+    "The number of a value: an integer, class or name; for an object, a pair (tile, colour) of those."
     if by == "object":
         tile, color = value
         return _number("shape", tile) << 4 | _number("colour", color)
@@ -389,4 +386,4 @@ def split_rows(goals, rules, init_tiles, by: str = "random", *, goal_ids=None, *
     goal_ids = identities(*arrays)[1] if goal_ids is None else np.asarray(goal_ids, np.uint64)
     if len(goal_ids) != len(arrays[0]):
         raise ValueError(f"Got {len(goal_ids):,} goal_ids for {len(arrays[0]):,} tasks; pass one for each task.")
-    return (_by_share if by in ("random", "hash", "goal_id", "goal") else _by_values)(by, arrays, goal_ids, **options)
+    return (_by_share if "share" in _OPTIONS[by] else _by_values)(by, arrays, goal_ids, **options)
