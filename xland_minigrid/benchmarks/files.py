@@ -89,7 +89,7 @@ def _header(arrays, kind, manifest):
     return len(data).to_bytes(8, "little") + data
 
 def write_container(path, kind: str, manifest: dict, arrays: dict) -> Path:
-    "Write named arrays and a manifest (JSON values) to a file, whole or not at all. Returns the path."
+    "Write a manifest (JSON values) and named arrays to a file of type `kind`, whole or not at all. Returns the path."
     path, laid = Path(path).expanduser(), {}
     for name, array in arrays.items():
         laid[name] = np.ascontiguousarray(array)
@@ -111,7 +111,7 @@ class Container(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 def open_container(path, kind: str) -> Container:
-    "Map a file; check header, manifest, `kind` and padding. Raises `FileNotFoundError` or `BenchmarkFileError`."
+    "Map a file of type `kind` and check all but its arrays. Raises `FileNotFoundError` or `BenchmarkFileError`."
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"Found no file {path}; write one with save, or use load_benchmark for a named one.")
