@@ -161,7 +161,7 @@ def test_wrong_input(drawn):
     wrong = [lambda g, r, t: (g[:, :4], r, t), lambda g, r, t: (g, r[:-1], t), lambda g, r, t: (g, r, t[..., 0]), lambda g, r, t: (g * 1.5, r, t),
              lambda g, r, t: (g.astype(int) + 300, r, t)]
     five = [a[:5] for a in drawn[0][:3]]
-    assert refusals({i: (lambda spoil=spoil: prove(*spoil(*five)), ValueError, "needed") for i, spoil in enumerate(wrong)}) == {}
+    assert refusals({i: (lambda spoil=spoil: prove(*spoil(*five)), ValueError, "must be") for i, spoil in enumerate(wrong)}) == {}
     assert refusals({i: (lambda what=what: plan_of(what), TypeError, "give a RuleSet") for i, what in enumerate([None, "a task", np.zeros(5, np.uint8)])}) == {}
 
 
@@ -225,7 +225,7 @@ def test_checkpoints_of_something_else_are_refused(tmp_path):
         assert path.read_bytes() == before
     for spoiled in (before[:-1], before[:200], b"", before[:-400] + bytes([before[-400] ^ 1]) + before[-399:]):
         path.write_bytes(spoiled)
-        with pytest.raises(ValueError, match="no whole checkpoint"):
+        with pytest.raises(ValueError, match="not a complete checkpoint"):
             generate_rulesets(recipe_of("small"), 100, resume=path)
 
 

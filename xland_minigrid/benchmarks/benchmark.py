@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .files import FIELDS, kinds_used, task_identities, write_file
-from .generate import Recipe, generate_rulesets, recipe_of
+from .files import FIELDS, kinds_used, write_file
+from .generate import Recipe, generate_rulesets, identities, recipe_of
 from .solve import Reason, check_tiles, checked_arrays, prove
 from .splits import Split, split_rows
 from ..core.compose import BUILT_IN, ExtendedTask, all_declarations
@@ -28,28 +28,29 @@ from ..core.struct import PyTreeNode
 
 # %% ../../nbs/benchmarks/06_benchmark.ipynb #b
 def row_numbers(numbers, n: int, what: str = "ruleset", least: int | None = None) -> np.ndarray:
-    """Numbers of rows as int64 `(k,)`, from `least` on; negative ones count from the end.
+    """Row numbers as int64 `(k,)`, from `least` on; negative numbers count from the end.
 
     Raises `IndexError` for a row that does not exist, `TypeError` for anything but a list of integers.
     """
     numbers = np.asarray(numbers)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu" and numbers.size:
-        raise TypeError(f"The {what} numbers have shape {numbers.shape} and dtype {numbers.dtype}; one row of integers is needed here.")
+        raise TypeError(f"The {what} numbers have shape {numbers.shape} and dtype {numbers.dtype}; "
+                        "one row of integers is needed here.")
     numbers = numbers.astype(np.int64)
     if (wrong := (numbers < (-n if least is None else least)) | (numbers >= n)).any():
         raise IndexError(f"There is no {what} number {numbers[wrong][0]}: there are {n:,}, numbered 0 to {n - 1:,}.")
     return np.where(numbers < 0, numbers + n, numbers)
 
 def _row_number(number, n):
-    "A task number: an int, checked, or a tracer."
+    "A task number: a checked int, or a tracer."
     if isinstance(number, jax.core.Tracer):
         return number
     if np.ndim(number):
-        raise TypeError("ruleset_id is one integer here; for many use benchmark.get_rulesets(numbers).")
+        raise TypeError("get_ruleset takes one integer; use benchmark.get_rulesets(numbers) for many.")
     return int(row_numbers([number], n)[0])
 
 def _row(array, number):
-    "Row `number` of an array, as a JAX array; of a NumPy array only that row is sent to the device."
+    "Row `number` of an array as a JAX array; a NumPy array sends only that row to the device."
     if isinstance(array, np.ndarray) and isinstance(number, int):
         return jnp.asarray(array[number])
     return jax.lax.dynamic_index_in_dim(jnp.asarray(array), number, keepdims=False)
@@ -57,40 +58,43 @@ def _row(array, number):
 # %% ../../nbs/benchmarks/06_benchmark.ipynb #c
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _uniform_numbers(key, n, most):
-    "The numbers, (n,) int32, that `sample_ruleset` draws with the keys `jax.random.split(key, n)`."
+    "Numbers, (n,) int32, that `sample_ruleset` draws with the keys `jax.random.split(key, n)`."
     return jax.vmap(lambda key: jax.random.randint(key, (), 0, most))(jax.random.split(key, n))
 
 @functools.partial(jax.jit, static_argnums=1)
 def _weighted_numbers(key, n, ends):
-    "`n` numbers, given where each one's share of 2³² ends (uint32)."
+    "Draw `n` numbers, given where each task's share of 2³² ends (uint32)."
     draws = jnp.minimum(jax.random.bits(key, (n,), jnp.uint32), jnp.uint32(2**32 - 2))
     return jnp.searchsorted(ends, draws, side="right").astype(jnp.int32)
 
 def _share_ends(weights, most):
-    "Where each task's share of 2³² ends, (most,) uint32, with checks."
+    "Check weights, and return where each task's share of 2³² ends, (most,) uint32."
     if isinstance(weights, jax.core.Tracer):
-        raise TypeError("weights must be known outside of jit; inside, draw numbers with jax.random.choice and use jax.vmap(benchmark.get_ruleset)(numbers).")
+        raise TypeError("weights must be known outside of jit; inside, draw numbers with jax.random.choice "
+                        "and use jax.vmap(benchmark.get_ruleset)(numbers).")
     weights = np.asarray(weights, np.float64)
     with np.errstate(over="ignore"):
         total = weights.sum()
-    if weights.shape != (most,) or not np.isfinite(weights).all() or weights.min(initial=0) < 0 or not 0 < total < np.inf:
-        raise ValueError(f"weights has shape {weights.shape}; {most:,} finite numbers from 0 on are needed, not all of them 0.")
+    possible = np.isfinite(weights).all() and weights.min(initial=0) >= 0 and 0 < total < np.inf
+    if weights.shape != (most,) or not possible:
+        raise ValueError(f"weights has shape {weights.shape}; it must hold {most:,} finite numbers of at least 0, "
+                         "not all of them 0.")
     ends = np.cumsum(weights)
     return np.minimum(np.round(ends / ends[-1] * 2.0**32), 2.0**32 - 1).astype(np.uint32)
 
 # %% ../../nbs/benchmarks/06_benchmark.ipynb #d
 def find_device(device):
-    "A device or sharding as JAX takes it, from that or a name. Raises `ValueError` for a name that is not here."
+    "A device or sharding for JAX, from such an object or a name. Raises `ValueError` for an unknown name."
     if device is None or isinstance(device, (jax.Device, jax.sharding.Sharding)):
         return device
     if not isinstance(device, str):
-        raise TypeError(f"device is a {type(device).__name__}; a name such as 'cpu', or one of jax.devices(), is needed.")
+        raise TypeError(f"device is a {type(device).__name__}; pass a name such as 'cpu', or one of jax.devices().")
     here = {}
     for platform in {jax.devices()[0].platform, "cpu"}:
         devices = jax.devices(platform)
         here |= {platform: devices[0]} | {f"{platform}:{i}": d for i, d in enumerate(devices)}
     if device not in here:
-        raise ValueError(f"There is no device {device!r}; there are {', '.join(sorted(here))}.")
+        raise ValueError(f"Unknown device {device!r}; choose one of {', '.join(sorted(here))}.")
     return here[device]
 
 # %% ../../nbs/benchmarks/06_benchmark.ipynb #e
@@ -103,7 +107,7 @@ def _resized(name, array, width):
         return numpy.pad(array, ((0, 0), (0, width - array.shape[1]), (0, 0)))
     needed = max(1, int(np.flatnonzero(np.asarray(array).any(axis=(0, 2))).max(initial=-1)) + 1)
     if width < needed:
-        raise ValueError(f"{name} needs {needed} rows per task; {width} would lose some of them.")
+        raise ValueError(f"{name} needs {needed} rows per task; {width} would cut some off.")
     return array[:, :width]
 
 # %% ../../nbs/benchmarks/06_benchmark.ipynb #f
@@ -119,52 +123,54 @@ class TaskArrays(PyTreeNode):
     init_tiles: jax.Array  # (n, N, 2) uint8, padding is zeros
     num_rules: jax.Array  # (n,) uint8
     sets: jax.Array | None = None  # (2, 256, 3), see `compose.all_declarations`; None if all kinds are built in
-    extended: ExtendedTask | None = None  # the extended form of all tasks, if some have composed goals or several products
+    extended: ExtendedTask | None = None  # extended form of all tasks, if some have composed goals or several products
 
     def num_rulesets(self) -> int:
-        "How many tasks there are."
+        "Number of tasks."
         return self.goals.shape[0]
 
     def __len__(self):
         return self.num_rulesets()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        "The four arrays of encodings as NumPy arrays, by name."
+        "The four arrays of encodings, by name, as NumPy arrays."
         return {name: np.asarray(getattr(self, name)) for name in FIELDS}
 
     def take(self, ruleset_ids):
-        "The tasks of these numbers, (n,) integers, in that order. Raises `IndexError` or `TypeError`."
+        "The tasks with these numbers, (n,) integers, in that order. Raises `IndexError` or `TypeError`."
         return self._rows(row_numbers(ruleset_ids, self.num_rulesets()))
 
     def _rows(self, numbers):
         plain = self.replace(sets=None)
-        at_home = all(isinstance(a, np.ndarray) for a in jax.tree.leaves(plain))
-        return (_rows_of(plain, np.asarray(numbers)) if at_home else _rows_on_device(plain, numbers)).replace(sets=self.sets)
+        if all(isinstance(a, np.ndarray) for a in jax.tree.leaves(plain)):
+            return _rows_of(plain, np.asarray(numbers)).replace(sets=self.sets)
+        return _rows_on_device(plain, numbers).replace(sets=self.sets)
 
     def pad_to(self, rules: int | None = None, tiles: int | None = None):
-        "The same tasks with room for so many rules and objects each. Raises `ValueError` for too few."
-        wider = self.replace(rules=_resized("rules", self.rules, rules), init_tiles=_resized("init_tiles", self.init_tiles, tiles))
-        return wider if self.extended is None else wider.replace(extended=self.extended.replace(rules=_resized("rules", self.extended.rules, rules)))
+        "The same tasks with room for `rules` rules and `tiles` objects each. Raises `ValueError` for too few."
+        wide = lambda tasks: tasks.replace(rules=_resized("rules", tasks.rules, rules))
+        extended = None if self.extended is None else wide(self.extended)
+        return wide(self).replace(init_tiles=_resized("init_tiles", self.init_tiles, tiles), extended=extended)
 
     def to_numpy(self):
-        "The same tasks in the memory of the host."
+        "The same tasks in host memory."
         return jax.tree.map(np.asarray, self)
 
     def to_device(self, device=None):
-        "The same tasks as JAX arrays on a device (default: JAX's): an object of JAX's, or `\"cpu\"`, `\"gpu\"`, `\"gpu:1\"`."
+        "The same tasks on a device (default: JAX's): a device, a sharding, or `\"cpu\"`, `\"gpu\"`, `\"gpu:1\"`."
         return jax.device_put(self, find_device(device))
 
     def ruleset_ids(self) -> np.ndarray:
-        "The identity of each task, goal, rules and objects: (n,) uint64. See `identities`."
-        return task_identities(self.arrays())[0] ^ beyond_encodings(self)
+        "Identity of each task (goal, rules and objects), (n,) uint64. See `identities`."
+        return identities(self.goals, self.rules, self.init_tiles)[0] ^ beyond_encodings(self)
 
     def goal_ids(self) -> np.ndarray:
-        "The identity of what each task hides, goal and rules: (n,) uint64. See `identities`."
-        return task_identities(self.arrays())[1] ^ beyond_encodings(self)
+        "Identity of what each task hides (goal and rules), (n,) uint64. See `identities`."
+        return identities(self.goals, self.rules, self.init_tiles)[1] ^ beyond_encodings(self)
 
 # %% ../../nbs/benchmarks/06_benchmark.ipynb #g
 def beyond_encodings(tasks: TaskArrays) -> np.ndarray:
-    "A hash of what the encodings do not say of each task, uint64 `(n,)`; 0 where they say it all."
+    "Hash of what the encodings leave out of each task, uint64 `(n,)`; 0 for complete encodings."
     if tasks.extended is None:
         return np.zeros(tasks.num_rulesets(), np.uint64)
     goals, compiled = np.asarray(tasks.extended.goals), np.asarray(tasks.extended.rules)
@@ -173,31 +179,32 @@ def beyond_encodings(tasks: TaskArrays) -> np.ndarray:
     return np.array([int.from_bytes(blake2b(x, digest_size=8).digest()) if any(x) else 0 for x in said], np.uint64)
 
 # %% ../../nbs/benchmarks/06_benchmark.ipynb #h
-_EMPTY = "This benchmark is empty: there is nothing to sample; check the split it comes from."
+_EMPTY = "This benchmark is empty, so no task can be drawn; check the split it comes from."
 
 class TaskSampler(TaskArrays):
-    "Tasks by their numbers, and at random."
+    "Tasks by number, and at random."
 
     def get_ruleset(self, ruleset_id) -> RuleSet:
-        """The task of this number, from 0 (or, as in lists, from −1 backwards); a traced number is clamped.
+        """The task with this number, from 0 (or, as in lists, from −1 backwards); a traced number is clamped.
 
-        Raises `IndexError` when there is none and `TypeError` for anything but one integer.
+        Raises `IndexError` for a number out of range and `TypeError` for anything but one integer.
         """
         number = _row_number(ruleset_id, self.num_rulesets())
-        goal, rules, init_tiles, extended = jax.tree.map(lambda a: _row(a, number), (self.goals, self.rules, self.init_tiles, self.extended))
+        parts = self.goals, self.rules, self.init_tiles, self.extended
+        goal, rules, init_tiles, extended = jax.tree.map(lambda a: _row(a, number), parts)
         ruleset = RuleSet(goal=goal, rules=rules, init_tiles=init_tiles, extended=extended)
         return ruleset if self.sets is None else ruleset.extend(self.sets)
 
     def sample_ruleset(self, key: jax.Array) -> RuleSet:
-        "A task, each with equal probability. Raises `ValueError` when there is none."
+        "Draw a task, each with equal probability. Raises `ValueError` for an empty benchmark."
         if not self.num_rulesets():
             raise ValueError(_EMPTY)
         return self.get_ruleset(jax.random.randint(key, (), 0, self.num_rulesets()))
 
     def get_rulesets(self, ruleset_ids) -> RuleSet:
-        """The tasks of these numbers, (n,) integers, as one batch: every array of the RuleSet has n rows.
+        """The tasks with these numbers, (n,) integers, as one batch: every array of the RuleSet has n rows.
 
-        A benchmark in host memory sends only these tasks to the device. Raises as `get_ruleset`.
+        A benchmark in host memory sends only these tasks to the device. Raises what `get_ruleset` raises.
         """
         if isinstance(ruleset_ids, jax.core.Tracer):
             return jax.vmap(self.get_ruleset)(ruleset_ids)
@@ -208,11 +215,11 @@ class TaskSampler(TaskArrays):
         return jax.vmap(few.get_ruleset)(jnp.arange(len(few)))
 
     def sample_rulesets(self, key: jax.Array, n: int, weights=None) -> RuleSet:
-        """`n` tasks as one batch, drawn with replacement; the same for a key wherever the benchmark is.
+        """Draw `n` tasks as one batch, with replacement; a key gives the same tasks wherever the benchmark is.
 
-        They are those of `jax.vmap(benchmark.sample_ruleset)(jax.random.split(key, n))`. `weights` (a number from 0 on
-        per task, known outside of `jit`) make task i as likely as its share, to within 2⁻³². Raises `ValueError` for an
-        empty benchmark or impossible weights.
+        Without `weights` they are those of `jax.vmap(benchmark.sample_ruleset)(jax.random.split(key, n))`. `weights`
+        (a number of at least 0 per task, known outside of `jit`) make task i as likely as its share, to within 2⁻³².
+        Raises `ValueError` for an empty benchmark or impossible weights.
         """
         if not self.num_rulesets():
             raise ValueError(_EMPTY)
@@ -224,55 +231,57 @@ class TaskSampler(TaskArrays):
 def _sides(tasks, prop, by, options):
     if by is not None:
         if prop is not None and "share" in options:
-            raise TypeError("prop and share are two names of one thing: give one of them.")
+            raise TypeError("prop and share mean the same; give only one of them.")
         return tasks.split_rows(by, **({} if prop is None else {"share": prop}), **options)[:2]
     if options:
-        raise TypeError(f"A split in the order of the rows has no option {', '.join(options)}; name what to split by.")
+        raise TypeError(f"A split in the order of the rows has no option {', '.join(options)}; use by= as well.")
     if isinstance(prop, bool) or not isinstance(prop, (int, float, np.number)) or not 0 <= prop <= 1:
-        raise ValueError(f"prop is {prop}; a share from 0 to 1 is needed" + ("." if prop is not None else ", or by=, which says what to split by."))
+        raise ValueError(f"prop is {prop}; give a share from 0 to 1, or use by= to split by something else.")
     numbers = np.arange(len(tasks))
     return tuple(np.split(numbers, [round(len(tasks) * prop)]))
 
 # %% ../../nbs/benchmarks/06_benchmark.ipynb #j
 class SplittableTasks(TaskSampler):
-    "Tasks to shuffle and to split."
+    "Tasks that can be shuffled and split."
 
     def shuffle(self, key: jax.Array) -> "SplittableTasks":
         "The same tasks in random order."
         return self._rows(jax.random.permutation(key, self.num_rulesets()))
 
-    def split(self, prop: float | None = None, by: str | None = None, **options) -> tuple["SplittableTasks", "SplittableTasks"]:
-        """Two benchmarks, to train and to test on: the first `prop` of the tasks and the rest; shuffle first for chance.
+    def split(self, prop: float | None = None, by: str | None = None,
+              **options) -> tuple["SplittableTasks", "SplittableTasks"]:
+        """Split into two benchmarks: the first `prop` of the tasks and the rest. Shuffle first for a random split.
 
         `by` and its `options` are those of `splits.split_rows`, with `prop` as the share of whole groups; tasks on
-        neither side are left out. Raises as `splits.split_rows`, and `ValueError` for a share outside 0 to 1.
+        neither side are left out. Raises what `split_rows` raises, and `ValueError` for a share outside 0 to 1.
         """
         return tuple(map(self._rows, _sides(self, prop, by, options)))
 
     def split_rows(self, by: str = "random", **options) -> Split:
-        "The numbers of the tasks to train and to test on, and left out (see `splits.split_rows`), for `take`."
-        return split_rows(*list(self.arrays().values())[:3], by, goal_ids=self.goal_ids(), **options)
+        "Numbers, for `take`, of the tasks to train on, to test on, and left out. See `splits.split_rows`."
+        return split_rows(self.goals, self.rules, self.init_tiles, by, goal_ids=self.goal_ids(), **options)
 
     def filter_split(self, fn: Callable[[jax.Array, jax.Array], bool]) -> tuple["SplittableTasks", "SplittableTasks"]:
-        """Two benchmarks: tasks for which `fn(goal (5,), rules (R, 7))` is true, and the rest; `fn` runs under `vmap`.
+        """Split into tasks for which `fn(goal (5,), rules (R, 7))` is true, and the rest; `fn` runs under `vmap`.
 
         Raises `TypeError` unless `fn` returns one bool.
         """
         chosen = np.asarray(jax.vmap(fn)(jnp.asarray(self.goals), jnp.asarray(self.rules)))
         if chosen.shape != (len(self),) or chosen.dtype != bool:
-            raise TypeError(f"The function must return one bool per task; it returned {chosen.dtype} of shape {chosen.shape[1:]}.")
+            raise TypeError("The function must return one bool per task; "
+                            f"it returned {chosen.dtype} of shape {chosen.shape[1:]}.")
         return self._rows(np.flatnonzero(chosen)), self._rows(np.flatnonzero(~chosen))
 
 # %% ../../nbs/benchmarks/06_benchmark.ipynb #k
 class Benchmark(SplittableTasks):
-    """Many tasks: one row each in four uint8 arrays, on a device or in the memory of the host (`to_numpy`).
+    """Many tasks: one row each in four uint8 arrays, on a device or in host memory (`to_numpy`).
 
     Under `jit`, pass the benchmark as an argument: if closed over, its arrays become constants of the program.
     """
 
     @classmethod
     def from_arrays(cls, goals, rules, init_tiles, num_rules=None) -> "Benchmark":
-        """A benchmark from encodings of any integer dtype.
+        """Make a benchmark from encodings of any integer dtype.
 
         Raises `ValueError` for wrong shapes, impossible encodings, and a `num_rules` that contradicts the rules.
         """
@@ -280,22 +289,24 @@ class Benchmark(SplittableTasks):
 
     @classmethod
     def from_rulesets(cls, rulesets) -> "Benchmark":
-        "A benchmark of any rulesets, also with composed goals and several products, all in the extended form."
+        "Make a benchmark from any rulesets, even with composed goals and several products, in the extended form."
         tasks = _in_extended_form(list(rulesets))
-        return cls(tasks.goal, tasks.rules, tasks.init_tiles, (tasks.rules[..., 0] != 0).sum(1).astype(jnp.uint8), extended=tasks.extended)
+        num_rules = (tasks.rules[..., 0] != 0).sum(1).astype(jnp.uint8)
+        return cls(tasks.goal, tasks.rules, tasks.init_tiles, num_rules, extended=tasks.extended)
 
     def plans(self, *, progress: bool = False):
-        "`solve.prove` for each task, in some seconds for a million tasks."
+        "Plan each task with `solve.prove`; a million tasks take seconds."
         return _plans(self, progress)
 
     def save(self, path, recipe: Recipe | None = None, packed: bool = False) -> Path:
         """Write the tasks to a file for `load_benchmark_from_path`, whole or not at all. Returns the path.
 
-        Loading maps the file; a `packed` one is at least five times smaller, to send to others. Give the `recipe` for
+        Loading maps the file. A `packed` one is at least five times smaller, to send to others. Give the `recipe` for
         the manifest if these are its first tasks. Raises `ValueError` for composed goals and several products.
         """
         if self.extended is not None:
-            raise ValueError("The file format has no room for composed goals and several products: keep the code that makes these tasks.")
+            raise ValueError("The file format has no room for composed goals and several products; "
+                             "keep the code that makes these tasks.")
         return write_file(Path(path).expanduser(), self.arrays(), packed=packed, recipe=recipe)
 
     def export(self, path, recipe: Recipe | None = None) -> Path:
@@ -310,14 +321,16 @@ class Benchmark(SplittableTasks):
 
 # %% ../../nbs/benchmarks/06_benchmark.ipynb #l
 def _plans(tasks, progress):
-    "Plans; `Reason.UNKNOWN_KIND` for tasks that the encodings do not say whole."
-    plans, said = prove(*list(tasks.arrays().values())[:3], progress=progress), beyond_encodings(tasks) == 0
-    if said.all():
+    "Plans; `Reason.UNKNOWN_KIND` for tasks whose encodings are incomplete."
+    plans = prove(tasks.goals, tasks.rules, tasks.init_tiles, progress=progress)
+    if (whole := beyond_encodings(tasks) == 0).all():
         return plans
-    return plans._replace(solvable=plans.solvable & said, reason=np.where(said, plans.reason, np.uint8(Reason.UNKNOWN_KIND)),
-                          steps=np.where(said[:, None], plans.steps, np.uint8(255)), num_steps=plans.num_steps * said, depth=plans.depth * said)
+    return plans._replace(
+        solvable=plans.solvable & whole, reason=np.where(whole, plans.reason, np.uint8(Reason.UNKNOWN_KIND)),
+        steps=np.where(whole[:, None], plans.steps, np.uint8(255)),
+        num_steps=plans.num_steps * whole, depth=plans.depth * whole)
 
-@jax.jit  # compiled, for it is many small steps
+@jax.jit  # many small steps
 def _in_extended_form(rulesets):
     return stack_rulesets([r.extend(BUILT_IN) for r in rulesets])
 
@@ -327,7 +340,7 @@ def _checked_benchmark(goals, rules, init_tiles, num_rules):
     check_tiles(rules, init_tiles)
     counted = (rules[..., 0] != 0).sum(axis=1)
     if num_rules is not None and not np.array_equal(np.asarray(num_rules).reshape(-1), counted):
-        raise ValueError("num_rules contradicts the rules; leave it out and they are counted.")
+        raise ValueError("num_rules contradicts the rules; leave it out to have them counted.")
     return [goals, rules, init_tiles, counted.astype(np.uint8)]
 
 # %% ../../nbs/benchmarks/06_benchmark.ipynb #n
@@ -336,7 +349,7 @@ def _summary(benchmark):
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(benchmark))
         return (f"Benchmark({benchmark.num_rulesets():,} rulesets, up to {benchmark.rules.shape[1]} rules "
                 f"and {benchmark.init_tiles.shape[1]} objects, {size / 1e6:.1f} MB)")
-    except (AttributeError, IndexError, TypeError):  # its fields are no arrays, inside a tree operation for example
+    except (AttributeError, IndexError, TypeError):  # fields that are not arrays, inside a tree operation for example
         return f"Benchmark({benchmark.goals!r}, …)"
 
 def histogram(values) -> dict[int, int]:
@@ -345,38 +358,41 @@ def histogram(values) -> dict[int, int]:
     return {int(v): int(counts[v]) for v in np.flatnonzero(counts)}
 
 def _bars(counts, title, names=str):
-    "A small histogram as SVG; `names` explain the bars under the pointer."
+    "A small histogram as SVG; hovering over a bar shows its name from `names`."
     most, width = max(counts.values()), 26
     parts = []
     for i, (label, count) in enumerate(counts.items()):
         tall = 44 * count / most
-        parts.append(f'<rect x="{i * width + 3}" y="{56 - tall:.1f}" width="{width - 6}" height="{tall:.1f}" opacity=".55"><title>{names(label)}: {count:,}</title></rect>'
+        parts.append(f'<rect x="{i * width + 3}" y="{56 - tall:.1f}" width="{width - 6}" height="{tall:.1f}" '
+                     f'opacity=".55"><title>{names(label)}: {count:,}</title></rect>'
                      f'<text x="{(i + 0.5) * width}" y="70" text-anchor="middle">{label}</text>')
     wide = max(len(counts) * width, 7 * len(title))
-    return (f'<svg width="{wide}" height="76" style="margin-right:2em;vertical-align:top" fill="currentColor" font-size="11" role="img" aria-label="{title}">'
-            f'<text x="3" y="9">{title}</text>{"".join(parts)}</svg>')
+    return (f'<svg width="{wide}" height="76" style="margin-right:2em;vertical-align:top" fill="currentColor" '
+            f'font-size="11" role="img" aria-label="{title}"><text x="3" y="9">{title}</text>{"".join(parts)}</svg>')
 
 def _card(benchmark):
     line = f"<b>{_summary(benchmark)}</b>"
     if not benchmark.num_rulesets():
         return line
-    kinds = _bars(histogram(benchmark.goals[:, 0]), "kinds of goals", lambda i: goal_kinds.classes[i].__name__ if i in goal_kinds.classes else str(i))
+    name = lambda i: goal_kinds.classes[i].__name__ if i in goal_kinds.classes else str(i)
+    kinds = _bars(histogram(benchmark.goals[:, 0]), "kinds of goals", name)
     return f'<div>{line}<br>{_bars(histogram(benchmark.num_rules), "rules per task")}{kinds}</div>'
 
 # %% ../../nbs/benchmarks/06_benchmark.ipynb #o
 def generate_benchmark(preset: str = "high", n: int = 1000, seed: int | None = None, *, workers: int | None = None,
                        progress: bool = False, **overrides) -> Benchmark:
-    """The first `n` distinct tasks of a preset (`trivial`, `small`, `medium`, `high`), the same on every machine.
+    """Make the first `n` distinct tasks of a preset (`trivial`, `small`, `medium`, `high`), the same on every machine.
 
     `seed` (default 42, that of the named benchmarks) and `overrides` change fields of the `Recipe`. Raises `ValueError`
     for an unknown preset, a value out of range, or more tasks than the recipe has.
     """
-    return on_device(*generate_rulesets(recipe_of(preset, seed, **overrides), n, workers=workers, progress=progress)[:4])
+    recipe = recipe_of(preset, seed, **overrides)
+    return on_device(*generate_rulesets(recipe, n, workers=workers, progress=progress)[:4])
 
 def on_device(goals, rules, init_tiles, num_rules) -> Benchmark:
-    "Encodings (uint8) as a benchmark on the default device. Raises `ValueError` for an unknown kind."
+    "Make a benchmark on the default device from encodings (uint8). Raises `ValueError` for an unknown kind."
     return Benchmark(*map(jnp.asarray, (goals, rules, init_tiles, num_rules)), sets=declared_kinds(goals, rules))
 
 def declared_kinds(goals, rules) -> np.ndarray | None:
-    "What all kinds declare, if encodings have a registered one. Raises `ValueError` for an unknown kind."
+    "Declarations of all kinds if encodings use a registered one, else None. Raises `ValueError` for an unknown kind."
     return all_declarations() if kinds_used(np.asarray(goals), np.asarray(rules)) else None

@@ -22,7 +22,7 @@ import numpy as np
 
 from .solve import Reason, checked_arrays, reasons
 from ..core.goals import goal_kinds
-from ..core.helpers import appearing, checked_int, num_workers, progress_bar
+from ..core.helpers import appearing, checked_int, in_threads, num_workers, progress_bar
 from ..core.rules import rule_kinds
 from ..core.tiles import FLOOR, PICKABLE, Colors, Tiles, pack
 
@@ -50,10 +50,10 @@ _SAME_EVENT[list(GOAL_KINDS)] = RULE_KINDS
 # %% ../../nbs/benchmarks/02_generate.ipynb #d
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How tasks are made (paper, Section 3 and Table 4). Raises `ValueError` when a field makes no sense."""
+    """How to make tasks (paper, Section 3 and Table 4). Raises `ValueError` for an impossible field."""
     chain_depth: int = 0  # levels of rules between the goal and the objects placed, 0 to 5
     sample_depth: bool = False  # draw the depth of each task from 0 to `chain_depth`
-    prune_chain: bool = False  # cut branches short
+    prune_chain: bool = False  # cut branches short, with `prune_prob`
     prune_prob: float = 0.0  # probability that an object is placed rather than produced
     num_distractor_rules: int = 0  # rules that never produce anything useful, 0 to 16
     sample_distractor_rules: bool = False  # draw their number from 0 to `num_distractor_rules`
@@ -70,11 +70,12 @@ class Recipe:
         checked_int("random_seed", self.random_seed, 0, 2**64 - 1)
         for name in ("sample_depth", "prune_chain", "sample_distractor_rules", "even_goals", "solvable"):
             if not isinstance(getattr(self, name), (bool, np.bool_)):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; True or False is needed.")
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be True or False.")
         if not 0 <= self.prune_prob <= 1:
-            raise ValueError(f"prune_prob is {self.prune_prob}; a probability from 0 to 1 is needed.")
-        for name, known, book in (("goal_kinds", GOAL_KINDS, goal_kinds), ("rule_kinds", RULE_KINDS, rule_kinds)):
-            registered = [i for i, cls in book.classes.items() if i >= book.built_in and not cls.looks.at and cls.looks.cells != 1]
+            raise ValueError(f"prune_prob is {self.prune_prob}; it must be a probability from 0 to 1.")
+        for name, known, registry in (("goal_kinds", GOAL_KINDS, goal_kinds), ("rule_kinds", RULE_KINDS, rule_kinds)):
+            registered = [i for i, cls in registry.classes.items()
+                          if i >= registry.built_in and not cls.looks.at and cls.looks.cells != 1]
             object.__setattr__(self, name, _check_kinds(name, getattr(self, name), (*known, *registered)))
 
 def _check_kinds(name, kinds, known):
@@ -82,9 +83,9 @@ def _check_kinds(name, kinds, known):
     try:
         kinds = tuple(sorted({int(getattr(k, "ID", k)) for k in kinds}))
     except (ValueError, TypeError):
-        raise ValueError(f"{name} is {kinds!r}; identifiers or classes are needed.") from None
+        raise ValueError(f"{name} is {kinds!r}; it must hold identifiers or classes.") from None
     if not kinds or not set(kinds) <= set(known):
-        raise ValueError(f"{name} is {kinds}; one or more of {known} are needed.")
+        raise ValueError(f"{name} is {kinds}; choose one or more of {known}.")
     return kinds
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #e
@@ -97,24 +98,24 @@ PRESETS = {
 }
 
 def recipe_of(preset: str = "high", seed: int | None = None, **overrides) -> Recipe:
-    """The recipe of a preset (`trivial`, `small`, `medium`, `high`) with some fields changed; `seed` is `random_seed`.
+    """The recipe of a preset (`trivial`, `small`, `medium`, `high`) with changed fields; `seed` sets `random_seed`.
 
     Raises `ValueError` for an unknown preset, `TypeError` for an unknown field.
     """
     if preset not in PRESETS:
-        raise ValueError(f"There is no preset {preset!r}; the presets are {', '.join(PRESETS)}.")
+        raise ValueError(f"Unknown preset {preset!r}; choose one of {', '.join(PRESETS)}.")
     fields = [f.name for f in dataclasses.fields(Recipe)]
     if unknown := sorted(set(overrides) - set(fields)):
         raise TypeError(f"A recipe has no {', '.join(unknown)}; its fields are {', '.join(fields)}.")
     if seed is not None:
         if "random_seed" in overrides:
-            raise TypeError("seed and random_seed are two names of one field; give one of them.")
+            raise TypeError("seed and random_seed name the same field; give only one of them.")
         overrides["random_seed"] = seed
     return dataclasses.replace(PRESETS[preset], **overrides)
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #f
 def _level_sizes(recipe):
-    "The most objects on each level of the main tree, from those of the goal down."
+    "The most objects on each level of the main tree, from the goal down."
     goal_tiles = 2 if _GOAL_HAS_TWO[list(recipe.goal_kinds)].any() else 1
     return [goal_tiles * _most_inputs(recipe) ** level for level in range(recipe.chain_depth + 1)]
 
@@ -122,7 +123,7 @@ def _most_inputs(recipe):
     return 2 if _RULE_HAS_TWO[list(recipe.rule_kinds)].any() else 1
 
 def max_rules(recipe: Recipe) -> int:
-    "The most rules that a task of this recipe can have, at least 1 (the row of an empty rule)."
+    "The most rules that a task of this recipe can have, and at least 1 (an empty rule)."
     return max(1, sum(_level_sizes(recipe)[:-1]) + recipe.num_distractor_rules)
 
 def max_init_tiles(recipe: Recipe) -> int:
@@ -135,7 +136,7 @@ _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31, _S32 = (np.uint64(s) for s in (27, 30, 31, 32))
 
 def mix(x: np.ndarray) -> np.ndarray:
-    "A bijection of 64-bit integers that hides their order (uint64 array in, a new one out)."
+    "Hash 64-bit integers one to one (uint64 array in, a new one out)."
     x = (x ^ (x >> _S30)) * _M1
     x ^= x >> _S27
     x *= _M2
@@ -144,7 +145,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #h
 class Draws:
-    "Draws for the tasks numbered `index` (uint64 array): `draws(question, slot)` gives one 32-bit integer for each."
+    "Random numbers of the tasks `index` (uint64 array): `draws(question, slot)` gives each task a 32-bit integer."
 
     def __init__(self, seed: int, index: np.ndarray):
         self.seed = int(mix(np.array([(seed + _GOLDEN) & _MASK], np.uint64))[0])
@@ -155,7 +156,7 @@ class Draws:
         return mix(self.counter + mix(stream)) >> _S32
 
 def below(draw: np.ndarray, bound) -> np.ndarray:
-    "A draw as int64 from 0 to bound − 1; `bound` is an integer or an array."
+    "Turn a draw into an int64 from 0 to bound − 1; `bound` is an integer or an array."
     return ((draw * np.asarray(bound).astype(np.uint64)) >> _S32).astype(np.int64)
 
 (_GOAL, _GOAL_TILE, _DEPTH, _PRUNE, _RULE, _RULE_TILE, _CARRIED, _PATCHES, _OBJECT,
@@ -163,7 +164,7 @@ def below(draw: np.ndarray, bound) -> np.ndarray:
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #i
 def _shuffled(draws, question, codes, most):
-    "`codes` for each task, (codes, tasks); the first `most` rows are in random order."
+    "`codes` for each task, (codes, tasks), of which the first `most` rows are in random order."
     n, m = len(draws.counter), len(codes)
     rows, task = np.repeat(codes, n), np.arange(n)
     for k in range(min(most, m - 1)):
@@ -175,7 +176,7 @@ def _shuffled(draws, question, codes, most):
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #j
 class _Bag:
-    "Each task's unused objects. `whole` turns False for a task that asks for more."
+    "Each task's unused objects. `whole` becomes False for a task that runs out of them."
 
     def __init__(self, draws, most):
         self.carried = _shuffled(draws, _CARRIED, CARRIED, most)
@@ -185,9 +186,11 @@ class _Bag:
         self.whole = np.ones(len(self.task), bool)
 
     def take(self, wanted, draw=None, patch_ok=False):
-        "An unused object for each task in `wanted` (bool), uniform over the carried ones and, where `patch_ok`, patches."
+        "Draw an unused object for each task in `wanted` (bool), uniform over carried ones and, if `patch_ok`, patches."
         c_left, p_left = len(self.carried) - self.c, len(self.patches) - self.p
-        patch = wanted & patch_ok & (below(draw, c_left + p_left) < p_left) if draw is not None else np.zeros_like(wanted)
+        patch = np.zeros_like(wanted)
+        if draw is not None:
+            patch = wanted & patch_ok & (below(draw, c_left + p_left) < p_left)
         self.whole &= ~wanted | patch | (c_left > 0)
         code = np.where(patch, self.patches[np.minimum(self.p, len(self.patches) - 1), self.task],
                         self.carried[np.minimum(self.c, len(self.carried) - 1), self.task])
@@ -196,20 +199,22 @@ class _Bag:
         return code
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #k
-_PAIR = (np.arange(256, dtype=np.uint64) >> np.uint64(4) << np.uint64(8)) | (np.arange(256, dtype=np.uint64) & np.uint64(15))
+_PAIR = np.arange(256, dtype=np.uint64)
+_PAIR = (_PAIR >> np.uint64(4) << np.uint64(8)) | (_PAIR & np.uint64(15))  # packed tile -> two bytes
 _at = lambda x, bits: x.astype(np.uint64) << np.uint64(bits)
 
 def _rule_words(kind, a, b, product):
-    "Rules as integers, from arrays of kinds and packed `a`, `b` (ignored by one-tile kinds) and product."
+    "Rules as integers, from arrays of kinds, packed `a` and `b` (ignored for one-tile kinds), and product."
     two, swaps = _RULE_HAS_TWO[kind], _SYMMETRIC_RULE[kind]
     low, high = np.where(swaps, np.minimum(a, b), a), np.where(swaps, np.maximum(a, b), b)
     rest = np.where(two, _at(_PAIR[high], 16) | _PAIR[product], _at(_PAIR[product], 16))
     return _at(kind, 48) | _at(_PAIR[low], 32) | rest
 
 def _goal_words(kind, a, b):
-    "Goals as integers of five bytes; likewise."
+    "Goals as integers of five bytes, like `_rule_words`."
     two, swaps = _GOAL_HAS_TWO[kind], _SYMMETRIC_GOAL[kind]
-    low, high = np.where(swaps, np.minimum(a, b), a), np.where(two, np.where(swaps, np.maximum(a, b), b), 0)
+    low = np.where(swaps, np.minimum(a, b), a)
+    high = np.where(two, np.where(swaps, np.maximum(a, b), b), 0)
     return _at(kind, 32) | _at(_PAIR[low], 16) | _PAIR[high]
 
 def _to_bytes(words, width):
@@ -232,20 +237,20 @@ class _Tasks(NamedTuple):
     placed: list  # of ((n,) packed tile, (n,) bool)
 
 def _goals(recipe, draws, bag):
-    "Kind, first tile and (for two-tile kinds) second tile of each goal."
+    "Draw kind, first tile and (for two-tile kinds) second tile of each goal."
     everyone = np.ones(len(draws.counter), bool)
     kind = np.array(recipe.goal_kinds)[below(draws(_GOAL), len(recipe.goal_kinds))]
     a = bag.take(everyone, draws(_GOAL_TILE), patch_ok=~_is_held(kind))
     return kind, a, bag.take(_GOAL_HAS_TWO[kind])
 
 def _is_held(kind):
-    "Whether goals of these kinds ask for something in the pocket, where no patch can be."
+    "Whether goals of these kinds ask for an object in the pocket, which excludes patches."
     first, second, _ = goal_kinds.declared[kind].T
     return (first == 0) & (second >> 6 == 0)
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #m
 def all_goals(kinds: tuple[int, ...] = GOAL_KINDS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    "Every goal that can be drawn, once: kinds and both packed tiles (0 for none), arrays of one length."
+    "Every goal that can be drawn, once: kinds and both packed tiles (0 for none) as arrays of equal length."
     low, high = np.triu_indices(len(OBJECTS), 1)
     low, high = OBJECTS[low], OBJECTS[high]
     mixed = ~(np.isin(low, PATCHES) & np.isin(high, PATCHES))
@@ -259,7 +264,7 @@ def all_goals(kinds: tuple[int, ...] = GOAL_KINDS) -> tuple[np.ndarray, np.ndarr
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #n
 def _goals_in_turn(recipe, draws, bag, index):
-    "Like `_goals`, but task i has goal i modulo their number of a list shuffled by the seed."
+    "Like `_goals`, but task i gets goal i (modulo their number) of a list shuffled by the seed."
     kind, a, b = all_goals(recipe.goal_kinds)
     order = np.argsort(Draws(recipe.random_seed, np.arange(len(kind)))(_EVEN), kind="stable")
     chosen = order[(index % np.uint64(len(kind))).astype(np.int64)]
@@ -275,7 +280,7 @@ def _goals_in_turn(recipe, draws, bag, index):
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #o
 def _tree(recipe, tasks, tiles):
-    "Grow rules under the goal's `tiles`, a list of (packed tile, bool), and note what to place."
+    "Grow rules under the goal's `tiles`, a list of (packed tile, bool), and record what to place."
     draws, bag = tasks.draws, tasks.bag
     depth = below(draws(_DEPTH), recipe.chain_depth + 1) if recipe.sample_depth else recipe.chain_depth
     prune = np.uint64(round(recipe.prune_prob * 2**32) if recipe.prune_chain else 0)
@@ -293,7 +298,7 @@ def _tree(recipe, tasks, tiles):
     tasks.placed.extend(tiles)
 
 def _inputs(recipe, draws, bag, grows, slot):
-    "Kind of rule, unused inputs a and b, and where b counts, for every task that `grows`."
+    "For every task that `grows`: kind of rule, unused inputs a and b, and where b counts."
     kind = np.array(recipe.rule_kinds)[below(draws(_RULE, slot), len(recipe.rule_kinds))]
     a = bag.take(grows, draws(_RULE_TILE, slot), patch_ok=_RULE_HAS_TWO[kind])
     two = grows & _RULE_HAS_TWO[kind]
@@ -302,7 +307,7 @@ def _inputs(recipe, draws, bag, grows, slot):
 # %% ../../nbs/benchmarks/02_generate.ipynb #p
 def _distractors(recipe, tasks):
     draws, bag, everyone = tasks.draws, tasks.bag, np.ones(len(tasks.goal), bool)
-    c_tree, p_tree = bag.c.copy(), bag.p.copy()
+    tree = bag.c.copy(), bag.p.copy()
     for slot in range(recipe.num_distractor_objects):
         tasks.placed.append((bag.take(everyone, draws(_OBJECT, slot), patch_ok=True), everyone))
     most = recipe.num_distractor_rules
@@ -313,35 +318,34 @@ def _distractors(recipe, tasks):
         floor = below(draws(_PRODUCT, slot), left + 1) == left
         products.append(np.where(floor, FLOOR, bag.take((slot < count) & ~floor)))
     for slot, product in enumerate(products):
-        _distractor_rule(recipe, tasks, slot, slot < count, product, c_tree, p_tree)
+        _distractor_rule(recipe, tasks, slot, slot < count, product, tree)
 
-def _distractor_rule(recipe, tasks, slot, exists, product, c_tree, p_tree):
+def _distractor_rule(recipe, tasks, slot, exists, product, tree):
     draws, bag = tasks.draws, tasks.bag
     kind = np.array(recipe.rule_kinds)[below(draws(_BAD_RULE, slot), len(recipe.rule_kinds))]
     two = _RULE_HAS_TWO[kind]
-    c_gap, p_gap = bag.c - c_tree, bag.p - p_tree
-    c_free, p_free = len(CARRIED) - c_gap, len(PATCHES) - p_gap
+    c_free, p_free = len(CARRIED) - (bag.c - tree[0]), len(PATCHES) - (bag.p - tree[1])
     first = below(draws(_BAD_A, slot), c_free + np.where(two, p_free, 0))
     patch = first >= c_free
     second = below(draws(_BAD_B, slot), c_free - ~patch)
     second += ~patch & (second >= first)
-    a, a_new = _beyond_gap(bag, np.where(patch, first - c_free, first), patch, c_tree, c_gap, p_tree, p_gap)
-    b, b_new = _beyond_gap(bag, second, np.zeros_like(patch), c_tree, c_gap, p_tree, p_gap)
+    a, a_new = _beyond_gap(bag, np.where(patch, first - c_free, first), patch, tree)
+    b, b_new = _beyond_gap(bag, second, np.zeros_like(patch), tree)
     bag.whole &= ~exists | (c_free > 1)
     tasks.placed.extend([(a, exists & a_new), (b, exists & b_new & two)])
     tasks.rules.append((recipe.chain_depth, np.where(exists, _rule_words(kind, a, b, product), np.uint64(0))))
 
-def _beyond_gap(bag, position, patch, c_tree, c_gap, p_tree, p_gap):
-    "The object at a position of a stack without the gap, and whether it is new to the tree."
-    tree, gap = np.where(patch, p_tree, c_tree), np.where(patch, p_gap, c_gap)
-    new = position >= tree
-    position = position + new * gap
+def _beyond_gap(bag, position, patch, tree):
+    "The object at a position of a stack without its gap, and whether it lies outside the tree."
+    begin, end = np.where(patch, tree[1], tree[0]), np.where(patch, bag.p, bag.c)
+    new = position >= begin
+    position = position + new * (end - begin)
     return np.where(patch, bag.patches[np.minimum(position, len(PATCHES) - 1), bag.task],
                     bag.carried[np.minimum(position, len(CARRIED) - 1), bag.task]), new
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #q
 def _is_sound(recipe, tasks):
-    "Which candidates (bool) had enough objects, and no distractor that doubles a rule or meets the goal."
+    "Candidates (bool) with enough objects, and without a distractor that doubles a rule or preempts the goal."
     sound = tasks.bag.whole.copy()
     events = [_event(rule) for _, rule in tasks.rules]
     kind = (tasks.goal >> _S32).astype(np.int64)
@@ -362,13 +366,14 @@ def _event(rule):
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #r
 def _rule_parts(rules):
-    "Inputs and product of rules as integers: packed uint16 arrays, 0 for none."
-    code = lambda shift: ((rules >> np.uint64(shift + 4)) & np.uint64(0xF0) | (rules >> np.uint64(shift)) & np.uint64(15)).astype(np.uint16)
+    "Inputs and products of rules given as integers: packed uint16 arrays, 0 for none."
+    part = lambda shift, mask: (rules >> np.uint64(shift)) & np.uint64(mask)
+    code = lambda shift: (part(shift + 4, 0xF0) | part(shift, 15)).astype(np.uint16)
     two = _RULE_HAS_TWO[(rules >> np.uint64(48)).astype(np.int64)]
     return code(32), np.where(two, code(16), np.uint16(0)), np.where(two, code(0), code(16))
 
 def order_matters(rules: np.ndarray) -> np.ndarray:
-    "Whether one of the rules, integers (n, R), feeds another or two want the same object: bool (n,)."
+    "Whether one of the rules, integers (n, R), feeds another, or two take the same object: bool (n,)."
     a, b, product = (np.ascontiguousarray(part.T) for part in _rule_parts(rules))
     matters = (rules >> np.uint64(48) > np.uint64(max(RULE_KINDS))).any(axis=1)
     a_, b_, p_ = (np.where(x == 0, np.uint16(999), x) for x in (a, b, product))  # none equals nothing, not even itself
@@ -380,10 +385,12 @@ def order_matters(rules: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #s
 def _in_order(rules):
-    "Rules (n, R) as integers, empty ones last, sorted where their order cannot matter."
-    last = np.where(rules == 0, np.uint64(_MASK), rules)
-    ordered = np.where(order_matters(rules)[:, None], last, np.sort(last, axis=1))
-    return np.where(ordered == np.uint64(_MASK), np.uint64(0), ordered)
+    "Rules (n, R) as integers, empty ones last, with each row sorted if the order cannot matter."
+    return np.where(order_matters(rules)[:, None], rules, _sorted(rules))
+
+def _sorted(words):
+    "Integers (n, W), each row sorted, zeros last."
+    return np.sort(words - np.uint64(1), axis=1) + np.uint64(1)  # 0 wraps round to the largest integer
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #t
 _ARGUMENTS_OF_GOAL, _ARGUMENTS_OF_RULE = np.full(256, 4), np.full(256, 6)
@@ -402,23 +409,22 @@ def _one_spelling(encodings, arguments, has_two, mirror):
     return np.where(np.arange(out.shape[-1]) <= arguments[kind][..., None], out, np.uint8(0))
 
 def canonical(goals, rules, init_tiles) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The one spelling of each task, so that equal tasks have equal encodings; generated tasks have it.
+    """Spell each task in the canonical way, so that equal tasks have equal encodings; generated tasks already are.
 
     Takes goals `(n, 5)`, rules `(n, R, 7)`, init_tiles `(n, N, 2)`, uint8; returns NumPy arrays of the same shapes. The
-    smaller tile of a pair comes first (directions turn with it), objects are sorted, and rules where their order cannot
-    matter; padding is last, unused bytes are zero. Raises `ValueError` for other shapes or dtypes.
+    smaller tile of a pair comes first (directions turn with it). Objects are sorted, and rules where their order cannot
+    matter. Padding is last, unused bytes are zero. Raises `ValueError` for other shapes or dtypes.
     """
     goals, rules, init_tiles = checked_arrays(goals, rules, init_tiles)
     goals = _one_spelling(goals, _ARGUMENTS_OF_GOAL, _SYMMETRIC_GOAL, _MIRROR_GOAL)
     words = _to_words(_one_spelling(rules, _ARGUMENTS_OF_RULE, _SYMMETRIC_RULE, _MIRROR_RULE))
     words = _in_order(np.take_along_axis(words, np.argsort(words == 0, axis=1, kind="stable"), axis=1))
-    tiles = np.sort(_to_words(init_tiles) - np.uint64(1), axis=1) + np.uint64(1)  # one less: padding 0 wraps round and goes last
-    return goals, _to_bytes(words, 7), _to_bytes(tiles, 2)
+    return goals, _to_bytes(words, 7), _to_bytes(_sorted(_to_words(init_tiles)), 2)
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #u
 def _content(words, position):
-    "The sum of hashes of nonzero words (n, W) and their places: (n,) uint64."
-    place = (np.arange(position + 1, position + 1 + words.shape[1], dtype=np.uint64)) * np.uint64(_GOLDEN)
+    "The sum of hashes of nonzero words (n, W) and their positions: (n,) uint64."
+    place = np.arange(position + 1, position + 1 + words.shape[1], dtype=np.uint64) * np.uint64(_GOLDEN)
     return np.where(words == 0, np.uint64(0), mix(words + place)).sum(axis=1, dtype=np.uint64)
 
 def _identities(goal_words, rule_words, init_tiles):
@@ -432,22 +438,22 @@ def _identities(goal_words, rule_words, init_tiles):
 def identities(goals, rules, init_tiles, chunk: int = 1 << 16) -> tuple[np.ndarray, np.ndarray]:
     """Ruleset ids (of goal, rules, objects) and goal ids (of goal, rules), each `(n,)` uint64.
 
-    Ids are equal exactly when canonical tasks are (but for chances of 2⁻⁶⁴). Arguments and errors: see `canonical`.
+    Equal ids mean equal canonical tasks, up to collisions of chance 2⁻⁶⁴. For arguments and errors see `canonical`.
     """
     arrays = checked_arrays(goals, rules, init_tiles)
-    ids = np.empty((2, len(arrays[0])), np.uint64)
-    for start in range(0, ids.shape[1], chunk):
+    def work(start):
         goal, rule, tiles = canonical(*(a[start:start + chunk] for a in arrays))
-        ids[:, start:start + chunk] = _identities(_to_words(goal), _to_words(rule), tiles)
-    return ids[0], ids[1]
+        return _identities(_to_words(goal), _to_words(rule), tiles)
+    parts = in_threads(work, range(0, max(len(arrays[0]), 1), chunk))
+    return tuple(map(np.concatenate, zip(*parts)))
 
 def ids_of_goals(goals) -> np.ndarray:
-    "The goal ids that goals `(n, 5)` would have without rules: `(n,)` uint64, for tasks with the same goal."
+    "Goal ids that goals `(n, 5)` would have without rules, `(n,)` uint64: equal for tasks with the same goal."
     return identities(goals, np.zeros((len(goals), 1, 7), np.uint8), np.zeros((len(goals), 1, 2), np.uint8))[1]
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #v
 def _listed(placed, width):
-    "Packed tiles where they count, as sorted objects (n, width, 2), zeros last."
+    "The packed tiles that count, as sorted objects (n, width, 2), zeros last."
     n, nobody = len(placed[0][0]), len(OBJECTS)
     marks = np.zeros((nobody + 1, n), bool)
     task = np.arange(n)
@@ -462,7 +468,7 @@ def _listed(placed, width):
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #w
 class Rulesets(NamedTuple):
-    "Tasks as arrays of one length: uint8 encodings, the number of rules, and the two identities (uint64)."
+    "Tasks as arrays: uint8 encodings, the number of rules, and the two identities (uint64)."
     goals: np.ndarray  # (n, 5)
     rules: np.ndarray  # (n, R, 7)
     init_tiles: np.ndarray  # (n, N, 2)
@@ -474,9 +480,8 @@ def _stacked(rules, n, width):
     "The rules of all sections (n, width), sorted within each, empty ones last."
     if not rules:
         return np.zeros((n, width), np.uint64)
-    keyed = [np.where(rule == 0, np.uint64(_MASK), rule | np.uint64(section << 56)) for section, rule in rules]
-    words = np.sort(np.stack(keyed, axis=1), axis=1)
-    return np.where(words == np.uint64(_MASK), np.uint64(0), words & np.uint64(2**56 - 1))
+    keyed = [np.where(rule == 0, rule, rule | np.uint64(section << 56)) for section, rule in rules]
+    return _sorted(np.stack(keyed, axis=1)) & np.uint64(2**56 - 1)
 
 def _chunk(recipe, start, stop):
     index = np.arange(start, stop, dtype=np.uint64)
@@ -506,7 +511,7 @@ def _candidates(recipe, start, count, pool):
     return Rulesets(*out[:-1]), out[-1]
 
 def _new_ones(ids, sound, known):
-    "Which sound candidates (bool) are the first with their id, here and among the sorted ids `known`."
+    "Sound candidates (bool) that are the first with their id, here and among the sorted ids `known`."
     rows = np.flatnonzero(sound)
     rows = rows[np.unique(ids[rows], return_index=True)[1]]
     place = np.minimum(np.searchsorted(known, ids[rows]), len(known) - 1)
@@ -528,7 +533,7 @@ def _verdicts(recipe, made, sound, known, pool):
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #z
 class _Progress:
-    "Tasks kept so far, with room for `n`, and where the search stands."
+    "Tasks kept so far, with room for `n`, and the state of the search."
 
     def __init__(self, recipe, n):
         shapes = (5,), (max_rules(recipe), 7), (max_init_tiles(recipe), 2), (), (), ()
@@ -545,54 +550,59 @@ class _Progress:
         known, tally = np.union1d(self.known, made.ruleset_ids[rows]), self.tally.copy()
         tally["candidates"] += int(used)
         tally.update({_VERDICTS[int(v)]: int(c) for v, c in zip(*np.unique(verdict[:used], return_counts=True))})
-        # at once: an interrupt finds all or nothing
+        # one assignment, so that an interrupt finds all of it or nothing
         self.known, self.tally, self.have, self.start = known, tally, stop, self.start + int(used)
 
     def write(self, path):
         from safetensors.numpy import save
         arrays = {name: part[:self.have] for name, part in zip(Rulesets._fields, self.parts)}
-        state = {"start": self.start, "tally": self.tally, "recipe": dataclasses.asdict(self.recipe), "version": GENERATOR_VERSION,
-                 "sum": _checksum(arrays)}
+        state = {"start": self.start, "tally": self.tally, "recipe": dataclasses.asdict(self.recipe),
+                 "version": GENERATOR_VERSION, "sum": _checksum(arrays)}
         with appearing(path) as temporary:
             temporary.write_bytes(save(arrays, metadata={"checkpoint": json.dumps(state)}))
 
     def read(self, path):
-        "Continue from a checkpoint. Raises `ValueError` if it is damaged or another recipe's."
+        "Continue from a checkpoint. Raises `ValueError` if it is damaged or belongs to another recipe."
         from safetensors import SafetensorError, safe_open
         try:
             with safe_open(path, framework="numpy") as file:
-                state, arrays = json.loads((file.metadata() or {})["checkpoint"]), {name: file.get_tensor(name) for name in Rulesets._fields}
+                state = json.loads((file.metadata() or {})["checkpoint"])
+                arrays = {name: file.get_tensor(name) for name in Rulesets._fields}
             whole = state["sum"] == _checksum(arrays)
         except (SafetensorError, KeyError, ValueError, OSError):
             whole = False
         if not whole:
-            raise ValueError(f"{path} is no whole checkpoint of an interrupted run; delete it and begin again.")
-        if [state["version"], state["recipe"]] != [GENERATOR_VERSION, json.loads(json.dumps(dataclasses.asdict(self.recipe)))]:
+            raise ValueError(f"{path} is not a complete checkpoint of an interrupted run; delete it and start again.")
+        recipe = json.loads(json.dumps(dataclasses.asdict(self.recipe)))
+        if [state["version"], state["recipe"]] != [GENERATOR_VERSION, recipe]:
             raise ValueError(f"{path} was left by a run with another recipe; continue with that recipe, or delete it.")
         if (have := len(arrays["goals"])) >= self.n:
             raise ValueError(f"{path} holds {have:,} tasks already; ask for more than that, or delete it.")
         for whole, name in zip(self.parts, Rulesets._fields):
             whole[:have] = arrays[name]
-        self.have, self.start, self.tally, self.known = have, state["start"], Counter(state["tally"]), np.unique(arrays["ruleset_ids"])
+        self.have, self.start, self.tally = have, state["start"], Counter(state["tally"])
+        self.known = np.unique(arrays["ruleset_ids"])
 
 def _checksum(arrays):
     return functools.reduce(lambda sum, name: zlib.crc32(np.ascontiguousarray(arrays[name]), sum), sorted(arrays), 0)
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #A
-def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, progress: bool = False, label: str = "making tasks",
-                      resume=None, tally: Counter | None = None) -> Rulesets:
-    """The first `n` distinct tasks of a recipe, on which alone they depend, as wide as `max_rules` and `max_init_tiles`.
+def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, progress: bool = False,
+                      label: str = "making tasks", resume=None, tally: Counter | None = None) -> Rulesets:
+    """Generate the first `n` distinct tasks of a recipe, as wide as `max_rules` and `max_init_tiles`.
 
-    `workers` threads (default: a thread per core, 8 at most) share the work; `progress` shows a bar with this `label`.
-
-    `resume` is the path of a checkpoint, written every few seconds and at an interrupt, continued from if it exists,
-    and removed at the end. `tally` counts how many candidates were tried, kept and rejected, and why.
-    Raises `ValueError` when the recipe has fewer distinct tasks, and for a checkpoint of something else.
+    Args:
+        workers: threads (default: one per core, at most 8); the tasks do not depend on it.
+        progress: show a bar, named by `label`.
+        resume: path of a checkpoint, from which the run continues if it exists. Written every few seconds and at an
+            interrupt, removed at the end.
+        tally: counts the candidates that were tried, kept and rejected, and why.
+    Raises `ValueError` if the recipe has fewer distinct tasks, or if the checkpoint belongs to another recipe.
     """
     checked_int("n", n, 1, 2**31 - 1)
     workers = num_workers() if workers is None else checked_int("workers", workers, 1, 256)
     if recipe.solvable and (max(recipe.goal_kinds) > max(GOAL_KINDS) or max(recipe.rule_kinds) > max(RULE_KINDS)):
-        raise ValueError("This recipe has registered kinds, for which no plan can be proved: set solvable=False.")
+        raise ValueError("This recipe has registered kinds, which the planner does not know; set solvable=False.")
     state, path = _Progress(recipe, n), None if resume is None else Path(resume).expanduser()
     if path is not None and path.exists():
         state.read(path)
@@ -600,7 +610,7 @@ def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, pro
         with ThreadPoolExecutor(workers) as pool, progress_bar(n, progress, label, initial=state.have) as bar:
             _search(state, pool, bar, path)
     except BaseException as error:
-        if path is not None and not isinstance(error, ValueError):  # a recipe that ran dry stays dry
+        if path is not None and not isinstance(error, ValueError):  # a recipe that ran dry will not go on
             state.write(path)
         raise
     if path is not None:
@@ -624,11 +634,11 @@ def _search(state, pool, bar, path):
                 written = time.monotonic()
         state.idle = state.idle + 1 if state.have == before else 0
         if state.idle == 3:
-            raise ValueError(f"{state.n:,} distinct tasks were asked for, but {state.start:,} tries found only {state.have:,}: "
-                             "ask for fewer, or widen the recipe (more kinds, depth or distractors).")
+            raise ValueError(f"{state.n:,} distinct tasks were requested, but {state.start:,} tries found only "
+                             f"{state.have:,}; ask for fewer, or widen the recipe (more kinds, depth or distractors).")
 
 def _how_many(n, have, tried, idle):
-    "How many candidates to try next: what the yield suggests, or as many as ever after a round without any."
+    "How many candidates to try next, from the yield so far; after a round without new tasks, at least `tried`."
     if not have:
         return n + n // 32 + 64
     return min(max(int((n - have) * tried / have * 1.2) + 256, tried if idle else 0), max(2 * n, 1 << 17))

@@ -13,42 +13,47 @@ import re
 from pathlib import Path
 
 class HubError(OSError):
-    "A file could not be had from the hub."
+    "The hub did not provide a file."
 
 # %% ../../nbs/benchmarks/05_hub.ipynb #b
 def _parsed(spec):
-    "Repository, file and revision of `hub:OWNER/REPO/FILE@REVISION`. Raises `TypeError` or `ValueError`."
+    "Parse `hub:OWNER/REPO/FILE@REVISION` into repository, file, revision. Raises `TypeError` or `ValueError`."
     if not isinstance(spec, str):
-        raise TypeError(f"spec is {type(spec).__name__}: write hub:OWNER/REPO/FILE.")
+        raise TypeError(f"spec is a {type(spec).__name__}; write hub:OWNER/REPO/FILE.")
     found = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)/([^@\\]+?)(?:@([\w./-]+))?", spec, re.ASCII)
-    if not found or any(part in ("", ".", "..") for text in found.groups() if text for part in text.split("/")) or not spec.isprintable():
-        raise ValueError(f"{spec!r} does not name a file on the hub: write hub:OWNER/REPO/FILE, or hub:OWNER/REPO/FILE@REVISION.")
+    parts = [part for text in found.groups() if text for part in text.split("/")] if found else [""]
+    if {"", ".", ".."} & set(parts) or not spec.isprintable():
+        raise ValueError(f"{spec!r} does not name a file on the hub; "
+                         "write hub:OWNER/REPO/FILE, or hub:OWNER/REPO/FILE@REVISION.")
     return found[1], found[2], found[3] or "main"
 
 # %% ../../nbs/benchmarks/05_hub.ipynb #c
-_REMEDIES = (  # from the special to the general; names, because versions of the library differ
+_REMEDIES = (  # special before general; names of classes, because versions of the library differ
     ("GatedRepoError", "it is gated: accept its conditions on its page, and log in with hf auth login"),
-    ("RepositoryNotFoundError", "there is no such dataset, or it is private: check the name, or log in with hf auth login"),
-    ("RevisionNotFoundError", "there is no such branch, tag or commit: check the part after the @"),
-    ("LocalEntryNotFoundError", "it is not on this machine, and the hub cannot be reached: connect, or make tasks here: "
+    ("RepositoryNotFoundError", "the dataset does not exist or is private: check its name, or use hf auth login"),
+    ("RevisionNotFoundError", "the branch, tag or commit does not exist: check the part after the @"),
+    ("LocalEntryNotFoundError", "it is not on this machine, and the hub cannot be reached: connect, or make tasks with "
                                 "xland-minigrid benchmark generate --preset high --n 1m --seed 42"),
-    ("EntryNotFoundError", "there is no such file: check its name"),
+    ("EntryNotFoundError", "the file does not exist: check its name"),
     ("HfHubHTTPError", "the hub refuses it: log in with hf auth login if it is private, or try again later"))
 
 @contextlib.contextmanager
 def _explained(spec):
-    "Turn errors of huggingface_hub into a `HubError` that names the remedy; errors of this machine's files pass."
+    "Turn errors of huggingface_hub into a `HubError` with a remedy; let errors of local files pass."
     from huggingface_hub import errors
     try:
         yield
     except errors.HFValidationError as error:
         raise ValueError(f"{spec} does not name a file on the hub: {str(error)[:160]}") from None
     except Exception as error:
-        remedy = next((text for seen in (error.__cause__, error) for name, text in _REMEDIES if isinstance(seen, getattr(errors, name, ()))), None)
-        if remedy is None and type(error).__module__ == "builtins" and not isinstance(error, (ConnectionError, TimeoutError)):
+        remedy = next((text for seen in (error.__cause__, error) for name, text in _REMEDIES
+                       if isinstance(seen, getattr(errors, name, ()))), None)
+        local = type(error).__module__ == "builtins" and not isinstance(error, (ConnectionError, TimeoutError))
+        if remedy is None and local:
             raise
         reason = " ".join(str(error).split())[:160]
-        raise HubError(f"{spec} cannot be fetched ({type(error).__name__}: {reason}): {remedy or 'the connection broke off, run this again'}.") from error
+        raise HubError(f"{spec} cannot be fetched ({type(error).__name__}: {reason}): "
+                       f"{remedy or 'the connection broke off, run this again'}.") from error
 
 # %% ../../nbs/benchmarks/05_hub.ipynb #d
 def _sha256(path):
@@ -68,28 +73,33 @@ def _bars(shown):
             utils.enable_progress_bars()
 
 def fetch(spec: str, sha256: str | None = None, *, progress: bool = True, cache=None) -> Path:
-    """Path of a file of a dataset on the Hugging Face hub, `hub:OWNER/REPO/FILE[@REVISION]`, downloaded if needed.
+    """Get the path of a dataset's file on the Hugging Face hub, `hub:OWNER/REPO/FILE[@REVISION]`; download if needed.
 
-    It is kept in the cache of `huggingface_hub` (or the folder `cache`) and fetched again when it changed; without a
-    network the cached file is used. With `sha256` (64 hexadecimal digits) a cached file with that sum is taken without
-    asking the hub, and one that arrives with another sum is deleted. Raises `ValueError` or `TypeError` for an
-    impossible `spec` or `sha256`, `ImportError` without huggingface_hub, else `HubError` (an `OSError`).
+    The file stays in the cache of `huggingface_hub` (or the folder `cache`) and is fetched again after it changed.
+    Without a network the cached file is used. With `sha256` (64 hexadecimal digits), a cached file with that sum is
+    used without asking the hub, and a file that arrives with another sum is deleted.
+
+    Raises `ValueError` or `TypeError` for an impossible `spec` or `sha256`, `ImportError` without huggingface_hub, and
+    `HubError` (an `OSError`) otherwise.
     """
     repo, file, revision = _parsed(spec)
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256 := str(sha256).lower()):
-        raise ValueError(f"sha256 is {sha256!r}; 64 hexadecimal digits are needed (sha256sum FILE prints them).")
+        raise ValueError(f"sha256 is {sha256!r}; it must have 64 hexadecimal digits (sha256sum FILE prints them).")
     try:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
     except ImportError:
         raise ImportError("Files on the hub need the package huggingface_hub: pip install huggingface_hub.") from None
-    place = {"repo_id": repo, "filename": file, "repo_type": "dataset", "revision": revision, "cache_dir": cache and Path(cache).expanduser()}
+    place = {"repo_id": repo, "filename": file, "repo_type": "dataset", "revision": revision,
+             "cache_dir": cache and Path(cache).expanduser()}
     with _explained(spec), _bars(progress):
         kept = try_to_load_from_cache(**place)
         if sha256 and isinstance(kept, str) and _sha256(kept) == sha256:
             return Path(kept)
-        path = Path(hf_hub_download(**place, endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="xland_minigrid"))
+        endpoint = os.environ.get("HF_ENDPOINT") or None
+        path = Path(hf_hub_download(**place, endpoint=endpoint, library_name="xland_minigrid"))
     if sha256 and (found := _sha256(path)) != sha256:
         path.resolve().unlink()
         path.unlink(missing_ok=True)
-        raise HubError(f"{spec} has the SHA-256 {found}, not {sha256}, and was thrown away: check the sum, or ask for the revision that it belongs to.")
+        raise HubError(f"{spec} has the SHA-256 {found}, not {sha256}, and was deleted; "
+                       "check the sum, or ask for the revision that it belongs to.")
     return path
