@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EXAM', 'the_box', 'boxed_agents', 'read_card', 'open_box', 'load_agent', 'examine', 'put_into_box', 'main']
 
-# %% ../../nbs/baselines/14_agents.ipynb #2ee310cc
+# %% ../../nbs/baselines/14_agents.ipynb #d
 import argparse
 import dataclasses
 import hashlib
@@ -23,7 +23,7 @@ from .metrics import read_metrics
 from .report import Protocol, table, told, with_anchors
 from .rl2 import Agent, abstract_agent, from_dict, load_run, load_tasks, make_world, to_dict
 
-# %% ../../nbs/baselines/14_agents.ipynb #6cc1312a
+# %% ../../nbs/baselines/14_agents.ipynb #f
 def the_box() -> Path:
     "The folder of the package in which the agents are."
     return Path(str(importlib.resources.files("xland_minigrid.baselines"))) / "box"
@@ -39,7 +39,7 @@ def read_card(name: str, folder: Path | None = None) -> dict:
         raise ValueError(f"There is no agent {name!r} in the box: choose from {', '.join(boxed_agents(folder)) or 'none'}, or give the folder of a run.")
     return json.loads(path.read_text())
 
-# %% ../../nbs/baselines/14_agents.ipynb #4809f0bf
+# %% ../../nbs/baselines/14_agents.ipynb #i
 def open_box(name: str, folder: Path | None = None) -> Agent:
     "The agent of that name. Raises `ValueError` for a name that is not there, `CheckpointError` when its file is damaged."
     from safetensors.numpy import load
@@ -58,7 +58,7 @@ def load_agent(run, step: int | None = None) -> Agent:
     folder = Path(run).expanduser()
     return open_box(str(run)) if not folder.exists() and len(folder.parts) == 1 else load_run(folder, step)
 
-# %% ../../nbs/baselines/14_agents.ipynb #37e40a0e
+# %% ../../nbs/baselines/14_agents.ipynb #p
 EXAM = Protocol(num_tasks=2048, by=(), anchors=("random", "reference", "oracle", "memory wiped"), oracle_trials=1)
 
 def examine(agent: Agent, protocol: Protocol = EXAM, progress: bool = False) -> dict[str, Evaluation]:
@@ -87,7 +87,7 @@ def put_into_box(run, name: str, command: str, found: dict[str, Evaluation] | No
     (folder / f"{name}.json").write_text(json.dumps(card, indent=1) + "\n")
     return folder / f"{name}.safetensors"
 
-# %% ../../nbs/baselines/14_agents.ipynb #a7b2b521
+# %% ../../nbs/baselines/14_agents.ipynb #r
 def main(words: list[str] | None = None) -> None:
     "`python -m xland_minigrid.baselines.agents RUN NAME`: test the agent of a run and put it into the box."
     parser = argparse.ArgumentParser("python -m xland_minigrid.baselines.agents", description="Test the agent of a run and put it into the box.")

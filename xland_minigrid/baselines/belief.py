@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GOAL_BYTES', 'GoalHead', 'log_prob_of', 'belief_loss']
 
-# %% ../../nbs/baselines/03_belief.ipynb #f7397f66
+# %% ../../nbs/baselines/03_belief.ipynb #d
 import jax
 import jax.numpy as jnp
 from . import nnx
@@ -13,7 +13,7 @@ from . import nnx
 from .encoders import SYMBOLS
 from ..core.compact import take_along
 
-# %% ../../nbs/baselines/03_belief.ipynb #84769cf5
+# %% ../../nbs/baselines/03_belief.ipynb #f
 GOAL_BYTES = 5
 
 class GoalHead(nnx.Linear):
@@ -25,7 +25,7 @@ class GoalHead(nnx.Linear):
     def __call__(self, memory):
         return super().__call__(memory).astype(jnp.float32).reshape(*memory.shape[:-1], GOAL_BYTES, SYMBOLS)
 
-# %% ../../nbs/baselines/03_belief.ipynb #44c858ba
+# %% ../../nbs/baselines/03_belief.ipynb #h
 def log_prob_of(logits, index):
     "Log-probability of `index (...)` under `logits (..., A)`."
     return take_along(jax.nn.log_softmax(logits), index[..., None].astype(jnp.int32))[..., 0]

@@ -6,7 +6,7 @@
 __all__ = ['CheckpointError', 'to_arrays', 'from_arrays', 'versions', 'write_checkpoint', 'read_checkpoint', 'CheckpointFolder',
            'Checkpoints', 'first_says', 'load_together', 'Interrupts']
 
-# %% ../../nbs/baselines/07_checkpoint.ipynb #abf2fab1
+# %% ../../nbs/baselines/07_checkpoint.ipynb #d
 import contextlib
 import errno
 import hashlib
@@ -26,11 +26,11 @@ import numpy as np
 
 from ..core.helpers import appearing, checked_int
 
-# %% ../../nbs/baselines/07_checkpoint.ipynb #d0da8bf0
+# %% ../../nbs/baselines/07_checkpoint.ipynb #e
 class CheckpointError(ValueError):
     "A checkpoint that is missing, damaged, cannot be written, or does not fit what it is loaded into."
 
-# %% ../../nbs/baselines/07_checkpoint.ipynb #f705fc68
+# %% ../../nbs/baselines/07_checkpoint.ipynb #g
 def _is_key(x) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
@@ -59,7 +59,7 @@ def from_arrays(arrays: dict, like) -> Any:
         return jax.random.wrap_key_data(found, impl=jax.random.key_impl(x)) if _is_key(x) else found
     return jax.tree_util.tree_map_with_path(pick, like)
 
-# %% ../../nbs/baselines/07_checkpoint.ipynb #a0ef6cd3
+# %% ../../nbs/baselines/07_checkpoint.ipynb #j
 def _digest(array: np.ndarray) -> str:
     "A digest of an array's bytes, shape and dtype."
     return hashlib.blake2b(f"{array.shape} {array.dtype}".encode() + array.tobytes(), digest_size=16).hexdigest()
@@ -98,7 +98,7 @@ def read_checkpoint(path: Path, values: bool = True) -> tuple[dict, dict]:
             raise ValueError(f"{name} has changed")
     return record, arrays
 
-# %% ../../nbs/baselines/07_checkpoint.ipynb #4db073d0
+# %% ../../nbs/baselines/07_checkpoint.ipynb #l
 class CheckpointFolder:
     "The checkpoints in a folder, to be read."
 
@@ -151,7 +151,7 @@ class CheckpointFolder:
         _check_fit(self.path(step), record["arrays"], _forms(like))
         return from_arrays(arrays, like), record
 
-# %% ../../nbs/baselines/07_checkpoint.ipynb #e2695b04
+# %% ../../nbs/baselines/07_checkpoint.ipynb #m
 def _check_fit(where, found: dict, wanted: dict):
     "Raise `CheckpointError` unless a checkpoint holds arrays of the shapes and dtypes that are wanted."
     for name, x in wanted.items():
@@ -162,7 +162,7 @@ def _check_fit(where, found: dict, wanted: dict):
             raise CheckpointError(f"{name} is {dtype} {tuple(shape)} in the checkpoint {where} and {x.dtype} {x.shape} in this run: "
                                   "use the configuration it was made with.")
 
-# %% ../../nbs/baselines/07_checkpoint.ipynb #a8a0d03c
+# %% ../../nbs/baselines/07_checkpoint.ipynb #o
 def _lock(folder: Path):
     "The locked file of the process that writes in a folder. Makes the folder and deletes unfinished files. Raises `CheckpointError`."
     try:
@@ -187,7 +187,7 @@ def _lock(folder: Path):
         file.write(f"{os.getpid()}\n".encode())
     return file
 
-# %% ../../nbs/baselines/07_checkpoint.ipynb #3e145cac
+# %% ../../nbs/baselines/07_checkpoint.ipynb #q
 class Checkpoints(CheckpointFolder):
     """The checkpoints of one run, to be read and written; the latest `keep` stay.
 
@@ -248,7 +248,7 @@ class Checkpoints(CheckpointFolder):
                 raise
             error.add_note(str(failed))  # what ended the block matters more
 
-# %% ../../nbs/baselines/07_checkpoint.ipynb #3fcb3e32
+# %% ../../nbs/baselines/07_checkpoint.ipynb #r
 def _json(about) -> dict:
     try:
         return json.loads(json.dumps(about))
@@ -277,7 +277,7 @@ def _why_not(self: Checkpoints, step: int, error: BaseException) -> str:
         return f"No space left for the checkpoint of step {step} in {self.folder}: free some or choose another out; {last}."
     return f"The checkpoint of step {step} could not be written to {self.folder} ({words}): make room for it or choose another out; {last}."
 
-# %% ../../nbs/baselines/07_checkpoint.ipynb #0865034d
+# %% ../../nbs/baselines/07_checkpoint.ipynb #A
 _PIECE = 1 << 26  # bytes handed on at once
 
 def _hand_on(data: bytes) -> bytes:
@@ -326,7 +326,7 @@ def load_together(checkpoints: CheckpointFolder, like, step: int | None = None) 
         start += arrays[name].nbytes
     return from_arrays(arrays, like), record
 
-# %% ../../nbs/baselines/07_checkpoint.ipynb #378783db
+# %% ../../nbs/baselines/07_checkpoint.ipynb #E
 class Interrupts:
     "In this context the first Ctrl-C (or SIGTERM) sets `happened`, the second raises `KeyboardInterrupt`. Does nothing outside the main thread."
     happened, expected = False, False  # expected: a program asked for it, and knows

@@ -8,7 +8,7 @@ __all__ = ['CHRONO_HORIZON', 'MODES', 'CORES', 'dense', 'varies', 'alike', 'affi
            'standardise', 'SSMLayer', 'SSM', 'Gate', 'waves', 'skew', 'windows', 'heads_of', 'RelativeAttention',
            'softmax_of', 'attend_once', 'TransformerLayer', 'Window', 'Transformer', 'make_core']
 
-# %% ../../nbs/baselines/01_cores.ipynb #495713c1
+# %% ../../nbs/baselines/01_cores.ipynb #d
 import math
 
 import jax
@@ -19,14 +19,14 @@ from . import nnx
 from ..core.helpers import checked_int
 from ..core.struct import PyTreeNode
 
-# %% ../../nbs/baselines/01_cores.ipynb #3246094e
+# %% ../../nbs/baselines/01_cores.ipynb #f
 def dense(inputs: int, outputs: int, scale: float, *, rngs: nnx.Rngs, bias=True, dtype=jnp.float32) -> nnx.Linear:
     "A linear layer with orthogonal weights times `scale` that computes in `dtype`. `bias`: False, or initial values `(outputs,)`; True begins at 0."
     values = np.zeros(outputs) if isinstance(bias, bool) else bias
     return nnx.Linear(inputs, outputs, use_bias=bias is not False, kernel_init=nnx.initializers.orthogonal(scale),
                       bias_init=lambda key, shape, dtype, *_: jnp.asarray(values, dtype), dtype=dtype, rngs=rngs)
 
-# %% ../../nbs/baselines/01_cores.ipynb #e904f5ee
+# %% ../../nbs/baselines/01_cores.ipynb #h
 def varies(x) -> frozenset:
     "The axes of the surrounding `shard_map` along which `x` may differ between devices."
     kind = jax.typeof(x)
@@ -62,7 +62,7 @@ def apply(layer: nnx.Linear, x, dtype):
     kernel = layer.kernel[...]
     return affine(x.astype(dtype), kernel, jnp.zeros(kernel.shape[1]) if layer.bias is None else layer.bias[...])
 
-# %% ../../nbs/baselines/01_cores.ipynb #a77a1e99
+# %% ../../nbs/baselines/01_cores.ipynb #k
 class Core(nnx.Module):
     """A memory over sequences, with one interface for all kinds: `inputs` numbers per step to `features`.
 
@@ -105,7 +105,7 @@ def compute_type(dtype):
         raise ValueError(f"dtype is {dtype!s}: choose float32, bfloat16 or float16.")
     return dtype
 
-# %% ../../nbs/baselines/01_cores.ipynb #c9f0046a
+# %% ../../nbs/baselines/01_cores.ipynb #m
 class Stack(Core):
     """A core of layers, each `x (T, B, inputs)` and a memory `(B, carried)` to `(T, B, features)` and the next memory.
 
@@ -145,7 +145,7 @@ class Stack(Core):
             after.append(part)
         return x, jnp.concatenate(after, axis=-1)
 
-# %% ../../nbs/baselines/01_cores.ipynb #15272cea
+# %% ../../nbs/baselines/01_cores.ipynb #o
 def gates(x, h, u):
     "The gates `r, z, n` and `u_n = U_n h` of one step, from the thirds of `x (B, 3H)`, `h (B, H)` and the thirds of `u (H, 3H)`."
     x_r, x_z, x_n = x
@@ -166,7 +166,7 @@ def _recur_saving(x, h, u):
     last, saved = jax.lax.scan(step, h, xs)
     return jnp.concatenate([saved[0][1:], last[None]]), saved
 
-# %% ../../nbs/baselines/01_cores.ipynb #ac5f54ab
+# %% ../../nbs/baselines/01_cores.ipynb #q
 @jax.custom_vjp
 def recur(x, h, u):
     "As `recur_plain`, with a gradient that takes one large matrix product in place of T small ones."
@@ -194,7 +194,7 @@ def _recur_backward(residuals, d_out):
 
 recur.defvjp(_recur_forward, _recur_backward)
 
-# %% ../../nbs/baselines/01_cores.ipynb #66177270
+# %% ../../nbs/baselines/01_cores.ipynb #u
 CHRONO_HORIZON = 60  # steps over which the most patient unit of a fresh memory keeps what it knows
 
 def chrono_biases(units: int, chrono_horizon: int = CHRONO_HORIZON) -> np.ndarray:
@@ -219,7 +219,7 @@ class GRU(Stack):
     def new_layer(self, i: int, inputs: int, rngs: nnx.Rngs, chrono_horizon: int = CHRONO_HORIZON) -> GRULayer:
         return GRULayer(inputs, self.features, self.dtype, chrono_horizon, rngs=rngs)
 
-# %% ../../nbs/baselines/01_cores.ipynb #3923d8ef
+# %% ../../nbs/baselines/01_cores.ipynb #y
 def _fold_steps(a, b):
     def step(h, now):
         h = now[0] * h + now[1]
@@ -238,7 +238,7 @@ def fold(a, b, h):
     """
     return jax.lax.platform_dependent(a, b.at[0].add(a[0] * h), cpu=_fold_steps, default=_fold_pairs)
 
-# %% ../../nbs/baselines/01_cores.ipynb #e4be27d3
+# %% ../../nbs/baselines/01_cores.ipynb #A
 def _fold_forward(a, b, h):
     out = fold(a, b, h)
     return out, (a, h, out)
@@ -253,7 +253,7 @@ def _fold_backward(residuals, d_out):
 
 fold.defvjp(_fold_forward, _fold_backward)
 
-# %% ../../nbs/baselines/01_cores.ipynb #2aa0452a
+# %% ../../nbs/baselines/01_cores.ipynb #D
 class MinGRULayer(nnx.Module):
     "Gates that see only the input: `(T, B, inputs)` and a memory `(B, units)` to all memories (plus the input, with `residual`), float32 `(T, B, units)`, and the last one."
 
@@ -272,7 +272,7 @@ class MinGRU(Stack):
     def new_layer(self, i: int, inputs: int, rngs: nnx.Rngs) -> MinGRULayer:
         return MinGRULayer(inputs, self.features, self.dtype, i > 0, rngs=rngs)
 
-# %% ../../nbs/baselines/01_cores.ipynb #3c87abe9
+# %% ../../nbs/baselines/01_cores.ipynb #H
 def standardise(x):
     "Mean 0 and variance 1 over the last axis, in float32."
     x = x.astype(jnp.float32)
@@ -318,7 +318,7 @@ class SSM(Stack):
     def new_layer(self, i: int, inputs: int, rngs: nnx.Rngs) -> SSMLayer:
         return SSMLayer(inputs, self.dtype, rngs=rngs)
 
-# %% ../../nbs/baselines/01_cores.ipynb #08c51bb6
+# %% ../../nbs/baselines/01_cores.ipynb #M
 class Gate(nnx.Module):
     "How much of the news `y (..., units)` changes the stream `x (..., units)`: float32 `(..., units)`. GTrXL's GRU-type gate; `CLOSED` is its bias."
     CLOSED = 2.0
@@ -335,7 +335,7 @@ class Gate(nnx.Module):
         z = jax.nn.sigmoid(y_z + x_z)
         return (1 - z) * x + z * jnp.tanh(y_n + of(self.proposal, jax.nn.sigmoid(y_r + x_r) * x))
 
-# %% ../../nbs/baselines/01_cores.ipynb #6554b6ea
+# %% ../../nbs/baselines/01_cores.ipynb #O
 def waves(number, width: int, longest: float):
     "Numbers `(...)` as sines and cosines, float32 `(..., width)`; wave lengths from 2π to almost 2π times `longest`; `width` is even."
     angle = jnp.asarray(number)[..., None] / (longest ** (np.arange(0, width, 2) / width)).astype(np.float32)
@@ -347,7 +347,7 @@ def skew(scores):
     padded = jnp.pad(scores, [(0, 0)] * (len(batch) + 1) + [(0, size)])
     return padded.reshape(*batch, -1)[..., : size * (width + size - 1)].reshape(*batch, size, width + size - 1)
 
-# %% ../../nbs/baselines/01_cores.ipynb #a5f3492f
+# %% ../../nbs/baselines/01_cores.ipynb #S
 def windows(entries, context: int, size: int):
     "Entries `(B, context + n * size, ...)` to what each of the n blocks can see, `(B, n, context + size, ...)`; several blocks have `size == context`."
     if entries.shape[1] == context + size:
@@ -402,7 +402,7 @@ def softmax_of(scores, seen, dtype):
     "Softmax of the `seen` scores over the last axis, as `dtype`; 0 for the others."
     return jax.nn.softmax(jnp.where(seen, scores.astype(jnp.float32), -1e30), axis=-1).astype(dtype)
 
-# %% ../../nbs/baselines/01_cores.ipynb #36261e8f
+# %% ../../nbs/baselines/01_cores.ipynb #U
 def attend_once(attention: RelativeAttention, x, entries, count):
     "`RelativeAttention.sequence` for one new step, `x (B, units)` to `(B, units)`, without keys and values of the entries."
     content, distance, places = attention.queries(x)
@@ -415,7 +415,7 @@ def attend_once(attention: RelativeAttention, x, entries, count):
     mean = jnp.einsum("bhc,bcu->bhu", weights[..., :-1], entries) + weights[..., -1:] * x[:, None]
     return apply(attention.out, jnp.einsum("bhu,uhd->bhd", mean, value).reshape(len(x), -1), attention.dtype)
 
-# %% ../../nbs/baselines/01_cores.ipynb #06f57a54
+# %% ../../nbs/baselines/01_cores.ipynb #X
 class TransformerLayer(nnx.Module):
     "A gated block: `(B, T, units)` after entries `(B, context, units)` to float32 `(B, T, units)` and the entries that follow."
 
@@ -464,7 +464,7 @@ class Transformer(Stack):
             after.append(jax.lax.stop_gradient(entries))
         return y.swapaxes(0, 1), Window(entries=tuple(after), count=jnp.minimum(memory.count + len(x), self.context))
 
-# %% ../../nbs/baselines/01_cores.ipynb #2f73192d
+# %% ../../nbs/baselines/01_cores.ipynb #ab
 CORES = {"gru": GRU, "mingru": MinGRU, "ssm": SSM, "transformer": Transformer}
 
 def make_core(name: str, inputs: int, units: int, *, layers: int = 1, context: int = 64, chrono_horizon: int = CHRONO_HORIZON, dtype=jnp.float32, rngs: nnx.Rngs) -> Core:

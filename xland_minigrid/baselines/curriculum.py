@@ -7,7 +7,7 @@ __all__ = ['SCORES', 'KINDS', 'Outcome', 'Curriculum', 'uniform_tasks', 'Buffer'
            'probabilities', 'drawn_tasks', 'CurriculumConfig', 'PLR', 'buffer_stats', 'SFL', 'Uniform',
            'reference_returns', 'make_curriculum']
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #3041bd71
+# %% ../../nbs/baselines/06_curriculum.ipynb #d
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -22,7 +22,7 @@ from ..benchmarks.difficulty import estimated_steps
 from ..core.helpers import checked_int
 from ..core.struct import PyTreeNode
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #221e4924
+# %% ../../nbs/baselines/06_curriculum.ipynb #f
 class Outcome(PyTreeNode):
     "What became of `B` agents on their tasks, arrays `(B,)`. No finished trial, or NaN in what the curriculum reads, means unknown."
     success: jax.Array  # share of the finished trials that reached the goal, float32
@@ -31,7 +31,7 @@ class Outcome(PyTreeNode):
     trials: jax.Array  # how many were finished, int32
     value_loss: jax.Array  # mean over steps of the positive part of the advantage, float32
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #78621272
+# %% ../../nbs/baselines/06_curriculum.ipynb #h
 @runtime_checkable
 class Curriculum(Protocol):
     """Chooses the tasks of training, row numbers of the benchmark; a number outside of it means no task.
@@ -57,12 +57,12 @@ class Curriculum(Protocol):
     def stats(self, state) -> dict:
         "Scalars for the metrics."
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #888b9e22
+# %% ../../nbs/baselines/06_curriculum.ipynb #l
 def uniform_tasks(num_tasks, keys) -> jax.Array:
     "A task below `num_tasks` for each random key `(B,)`, all equally likely: int32 `(B,)`."
     return jax.vmap(lambda key: jax.random.randint(key, (), 0, num_tasks))(keys)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #48b5cda0
+# %% ../../nbs/baselines/06_curriculum.ipynb #n
 def _checked_outcome(tasks, outcome: Outcome) -> tuple[jax.Array, Outcome]:
     "Tasks int32 `(B,)` and an outcome whose fields are arrays `(B,)`. Raises `ValueError`."
     tasks = jnp.asarray(tasks)
@@ -74,7 +74,7 @@ def _checked_outcome(tasks, outcome: Outcome) -> tuple[jax.Array, Outcome]:
             raise ValueError(f"outcome.{field.name} has shape {getattr(outcome, field.name).shape} and tasks {tasks.shape}: give one number for each agent.")
     return tasks.astype(jnp.int32), outcome
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #252087e5
+# %% ../../nbs/baselines/06_curriculum.ipynb #p
 _NOBODY = np.int32(2**31 - 1)  # no task; sorts behind every task
 
 class Buffer(PyTreeNode):
@@ -99,7 +99,7 @@ def empty_buffer(size: int, num_tasks: int, reference=None) -> Buffer:
     return Buffer(jnp.int32(num_tasks), jnp.int32(0), task=slots(jnp.int32(-1)), score=slots(jnp.float32(-jnp.inf)), best=slots(jnp.float32(-jnp.inf)),
                   seen=slots(jnp.int32(0)), ends=slots(jnp.int32(0)), reference=reference)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #2ba9a8e9
+# %% ../../nbs/baselines/06_curriculum.ipynb #s
 SCORES = {  # of outcomes and reference returns, float32 (n,) each; NaN where what is needed is not known
     "maxmc": lambda outcome, reference: outcome.best - outcome.returns,
     "value_loss": lambda outcome, reference: outcome.value_loss,
@@ -107,7 +107,7 @@ SCORES = {  # of outcomes and reference returns, float32 (n,) each; NaN where wh
     "regret": lambda outcome, reference: jnp.maximum(reference - outcome.returns, 0),
 }
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #86a72766
+# %% ../../nbs/baselines/06_curriculum.ipynb #v
 def combined(tasks, outcome: Outcome, known) -> tuple[jax.Array, Outcome]:
     """Outcomes by task instead of by agent; all arrays are `(B,)`. known: bool, whose outcome counts.
 
@@ -125,7 +125,7 @@ def combined(tasks, outcome: Outcome, known) -> tuple[jax.Array, Outcome]:
     merged = Outcome(by_trial(o.success), by_trial(o.returns), jax.ops.segment_max(o.best, group, len(tasks)), trials, by_agent(o.value_loss))
     return jnp.full(len(tasks), _NOBODY).at[group].set(tasks), merged
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #8f4b92b2
+# %% ../../nbs/baselines/06_curriculum.ipynb #z
 def _rescored(state: Buffer, task, outcome: Outcome, rule) -> tuple[Buffer, jax.Array]:
     "The buffer with new scores for its tasks that are in `task (B,)`, from `combined`; and which of these it holds, bool `(B,)`."
     at = jnp.minimum(jnp.searchsorted(task, state.task), len(task) - 1)
@@ -136,7 +136,7 @@ def _rescored(state: Buffer, task, outcome: Outcome, rule) -> tuple[Buffer, jax.
     state = state.replace(best=best, score=jnp.where(hit, score, state.score), seen=jnp.where(hit, state.round, state.seen))
     return state, jnp.zeros(len(task), bool).at[at].max(hit)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #5f2e8af5
+# %% ../../nbs/baselines/06_curriculum.ipynb #B
 def _inserted(state: Buffer, task, score, best) -> Buffer:
     "The buffer with those of `task (B,)` that score higher than what they replace; a `score` of −∞ never enters."
     most = min(len(task), len(state.task))
@@ -146,7 +146,7 @@ def _inserted(state: Buffer, task, score, best) -> Buffer:
     put = lambda old, new: old.at[slot].set(new, mode="drop")
     return state.replace(task=put(state.task, task[which]), score=put(state.score, score), best=put(state.best, best[which]), seen=put(state.seen, state.round))
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #658257fd
+# %% ../../nbs/baselines/06_curriculum.ipynb #D
 def learnt(state: Buffer, tasks, outcome: Outcome, rule) -> Buffer:
     "The buffer after `tasks (B,)` were played: its own tasks scored again by `rule`, one of `SCORES`; new ones replace lower scores."
     tasks, outcome = _checked_outcome(tasks, outcome)
@@ -157,7 +157,7 @@ def learnt(state: Buffer, tasks, outcome: Outcome, rule) -> Buffer:
     score = rule(outcome, state.reference_of(task))
     return _inserted(state, task, jnp.where(here | (task == _NOBODY), -jnp.inf, score), outcome.best)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #6ca1866e
+# %% ../../nbs/baselines/06_curriculum.ipynb #I
 _UNIT = 2**30  # shares are counted in parts of this
 
 def _weights(score, full, how: str, temperature: float) -> jax.Array:
@@ -189,7 +189,7 @@ def _shared_out(state: Buffer, how: str, temperature: float, staleness: float, f
     ready = (state.task >= 0).sum() >= np.ceil(fill * len(state.task) - 1e-6)  # counted, for a mean of ones may round to less than 1
     return state.replace(ends=jnp.where(ready, jnp.cumsum(shares), 0))
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #736ead49
+# %% ../../nbs/baselines/06_curriculum.ipynb #K
 def drawn_tasks(state: Buffer, keys, replay: float) -> jax.Array:
     "A task for each random key `(B,)`, int32 `(B,)`: with probability `replay` from a buffer that is ready, else any task."
     split = jax.vmap(lambda key: jax.random.split(key, 3))(keys)
@@ -199,7 +199,7 @@ def drawn_tasks(state: Buffer, keys, replay: float) -> jax.Array:
     replays = (jax.vmap(jax.random.uniform)(split[:, 0]) < replay) & (total > 0)
     return jnp.where(replays, state.task[slot], uniform_tasks(state.num_tasks, split[:, 2]))
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #b046e161
+# %% ../../nbs/baselines/06_curriculum.ipynb #O
 KINDS = ("uniform", "plr", "sfl", "regret")
 _REPLAYS = dict(buffer=4000, temperature=1.0, staleness=0.3, replay=0.8, fill=0.5, weights="rank", candidates=0, period=0, trials=0)
 _USUAL = {
@@ -247,7 +247,7 @@ def _check_config(config: CurriculumConfig):
         if wrong and c.kind != "uniform":
             raise ValueError(says)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #bc3d456d
+# %% ../../nbs/baselines/06_curriculum.ipynb #R
 @dataclass(frozen=True)
 class PLR:
     """Prioritised level replay (Jiang et al. 2021), a `Curriculum`: a buffer of the tasks with the highest scores, drawn by rank and by age.
@@ -291,7 +291,7 @@ class PLR:
     def stats(self, state: Buffer) -> dict:
         return buffer_stats(state)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #3c071e58
+# %% ../../nbs/baselines/06_curriculum.ipynb #T
 def buffer_stats(state: Buffer) -> dict:
     "Scalars: share of the slots in use, mean and highest score, mean age in rounds, and the effective number of tasks drawn (0 before the first)."
     full = state.task >= 0
@@ -301,7 +301,7 @@ def buffer_stats(state: Buffer) -> dict:
     return {"curriculum_filled": full.mean(dtype=jnp.float32), "curriculum_score": mean(state.score), "curriculum_score_max": jnp.where(full.any(), state.score.max(), 0),
             "curriculum_age": mean(state.round - state.seen), "curriculum_tasks": jnp.where(state.ends[-1] > 0, jnp.exp(entropy), 0)}
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #3b0f3c56
+# %% ../../nbs/baselines/06_curriculum.ipynb #W
 @dataclass(frozen=True)
 class SFL(PLR):
     "Sampling for learnability (Rutherford et al. 2024), a `Curriculum`: every `refresh` fills the buffer with the best candidates."
@@ -314,7 +314,7 @@ class SFL(PLR):
         fresh = empty_buffer(len(state.task), len(state.task)).replace(num_tasks=state.num_tasks, round=state.round)
         return super().refresh(fresh, tasks, outcome)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #18e23d83
+# %% ../../nbs/baselines/06_curriculum.ipynb #Y
 @dataclass(frozen=True)
 class Uniform(PLR):
     "Domain randomisation, a `Curriculum`: every task is always equally likely."
@@ -333,7 +333,7 @@ class Uniform(PLR):
     def stats(self, state: Buffer) -> dict:
         return {}
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #6e7b0f2d
+# %% ../../nbs/baselines/06_curriculum.ipynb #ab
 def reference_returns(par, max_steps) -> np.ndarray:
     """The return of a trial of `max_steps` solved in `par` steps: float32, NaN where `par` is NaN, 0 where it exceeds `max_steps`.
 
@@ -345,7 +345,7 @@ def reference_returns(par, max_steps) -> np.ndarray:
         raise ValueError(f"par has shape {par.shape}: give the reference steps of every task, numbers from 0 on, NaN where unknown, but not for all.")
     return np.where(par > max_steps, 0, 1 - 0.9 * np.minimum(par, max_steps) / max_steps).astype(np.float32)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #3edd8a98
+# %% ../../nbs/baselines/06_curriculum.ipynb #ae
 def make_curriculum(config: CurriculumConfig, benchmark=None, par=None, max_steps: int | None = None, *, world=None) -> Curriculum:
     """The curriculum that a configuration describes.
 

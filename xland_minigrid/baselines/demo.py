@@ -6,7 +6,7 @@
 __all__ = ['OBJECTS', 'held_out_objects', 'hold_tasks', 'Plan', 'demo_plan', 'adapted', 'sentence', 'unlucky_task',
            'unlucky_seed', 'animation', 'run_demo']
 
-# %% ../../nbs/baselines/15_demo.ipynb #362597fe
+# %% ../../nbs/baselines/15_demo.ipynb #d
 import dataclasses
 import json
 import shutil
@@ -28,7 +28,7 @@ from ..benchmarks.generate import OBJECT_COLORS
 from ..core.goals import AgentHoldGoal
 from ..core.tiles import PICKABLE
 
-# %% ../../nbs/baselines/15_demo.ipynb #89afd854
+# %% ../../nbs/baselines/15_demo.ipynb #f
 OBJECTS = np.array([(tile, color) for tile in PICKABLE for color in OBJECT_COLORS], np.uint8)
 
 def held_out_objects() -> np.ndarray:
@@ -36,7 +36,7 @@ def held_out_objects() -> np.ndarray:
     shape, color = np.divmod(np.arange(len(OBJECTS)), len(OBJECT_COLORS))
     return (color - shape) % (len(OBJECT_COLORS) // 2) == 0
 
-# %% ../../nbs/baselines/15_demo.ipynb #5032b476
+# %% ../../nbs/baselines/15_demo.ipynb #h
 def hold_tasks(objects, n: int, seed: int = 0) -> Benchmark:
     "`n` tasks \"hold one of these\": four different objects drawn from `objects (K, 2)`, the first of which is the hidden goal. Raises `ValueError` for fewer than four objects."
     if len(objects) < 4:
@@ -47,7 +47,7 @@ def hold_tasks(objects, n: int, seed: int = 0) -> Benchmark:
     goals[:, 0], goals[:, 1:3] = AgentHoldGoal.ID, tiles[:, 0]
     return Benchmark.from_arrays(goals, np.zeros((n, 1, 7), np.uint8), tiles)
 
-# %% ../../nbs/baselines/15_demo.ipynb #b38a798f
+# %% ../../nbs/baselines/15_demo.ipynb #k
 class Plan(NamedTuple):
     "How to train, and how many tasks and trials to test on."
     config: TrainConfig
@@ -67,7 +67,7 @@ def demo_plan(out="runs/demo", seed: int = 1, steps: int | None = None, fast: bo
         network=NetworkConfig(embedding=4, encoder_width=32, event=8, memory=16, head=32))
     return Plan(small, train_tasks=500, test_tasks=60, num_trials=5)
 
-# %% ../../nbs/baselines/15_demo.ipynb #3e043da2
+# %% ../../nbs/baselines/15_demo.ipynb #m
 def adapted(curve: dict) -> bool:
     "Whether a curve (from `Evaluation.per_trial`) shows adaptation, by the rule above."
     return bool(
@@ -86,7 +86,7 @@ def sentence(agent: Evaluation) -> str:
         return f"On {len(agent.steps):,} tasks made of objects it had never met, the agent found out what was wanted and remembered it: {facts}."
     return f"This agent did not adapt, or not clearly: {facts}. Train it for longer, or with another seed."
 
-# %% ../../nbs/baselines/15_demo.ipynb #a92b739a
+# %% ../../nbs/baselines/15_demo.ipynb #p
 def unlucky_task(evaluation: Evaluation) -> int:
     "The number of the first task in an evaluation that was not solved in trial 1; the very first when all were."
     return int(evaluation.task_ids[np.argmax(evaluation.success[:, 0] == 0)])
@@ -107,7 +107,7 @@ def animation(agent: Agent, ruleset, num_trials: int = 5):
                                           f"It is not told the goal: {viewer.goal}")
     return viewer
 
-# %% ../../nbs/baselines/15_demo.ipynb #7b6456e9
+# %% ../../nbs/baselines/15_demo.ipynb #r
 _WRITTEN = ("adaptation.png", "one_task.html", "one_task.gif", "results.json", "training.png", "metrics.jsonl", "config.json")
 
 def _make_way(config: TrainConfig) -> bool:
@@ -141,7 +141,7 @@ def run_demo(out="runs/demo", seed: int = 1, steps: int | None = None, fast: boo
         raise KeyboardInterrupt
     return _report(plan, training, unseen, begun)
 
-# %% ../../nbs/baselines/15_demo.ipynb #582d9997
+# %% ../../nbs/baselines/15_demo.ipynb #s
 def _report(plan: Plan, training, unseen: Benchmark, begun: float) -> dict:
     trained, out = time.monotonic(), Path(plan.config.out)
     agent = evaluate(training.agent, unseen, num_trials=plan.num_trials, num_tasks=None,

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['DRIVE', 'Device', 'precision_of', 'read_device', 'agents_for', 'config_for', 'run_folder', 'find_run']
 
-# %% ../../nbs/baselines/17_device.ipynb #2d142bf1
+# %% ../../nbs/baselines/17_device.ipynb #d
 import dataclasses
 import math
 import re
@@ -19,7 +19,7 @@ from .networks import NetworkConfig
 from .ppo import PPOConfig
 from .rl2 import TrainConfig, from_dict, preset
 
-# %% ../../nbs/baselines/17_device.ipynb #9b1ad936
+# %% ../../nbs/baselines/17_device.ipynb #g
 _MEMORY = (("T4", 15), ("L4", 22), ("P100", 16), ("V100", 16), ("A100-SXM4-80GB", 80), ("A100", 40), ("H100", 80), ("H200", 140),
            ("TPU v2", 8), ("TPU v3", 16), ("TPU v4", 32), ("TPU v5 lite", 16), ("TPU v5", 95), ("TPU v6 lite", 32))  # GB of a device, where JAX does not say
 
@@ -34,7 +34,7 @@ class Device:
     def __repr__(self) -> str:
         return f"{self.platform.upper()}: {self.kind}, {self.memory:.0f} GB for JAX, matrix products in {self.precision}"
 
-# %% ../../nbs/baselines/17_device.ipynb #ecda951a
+# %% ../../nbs/baselines/17_device.ipynb #i
 _FLOAT16 = re.compile(r"\b(T4|V100|TITAN (V|RTX)|RTX 20\d\d|Quadro (RTX|GV100))\b", re.IGNORECASE)  # compute capability 7: matrix units, but none for bfloat16
 _FLOAT32 = re.compile(r"\b(P4|P40|P100|K80|M60|GTX|TITAN|Quadro)\b", re.IGNORECASE)  # before that: no matrix units
 
@@ -46,7 +46,7 @@ def precision_of(platform: str, kind: str, capability: str | None = None) -> str
         return "bfloat16" if float(capability) >= 8 else "float16" if float(capability) >= 7 else "float32"
     return "float16" if _FLOAT16.search(kind) else "float32" if _FLOAT32.search(kind) else "bfloat16"
 
-# %% ../../nbs/baselines/17_device.ipynb #3fe8ac96
+# %% ../../nbs/baselines/17_device.ipynb #k
 def read_device(device=None) -> Device:
     "What is known of a JAX device; None takes the first one there is."
     device = jax.devices()[0] if device is None else device
@@ -62,7 +62,7 @@ def _memory_of(device, platform: str) -> float:
     known = next((size for name, size in _MEMORY if name in device.device_kind), 8)
     return limit / 2**30 or known * (0.75 if platform == "gpu" else 1)
 
-# %% ../../nbs/baselines/17_device.ipynb #f83aa218
+# %% ../../nbs/baselines/17_device.ipynb #o
 def agents_for(device: Device) -> int:
     "The number of parallel agents for a device: 256 on a CPU, else a power of two from 1,024 to 16,384."
     if device.platform == "cpu":
@@ -83,7 +83,7 @@ def config_for(device: Device, fast: bool = False, **changes) -> TrainConfig:
         config = dataclasses.replace(config, network=dataclasses.replace(config.network, dtype=device.precision))
     return dataclasses.replace(config, **{"devices": 1, "device": None, "loggers": ("jsonl",), **changes})
 
-# %% ../../nbs/baselines/17_device.ipynb #9b9b354a
+# %% ../../nbs/baselines/17_device.ipynb #s
 DRIVE = Path("/content/drive/MyDrive")
 
 def run_folder(name: str, mount_drive: bool = False) -> Path:
@@ -98,7 +98,7 @@ def run_folder(name: str, mount_drive: bool = False) -> Path:
         drive.mount(str(DRIVE.parent))
     return (DRIVE / "xland_minigrid" if DRIVE.exists() else Path("runs")) / name
 
-# %% ../../nbs/baselines/17_device.ipynb #0aabe82e
+# %% ../../nbs/baselines/17_device.ipynb #v
 def find_run(config: TrainConfig) -> tuple[TrainConfig, bool]:
     "The configuration of the run in `config.out` and True, to resume it; without a run `config` and False."
     checkpoints = Checkpoints(Path(config.out).expanduser() / "checkpoints")

@@ -7,7 +7,7 @@ __all__ = ['SYMBOLS', 'ACTION_FEATURES', 'ENCODERS', 'Inputs', 'first_inputs', '
            'FlatEncoder', 'flat_cells', 'mixed', 'Senses', 'over_patches', 'layer_plan', 'ConvEncoder', 'make_encoder',
            'Event', 'Attention', 'TaskHint', 'tell', 'check_tellable']
 
-# %% ../../nbs/baselines/02_encoders.ipynb #ffb663fc
+# %% ../../nbs/baselines/02_encoders.ipynb #d
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +19,7 @@ from ..core.helpers import checked_int
 from ..core.ruleset import COMPOSED, RuleSet
 from ..core.struct import PyTreeNode
 
-# %% ../../nbs/baselines/02_encoders.ipynb #6e5e7100
+# %% ../../nbs/baselines/02_encoders.ipynb #g
 class Inputs(PyTreeNode):
     """What the agent perceives at one step. Every field has the same leading axes `(...)`.
 
@@ -41,7 +41,7 @@ class Inputs(PyTreeNode):
     held: jax.Array | None = None
     pocket: jax.Array | None = None
 
-# %% ../../nbs/baselines/02_encoders.ipynb #7d0748ad
+# %% ../../nbs/baselines/02_encoders.ipynb #i
 def _view(timestep) -> jax.Array:
     "The view, also from a dictionary of observations. Raises `ValueError` for an observation without one."
     seen = timestep.observation
@@ -52,7 +52,7 @@ def _view(timestep) -> jax.Array:
         raise ValueError(f"The observation has shape {view.shape}: agents read cells (..., V, V, 2) or images (..., height, width, 3).")
     return view
 
-# %% ../../nbs/baselines/02_encoders.ipynb #d147a88a
+# %% ../../nbs/baselines/02_encoders.ipynb #k
 def first_inputs(timestep, num_actions: int, neighbors: bool = False) -> Inputs:
     """What agents perceive when a task begins: time steps `(B, ...)` to `Inputs (B,)`.
 
@@ -84,7 +84,7 @@ def _neighbors(seen: Inputs) -> jax.Array:
     turned = (jnp.arange(4) - seen.direction[..., None]) % 4
     return jnp.swapaxes(take_along(jnp.swapaxes(mine, -1, -2), turned[..., None, :]), -1, -2)
 
-# %% ../../nbs/baselines/02_encoders.ipynb #1da04e2e
+# %% ../../nbs/baselines/02_encoders.ipynb #s
 SYMBOLS = 16
 
 def vectors(table: nnx.Embed, index) -> jax.Array:
@@ -106,7 +106,7 @@ class CellEmbedding(nnx.Module):
         tile, color = vectors(self.tile, cells[..., 0]), vectors(self.color, cells[..., 1])
         return jnp.concatenate([tile, color], axis=-1) if self.joined else tile + color
 
-# %% ../../nbs/baselines/02_encoders.ipynb #0cdc4d27
+# %% ../../nbs/baselines/02_encoders.ipynb #v
 class FlatEncoder(nnx.Module):
     "One layer over all that is perceived: `Inputs` of cells with leading axes `(...)` to `dtype` `(..., features)`."
 
@@ -128,7 +128,7 @@ def mixed(encoder: nnx.Module, *parts):
     "The parts `(..., n)` joined in the encoder's type, through its last layer `mix` and a ReLU."
     return jax.nn.relu(encoder.mix(jnp.concatenate([part.astype(encoder.dtype) for part in parts], axis=-1)))
 
-# %% ../../nbs/baselines/02_encoders.ipynb #7151029d
+# %% ../../nbs/baselines/02_encoders.ipynb #y
 ACTION_FEATURES = 16
 
 class Senses(nnx.Module):
@@ -142,7 +142,7 @@ class Senses(nnx.Module):
         parts = [jax.nn.one_hot(x.direction, 4), vectors(self.action, x.action), x.reward[..., None], x.done[..., None]]
         return jnp.concatenate([part.astype(self.action.dtype) for part in parts], axis=-1)
 
-# %% ../../nbs/baselines/02_encoders.ipynb #3f52233e
+# %% ../../nbs/baselines/02_encoders.ipynb #A
 def over_patches(layer: nnx.Conv, x):
     "A convolution of stride 1 without padding, `(..., height, width, inputs)`, as one product over all its windows."
     (rows, columns), (height, width) = layer.kernel_size, x.shape[-3:-1]
@@ -150,7 +150,7 @@ def over_patches(layer: nnx.Conv, x):
     parts = [x[..., i : height - rows + 1 + i, j : width - columns + 1 + j, :] for i in range(rows) for j in range(columns)]
     return jnp.concatenate(parts, axis=-1) @ kernel.reshape(-1, kernel.shape[-1]) + layer.bias[...].astype(layer.dtype)
 
-# %% ../../nbs/baselines/02_encoders.ipynb #c4f77e53
+# %% ../../nbs/baselines/02_encoders.ipynb #D
 def layer_plan(view_shape, embedding: int) -> list[tuple[int, int, int, int]]:
     "The convolutions for cells `(V, V, 2)` or an image `(S, S, 3)`: channels in and out, side and stride of the kernel."
     side, _, channels = view_shape
@@ -161,7 +161,7 @@ def layer_plan(view_shape, embedding: int) -> list[tuple[int, int, int, int]]:
     widths = [3, 32] + [64] * (len(squares) - 1)
     return list(zip(widths, widths[1:], squares, squares[:-1] + [1]))
 
-# %% ../../nbs/baselines/02_encoders.ipynb #e7c8a2ec
+# %% ../../nbs/baselines/02_encoders.ipynb #F
 _modules = getattr(nnx, "List", list)  # Flax before 0.12 takes plain lists
 
 class ConvEncoder(nnx.Module):
@@ -187,7 +187,7 @@ class ConvEncoder(nnx.Module):
             picture = jax.nn.relu(over_patches(layer, picture) if self.cell else layer(picture))
         return mixed(self, picture.reshape(*lead, -1), self.senses(x), *([self.cell(x.front)] if self.cell else []))
 
-# %% ../../nbs/baselines/02_encoders.ipynb #76f2dc90
+# %% ../../nbs/baselines/02_encoders.ipynb #K
 ENCODERS = ("flat", "conv", "image")
 
 def make_encoder(name: str, view_shape, num_actions: int, embedding: int, features: int, *, pocket: bool = False, dtype=jnp.float32, rngs: nnx.Rngs) -> nnx.Module:
@@ -209,7 +209,7 @@ def make_encoder(name: str, view_shape, num_actions: int, embedding: int, featur
         return FlatEncoder(shape[0], num_actions, embedding, features, pocket=pocket, dtype=dtype, rngs=rngs)
     return ConvEncoder(shape, num_actions, embedding, features, dtype=dtype, rngs=rngs)
 
-# %% ../../nbs/baselines/02_encoders.ipynb #7a213254
+# %% ../../nbs/baselines/02_encoders.ipynb #N
 class Event(nnx.Module):
     """What was done to the cell in front, and what came of it: `Inputs (...)` to `dtype` `(..., features)`.
 
@@ -229,7 +229,7 @@ class Event(nnx.Module):
         cells = jnp.concatenate([x.front[..., None, :], x.held[..., None, :], x.neighbors], axis=-2)
         return self.what(cells).reshape(how.shape) * how
 
-# %% ../../nbs/baselines/02_encoders.ipynb #bdf6355a
+# %% ../../nbs/baselines/02_encoders.ipynb #R
 class Attention(nnx.Module):
     "How much the memory wants each cell in view: memory `(..., H)` and view uint8 `(..., V, V, 2)` to `dtype` `(..., V * V)`."
 
@@ -241,7 +241,7 @@ class Attention(nnx.Module):
         cells = flat_cells(view).astype(jnp.int32)
         return take_along(tile, cells[..., 0]) + take_along(color, cells[..., 1])
 
-# %% ../../nbs/baselines/02_encoders.ipynb #3532c67d
+# %% ../../nbs/baselines/02_encoders.ipynb #U
 class TaskHint(PyTreeNode):
     "What an agent is told about its task: `goal`, the encoded goal, uint8 `(..., 5)`, zeros where it is hidden; `goal_shown`, bool `(...)`."
     goal: jax.Array
@@ -265,7 +265,7 @@ def tell(keys, rulesets: RuleSet, show_goal: float = 1.0) -> TaskHint:
     shown = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)[:, 0] < show_goal  # two draws, as in the training of the agent in the box
     return TaskHint(goal=jnp.where(shown[:, None], jnp.asarray(rulesets.goal, jnp.uint8), jnp.uint8(0)), goal_shown=shown)
 
-# %% ../../nbs/baselines/02_encoders.ipynb #bc9f31db
+# %% ../../nbs/baselines/02_encoders.ipynb #W
 def check_tellable(rulesets: RuleSet) -> None:
     "Raise `ValueError` if a ruleset, or one of a batch, has a composed goal. Of traced arrays only shapes are known: room for a composed goal counts as one."
     extended, traced = rulesets.extended, any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(rulesets))

@@ -8,7 +8,7 @@ __all__ = ['PERCENTILES', 'Tasks', 'Knowing', 'NetworkPolicy', 'RandomPolicy', '
            'grouped', 'evaluate', 'reference_player', 'save_evaluation', 'load_evaluation', 'Moment', 'watch',
            'belief_over', 'score_probes']
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #dc536b92
+# %% ../../nbs/baselines/12_evaluation.ipynb #d
 import functools
 import json
 import warnings
@@ -39,7 +39,7 @@ from ..core.ruleset import RuleSet
 from ..envs.sampling import RulesetSamplingWrapper
 from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #c0204afb
+# %% ../../nbs/baselines/12_evaluation.ipynb #f
 class Tasks(NamedTuple):
     "What a policy may look at when tasks begin: random keys `(B,)`, and the tasks `(B,)`, None in a world with one."
     keys: jax.Array
@@ -76,7 +76,7 @@ class NetworkPolicy:
         drawn = out.logits.argmax(-1) if self.greedy else jax.vmap(jax.random.categorical)(keys, out.logits)
         return drawn.astype(jnp.int32), memory
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #12a73342
+# %% ../../nbs/baselines/12_evaluation.ipynb #g
 @dataclass(frozen=True)
 class RandomPolicy:
     "Every action equally often."
@@ -88,7 +88,7 @@ class RandomPolicy:
     def act(self, parameters, inputs, memory, keys):
         return jax.vmap(lambda key: jax.random.randint(key, (), 0, self.num_actions))(keys), memory
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #3d0b4638
+# %% ../../nbs/baselines/12_evaluation.ipynb #i
 @dataclass(frozen=True)
 class Forgetful:
     "A policy whose memory is wiped at the end of every trial, together with the last step that it perceived."
@@ -109,7 +109,7 @@ class Forgetful:
         action, now = self.policy.act(parameters, inputs, now, keys)
         return action, (memory[0], now)
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #b07cf337
+# %% ../../nbs/baselines/12_evaluation.ipynb #k
 class Tally(NamedTuple):
     "What happened in each trial of each task: arrays `(B, N)`."
     success: jax.Array  # float32, 0 or 1
@@ -122,7 +122,7 @@ def add(tally: Tally, trial, timestep) -> Tally:
     more = timestep.last() & (timestep.reward > 0), jnp.ones_like(timestep.reward), timestep.reward
     return Tally(*(sums + column * x[:, None] for sums, x in zip(tally, more)))
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #6a290a68
+# %% ../../nbs/baselines/12_evaluation.ipynb #l
 def _keys_of(keys):
     "From the keys of tasks `(B,)`, keys of their first resets and of their actions."
     return jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
@@ -166,7 +166,7 @@ def play_trials(policy, env, num_trials: int, parameters, params, rulesets: Rule
     *_, trial, tally = jax.lax.while_loop(unfinished, one_step, start)
     return tally, trial
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #b25933c9
+# %% ../../nbs/baselines/12_evaluation.ipynb #n
 @functools.lru_cache(maxsize=16)
 def _spread(policy, env, num_trials: int, mesh: Mesh):
     everywhere, shared = PartitionSpec(), PartitionSpec(AXIS)
@@ -192,7 +192,7 @@ def _checked_mesh(mesh) -> int:
         raise ValueError(f"mesh is {mesh!r}: give a row of devices, jax.sharding.Mesh(np.array(jax.devices()), ('agents',)).")
     return 1 if mesh is None else mesh.size
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #1313c311
+# %% ../../nbs/baselines/12_evaluation.ipynb #p
 def bootstrap_mean(values, resamples: int = 2000, level: float = 0.95, seed: int = 0, of=lambda means: means):
     """The mean over the first axis of `values (tasks, ...)` and its interval: three arrays `(...)`. NaN means unknown and is left out.
 
@@ -232,7 +232,7 @@ def bootstrap_quantile(values, q=0.2, resamples: int = 2000, level: float = 0.95
         found = np.quantile(values, q), *np.quantile(np.quantile(values[draws], q, axis=1), [(1 - level) / 2, (1 + level) / 2], axis=-1)
     return found if np.ndim(q) else tuple(map(float, found))
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #ac717028
+# %% ../../nbs/baselines/12_evaluation.ipynb #t
 @dataclass(frozen=True)
 class Scores:
     "The arrays of an `Evaluation`, and what follows from them for every trial of every task, `(tasks, N)`."
@@ -292,7 +292,7 @@ class Scores:
             task_ids=self.task_ids[tasks], anchors={name: cut(x) for name, x in self.anchors.items()},
             labels={name: x[tasks] for name, x in self.labels.items()})
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #f49f2e2e
+# %% ../../nbs/baselines/12_evaluation.ipynb #v
 PERCENTILES = {"p20": 0.2, "median": 0.5, "p80": 0.8}
 _OVERALL = ("return", "return_p20", "success", "score", "normalised", "normalised_p20", "regret", "spl")
 
@@ -350,7 +350,7 @@ class Evaluation(Scores):
     def is_like(self, other: "Evaluation") -> bool:
         return np.array_equal(self.task_ids, other.task_ids) and self.returns.shape == other.returns.shape
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #42aad1e6
+# %% ../../nbs/baselines/12_evaluation.ipynb #w
 def _interval(values) -> tuple[float, float, float]:
     return tuple(float(x) for x in bootstrap_mean(values))
 
@@ -358,7 +358,7 @@ def _with_percentiles(name: str, values) -> dict[str, tuple[float, float, float]
     at = zip(PERCENTILES, zip(*bootstrap_quantile(values, list(PERCENTILES.values()))))
     return {name: _interval(values), **{f"{name}_{p}": tuple(map(float, found)) for p, found in at}}
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #174e2a79
+# %% ../../nbs/baselines/12_evaluation.ipynb #z
 def goal_names(goals) -> np.ndarray:
     "Names of the kinds of goals `(n, 5)`."
     kinds, at = np.unique(np.asarray(goals)[:, 0], return_inverse=True)
@@ -390,7 +390,7 @@ def grouped(self: Evaluation, by: str, bins: int = 8) -> dict[str, Evaluation]:
 
 Evaluation.grouped = grouped
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #38af4462
+# %% ../../nbs/baselines/12_evaluation.ipynb #C
 def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int = 10, num_tasks: int | None = 1024, seed: int = 0, batch: int = 1024,
              greedy: bool = False, wipe_each_trial: bool = False, show_goal: float | None = None, anchors: bool | Collection[str] = False,
              oracle_trials: int | None = None, expert=None,
@@ -437,7 +437,7 @@ def evaluate(policy, benchmark: Benchmark | None, *, world=None, num_trials: int
     kinds = {} if benchmark is None else {"goal kind": goal_names(np.asarray(benchmark.goals)[chosen])}
     return Evaluation(*tally, chosen, played, kinds | {name: x[chosen] for name, x in labels.items()})
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #8019771d
+# %% ../../nbs/baselines/12_evaluation.ipynb #D
 def _play_all(play, benchmark, chosen, keys, num_trials: int, batch: int, devices: int, progress: bool) -> Tally:
     block, parts = devices * min(batch, -(-len(chosen) // devices)), []
     with progress_bar(len(chosen), progress, "tasks") as bar:
@@ -479,7 +479,7 @@ def _checked_labels(labels, benchmark) -> dict[str, np.ndarray]:
         raise ValueError(f"labels[{wrong[0]!r}] has shape {found[wrong[0]].shape}: give one value for each of the {len(benchmark):,} tasks.")
     return found
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #1346ef8c
+# %% ../../nbs/baselines/12_evaluation.ipynb #F
 def _begins_again(env) -> bool:
     while env is not None and not isinstance(env, (GymAutoResetWrapper, DmEnvAutoResetWrapper, RulesetSamplingWrapper)):
         env = getattr(env, "_env", None)
@@ -516,7 +516,7 @@ def _unpacked(policy, world, greedy: bool, show_goal: float | None):
         raise ValueError("A policy other than an Agent needs a world: pass world=make_world(config).")
     return policy, None, world
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #9c4643d4
+# %% ../../nbs/baselines/12_evaluation.ipynb #U
 def save_evaluation(evaluation: Evaluation, path, about: Mapping | None = None) -> Path:
     "Write an evaluation to a file, with what JSON can hold of `about` it. Returns the path."
     arrays = {name: getattr(evaluation, name) for name in ("success", "steps", "returns", "task_ids")}
@@ -542,7 +542,7 @@ def load_evaluation(path) -> tuple[Evaluation, dict]:
     except Exception as error:
         raise ValueError(f"{path} is no evaluation, or a damaged one ({type(error).__name__}): delete it and evaluate again.") from error
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #eff02c8f
+# %% ../../nbs/baselines/12_evaluation.ipynb #X
 class Moment(NamedTuple):
     """One moment of a recorded run: the time step (its state as NumPy), the belief, probabilities `(5, 16)`, and the number of the trial from 1.
 
@@ -581,7 +581,7 @@ def watch(policy, ruleset: RuleSet | None = None, num_trials: int = 5, seed: int
         timestep, inputs = _watch_reset(inner, params, timestep.state.key, timestep, before, action)
     return moments
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #c6fa88ad
+# %% ../../nbs/baselines/12_evaluation.ipynb #Y
 def _alone(tree):
     return jax.tree.map(lambda x: x[None], tree)
 
@@ -617,13 +617,13 @@ def _watch_step(policy, env, parameters, params, timestep, inputs, memory, key):
     timestep = env.step(params, timestep, action)
     return timestep, next_inputs(inputs, action[None], _alone(timestep)), memory, action, thought
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #b1de34e5
+# %% ../../nbs/baselines/12_evaluation.ipynb #aa
 def belief_over(belief, objects) -> np.ndarray:
     "The belief `(..., 5, 16)` over the first object of the goal, restricted to `objects (K, 2)` and normalised: `(..., K)`."
     from xland_minigrid.viz.widgets.rollout import over_objects
     return over_objects(belief, objects)
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #54dc0789
+# %% ../../nbs/baselines/12_evaluation.ipynb #ag
 @functools.cache
 def _probe_world():
     "One object, so that its programs are compiled once."

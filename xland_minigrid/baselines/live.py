@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PANELS', 'Glance', 'dashboard']
 
-# %% ../../nbs/baselines/16_live.ipynb #b6a31a1c
+# %% ../../nbs/baselines/16_live.ipynb #d
 import time
 import weakref
 from pathlib import Path
@@ -17,13 +17,13 @@ from .rl2 import EndTraining, TrainConfig, load_tasks, train
 from ..benchmarks import Benchmark
 from ..viz.widgets.training import Panel, TrainingDashboard
 
-# %% ../../nbs/baselines/16_live.ipynb #741120f8
+# %% ../../nbs/baselines/16_live.ipynb #f
 PANELS = (Panel("Success", {"success_first": "first trial", "success_last": "last trial"}, share=True),
           Panel("Success in the last trial", {"success_last/": ""}, share=True),
           Panel("Return", {"return": ""}, unit="per trial"),
           Panel("Belief", {"belief_nats": ""}, unit="loss in nats"))
 
-# %% ../../nbs/baselines/16_live.ipynb #a943b37c
+# %% ../../nbs/baselines/16_live.ipynb #h
 class Glance:
     """For `train(on_round=...)`: hands rows, and now and then an adaptation curve, to `report`; ends training once `should_stop()` is true.
 
@@ -53,7 +53,7 @@ class Glance:
         self.due_at = time.monotonic() + max(self.every, 9 * took if self.looks > 1 else 0)
         return found.success.mean(0).tolist()
 
-# %% ../../nbs/baselines/16_live.ipynb #e3f99144
+# %% ../../nbs/baselines/16_live.ipynb #j
 _BOARDS: weakref.WeakSet = weakref.WeakSet()
 
 def _board_at_work(config: TrainConfig, folder: Path) -> TrainingDashboard | None:
@@ -73,7 +73,7 @@ def _checked(config, benchmark, num_tasks, num_trials, every):
     if num_tasks < 0 or num_trials < 1 or every < 0:
         raise ValueError(f"num_tasks is {num_tasks}, num_trials {num_trials} and every {every}: at least 0, 1 and 0 are needed (num_tasks=0 for no adaptation curve).")
 
-# %% ../../nbs/baselines/16_live.ipynb #f8903bc6
+# %% ../../nbs/baselines/16_live.ipynb #k
 def dashboard(config: TrainConfig, benchmark: Benchmark | None = None, *, held_out: Benchmark | None = None, num_tasks: int = 64, num_trials: int = 8, every: float = 10.0,
               par=None) -> TrainingDashboard:
     """A widget over `train(config, benchmark)`: `.start()`, `.stop()`, `.resume()`; `.wait()` gives the `Training`.

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LOGGERS', 'MetricsError', 'plain', 'read_rows', 'read_metrics', 'JsonLines', 'Loggers', 'open_loggers']
 
-# %% ../../nbs/baselines/09_metrics.ipynb #99a824f4
+# %% ../../nbs/baselines/09_metrics.ipynb #d
 import contextlib
 import importlib.util
 import json
@@ -21,11 +21,11 @@ import numpy as np
 
 from ..core.helpers import appearing
 
-# %% ../../nbs/baselines/09_metrics.ipynb #c5d74224
+# %% ../../nbs/baselines/09_metrics.ipynb #e
 class MetricsError(OSError):
     "Metrics that cannot be written, or a file of them that is damaged."
 
-# %% ../../nbs/baselines/09_metrics.ipynb #f211b22d
+# %% ../../nbs/baselines/09_metrics.ipynb #g
 def plain(value):
     "Nested dictionaries, lists, arrays and numbers of NumPy or JAX as JSON can hold them; numbers that are not finite become None."
     if isinstance(value, Mapping):
@@ -51,7 +51,7 @@ def _metrics_row(row: dict) -> dict:
         raise ValueError(f"A row of metrics needs 'steps', a whole number from 0 on, and has {row.get('steps')}.")
     return {**row, "steps": int(row["steps"])}
 
-# %% ../../nbs/baselines/09_metrics.ipynb #0de2d793
+# %% ../../nbs/baselines/09_metrics.ipynb #j
 def read_rows(path, name: str = "metrics.jsonl") -> list[dict]:
     """The rows of a file of JSON lines, or of the file `name` in a folder: none without a file, and without a last line that was cut off.
 
@@ -79,7 +79,7 @@ def read_metrics(path) -> list[dict]:
     "`read_rows` of a run's `metrics.jsonl`, with NaN for what was not finite."
     return [{name: math.nan if x is None else x for name, x in row.items()} for row in read_rows(path)]
 
-# %% ../../nbs/baselines/09_metrics.ipynb #a7ce79b9
+# %% ../../nbs/baselines/09_metrics.ipynb #l
 class JsonLines:
     "Appends rows to a file of JSON lines, which it first replaces by `rows`, all of them or nothing. Raises `MetricsError`."
 
@@ -119,7 +119,7 @@ def _append(file, data: bytes):
         os.ftruncate(file.fileno(), begin)
         raise
 
-# %% ../../nbs/baselines/09_metrics.ipynb #905e3300
+# %% ../../nbs/baselines/09_metrics.ipynb #o
 class _TensorBoard:
     "Writes rows as scalars into a new event file in `folder`, `rows` first; event files already there become void."
 
@@ -147,7 +147,7 @@ class _TensorBoard:
     def close(self, failed=False):
         self.file.close()
 
-# %% ../../nbs/baselines/09_metrics.ipynb #5e544ab2
+# %% ../../nbs/baselines/09_metrics.ipynb #s
 class _WandB:
     "Sends rows to W&B; a run that is new there gets those so far."
 
@@ -168,7 +168,7 @@ class _WandB:
     def close(self, failed=False):
         self.run.finish(exit_code=int(failed))
 
-# %% ../../nbs/baselines/09_metrics.ipynb #e3d85e88
+# %% ../../nbs/baselines/09_metrics.ipynb #u
 LOGGERS = ("jsonl", "tensorboard", "wandb")
 
 class Loggers:
@@ -209,7 +209,7 @@ class Loggers:
     def __exit__(self, kind, *_):
         self.close(failed=kind is not None)
 
-# %% ../../nbs/baselines/09_metrics.ipynb #583e0595
+# %% ../../nbs/baselines/09_metrics.ipynb #v
 def _chosen(names) -> set[str]:
     "The loggers asked for besides JSON lines."
     if names is None:

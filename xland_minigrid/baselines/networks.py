@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PIXELS', 'Outputs', 'NetworkConfig', 'as_pictures', 'Aim', 'guess', 'ActorCritic', 'to_act']
 
-# %% ../../nbs/baselines/04_networks.ipynb #67b05257
+# %% ../../nbs/baselines/04_networks.ipynb #d
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from .options import check_fields
 from ..core.compact import take_along
 from ..core.struct import PyTreeNode
 
-# %% ../../nbs/baselines/04_networks.ipynb #797ec0ac
+# %% ../../nbs/baselines/04_networks.ipynb #f
 class Outputs(PyTreeNode):
     "The network's outputs."
     logits: jax.Array  # over actions, float32 (T, B, A)
@@ -30,7 +30,7 @@ class Outputs(PyTreeNode):
     state: jax.Array  # of the core, (T, B, H)
     memory: Any  # of the core after the last step, a pytree (B, ...)
 
-# %% ../../nbs/baselines/04_networks.ipynb #c681b673
+# %% ../../nbs/baselines/04_networks.ipynb #h
 @dataclass(frozen=True)
 class NetworkConfig:
     "Parts and sizes of the network. Raises `ValueError` for one that does not exist or is not positive."
@@ -59,7 +59,7 @@ class NetworkConfig:
         if self.goal_conditioned_core and not self.neighbors:
             raise ValueError("A memory that acts on a goal needs to know what the agent carries: set network.neighbors to True, or goal_conditioned_core to 0.")
 
-# %% ../../nbs/baselines/04_networks.ipynb #d78ec14e
+# %% ../../nbs/baselines/04_networks.ipynb #j
 PIXELS = 32  # a cell's side in a picture
 
 def as_pictures(inputs: Inputs) -> Inputs:
@@ -67,7 +67,7 @@ def as_pictures(inputs: Inputs) -> Inputs:
     from xland_minigrid.viz.images import images_from_observations
     return inputs.replace(view=images_from_observations(inputs.view, PIXELS), front=jnp.zeros_like(inputs.front))
 
-# %% ../../nbs/baselines/04_networks.ipynb #6420bc06
+# %% ../../nbs/baselines/04_networks.ipynb #l
 class Aim(nnx.Module):
     """The goal beside what is seen: `Inputs (...)`, features `(..., F)` and probabilities `(..., 5, 16)` to float32 `(..., features)`.
 
@@ -90,7 +90,7 @@ def guess(belief, told: TaskHint | None) -> jax.Array:
         return believed
     return jnp.where(told.goal_shown[:, None, None], jax.nn.one_hot(jnp.minimum(told.goal, SYMBOLS - 1), SYMBOLS), believed)
 
-# %% ../../nbs/baselines/04_networks.ipynb #8d2ef6ff
+# %% ../../nbs/baselines/04_networks.ipynb #n
 class ActorCritic(nnx.Module):
     "Encoder, core and heads: `Inputs` with leading axes `(T, B)`, a memory, and `TaskHint (B,)` or None, to `Outputs`. Only a goal-conditioned core reads the hint."
 
@@ -132,7 +132,7 @@ class ActorCritic(nnx.Module):
         z = jax.nn.relu(self.shared(jnp.concatenate([known, x, *looked], axis=-1))).astype(jnp.float32)
         return Outputs(logits=long(self.actor(z)), value=long(self.critic(z)[..., 0]), belief=belief, state=state, memory=after)
 
-# %% ../../nbs/baselines/04_networks.ipynb #e2894500
+# %% ../../nbs/baselines/04_networks.ipynb #p
 def to_act(network: ActorCritic) -> ActorCritic:
     "The same network with the weights of its half-precision products stored in that type: a loop that only acts would convert them again at every step."
     dtype = jnp.dtype(network.config.dtype)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['count', 'Option', 'options_of', 'add_options', 'chosen', 'with_options', 'check_fields']
 
-# %% ../../nbs/baselines/00_options.ipynb #ea9c60f3
+# %% ../../nbs/baselines/00_options.ipynb #d
 import argparse
 import dataclasses
 import inspect
@@ -14,14 +14,14 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-# %% ../../nbs/baselines/00_options.ipynb #29408ab8
+# %% ../../nbs/baselines/00_options.ipynb #f
 def count(text: str) -> int:
     "A number as people write it: `5000`, `20k`, `1m`. Raises `ValueError`."
     text = text.lower().replace("_", "").replace(",", "")
     factor = {"k": 1_000, "m": 1_000_000}.get(text[-1:], 1)
     return int(round(float(text.rstrip("km")) * factor))
 
-# %% ../../nbs/baselines/00_options.ipynb #bd4cb123
+# %% ../../nbs/baselines/00_options.ipynb #i
 class Option(NamedTuple):
     "A setting: its name with dots, its annotation, its default, and what it means."
     name: str
@@ -51,7 +51,7 @@ def options_of(owner, prefix: str = "") -> Iterator[Option]:
         else:
             yield Option(prefix + name, kinds[name], default, about.get(name, ""))
 
-# %% ../../nbs/baselines/00_options.ipynb #4cbbda79
+# %% ../../nbs/baselines/00_options.ipynb #l
 def _reader(kind, optional: bool) -> Callable[[str], Any]:
     "How one word becomes a value."
     def read(text: str):
@@ -87,7 +87,7 @@ class _Joined(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
         setattr(namespace, self.dest, sum(values, ()))
 
-# %% ../../nbs/baselines/00_options.ipynb #80fcaf28
+# %% ../../nbs/baselines/00_options.ipynb #m
 def add_options(parser, owner, aliases: Mapping[str, str] = types.MappingProxyType({})) -> None:
     """Add the settings of `owner`, a dataclass object or a function, to a parser or group of argparse; parameters without a default are positional.
 
@@ -117,7 +117,7 @@ def with_options(settings, changes: Mapping[str, Any]):
             new[field.name] = changes[field.name]
     return dataclasses.replace(settings, **new)
 
-# %% ../../nbs/baselines/00_options.ipynb #f2870855
+# %% ../../nbs/baselines/00_options.ipynb #r
 def check_fields(settings, prefix: str = "", **intervals: str) -> None:
     """Raise `ValueError` for a field of a dataclass that is none of its `Literal` choices, or outside its interval; None passes.
 

@@ -9,7 +9,7 @@ __all__ = ['LOSS_SCALE', 'PPOConfig', 'make_optimizer', 'learning_rate', 'Rollou
            'explained_variance', 'gradient_norms', 'loss', 'minibatch_indices', 'mean_gradient', 'run_epochs', 'update',
            'Record', 'record_of', 'task_metrics']
 
-# %% ../../nbs/baselines/05_ppo.ipynb #ea86c3b9
+# %% ../../nbs/baselines/05_ppo.ipynb #d
 from dataclasses import dataclass
 from typing import Any, Callable, Literal
 
@@ -24,7 +24,7 @@ from .networks import ActorCritic, to_act
 from .options import check_fields
 from ..core.struct import PyTreeNode, field
 
-# %% ../../nbs/baselines/05_ppo.ipynb #ab3a623f
+# %% ../../nbs/baselines/05_ppo.ipynb #f
 @dataclass(frozen=True)
 class PPOConfig:
     "How the network learns. Raises `ValueError` for values out of range."
@@ -64,7 +64,7 @@ def learning_rate(config: PPOConfig, steps: int) -> optax.Schedule:
                "constant": lambda n: optax.constant_schedule(config.lr)}[config.schedule](steps - rising)
     return optax.join_schedules([optax.linear_schedule(0.0, config.lr, rising), falling], [rising]) if rising else falling
 
-# %% ../../nbs/baselines/05_ppo.ipynb #63ad394f
+# %% ../../nbs/baselines/05_ppo.ipynb #h
 class RolloutState(PyTreeNode):
     """A batch of agents in the middle of their tasks.
 
@@ -101,14 +101,14 @@ def policy_step(network: ActorCritic, inputs: Inputs, memory, told=None):
     out = network(jax.tree.map(lambda x: x[None], inputs), memory, told)
     return out.replace(**{name: getattr(out, name)[0] for name in ("logits", "value", "belief", "state")})
 
-# %% ../../nbs/baselines/05_ppo.ipynb #f9c863c9
+# %% ../../nbs/baselines/05_ppo.ipynb #j
 def draw_actions(key, number, logits) -> jax.Array:
     "An action for each agent `number (B,)` from its `logits (B, A)`, int32, by inverting the cumulative distribution."
     uniform = jax.vmap(lambda n: jax.random.uniform(jax.random.fold_in(key, n)))(number)
     below = jnp.cumsum(jax.nn.softmax(logits), -1)[..., :-1] <= uniform[..., None]
     return below.sum(-1, dtype=jnp.int32)
 
-# %% ../../nbs/baselines/05_ppo.ipynb #202f6049
+# %% ../../nbs/baselines/05_ppo.ipynb #m
 class TrialLog(PyTreeNode):
     """The first trials of each agent's task, counted from 1; a trial that has not ended is not solved.
 
@@ -140,7 +140,7 @@ def log_trials(log: TrialLog, batch: Transition) -> TrialLog:
     totals = jnp.stack([batch.success & counts, batch.reward * counts, counts]).sum(1)
     return log.replace(ended=log.ended + batch.done.sum(0), solved=log.solved | solved, totals=log.totals + totals)
 
-# %% ../../nbs/baselines/05_ppo.ipynb #82ef00aa
+# %% ../../nbs/baselines/05_ppo.ipynb #o
 def cut_off_value(network: ActorCritic, step: Callable, rollout: RolloutState, action, after, memory) -> jax.Array:
     """The critic's value of the state in which a time limit ended a trial (`last()`, discount 1), else 0: float32 `(B,)`.
 
@@ -185,7 +185,7 @@ def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_ste
     rollout, seen = jax.lax.scan(act, rollout.replace(trials=None), length=num_steps)
     return rollout.replace(trials=None if log is None else log_trials(log, seen)), seen
 
-# %% ../../nbs/baselines/05_ppo.ipynb #11537979
+# %% ../../nbs/baselines/05_ppo.ipynb #q
 def shaping_reward(kind: str, potential, done, success, gamma: float) -> jax.Array:
     """What the learner is paid beside the reward, float32 `(T, B)`.
 
@@ -200,7 +200,7 @@ def shaping_reward(kind: str, potential, done, success, gamma: float) -> jax.Arr
         return gamma * after - before
     return jnp.where(done, jnp.where(success, -before, 0.0), after - before)
 
-# %% ../../nbs/baselines/05_ppo.ipynb #fc6dad9c
+# %% ../../nbs/baselines/05_ppo.ipynb #u
 def advantages(reward, value, last_value, gamma: float, gae_lambda: float, done=None) -> jax.Array:
     """Generalised advantages, float32 `(T, B)`.
 
@@ -219,7 +219,7 @@ def advantages(reward, value, last_value, gamma: float, gae_lambda: float, done=
 
     return jax.lax.scan(back, jnp.zeros_like(last_value), (td_error, onward), reverse=True)[1]
 
-# %% ../../nbs/baselines/05_ppo.ipynb #50a90092
+# %% ../../nbs/baselines/05_ppo.ipynb #y
 def normalised(advantage, axis: str | None = None):
     "Advantages `(T, B)` of a minibatch with mean 0 and deviation 1, over all devices of the mesh's `axis`."
     mean = pmean_if(axis, advantage.mean())
@@ -245,7 +245,7 @@ def entropy(logits):
     "Mean entropy of the action distributions in nats."
     return -(jax.nn.softmax(logits) * jax.nn.log_softmax(logits)).sum(-1).mean()
 
-# %% ../../nbs/baselines/05_ppo.ipynb #5dcfb7ed
+# %% ../../nbs/baselines/05_ppo.ipynb #A
 def approx_kl(log_prob, old_log_prob):
     """The KL divergence from the old to the new policy in nats, by the estimator k3; arguments `(T, B)`.
 
@@ -281,7 +281,7 @@ def gradient_norms(gradient) -> dict[str, jax.Array]:
     norm = lambda own: jnp.sqrt(sum(squares[name] for name in own))
     return {"grad_norm": norm(squares), **{f"grad_norm_{part}": norm(own) for part, own in names.items()}}
 
-# %% ../../nbs/baselines/05_ppo.ipynb #b28fb12d
+# %% ../../nbs/baselines/05_ppo.ipynb #E
 def loss(network: ActorCritic, config: PPOConfig, memory, told, batch: Transition, advantage, target):
     """The loss of a minibatch of sequences, and its parts, next to how far the policy has moved.
 
@@ -299,7 +299,7 @@ def loss(network: ActorCritic, config: PPOConfig, memory, told, batch: Transitio
     weights = {"actor_loss": 1.0, "critic_loss": config.vf_coef, "entropy": -config.ent_coef, "belief_nats": config.belief_coef}
     return sum(weight * parts[name] for name, weight in weights.items()), parts
 
-# %% ../../nbs/baselines/05_ppo.ipynb #31d5196b
+# %% ../../nbs/baselines/05_ppo.ipynb #G
 def minibatch_indices(key, config: PPOConfig, number) -> jax.Array:
     """The agents of each minibatch, as indices into `number (B,)`: int32 `(epochs * M, B / M)`, shuffled in every epoch.
 
@@ -311,7 +311,7 @@ def minibatch_indices(key, config: PPOConfig, number) -> jax.Array:
     places = order + m * jnp.arange(len(runs))[:, None]
     return places.transpose(0, 2, 1).reshape(config.update_epochs * m, -1)
 
-# %% ../../nbs/baselines/05_ppo.ipynb #6ff44e2b
+# %% ../../nbs/baselines/05_ppo.ipynb #I
 def mean_gradient(grad_fn: Callable, parameters, parts: int, rows, sequences):
     "`grad_fn(parameters, rows, sequences)` averaged over `parts` equal parts of the agents, the first axis of rows and the second of sequences."
     if parts == 1:
@@ -322,7 +322,7 @@ def mean_gradient(grad_fn: Callable, parameters, parts: int, rows, sequences):
     one = lambda total, part: (jax.tree.map(jnp.add, total, grad_fn(parameters, *part)), None)
     return jax.tree.map(lambda x: x / parts, jax.lax.scan(one, nothing, (cut, long))[0])
 
-# %% ../../nbs/baselines/05_ppo.ipynb #e6c807a1
+# %% ../../nbs/baselines/05_ppo.ipynb #K
 LOSS_SCALE = 1024.0  # of a network that computes in float16, whose smallest number is 6e-8: what each step adds to a mean gradient is often less
 
 def run_epochs(structure, config: PPOConfig, optimizer, learned, rollout: RolloutState, batch: Transition, advantage, key, axis: str | None = None):
@@ -358,7 +358,7 @@ def run_epochs(structure, config: PPOConfig, optimizer, learned, rollout: Rollou
     learned, parts = jax.lax.scan(gradient_step, learned, minibatch_indices(key, config, number))
     return learned, jax.tree.map(jnp.mean, parts)
 
-# %% ../../nbs/baselines/05_ppo.ipynb #b2a9dbb6
+# %% ../../nbs/baselines/05_ppo.ipynb #L
 def update(structure, config: PPOConfig, optimizer, step: Callable, num_steps: int, learned, rollout: RolloutState,
            axis: str | None = None, potential: Callable | None = None):
     """One round of PPO: collect `num_steps` with the present parameters, then improve them.
@@ -382,7 +382,7 @@ def update(structure, config: PPOConfig, optimizer, step: Callable, num_steps: i
     parts["explained_variance"] = explained_variance(batch.value, batch.value + advantage, axis)
     return learned, rollout.replace(key=key), parts, record_of(batch, advantage)
 
-# %% ../../nbs/baselines/05_ppo.ipynb #e39c2441
+# %% ../../nbs/baselines/05_ppo.ipynb #N
 class Record(PyTreeNode):
     "What each agent did in some steps, float32 `(B,)`: finished and solved trials, summed and best reward, and the mean positive advantage."
     trials: jax.Array

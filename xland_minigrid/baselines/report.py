@@ -7,7 +7,7 @@ __all__ = ['TRIALS', 'OverSeeds', 'student_interval', 'interquartile_mean', 'ove
            'with_anchors', 'table_rows', 'markdown', 'told', 'table', 'Evaluator', 'read_evaluations',
            'curve_over_seeds', 'report']
 
-# %% ../../nbs/baselines/13_report.ipynb #d7aa1512
+# %% ../../nbs/baselines/13_report.ipynb #d
 import csv
 import importlib.util
 import io
@@ -28,7 +28,7 @@ from .rl2 import Agent, TrainConfig
 from ..benchmarks import Benchmark
 from ..core.helpers import appearing
 
-# %% ../../nbs/baselines/13_report.ipynb #bd83d416
+# %% ../../nbs/baselines/13_report.ipynb #f
 class OverSeeds(NamedTuple):
     "A number over several training runs: mean, Student's interval, standard deviation, and the runs' own numbers."
     mean: float
@@ -53,7 +53,7 @@ def _over_runs(name: str, values):
     mean, *limits = student_interval(values)
     return mean, *(np.clip(limits, 0, 1) if name.startswith(("success", "zero_return", "spl")) else limits)
 
-# %% ../../nbs/baselines/13_report.ipynb #b00d96e5
+# %% ../../nbs/baselines/13_report.ipynb #i
 def interquartile_mean(values) -> float:
     "The mean of the middle half of all numbers: a quarter is cut off at each end."
     from scipy.stats import trim_mean
@@ -76,7 +76,7 @@ def _alike(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
             raise ValueError("These runs are compared with different players: evaluate all with the same anchors.")
     return evaluations
 
-# %% ../../nbs/baselines/13_report.ipynb #9caa9649
+# %% ../../nbs/baselines/13_report.ipynb #j
 def over_seeds(evaluations: Sequence[Evaluation]) -> dict[str, OverSeeds]:
     """The `summary` of training runs (one evaluation each, of the same tasks) averaged over runs, and `return_iqm`, the interquartile mean over tasks and runs.
 
@@ -100,7 +100,7 @@ def per_trial_over_seeds(evaluations: Sequence[Evaluation]) -> dict[str, np.ndar
     return {f"{name}{end}": x for name in curves[0] if not name.endswith(("_lo", "_hi"))
             for end, x in zip(("", "_lo", "_hi"), _over_runs(name, [curve[name] for curve in curves]))}
 
-# %% ../../nbs/baselines/13_report.ipynb #6371ff76
+# %% ../../nbs/baselines/13_report.ipynb #n
 TRIALS = 25  # the paper's number
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Protocol:
         extra = labels_of(benchmark, found.task_ids) if benchmark is not None and set(self.by) - set(found.labels) else {}
         return replace(found, labels={**extra, **found.labels})
 
-# %% ../../nbs/baselines/13_report.ipynb #96bfedd4
+# %% ../../nbs/baselines/13_report.ipynb #p
 def with_anchors(found: Mapping[str, Evaluation | Sequence[Evaluation]]) -> dict:
     "The same evaluations by name, and those of their anchors, unless the tasks differ."
     first, *others = (run for runs in found.values() for run in ([runs] if isinstance(runs, Evaluation) else runs))
@@ -186,7 +186,7 @@ def markdown(rows: Sequence[Mapping]) -> str:
         lines.append([*names, f"{row['tasks']:,}", str(row["runs"]), *cells])
     return _grid(["agent", "tasks", "n", "runs", *(_SHOWN[key] for key in keys)], lines)
 
-# %% ../../nbs/baselines/13_report.ipynb #efd7be07
+# %% ../../nbs/baselines/13_report.ipynb #q
 def told(evaluation: Evaluation) -> dict:
     "An evaluation as plain numbers: per trial, over all, and success in the first and last trial by kind of goal."
     parts = evaluation.grouped("goal kind") if "goal kind" in evaluation.labels else {}
@@ -216,7 +216,7 @@ def table(found: Mapping[str, Evaluation | Mapping], every: int = 1) -> str:
     means = [[name, *(_cell(key, *e.get(key, ())) for key in keys)] for name, e in overall.items()]
     return f"{_grid(['trial', *heads], lines)}\n\n{_grid(['all trials', *(_SHOWN[key] for key in keys)], means)}"
 
-# %% ../../nbs/baselines/13_report.ipynb #8eb350bb
+# %% ../../nbs/baselines/13_report.ipynb #t
 class Evaluator:
     """Evaluates an agent while it trains: `train(config, on_round=Evaluator(config, tasks))` writes rows to `evaluation.jsonl` in `config.out`.
 
@@ -270,7 +270,7 @@ def read_evaluations(path) -> list[dict]:
     "`read_rows` of `evaluation.jsonl`, `path` or in the folder `path`."
     return read_rows(path, "evaluation.jsonl")
 
-# %% ../../nbs/baselines/13_report.ipynb #dccd8696
+# %% ../../nbs/baselines/13_report.ipynb #x
 def curve_over_seeds(runs: Sequence[Sequence[Mapping]], tasks: str | None = None) -> list[dict]:
     """One curve of several runs (`read_evaluations(folder)` of each): mean, `_lo`, `_hi` and `_seeds` of every quantity at the steps that all runs have.
 
@@ -290,7 +290,7 @@ def curve_over_seeds(runs: Sequence[Sequence[Mapping]], tasks: str | None = None
         row |= {key: mean, f"{key}_lo": low, f"{key}_hi": high, f"{key}_seeds": values.tolist()}
     return curve
 
-# %% ../../nbs/baselines/13_report.ipynb #67ebee21
+# %% ../../nbs/baselines/13_report.ipynb #z
 def report(found: Mapping[str, Evaluation | Sequence[Evaluation]], out, *, protocol: Protocol | None = None, learning: Mapping[str, Sequence[Mapping]] | None = None,
            generalization: Mapping[str, Mapping[str, Sequence[Mapping]]] | None = None, by: Sequence[str] | None = None, about: Mapping | None = None,
            title: str = "Evaluation") -> dict[str, Path]:
@@ -336,7 +336,7 @@ def _page(title: str, rows: Sequence[Mapping], record: Mapping) -> str:
     lines += [f"* {record['devices']} × {record['device']}; " + ", ".join(f"{name} {version}" for name, version in record["versions"].items()), ""]
     return "\n".join(lines)
 
-# %% ../../nbs/baselines/13_report.ipynb #ecd928f4
+# %% ../../nbs/baselines/13_report.ipynb #A
 def _figures(rows: Sequence[Mapping], record: Mapping, by: Sequence[str], out: Path) -> dict[str, Path]:
     if importlib.util.find_spec("matplotlib") is None:
         return {}

@@ -8,7 +8,7 @@ __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'finding_out', 'preset', 'single
            'growing_worlds', 'worlds_of', 'potential_of', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of',
            'metrics_row', 'EndTraining', 'differences', 'warn_if_short', 'Training', 'train', 'load_run']
 
-# %% ../../nbs/baselines/10_rl2.ipynb #d8ed63e3
+# %% ../../nbs/baselines/10_rl2.ipynb #d
 import dataclasses
 import functools
 import importlib.util
@@ -44,7 +44,7 @@ from ..core.struct import PyTreeNode
 from ..envs.registration import make
 from ..envs.wrappers import GymAutoResetWrapper
 
-# %% ../../nbs/baselines/10_rl2.ipynb #7e0ba8c9
+# %% ../../nbs/baselines/10_rl2.ipynb #f
 @dataclass(frozen=True)
 class TrainConfig:
     "Everything a training run depends on. Raises `ValueError` for values that do not go together."
@@ -85,7 +85,7 @@ class TrainConfig:
         "How often tasks are drawn; whole rounds that fit into `total_steps`."
         return self.total_steps // self.steps_per_round
 
-# %% ../../nbs/baselines/10_rl2.ipynb #c0f1check
+# %% ../../nbs/baselines/10_rl2.ipynb #g
 def _check_config(config: TrainConfig) -> None:
     "See `TrainConfig`."
     check_fields(config, **dict.fromkeys(("total_steps", "num_envs", "steps_per_task", "steps_per_update", "keep"), "[1, inf)"), held_out="[0, 1)", show_goal="[0, 1]", grow="(0, 1]")
@@ -109,7 +109,7 @@ def _check_config(config: TrainConfig) -> None:
 
 
 
-# %% ../../nbs/baselines/10_rl2.ipynb #13c4c4a1
+# %% ../../nbs/baselines/10_rl2.ipynb #i
 def table_6(**changes) -> TrainConfig:
     "The paper's Table 6: plain RL², without belief, event and attention, for a large accelerator. `changes` replace fields."
     ppo = PPOConfig(lr=1e-3, gamma=0.99, gae_lambda=0.95, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5, belief_coef=0.0, max_grad_norm=0.5,
@@ -168,7 +168,7 @@ def single_task(config: TrainConfig) -> TrainConfig:
         small, network = {"num_envs": 128, "total_steps": 2_000_000, "view_size": 7}, dataclasses.replace(network, encoder_width=64, memory=64, head=64)
     return dataclasses.replace(config, benchmark="", held_out=0.0, max_steps=None, steps_per_task=256, steps_per_update=32, ppo=ppo, network=network, **small)
 
-# %% ../../nbs/baselines/10_rl2.ipynb #f0018fae
+# %% ../../nbs/baselines/10_rl2.ipynb #k
 def to_dict(config: TrainConfig) -> dict:
     "The configuration as nested dictionaries that JSON can hold."
     return dataclasses.asdict(config)
@@ -181,7 +181,7 @@ def from_dict(values: dict) -> TrainConfig:
 
 
 
-# %% ../../nbs/baselines/10_rl2.ipynb #46d66031
+# %% ../../nbs/baselines/10_rl2.ipynb #n
 def make_world(config: TrainConfig):
     "The environment of a configuration, with auto-reset, and its parameters."
     chosen = {"view_size": config.view_size, "max_steps": config.max_steps, "height": config.size, "width": config.size}
@@ -190,7 +190,7 @@ def make_world(config: TrainConfig):
         raise ValueError(f"{config.env_id} has no rulesets to learn about: choose one of the XLand-MiniGrid environments, or make it a single task with benchmark=\"\".")
     return GymAutoResetWrapper(env), params
 
-# %% ../../nbs/baselines/10_rl2.ipynb #45941dbf
+# %% ../../nbs/baselines/10_rl2.ipynb #p
 def begin(env, params, rulesets, keys):
     """Begin a task per agent, from `rulesets (B,)` (None: the task of `params`) and random `keys (B,)`.
 
@@ -245,7 +245,7 @@ def _constructor(config: TrainConfig) -> Callable[[], ActorCritic]:
     env, params = make_world(config)
     return lambda: ActorCritic(config.network, config.view_size, env.num_actions(params), rngs=nnx.Rngs(config.seed))
 
-# %% ../../nbs/baselines/10_rl2.ipynb #d018adc0
+# %% ../../nbs/baselines/10_rl2.ipynb #r
 class RunState(PyTreeNode):
     "A training run between two rounds."
     parameters: Any
@@ -261,7 +261,7 @@ def start_run(config: TrainConfig, num_tasks: int = 0, curriculum=None) -> RunSt
     return RunState(parameters, optimizer.init(parameters), jax.random.fold_in(jax.random.key(config.seed), 1), jnp.int32(0),
                     None if curriculum is None else curriculum.start(num_tasks))
 
-# %% ../../nbs/baselines/10_rl2.ipynb #4df73f4b
+# %% ../../nbs/baselines/10_rl2.ipynb #t
 def enter(config: TrainConfig, env, params, network: ActorCritic, rulesets, number, key) -> tuple[RolloutState, Callable]:
     "Put the agents `number (B,)` into their tasks, `rulesets (B,)` or None, with empty memories. Returns the rollout's state and `step(timestep, action)`."
     of_each = lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, number)
@@ -290,7 +290,7 @@ def worlds_of(config: TrainConfig, params, round, keys):
     keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
     return params.replace(layout=growing_worlds(config, params, round, keys))
 
-# %% ../../nbs/baselines/10_rl2.ipynb #9224320a
+# %% ../../nbs/baselines/10_rl2.ipynb #v
 def potential_of(config: TrainConfig, params, rulesets) -> Callable:
     """The potential for `ppo.shaping_reward` in the tasks `rulesets (B,)`: a function of states `(B,)`, float32 `(B,)`.
 
@@ -307,7 +307,7 @@ def potential_of(config: TrainConfig, params, rulesets) -> Callable:
         return jnp.where(last <= limit, 1 - 0.9 * last / limit, 0.0)
     return potential
 
-# %% ../../nbs/baselines/10_rl2.ipynb #b77077a4
+# %% ../../nbs/baselines/10_rl2.ipynb #y
 def make_round(config: TrainConfig, curriculum=None, mesh=None) -> Callable:
     """`one_round(state, benchmark)` gives the next `RunState` and metrics, compiled for the devices of a mesh (None: those of the configuration); it donates `state`.
 
@@ -339,7 +339,7 @@ def mesh_of(config: TrainConfig):
         raise ValueError(f"{config.curriculum.candidates} candidates cannot be shared equally by {mesh.size} devices: choose another curriculum.candidates.")
     return mesh
 
-# %% ../../nbs/baselines/10_rl2.ipynb #bde0612b
+# %% ../../nbs/baselines/10_rl2.ipynb #z
 def _round(config: TrainConfig, curriculum, mesh) -> Callable:
     "The function of a round."
     env, params = make_world(config)
@@ -387,7 +387,7 @@ def outcome_of(records: Record, shown=None) -> Outcome:
     per_trial = lambda x: jnp.where(trials > 0, x / jnp.maximum(trials, 1), jnp.nan)
     return Outcome(success=per_trial(solved), returns=per_trial(reward), best=records.best.max(0), trials=trials, value_loss=records.positive_value_loss.mean(0))
 
-# %% ../../nbs/baselines/10_rl2.ipynb #e8c9e2b4
+# %% ../../nbs/baselines/10_rl2.ipynb #B
 def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
     "The function that tries candidates."
     env, params = make_world(config)
@@ -411,7 +411,7 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
 
     return refresh
 
-# %% ../../nbs/baselines/10_rl2.ipynb #bd4ad795
+# %% ../../nbs/baselines/10_rl2.ipynb #D
 def metrics_row(metrics: dict) -> dict[str, float]:
     """The metrics of a round as numbers by name.
 
@@ -430,11 +430,11 @@ def metrics_row(metrics: dict) -> dict[str, float]:
     by_kind = {f"{name}/{name_of(kind)}": float(x[kind] / tasks[kind]) for name, x in ends.items() for kind in kinds}
     return row | by_kind if len(kinds) > 1 else row
 
-# %% ../../nbs/baselines/10_rl2.ipynb #39aeb9eb
+# %% ../../nbs/baselines/10_rl2.ipynb #G
 class EndTraining(KeyboardInterrupt):
     "Raised by `on_round`: training ends after this round, with a checkpoint, as after Ctrl-C but without a word."
 
-# %% ../../nbs/baselines/10_rl2.ipynb #8bf410d9
+# %% ../../nbs/baselines/10_rl2.ipynb #I
 _MAY_DIFFER = {"out", "checkpoint_minutes", "keep", "total_steps", "devices", "device", "loggers"}
 
 def differences(a: dict, b: dict, prefix: str = "") -> list[str]:
@@ -457,7 +457,7 @@ def _resumed(checkpoints: Checkpoints, config: TrainConfig, tasks: str, fresh: R
         raise CheckpointError(f"The run in {checkpoints.folder.parent} was trained on other tasks: resume with the same benchmark, or choose another out.")
     return load_together(checkpoints, fresh)[0]
 
-# %% ../../nbs/baselines/10_rl2.ipynb #f49b1d1b
+# %% ../../nbs/baselines/10_rl2.ipynb #K
 def warn_if_short(config: TrainConfig) -> None:
     "Warn where a task may end before its fifth trial does: such a training cannot show that the agent adapts."
     max_steps = make_world(config)[1].max_steps
@@ -474,7 +474,7 @@ class Training:
     interrupted: bool
     checkpoint: Path
 
-# %% ../../nbs/baselines/10_rl2.ipynb #66e25437
+# %% ../../nbs/baselines/10_rl2.ipynb #L
 def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bool | Literal["auto"] = False,
           progress: bool = True, on_round: Callable[..., None] | None = None, par=None) -> Training:
     """Train an RL² agent, or on a single task (`config.benchmark == ""`) a recurrent PPO agent.
@@ -532,7 +532,7 @@ class _Run:
     def agent(self, state: RunState, steps: int) -> Agent:
         return Agent(self.config, self.structure, jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), state.parameters), steps)
 
-# %% ../../nbs/baselines/10_rl2.ipynb #69741077
+# %% ../../nbs/baselines/10_rl2.ipynb #M
 def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round):
     "Rounds until all are done or Ctrl-C; returns the state and the steps it has seen."
     config, next_round = run.config, make_round(run.config, run.curriculum)
@@ -566,7 +566,7 @@ def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round)
             saved = now
     return state, done
 
-# %% ../../nbs/baselines/10_rl2.ipynb #8ef0f430
+# %% ../../nbs/baselines/10_rl2.ipynb #N
 def _shown(row: dict) -> dict[str, str]:
     "What the progress bar shows of a row: return, success in the first and last trial, the kind of goal solved least."
     shown = {"return": f"{row['return']:.2f}", "success": f"{row['success_first']:.2f} → {row['success_last']:.2f}"}
@@ -583,7 +583,7 @@ def _draw(rows: list, path: Path):
     panels = ["return", ("success_first", "success_last"), *([tuple(kinds)] if kinds else []), "belief_nats"]
     training_curve(rows, panels).savefig(path, dpi=120)
 
-# %% ../../nbs/baselines/10_rl2.ipynb #015fb1f8
+# %% ../../nbs/baselines/10_rl2.ipynb #P
 def load_run(run, step: int | None = None) -> Agent:
     """The agent in the folder of a run (or in its `checkpoints`), from the latest checkpoint unless a step is named.
 

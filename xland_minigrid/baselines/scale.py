@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['AXIS', 'make_mesh', 'replicate', 'spread', 'share', 'everyone', 'on_cluster', 'initialize', 'is_first', 'any_process']
 
-# %% ../../nbs/baselines/08_scale.ipynb #18b99f78
+# %% ../../nbs/baselines/08_scale.ipynb #d
 import os
 from typing import Callable
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-# %% ../../nbs/baselines/08_scale.ipynb #fcccf7f8
+# %% ../../nbs/baselines/08_scale.ipynb #f
 AXIS = "agents"
 
 def make_mesh(devices: int | None = None, platform: str | None = None) -> Mesh:
@@ -28,7 +28,7 @@ def make_mesh(devices: int | None = None, platform: str | None = None) -> Mesh:
         raise ValueError(f"devices is {devices}, and there are {len(there)}: choose from 1 to {len(there)}.")
     return Mesh(np.array(there[:devices]), (AXIS,))
 
-# %% ../../nbs/baselines/08_scale.ipynb #3d6c87a4
+# %% ../../nbs/baselines/08_scale.ipynb #j
 def replicate(tree, mesh: Mesh, axis: str | None = None):
     "A pytree of arrays, copied to every device of a mesh, or with an `axis` divided along their first one. Several processes must all pass the same values."
     sharding = NamedSharding(mesh, PartitionSpec(axis) if axis else PartitionSpec())
@@ -39,7 +39,7 @@ def replicate(tree, mesh: Mesh, axis: str | None = None):
         return jax.device_put(x, sharding) if jax.process_count() == 1 else jax.make_array_from_callback(np.shape(x), sharding, np.asarray(x).__getitem__)
     return jax.tree.map(place, tree)
 
-# %% ../../nbs/baselines/08_scale.ipynb #b1a8d47c
+# %% ../../nbs/baselines/08_scale.ipynb #l
 def spread(function: Callable, mesh: Mesh | None, donate: tuple[int, ...] = ()) -> Callable:
     """Compile a function of replicated arrays for all devices of a mesh; with one device, or None, it is `jax.jit`.
 
@@ -60,7 +60,7 @@ def everyone(axis: str | None, tree):
     "The parts of all devices, joined along the leading axis in the order of the agents."
     return tree if axis is None else jax.tree.map(lambda x: jax.lax.all_gather(x, axis, tiled=True), tree)
 
-# %% ../../nbs/baselines/08_scale.ipynb #b999d2e7
+# %% ../../nbs/baselines/08_scale.ipynb #p
 _CLUSTERS = (("SLURM_JOB_ID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"), ("PMI_SIZE", "PMI_SIZE"))
 
 def on_cluster(environ=None) -> bool:
@@ -94,7 +94,7 @@ def initialize(coordinator: str | None = None, processes: int | None = None, pro
         raise RuntimeError(f"The other processes could not be joined within {timeout} s ({str(error).splitlines()[0]}): start all of them, with the same coordinator.") from error
     return jax.process_count() > 1
 
-# %% ../../nbs/baselines/08_scale.ipynb #76b5b133
+# %% ../../nbs/baselines/08_scale.ipynb #s
 def is_first() -> bool:
     "Whether this is the process that writes."
     return jax.process_index() == 0

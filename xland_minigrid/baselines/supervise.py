@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['supervise']
 
-# %% ../../nbs/baselines/11_supervise.ipynb #877ba693
+# %% ../../nbs/baselines/11_supervise.ipynb #d
 import contextlib
 import os
 import shutil
@@ -19,7 +19,7 @@ from pathlib import Path
 from .checkpoint import Checkpoints, Interrupts
 from ..core.helpers import checked_int
 
-# %% ../../nbs/baselines/11_supervise.ipynb #c2cba054
+# %% ../../nbs/baselines/11_supervise.ipynb #f
 def _commands(command: list[str], processes: int, resume: bool) -> list[list[str]]:
     "The commands of all processes: the given one, whether to resume, and where to meet."
     command = [word for word in command if word != "--resume"] + ["--resume"] * resume
@@ -30,7 +30,7 @@ def _commands(command: list[str], processes: int, resume: bool) -> list[list[str
         meet = f"127.0.0.1:{free.getsockname()[1]}"
     return [[*command, "--coordinator", meet, "--processes", str(processes), "--process", str(i)] for i in range(processes)]
 
-# %% ../../nbs/baselines/11_supervise.ipynb #c0444e66
+# %% ../../nbs/baselines/11_supervise.ipynb #i
 def _attempt(commands: list[list[str]], asked: Interrupts, grace: float) -> int:
     "Run all commands until none of them is left. The status: 0 if all ended in order, else that of the first failure, negative for a signal."
     processes, deadline, told = [], None, False
@@ -61,7 +61,7 @@ def _end(processes: list[subprocess.Popen]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-# %% ../../nbs/baselines/11_supervise.ipynb #54b12a7b
+# %% ../../nbs/baselines/11_supervise.ipynb #l
 _CHECK = """
 import sys
 from xland_minigrid.baselines.checkpoint import CheckpointError, Checkpoints
@@ -85,7 +85,7 @@ def _fall_back(checkpoints: Checkpoints) -> bool:
 def _say(sentence: str) -> None:
     print(f"supervisor: {sentence}", file=sys.stderr, flush=True)
 
-# %% ../../nbs/baselines/11_supervise.ipynb #bad1274d
+# %% ../../nbs/baselines/11_supervise.ipynb #n
 _USAGE = 2  # the status of a command that was called wrongly: no start will ever do better
 
 def supervise(command: list[str], *, folder, processes: int = 1, tries: int = 3, grace: float = 30.0, pause: float = 1.0) -> int:
