@@ -23,11 +23,11 @@ from ..core.helpers import appearing
 
 # %% ../../nbs/baselines/09_metrics.ipynb #e
 class MetricsError(OSError):
-    "Metrics that cannot be written, or a file of them that is damaged."
+    "Metrics that cannot be written, or a damaged file of them."
 
 # %% ../../nbs/baselines/09_metrics.ipynb #g
 def plain(value):
-    "Nested dictionaries, lists, arrays and numbers of NumPy or JAX as JSON can hold them; numbers that are not finite become None."
+    "Convert dictionaries, lists, arrays and numbers of NumPy or JAX to JSON values; NaN and infinity become None."
     if isinstance(value, Mapping):
         return {str(name): plain(x) for name, x in value.items()}
     if isinstance(value, (list, tuple)):
@@ -41,19 +41,19 @@ def _number(name: str, x):
     if isinstance(x, (bool, int, float)):
         return x
     if np.shape(x) != () or not isinstance(x := np.asarray(x).item(), Real):
-        raise ValueError(f"The metric {name!r} is no number but {np.shape(x) or type(x).__name__}: log one number a name.")
+        raise ValueError(f"The metric {name!r} is {np.shape(x) or type(x).__name__}: log one number a name.")
     return x
 
 def _metrics_row(row: dict) -> dict:
-    "A row of Python numbers, `steps` a whole one; raises `ValueError` for anything else."
+    "Check a row: Python numbers, `steps` an integer. Raises `ValueError`."
     row = {name: _number(name, x) for name, x in row.items()}
     if not 0 <= row.get("steps", math.nan) < 2**63 or int(row["steps"]) != row["steps"]:
-        raise ValueError(f"A row of metrics needs 'steps', a whole number from 0 on, and has {row.get('steps')}.")
+        raise ValueError(f"'steps' is {row.get('steps')}: a row of metrics needs an integer from 0 on.")
     return {**row, "steps": int(row["steps"])}
 
 # %% ../../nbs/baselines/09_metrics.ipynb #j
 def read_rows(path, name: str = "metrics.jsonl") -> list[dict]:
-    """The rows of a file of JSON lines, or of the file `name` in a folder: none without a file, and without a last line that was cut off.
+    """Rows of a file of JSON lines, or of the file `name` in a folder; none without a file. Skips a last line cut off.
 
     Raises `MetricsError` for a file that cannot be read or is damaged elsewhere.
     """
@@ -62,26 +62,27 @@ def read_rows(path, name: str = "metrics.jsonl") -> list[dict]:
     try:
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     except OSError as error:
-        raise MetricsError(f"The metrics in {path} cannot be read ({error.strerror}): name the folder of a run.") from error
+        raise MetricsError(f"Metrics cannot be read from {path} ({error.strerror}): name the folder of a run.") from error
     rows = []
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-            if not isinstance(row, dict) or not isinstance(row.get("steps"), int) or any(isinstance(x, (list, dict)) for x in row.values()):
+            if not (isinstance(row, dict) and isinstance(row.get("steps"), int)) or any(
+                    isinstance(x, (list, dict)) for x in row.values()):
                 raise ValueError
             rows.append(row)
         except ValueError:
             if number < len(lines):
-                raise MetricsError(f"Line {number} of {path} is no row of metrics: delete that line, or the file.") from None
+                raise MetricsError(f"Line {number} of {path} is not a row of metrics: delete it or the file.") from None
     return rows
 
 def read_metrics(path) -> list[dict]:
-    "`read_rows` of a run's `metrics.jsonl`, with NaN for what was not finite."
+    "`read_rows` of a run's `metrics.jsonl`, with NaN for null."
     return [{name: math.nan if x is None else x for name, x in row.items()} for row in read_rows(path)]
 
 # %% ../../nbs/baselines/09_metrics.ipynb #l
 class JsonLines:
-    "Appends rows to a file of JSON lines, which it first replaces by `rows`, all of them or nothing. Raises `MetricsError`."
+    "Appends rows to a file of JSON lines, which starts with `rows`, written atomically. Raises `MetricsError`."
 
     def __init__(self, path: Path, rows: list):
         self.path = path
@@ -99,12 +100,12 @@ class JsonLines:
 
     @contextlib.contextmanager
     def _explained(self):
-        "Say in one sentence why the file cannot be written."
+        "Turn an `OSError` into a `MetricsError`."
         try:
             yield
         except OSError as error:
-            raise MetricsError(f"Metrics cannot be written to {self.path} ({error.strerror}): free some space there or choose another folder, "
-                               "then go on.") from error
+            raise MetricsError(f"Metrics cannot be written to {self.path} ({error.strerror}): "
+                               "free some space there or choose another folder, then go on.") from error
 
 def _line(row: dict) -> bytes:
     return (json.dumps(plain(row), allow_nan=False) + "\n").encode()
@@ -121,7 +122,7 @@ def _append(file, data: bytes):
 
 # %% ../../nbs/baselines/09_metrics.ipynb #o
 class _TensorBoard:
-    "Writes rows as scalars into a new event file in `folder`, `rows` first; event files already there become void."
+    "Writes rows as scalars into a new event file in `folder`, `rows` first; it voids the event files already there."
 
     def __init__(self, folder: Path, rows: list):
         from tensorboardX.event_file_writer import EventsWriter
@@ -155,8 +156,9 @@ class _WandB:
         import wandb
         note = folder / "wandb_id.txt"
         known = note.read_text().strip() if rows and note.exists() else None
-        self.run = wandb.init(project=os.environ.get("WANDB_PROJECT", "xland_minigrid"), name=os.environ.get("WANDB_NAME", folder.name), dir=str(folder),
-                              config=config, id=known, resume="allow")
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "xland_minigrid"), name=os.environ.get("WANDB_NAME", folder.name),
+            dir=str(folder), config=config, id=known, resume="allow")
         note.write_text(self.run.id + "\n")
         if self.run.id != known:
             for row in rows:
@@ -172,22 +174,23 @@ class _WandB:
 LOGGERS = ("jsonl", "tensorboard", "wandb")
 
 class Loggers:
-    "Where the `rows` of a run go, those before a resume included; made by `open_loggers`. A context manager."
+    "Logs the `rows` of a run, with those before a resume; made by `open_loggers`. A context manager."
 
     def __init__(self, rows: list):
         self.rows, self._truth, self._copies = rows, None, {}
 
     def _try(self, name: str, action, *args):
-        "Carry out an action of a logger that may fail."
+        "Call a logger's `action`; if it fails, warn and close the logger."
         try:
             return action(*args)
         except Exception as error:
             with contextlib.suppress(Exception):
                 self._copies.pop(name).close(True)
-            warnings.warn(f"{name} is not logged to any longer ({type(error).__name__}: {error}); training goes on, and metrics.jsonl has everything.", stacklevel=3)
+            warnings.warn(f"{name} is not logged to any longer ({type(error).__name__}: {error}); "
+                          "training goes on, and metrics.jsonl has everything.", stacklevel=3)
 
     def log(self, row: dict):
-        "Write `steps`, `seconds` and scalars by name. Raises `ValueError` for a wrong row, `MetricsError` when `metrics.jsonl` cannot be written."
+        "Write `steps`, `seconds` and scalars. Raises `ValueError` for a wrong row, `MetricsError` if writing fails."
         row = _metrics_row(row)
         self.rows.append(row)
         if self._truth:
@@ -196,7 +199,7 @@ class Loggers:
             self._try(name, copy.write, row)
 
     def close(self, failed: bool = False):
-        "Close everything; twice does no harm. `failed`: training ended with an exception."
+        "Close everything; you may call it twice. `failed`: training ended with an exception."
         copies, self._copies = self._copies, {}
         for name, copy in copies.items():
             self._try(name, copy.close, failed)
@@ -211,39 +214,44 @@ class Loggers:
 
 # %% ../../nbs/baselines/09_metrics.ipynb #v
 def _chosen(names) -> set[str]:
-    "The loggers asked for besides JSON lines."
+    "Names of loggers, checked."
     if names is None:
-        return ({"tensorboard"} if _has_tensorboard() else set()) | ({"wandb"} if os.environ.get("WANDB_PROJECT") and _has_wandb() else set())
+        chosen = {"tensorboard"} if _has_tensorboard() else set()
+        return chosen | ({"wandb"} if os.environ.get("WANDB_PROJECT") and _has_wandb() else set())
     names = (names,) if isinstance(names, str) else tuple(names)
     for name in names:
         if name not in LOGGERS:
-            raise ValueError(f"There is no logger {name!r}: choose among {', '.join(LOGGERS)}.")
+            raise ValueError(f"Unknown logger {name!r}: choose from {', '.join(LOGGERS)}.")
     if "tensorboard" in names and not _has_tensorboard():
-        raise ImportError("Logging to TensorBoard needs tensorboardX: pip install 'xland_minigrid[train]', or leave 'tensorboard' out.")
+        raise ImportError("TensorBoard needs tensorboardX: "
+                          "pip install 'xland_minigrid[train]', or leave 'tensorboard' out.")
     if "wandb" in names and not _has_wandb():
-        raise ImportError("Logging to W&B needs its client: pip install wandb, or leave 'wandb' out.")
+        raise ImportError("W&B needs its client: pip install wandb, or leave 'wandb' out.")
     return set(names)
 
 def _has_tensorboard() -> bool:
     return importlib.util.find_spec("tensorboardX") is not None
 
 def _has_wandb() -> bool:
-    "Whether W&B's client can be imported. The folder `wandb` that it leaves where it ran is no client."
+    "Whether W&B's client can be imported, and not the folder `wandb` that it leaves behind."
     try:
         import wandb
     except Exception:
         return False
     return hasattr(wandb, "init")
 
-def open_loggers(folder, config: dict | None = None, names=None, resume_from: int | None = None, *, active: bool = True) -> Loggers:
+def open_loggers(folder, config: dict | None = None, names=None, resume_from: int | None = None, *,
+                 active: bool = True) -> Loggers:
     """Open the loggers of a run.
 
     Args:
         folder: the run's folder; JSON lines go to `metrics.jsonl`, events to `tensorboard/`. config: for W&B.
-        names: among `LOGGERS`; JSON lines are always written. None adds TensorBoard if tensorboardX is installed, and W&B if it is installed and `WANDB_PROJECT` is set.
+        names: some of `LOGGERS`; JSON lines are always written. None adds TensorBoard if tensorboardX is installed,
+            and W&B if it is installed and `WANDB_PROJECT` is set.
         resume_from: the step at which training goes on; later rows are dropped. None drops all.
         active: False in all processes but the first: rows stay in memory.
-    Raises `ValueError` for an unknown name, `ImportError` for a logger that is not installed, `MetricsError` when the folder cannot be written or its rows are damaged.
+    Raises `ValueError` for an unknown name, `ImportError` for a logger that is not installed, `MetricsError` when the
+    folder cannot be written or its rows are damaged.
     """
     chosen, folder = _chosen(names), Path(folder).expanduser()
     path = folder / "metrics.jsonl"
@@ -251,8 +259,9 @@ def open_loggers(folder, config: dict | None = None, names=None, resume_from: in
     loggers = Loggers(rows)
     if active:
         loggers._truth = JsonLines(path, rows)
-        open_it = {"tensorboard": lambda: _TensorBoard(folder / "tensorboard", rows), "wandb": lambda: _WandB(folder, config or {}, rows)}
-        for name in (name for name in LOGGERS if name in chosen and name in open_it):
-            if copy := loggers._try(name, open_it[name]):
+        makers = {"tensorboard": lambda: _TensorBoard(folder / "tensorboard", rows),
+                  "wandb": lambda: _WandB(folder, config or {}, rows)}
+        for name, maker in makers.items():
+            if name in chosen and (copy := loggers._try(name, maker)):
                 loggers._copies[name] = copy
     return loggers
