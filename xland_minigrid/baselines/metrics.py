@@ -62,7 +62,7 @@ def read_rows(path, name: str = "metrics.jsonl") -> list[dict]:
     try:
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     except OSError as error:
-        raise MetricsError(f"Metrics cannot be read from {path} ({error.strerror}): name the folder of a run.") from error
+        raise MetricsError(f"{path} cannot be read ({error.strerror}): name the folder of a run.") from error
     rows = []
     for number, line in enumerate(lines, 1):
         try:

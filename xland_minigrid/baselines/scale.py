@@ -18,26 +18,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 AXIS = "agents"
 
 def make_mesh(devices: int | None = None, platform: str | None = None) -> Mesh:
-    """A mesh with the axis `agents` of the first `devices` devices (None: all) on all hosts.
-
-    platform: `cpu`, `gpu`, `tpu`; None: the default. Raises `ValueError` when there are fewer.
-    """
+    "A row of `devices` (None: all) of a `platform` (`cpu`, `gpu`, `tpu`; None: default). Raises `ValueError` if fewer."
     try:
         there = jax.devices(platform)
     except RuntimeError:
         there = ", ".join(sorted({d.platform for d in jax.devices()}))
-        raise ValueError(f"A {platform} was asked for and JAX finds none here (only {there}): "
-                         "install jax for it, or choose another device.") from None
+        raise ValueError(f"JAX finds no {platform} here, only {there}: install jax for it or choose another.") from None
     if devices is not None and not 1 <= devices <= len(there):
         raise ValueError(f"devices is {devices}, and there are {len(there)}: choose from 1 to {len(there)}.")
     return Mesh(np.array(there[:devices]), (AXIS,))
 
 # %% ../../nbs/baselines/08_scale.ipynb #j
 def replicate(tree, mesh: Mesh, axis: str | None = None):
-    """Copy a pytree of arrays to every device of a mesh, or with an `axis` divide their first one.
-
-    Several processes must all pass the same values.
-    """
+    "Copy arrays to every device of a mesh, or divide their first axis over `axis`; all processes pass the same values."
     sharding = NamedSharding(mesh, PartitionSpec(axis) if axis else PartitionSpec())
 
     def place(x):
@@ -57,8 +50,8 @@ def spread(function: Callable, mesh: Mesh | None, donate: tuple[int, ...] = ()) 
     if mesh is None or mesh.size == 1:
         return jax.jit(function, donate_argnums=donate)
     whole = PartitionSpec()
-    spread_out = jax.shard_map(function, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
-    return jax.jit(spread_out, donate_argnums=donate)
+    function = jax.shard_map(function, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+    return jax.jit(function, donate_argnums=donate)
 
 def share(mesh: Mesh | None, num_agents: int) -> tuple[jax.Array, str | None]:
     "In a spread function: this device's agents, int32 `(num_agents / devices,)`, and the axis to average over."
