@@ -7,11 +7,11 @@ __all__ = ['EXAM', 'the_box', 'boxed_agents', 'read_card', 'open_box', 'load_age
 
 # %% ../../nbs/baselines/14_agents.ipynb #d
 import argparse
-import dataclasses
 import hashlib
 import importlib.resources
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -49,7 +49,7 @@ def open_box(name: str, folder: Path | None = None) -> Agent:
     if hashlib.sha256(data).hexdigest() != card["sha256"]:
         raise CheckpointError(f"{path} is not the file that its card describes: install the package again.")
     agent = abstract_agent(from_dict(card["config"]))
-    return dataclasses.replace(agent, parameters=from_arrays(load(data), agent.parameters), steps=card["steps"])
+    return replace(agent, parameters=from_arrays(load(data), agent.parameters), steps=card["steps"])
 
 def load_agent(run, step: int | None = None) -> Agent:
     """The agent of a run's folder (see `load_run`), or by name one in the box.

@@ -26,7 +26,6 @@ import numpy as np
 
 from ..core.helpers import appearing, checked_int
 
-# %% ../../nbs/baselines/07_checkpoint.ipynb #e
 class CheckpointError(ValueError):
     "A checkpoint that is missing, damaged, cannot be written, or does not fit what it is loaded into."
 
@@ -62,7 +61,6 @@ def from_arrays(arrays: dict, like) -> Any:
 
 # %% ../../nbs/baselines/07_checkpoint.ipynb #j
 def _digest(array: np.ndarray) -> str:
-    "Hash the bytes, shape and dtype of an array."
     head = f"{array.shape} {array.dtype}".encode()
     return hashlib.blake2b(head + array.tobytes(), digest_size=16).hexdigest()
 
@@ -279,7 +277,6 @@ def _write(self: Checkpoints, step: int, arrays: dict, about: dict) -> None:
             self.path(old).unlink()
 
 def _why_not(self: Checkpoints, step: int, error: BaseException) -> str:
-    "One sentence on a checkpoint that could not be written."
     there = self.steps()
     last = f"the last whole checkpoint is step {there[-1]}" if there else "there is no whole checkpoint yet"
     words = getattr(error, "strerror", None) or str(error).partition("\n")[0][:200]

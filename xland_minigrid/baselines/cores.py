@@ -348,7 +348,7 @@ def waves(number, width: int, longest: float):
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 def skew(scores):
-    "Scores by distance `(..., S, C + 1)` to scores by place `(..., S, C + S)`: row i moves by i, the rest is arbitrary."
+    "Scores by distance `(..., S, C + 1)` to scores by place `(..., S, C + S)`: row i moves by i; the rest is junk."
     *batch, size, width = scores.shape
     padded = jnp.pad(scores, [(0, 0)] * (len(batch) + 1) + [(0, size)])
     return padded.reshape(*batch, -1)[..., : size * (width + size - 1)].reshape(*batch, size, width + size - 1)
@@ -381,7 +381,7 @@ class RelativeAttention(nnx.Module):
         return x.reshape(*x.shape[:-1], self.heads, -1)
 
     def queries(self, x):
-        "Queries to contents and distances `(..., heads, d)`; keys of distances `(context + 1, heads, d)`, far first."
+        "Queries to contents and distances `(..., heads, d)`; keys of distances `(context + 1, heads, d)`, far ones first."
         width = math.sqrt(self.units // self.heads)
         q = self.split(apply(self.query, x, self.dtype)) / width
         content, distance = (q + (b[...] / width).astype(q.dtype) for b in (self.by_content, self.by_distance))

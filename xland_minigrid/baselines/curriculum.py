@@ -8,8 +8,7 @@ __all__ = ['SCORES', 'KINDS', 'Outcome', 'Curriculum', 'uniform_tasks', 'Buffer'
            'reference_returns', 'make_curriculum']
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #d
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
@@ -238,7 +237,6 @@ class CurriculumConfig:
         _check_config(self)
 
 def _check_config(config: CurriculumConfig):
-    "See `CurriculumConfig`."
     share = "[0, 1]"
     check_fields(config, "curriculum.", staleness=share, replay=share, fill=share, temperature="(0, inf)")
     for name, least in dict(buffer=1, candidates=0, period=0, trials=0).items():
@@ -270,7 +268,7 @@ class PLR:
     The score "regret" needs `reference`, float32 `(num_tasks,)`, from `reference_returns`, which the state then holds.
     """
     config: CurriculumConfig
-    reference: Any = dataclasses.field(default=None, repr=False, compare=False)
+    reference: Any = field(default=None, repr=False, compare=False)
 
     period, candidates, trials = (property(lambda self, name=name: getattr(self.config, name) or 0)
                                   for name in ("period", "candidates", "trials"))

@@ -7,10 +7,10 @@ __all__ = ['OBJECTS', 'held_out_objects', 'hold_tasks', 'Plan', 'demo_plan', 'ad
            'unlucky_seed', 'animation', 'run_demo']
 
 # %% ../../nbs/baselines/15_demo.ipynb #d
-import dataclasses
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +66,7 @@ def demo_plan(out="runs/demo", seed: int = 1, steps: int | None = None, fast: bo
         steps_per_update=60, ppo=PPOConfig(num_minibatches=16))
     if not fast:
         return Plan(config)
-    small = dataclasses.replace(
+    small = replace(
         config, total_steps=steps or 40_000, num_envs=64, steps_per_task=60, steps_per_update=30,
         ppo=PPOConfig(num_minibatches=4),
         network=NetworkConfig(embedding=4, encoder_width=32, event=8, memory=16, head=32))
@@ -130,7 +130,6 @@ def _make_way(config: TrainConfig) -> bool:
     if steps:
         shutil.rmtree(out / "checkpoints")
     return False
-
 
 def run_demo(out="runs/demo", seed: int = 1, steps: int | None = None, fast: bool = False, progress=True) -> dict:
     """Make tasks, train, test on held-out objects, write and return the results (`results.json`).

@@ -6,10 +6,9 @@
 __all__ = ['DRIVE', 'Device', 'precision_of', 'read_device', 'agents_for', 'config_for', 'run_folder', 'find_run']
 
 # %% ../../nbs/baselines/17_device.ipynb #d
-import dataclasses
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -37,7 +36,7 @@ class Device:
         return f"{name}, {self.memory:.0f} GB for JAX, matrix products in {self.precision}"
 
 # %% ../../nbs/baselines/17_device.ipynb #i
-# Compute capability 7 has matrix units, but none for bfloat16; before that there are none.
+# Compute capability 7 has matrix units, but not for bfloat16; older cards have no matrix units.
 _FLOAT16 = re.compile(r"\b(T4|V100|TITAN (V|RTX)|RTX 20\d\d|Quadro (RTX|GV100))\b", re.IGNORECASE)
 _FLOAT32 = re.compile(r"\b(P4|P40|P100|K80|M60|GTX|TITAN|Quadro)\b", re.IGNORECASE)
 
@@ -84,8 +83,8 @@ def config_for(device: Device, fast: bool = False, **changes) -> TrainConfig:
         config = preset("laptop", total_steps=2_000_000, benchmark="trivial-21k", size=5, max_steps=25)
     else:
         config = preset("colab-tpu" if device.platform == "tpu" else "colab-t4", num_envs=agents_for(device))
-        config = dataclasses.replace(config, network=dataclasses.replace(config.network, dtype=device.precision))
-    return dataclasses.replace(config, **{"devices": 1, "device": None, "loggers": ("jsonl",), **changes})
+        config = replace(config, network=replace(config.network, dtype=device.precision))
+    return replace(config, **{"devices": 1, "device": None, "loggers": ("jsonl",), **changes})
 
 # %% ../../nbs/baselines/17_device.ipynb #s
 DRIVE = Path("/content/drive/MyDrive")
@@ -113,4 +112,4 @@ def find_run(config: TrainConfig) -> tuple[TrainConfig, bool]:
         return config, False
     begun = from_dict(checkpoints.record()["about"]["config"])
     now = {name: getattr(config, name) for name in ("out", "devices", "device", "loggers")}
-    return dataclasses.replace(begun, **now), True
+    return replace(begun, **now), True

@@ -77,7 +77,6 @@ class NetworkPolicy:
         drawn = out.logits.argmax(-1) if self.greedy else jax.vmap(jax.random.categorical)(keys, out.logits)
         return drawn.astype(jnp.int32), memory
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #g
 @dataclass(frozen=True)
 class RandomPolicy:
     "Takes every action equally often."
@@ -124,7 +123,6 @@ def add(tally: Tally, trial, timestep) -> Tally:
     more = timestep.last() & (timestep.reward > 0), jnp.ones_like(timestep.reward), timestep.reward
     return Tally(*(sums + column * x[:, None] for sums, x in zip(tally, more)))
 
-# %% ../../nbs/baselines/12_evaluation.ipynb #l
 def _keys_of(keys):
     "Keys of first resets and of actions, from the keys of tasks `(B,)`."
     return jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
@@ -184,7 +182,7 @@ def _gathered(x) -> np.ndarray:
     "An array as NumPy, with the parts of other processes."
     if not x.is_fully_addressable:
         from jax.experimental.multihost_utils import process_allgather
-        return np.asarray(process_allgather(x, tiled=True))
+        x = process_allgather(x, tiled=True)
     return np.asarray(x)
 
 def _player(policy, env, num_trials: int, mesh: Mesh | None, parameters, params):

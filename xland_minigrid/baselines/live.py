@@ -77,7 +77,6 @@ def _checked(config, benchmark, num_tasks, num_trials, every):
         raise ValueError(f"num_tasks is {num_tasks}, num_trials {num_trials} and every {every}: "
                          "give at least 0 (for no adaptation curve), 1 and 0.")
 
-# %% ../../nbs/baselines/16_live.ipynb #k
 def dashboard(config: TrainConfig, benchmark: Benchmark | None = None, *, held_out: Benchmark | None = None,
               num_tasks: int = 64, num_trials: int = 8, every: float = 10.0, par=None) -> TrainingDashboard:
     """A widget over `train(config, benchmark)`: `.start()`, `.stop()`, `.resume()`; `.wait()` gives the `Training`.

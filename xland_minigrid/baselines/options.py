@@ -7,11 +7,11 @@ __all__ = ['count', 'Option', 'options_of', 'add_options', 'chosen', 'with_optio
 
 # %% ../../nbs/baselines/00_options.ipynb #d
 import argparse
-import dataclasses
 import inspect
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 # %% ../../nbs/baselines/00_options.ipynb #f
@@ -31,7 +31,7 @@ class Option(NamedTuple):
 
 def _comments(owner) -> dict[str, str]:
     "Help texts by name, where the source has them."
-    if not dataclasses.is_dataclass(owner):
+    if not is_dataclass(owner):
         return dict(re.findall(r"(\w+): (.+)", owner.__doc__ or ""))
     try:
         return dict(re.findall(r"^ +(\w+):[^#\n]*# *(.+)$", inspect.getsource(type(owner)), re.MULTILINE))
@@ -44,21 +44,20 @@ def options_of(owner, prefix: str = "") -> Iterator[Option]:
     A dataclass inside, also as a default, stands for its fields.
     """
     about = _comments(owner)
-    if dataclasses.is_dataclass(owner):
+    if is_dataclass(owner):
         kinds = get_type_hints(type(owner))
-        defaults = {field.name: getattr(owner, field.name) for field in dataclasses.fields(owner)}
+        defaults = {field.name: getattr(owner, field.name) for field in fields(owner)}
     else:
         kinds = get_type_hints(owner)
         defaults = {name: p.default for name, p in inspect.signature(owner).parameters.items()}
     for name, default in defaults.items():
-        if dataclasses.is_dataclass(default):
-            yield from options_of(default, f"{prefix}{name}." if dataclasses.is_dataclass(owner) else "")
+        if is_dataclass(default):
+            yield from options_of(default, f"{prefix}{name}." if is_dataclass(owner) else "")
         else:
             yield Option(prefix + name, kinds[name], default, about.get(name, ""))
 
 # %% ../../nbs/baselines/00_options.ipynb #l
 def _reader(kind, optional: bool) -> Callable[[str], Any]:
-    "Convert one word."
     def read(text: str):
         return None if optional and text == "None" else kind(text)
     read.__name__ = kind.__name__  # argparse shows it in errors
@@ -117,14 +116,14 @@ def chosen(owner, args: argparse.Namespace) -> dict[str, Any]:
 def with_options(settings, changes: Mapping[str, Any]):
     "The dataclass `settings` with `changes`, by dotted name. Raises what the dataclass raises."
     new = {}
-    for field in dataclasses.fields(settings):
+    for field in fields(settings):
         prefix = f"{field.name}."
         inside = {name.removeprefix(prefix): x for name, x in changes.items() if name.startswith(prefix)}
         if inside:
             new[field.name] = with_options(getattr(settings, field.name), inside)
         elif field.name in changes:
             new[field.name] = changes[field.name]
-    return dataclasses.replace(settings, **new)
+    return replace(settings, **new)
 
 # %% ../../nbs/baselines/00_options.ipynb #r
 def check_fields(settings, prefix: str = "", **intervals: str) -> None:

@@ -362,7 +362,6 @@ def run_epochs(structure, config: PPOConfig, optimizer, learned, rollout: Rollou
     learned, parts = jax.lax.scan(gradient_step, learned, minibatch_indices(key, config, number))
     return learned, jax.tree.map(jnp.mean, parts)
 
-# %% ../../nbs/baselines/05_ppo.ipynb #L
 def update(structure, config: PPOConfig, optimizer, step: Callable, num_steps: int, learned, rollout: RolloutState,
            axis: str | None = None, potential: Callable | None = None):
     """One round of PPO: collect `num_steps` with the present parameters, then improve them.

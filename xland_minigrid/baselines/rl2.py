@@ -9,13 +9,12 @@ __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'finding_out', 'preset', 'single
            'metrics_row', 'EndTraining', 'differences', 'warn_if_short', 'Training', 'train', 'load_run']
 
 # %% ../../nbs/baselines/10_rl2.ipynb #d
-import dataclasses
 import functools
 import importlib.util
 import json
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Literal
 
@@ -89,7 +88,6 @@ class TrainConfig:
 
 # %% ../../nbs/baselines/10_rl2.ipynb #g
 def _check_config(config: TrainConfig) -> None:
-    "See `TrainConfig`."
     positive = ("total_steps", "num_envs", "steps_per_task", "steps_per_update", "keep")
     check_fields(config, **dict.fromkeys(positive, "[1, inf)"), held_out="[0, 1)", show_goal="[0, 1]", grow="(0, 1]")
     ppo, network = config.ppo, config.network
@@ -128,7 +126,6 @@ def table_6(**changes) -> TrainConfig:
     return TrainConfig(**config | {"ppo": ppo, "network": network} | changes)
 
 def _accelerated(device: str, num_envs: int, memory: int, dtype: str = "bfloat16", **changes) -> TrainConfig:
-    "RL² with belief, in 16 bits, for one accelerator."
     network = NetworkConfig(embedding=16, encoder_width=256, event=64, memory=memory, head=256, dtype=dtype)
     ppo = PPOConfig(lr=5e-4, gamma=0.99, ent_coef=0.01, num_minibatches=16, update_epochs=1)
     rhythm = {"steps_per_task": 1280, "steps_per_update": 128}
@@ -161,14 +158,14 @@ def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainC
         raise ValueError(f"Unknown preset {name!r}: choose from {', '.join(PRESETS)}.")
     config = PRESETS[name]()
     if env_id is not None:
-        config = dataclasses.replace(config, env_id=env_id)
+        config = replace(config, env_id=env_id)
         if not hasattr(make(env_id)[1], "ruleset"):
             config = single_task(config)
-    return dataclasses.replace(config, **changes)
+    return replace(config, **changes)
 
 def single_task(config: TrainConfig) -> TrainConfig:
     "`config` for a single task: short sequences, separate episodes, on a laptop also a small network."
-    replace, small = dataclasses.replace, {}
+    small = {}
     ppo = replace(config.ppo, across_trials=False, belief_coef=0.0, gamma=0.99, ent_coef=0.02, num_minibatches=8)
     network = replace(config.network, event=0, attention=False, neighbors=False, goal_conditioned_core=0)
     if config.num_envs <= 256:
@@ -180,7 +177,7 @@ def single_task(config: TrainConfig) -> TrainConfig:
 # %% ../../nbs/baselines/10_rl2.ipynb #k
 def to_dict(config: TrainConfig) -> dict:
     "The configuration as nested dictionaries, for JSON."
-    return dataclasses.asdict(config)
+    return asdict(config)
 
 def from_dict(values: dict) -> TrainConfig:
     "The inverse of `to_dict`. Raises `TypeError` for a field that does not exist."
@@ -235,8 +232,8 @@ def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]
 class Agent:
     "A network's structure and parameters, its configuration, and its environment steps of training."
     config: TrainConfig
-    structure: GraphDef = dataclasses.field(repr=False)
-    parameters: Any = dataclasses.field(repr=False)
+    structure: GraphDef = field(repr=False)
+    parameters: Any = field(repr=False)
     steps: int = 0
 
     def network(self) -> ActorCritic:
@@ -335,7 +332,7 @@ def make_refresh(config: TrainConfig, curriculum) -> Callable:
 
 def _without_names(config: TrainConfig) -> TrainConfig:
     "The configuration without fields that do not change the program, so that runs share compiled programs."
-    return dataclasses.replace(config, seed=0, out="", benchmark="some" if config.benchmark else "", held_out=0.0,
+    return replace(config, seed=0, out="", benchmark="some" if config.benchmark else "", held_out=0.0,
                                checkpoint_minutes=1.0, keep=1, loggers=())
 
 @functools.lru_cache(maxsize=16)
@@ -356,7 +353,6 @@ def mesh_of(config: TrainConfig):
 
 # %% ../../nbs/baselines/10_rl2.ipynb #z
 def _round(config: TrainConfig, curriculum, mesh) -> Callable:
-    "The function of a round."
     env, params = make_world(config)
     structure = abstract_agent(config).structure
     updates = config.steps_per_task // config.steps_per_update
@@ -410,7 +406,6 @@ def outcome_of(records: Record, shown=None) -> Outcome:
 
 # %% ../../nbs/baselines/10_rl2.ipynb #B
 def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
-    "The function that tries candidates."
     env, params = make_world(config)
     structure = abstract_agent(config).structure
 
@@ -420,7 +415,7 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
         draws = jax.vmap(jax.random.fold_in, (None, 0))(draw, number)
         tasks, world = curriculum.propose(state.curriculum, draws), worlds_of(config, params, state.round, draws)
         network = nnx.merge(structure, state.parameters)
-        alone, rulesets = dataclasses.replace(config, show_goal=0.0), jax.vmap(benchmark.get_ruleset)(tasks)
+        alone, rulesets = replace(config, show_goal=0.0), jax.vmap(benchmark.get_ruleset)(tasks)
         rollout, step = enter(alone, env, world, network, rulesets, number, begin_key)
 
         def some_steps(rollout, _):
@@ -496,11 +491,10 @@ def warn_if_short(config: TrainConfig) -> None:
 class Training:
     "The result of `train`: the agent, a row of metrics per round, whether it was interrupted, the checkpoint's path."
     agent: Agent
-    metrics: list = dataclasses.field(repr=False)
+    metrics: list = field(repr=False)
     interrupted: bool
     checkpoint: Path
 
-# %% ../../nbs/baselines/10_rl2.ipynb #L
 def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bool | Literal["auto"] = False,
           progress: bool = True, on_round: Callable[..., None] | None = None, par=None) -> Training:
     """Train an RL² agent, or a recurrent PPO agent on a single task (`config.benchmark == ""`).
@@ -613,7 +607,6 @@ def _shown(row: dict) -> dict[str, str]:
     return shown if worst is None else shown | {"lowest": f"{worst} {kinds[worst]:.2f}"}
 
 def _draw(rows: list, path: Path):
-    "Draw the figure of a run, if matplotlib is installed."
     if importlib.util.find_spec("matplotlib") is None:
         return
     from xland_minigrid.viz.plots import training_curve
@@ -632,4 +625,4 @@ def load_run(run, step: int | None = None) -> Agent:
     about = checkpoints.record(step)["about"]
     agent = abstract_agent(from_dict(about["config"]))
     state = checkpoints.load(RunState(agent.parameters, (), None, None, None), step)[0]
-    return dataclasses.replace(agent, parameters=state.parameters, steps=about["steps"])
+    return replace(agent, parameters=state.parameters, steps=about["steps"])
