@@ -232,7 +232,7 @@ def test_wrong_input(tmp_path, monkeypatch):
 def test_a_row_that_is_none(tmp_path, bad):
     loggers = open_loggers(tmp_path)
     loggers.log(row(1))
-    with pytest.raises(ValueError, match="a whole number from 0 on|log one number a name"):
+    with pytest.raises(ValueError, match="an integer from 0 on|log one number a name"):
         loggers.log(bad)
     loggers.log(row(2))
     assert loggers.rows == read_metrics(tmp_path) == [row(1), row(2)]

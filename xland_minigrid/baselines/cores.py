@@ -381,7 +381,7 @@ class RelativeAttention(nnx.Module):
         return x.reshape(*x.shape[:-1], self.heads, -1)
 
     def queries(self, x):
-        "Queries to contents and distances `(..., heads, d)`; keys of distances `(context + 1, heads, d)`, far ones first."
+        "Queries to contents and distances `(..., heads, d)`; keys of distances `(context + 1, heads, d)`, far first."
         width = math.sqrt(self.units // self.heads)
         q = self.split(apply(self.query, x, self.dtype)) / width
         content, distance = (q + (b[...] / width).astype(q.dtype) for b in (self.by_content, self.by_distance))

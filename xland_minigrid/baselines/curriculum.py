@@ -245,7 +245,8 @@ def _check_config(config: CurriculumConfig):
     c, own = config, {"sfl": "learnability", "regret": "regret"}.get(config.kind)
     least = 2 if c.score == "learnability" else 1
     for wrong, says in [
-            (own and c.score != own, f"score {c.score!r} does not go with kind {c.kind!r}: leave out, it is {own!r}"),
+            (own and c.score != own,
+             f"score {c.score!r} does not go with kind {c.kind!r}: leave it out, it is {own!r}"),
             (c.kind == "plr" and c.score == "regret",
              "score 'regret' does not go with kind 'plr': choose kind 'regret' for it"),
             (bool(c.candidates) != bool(c.period),
