@@ -348,14 +348,14 @@ def waves(number, width: int, longest: float):
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 def skew(scores):
-    "Scores by distance `(..., S, C + 1)` to scores by place `(..., S, C + S)`: row i moves by i; the rest is junk."
+    "Move row i of scores by distance `(..., S, C + 1)` by i to their places `(..., S, C + S)`; the rest is arbitrary."
     *batch, size, width = scores.shape
     padded = jnp.pad(scores, [(0, 0)] * (len(batch) + 1) + [(0, size)])
     return padded.reshape(*batch, -1)[..., : size * (width + size - 1)].reshape(*batch, size, width + size - 1)
 
 # %% ../../nbs/baselines/01_cores.ipynb #S
 def windows(entries, context: int, size: int):
-    "Entries `(B, context + n * size, ...)`n blocks see, `(B, n, context + size, ...)`; `size` is `context` if n > 1."
+    "Entries `(B, context + n * size, ...)` by block, `(B, n, context + size, ...)`; n > 1 needs `size == context`."
     if entries.shape[1] == context + size:
         return entries[:, None]
     blocks = entries.reshape(entries.shape[0], -1, size, *entries.shape[2:])

@@ -32,7 +32,7 @@ from ..core.tiles import PICKABLE
 OBJECTS = np.array([(tile, color) for tile in PICKABLE for color in OBJECT_COLORS], np.uint8)
 
 def held_out_objects() -> np.ndarray:
-    "Which of the sixty `OBJECTS` are kept for the test, bool `(60,)`: two colours of each shape, never the same two."
+    "Which of the sixty `OBJECTS` are kept for the test, bool `(60,)`: two colours of each shape."
     shape, color = np.divmod(np.arange(len(OBJECTS)), len(OBJECT_COLORS))
     return (color - shape) % (len(OBJECT_COLORS) // 2) == 0
 

@@ -56,7 +56,7 @@ def _view(timestep) -> jax.Array:
 
 # %% ../../nbs/baselines/02_encoders.ipynb #k
 def first_inputs(timestep, num_actions: int, neighbors: bool = False) -> Inputs:
-    "Inputs when tasks begin; `neighbors` adds its fields and the pockets. Raises `ValueError` for neighbors of images."
+    "`Inputs (B,)` when tasks begin; `neighbors` fills the optional fields. Raises `ValueError` for those of images."
     view, agent = _view(timestep), timestep.state.agent
     if neighbors and view.shape[-1] != 2:
         raise ValueError("An image does not give the neighbours of the cell in front: set network.neighbors to False.")
@@ -265,7 +265,7 @@ class TaskHint(PyTreeNode):
 def tell(keys, rulesets: RuleSet, show_goal: float = 1.0) -> TaskHint:
     """Show each of `rulesets (B,)` to its agent with probability `show_goal`, by `keys (B,)`: `TaskHint (B,)`.
 
-    Works under `jit`. Raises `ValueError` for a single ruleset,a probability
+    Works under `jit`. Raises `ValueError` for a single ruleset, a probability
     outside 0 to 1, and composed goals (`check_tellable`).
     """
     if np.ndim(rulesets.goal) != 2:

@@ -90,7 +90,7 @@ class Aim(nnx.Module):
         return jax.nn.relu(self.mix(jnp.concatenate(parts, axis=-1)))
 
 def guess(belief, told: TaskHint | None) -> jax.Array:
-    "The goal to act on, probabilities `(T, B, 5, 16)`: `told (B,)` if shown, else the belief without gradient."
+    "The goal to act on, probabilities `(T, B, 5, 16)`: `told (B,)` if shown, else `belief` (logits) without gradient."
     believed = jax.lax.stop_gradient(jax.nn.softmax(belief))
     if told is None:
         return believed

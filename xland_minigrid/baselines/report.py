@@ -206,8 +206,8 @@ def told(evaluation: Evaluation) -> dict:
 def table(found: Mapping[str, Evaluation | Mapping], every: int = 1) -> str:
     """Agents side by side, trial by trial, and overall below, as Markdown that also reads as plain text.
 
-    found: name to an evaluation, or to what `told` makes of one. every: keeps the first three trials, the last, and
-    every so many between.
+    found: name to an evaluation, or to what `told` makes of one. every: shows the first three trials, the last,
+    and one in so many between.
     """
     found = {name: told(e) if isinstance(e, Evaluation) else e for name, e in found.items()}
     curves, overall = ({name: e[part] for name, e in found.items()} for part in ("per_trial", "overall"))
@@ -251,7 +251,7 @@ class Evaluator:
     wants_agent = True  # train(on_round=evaluator) gives it the agent as well
 
     def due(self, steps: int) -> bool:
-        "Whether to evaluate after a round that ended at `steps`: the first, the last, and each that passed an `every`."
+        "Whether to evaluate after a round up to `steps`: the first, the last, each past a multiple of `every`."
         passed = steps // self.every > (steps - self.per_round) // self.every
         return passed or steps <= self.per_round or steps >= self.total
 

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 AXIS = "agents"
 
 def make_mesh(devices: int | None = None, platform: str | None = None) -> Mesh:
-    "A row of `devices` (None: all) of a `platform` (`cpu`, `gpu`, `tpu`; None: default). Raises `ValueError` if fewer."
+    "A mesh `agents` of the first `devices` (None: all) of a `platform` (cpu, gpu, tpu). Raises `ValueError` if fewer."
     try:
         there = jax.devices(platform)
     except RuntimeError:
