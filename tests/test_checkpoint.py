@@ -331,9 +331,9 @@ def test_a_record_that_was_rewritten_is_damage(tmp_path):
 @pytest.mark.parametrize("call, error, words", [
     (lambda f: Checkpoints(f, keep=0), ValueError, "at least 1"), (lambda f: Checkpoints(f, keep=2.5), ValueError, "keep is 2.5"),
     (lambda f: Checkpoints(f, keep=None), ValueError, "integer"), (lambda f: Checkpoints(f).save(-1, TREE), ValueError, "step is -1"),
-    (lambda f: Checkpoints(f).save("3", TREE), ValueError, "step is '3'"), (lambda f: Checkpoints(f).save(1, {}), ValueError, "nothing to save"),
-    (lambda f: Checkpoints(f).save(1, {"x": jnp.zeros(0)}), ValueError, "nothing to save"),
-    (lambda f: Checkpoints(f).save(1, TREE, {"x": object()}), TypeError, "about must be"), (lambda f: Checkpoints(f).check(), CheckpointError, "no checkpoint"),
+    (lambda f: Checkpoints(f).save("3", TREE), ValueError, "step is '3'"), (lambda f: Checkpoints(f).save(1, {}), ValueError, "something to save"),
+    (lambda f: Checkpoints(f).save(1, {"x": jnp.zeros(0)}), ValueError, "something to save"),
+    (lambda f: Checkpoints(f).save(1, TREE, {"x": object()}), TypeError, "about is not JSON"), (lambda f: Checkpoints(f).check(), CheckpointError, "no checkpoint"),
     ])
 def test_wrong_arguments(tmp_path, call, error, words):
     with pytest.raises(error, match=words):

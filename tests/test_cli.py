@@ -245,7 +245,7 @@ def test_a_single_task_from_the_command_line(tmp_path, capsys):
 def test_what_cannot_be_trained_is_refused_in_a_sentence(capsys):
     table = [
         (["train", "--preset", "supercomputer"], "choose from laptop"), (["train", "--env", "MiniGrid-Emtpy-8x8"], "Empty-8x8"),
-        (["train", "--device", "tpu", "--out", "nowhere"], "finds none"), (["train", "--devices", "99", "--out", "nowhere"], "choose from 1"),
+        (["train", "--device", "tpu", "--out", "nowhere"], "finds no tpu"), (["train", "--devices", "99", "--out", "nowhere"], "choose from 1"),
         (["train", "--processes", "2"], "coordinator"), (["evaluate", "no-such-agent"], "in the box"),
     ]
     for words, sentence in table:

@@ -512,7 +512,7 @@ def test_settings_are_complete_and_survive_json():
     (dict(kind="plr", score="luck"), "choose from maxmc"), (dict(kind="plr", score="regret"), "kind 'regret'"), (dict(kind="sfl", score="maxmc"), "leave it out"), (dict(kind="regret", score="maxmc"), "leave it out"),
     (dict(kind="plr", weights="size"), "rank, score, equal"), (dict(kind="plr", candidates=5), "both"), (dict(kind="plr", period=5), "both"),
     (dict(kind="plr", candidates=5, period=5), "trial"), (dict(kind="sfl", trials=1), "at least 2"), (dict(kind="sfl", candidates=0, period=0), "trying"),
-    (dict(kind="sfl", candidates=10), "raise curriculum.candidates"), (dict(kind="plr", candidates=-1), "of at least 0"), (dict(kind="sfl", period=0), "both"),
+    (dict(kind="sfl", candidates=10), "raise it"), (dict(kind="plr", candidates=-1), "of at least 0"), (dict(kind="sfl", period=0), "both"),
 ])
 def test_wrong_settings(settings, word):
     with pytest.raises(ValueError, match=word) as error:

@@ -93,7 +93,7 @@ def test_damage_is_said(tmp_path, bad):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes("\n".join([json.dumps(row(1)), bad, json.dumps(row(2)), ""]).encode("latin-1"))
     before = path.read_bytes()
-    with pytest.raises(MetricsError, match=r"Line 2 of .* is no row of metrics: delete that line"):
+    with pytest.raises(MetricsError, match=r"Line 2 of .* is not a row of metrics: delete it"):
         open_loggers(tmp_path, resume_from=1000)
     assert path.read_bytes() == before, "a refusal changes nothing"
 
@@ -213,8 +213,8 @@ def test_wrong_input(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "_has_tensorboard", lambda: False)
     (tmp_path / "file").write_text("")
     for kind, text, call in [
-        (ValueError, "There is no logger 'tensorbord': choose among jsonl, tensorboard, wandb", lambda: open_loggers(tmp_path / "a", names=["tensorbord"])),
-        (ValueError, "There is no logger 'csv'", lambda: open_loggers(tmp_path / "a", names="csv", active=False)),
+        (ValueError, "Unknown logger 'tensorbord': choose from jsonl, tensorboard, wandb", lambda: open_loggers(tmp_path / "a", names=["tensorbord"])),
+        (ValueError, "Unknown logger 'csv'", lambda: open_loggers(tmp_path / "a", names="csv", active=False)),
         (ImportError, "pip install 'xland_minigrid[train]'", lambda: open_loggers(tmp_path / "a", names=["tensorboard"])),
         (ImportError, "pip install wandb", lambda: open_loggers(tmp_path / "a", names=["jsonl", "wandb"])),
         (MetricsError, "choose another folder", lambda: open_loggers(tmp_path / "file")),
@@ -232,7 +232,7 @@ def test_wrong_input(tmp_path, monkeypatch):
 def test_a_row_that_is_none(tmp_path, bad):
     loggers = open_loggers(tmp_path)
     loggers.log(row(1))
-    with pytest.raises(ValueError, match="a whole number from 0 on|log one number a name"):
+    with pytest.raises(ValueError, match="an integer from 0 on|log one number a name"):
         loggers.log(bad)
     loggers.log(row(2))
     assert loggers.rows == read_metrics(tmp_path) == [row(1), row(2)]

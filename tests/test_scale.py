@@ -98,7 +98,7 @@ def test_devices_deal_as_one_does():
 
 def test_devices_that_do_not_fit_are_refused():
     config = dict(num_envs=32, steps_per_task=40, steps_per_update=20, network=SMALL)
-    for wrong, sentence in [(dict(devices=10_000), "there are"), (dict(device="tpu"), "finds none"), (dict(devices=0), "choose from 1")]:
+    for wrong, sentence in [(dict(devices=10_000), "there are"), (dict(device="tpu"), "finds no tpu"), (dict(devices=0), "choose from 1")]:
         with pytest.raises(ValueError, match=sentence):
             rl2.train(rl2.TrainConfig(**config, **wrong, ppo=PPOConfig(num_minibatches=4)))
     with pytest.raises(ValueError, match="accumulate"):

@@ -204,7 +204,7 @@ def test_what_a_process_has_started_ends_with_it(run, tmp_path):
 def test_wrong_arguments_start_nothing(tmp_path):
     for options, error, words in [
             (dict(command="train"), TypeError, "list of strings"), (dict(command=[]), TypeError, "list of strings"), (dict(command=["train", 3]), TypeError, "list of strings"),
-            (dict(command=["no-such-program"]), ValueError, "no program no-such-program"), (dict(processes=0), ValueError, "processes is 0"),
+            (dict(command=["no-such-program"]), ValueError, "begins with .no-such-program."), (dict(processes=0), ValueError, "processes is 0"),
             (dict(tries=0), ValueError, "tries is 0"), (dict(tries=2.0), ValueError, "integer")]:
         with pytest.raises(error, match=words):
             supervise(**{"command": [sys.executable, "-c", f"open({str(tmp_path / 'x')!r}, 'w')"], "folder": tmp_path, **options})

@@ -1,8 +1,10 @@
 """Agents that learn to learn: RL² by recurrent PPO, from the network to the demonstration.
 
-The parts are imported from their modules (`xland_minigrid.baselines.rl2` and so on), so that importing the package stays quick; those that everybody needs are here as well.
+Import the parts from their modules (`xland_minigrid.baselines.rl2` and so on): importing the package stays quick.
+The most common ones are also here.
 """
-_LATER = {"load_agent": "agents", "train": "rl2", "preset": "rl2", "TrainConfig": "rl2", "evaluate": "evaluation", "boxed_agents": "agents", "score_probes": "evaluation"}
+_LATER = {"load_agent": "agents", "train": "rl2", "preset": "rl2", "TrainConfig": "rl2", "evaluate": "evaluation",
+          "boxed_agents": "agents", "score_probes": "evaluation"}
 
 
 def __getattr__(name):
@@ -19,7 +21,8 @@ def _nnx():
         import optax
         from flax import nnx
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"Agents that learn need {error.name}: pip install 'xland_minigrid[train]'.", name=error.name) from None
+        raise ModuleNotFoundError(f"Agents that learn need {error.name}: pip install 'xland_minigrid[train]'.",
+                                  name=error.name) from None
     return nnx
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GOAL_BYTES', 'GoalHead', 'log_prob_of', 'belief_loss']
 
-# %% ../../nbs/baselines/03_belief.ipynb #f7397f66
+# %% ../../nbs/baselines/03_belief.ipynb #d
 import jax
 import jax.numpy as jnp
 from . import nnx
@@ -13,28 +13,30 @@ from . import nnx
 from .encoders import SYMBOLS
 from ..core.compact import take_along
 
-# %% ../../nbs/baselines/03_belief.ipynb #84769cf5
+# %% ../../nbs/baselines/03_belief.ipynb #f
 GOAL_BYTES = 5
 
 class GoalHead(nnx.Linear):
-    "Guesses the goal: memory `(..., H)` to float32 logits `(..., 5, 16)`, one row for each byte of the goal's encoding."
+    "Guesses the goal: memory `(..., H)` to float32 logits `(..., 5, 16)`, a row for each byte of its encoding."
 
     def __init__(self, units: int, *, dtype=jnp.float32, rngs: nnx.Rngs):
-        super().__init__(units, GOAL_BYTES * SYMBOLS, kernel_init=nnx.initializers.orthogonal(0.1), dtype=dtype, rngs=rngs)
+        init = nnx.initializers.orthogonal(0.1)
+        super().__init__(units, GOAL_BYTES * SYMBOLS, kernel_init=init, dtype=dtype, rngs=rngs)
 
     def __call__(self, memory):
-        return super().__call__(memory).astype(jnp.float32).reshape(*memory.shape[:-1], GOAL_BYTES, SYMBOLS)
+        logits = super().__call__(memory).astype(jnp.float32)
+        return logits.reshape(*memory.shape[:-1], GOAL_BYTES, SYMBOLS)
 
-# %% ../../nbs/baselines/03_belief.ipynb #44c858ba
+# %% ../../nbs/baselines/03_belief.ipynb #h
 def log_prob_of(logits, index):
     "Log-probability of `index (...)` under `logits (..., A)`."
     return take_along(jax.nn.log_softmax(logits), index[..., None].astype(jnp.int32))[..., 0]
 
 def belief_loss(belief, goal):
-    """Cross-entropy in nats between `belief (..., 5, 16)` and the five bytes of `goal (..., 5)`, summed over the bytes; larger bytes count as 15.
+    """Cross-entropy in nats of the five bytes of `goal (..., 5)` under `belief (..., 5, 16)`, summed over the bytes.
 
-    Raises `ValueError` when the axes do not belong together.
+    Bytes above 15 count as 15. Raises `ValueError` when the axes do not fit.
     """
     if belief.shape[-2:] != (GOAL_BYTES, SYMBOLS) or goal.shape != belief.shape[:-1]:
-        raise ValueError(f"A belief (..., 5, 16) is compared with goals (..., 5) of the same leading axes, not {belief.shape} with {goal.shape}.")
+        raise ValueError(f"The belief is {belief.shape} and the goals {goal.shape}: give (..., 5, 16) and (..., 5).")
     return -log_prob_of(belief, jnp.minimum(goal, SYMBOLS - 1)).sum(-1).mean()

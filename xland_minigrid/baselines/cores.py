@@ -8,7 +8,7 @@ __all__ = ['CHRONO_HORIZON', 'MODES', 'CORES', 'dense', 'varies', 'alike', 'affi
            'standardise', 'SSMLayer', 'SSM', 'Gate', 'waves', 'skew', 'windows', 'heads_of', 'RelativeAttention',
            'softmax_of', 'attend_once', 'TransformerLayer', 'Window', 'Transformer', 'make_core']
 
-# %% ../../nbs/baselines/01_cores.ipynb #495713c1
+# %% ../../nbs/baselines/01_cores.ipynb #d
 import math
 
 import jax
@@ -19,21 +19,22 @@ from . import nnx
 from ..core.helpers import checked_int
 from ..core.struct import PyTreeNode
 
-# %% ../../nbs/baselines/01_cores.ipynb #3246094e
+# %% ../../nbs/baselines/01_cores.ipynb #f
 def dense(inputs: int, outputs: int, scale: float, *, rngs: nnx.Rngs, bias=True, dtype=jnp.float32) -> nnx.Linear:
-    "A linear layer with orthogonal weights times `scale` that computes in `dtype`. `bias`: False, or initial values `(outputs,)`; True begins at 0."
+    "A linear layer in `dtype`, weights orthogonal times `scale`. bias: False, True (zeros), or values `(outputs,)`."
     values = np.zeros(outputs) if isinstance(bias, bool) else bias
     return nnx.Linear(inputs, outputs, use_bias=bias is not False, kernel_init=nnx.initializers.orthogonal(scale),
                       bias_init=lambda key, shape, dtype, *_: jnp.asarray(values, dtype), dtype=dtype, rngs=rngs)
 
-# %% ../../nbs/baselines/01_cores.ipynb #e904f5ee
+# %% ../../nbs/baselines/01_cores.ipynb #h
 def varies(x) -> frozenset:
-    "The axes of the surrounding `shard_map` along which `x` may differ between devices."
+    "Axes of the surrounding `shard_map` along which `x` may differ between devices."
     kind = jax.typeof(x)
-    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", frozenset())  # JAX renamed it after 0.7
+    known = hasattr(kind, "manual_axis_type")  # JAX renamed it after 0.7
+    return kind.manual_axis_type.varying if known else getattr(kind, "vma", frozenset())
 
 def alike(gradients, primals):
-    "Gradients of `primals`, summed over the devices of a `shard_map` that share a primal but not its gradient."
+    "Sum gradients over the devices of a `shard_map` that share a primal but not its gradient."
     def total(gradient, primal):
         axes = tuple(varies(gradient) - varies(primal))
         return jax.lax.psum(gradient, axes) if axes else gradient
@@ -41,7 +42,7 @@ def alike(gradients, primals):
 
 @jax.custom_vjp
 def affine(x, kernel, bias):
-    "`x (..., n)` times the float32 `kernel (n, m)`, plus `bias (m,)`, in the type of `x`; gradients of kernel and bias sum in float32."
+    "`x (..., n)` times the float32 `kernel (n, m)`, plus `bias (m,)`, in the type of `x`; gradients sum in float32."
     return x @ kernel.astype(x.dtype) + bias.astype(x.dtype)
 
 def _affine_forward(x, kernel, bias):
@@ -58,45 +59,45 @@ affine.defvjp(_affine_forward, _affine_backward)
 def apply(layer: nnx.Linear, x, dtype):
     "`layer` on `x`, computed and returned in `dtype`."
     if dtype == jnp.float32:
-        return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)  # a matrix: XLA multiplies those best, above all on the way back
-    kernel = layer.kernel[...]
-    return affine(x.astype(dtype), kernel, jnp.zeros(kernel.shape[1]) if layer.bias is None else layer.bias[...])
+        return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)  # XLA multiplies matrices best
+    bias = jnp.zeros(layer.out_features) if layer.bias is None else layer.bias[...]
+    return affine(x.astype(dtype), layer.kernel[...], bias)
 
-# %% ../../nbs/baselines/01_cores.ipynb #a77a1e99
+# %% ../../nbs/baselines/01_cores.ipynb #k
 class Core(nnx.Module):
-    """A memory over sequences, with one interface for all kinds: `inputs` numbers per step to `features`.
-
-    Matrix products are computed in `dtype`; parameters, outputs and what is carried from step to step are float32.
-    """
+    "A memory over sequences. Products run in `dtype`; parameters, outputs and all that is carried on are float32."
 
     def __init__(self, inputs: int, units: int, layers: int, context: int, dtype):
         sizes = dict(inputs=inputs, units=units, layers=layers, context=context)
-        self.inputs, self.features, self.depth, self.context = (checked_int(name, size, 1) for name, size in sizes.items())
+        sizes = (checked_int(name, size, 1) for name, size in sizes.items())
+        self.inputs, self.features, self.depth, self.context = sizes
         self.dtype = compute_type(dtype)
 
     def start(self, batch: int):
-        "The memory with which a task begins: a pytree, every leaf with leading axis `(batch,)`."
+        "The empty memory: a pytree whose leaves have the leading axis `(batch,)`."
         raise NotImplementedError
 
     def run(self, x, memory):
-        "What `__call__` gives, for an `x` and a `memory` that were checked."
+        "`__call__` without its checks."
         raise NotImplementedError
 
     def __call__(self, x, memory):
-        """Features, float32 `(T, B, features)`, of the steps `x (T, B, inputs)`, floats, and the memory after them, beginning with `memory`.
+        """Features float32 `(T, B, features)` of the steps `x (T, B, inputs)`, floats, and the memory after them.
 
         Raises `ValueError` for an `x` or a memory of another shape or type.
         """
-        if x.ndim != 3 or x.shape[-1] != self.inputs or x.shape[0] < 1 or not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ValueError(f"the inputs are {x.dtype}{x.shape}: this core takes floats of shape (steps, batch, {self.inputs}) with at least one step.")
+        if x.ndim != 3 or x.shape[-1] != self.inputs or not len(x) or not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f"The inputs are {x.dtype}{x.shape}: this core takes floats of shape "
+                             f"(steps, batch, {self.inputs}) with at least one step.")
         fits = jax.eval_shape(lambda: self.start(x.shape[1]))
-        describe = lambda tree: (jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)])
+        describe = lambda tree: (jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)])
         if describe(memory) != describe(fits):
-            raise ValueError(f"the memory does not fit this core and {x.shape[1]} rows of inputs: begin with core.start({x.shape[1]}).")
+            raise ValueError(f"The memory does not fit this core and {x.shape[1]} rows of inputs: "
+                             f"begin with core.start({x.shape[1]}).")
         return self.run(x, memory)
 
 def compute_type(dtype):
-    "float32, bfloat16 or float16, given as a type or by name. Raises `ValueError` for any other."
+    "Check a type or its name: float32, bfloat16 or float16. Raises `ValueError` for any other."
     try:
         dtype = jnp.dtype(dtype)
     except TypeError:
@@ -105,15 +106,16 @@ def compute_type(dtype):
         raise ValueError(f"dtype is {dtype!s}: choose float32, bfloat16 or float16.")
     return dtype
 
-# %% ../../nbs/baselines/01_cores.ipynb #c9f0046a
+# %% ../../nbs/baselines/01_cores.ipynb #m
 class Stack(Core):
-    """A core of layers, each `x (T, B, inputs)` and a memory `(B, carried)` to `(T, B, features)` and the next memory.
+    """A stack of layers from `x (T, B, inputs)` and memory `(B, carried)` to `(T, B, features)` and the next memory.
 
-    A subclass makes them in `new_layer(i, inputs, rngs, **settings)`. With `enters` a linear layer comes first.
+    A subclass makes them in `new_layer(i, inputs, rngs, **settings)`. With `enters`, a linear layer comes first.
     """
     enters = False
 
-    def __init__(self, inputs: int, units: int, *, layers: int = 1, context: int = 64, dtype=jnp.float32, rngs: nnx.Rngs, **settings):
+    def __init__(self, inputs: int, units: int, *, layers: int = 1, context: int = 64, dtype=jnp.float32,
+                 rngs: nnx.Rngs, **settings):
         super().__init__(inputs, units, layers, context, dtype)
         if self.enters:
             self.enter = dense(inputs, units, 1.0, rngs=rngs)
@@ -122,12 +124,12 @@ class Stack(Core):
 
     @property
     def carried(self) -> int:
-        "How many numbers a layer remembers."
+        "Numbers that a layer remembers."
         return self.features
 
     @property
     def stack(self) -> list:
-        "The layers, the one that sees the inputs first."
+        "The layers, from the inputs on."
         return [getattr(self, f"layer{i}") for i in range(self.depth)]
 
     def start(self, batch: int):
@@ -135,7 +137,7 @@ class Stack(Core):
         return jnp.zeros((batch, self.depth * self.carried), jnp.float32)
 
     def entered(self, x):
-        "What the first layer takes in."
+        "The inputs of the first layer."
         return apply(self.enter, x, self.dtype).astype(jnp.float32) if self.enters else x
 
     def run(self, x, memory):
@@ -145,31 +147,32 @@ class Stack(Core):
             after.append(part)
         return x, jnp.concatenate(after, axis=-1)
 
-# %% ../../nbs/baselines/01_cores.ipynb #15272cea
+# %% ../../nbs/baselines/01_cores.ipynb #o
 def gates(x, h, u):
-    "The gates `r, z, n` and `u_n = U_n h` of one step, from the thirds of `x (B, 3H)`, `h (B, H)` and the thirds of `u (H, 3H)`."
+    "The gates `r, z, n` of a step, and `u_n = U_n h`, from `h (B, H)` and the thirds of `x (B, 3H)` and `u (H, 3H)`."
     x_r, x_z, x_n = x
     u_r, u_z, u_n = (jnp.matmul(h.astype(third.dtype), third, preferred_element_type=jnp.float32) for third in u)
     r, z = jax.nn.sigmoid(x_r + u_r), jax.nn.sigmoid(x_z + u_z)
     return r, z, jnp.tanh(x_n + r * u_n), u_n
 
 def recur_plain(x, h, u):
-    "The memories float32 `(T, B, H)` from `x (T, B, 3H)`, the first memory `h (B, H)` and `u (H, 3H)`, with products in the type of `x`."
+    "Memories float32 `(T, B, H)` from `x (T, B, 3H)`, the first `h (B, H)` and `u (H, 3H)`; products in `x.dtype`."
     return _recur_saving(x, h, u)[0]
 
 def _recur_saving(x, h, u):
-    "As `recur_plain`, and for each step the memory before it and its `gates`, these in the type of `x`."
-    xs, us = (jnp.split(whole.astype(x.dtype), 3, axis=-1) for whole in (x, u))  # not in every step, where it would keep a CPU from vectorising the gates
+    "`recur_plain`, and per step the memory before it and its `gates`, these in `x.dtype`."
+    # Split here: in every step it would keep a CPU from vectorising the gates.
+    xs, us = (jnp.split(whole.astype(x.dtype), 3, axis=-1) for whole in (x, u))
     def step(h, x):
         r, z, n, u_n = gates(x, h, us)
         return (1 - z) * n + z * h, (h, *(kept.astype(x[0].dtype) for kept in (r, z, n, u_n)))
     last, saved = jax.lax.scan(step, h, xs)
     return jnp.concatenate([saved[0][1:], last[None]]), saved
 
-# %% ../../nbs/baselines/01_cores.ipynb #ac5f54ab
+# %% ../../nbs/baselines/01_cores.ipynb #q
 @jax.custom_vjp
 def recur(x, h, u):
-    "As `recur_plain`, with a gradient that takes one large matrix product in place of T small ones."
+    "`recur_plain`, with a gradient that takes one large matrix product instead of T small ones."
     return recur_plain(x, h, u)
 
 def _recur_forward(x, h, u):
@@ -194,19 +197,20 @@ def _recur_backward(residuals, d_out):
 
 recur.defvjp(_recur_forward, _recur_backward)
 
-# %% ../../nbs/baselines/01_cores.ipynb #66177270
-CHRONO_HORIZON = 60  # steps over which the most patient unit of a fresh memory keeps what it knows
+# %% ../../nbs/baselines/01_cores.ipynb #u
+CHRONO_HORIZON = 60  # largest time constant at initialisation, in steps
 
 def chrono_biases(units: int, chrono_horizon: int = CHRONO_HORIZON) -> np.ndarray:
-    "Biases `(units,)` of a gate that keeps, for memories of 1 to `chrono_horizon` steps."
+    "Biases `(units,)` of a gate that keeps, for time constants of 1 to `chrono_horizon` steps."
     return np.log(np.linspace(1, chrono_horizon, units))
 
 class GRULayer(nnx.Module):
-    "A gated recurrent unit: `(T, B, inputs)` and a memory `(B, units)` to all memories, float32 `(T, B, units)`, and the last one."
+    "A gated recurrent unit, whose outputs are its memories."
 
     def __init__(self, inputs: int, units: int, dtype, chrono_horizon: int = CHRONO_HORIZON, *, rngs: nnx.Rngs):
         self.dtype = dtype
-        self.from_input = dense(inputs, 3 * units, 1.0, bias=np.pad(chrono_biases(units, chrono_horizon), units), rngs=rngs)
+        bias = np.pad(chrono_biases(units, chrono_horizon), units)
+        self.from_input = dense(inputs, 3 * units, 1.0, bias=bias, rngs=rngs)
         self.from_memory = dense(units, 3 * units, 1.0, rngs=rngs, bias=False)
 
     def __call__(self, x, h):
@@ -219,7 +223,7 @@ class GRU(Stack):
     def new_layer(self, i: int, inputs: int, rngs: nnx.Rngs, chrono_horizon: int = CHRONO_HORIZON) -> GRULayer:
         return GRULayer(inputs, self.features, self.dtype, chrono_horizon, rngs=rngs)
 
-# %% ../../nbs/baselines/01_cores.ipynb #3923d8ef
+# %% ../../nbs/baselines/01_cores.ipynb #y
 def _fold_steps(a, b):
     def step(h, now):
         h = now[0] * h + now[1]
@@ -234,11 +238,11 @@ def _fold_pairs(a, b):
 def fold(a, b, h):
     """All `h[t] = a[t] * h[t - 1] + b[t]`, real or complex, from the `h (...)` before the first step: `(T, ...)`.
 
-    `b` has the shape `(T, ...)`, and so has `a`, or 1 in place of an axis along which it is the same.
+    `b` has the shape `(T, ...)`; so has `a`, or 1 in place of an axis along which it is constant.
     """
     return jax.lax.platform_dependent(a, b.at[0].add(a[0] * h), cpu=_fold_steps, default=_fold_pairs)
 
-# %% ../../nbs/baselines/01_cores.ipynb #e4be27d3
+# %% ../../nbs/baselines/01_cores.ipynb #A
 def _fold_forward(a, b, h):
     out = fold(a, b, h)
     return out, (a, h, out)
@@ -253,9 +257,9 @@ def _fold_backward(residuals, d_out):
 
 fold.defvjp(_fold_forward, _fold_backward)
 
-# %% ../../nbs/baselines/01_cores.ipynb #2aa0452a
+# %% ../../nbs/baselines/01_cores.ipynb #D
 class MinGRULayer(nnx.Module):
-    "Gates that see only the input: `(T, B, inputs)` and a memory `(B, units)` to all memories (plus the input, with `residual`), float32 `(T, B, units)`, and the last one."
+    "Gates that see only the input. The outputs are the memories, with `residual` plus the input."
 
     def __init__(self, inputs: int, units: int, dtype, residual: bool, *, rngs: nnx.Rngs):
         self.dtype, self.residual = dtype, residual
@@ -267,14 +271,14 @@ class MinGRULayer(nnx.Module):
         return x + known if self.residual else known, known[-1]
 
 class MinGRU(Stack):
-    "Minimal gated recurrent units (Feng et al. 2024), residual after the first layer. The memory is float32 `(B, layers * units)`."
+    "Minimal gated recurrent units (Feng et al. 2024), residual after the first layer. Memory: `(B, layers * units)`."
 
     def new_layer(self, i: int, inputs: int, rngs: nnx.Rngs) -> MinGRULayer:
         return MinGRULayer(inputs, self.features, self.dtype, i > 0, rngs=rngs)
 
-# %% ../../nbs/baselines/01_cores.ipynb #3c87abe9
+# %% ../../nbs/baselines/01_cores.ipynb #H
 def standardise(x):
-    "Mean 0 and variance 1 over the last axis, in float32."
+    "Normalise to mean 0 and variance 1 over the last axis, in float32."
     x = x.astype(jnp.float32)
     x = x - x.mean(-1, keepdims=True)
     return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
@@ -282,11 +286,12 @@ def standardise(x):
 MODES = 16  # states in a block turn at 0, 1, 2, ... 15 half turns per unit of their own time
 
 class SSMLayer(nnx.Module):
-    "A residual block with `P = ceil(units / 2)` complex states: `(T, B, units)` and a memory `(B, 2P)` to float32 `(T, B, units)` and `(B, 2P)`."
+    "A residual block with `P = ceil(units / 2)` complex states and a memory `(B, 2P)`."
 
     def __init__(self, units: int, dtype, *, rngs: nnx.Rngs):
         self.dtype, states = dtype, (units + 1) // 2
-        self.log_step = nnx.Param(jax.random.uniform(rngs.params(), (states,), minval=math.log(0.001), maxval=math.log(0.1)))
+        step = jax.random.uniform(rngs.params(), (states,), minval=math.log(0.001), maxval=math.log(0.1))
+        self.log_step = nnx.Param(step)
         self.log_fade = nnx.Param(jnp.full(states, math.log(0.5)))
         self.angle = nnx.Param(math.pi * jnp.arange(states) % (math.pi * MODES))
         self.write = dense(units, 2 * states, 1.0, rngs=rngs, bias=False)
@@ -311,16 +316,16 @@ class SSMLayer(nnx.Module):
         return x + value * jax.nn.sigmoid(gate), states[-1]
 
 class SSM(Stack):
-    "A diagonal complex state-space model after S5 (Smith et al. 2023) and LRU (Orvieto et al. 2023). The memory is float32 `(B, layers * 2P)`, P = ceil(units / 2)."
+    "A diagonal complex state-space model after S5 (Smith et al. 2023) and LRU (Orvieto et al. 2023), with `enters`."
     enters = True
     carried = property(lambda self: self.features + self.features % 2)
 
     def new_layer(self, i: int, inputs: int, rngs: nnx.Rngs) -> SSMLayer:
         return SSMLayer(inputs, self.dtype, rngs=rngs)
 
-# %% ../../nbs/baselines/01_cores.ipynb #08c51bb6
+# %% ../../nbs/baselines/01_cores.ipynb #M
 class Gate(nnx.Module):
-    "How much of the news `y (..., units)` changes the stream `x (..., units)`: float32 `(..., units)`. GTrXL's GRU-type gate; `CLOSED` is its bias."
+    "GTrXL's GRU-type gate for a stream `x` and news `y`, float32 `(..., units)`; `CLOSED` is its bias."
     CLOSED = 2.0
 
     def __init__(self, units: int, dtype, *, rngs: nnx.Rngs):
@@ -331,50 +336,52 @@ class Gate(nnx.Module):
 
     def __call__(self, x, y):
         of = lambda layer, x: apply(layer, x, self.dtype).astype(jnp.float32)
-        (y_r, y_z, y_n), (x_r, x_z) = jnp.split(of(self.news, y), 3, axis=-1), jnp.split(of(self.stream, x), 2, axis=-1)
+        y_r, y_z, y_n = jnp.split(of(self.news, y), 3, axis=-1)
+        x_r, x_z = jnp.split(of(self.stream, x), 2, axis=-1)
         z = jax.nn.sigmoid(y_z + x_z)
         return (1 - z) * x + z * jnp.tanh(y_n + of(self.proposal, jax.nn.sigmoid(y_r + x_r) * x))
 
-# %% ../../nbs/baselines/01_cores.ipynb #6554b6ea
+# %% ../../nbs/baselines/01_cores.ipynb #O
 def waves(number, width: int, longest: float):
-    "Numbers `(...)` as sines and cosines, float32 `(..., width)`; wave lengths from 2π to almost 2π times `longest`; `width` is even."
+    "Sines and cosines of `number (...)`, float32 `(..., width)`: wave lengths 2π to almost 2π `longest`; even `width`."
     angle = jnp.asarray(number)[..., None] / (longest ** (np.arange(0, width, 2) / width)).astype(np.float32)
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 def skew(scores):
-    "Scores by distance to scores by place: `(..., S, C + 1)` to `(..., S, C + S)`, row i moved i to the right; the rest is arbitrary."
+    "Move row i of scores by distance `(..., S, C + 1)` by i to their places `(..., S, C + S)`; the rest is arbitrary."
     *batch, size, width = scores.shape
     padded = jnp.pad(scores, [(0, 0)] * (len(batch) + 1) + [(0, size)])
     return padded.reshape(*batch, -1)[..., : size * (width + size - 1)].reshape(*batch, size, width + size - 1)
 
-# %% ../../nbs/baselines/01_cores.ipynb #a5f3492f
+# %% ../../nbs/baselines/01_cores.ipynb #S
 def windows(entries, context: int, size: int):
-    "Entries `(B, context + n * size, ...)` to what each of the n blocks can see, `(B, n, context + size, ...)`; several blocks have `size == context`."
+    "Entries `(B, context + n * size, ...)` by block, `(B, n, context + size, ...)`; n > 1 needs `size == context`."
     if entries.shape[1] == context + size:
         return entries[:, None]
     blocks = entries.reshape(entries.shape[0], -1, size, *entries.shape[2:])
     return jnp.concatenate([blocks[:, :-1], blocks[:, 1:]], axis=2)
 
 def heads_of(units: int) -> int:
-    "The number of heads: the largest of 8, 4, 2 that divides `units` into 32 or more per head; else 1."
+    "The largest of 8, 4, 2 that divides `units` into 32 or more per head; else 1."
     return max(n for n in (1, 2, 4, 8) if n == 1 or units % n == 0 and units // n >= 32)
 
 class RelativeAttention(nnx.Module):
-    "Attention to what was and what is, by content and by distance (Dai et al. 2019)."
+    "Attention to the present and past entries, by content and by distance (Dai et al. 2019)."
 
     def __init__(self, units: int, context: int, dtype, *, rngs: nnx.Rngs):
         self.units, self.context, self.dtype, self.heads = units, context, dtype, heads_of(units)
         self.query = dense(units, units, 1.0, rngs=rngs, bias=False)
         self.key_value = dense(units, 2 * units, 1.0, rngs=rngs, bias=False)
         self.distance = dense(units + units % 2, units, 1.0, rngs=rngs, bias=False)
-        self.by_content, self.by_distance = (nnx.Param(jnp.zeros((self.heads, units // self.heads))) for _ in range(2))
+        bias = lambda: nnx.Param(jnp.zeros((self.heads, units // self.heads)))
+        self.by_content, self.by_distance = bias(), bias()
         self.out = dense(units, units, 1.0, rngs=rngs)
 
     def split(self, x):
         return x.reshape(*x.shape[:-1], self.heads, -1)
 
     def queries(self, x):
-        "Queries to contents and to distances, each `(..., heads, d)`, and keys of the distances `(context + 1, heads, d)`, longest first."
+        "Queries to contents and distances `(..., heads, d)`; keys of distances `(context + 1, heads, d)`, far first."
         width = math.sqrt(self.units // self.heads)
         q = self.split(apply(self.query, x, self.dtype)) / width
         content, distance = (q + (b[...] / width).astype(q.dtype) for b in (self.by_content, self.by_distance))
@@ -382,7 +389,7 @@ class RelativeAttention(nnx.Module):
         return content, distance, self.split(apply(self.distance, ago, self.dtype))
 
     def sequence(self, x, entries, count):
-        "New steps `(B, T, units)` after entries `(B, context, units)`, the last `count (B,)` of them real: `(B, T, units)`."
+        "Attend from `x (B, T, units)` to it and to `entries (B, context, units)`, the last `count (B,)` of them real."
         batch, steps, _ = x.shape
         size = min(steps, self.context)
         blocks = -(-steps // size)
@@ -390,7 +397,8 @@ class RelativeAttention(nnx.Module):
         content, distance, places = self.queries(x.reshape(batch, blocks, size, -1))
         key_value = apply(self.key_value, jnp.concatenate([entries, x], axis=1), self.dtype)
         keys, values = (self.split(windows(part, self.context, size)) for part in jnp.split(key_value, 2, axis=-1))
-        scores = jnp.einsum("bnqhd,bnkhd->bnhqk", content, keys) + skew(jnp.einsum("bnqhd,phd->bnhqp", distance, places))
+        by_distance = skew(jnp.einsum("bnqhd,phd->bnhqp", distance, places))
+        scores = jnp.einsum("bnqhd,bnkhd->bnhqk", content, keys) + by_distance
         key = np.arange(self.context + size)
         offset = key - np.arange(size)[:, None]
         real = np.arange(blocks)[:, None] * size + key >= self.context - count[:, None, None]
@@ -398,53 +406,62 @@ class RelativeAttention(nnx.Module):
         y = jnp.einsum("bnhqk,bnkhd->bnqhd", weights, values)
         return apply(self.out, y.reshape(batch, -1, self.units)[:, :steps], self.dtype)
 
+# %% ../../nbs/baselines/01_cores.ipynb #U
 def softmax_of(scores, seen, dtype):
     "Softmax of the `seen` scores over the last axis, as `dtype`; 0 for the others."
     return jax.nn.softmax(jnp.where(seen, scores.astype(jnp.float32), -1e30), axis=-1).astype(dtype)
 
-# %% ../../nbs/baselines/01_cores.ipynb #36261e8f
 def attend_once(attention: RelativeAttention, x, entries, count):
-    "`RelativeAttention.sequence` for one new step, `x (B, units)` to `(B, units)`, without keys and values of the entries."
+    "`RelativeAttention.sequence` for one new step, `x (B, units)` to `(B, units)`, without keys and values of entries."
     content, distance, places = attention.queries(x)
-    key, value = (attention.split(part).astype(attention.dtype) for part in jnp.split(attention.key_value.kernel[...], 2, axis=-1))
+    kernels = jnp.split(attention.key_value.kernel[...], 2, axis=-1)
+    key, value = (attention.split(kernel).astype(attention.dtype) for kernel in kernels)
     question = jnp.einsum("bhd,uhd->bhu", content, key)
     x = x.astype(attention.dtype)
-    scores = jnp.concatenate([jnp.einsum("bhu,bcu->bhc", question, entries), jnp.einsum("bhu,bu->bh", question, x)[..., None]], axis=-1)
+    scores = [jnp.einsum("bhu,bcu->bhc", question, entries), jnp.einsum("bhu,bu->bh", question, x)[..., None]]
+    scores = jnp.concatenate(scores, axis=-1) + jnp.einsum("bhd,phd->bhp", distance, places)
     real = np.arange(attention.context + 1) >= attention.context - count[:, None]
-    weights = softmax_of(scores + jnp.einsum("bhd,phd->bhp", distance, places), real[:, None], attention.dtype)
+    weights = softmax_of(scores, real[:, None], attention.dtype)
     mean = jnp.einsum("bhc,bcu->bhu", weights[..., :-1], entries) + weights[..., -1:] * x[:, None]
     return apply(attention.out, jnp.einsum("bhu,uhd->bhd", mean, value).reshape(len(x), -1), attention.dtype)
 
-# %% ../../nbs/baselines/01_cores.ipynb #06f57a54
+# %% ../../nbs/baselines/01_cores.ipynb #X
 class TransformerLayer(nnx.Module):
-    "A gated block: `(B, T, units)` after entries `(B, context, units)` to float32 `(B, T, units)` and the entries that follow."
+    "A gated block: `x (B, T, units)`, entries `(B, context, units)` to float32 `(B, T, units)` and the next entries."
 
     def __init__(self, units: int, context: int, dtype, *, rngs: nnx.Rngs):
         self.dtype = dtype
         self.attention = RelativeAttention(units, context, dtype, rngs=rngs)
         self.gate_attention = Gate(units, dtype, rngs=rngs)
-        self.widen, self.narrow = dense(units, 2 * units, math.sqrt(2), rngs=rngs), dense(2 * units, units, 1.0, rngs=rngs)
+        self.widen = dense(units, 2 * units, math.sqrt(2), rngs=rngs)
+        self.narrow = dense(2 * units, units, 1.0, rngs=rngs)
         self.gate_network = Gate(units, dtype, rngs=rngs)
 
     def __call__(self, x, entries, count):
         seen = standardise(x).astype(self.dtype)
-        single = x.shape[1] == 1
-        found = attend_once(self.attention, seen[:, 0], entries, count)[:, None] if single else self.attention.sequence(seen, entries, count)
+        if x.shape[1] == 1:
+            found = attend_once(self.attention, seen[:, 0], entries, count)[:, None]
+        else:
+            found = self.attention.sequence(seen, entries, count)
         x = self.gate_attention(x, jax.nn.relu(found))
         inner = jax.nn.relu(apply(self.widen, standardise(x), self.dtype))
         x = self.gate_network(x, jax.nn.relu(apply(self.narrow, inner, self.dtype)))
         return x, jnp.concatenate([entries[:, seen.shape[1] :], seen[:, -entries.shape[1] :]], axis=1)
 
 class Window(PyTreeNode):
-    """What a transformer remembers: `entries`, each layer's normalised inputs at the last `context` steps, newest last, in the compute type `(B, context, units)`;
-    `count`, how many of them (the last ones) are real, int32 `(B,)`."""
+    """The memory of a transformer.
+
+    entries: for each layer its normalised inputs at the last `context` steps, newest last, `(B, context, units)`.
+    count: how many of them, the last ones, are real, int32 `(B,)`.
+    """
     entries: tuple
     count: jax.Array
 
 class Transformer(Stack):
-    """A gated Transformer-XL (Parisotto et al. 2020) with `heads_of(units)` heads; each layer sees the present step and `context` steps before it.
+    """A gated Transformer-XL (Parisotto et al. 2020). Layers see the present step and `context` before it.
 
-    The memory is a `Window`. Gradients reach back `layers * context` steps within one call, and never into the incoming memory.
+    The memory is a `Window`. Gradients reach back `layers * context` steps within a call,
+    never into the incoming memory.
     """
     enters = True
 
@@ -452,7 +469,7 @@ class Transformer(Stack):
         return TransformerLayer(inputs, self.context, self.dtype, rngs=rngs)
 
     def start(self, batch: int):
-        "The empty memory: no entry is real."
+        "The empty memory."
         entries = tuple(jnp.zeros((batch, self.context, self.features), self.dtype) for _ in range(self.depth))
         return Window(entries=entries, count=jnp.zeros(batch, jnp.int32))
 
@@ -464,11 +481,12 @@ class Transformer(Stack):
             after.append(jax.lax.stop_gradient(entries))
         return y.swapaxes(0, 1), Window(entries=tuple(after), count=jnp.minimum(memory.count + len(x), self.context))
 
-# %% ../../nbs/baselines/01_cores.ipynb #2f73192d
+# %% ../../nbs/baselines/01_cores.ipynb #ab
 CORES = {"gru": GRU, "mingru": MinGRU, "ssm": SSM, "transformer": Transformer}
 
-def make_core(name: str, inputs: int, units: int, *, layers: int = 1, context: int = 64, chrono_horizon: int = CHRONO_HORIZON, dtype=jnp.float32, rngs: nnx.Rngs) -> Core:
-    """The core called `name`, one of `CORES`, from `inputs` numbers per step to `units`.
+def make_core(name: str, inputs: int, units: int, *, layers: int = 1, context: int = 64,
+              chrono_horizon: int = CHRONO_HORIZON, dtype=jnp.float32, rngs: nnx.Rngs) -> Core:
+    """Make the core `name`, one of `CORES`, from `inputs` numbers per step to `units`.
 
     Args:
         layers: how many are stacked. context: steps that each layer of a transformer keeps.
@@ -477,5 +495,6 @@ def make_core(name: str, inputs: int, units: int, *, layers: int = 1, context: i
     Raises `ValueError` for an unknown name, a size that is not a positive whole number, or another type.
     """
     if name not in CORES:
-        raise ValueError(f"there is no core {name!r}: choose one of {', '.join(CORES)}.")
-    return CORES[name](inputs, units, layers=layers, context=context, dtype=dtype, **({"chrono_horizon": chrono_horizon} if name == "gru" else {}), rngs=rngs)
+        raise ValueError(f"There is no core {name!r}: choose one of {', '.join(CORES)}.")
+    more = {"chrono_horizon": chrono_horizon} if name == "gru" else {}
+    return CORES[name](inputs, units, layers=layers, context=context, dtype=dtype, rngs=rngs, **more)

@@ -7,9 +7,8 @@ __all__ = ['SCORES', 'KINDS', 'Outcome', 'Curriculum', 'uniform_tasks', 'Buffer'
            'probabilities', 'drawn_tasks', 'CurriculumConfig', 'PLR', 'buffer_stats', 'SFL', 'Uniform',
            'reference_returns', 'make_curriculum']
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #3041bd71
-import dataclasses
-from dataclasses import dataclass
+# %% ../../nbs/baselines/06_curriculum.ipynb #d
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
@@ -22,97 +21,98 @@ from ..benchmarks.difficulty import estimated_steps
 from ..core.helpers import checked_int
 from ..core.struct import PyTreeNode
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #221e4924
+# %% ../../nbs/baselines/06_curriculum.ipynb #f
 class Outcome(PyTreeNode):
-    "What became of `B` agents on their tasks, arrays `(B,)`. No finished trial, or NaN in what the curriculum reads, means unknown."
+    "Outcomes of `B` agents on their tasks, arrays `(B,)`. Unknown: no finished trial, or NaN where it is read."
     success: jax.Array  # share of the finished trials that reached the goal, float32
     returns: jax.Array  # mean return of a finished trial, float32
     best: jax.Array  # return of the best finished trial, float32
     trials: jax.Array  # how many were finished, int32
     value_loss: jax.Array  # mean over steps of the positive part of the advantage, float32
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #78621272
+# %% ../../nbs/baselines/06_curriculum.ipynb #h
 @runtime_checkable
 class Curriculum(Protocol):
-    """Chooses the tasks of training, row numbers of the benchmark; a number outside of it means no task.
+    """Chooses tasks of training, row numbers of the benchmark; a number outside of it means no task.
 
-    The curricula of this module are pure functions of JAX arrays. One on the host may use NumPy, change its state in place, and take integers as keys.
+    Those here are pure functions of JAX arrays. One on the host may use NumPy, change its state, and take integer keys.
     """
-    period: int  # tasks are tried out every so many rounds, from round 0 on; 0: never
-    candidates: int  # how many tasks are tried out each time
-    trials: int  # how many trials of each
+    period: int  # rounds from one tryout of tasks to the next, from round 0 on; 0: never
+    candidates: int  # tasks in a tryout
+    trials: int  # trials of each of them
 
     def start(self, num_tasks: int) -> Any:
-        "The state before anything was played: a pytree whose size does not depend on the number of agents."
+        "The initial state: a pytree whose size does not depend on the number of agents."
     def draw(self, state, keys) -> tuple[Any, Any]:
-        "The state, independent of `keys`, and a task for each agent, int32 `(B,)`, from its key `(B,)` and the state alone."
+        "The state, independent of `keys`, and a task for each agent, int32 `(B,)`, from its key `(B,)` and the state."
     def record(self, state, tasks, outcome: Outcome) -> Any:
-        "The state after `tasks (B,)` of all agents have been played. Called once a round."
+        "The state after all agents played `tasks (B,)`. Called once a round."
     def wants(self, round) -> Any:
-        "Whether tasks are to be tried out before round number `round`, an integer or an array."
+        "Whether to try tasks before `round`, an integer or an array."
     def propose(self, state, keys) -> Any:
-        "The tasks to try out, int32 `(C,)`, one for each random key."
+        "Tasks to try, int32 `(C,)`, one for each random key."
     def refresh(self, state, tasks, outcome: Outcome) -> Any:
-        "The state after the present agent has tried `tasks (C,)`, without learning from them."
+        "The state after the present agent tried `tasks (C,)`, without learning from them."
     def stats(self, state) -> dict:
         "Scalars for the metrics."
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #888b9e22
+# %% ../../nbs/baselines/06_curriculum.ipynb #l
 def uniform_tasks(num_tasks, keys) -> jax.Array:
-    "A task below `num_tasks` for each random key `(B,)`, all equally likely: int32 `(B,)`."
+    "Draw a task below `num_tasks` for each random key `(B,)`, all equally likely: int32 `(B,)`."
     return jax.vmap(lambda key: jax.random.randint(key, (), 0, num_tasks))(keys)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #48b5cda0
+# %% ../../nbs/baselines/06_curriculum.ipynb #n
 def _checked_outcome(tasks, outcome: Outcome) -> tuple[jax.Array, Outcome]:
-    "Tasks int32 `(B,)` and an outcome whose fields are arrays `(B,)`. Raises `ValueError`."
+    "Check tasks and outcome: int32 `(B,)` and arrays `(B,)`. Raises `ValueError`."
     tasks = jnp.asarray(tasks)
     outcome = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), outcome)
     if tasks.ndim != 1 or not tasks.size or not jnp.issubdtype(tasks.dtype, jnp.integer):
         raise ValueError(f"tasks are {tasks.dtype}{tasks.shape}: give one task number for each agent, integers (B,).")
-    for field in dataclasses.fields(outcome):
-        if getattr(outcome, field.name).shape != tasks.shape:
-            raise ValueError(f"outcome.{field.name} has shape {getattr(outcome, field.name).shape} and tasks {tasks.shape}: give one number for each agent.")
+    for name, x in vars(outcome).items():
+        if x.shape != tasks.shape:
+            raise ValueError(f"outcome.{name} has shape {x.shape} and tasks {tasks.shape}: give a number per agent.")
     return tasks.astype(jnp.int32), outcome
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #252087e5
-_NOBODY = np.int32(2**31 - 1)  # no task; sorts behind every task
+# %% ../../nbs/baselines/06_curriculum.ipynb #p
+_NOBODY = np.int32(2**31 - 1)  # no task; sorts last
 
 class Buffer(PyTreeNode):
-    "`K` slots for tasks and their probabilities: 20 bytes a slot, and 4 bytes per task of the benchmark for `reference`."
+    "`K` slots for tasks and scores: 20 bytes a slot, and 4 bytes per task of the benchmark for `reference`."
     num_tasks: jax.Array  # int32 scalar
     round: jax.Array  # rounds recorded, int32 scalar
-    task: jax.Array  # int32 (K,), −1 where the slot is empty
-    score: jax.Array  # float32 (K,), −∞ where empty
-    best: jax.Array  # best return of a trial since the task is here, float32 (K,)
-    seen: jax.Array  # the round after which it was last scored, int32 (K,)
-    ends: jax.Array  # running sum of the shares, int32 (K,); all 0 when nothing is to be replayed
-    reference: Any = None  # return of a reference solution of every task, float32 (num_tasks,), NaN where unknown; or None
+    task: jax.Array  # int32 (K,), −1 in empty slots
+    score: jax.Array  # float32 (K,), −∞ in empty slots
+    best: jax.Array  # best return of a trial since the task entered, float32 (K,)
+    seen: jax.Array  # round of the last score, int32 (K,)
+    ends: jax.Array  # running sum of the shares, int32 (K,); all 0 when there is nothing to replay
+    reference: Any = None  # a reference solution's return per task, float32 (num_tasks,), NaN if unknown; or None
 
     def reference_of(self, task):
-        "The reference returns of tasks; 0 where no task has one."
+        "Reference returns of tasks; 0 without `reference`."
         return jnp.float32(0) if self.reference is None else self.reference[jnp.clip(task, 0, len(self.reference) - 1)]
 
 def empty_buffer(size: int, num_tasks: int, reference=None) -> Buffer:
-    "A buffer with room for `size` tasks, or for all `num_tasks` if these are fewer. Raises `ValueError` for no tasks."
+    "A buffer of `size` slots, or `num_tasks` if fewer. Raises `ValueError` for no tasks."
     checked_int("num_tasks", num_tasks, 1, int(_NOBODY) - 1)
-    slots = lambda x: jnp.full(min(size, num_tasks), x)  # an array of its own each time: a state may be donated
-    return Buffer(jnp.int32(num_tasks), jnp.int32(0), task=slots(jnp.int32(-1)), score=slots(jnp.float32(-jnp.inf)), best=slots(jnp.float32(-jnp.inf)),
-                  seen=slots(jnp.int32(0)), ends=slots(jnp.int32(0)), reference=reference)
+    slots = lambda x: jnp.full(min(size, num_tasks), x)  # separate arrays: a state may be donated
+    low = jnp.float32(-jnp.inf)
+    return Buffer(jnp.int32(num_tasks), jnp.int32(0), slots(jnp.int32(-1)), slots(low), slots(low),
+                  slots(jnp.int32(0)), slots(jnp.int32(0)), reference)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #2ba9a8e9
-SCORES = {  # of outcomes and reference returns, float32 (n,) each; NaN where what is needed is not known
+# %% ../../nbs/baselines/06_curriculum.ipynb #s
+SCORES = {  # of outcomes and reference returns, float32 (n,); NaN if unknown
     "maxmc": lambda outcome, reference: outcome.best - outcome.returns,
     "value_loss": lambda outcome, reference: outcome.value_loss,
     "learnability": lambda outcome, reference: outcome.success * (1 - outcome.success),
     "regret": lambda outcome, reference: jnp.maximum(reference - outcome.returns, 0),
 }
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #86a72766
+# %% ../../nbs/baselines/06_curriculum.ipynb #v
 def combined(tasks, outcome: Outcome, known) -> tuple[jax.Array, Outcome]:
-    """Outcomes by task instead of by agent; all arrays are `(B,)`. known: bool, whose outcome counts.
+    """Merge outcomes of the same task; arrays are `(B,)`, `known` says whose outcome counts.
 
-    Returns the different tasks in increasing order, padded with 2³¹ − 1, and their outcomes: `success` and `returns` averaged over trials, `value_loss` over agents,
-    the maximum of `best`, the sum of `trials`.
+    Returns the different tasks in increasing order, padded with 2³¹ − 1, and their outcomes: `success` and `returns`
+    averaged over trials, `value_loss` over agents, the maximum of `best`, the sum of `trials`.
     """
     tasks = jnp.where(known, tasks, _NOBODY)
     order = jnp.argsort(tasks)
@@ -121,47 +121,50 @@ def combined(tasks, outcome: Outcome, known) -> tuple[jax.Array, Outcome]:
     total = lambda x: jax.ops.segment_sum(x, group, len(tasks))
     trials, agents = total(o.trials), total(jnp.ones_like(o.trials))
     by_trial = lambda x: total(x * o.trials) / jnp.maximum(trials, 1)
-    by_agent = lambda x: total(x) / jnp.maximum(agents, 1)
-    merged = Outcome(by_trial(o.success), by_trial(o.returns), jax.ops.segment_max(o.best, group, len(tasks)), trials, by_agent(o.value_loss))
+    best, value_loss = jax.ops.segment_max(o.best, group, len(tasks)), total(o.value_loss) / jnp.maximum(agents, 1)
+    merged = Outcome(by_trial(o.success), by_trial(o.returns), best, trials, value_loss)
     return jnp.full(len(tasks), _NOBODY).at[group].set(tasks), merged
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #8f4b92b2
+# %% ../../nbs/baselines/06_curriculum.ipynb #z
 def _rescored(state: Buffer, task, outcome: Outcome, rule) -> tuple[Buffer, jax.Array]:
-    "The buffer with new scores for its tasks that are in `task (B,)`, from `combined`; and which of these it holds, bool `(B,)`."
+    "Score the buffer's tasks that are in `task (B,)`, from `combined`; also returns which of these it holds, bool."
     at = jnp.minimum(jnp.searchsorted(task, state.task), len(task) - 1)
     hit = task[at] == state.task
     now = jax.tree.map(lambda x: x[at], outcome)
     best = jnp.where(hit, jnp.fmax(state.best, now.best), state.best)
     score = rule(now.replace(best=best), state.reference_of(state.task))
-    state = state.replace(best=best, score=jnp.where(hit, score, state.score), seen=jnp.where(hit, state.round, state.seen))
+    seen = jnp.where(hit, state.round, state.seen)
+    state = state.replace(best=best, score=jnp.where(hit, score, state.score), seen=seen)
     return state, jnp.zeros(len(task), bool).at[at].max(hit)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #5f2e8af5
+# %% ../../nbs/baselines/06_curriculum.ipynb #B
 def _inserted(state: Buffer, task, score, best) -> Buffer:
-    "The buffer with those of `task (B,)` that score higher than what they replace; a `score` of −∞ never enters."
+    "Put those of `task (B,)` into the buffer that score higher than what they replace; a `score` of −∞ never enters."
     most = min(len(task), len(state.task))
     score, which = jax.lax.top_k(score, most)
     slot = jax.lax.top_k(-state.score, most)[1]
     slot = jnp.where(score > state.score[slot], slot, len(state.task))  # beyond the end: dropped
     put = lambda old, new: old.at[slot].set(new, mode="drop")
-    return state.replace(task=put(state.task, task[which]), score=put(state.score, score), best=put(state.best, best[which]), seen=put(state.seen, state.round))
+    return state.replace(task=put(state.task, task[which]), score=put(state.score, score),
+                         best=put(state.best, best[which]), seen=put(state.seen, state.round))
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #658257fd
+# %% ../../nbs/baselines/06_curriculum.ipynb #D
 def learnt(state: Buffer, tasks, outcome: Outcome, rule) -> Buffer:
-    "The buffer after `tasks (B,)` were played: its own tasks scored again by `rule`, one of `SCORES`; new ones replace lower scores."
+    "The buffer after `tasks (B,)` were played: its own scored again by `rule`, of `SCORES`; new ones replace lower."
     tasks, outcome = _checked_outcome(tasks, outcome)
     exists = (tasks >= 0) & (tasks < state.num_tasks)
-    known = exists & (outcome.trials > 0) & jnp.isfinite(outcome.trials) & jnp.isfinite(rule(outcome, state.reference_of(tasks)))
+    known = jnp.isfinite(outcome.trials) & jnp.isfinite(rule(outcome, state.reference_of(tasks)))
+    known &= exists & (outcome.trials > 0)
     task, outcome = combined(tasks, outcome, known)
     state, here = _rescored(state, task, outcome, rule)
     score = rule(outcome, state.reference_of(task))
     return _inserted(state, task, jnp.where(here | (task == _NOBODY), -jnp.inf, score), outcome.best)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #6ca1866e
-_UNIT = 2**30  # shares are counted in parts of this
+# %% ../../nbs/baselines/06_curriculum.ipynb #I
+_UNIT = 2**30  # the unit of shares is 1 / _UNIT
 
 def _weights(score, full, how: str, temperature: float) -> jax.Array:
-    "What each slot's score is worth, float32 `(K,)`, the highest 1; 0 for empty slots."
+    "Weights of slots by score, float32 `(K,)`, the highest 1; 0 for empty slots."
     if how == "rank":
         rank = rankdata(-score)
         weight = (rank.min() / rank) ** (1 / temperature)
@@ -173,25 +176,26 @@ def _weights(score, full, how: str, temperature: float) -> jax.Array:
     return jnp.where(full, weight, 0)
 
 def _part(x) -> jax.Array:
-    "Weights as shares of 1; zeros if there is none."
+    "Weights as shares of 1; zeros if all are 0."
     return x / jnp.maximum(x.sum(), 1e-30)
 
 def probabilities(state: Buffer, how: str, temperature: float, staleness: float) -> jax.Array:
-    "With what probability each slot is chosen when the buffer is drawn from, float32 `(K,)`; all 0 for an empty buffer."
+    "Probability of each slot in a replay, float32 `(K,)`; all 0 for an empty buffer."
     full = state.task >= 0
     age = jnp.where(full, state.round - state.seen, 0).astype(jnp.float32)
     stale = jnp.where(age.sum() > 0, staleness, 0)
     return (1 - stale) * _part(_weights(state.score, full, how, temperature)) + stale * _part(age)
 
 def _shared_out(state: Buffer, how: str, temperature: float, staleness: float, fill: float) -> Buffer:
-    "The buffer with its shares worked out; none is drawn before the share `fill` of the slots is taken."
+    "Work out the shares of the slots; all are 0 while less than the share `fill` of the slots is taken."
     shares = jnp.floor(probabilities(state, how, temperature, staleness) * _UNIT).astype(jnp.int32)
-    ready = (state.task >= 0).sum() >= np.ceil(fill * len(state.task) - 1e-6)  # counted, for a mean of ones may round to less than 1
+    taken = (state.task >= 0).sum()  # counted, for a mean of ones may round to less than 1
+    ready = taken >= np.ceil(fill * len(state.task) - 1e-6)
     return state.replace(ends=jnp.where(ready, jnp.cumsum(shares), 0))
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #736ead49
+# %% ../../nbs/baselines/06_curriculum.ipynb #K
 def drawn_tasks(state: Buffer, keys, replay: float) -> jax.Array:
-    "A task for each random key `(B,)`, int32 `(B,)`: with probability `replay` from a buffer that is ready, else any task."
+    "Draw a task for each random key `(B,)`: with probability `replay` from a buffer that is ready, else any. int32."
     split = jax.vmap(lambda key: jax.random.split(key, 3))(keys)
     total = state.ends[-1]
     point = jax.vmap(lambda key: jax.random.randint(key, (), 0, jnp.maximum(total, 1)))(split[:, 1])
@@ -199,29 +203,31 @@ def drawn_tasks(state: Buffer, keys, replay: float) -> jax.Array:
     replays = (jax.vmap(jax.random.uniform)(split[:, 0]) < replay) & (total > 0)
     return jnp.where(replays, state.task[slot], uniform_tasks(state.num_tasks, split[:, 2]))
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #b046e161
+# %% ../../nbs/baselines/06_curriculum.ipynb #O
 KINDS = ("uniform", "plr", "sfl", "regret")
-_REPLAYS = dict(buffer=4000, temperature=1.0, staleness=0.3, replay=0.8, fill=0.5, weights="rank", candidates=0, period=0, trials=0)
+_REPLAYS = dict(buffer=4000, temperature=1.0, staleness=0.3, replay=0.8, fill=0.5, weights="rank",
+                candidates=0, period=0, trials=0)
 _USUAL = {
     "uniform": {},
     "plr": {**_REPLAYS, "score": "maxmc"},
-    "sfl": dict(buffer=256, temperature=1.0, staleness=0.0, replay=0.8, fill=0.0, weights="equal", score="learnability", candidates=1024, period=10, trials=8),
+    "sfl": dict(buffer=256, temperature=1.0, staleness=0.0, replay=0.8, fill=0.0, weights="equal",
+                score="learnability", candidates=1024, period=10, trials=8),
     "regret": {**_REPLAYS, "score": "regret"},
 }
 
 @dataclass(frozen=True)
 class CurriculumConfig:
-    "How tasks are chosen. Fields that are None become what is usual for the kind. Raises `ValueError` for values out of range or that do not go together."
-    kind: Literal["uniform", "plr", "sfl", "regret"] = "uniform"  # how tasks are chosen
-    buffer: int | None = None  # tasks that are remembered
-    score: Literal["maxmc", "value_loss", "learnability", "regret"] | None = None  # plr: "maxmc", "value_loss" or "learnability"; the other kinds have their own
-    weights: Literal["rank", "score", "equal"] | None = None  # within the buffer: by "rank" of the score, by the "score" itself, or all "equal"
-    temperature: float | None = None  # weights are raised to the power 1/temperature: low ones prefer the highest scores
-    staleness: float | None = None  # share of the probability that goes by how long ago a task was scored
-    replay: float | None = None  # share of the agents that draw from the buffer (SFL's ρ); the others draw from all tasks
-    fill: float | None = None  # share of the buffer that must be filled before it is drawn from
-    candidates: int | None = None  # tasks, drawn from all, that are tried out each time; 0: none
-    period: int | None = None  # rounds from one trying out to the next
+    "How tasks are chosen; None takes what is usual for the kind. Raises `ValueError` for values that do not fit."
+    kind: Literal["uniform", "plr", "sfl", "regret"] = "uniform"  # what chooses tasks
+    buffer: int | None = None  # tasks that it remembers
+    score: Literal["maxmc", "value_loss", "learnability", "regret"] | None = None  # plr: one of the first three
+    weights: Literal["rank", "score", "equal"] | None = None  # by what tasks in the buffer weigh
+    temperature: float | None = None  # weights have the power 1/temperature: low ones prefer the highest scores
+    staleness: float | None = None  # share of the probability that goes by the age of scores
+    replay: float | None = None  # share of the agents that draw from the buffer (SFL's ρ), not from all tasks
+    fill: float | None = None  # share of the buffer that must be filled before draws from it
+    candidates: int | None = None  # random tasks in a tryout; 0: none
+    period: int | None = None  # rounds from one tryout to the next
     trials: int | None = None  # trials for each candidate
 
     def __post_init__(self):
@@ -231,41 +237,50 @@ class CurriculumConfig:
         _check_config(self)
 
 def _check_config(config: CurriculumConfig):
-    "See `CurriculumConfig`."
-    check_fields(config, "curriculum.", **dict.fromkeys(("staleness", "replay", "fill"), "[0, 1]"), temperature="(0, inf)")
+    share = "[0, 1]"
+    check_fields(config, "curriculum.", staleness=share, replay=share, fill=share, temperature="(0, inf)")
     for name, least in dict(buffer=1, candidates=0, period=0, trials=0).items():
         if getattr(config, name) is not None:
             checked_int(f"curriculum.{name}", getattr(config, name), least)
-    c, own, least = config, {"sfl": "learnability", "regret": "regret"}.get(config.kind), 2 if config.score == "learnability" else 1
+    c, own = config, {"sfl": "learnability", "regret": "regret"}.get(config.kind)
+    least = 2 if c.score == "learnability" else 1
     for wrong, says in [
-            (own and c.score != own, f"curriculum.score {c.score!r} does not go with kind {c.kind!r}: leave it out, it is {own!r}."),
-            (c.kind == "plr" and c.score == "regret", "curriculum.score 'regret' does not go with kind 'plr': choose kind 'regret' for it."),
-            (bool(c.candidates) != bool(c.period), f"curriculum.candidates is {c.candidates} and period {c.period}: to try tasks out both must be above 0, else both 0."),
-            (c.kind == "sfl" and not c.candidates, "SFL finds its tasks by trying candidates out: set curriculum.candidates and period above 0."),
-            (c.kind == "sfl" and c.candidates < c.buffer, f"SFL keeps the best {c.buffer} of {c.candidates} candidates: raise curriculum.candidates or lower curriculum.buffer."),
-            (c.candidates and c.trials < least, f"curriculum.trials is {c.trials}: candidates need at least {least}; p(1-p) is 0 after a single trial.")]:
+            (own and c.score != own,
+             f"score {c.score!r} does not go with kind {c.kind!r}: leave it out, it is {own!r}"),
+            (c.kind == "plr" and c.score == "regret",
+             "score 'regret' does not go with kind 'plr': choose kind 'regret' for it"),
+            (bool(c.candidates) != bool(c.period),
+             f"candidates is {c.candidates} and period {c.period}: set both to 0, or to try tasks both above 0"),
+            (c.kind == "sfl" and not c.candidates,
+             "candidates is 0, but SFL finds its tasks by trying candidates: set it and period above 0"),
+            (c.kind == "sfl" and c.candidates < c.buffer,
+             f"candidates is {c.candidates}, but SFL keeps the best {c.buffer} of them: raise it or lower buffer"),
+            (c.candidates and c.trials < least,
+             f"trials is {c.trials}: candidates need at least {least}; p(1-p) is 0 after a single trial")]:
         if wrong and c.kind != "uniform":
-            raise ValueError(says)
+            raise ValueError(f"curriculum.{says}.")
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #bc3d456d
+# %% ../../nbs/baselines/06_curriculum.ipynb #R
 @dataclass(frozen=True)
 class PLR:
-    """Prioritised level replay (Jiang et al. 2021), a `Curriculum`: a buffer of the tasks with the highest scores, drawn by rank and by age.
+    """Prioritised level replay (Jiang et al. 2021): a buffer of tasks with the highest scores, drawn by rank and age.
 
-    Unlike in the paper each agent decides whether it replays, new tasks are drawn from all, and equal scores share their rank.
-    The score "regret" needs `reference`, from `reference_returns`, float32 `(num_tasks,)`: part of the state, not of the compiled program.
+    Unlike in the paper each agent decides whether it replays, new tasks are drawn from all, equal scores share a rank.
+    The score "regret" needs `reference`, float32 `(num_tasks,)`, from `reference_returns`, which the state then holds.
     """
     config: CurriculumConfig
-    reference: Any = dataclasses.field(default=None, repr=False, compare=False)
+    reference: Any = field(default=None, repr=False, compare=False)
 
-    period, candidates, trials = (property(lambda self, name=name: getattr(self.config, name) or 0) for name in ("period", "candidates", "trials"))
+    period, candidates, trials = (property(lambda self, name=name: getattr(self.config, name) or 0)
+                                  for name in ("period", "candidates", "trials"))
 
     def start(self, num_tasks: int) -> Buffer:
         empty = empty_buffer(self.config.buffer, num_tasks)
         if self.config.score != "regret":
             return empty
         if np.shape(self.reference) != (num_tasks,):
-            raise ValueError(f"The reference returns have shape {np.shape(self.reference)}, but there are {num_tasks:,} tasks: give par for this very benchmark.")
+            raise ValueError(f"The reference returns have shape {np.shape(self.reference)} and the benchmark "
+                             f"{num_tasks:,} tasks: give par for this very benchmark.")
         return empty.replace(reference=jnp.array(self.reference, jnp.float32, copy=True))
 
     def draw(self, state: Buffer, keys):
@@ -284,27 +299,29 @@ class PLR:
         return self.shared(learnt(state, tasks, outcome, SCORES[self.config.score]))
 
     def shared(self, state: Buffer) -> Buffer:
-        "The buffer with its shares worked out."
+        "Work out the shares of the slots."
         c = self.config
         return _shared_out(state, c.weights, c.temperature, c.staleness, c.fill)
 
     def stats(self, state: Buffer) -> dict:
         return buffer_stats(state)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #3c071e58
+# %% ../../nbs/baselines/06_curriculum.ipynb #T
 def buffer_stats(state: Buffer) -> dict:
-    "Scalars: share of the slots in use, mean and highest score, mean age in rounds, and the effective number of tasks drawn (0 before the first)."
+    "Share of slots in use, mean and highest score, mean age in rounds, effective number of tasks drawn (0 at first)."
     full = state.task >= 0
     mean = lambda x: jnp.where(full, x, 0).sum() / jnp.maximum(full.sum(), 1)
     share = _part(jnp.diff(state.ends, prepend=0).astype(jnp.float32))
     entropy = -jnp.where(share > 0, share * jnp.log(jnp.maximum(share, 1e-30)), 0).sum()
-    return {"curriculum_filled": full.mean(dtype=jnp.float32), "curriculum_score": mean(state.score), "curriculum_score_max": jnp.where(full.any(), state.score.max(), 0),
-            "curriculum_age": mean(state.round - state.seen), "curriculum_tasks": jnp.where(state.ends[-1] > 0, jnp.exp(entropy), 0)}
+    highest, tasks = jnp.where(full.any(), state.score.max(), 0), jnp.where(state.ends[-1] > 0, jnp.exp(entropy), 0)
+    filled, age = full.mean(dtype=jnp.float32), mean(state.round - state.seen)
+    return {"curriculum_filled": filled, "curriculum_score": mean(state.score), "curriculum_score_max": highest,
+            "curriculum_age": age, "curriculum_tasks": tasks}
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #3b0f3c56
+# %% ../../nbs/baselines/06_curriculum.ipynb #W
 @dataclass(frozen=True)
 class SFL(PLR):
-    "Sampling for learnability (Rutherford et al. 2024), a `Curriculum`: every `refresh` fills the buffer with the best candidates."
+    "Sampling for learnability (Rutherford et al. 2024): every `refresh` fills the buffer with the best candidates."
 
     def record(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
         _checked_outcome(tasks, outcome)
@@ -314,10 +331,10 @@ class SFL(PLR):
         fresh = empty_buffer(len(state.task), len(state.task)).replace(num_tasks=state.num_tasks, round=state.round)
         return super().refresh(fresh, tasks, outcome)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #18e23d83
+# %% ../../nbs/baselines/06_curriculum.ipynb #Y
 @dataclass(frozen=True)
 class Uniform(PLR):
-    "Domain randomisation, a `Curriculum`: every task is always equally likely."
+    "Domain randomisation: every task is always equally likely."
     config: CurriculumConfig = CurriculumConfig()
 
     def start(self, num_tasks: int) -> Buffer:
@@ -333,31 +350,35 @@ class Uniform(PLR):
     def stats(self, state: Buffer) -> dict:
         return {}
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #6e7b0f2d
+# %% ../../nbs/baselines/06_curriculum.ipynb #ab
 def reference_returns(par, max_steps) -> np.ndarray:
-    """The return of a trial of `max_steps` solved in `par` steps: float32, NaN where `par` is NaN, 0 where it exceeds `max_steps`.
+    """Returns of trials of `max_steps` solved in `par` steps: float32, NaN where `par` is NaN, 0 above `max_steps`.
 
     Raises `ValueError` for `max_steps` below 1, negative numbers, or no known number.
     """
     par = np.asarray(par, np.float32)
     checked_int("max_steps", max_steps, 1)
     if par.ndim != 1 or (par < 0).any() or not np.isfinite(par).any():
-        raise ValueError(f"par has shape {par.shape}: give the reference steps of every task, numbers from 0 on, NaN where unknown, but not for all.")
+        raise ValueError(f"par has shape {par.shape}: give the reference steps of every task, numbers from 0 on, "
+                         "NaN where unknown, but not for all.")
     return np.where(par > max_steps, 0, 1 - 0.9 * np.minimum(par, max_steps) / max_steps).astype(np.float32)
 
-# %% ../../nbs/baselines/06_curriculum.ipynb #3edd8a98
-def make_curriculum(config: CurriculumConfig, benchmark=None, par=None, max_steps: int | None = None, *, world=None) -> Curriculum:
-    """The curriculum that a configuration describes.
+# %% ../../nbs/baselines/06_curriculum.ipynb #ae
+def make_curriculum(config: CurriculumConfig, benchmark=None, par=None, max_steps: int | None = None, *,
+                    world=None) -> Curriculum:
+    """The curriculum of a configuration.
 
-    Only "regret" needs more: `max_steps` and `par`, the reference steps of every task; or a `benchmark` and its `world`, `(env, params)`, for `difficulty.estimated_steps`.
-    Raises `ValueError` for what is missing or does not fit.
+    "regret" needs `par`, the reference steps of every task, and `max_steps`; or a `benchmark` and its `world`,
+    `(env, params)`, for `difficulty.estimated_steps`. Raises `ValueError` for what is missing or does not fit.
     """
     if config.kind != "regret":
         return {"uniform": Uniform, "plr": PLR, "sfl": SFL}[config.kind](config)
     if par is None and (benchmark is None or world is None):
-        raise ValueError("Regret is measured against par: give par, the reference steps of every task, or a benchmark and its world to estimate them with.")
+        raise ValueError("Regret is measured against par: give par, the reference steps of every task, or a benchmark "
+                         "and its world to estimate them with.")
     max_steps = max_steps if world is None else world[1].max_steps
     par = estimated_steps(benchmark, *world[::-1]) if par is None else par
     if benchmark is not None and np.shape(par) != (len(benchmark),):
-        raise ValueError(f"par has shape {np.shape(par)} and the benchmark {len(benchmark):,} tasks: give par for this very benchmark.")
+        raise ValueError(f"par has shape {np.shape(par)} and the benchmark {len(benchmark):,} tasks: "
+                         "give par for this very benchmark.")
     return PLR(config, reference_returns(par, max_steps))

@@ -6,11 +6,11 @@
 __all__ = ['OBJECTS', 'held_out_objects', 'hold_tasks', 'Plan', 'demo_plan', 'adapted', 'sentence', 'unlucky_task',
            'unlucky_seed', 'animation', 'run_demo']
 
-# %% ../../nbs/baselines/15_demo.ipynb #362597fe
-import dataclasses
+# %% ../../nbs/baselines/15_demo.ipynb #d
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,71 +28,78 @@ from ..benchmarks.generate import OBJECT_COLORS
 from ..core.goals import AgentHoldGoal
 from ..core.tiles import PICKABLE
 
-# %% ../../nbs/baselines/15_demo.ipynb #89afd854
+# %% ../../nbs/baselines/15_demo.ipynb #f
 OBJECTS = np.array([(tile, color) for tile in PICKABLE for color in OBJECT_COLORS], np.uint8)
 
 def held_out_objects() -> np.ndarray:
-    "Which of the sixty `OBJECTS` are kept for the test, bool `(60,)`: two colours of each shape, other ones for each."
+    "Which of the sixty `OBJECTS` are kept for the test, bool `(60,)`: two colours of each shape."
     shape, color = np.divmod(np.arange(len(OBJECTS)), len(OBJECT_COLORS))
     return (color - shape) % (len(OBJECT_COLORS) // 2) == 0
 
-# %% ../../nbs/baselines/15_demo.ipynb #5032b476
+# %% ../../nbs/baselines/15_demo.ipynb #h
 def hold_tasks(objects, n: int, seed: int = 0) -> Benchmark:
-    "`n` tasks \"hold one of these\": four different objects drawn from `objects (K, 2)`, the first of which is the hidden goal. Raises `ValueError` for fewer than four objects."
+    """`n` tasks "hold one of these": four different objects of `objects (K, 2)`, of which the first is the hidden goal.
+
+    Raises `ValueError` for fewer than four objects.
+    """
     if len(objects) < 4:
-        raise ValueError(f"4 different objects a task cannot be drawn from {len(objects)}: give more.")
+        raise ValueError(f"There are {len(objects)} objects: a task needs 4 different ones.")
     random = np.random.default_rng(seed)
     tiles = np.asarray(objects, np.uint8)[random.random((n, len(objects))).argsort(1)[:, :4]]
     goals = np.zeros((n, 5), np.uint8)
     goals[:, 0], goals[:, 1:3] = AgentHoldGoal.ID, tiles[:, 0]
     return Benchmark.from_arrays(goals, np.zeros((n, 1, 7), np.uint8), tiles)
 
-# %% ../../nbs/baselines/15_demo.ipynb #b38a798f
+# %% ../../nbs/baselines/15_demo.ipynb #k
 class Plan(NamedTuple):
-    "How to train, and how many tasks and trials to test on."
+    "The configuration of the training, and the number of tasks and trials of the test."
     config: TrainConfig
     train_tasks: int = 20_000
     test_tasks: int = 1000
     num_trials: int = 10
 
 def demo_plan(out="runs/demo", seed: int = 1, steps: int | None = None, fast: bool = False) -> Plan:
-    "The demonstration's settings; `fast` takes seconds, for tests, and learns next to nothing."
+    "The plan of the demonstration; `fast` takes seconds, for tests, and learns next to nothing."
     config = TrainConfig(
-        env_id="XLand-MiniGrid-R1-9x9", size=5, max_steps=12, benchmark="hold one of four objects", held_out=0.2, seed=seed, out=str(out),
-        total_steps=steps or 5_000_000, loggers=("jsonl",), num_envs=256, steps_per_task=120, steps_per_update=60, ppo=PPOConfig(num_minibatches=16))
+        env_id="XLand-MiniGrid-R1-9x9", size=5, max_steps=12, benchmark="hold one of four objects", held_out=0.2,
+        seed=seed, out=str(out), total_steps=steps or 5_000_000, loggers=("jsonl",), num_envs=256, steps_per_task=120,
+        steps_per_update=60, ppo=PPOConfig(num_minibatches=16))
     if not fast:
         return Plan(config)
-    small = dataclasses.replace(
-        config, total_steps=steps or 40_000, num_envs=64, steps_per_task=60, steps_per_update=30, ppo=PPOConfig(num_minibatches=4),
+    small = replace(
+        config, total_steps=steps or 40_000, num_envs=64, steps_per_task=60, steps_per_update=30,
+        ppo=PPOConfig(num_minibatches=4),
         network=NetworkConfig(embedding=4, encoder_width=32, event=8, memory=16, head=32))
     return Plan(small, train_tasks=500, test_tasks=60, num_trials=5)
 
-# %% ../../nbs/baselines/15_demo.ipynb #3e043da2
+# %% ../../nbs/baselines/15_demo.ipynb #m
 def adapted(curve: dict) -> bool:
     "Whether a curve (from `Evaluation.per_trial`) shows adaptation, by the rule above."
-    return bool(
-        curve["success"][-1] >= curve["success"][0] + 0.15 and curve["success_lo"][-1] > curve["success_hi"][0]
-        and curve["steps"][-1] <= 0.7 * curve["steps"][0] and curve["steps_hi"][-1] < curve["steps_lo"][0])
+    success, steps = curve["success"], curve["steps"]
+    return bool(success[-1] >= success[0] + 0.15 and curve["success_lo"][-1] > curve["success_hi"][0]
+                and steps[-1] <= 0.7 * steps[0] and curve["steps_hi"][-1] < curve["steps_lo"][0])
 
 def sentence(agent: Evaluation) -> str:
-    "What the numbers say of an agent, where a random policy and the reference player played, too."
+    "Sum up an evaluation with a random policy and the reference player as anchors."
     curve, chance = agent.per_trial(), agent.anchor("random").success.mean()
     n = len(curve["success"])
-    first, last = (f"{curve['success'][k]:.0%} of the time, in {curve['steps'][k]:.1f} steps on average" for k in (0, -1))
+    first, last = (f"{curve['success'][k]:.0%} of the time, in {curve['steps'][k]:.1f} steps on average"
+                   for k in (0, -1))
     facts = (f"in trial 1 it reached the hidden goal {first}, in trial {n} {last} (acting at random: {chance:.0%}). "
              f"On the way from a random policy (0) to the reference player (1) that is {curve['score'][0]:.2f} "
              f"in trial 1 and {curve['score'][-1]:.2f} in trial {n}")
     if adapted(curve):
-        return f"On {len(agent.steps):,} tasks made of objects it had never met, the agent found out what was wanted and remembered it: {facts}."
+        return (f"On {len(agent.steps):,} tasks made of objects it had never met, the agent found out what was wanted "
+                f"and remembered it: {facts}.")
     return f"This agent did not adapt, or not clearly: {facts}. Train it for longer, or with another seed."
 
-# %% ../../nbs/baselines/15_demo.ipynb #a92b739a
+# %% ../../nbs/baselines/15_demo.ipynb #p
 def unlucky_task(evaluation: Evaluation) -> int:
-    "The number of the first task in an evaluation that was not solved in trial 1; the very first when all were."
+    "The first task of an evaluation that was not solved in trial 1; the very first if all were."
     return int(evaluation.task_ids[np.argmax(evaluation.success[:, 0] == 0)])
 
 def unlucky_seed(agent: Agent, ruleset, num_trials: int, tries: int = 20):
-    "Moments of a run that fails in trial 1; the last one tried when none does."
+    "Moments of a run that fails in trial 1; the last one tried if none does."
     for seed in range(tries):
         moments = watch(agent, ruleset, num_trials, seed)
         if [m.timestep for m in moments if m.timestep.last()][0].discount != 0:
@@ -107,14 +114,16 @@ def animation(agent: Agent, ruleset, num_trials: int = 5):
                                           f"It is not told the goal: {viewer.goal}")
     return viewer
 
-# %% ../../nbs/baselines/15_demo.ipynb #7b6456e9
-_WRITTEN = ("adaptation.png", "one_task.html", "one_task.gif", "results.json", "training.png", "metrics.jsonl", "config.json")
+# %% ../../nbs/baselines/15_demo.ipynb #r
+_WRITTEN = ("adaptation.png", "one_task.html", "one_task.gif", "results.json", "training.png", "metrics.jsonl",
+            "config.json")
 
 def _make_way(config: TrainConfig) -> bool:
-    "Remove what an earlier, finished demonstration left in `out`; True when an unfinished one is there to be resumed."
+    "Delete an earlier, finished demonstration in `out`; True if there is an unfinished one to resume."
     out = Path(config.out)
     steps, saved = Checkpoints(out / "checkpoints").steps(), out / "config.json"
-    if steps and steps[-1] < config.rounds * config.steps_per_round and saved.exists() and from_dict(json.loads(saved.read_text())) == config:
+    unfinished = steps and steps[-1] < config.rounds * config.steps_per_round and saved.exists()
+    if unfinished and from_dict(json.loads(saved.read_text())) == config:
         return True
     for name in _WRITTEN:
         (out / name).unlink(missing_ok=True)
@@ -122,8 +131,7 @@ def _make_way(config: TrainConfig) -> bool:
         shutil.rmtree(out / "checkpoints")
     return False
 
-
-def run_demo(out="runs/demo", seed: int = 1, steps: int | None = None, fast: bool = False, progress: bool = True) -> dict:
+def run_demo(out="runs/demo", seed: int = 1, steps: int | None = None, fast: bool = False, progress=True) -> dict:
     """Make tasks, train, test on held-out objects, write and return the results (`results.json`).
 
     Args:
@@ -133,15 +141,17 @@ def run_demo(out="runs/demo", seed: int = 1, steps: int | None = None, fast: boo
     """
     begun, plan = time.monotonic(), demo_plan(out, seed, steps, fast)
     held = held_out_objects()
-    tasks, unseen = hold_tasks(OBJECTS[~held], plan.train_tasks, seed), hold_tasks(OBJECTS[held], plan.test_tasks, seed + 1)
-    print(f"Tasks: hold one of four objects in a 5 x 5 room; which one is hidden. {plan.config.max_steps} steps a trial.\n"
-          f"Held out: {held.sum()} of the {len(OBJECTS)} objects; no training task contains any of them, test tasks contain nothing else.")
+    tasks = hold_tasks(OBJECTS[~held], plan.train_tasks, seed)
+    unseen = hold_tasks(OBJECTS[held], plan.test_tasks, seed + 1)
+    print("Tasks: hold one of four objects in a 5 x 5 room; which one is hidden. "
+          f"{plan.config.max_steps} steps a trial.\nHeld out: {held.sum()} of the {len(OBJECTS)} objects; "
+          "no training task contains any of them, test tasks contain nothing else.")
     training = train(plan.config, tasks, resume=_make_way(plan.config), progress=progress)
     if training.interrupted:
         raise KeyboardInterrupt
     return _report(plan, training, unseen, begun)
 
-# %% ../../nbs/baselines/15_demo.ipynb #582d9997
+# %% ../../nbs/baselines/15_demo.ipynb #s
 def _report(plan: Plan, training, unseen: Benchmark, begun: float) -> dict:
     trained, out = time.monotonic(), Path(plan.config.out)
     agent = evaluate(training.agent, unseen, num_trials=plan.num_trials, num_tasks=None,
@@ -152,17 +162,20 @@ def _report(plan: Plan, training, unseen: Benchmark, begun: float) -> dict:
     curves = {name: {key: np.round(x, 4).tolist() for key, x in e.per_trial().items()} for name, e in found.items()}
     results = {
         "sentence": words, "adapted": adapted(agent.per_trial()), "held_out_tasks": len(unseen),
-        "steps": training.agent.steps,
-        "seconds": {"training": round(trained - begun, 1), "all": round(time.monotonic() - begun, 1)}, "per_trial": curves,
-        "overall": {name: e.overall() for name, e in found.items()}, "seed": plan.config.seed, "device": jax.devices()[0].device_kind, "versions": versions()}
+        "steps": training.agent.steps, "per_trial": curves,
+        "seconds": {"training": round(trained - begun, 1), "all": round(time.monotonic() - begun, 1)},
+        "overall": {name: e.overall() for name, e in found.items()}, "seed": plan.config.seed,
+        "device": jax.devices()[0].device_kind, "versions": versions()}
     (out / "results.json").write_text(json.dumps(results, indent=1))
-    print(f"\nIn {out}: adaptation.png, one_task.html (open it in a browser), one_task.gif, training.png, metrics.jsonl, results.json, and the agent in checkpoints/.")
+    print(f"\nIn {out}: adaptation.png, one_task.html (open it in a browser), one_task.gif, training.png, "
+          "metrics.jsonl, results.json, and the agent in checkpoints/.")
     return results
 
 def _draw(found: dict, agent: Agent, ruleset, out: Path):
     from xland_minigrid.viz.plots import adaptation_curve
     curves = {name: e.per_trial() for name, e in found.items()}
-    adaptation_curve(curves, title="Adaptation to tasks made of objects never met").savefig(out / "adaptation.png", dpi=120)
+    figure = adaptation_curve(curves, title="Adaptation to tasks made of objects never met")
+    figure.savefig(out / "adaptation.png", dpi=120)
     viewer = animation(agent, ruleset)
     viewer.save(out / "one_task.html")
     viewer.player.gif(out / "one_task.gif", scale=2)

@@ -7,7 +7,7 @@ __all__ = ['SYMBOLS', 'ACTION_FEATURES', 'ENCODERS', 'Inputs', 'first_inputs', '
            'FlatEncoder', 'flat_cells', 'mixed', 'Senses', 'over_patches', 'layer_plan', 'ConvEncoder', 'make_encoder',
            'Event', 'Attention', 'TaskHint', 'tell', 'check_tellable']
 
-# %% ../../nbs/baselines/02_encoders.ipynb #ffb663fc
+# %% ../../nbs/baselines/02_encoders.ipynb #d
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,16 +19,16 @@ from ..core.helpers import checked_int
 from ..core.ruleset import COMPOSED, RuleSet
 from ..core.struct import PyTreeNode
 
-# %% ../../nbs/baselines/02_encoders.ipynb #6e5e7100
+# %% ../../nbs/baselines/02_encoders.ipynb #g
 class Inputs(PyTreeNode):
-    """What the agent perceives at one step. Every field has the same leading axes `(...)`.
+    """What an agent perceives at one step; every field has the same leading axes `(...)`.
 
     Attributes:
-        view: tile and colour of the cells in view, uint8 `(..., V, V, 2)`; or an image, uint8 `(..., height, width, 3)`.
+        view: cells in view, tile and colour, uint8 `(..., V, V, 2)`; or an image, uint8 `(..., height, width, 3)`.
         direction: where the agent looks on the map, int32, 0 to 3.
-        action: the previous action, int32; the number of actions means none. reward, float32, and done, bool: what followed it.
+        action: the previous action, int32; the number of actions means none. reward, float32; done, bool: its result.
         front: the cell in front when that action was chosen, uint8 `(..., 2)`; zeros for images.
-        neighbors: the cells up, right, down and left of that one on the map at that time, uint8 `(..., 4, 2)`, or None.
+        neighbors: the cells up, right, down and left of `front` on the map at that time, uint8 `(..., 4, 2)`, or None.
         held, pocket: what the agent carried then, and carries now, uint8 `(..., 2)`, or None.
     """
     view: jax.Array
@@ -41,60 +41,62 @@ class Inputs(PyTreeNode):
     held: jax.Array | None = None
     pocket: jax.Array | None = None
 
-# %% ../../nbs/baselines/02_encoders.ipynb #7d0748ad
+# %% ../../nbs/baselines/02_encoders.ipynb #i
 def _view(timestep) -> jax.Array:
-    "The view, also from a dictionary of observations. Raises `ValueError` for an observation without one."
+    "The view, also of a dictionary. Raises `ValueError` for an observation without one."
     seen = timestep.observation
     view = seen.get("img") if isinstance(seen, dict) else seen
     if view is None:
-        raise ValueError(f"The observation has {', '.join(sorted(seen))} but no 'img': use a wrapper that keeps the picture under that name.")
+        raise ValueError(f"The observation has {', '.join(sorted(seen))} but no 'img': "
+                         "use a wrapper that keeps the picture under that name.")
     if view.ndim < 3 or view.shape[-1] not in (2, 3):
-        raise ValueError(f"The observation has shape {view.shape}: agents read cells (..., V, V, 2) or images (..., height, width, 3).")
+        raise ValueError(f"The observation has shape {view.shape}: agents read cells (..., V, V, 2) "
+                         "or images (..., height, width, 3).")
     return view
 
-# %% ../../nbs/baselines/02_encoders.ipynb #d147a88a
+# %% ../../nbs/baselines/02_encoders.ipynb #k
 def first_inputs(timestep, num_actions: int, neighbors: bool = False) -> Inputs:
-    """What agents perceive when a task begins: time steps `(B, ...)` to `Inputs (B,)`.
-
-    neighbors: also perceive what they carry and the cells around the one in front. Raises `ValueError` for images, which do not say.
-    """
+    "`Inputs (B,)` when tasks begin; `neighbors` fills the optional fields. Raises `ValueError` for those of images."
     view, agent = _view(timestep), timestep.state.agent
     if neighbors and view.shape[-1] != 2:
-        raise ValueError("The neighbours of the cell in front cannot be read off a picture: set network.neighbors to False.")
+        raise ValueError("An image does not give the neighbours of the cell in front: set network.neighbors to False.")
     batch, cells = view.shape[:-3], lambda *shape: jnp.zeros((*view.shape[:-3], *shape, 2), jnp.uint8)
     more = dict(neighbors=cells(4), held=agent.pocket, pocket=agent.pocket) if neighbors else {}
     return Inputs(view=view, direction=agent.direction, action=jnp.full(batch, num_actions, jnp.int32),
                   reward=jnp.zeros(batch, jnp.float32), done=jnp.zeros(batch, bool), front=cells(), **more)
 
 def next_inputs(before: Inputs, action, timestep) -> Inputs:
-    "What the agents perceive after `action (B,)` led from `before` to `timestep`."
+    "Inputs after `action (B,)` led from `before` to `timestep`."
     agent = timestep.state.agent
     more = {} if before.pocket is None else dict(neighbors=_neighbors(before), held=before.pocket, pocket=agent.pocket)
-    return Inputs(view=_view(timestep), direction=agent.direction, action=action.astype(jnp.int32), reward=timestep.reward,
-                  done=timestep.last(), front=_ahead(before.view), **more)
+    return Inputs(view=_view(timestep), direction=agent.direction, action=action.astype(jnp.int32),
+                  reward=timestep.reward, done=timestep.last(), front=_ahead(before.view), **more)
 
 def _ahead(view, row: int = 0, column: int = 0) -> jax.Array:
-    "The cell at an offset from the one ahead of the agent (bottom centre, looking up), uint8 `(..., 2)`; zeros for an image."
+    "The cell at an offset from the one in front (bottom centre, looking up), uint8 `(..., 2)`; zeros for an image."
+    if view.shape[-1] != 2:
+        return jnp.zeros((*view.shape[:-3], 2), jnp.uint8)
     size = view.shape[-2]
-    return view[..., size - 2 + row, size // 2 + column, :] if view.shape[-1] == 2 else jnp.zeros((*view.shape[:-3], 2), jnp.uint8)
+    return view[..., size - 2 + row, size // 2 + column, :]
 
 def _neighbors(seen: Inputs) -> jax.Array:
-    "The cells next to the one in front, up, right, down and left on the map, uint8 `(..., 4, 2)`."
+    "The cells up, right, down and left of the one in front on the map, uint8 `(..., 4, 2)`."
     mine = jnp.stack([_ahead(seen.view, *at) for at in ((-1, 0), (0, 1), (1, 0), (0, -1))], axis=-2)
     turned = (jnp.arange(4) - seen.direction[..., None]) % 4
     return jnp.swapaxes(take_along(jnp.swapaxes(mine, -1, -2), turned[..., None, :]), -1, -2)
 
-# %% ../../nbs/baselines/02_encoders.ipynb #1da04e2e
+# %% ../../nbs/baselines/02_encoders.ipynb #s
 SYMBOLS = 16
 
 def vectors(table: nnx.Embed, index) -> jax.Array:
-    "The vectors of a small table for the integers `index (...)`: `(..., features)`. On a TPU as a matrix product, which is what it is made for; see `take_along`."
+    "Look up integers `(...)` in a small table: `(..., features)`. On a TPU as a matrix product; see `take_along`."
     if platform() != "tpu":
         return table(index.astype(jnp.int32))
-    return jnp.matmul(jax.nn.one_hot(index, table.num_embeddings, dtype=table.dtype), table.embedding[...].astype(table.dtype), precision="highest")
+    one_hot = jax.nn.one_hot(index, table.num_embeddings, dtype=table.dtype)
+    return jnp.matmul(one_hot, table.embedding[...].astype(table.dtype), precision="highest")
 
 class CellEmbedding(nnx.Module):
-    "Learned vectors of cells, uint8 `(..., 2)`: tile plus colour, `dtype` `(..., features)`, or with `joined` both, `(..., 2 * features)`."
+    "Vectors of cells, uint8 `(..., 2)`: tile plus colour, `(..., features)`, or `joined`, `(..., 2 * features)`."
 
     def __init__(self, features: int, *, joined: bool = False, dtype=jnp.float32, rngs: nnx.Rngs):
         init = nnx.initializers.normal(0.5)
@@ -106,79 +108,88 @@ class CellEmbedding(nnx.Module):
         tile, color = vectors(self.tile, cells[..., 0]), vectors(self.color, cells[..., 1])
         return jnp.concatenate([tile, color], axis=-1) if self.joined else tile + color
 
-# %% ../../nbs/baselines/02_encoders.ipynb #0cdc4d27
+# %% ../../nbs/baselines/02_encoders.ipynb #v
 class FlatEncoder(nnx.Module):
-    "One layer over all that is perceived: `Inputs` of cells with leading axes `(...)` to `dtype` `(..., features)`."
+    "One layer over all inputs: `Inputs` of cells with leading axes `(...)` to `(..., features)`."
 
-    def __init__(self, view_size: int, num_actions: int, embedding: int, features: int, *, pocket: bool = False, dtype=jnp.float32, rngs: nnx.Rngs):
+    def __init__(self, view_size: int, num_actions: int, embedding: int, features: int, *, pocket: bool = False,
+                 dtype=jnp.float32, rngs: nnx.Rngs):
         self.num_actions, self.pocket, self.dtype = num_actions, pocket, jnp.dtype(dtype)
         self.cell = CellEmbedding(embedding, dtype=dtype, rngs=rngs)
-        self.mix = dense((view_size**2 + 1 + pocket) * embedding + 4 + (num_actions + 1) + 2, features, np.sqrt(2), dtype=dtype, rngs=rngs)
+        inputs = (view_size**2 + 1 + pocket) * embedding + 4 + (num_actions + 1) + 2
+        self.mix = dense(inputs, features, np.sqrt(2), dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Inputs):
-        cells = jnp.concatenate([flat_cells(x.view), x.front[..., None, :], *([x.pocket[..., None, :]] if self.pocket else [])], axis=-2)
-        return mixed(self, self.cell(cells).reshape(*cells.shape[:-2], -1), jax.nn.one_hot(x.direction, 4), jax.nn.one_hot(x.action, self.num_actions + 1),
-                     x.reward[..., None], x.done[..., None])
+        cells = [flat_cells(x.view), x.front[..., None, :], *([x.pocket[..., None, :]] if self.pocket else [])]
+        cells = self.cell(jnp.concatenate(cells, axis=-2))
+        return mixed(self, cells.reshape(*cells.shape[:-2], -1), jax.nn.one_hot(x.direction, 4),
+                     jax.nn.one_hot(x.action, self.num_actions + 1), x.reward[..., None], x.done[..., None])
 
 def flat_cells(view):
-    "The cells of a view one after another: `(..., V, V, 2)` to `(..., V * V, 2)`."
+    "The cells of a view in a row: `(..., V, V, 2)` to `(..., V * V, 2)`."
     return view.reshape(*view.shape[:-3], -1, 2)
 
 def mixed(encoder: nnx.Module, *parts):
-    "The parts `(..., n)` joined in the encoder's type, through its last layer `mix` and a ReLU."
+    "Join the parts `(..., n)` and pass them through the encoder's last layer `mix` and a ReLU."
     return jax.nn.relu(encoder.mix(jnp.concatenate([part.astype(encoder.dtype) for part in parts], axis=-1)))
 
-# %% ../../nbs/baselines/02_encoders.ipynb #7151029d
+# %% ../../nbs/baselines/02_encoders.ipynb #y
 ACTION_FEATURES = 16
 
 class Senses(nnx.Module):
-    "Direction, previous action, its reward, the end of a trial: `Inputs (...)` to `dtype` `(..., 22)`."
+    "Direction, previous action, its reward, end of a trial: `Inputs (...)` to `(..., 22)`."
     features = 4 + ACTION_FEATURES + 2
 
     def __init__(self, num_actions: int, *, dtype=jnp.float32, rngs: nnx.Rngs):
-        self.action = nnx.Embed(num_actions + 1, ACTION_FEATURES, embedding_init=nnx.initializers.normal(0.5), dtype=dtype, rngs=rngs)
+        init = nnx.initializers.normal(0.5)
+        self.action = nnx.Embed(num_actions + 1, ACTION_FEATURES, embedding_init=init, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Inputs):
         parts = [jax.nn.one_hot(x.direction, 4), vectors(self.action, x.action), x.reward[..., None], x.done[..., None]]
         return jnp.concatenate([part.astype(self.action.dtype) for part in parts], axis=-1)
 
-# %% ../../nbs/baselines/02_encoders.ipynb #3f52233e
+# %% ../../nbs/baselines/02_encoders.ipynb #A
 def over_patches(layer: nnx.Conv, x):
-    "A convolution of stride 1 without padding, `(..., height, width, inputs)`, as one product over all its windows."
-    (rows, columns), (height, width) = layer.kernel_size, x.shape[-3:-1]
+    "A convolution of stride 1 without padding on `(..., height, width, inputs)`, as one product over all windows."
+    rows, columns = layer.kernel_size
+    height, width = x.shape[-3] - rows + 1, x.shape[-2] - columns + 1
     kernel, x = layer.kernel[...].astype(layer.dtype), x.astype(layer.dtype)
-    parts = [x[..., i : height - rows + 1 + i, j : width - columns + 1 + j, :] for i in range(rows) for j in range(columns)]
+    parts = [x[..., i : height + i, j : width + j, :] for i in range(rows) for j in range(columns)]
     return jnp.concatenate(parts, axis=-1) @ kernel.reshape(-1, kernel.shape[-1]) + layer.bias[...].astype(layer.dtype)
 
-# %% ../../nbs/baselines/02_encoders.ipynb #c4f77e53
+# %% ../../nbs/baselines/02_encoders.ipynb #D
 def layer_plan(view_shape, embedding: int) -> list[tuple[int, int, int, int]]:
-    "The convolutions for cells `(V, V, 2)` or an image `(S, S, 3)`: channels in and out, side and stride of the kernel."
+    "Convolutions for cells `(V, V, 2)` or an image `(S, S, 3)`: channels in and out, side and stride of the kernel."
     side, _, channels = view_shape
     if channels == 2:
-        widths = (2 * embedding, 16, 32, 64)[:side]  # as many convolutions as fit in the view
+        widths = (2 * embedding, 16, 32, 64)[:side]  # as many as fit
         return [(a, b, 2, 1) for a, b in zip(widths, widths[1:])]
     squares = [8] + [2] * ((side & -side) // 8).bit_length()  # the last of them over cells
     widths = [3, 32] + [64] * (len(squares) - 1)
     return list(zip(widths, widths[1:], squares, squares[:-1] + [1]))
 
-# %% ../../nbs/baselines/02_encoders.ipynb #e7c8a2ec
+# %% ../../nbs/baselines/02_encoders.ipynb #F
 _modules = getattr(nnx, "List", list)  # Flax before 0.12 takes plain lists
 
 class ConvEncoder(nnx.Module):
-    """The paper's encoders, for cells and for pixels (Appendix H): `Inputs (...)` to `dtype` `(..., features)`.
+    """The paper's encoders for cells and images (Appendix H): `Inputs (...)` to `(..., features)`.
 
-    Tile and colour have `embedding` numbers each; bytes of an image become 0 to 1. `layer_plan` lists the convolutions.
+    Tile and colour get `embedding` numbers each; pixels become 0 to 1. `layer_plan` lists the convolutions.
     """
 
-    def __init__(self, view_shape, num_actions: int, embedding: int, features: int, *, dtype=jnp.float32, rngs: nnx.Rngs):
+    def __init__(self, view_shape, num_actions: int, embedding: int, features: int, *, dtype=jnp.float32,
+                 rngs: nnx.Rngs):
         self.dtype, side, plan = jnp.dtype(dtype), view_shape[0], layer_plan(view_shape, embedding)
-        self.cell = CellEmbedding(embedding, joined=True, dtype=dtype, rngs=rngs) if view_shape[-1] == 2 else None
-        self.layers = _modules([nnx.Conv(a, b, (size, size), strides=(stride, stride), padding="VALID", kernel_init=nnx.initializers.orthogonal(np.sqrt(2)),
-                                         dtype=dtype, rngs=rngs) for a, b, size, stride in plan])
+        cells = view_shape[-1] == 2
+        self.cell = CellEmbedding(embedding, joined=True, dtype=dtype, rngs=rngs) if cells else None
+        self.layers = _modules([nnx.Conv(
+            a, b, (size, size), strides=(stride, stride), padding="VALID", dtype=dtype, rngs=rngs,
+            kernel_init=nnx.initializers.orthogonal(np.sqrt(2))) for a, b, size, stride in plan])
         for *_, width, size, stride in plan:
             side = (side - size) // stride + 1
         self.senses = Senses(num_actions, dtype=dtype, rngs=rngs)
-        self.mix = dense(side**2 * width + Senses.features + (2 * embedding if self.cell else 0), features, np.sqrt(2), dtype=dtype, rngs=rngs)
+        inputs = side**2 * width + Senses.features + 2 * embedding * cells
+        self.mix = dense(inputs, features, np.sqrt(2), dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Inputs):
         picture = self.cell(x.view) if self.cell else x.view.astype(self.dtype) * (1 / 255)
@@ -187,39 +198,43 @@ class ConvEncoder(nnx.Module):
             picture = jax.nn.relu(over_patches(layer, picture) if self.cell else layer(picture))
         return mixed(self, picture.reshape(*lead, -1), self.senses(x), *([self.cell(x.front)] if self.cell else []))
 
-# %% ../../nbs/baselines/02_encoders.ipynb #76f2dc90
+# %% ../../nbs/baselines/02_encoders.ipynb #K
 ENCODERS = ("flat", "conv", "image")
 
-def make_encoder(name: str, view_shape, num_actions: int, embedding: int, features: int, *, pocket: bool = False, dtype=jnp.float32, rngs: nnx.Rngs) -> nnx.Module:
-    """The encoder `name`, one of `ENCODERS`: `Inputs (...)` to `dtype` `(..., features)`.
+def make_encoder(name: str, view_shape, num_actions: int, embedding: int, features: int, *, pocket: bool = False,
+                 dtype=jnp.float32, rngs: nnx.Rngs) -> nnx.Module:
+    """Make the encoder `name`, one of `ENCODERS`: `Inputs (...)` to `dtype` `(..., features)`.
 
     Args:
-        view_shape: `(V, V, 2)` for cells ("flat", "conv"); `(S, S, 3)` for an image of at least 3 cells, each 8, 16, 32 or 64 pixels wide ("image").
+        view_shape: `(V, V, 2)` ("flat", "conv"); `(S, S, 3)`, 3 or more cells of 8, 16, 32 or 64 pixels ("image").
         embedding: numbers per tile and per colour. pocket: whether the flat encoder sees what the agent carries.
     Raises `ValueError` for an unknown name, a view that this encoder cannot read, or a size below 1.
     """
     if name not in ENCODERS:
-        raise ValueError(f"There is no encoder {name!r}: choose {', '.join(map(repr, ENCODERS))}.")
+        raise ValueError(f"encoder_kind is {name!r}: choose {', '.join(map(repr, ENCODERS))}.")
     for size, value in dict(num_actions=num_actions, embedding=embedding, features=features).items():
         checked_int(size, value, 1)
-    shape, pixels, channels, reads = tuple(map(int, view_shape)), *((8, 3, "images (S, S, 3) of 8, 16, 32 or 64 pixels a cell") if name == "image" else (1, 2, "views (V, V, 2)"))
+    shape, (pixels, channels) = tuple(map(int, view_shape)), (8, 3) if name == "image" else (1, 2)
     if shape != (shape[0], shape[0], channels) or shape[0] % pixels or shape[0] < 3 * pixels:
-        raise ValueError(f"The encoder {name!r} reads square {reads}, of at least 3 cells, not {shape}: RGBImgObservationWrapper makes images, for the encoder 'image'.")
+        reads = "images (S, S, 3) of 8, 16, 32 or 64 pixels a cell" if pixels == 8 else "views (V, V, 2)"
+        raise ValueError(f"The encoder {name!r} reads square {reads}, of at least 3 cells, not {shape}: "
+                         "RGBImgObservationWrapper makes images, for the encoder 'image'.")
     if name == "flat":
         return FlatEncoder(shape[0], num_actions, embedding, features, pocket=pocket, dtype=dtype, rngs=rngs)
     return ConvEncoder(shape, num_actions, embedding, features, dtype=dtype, rngs=rngs)
 
-# %% ../../nbs/baselines/02_encoders.ipynb #7a213254
+# %% ../../nbs/baselines/02_encoders.ipynb #N
 class Event(nnx.Module):
-    """What was done to the cell in front, and what came of it: `Inputs (...)` to `dtype` `(..., features)`.
+    """What was done to the cell in front, and the outcome: `Inputs (...)` to `(..., features)`.
 
-    With `neighbors` the same also for the object carried and the four cells around the one in front: `(..., 6 * features)`.
+    With `neighbors` the same for the object carried and the four cells around it: `(..., 6 * features)`.
     """
 
     def __init__(self, num_actions: int, features: int, *, neighbors: bool = False, dtype=jnp.float32, rngs: nnx.Rngs):
         self.num_actions, self.neighbors = num_actions, neighbors
         self.what = CellEmbedding(features, dtype=dtype, rngs=rngs)
-        self.how = nnx.Linear(num_actions + 3, features * (6 if neighbors else 1), kernel_init=nnx.initializers.normal(1.0), dtype=dtype, rngs=rngs)
+        width, init = features * (6 if neighbors else 1), nnx.initializers.normal(1.0)
+        self.how = nnx.Linear(num_actions + 3, width, kernel_init=init, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Inputs):
         outcome = jnp.stack([x.reward > 0, x.done], axis=-1).astype(jnp.float32)
@@ -229,9 +244,9 @@ class Event(nnx.Module):
         cells = jnp.concatenate([x.front[..., None, :], x.held[..., None, :], x.neighbors], axis=-2)
         return self.what(cells).reshape(how.shape) * how
 
-# %% ../../nbs/baselines/02_encoders.ipynb #bdf6355a
+# %% ../../nbs/baselines/02_encoders.ipynb #R
 class Attention(nnx.Module):
-    "How much the memory wants each cell in view: memory `(..., H)` and view uint8 `(..., V, V, 2)` to `dtype` `(..., V * V)`."
+    "How much the memory wants each cell in view: memory `(..., H)`, view `(..., V, V, 2)` to `dtype` `(..., V * V)`."
 
     def __init__(self, units: int, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.wanted = dense(units, 2 * SYMBOLS, 1.0, dtype=dtype, rngs=rngs)
@@ -241,33 +256,34 @@ class Attention(nnx.Module):
         cells = flat_cells(view).astype(jnp.int32)
         return take_along(tile, cells[..., 0]) + take_along(color, cells[..., 1])
 
-# %% ../../nbs/baselines/02_encoders.ipynb #3532c67d
+# %% ../../nbs/baselines/02_encoders.ipynb #U
 class TaskHint(PyTreeNode):
-    "What an agent is told about its task: `goal`, the encoded goal, uint8 `(..., 5)`, zeros where it is hidden; `goal_shown`, bool `(...)`."
+    "What agents are told: the encoded `goal`, uint8 `(..., 5)`, zeros if hidden; `goal_shown`, bool `(...)`."
     goal: jax.Array
     goal_shown: jax.Array
 
 def tell(keys, rulesets: RuleSet, show_goal: float = 1.0) -> TaskHint:
-    """Show the goal to a share of the agents; works under `jit`.
+    """Show each of `rulesets (B,)` to its agent with probability `show_goal`, by `keys (B,)`: `TaskHint (B,)`.
 
-    Args:
-        keys: random keys `(B,)`; rulesets: a batch with leading axis `(B,)`.
-        show_goal: probability that an agent sees its goal.
-    Returns:
-        `TaskHint` with leading axis `(B,)`.
-    Raises `ValueError` for a single ruleset, a probability outside 0 to 1, and composed goals (`check_tellable`).
+    Works under `jit`. Raises `ValueError` for a single ruleset, a probability
+    outside 0 to 1, and composed goals (`check_tellable`).
     """
     if np.ndim(rulesets.goal) != 2:
-        raise ValueError(f"tell wants a batch of rulesets: goals (B, 5), not {np.shape(rulesets.goal)}; stack_rulesets makes one.")
+        raise ValueError(f"tell takes a batch of goals (B, 5), not {np.shape(rulesets.goal)}: use stack_rulesets.")
     if not isinstance(show_goal, jax.core.Tracer) and not 0 <= show_goal <= 1:
-        raise ValueError(f"show_goal is {show_goal}: it is the share of the tasks that show their goal, from 0 to 1.")
+        raise ValueError(f"show_goal is {show_goal}: it is the share of tasks that show their goal, from 0 to 1.")
     check_tellable(rulesets)
-    shown = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)[:, 0] < show_goal  # two draws, as in the training of the agent in the box
-    return TaskHint(goal=jnp.where(shown[:, None], jnp.asarray(rulesets.goal, jnp.uint8), jnp.uint8(0)), goal_shown=shown)
+    # Two draws, as in the training of the agent in the box.
+    shown = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)[:, 0] < show_goal
+    return TaskHint(jnp.where(shown[:, None], jnp.asarray(rulesets.goal, jnp.uint8), jnp.uint8(0)), shown)
 
-# %% ../../nbs/baselines/02_encoders.ipynb #bc9f31db
+# %% ../../nbs/baselines/02_encoders.ipynb #W
 def check_tellable(rulesets: RuleSet) -> None:
-    "Raise `ValueError` if a ruleset, or one of a batch, has a composed goal. Of traced arrays only shapes are known: room for a composed goal counts as one."
-    extended, traced = rulesets.extended, any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(rulesets))
-    if (extended is not None and extended.goals.shape[-2] > 1) if traced else (np.asarray(rulesets.goal)[..., 0] == COMPOSED).any():
-        raise ValueError("There are composed goals among the tasks, which five bytes cannot tell: set show_goal to 0, or leave such tasks out.")
+    "Raise `ValueError` for a composed goal in a ruleset or batch; if traced, room for one counts."
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(rulesets)):
+        composed = rulesets.extended is not None and rulesets.extended.goals.shape[-2] > 1
+    else:
+        composed = (np.asarray(rulesets.goal)[..., 0] == COMPOSED).any()
+    if composed:
+        raise ValueError("Some tasks have composed goals, which five bytes cannot describe: "
+                         "set show_goal to 0, or leave such tasks out.")

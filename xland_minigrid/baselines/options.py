@@ -5,58 +5,62 @@
 # %% auto #0
 __all__ = ['count', 'Option', 'options_of', 'add_options', 'chosen', 'with_options', 'check_fields']
 
-# %% ../../nbs/baselines/00_options.ipynb #ea9c60f3
+# %% ../../nbs/baselines/00_options.ipynb #d
 import argparse
-import dataclasses
 import inspect
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-# %% ../../nbs/baselines/00_options.ipynb #29408ab8
+# %% ../../nbs/baselines/00_options.ipynb #f
 def count(text: str) -> int:
-    "A number as people write it: `5000`, `20k`, `1m`. Raises `ValueError`."
+    "Parse a number such as `5000`, `20k` or `1m`. Raises `ValueError`."
     text = text.lower().replace("_", "").replace(",", "")
     factor = {"k": 1_000, "m": 1_000_000}.get(text[-1:], 1)
     return int(round(float(text.rstrip("km")) * factor))
 
-# %% ../../nbs/baselines/00_options.ipynb #bd4cb123
+# %% ../../nbs/baselines/00_options.ipynb #i
 class Option(NamedTuple):
-    "A setting: its name with dots, its annotation, its default, and what it means."
+    "A setting: dotted name, annotation, default and help text."
     name: str
     kind: Any
     default: Any
     about: str
 
 def _comments(owner) -> dict[str, str]:
-    "The help of each name, as far as the source gives it."
-    if not dataclasses.is_dataclass(owner):
+    "Help texts by name, where the source has them."
+    if not is_dataclass(owner):
         return dict(re.findall(r"(\w+): (.+)", owner.__doc__ or ""))
     try:
         return dict(re.findall(r"^ +(\w+):[^#\n]*# *(.+)$", inspect.getsource(type(owner)), re.MULTILINE))
-    except OSError:  # written in a notebook
+    except OSError:  # defined in a notebook
         return {}
 
 def options_of(owner, prefix: str = "") -> Iterator[Option]:
-    "The settings of a dataclass (an object, which gives the defaults) or the parameters of a function; a dataclass that is a default stands for its fields."
+    """Yield the settings of a dataclass object (its values are the defaults) or a function.
+
+    A dataclass inside, also as a default, stands for its fields.
+    """
     about = _comments(owner)
-    if dataclasses.is_dataclass(owner):
-        kinds, defaults = get_type_hints(type(owner)), {field.name: getattr(owner, field.name) for field in dataclasses.fields(owner)}
+    if is_dataclass(owner):
+        kinds = get_type_hints(type(owner))
+        defaults = {field.name: getattr(owner, field.name) for field in fields(owner)}
     else:
-        kinds, defaults = get_type_hints(owner), {name: p.default for name, p in inspect.signature(owner).parameters.items()}
+        kinds = get_type_hints(owner)
+        defaults = {name: p.default for name, p in inspect.signature(owner).parameters.items()}
     for name, default in defaults.items():
-        if dataclasses.is_dataclass(default):
-            yield from options_of(default, f"{prefix}{name}." if dataclasses.is_dataclass(owner) else "")
+        if is_dataclass(default):
+            yield from options_of(default, f"{prefix}{name}." if is_dataclass(owner) else "")
         else:
             yield Option(prefix + name, kinds[name], default, about.get(name, ""))
 
-# %% ../../nbs/baselines/00_options.ipynb #4cbbda79
+# %% ../../nbs/baselines/00_options.ipynb #l
 def _reader(kind, optional: bool) -> Callable[[str], Any]:
-    "How one word becomes a value."
     def read(text: str):
         return None if optional and text == "None" else kind(text)
-    read.__name__ = kind.__name__  # argparse says it in its errors
+    read.__name__ = kind.__name__  # argparse shows it in errors
     return read
 
 def _splitter(kind) -> Callable[[str], tuple]:
@@ -66,12 +70,12 @@ def _splitter(kind) -> Callable[[str], tuple]:
     return read
 
 def _without_none(kind) -> tuple[Any, bool]:
-    "The annotation `kind` without `| None`, and whether it had that."
+    "`kind` without `| None`, and whether it had that."
     optional = get_origin(kind) in (Union, types.UnionType)
-    return (next(inner for inner in get_args(kind) if inner is not type(None)) if optional else kind), optional
+    return next(inner for inner in get_args(kind) if inner is not type(None)) if optional else kind, optional
 
 def _reading(kind) -> dict:
-    "How argparse reads a value of this annotation."
+    "Keyword arguments of `add_argument` for an annotation."
     kind, optional = _without_none(kind)
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -87,41 +91,45 @@ class _Joined(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
         setattr(namespace, self.dest, sum(values, ()))
 
-# %% ../../nbs/baselines/00_options.ipynb #80fcaf28
+# %% ../../nbs/baselines/00_options.ipynb #m
 def add_options(parser, owner, aliases: Mapping[str, str] = types.MappingProxyType({})) -> None:
-    """Add the settings of `owner`, a dataclass object or a function, to a parser or group of argparse; parameters without a default are positional.
+    """Add the settings of a dataclass object or a function to a parser or group of argparse.
 
-    aliases: further names, `{'random_seed': '--seed'}`.
+    Parameters without a default become positional. aliases: further names, `{'random_seed': '--seed'}`.
     """
     for option in options_of(owner):
         if option.default is inspect.Parameter.empty:
-            parser.add_argument(option.name, help=option.about, **{**_reading(option.kind), "metavar": option.name.upper()})
+            parser.add_argument(
+                option.name, help=option.about, **{**_reading(option.kind), "metavar": option.name.upper()})
             continue
-        names = [f"--{option.name.replace('_', '-')}", *([aliases[option.name]] if option.name in aliases else [])]
-        default = "" if option.default in (None, ()) else f"(default {option.default})"
-        parser.add_argument(*names, dest=option.name, default=argparse.SUPPRESS, help=f"{option.about} {default}".strip().replace("%", "%%"), **_reading(option.kind))
+        names = [f"--{option.name.replace('_', '-')}"]
+        names += [aliases[option.name]] if option.name in aliases else []
+        default = "" if option.default in (None, ()) else f" (default {option.default})"
+        parser.add_argument(*names, dest=option.name, default=argparse.SUPPRESS, **_reading(option.kind),
+                            help=f"{option.about}{default}".strip().replace("%", "%%"))
 
 def chosen(owner, args: argparse.Namespace) -> dict[str, Any]:
-    "Those settings of `owner` that a command line gives, by their names with dots."
+    "The settings of `owner` that a command line gives, by dotted name."
     given = vars(args)
     return {option.name: given[option.name] for option in options_of(owner) if option.name in given}
 
 def with_options(settings, changes: Mapping[str, Any]):
-    "The dataclass `settings` with some fields replaced; `changes` has names with dots. Raises what the dataclass raises."
+    "The dataclass `settings` with `changes`, by dotted name. Raises what the dataclass raises."
     new = {}
-    for field in dataclasses.fields(settings):
-        inside = {name.partition(".")[2]: value for name, value in changes.items() if name.startswith(f"{field.name}.")}
+    for field in fields(settings):
+        prefix = f"{field.name}."
+        inside = {name.removeprefix(prefix): x for name, x in changes.items() if name.startswith(prefix)}
         if inside:
             new[field.name] = with_options(getattr(settings, field.name), inside)
         elif field.name in changes:
             new[field.name] = changes[field.name]
-    return dataclasses.replace(settings, **new)
+    return replace(settings, **new)
 
-# %% ../../nbs/baselines/00_options.ipynb #f2870855
+# %% ../../nbs/baselines/00_options.ipynb #r
 def check_fields(settings, prefix: str = "", **intervals: str) -> None:
-    """Raise `ValueError` for a field of a dataclass that is none of its `Literal` choices, or outside its interval; None passes.
+    """Raise `ValueError` for a field that is not one of its `Literal` choices, or outside its interval; None passes.
 
-    intervals: from `lr="(0, inf)"` or `gamma="[0, 1]"`, what the field may be; `prefix` comes before names in the message.
+    intervals: such as `lr="(0, inf)"` or `gamma="[0, 1]"`. prefix: stands before names in the message.
     """
     for name, kind in get_type_hints(type(settings)).items():
         (kind, optional), value = _without_none(kind), getattr(settings, name)
@@ -129,5 +137,6 @@ def check_fields(settings, prefix: str = "", **intervals: str) -> None:
             raise ValueError(f"{prefix}{name} is {value!r}: choose from {', '.join(get_args(kind))}.")
     for name, interval in intervals.items():
         value, (least, most) = getattr(settings, name), map(float, interval[1:-1].split(","))
-        if value is not None and not (least < value < most or value == least and interval[0] == "[" or value == most and interval[-1] == "]"):
+        ends = {least: interval[0] == "[", most: interval[-1] == "]"}
+        if value is not None and not (least < value < most or ends.get(value)):
             raise ValueError(f"{prefix}{name} is {value}: it must lie in {interval}.")

@@ -9,7 +9,7 @@ __all__ = ['LOSS_SCALE', 'PPOConfig', 'make_optimizer', 'learning_rate', 'Rollou
            'explained_variance', 'gradient_norms', 'loss', 'minibatch_indices', 'mean_gradient', 'run_epochs', 'update',
            'Record', 'record_of', 'task_metrics']
 
-# %% ../../nbs/baselines/05_ppo.ipynb #ea86c3b9
+# %% ../../nbs/baselines/05_ppo.ipynb #d
 from dataclasses import dataclass
 from typing import Any, Callable, Literal
 
@@ -24,56 +24,61 @@ from .networks import ActorCritic, to_act
 from .options import check_fields
 from ..core.struct import PyTreeNode, field
 
-# %% ../../nbs/baselines/05_ppo.ipynb #ab3a623f
+# %% ../../nbs/baselines/05_ppo.ipynb #f
 @dataclass(frozen=True)
 class PPOConfig:
-    "How the network learns. Raises `ValueError` for values out of range."
-    lr: float = 1e-3  # learning rate of Adam, at its highest
-    schedule: Literal["linear", "cosine", "constant"] = "linear"  # how the learning rate falls over the training
-    warmup: float = 0.0  # share of the training over which the learning rate rises to lr
+    "Settings of the learner. Raises `ValueError` for values out of range."
+    lr: float = 1e-3  # peak learning rate of Adam
+    schedule: Literal["linear", "cosine", "constant"] = "linear"  # how the learning rate falls during training
+    warmup: float = 0.0  # share of training over which the learning rate rises to lr
     gamma: float = 0.97  # discount per step
-    gae_lambda: float = 0.95  # bias against variance in the advantages
-    across_trials: bool = True  # RL²: rewards of later trials count for earlier ones; False: each episode stands alone
+    gae_lambda: float = 0.95  # λ of the advantages: lower has less variance, more bias
+    across_trials: bool = True  # RL²: later trials count for earlier ones; False: each episode stands alone
     clip_eps: float = 0.2  # how far a probability ratio may move
     clip_value: bool = True  # clip the critic's moves as well
-    normalise: bool = True  # give the advantages of a minibatch mean 0 and deviation 1
-    ent_coef: float = 0.02  # bonus for keeping options open
+    normalise: bool = True  # give the advantages of a minibatch mean 0 and standard deviation 1
+    ent_coef: float = 0.02  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the critic's error
     belief_coef: float = 0.5  # weight of the belief's error; 0 is plain RL²
-    shaping: Literal["potential", "progress"] = "potential"  # what the learner is paid for on the way to the goal
-    shaping_coef: float = 0.0  # weight of this pay, which the agent never perceives; 0 leaves it out
-    max_grad_norm: float = 0.5  # longer gradients are shortened to this
-    num_minibatches: int = 8  # parts into which the agents are divided
-    update_epochs: int = 2  # passes over what was collected
-    accumulate: int = 1  # parts of a minibatch whose gradients are added up, where a whole one does not fit in memory
+    shaping: Literal["potential", "progress"] = "potential"  # see shaping_reward
+    shaping_coef: float = 0.0  # weight of the shaping reward, which only the learner sees; 0: none
+    max_grad_norm: float = 0.5  # maximum global gradient norm
+    num_minibatches: int = 8  # minibatches per pass; each agent is in one
+    update_epochs: int = 2  # passes over the collected steps
+    accumulate: int = 1  # parts of a minibatch whose gradients are averaged, if it does not fit in memory
 
     def __post_init__(self):
-        check_fields(self, "ppo.", **dict.fromkeys(("lr", "clip_eps", "max_grad_norm"), "(0, inf)"), **dict.fromkeys(("gamma", "gae_lambda"), "[0, 1]"),
-                     **dict.fromkeys(("num_minibatches", "update_epochs", "accumulate"), "[1, inf)"), warmup="[0, 1)",
-                     **dict.fromkeys(("ent_coef", "vf_coef", "belief_coef", "shaping_coef"), "[0, inf)"))
+        ranges = {"(0, inf)": ("lr", "clip_eps", "max_grad_norm"), "[0, 1]": ("gamma", "gae_lambda"),
+                  "[1, inf)": ("num_minibatches", "update_epochs", "accumulate"), "[0, 1)": ("warmup",),
+                  "[0, inf)": ("ent_coef", "vf_coef", "belief_coef", "shaping_coef")}
+        check_fields(self, "ppo.", **{name: interval for interval, names in ranges.items() for name in names})
 
 def make_optimizer(config: PPOConfig, updates: int) -> optax.GradientTransformation:
-    "Adam with clipped gradients; `updates` (of the whole training) say over how many steps the learning rate falls."
+    "Adam with clipped gradients; `updates` in the whole training set the steps over which the learning rate falls."
     steps = max(1, updates * config.num_minibatches * config.update_epochs)
-    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(learning_rate(config, steps), eps=1e-8))
+    adam = optax.adam(learning_rate(config, steps), eps=1e-8)
+    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adam)
 
 def learning_rate(config: PPOConfig, steps: int) -> optax.Schedule:
-    "The learning rate as a function of the gradient step, of which there are `steps` in all."
+    "Learning rate by gradient step, of `steps` in all."
     rising = int(config.warmup * steps)
-    falling = {"linear": lambda n: optax.linear_schedule(config.lr, 0.0, n), "cosine": lambda n: optax.cosine_decay_schedule(config.lr, n),
-               "constant": lambda n: optax.constant_schedule(config.lr)}[config.schedule](steps - rising)
-    return optax.join_schedules([optax.linear_schedule(0.0, config.lr, rising), falling], [rising]) if rising else falling
+    falling = {
+        "linear": lambda n: optax.linear_schedule(config.lr, 0.0, n),
+        "cosine": lambda n: optax.cosine_decay_schedule(config.lr, n),
+        "constant": lambda n: optax.constant_schedule(config.lr)}[config.schedule](steps - rising)
+    if not rising:
+        return falling
+    return optax.join_schedules([optax.linear_schedule(0.0, config.lr, rising), falling], [rising])
 
-# %% ../../nbs/baselines/05_ppo.ipynb #63ad394f
+# %% ../../nbs/baselines/05_ppo.ipynb #h
 class RolloutState(PyTreeNode):
     """A batch of agents in the middle of their tasks.
 
     Attributes:
         timestep, inputs, memory: time steps, `Inputs` and the core's memory, `(B,)`.
         key: a random key, the same on all devices.
-        number: the agents' numbers, int32 `(B,)`, which seed their actions on any device; None counts from 0.
-        told: `TaskHint (B,)`, or None.
-        trials: `TrialLog (B,)`, or None to count nothing.
+        number: agent numbers, int32 `(B,)`, which seed their actions on any device; None counts from 0.
+        told: `TaskHint (B,)`, or None. trials: `TrialLog (B,)`, or None to count nothing.
     """
     timestep: Any
     inputs: Inputs
@@ -84,7 +89,7 @@ class RolloutState(PyTreeNode):
     trials: Any = None
 
 class Transition(PyTreeNode):
-    "One step of each agent: what it perceived, did and thought, and what came of it; every field with leading axes `(..., B)`."
+    "One step of each agent; every field has leading axes `(..., B)`."
     inputs: Inputs
     action: jax.Array  # int32
     log_prob: jax.Array  # of the action when it was taken, float32
@@ -92,28 +97,28 @@ class Transition(PyTreeNode):
     reward: jax.Array  # float32
     done: jax.Array  # the trial ended, bool
     success: jax.Array  # it ended because the goal was reached, bool
-    goal: jax.Array  # the hidden goal, uint8 (..., 5): for the belief's loss alone
-    cut_off_value: jax.Array | None = None  # where a time limit ended the trial, else 0, float32; or None
+    goal: jax.Array  # the hidden goal, uint8 (..., 5): only for the belief's loss
+    cut_off_value: jax.Array | None = None  # float32, 0 unless a time limit ended the trial; see `cut_off_value`
     potential: jax.Array | None = None  # of the state before the action, float32; or None
 
 def policy_step(network: ActorCritic, inputs: Inputs, memory, told=None):
-    "The network's `Outputs` for a single step: `Inputs (B,)`; the time axis is added and taken away."
+    "The network's `Outputs` for a single step: `Inputs (B,)`, without a time axis."
     out = network(jax.tree.map(lambda x: x[None], inputs), memory, told)
-    return out.replace(**{name: getattr(out, name)[0] for name in ("logits", "value", "belief", "state")})
+    return out.replace(**{x: getattr(out, x)[0] for x in ("logits", "value", "belief", "state")})
 
-# %% ../../nbs/baselines/05_ppo.ipynb #f9c863c9
+# %% ../../nbs/baselines/05_ppo.ipynb #j
 def draw_actions(key, number, logits) -> jax.Array:
-    "An action for each agent `number (B,)` from its `logits (B, A)`, int32, by inverting the cumulative distribution."
+    "Draw int32 actions for agents `number (B,)` from `logits (B, A)`, by inverting the cumulative distribution."
     uniform = jax.vmap(lambda n: jax.random.uniform(jax.random.fold_in(key, n)))(number)
     below = jnp.cumsum(jax.nn.softmax(logits), -1)[..., :-1] <= uniform[..., None]
     return below.sum(-1, dtype=jnp.int32)
 
-# %% ../../nbs/baselines/05_ppo.ipynb #202f6049
+# %% ../../nbs/baselines/05_ppo.ipynb #m
 class TrialLog(PyTreeNode):
-    """The first trials of each agent's task, counted from 1; a trial that has not ended is not solved.
+    """The first trials of each agent's task, counted from 1; an unfinished trial is not solved.
 
     Attributes:
-        at: numbers of the trials that are logged one by one; the last of them is how many trials count. Static.
+        at: numbers of the trials that are logged one by one; the last is the number of trials that count. Static.
         ended: trials that have ended, int32 `(B,)`.
         solved: whether each trial in `at` was solved, bool `(len(at), B)`.
         totals: trials solved, reward and steps within the trials that count, float32 `(3, B)`.
@@ -124,11 +129,8 @@ class TrialLog(PyTreeNode):
     totals: jax.Array
 
 def start_log(count: int, batch: int) -> TrialLog:
-    """An empty log for the first `count` trials (at least one) of `batch` tasks.
-
-    Trials 1, 2, 3, 5, 10, 20, 50, … and the last are logged one by one.
-    """
-    count, steps = max(1, count), [n * 10**k for k in range(10) for n in (1, 2, 5)]
+    "An empty log of `count` trials of `batch` tasks; 1, 2, 3, 5, 10, 20, 50, … and the last are logged one by one."
+    count, steps = max(1, count), (n * 10**k for k in range(10) for n in (1, 2, 5))
     at = tuple(sorted({n for n in (3, *steps) if n < count} | {count}))
     return TrialLog(at, jnp.zeros(batch, jnp.int32), jnp.zeros((len(at), batch), bool), jnp.zeros((3, batch)))
 
@@ -140,9 +142,9 @@ def log_trials(log: TrialLog, batch: Transition) -> TrialLog:
     totals = jnp.stack([batch.success & counts, batch.reward * counts, counts]).sum(1)
     return log.replace(ended=log.ended + batch.done.sum(0), solved=log.solved | solved, totals=log.totals + totals)
 
-# %% ../../nbs/baselines/05_ppo.ipynb #82ef00aa
+# %% ../../nbs/baselines/05_ppo.ipynb #o
 def cut_off_value(network: ActorCritic, step: Callable, rollout: RolloutState, action, after, memory) -> jax.Array:
-    """The critic's value of the state in which a time limit ended a trial (`last()`, discount 1), else 0: float32 `(B,)`.
+    """The critic's value where a time limit ended a trial (`last()`, discount 1), else 0: float32 `(B,)`.
 
     `step(timestep, action, reset=False)` leaves out the auto-reset; `after (B,)` and `memory` follow `action (B,)`.
     """
@@ -156,14 +158,12 @@ def cut_off_value(network: ActorCritic, step: Callable, rollout: RolloutState, a
 
 def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_steps: int,
             across_trials: bool = True, potential: Callable | None = None) -> tuple[RolloutState, Transition]:
-    """Let the agents act for `num_steps`.
+    """Let the agents act for `num_steps`; returns the rollout afterwards, and `Transition (T, B)`.
 
     Args:
-        step: `step(timestep, action (B,))` gives the next batch of time steps, with auto-reset.
-        across_trials: False also collects `cut_off_value`, which see.
-        potential: gives that of states `(B,)`, float32 `(B,)`, for `shaping_reward`; None collects none.
-    Returns:
-        Where they stand afterwards, and `Transition` with leading axes `(T, B)`.
+        step: `step(timestep, action (B,))` gives the next time steps, with auto-reset.
+        across_trials: False also collects `cut_off_value`.
+        potential: a function of states `(B,)`, float32 `(B,)`, for `shaping_reward`; None collects none.
     """
     number = jnp.arange(rollout.inputs.action.shape[0]) if rollout.number is None else rollout.number
     network, log = to_act(network), rollout.trials
@@ -185,14 +185,14 @@ def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_ste
     rollout, seen = jax.lax.scan(act, rollout.replace(trials=None), length=num_steps)
     return rollout.replace(trials=None if log is None else log_trials(log, seen)), seen
 
-# %% ../../nbs/baselines/05_ppo.ipynb #11537979
+# %% ../../nbs/baselines/05_ppo.ipynb #q
 def shaping_reward(kind: str, potential, done, success, gamma: float) -> jax.Array:
-    """What the learner is paid beside the reward, float32 `(T, B)`.
+    """Shaping reward of the learner, float32 `(T, B)`.
 
-    "potential" is γ Φ(s') - Φ(s). "progress" is Φ(s') - Φ(s) within a trial, -Φ(s) at a success, and 0 where the time limit ends a trial.
+    "potential" is γ Φ(s') - Φ(s). "progress" is Φ(s') - Φ(s) within a trial, -Φ(s) at a success, 0 at a time limit.
 
     Args:
-        potential: Φ of the states before each step and after the last, float32 `(T + 1, B)`.
+        potential: Φ before each step and after the last, float32 `(T + 1, B)`.
         done, success: as in `Transition`, bool `(T, B)`.
     """
     before, after = potential[:-1], potential[1:]
@@ -200,13 +200,13 @@ def shaping_reward(kind: str, potential, done, success, gamma: float) -> jax.Arr
         return gamma * after - before
     return jnp.where(done, jnp.where(success, -before, 0.0), after - before)
 
-# %% ../../nbs/baselines/05_ppo.ipynb #fc6dad9c
+# %% ../../nbs/baselines/05_ppo.ipynb #u
 def advantages(reward, value, last_value, gamma: float, gae_lambda: float, done=None) -> jax.Array:
     """Generalised advantages, float32 `(T, B)`.
 
     Args:
         reward, value: float32 `(T, B)`. last_value: the critic's after the last step, float32 `(B,)`.
-        done: bool `(T, B)`, the steps after which nothing counts any more; None lets everything count, across trials.
+        done: bool `(T, B)`, steps that cut the sum; None lets everything count, across trials.
     """
     onward = gamma * (jnp.ones_like(reward) if done is None else 1.0 - done)
     following = jnp.concatenate([value[1:], last_value[None]])
@@ -219,14 +219,14 @@ def advantages(reward, value, last_value, gamma: float, gae_lambda: float, done=
 
     return jax.lax.scan(back, jnp.zeros_like(last_value), (td_error, onward), reverse=True)[1]
 
-# %% ../../nbs/baselines/05_ppo.ipynb #50a90092
+# %% ../../nbs/baselines/05_ppo.ipynb #y
 def normalised(advantage, axis: str | None = None):
-    "Advantages `(T, B)` of a minibatch with mean 0 and deviation 1, over all devices of the mesh's `axis`."
+    "Advantages `(T, B)` of a minibatch with mean 0 and standard deviation 1, over the devices of the mesh's `axis`."
     mean = pmean_if(axis, advantage.mean())
     return (advantage - mean) / (jnp.sqrt(pmean_if(axis, ((advantage - mean) ** 2).mean())) + 1e-8)
 
 def pmean_if(axis: str | None, tree):
-    "The mean over the devices of an axis; without one, what is given."
+    "Average `tree` over the devices of an axis; without one, return it."
     return tree if axis is None else jax.lax.pmean(tree, axis)
 
 def actor_loss(log_prob, old_log_prob, advantage, clip_eps: float):
@@ -245,9 +245,9 @@ def entropy(logits):
     "Mean entropy of the action distributions in nats."
     return -(jax.nn.softmax(logits) * jax.nn.log_softmax(logits)).sum(-1).mean()
 
-# %% ../../nbs/baselines/05_ppo.ipynb #5dcfb7ed
+# %% ../../nbs/baselines/05_ppo.ipynb #A
 def approx_kl(log_prob, old_log_prob):
-    """The KL divergence from the old to the new policy in nats, by the estimator k3; arguments `(T, B)`.
+    """KL divergence from the old to the new policy in nats, by the estimator k3; arguments `(T, B)`.
 
     Source: Schulman (2020), http://joschu.net/blog/kl-approx.html.
     """
@@ -255,35 +255,34 @@ def approx_kl(log_prob, old_log_prob):
     return (jnp.expm1(log_ratio) - log_ratio).mean()
 
 def clip_fraction(log_prob, old_log_prob, clip_eps: float):
-    "The share of steps `(T, B)` whose probability ratio is further than `clip_eps` from 1."
+    "Share of steps `(T, B)` whose probability ratio is further than `clip_eps` from 1."
     return (jnp.abs(jnp.expm1(log_prob - old_log_prob)) > clip_eps).mean()
 
 def explained_variance(value, target, axis: str | None = None):
-    """The share of the variance of `target (T, B)` that the critic's `value (T, B)` explains, over all devices.
+    """Share of the variance of `target (T, B)` that the critic's `value (T, B)` explains, over all devices.
 
-    1 is perfect, 0 as good as a constant; 0 also where the targets do not vary.
+    1 is perfect, 0 no better than a constant; 0 also where the targets do not vary.
     """
     mean = lambda x: pmean_if(axis, x.mean())
     variance = lambda x: mean((x - mean(x)) ** 2)
     whole = variance(target)
     return jnp.where(whole > 1e-8, 1 - variance(target - value) / jnp.maximum(whole, 1e-8), 0.0)
 
-_PARTS = {"actor": "policy", "critic": "value", "belief": "belief", "core": "memory", "goal_conditioned_core": "memory"}
+_PARTS = {"actor": "policy", "critic": "value", "belief": "belief",
+          "core": "memory", "goal_conditioned_core": "memory"}
 
 def gradient_norms(gradient) -> dict[str, jax.Array]:
-    """The norm of a network's gradient before clipping, whole and by part.
-
-    Policy, value and belief are the heads, memory is the cores, encoder the rest.
-    """
-    parts = (*dict.fromkeys(_PARTS.values()), "encoder")
-    names = {part: [name for name in gradient if _PARTS.get(name, "encoder") == part] for part in parts}
+    "Norms of a gradient before clipping: whole, heads (policy, value, belief), cores (memory), the rest (encoder)."
     squares = {name: sum(jnp.sum(x**2) for x in jax.tree.leaves(gradient[name])) for name in gradient}
-    norm = lambda own: jnp.sqrt(sum(squares[name] for name in own))
-    return {"grad_norm": norm(squares), **{f"grad_norm_{part}": norm(own) for part, own in names.items()}}
+    norms = {"grad_norm": jnp.sqrt(sum(squares.values()))}
+    for part in (*dict.fromkeys(_PARTS.values()), "encoder"):
+        own = [square for name, square in squares.items() if _PARTS.get(name, "encoder") == part]
+        norms[f"grad_norm_{part}"] = jnp.sqrt(sum(own))
+    return norms
 
-# %% ../../nbs/baselines/05_ppo.ipynb #b28fb12d
+# %% ../../nbs/baselines/05_ppo.ipynb #E
 def loss(network: ActorCritic, config: PPOConfig, memory, told, batch: Transition, advantage, target):
-    """The loss of a minibatch of sequences, and its parts, next to how far the policy has moved.
+    """The loss of a minibatch of sequences, and its parts with `approx_kl` and `clip_fraction`.
 
     `memory` and `told` have the leading axis `(B,)`, `batch`, `advantage` (normalised) and `target` `(T, B)`.
     """
@@ -296,44 +295,49 @@ def loss(network: ActorCritic, config: PPOConfig, memory, told, batch: Transitio
         "belief_nats": belief_loss(out.belief, batch.goal),
         "approx_kl": approx_kl(log_prob, batch.log_prob),
         "clip_fraction": clip_fraction(log_prob, batch.log_prob, config.clip_eps)}
-    weights = {"actor_loss": 1.0, "critic_loss": config.vf_coef, "entropy": -config.ent_coef, "belief_nats": config.belief_coef}
+    weights = {"actor_loss": 1.0, "critic_loss": config.vf_coef, "entropy": -config.ent_coef,
+               "belief_nats": config.belief_coef}
     return sum(weight * parts[name] for name, weight in weights.items()), parts
 
-# %% ../../nbs/baselines/05_ppo.ipynb #31d5196b
+# %% ../../nbs/baselines/05_ppo.ipynb #G
 def minibatch_indices(key, config: PPOConfig, number) -> jax.Array:
-    """The agents of each minibatch, as indices into `number (B,)`: int32 `(epochs * M, B / M)`, shuffled in every epoch.
+    """Indices into `number (B,)` of the agents of each minibatch, int32 `(epochs * M, B / M)`, shuffled in every epoch.
 
     M is the number of minibatches; `number` consists of whole runs of M neighbours.
     """
-    runs, m = number.reshape(-1, config.num_minibatches)[:, 0] // config.num_minibatches, config.num_minibatches
+    m = config.num_minibatches
+    runs = number.reshape(-1, m)[:, 0] // m
     shuffled = lambda key, run: jax.random.permutation(jax.random.fold_in(key, run), m)
-    order = jax.vmap(lambda key: jax.vmap(shuffled, (None, 0))(key, runs))(jax.random.split(key, config.update_epochs))
+    keys = jax.random.split(key, config.update_epochs)
+    order = jax.vmap(lambda key: jax.vmap(shuffled, (None, 0))(key, runs))(keys)
     places = order + m * jnp.arange(len(runs))[:, None]
     return places.transpose(0, 2, 1).reshape(config.update_epochs * m, -1)
 
-# %% ../../nbs/baselines/05_ppo.ipynb #6ff44e2b
+# %% ../../nbs/baselines/05_ppo.ipynb #I
 def mean_gradient(grad_fn: Callable, parameters, parts: int, rows, sequences):
-    "`grad_fn(parameters, rows, sequences)` averaged over `parts` equal parts of the agents, the first axis of rows and the second of sequences."
+    "Average `grad_fn(parameters, rows, sequences)` over `parts` of the agents, axis 0 of rows and axis 1 of sequences."
     if parts == 1:
         return grad_fn(parameters, rows, sequences)
     cut = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), rows)
     long = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(x.shape[0], parts, -1, *x.shape[2:]), 1, 0), sequences)
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(grad_fn, parameters, *jax.tree.map(lambda x: x[0], (cut, long))))
+    shapes = jax.eval_shape(grad_fn, parameters, *jax.tree.map(lambda x: x[0], (cut, long)))
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     one = lambda total, part: (jax.tree.map(jnp.add, total, grad_fn(parameters, *part)), None)
     return jax.tree.map(lambda x: x / parts, jax.lax.scan(one, nothing, (cut, long))[0])
 
-# %% ../../nbs/baselines/05_ppo.ipynb #e6c807a1
-LOSS_SCALE = 1024.0  # of a network that computes in float16, whose smallest number is 6e-8: what each step adds to a mean gradient is often less
+# %% ../../nbs/baselines/05_ppo.ipynb #K
+LOSS_SCALE = 1024.0  # for float16, whose smallest number is 6e-8: a step's part of a mean gradient is often less
 
-def run_epochs(structure, config: PPOConfig, optimizer, learned, rollout: RolloutState, batch: Transition, advantage, key, axis: str | None = None):
-    """All gradient steps on what was collected.
+def run_epochs(structure, config: PPOConfig, optimizer, learned, rollout: RolloutState, batch: Transition, advantage,
+               key, axis: str | None = None):
+    """Take all gradient steps on the collected batch.
 
     Args:
         learned: `(parameters, optimizer state)`, the same on all devices.
         rollout: where the agents stood at the first step of `batch (T, B)`. advantage: float32 `(T, B)`.
-        axis: the axis of a mesh over whose devices the agents are divided; None for one device.
+        axis: mesh axis over whose devices the agents are divided; None for one device.
     Returns:
-        `learned`, and means over the gradient steps: the parts of the loss and the norms of the gradient.
+        `learned`, and the parts of the loss and norms of the gradient, averaged over the gradient steps.
     """
     number = jnp.arange(batch.action.shape[1]) if rollout.number is None else rollout.number
     scale = LOSS_SCALE if nnx.merge(structure, learned[0]).config.dtype == "float16" else 1.0
@@ -358,33 +362,33 @@ def run_epochs(structure, config: PPOConfig, optimizer, learned, rollout: Rollou
     learned, parts = jax.lax.scan(gradient_step, learned, minibatch_indices(key, config, number))
     return learned, jax.tree.map(jnp.mean, parts)
 
-# %% ../../nbs/baselines/05_ppo.ipynb #b2a9dbb6
 def update(structure, config: PPOConfig, optimizer, step: Callable, num_steps: int, learned, rollout: RolloutState,
            axis: str | None = None, potential: Callable | None = None):
     """One round of PPO: collect `num_steps` with the present parameters, then improve them.
 
-    potential: as in `collect`; the learner is also paid `shaping_reward`.
+    potential: as in `collect`; adds `shaping_reward`.
 
     Returns `learned`, `rollout`, a dictionary of scalars (over all devices), and the `Record` of each agent.
     """
     network, before = nnx.merge(structure, learned[0]), rollout
     rollout, batch = collect(network, step, rollout, num_steps, config.across_trials, potential)
-    last_value, earned = policy_step(network, rollout.inputs, rollout.memory, rollout.told).value, batch.reward
+    last_value = policy_step(network, rollout.inputs, rollout.memory, rollout.told).value
+    earned, cut = batch.reward, None
     if potential is not None:
         path = jnp.concatenate([batch.potential, potential(rollout.timestep.state)[None]])
         earned += config.shaping_coef * shaping_reward(config.shaping, path, batch.done, batch.success, config.gamma)
         batch = batch.replace(potential=None)
     if not config.across_trials:
-        earned += config.gamma * batch.cut_off_value
-    advantage = advantages(earned, batch.value, last_value, config.gamma, config.gae_lambda, None if config.across_trials else batch.done)
+        earned, cut = earned + config.gamma * batch.cut_off_value, batch.done
+    advantage = advantages(earned, batch.value, last_value, config.gamma, config.gae_lambda, cut)
     key, draw = jax.random.split(rollout.key)
     learned, parts = run_epochs(structure, config, optimizer, learned, before, batch, advantage, draw, axis)
     parts["explained_variance"] = explained_variance(batch.value, batch.value + advantage, axis)
     return learned, rollout.replace(key=key), parts, record_of(batch, advantage)
 
-# %% ../../nbs/baselines/05_ppo.ipynb #e39c2441
+# %% ../../nbs/baselines/05_ppo.ipynb #N
 class Record(PyTreeNode):
-    "What each agent did in some steps, float32 `(B,)`: finished and solved trials, summed and best reward, and the mean positive advantage."
+    "Some steps per agent, float32 `(B,)`: ended and solved trials, total and best reward, mean positive advantage."
     trials: jax.Array
     solved: jax.Array
     reward: jax.Array
@@ -392,21 +396,20 @@ class Record(PyTreeNode):
     positive_value_loss: jax.Array
 
 def record_of(batch: Transition, advantage) -> Record:
-    "The record of what was collected, with leading axes `(T, B)`."
-    return Record(batch.done.sum(0, dtype=jnp.float32), batch.success.sum(0, dtype=jnp.float32), batch.reward.sum(0), batch.reward.max(0),
-                  jnp.maximum(advantage, 0).mean(0))
+    "The record of a `batch` and its `advantage`, `(T, B)`."
+    trials, solved = (x.sum(0, dtype=jnp.float32) for x in (batch.done, batch.success))
+    return Record(trials, solved, batch.reward.sum(0), batch.reward.max(0), jnp.maximum(advantage, 0).mean(0))
 
 def task_metrics(log: TrialLog, kind, shown=None, axis: str | None = None) -> dict:
-    """What became of the tasks in a log, each of which counts once.
+    """Metrics of the tasks in a log; each counts once.
 
     Args:
         kind: of each task's goal, integers `(B,)` below 256.
-        shown: the agents that are shown their goal, bool `(B,)` or None: they count only for `success_shown`.
+        shown: agents that are shown their goal, bool `(B,)` or None: they count only for `success_shown`.
     Returns:
         Means over tasks, float32: `success`, `return` and `trial_steps` of a trial that counts; `unfinished`, the share
-        of the tasks in which the last of these had not ended (it counts as not solved). `trials`, how many have ended,
-        the further ones included. By kind of goal, float32 `(256,)`: `tasks`, how many there are, and under `solved`,
-        by the trial's number, how many of them were solved in that trial.
+        of tasks in which the last of these had not ended (it counts as not solved). `trials`: how many ended in all.
+        By kind of goal, float32 `(256,)`: `tasks`, and `solved`, by trial number how many tasks were solved in it.
     """
     total = lambda x: x if axis is None else jax.lax.psum(x, axis)
     counts = jnp.ones(kind.shape) if shown is None else 1.0 - shown

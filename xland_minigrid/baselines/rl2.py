@@ -8,14 +8,13 @@ __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'finding_out', 'preset', 'single
            'growing_worlds', 'worlds_of', 'potential_of', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of',
            'metrics_row', 'EndTraining', 'differences', 'warn_if_short', 'Training', 'train', 'load_run']
 
-# %% ../../nbs/baselines/10_rl2.ipynb #d8ed63e3
-import dataclasses
+# %% ../../nbs/baselines/10_rl2.ipynb #d
 import functools
 import importlib.util
 import json
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Literal
 
@@ -25,13 +24,15 @@ import numpy as np
 from . import nnx
 from flax.nnx import GraphDef
 
-from .checkpoint import CheckpointError, CheckpointFolder, Checkpoints, Interrupts, first_says, load_together
+from .checkpoint import (
+    CheckpointError, CheckpointFolder, Checkpoints, Interrupts, first_says, load_together)
 from .curriculum import CurriculumConfig, Outcome, make_curriculum, uniform_tasks
 from .encoders import check_tellable, first_inputs, tell
 from .metrics import open_loggers
 from .networks import ActorCritic, NetworkConfig
 from .options import check_fields
-from .ppo import PPOConfig, Record, RolloutState, collect, make_optimizer, record_of, start_log, task_metrics, update
+from .ppo import (
+    PPOConfig, Record, RolloutState, collect, make_optimizer, record_of, start_log, task_metrics, update)
 from .scale import any_process, everyone, is_first, make_mesh, replicate, share, spread
 from ..benchmarks import Benchmark, digest, load_benchmark, load_benchmark_from_path, registered_benchmarks
 from ..benchmarks.expert import steps_to_go, task_plan
@@ -43,30 +44,30 @@ from ..core.struct import PyTreeNode
 from ..envs.registration import make
 from ..envs.wrappers import GymAutoResetWrapper, without_reset
 
-# %% ../../nbs/baselines/10_rl2.ipynb #7e0ba8c9
+# %% ../../nbs/baselines/10_rl2.ipynb #f
 @dataclass(frozen=True)
 class TrainConfig:
-    "Everything a training run depends on. Raises `ValueError` for values that do not go together."
+    "Everything that a training run depends on. Raises `ValueError` for values that do not fit together."
     env_id: str = "XLand-MiniGrid-R1-9x9"  # the world, see xland_minigrid.registered_environments()
-    size: int | None = None  # another height and width than those of env_id
-    view_size: int = 5  # cells that the agent sees, a square of this side
-    max_steps: int | None = 50  # steps until a trial is cut off; None takes those of env_id
-    benchmark: str = "trivial-1m"  # the tasks: a registered name or the path of a file; "" for an environment that is a single task
-    held_out: float = HELD_OUT  # share of the tasks never trained on; the default is the named split
+    size: int | None = None  # height and width; None takes those of env_id
+    view_size: int = 5  # side of the square that the agent sees, in cells
+    max_steps: int | None = 50  # time limit of a trial; None takes that of env_id
+    benchmark: str = "trivial-1m"  # a registered name or a file's path; "" for an environment that is a single task
+    held_out: float = HELD_OUT  # share of tasks that are never trained on; the default is the named split
     rooms: tuple[int, ...] = ()  # sizes of smaller worlds to begin in
-    grow: float = 0.5  # share of the training after which all worlds have full size; until then ever fewer are rooms
-    show_goal: float = 0.0  # share of the agents that are shown their goal, where network.goal_conditioned_core
+    grow: float = 0.5  # share of training after which all worlds have full size; until then ever fewer are rooms
+    show_goal: float = 0.0  # share of agents that see their goal, with network.goal_conditioned_core
     total_steps: int = 10_000_000  # environment steps, over all agents
-    num_envs: int = 256  # agents that play side by side
-    steps_per_task: int = 500  # steps with one task before new ones are drawn
-    steps_per_update: int = 100  # steps between two rounds of improvement, and how far gradients reach back in time
+    num_envs: int = 256  # parallel agents
+    steps_per_task: int = 500  # steps with one task before the next is drawn
+    steps_per_update: int = 100  # steps between two updates, and how far gradients reach back in time
     seed: int = 0
-    devices: int | None = None  # how many devices share the agents; None takes all there are
-    device: Literal["cpu", "gpu", "tpu"] | None = None  # the kind of device that there has to be; None takes what is there
-    out: str = "runs/rl2"  # where metrics, figures and checkpoints go
-    loggers: tuple[str, ...] | None = None  # where metrics are written: jsonl (always), tensorboard, wandb; None takes all that are set up
-    checkpoint_minutes: float = 1.0  # how often to save while training
-    keep: int = 3  # checkpoints that stay
+    devices: int | None = None  # devices that share the agents; None takes all
+    device: Literal["cpu", "gpu", "tpu"] | None = None  # the required kind of device; None takes any
+    out: str = "runs/rl2"  # folder of metrics, figures and checkpoints
+    loggers: tuple[str, ...] | None = None  # jsonl (always), tensorboard, wandb; None takes all that are set up
+    checkpoint_minutes: float = 1.0  # time between checkpoints
+    keep: int = 3  # checkpoints to keep
     ppo: PPOConfig = field(default_factory=PPOConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
@@ -76,63 +77,67 @@ class TrainConfig:
 
     @property
     def steps_per_round(self) -> int:
-        "Environment steps from one drawing of tasks to the next, over all agents."
+        "Environment steps of a round of tasks, over all agents."
         return self.num_envs * self.steps_per_task
 
     @property
     def rounds(self) -> int:
-        "How often tasks are drawn; whole rounds that fit into `total_steps`."
+        "Whole rounds of tasks within `total_steps`."
         return self.total_steps // self.steps_per_round
 
-# %% ../../nbs/baselines/10_rl2.ipynb #c0f1check
+# %% ../../nbs/baselines/10_rl2.ipynb #g
 def _check_config(config: TrainConfig) -> None:
-    "See `TrainConfig`."
-    check_fields(config, **dict.fromkeys(("total_steps", "num_envs", "steps_per_task", "steps_per_update", "keep"), "[1, inf)"), held_out="[0, 1)", show_goal="[0, 1]", grow="(0, 1]")
+    positive = ("total_steps", "num_envs", "steps_per_task", "steps_per_update", "keep")
+    check_fields(config, **dict.fromkeys(positive, "[1, inf)"), held_out="[0, 1)", show_goal="[0, 1]", grow="(0, 1]")
+    ppo, network = config.ppo, config.network
     if config.steps_per_task % config.steps_per_update:
-        raise ValueError(f"steps_per_task ({config.steps_per_task}) must be a multiple of steps_per_update ({config.steps_per_update}).")
-    if config.num_envs % config.ppo.num_minibatches:
-        raise ValueError(f"num_envs ({config.num_envs}) must be a multiple of ppo.num_minibatches ({config.ppo.num_minibatches}).")
+        raise ValueError(f"steps_per_task ({config.steps_per_task}) must be a multiple of "
+                         f"steps_per_update ({config.steps_per_update}).")
+    if config.num_envs % ppo.num_minibatches:
+        raise ValueError(f"num_envs ({config.num_envs}) must be a multiple of "
+                         f"ppo.num_minibatches ({ppo.num_minibatches}).")
     if not config.rounds:
-        raise ValueError(f"total_steps is {config.total_steps:,}, but one round of tasks takes num_envs * steps_per_task = {config.steps_per_round:,}: raise the one or lower the others.")
-    if (agents := config.num_envs // config.ppo.num_minibatches) % config.ppo.accumulate:
-        raise ValueError(f"A minibatch of {agents} agents cannot be cut into ppo.accumulate = {config.ppo.accumulate} equal parts: choose a divisor.")
-    if config.show_goal and not config.network.goal_conditioned_core:
-        raise ValueError(f"show_goal is {config.show_goal}, but this network cannot read a goal: set network.goal_conditioned_core as well.")
+        raise ValueError(f"total_steps is {config.total_steps:,}, but a round takes num_envs * steps_per_task = "
+                         f"{config.steps_per_round:,}: raise the one or lower the others.")
+    if (agents := config.num_envs // ppo.num_minibatches) % ppo.accumulate:
+        raise ValueError(f"ppo.accumulate is {ppo.accumulate}: choose a divisor of the {agents} agents in a minibatch.")
+    if config.show_goal and not network.goal_conditioned_core:
+        raise ValueError(f"show_goal is {config.show_goal}, but this network cannot read a goal: "
+                         "set network.goal_conditioned_core as well.")
     if any(size < 4 for size in config.rooms):
         raise ValueError(f"rooms are {config.rooms}: the smallest possible room has size 4.")
-    if config.ppo.shaping_coef and not (config.benchmark and config.ppo.across_trials):
-        raise ValueError("Shaping follows the plan of a ruleset across trials: name a benchmark and leave ppo.across_trials True, "
+    if ppo.shaping_coef and not (config.benchmark and ppo.across_trials):
+        raise ValueError("Shaping follows plans across trials: name a benchmark and leave ppo.across_trials True, "
                          "or set ppo.shaping_coef to 0.")
-    if not config.benchmark and (config.network.goal_conditioned_core or config.curriculum.kind != "uniform"):
-        raise ValueError("A single task has nothing to find out or to choose from: name a benchmark, or leave network.goal_conditioned_core and curriculum.kind as they are.")
+    if not config.benchmark and (network.goal_conditioned_core or config.curriculum.kind != "uniform"):
+        raise ValueError("A single task leaves nothing to find out or choose: name a benchmark, or leave "
+                         "network.goal_conditioned_core and curriculum.kind as they are.")
 
-
-
-# %% ../../nbs/baselines/10_rl2.ipynb #13c4c4a1
+# %% ../../nbs/baselines/10_rl2.ipynb #i
 def table_6(**changes) -> TrainConfig:
-    "The paper's Table 6: plain RL², without belief, event and attention, for a large accelerator. `changes` replace fields."
-    ppo = PPOConfig(lr=1e-3, gamma=0.99, gae_lambda=0.95, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5, belief_coef=0.0, max_grad_norm=0.5,
-                    num_minibatches=32, update_epochs=1)
-    network = NetworkConfig(encoder_kind="conv", embedding=16, encoder_width=256, event=0, memory=1024, head=256, attention=False)
-    config = TrainConfig(env_id="XLand-MiniGrid-R4-13x13", max_steps=None, benchmark="high-1m", seed=42,
-                         total_steps=10_000_000_000, num_envs=16_384, steps_per_task=12_800, steps_per_update=256,
-                         ppo=ppo, network=network)
-    return dataclasses.replace(config, **changes)
+    "The paper's Table 6: plain RL², no belief, event or attention, for a large accelerator. `changes` replace fields."
+    ppo = PPOConfig(lr=1e-3, gamma=0.99, gae_lambda=0.95, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5, belief_coef=0.0,
+                    max_grad_norm=0.5, num_minibatches=32, update_epochs=1)
+    network = NetworkConfig(encoder_kind="conv", embedding=16, encoder_width=256, event=0, memory=1024, head=256,
+                            attention=False)
+    config = dict(env_id="XLand-MiniGrid-R4-13x13", max_steps=None, benchmark="high-1m", seed=42, num_envs=16_384,
+                  total_steps=10_000_000_000, steps_per_task=12_800, steps_per_update=256)
+    return TrainConfig(**config | {"ppo": ppo, "network": network} | changes)
 
 def _accelerated(device: str, num_envs: int, memory: int, dtype: str = "bfloat16", **changes) -> TrainConfig:
-    "RL² with belief, in half the bits, for one accelerator."
     network = NetworkConfig(embedding=16, encoder_width=256, event=64, memory=memory, head=256, dtype=dtype)
     ppo = PPOConfig(lr=5e-4, gamma=0.99, ent_coef=0.01, num_minibatches=16, update_epochs=1)
     rhythm = {"steps_per_task": 1280, "steps_per_update": 128}
     return TrainConfig(**rhythm | {"num_envs": num_envs, "device": device, "ppo": ppo, "network": network} | changes)
 
 def finding_out(**changes) -> TrainConfig:
-    """The recipe of the agent in the box (`14_agents`): the learner is paid for progress, finding out and carrying out
-    are apart, goals are shown to half of the agents, rooms grow, trials are short. `changes` replace fields."""
-    ppo = PPOConfig(gamma=0.99, gae_lambda=0.97, belief_coef=0.1, clip_value=False, shaping="progress", shaping_coef=0.03)
+    """The recipe of the agent in the box (`14_agents`): a second memory, goals shown to half of the agents, pay for
+    progress, growing rooms, short trials. `changes` replace fields."""
+    shaping = {"shaping": "progress", "shaping_coef": 0.03}
+    ppo = PPOConfig(gamma=0.99, gae_lambda=0.97, belief_coef=0.1, clip_value=False, **shaping)
     network = NetworkConfig(event=24, memory=160, goal_conditioned_core=128, neighbors=True, chrono_horizon=200)
-    config = TrainConfig(rooms=(5, 6, 7), grow=0.15, show_goal=0.5, steps_per_task=1000, steps_per_update=125, ppo=ppo, network=network)
-    return dataclasses.replace(config, **changes)
+    rhythm = {"rooms": (5, 6, 7), "grow": 0.15, "show_goal": 0.5, "steps_per_task": 1000, "steps_per_update": 125}
+    return TrainConfig(**rhythm | {"ppo": ppo, "network": network} | changes)
 
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "laptop": TrainConfig,
@@ -145,106 +150,108 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
 }
 
 def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainConfig:
-    """The configuration `PRESETS[name]()`; an `env_id` that is a single task sets it up for recurrent PPO. `changes` replace fields.
+    """`PRESETS[name]()`, for recurrent PPO if `env_id` is a single task. `changes` replace fields.
 
-    Raises `ValueError` for an unknown preset or environment.
-    """
+    Raises `ValueError` for an unknown preset or environment."""
     if name not in PRESETS:
-        raise ValueError(f"There is no preset {name!r}: choose from {', '.join(PRESETS)}.")
+        raise ValueError(f"Unknown preset {name!r}: choose from {', '.join(PRESETS)}.")
     config = PRESETS[name]()
     if env_id is not None:
-        config = dataclasses.replace(config, env_id=env_id)
+        config = replace(config, env_id=env_id)
         if not hasattr(make(env_id)[1], "ruleset"):
             config = single_task(config)
-    return dataclasses.replace(config, **changes)
+    return replace(config, **changes)
 
 def single_task(config: TrainConfig) -> TrainConfig:
-    "`config` for an environment that is one task: short sequences, separate episodes; on a laptop also a small network."
-    ppo = dataclasses.replace(config.ppo, across_trials=False, belief_coef=0.0, gamma=0.99, ent_coef=0.02, num_minibatches=8)
-    network = dataclasses.replace(config.network, event=0, attention=False, neighbors=False, goal_conditioned_core=0)
+    "`config` for a single task: short sequences, separate episodes, on a laptop also a small network."
     small = {}
+    ppo = replace(config.ppo, across_trials=False, belief_coef=0.0, gamma=0.99, ent_coef=0.02, num_minibatches=8)
+    network = replace(config.network, event=0, attention=False, neighbors=False, goal_conditioned_core=0)
     if config.num_envs <= 256:
-        small, network = {"num_envs": 128, "total_steps": 2_000_000, "view_size": 7}, dataclasses.replace(network, encoder_width=64, memory=64, head=64)
-    return dataclasses.replace(config, benchmark="", held_out=0.0, max_steps=None, steps_per_task=256, steps_per_update=32, ppo=ppo, network=network, **small)
+        small = {"num_envs": 128, "total_steps": 2_000_000, "view_size": 7}
+        network = replace(network, encoder_width=64, memory=64, head=64)
+    return replace(config, benchmark="", held_out=0.0, max_steps=None, steps_per_task=256, steps_per_update=32,
+                   ppo=ppo, network=network, **small)
 
-# %% ../../nbs/baselines/10_rl2.ipynb #f0018fae
+# %% ../../nbs/baselines/10_rl2.ipynb #k
 def to_dict(config: TrainConfig) -> dict:
-    "The configuration as nested dictionaries that JSON can hold."
-    return dataclasses.asdict(config)
+    "The configuration as nested dictionaries, for JSON."
+    return asdict(config)
 
 def from_dict(values: dict) -> TrainConfig:
     "The inverse of `to_dict`. Raises `TypeError` for a field that does not exist."
-    parts, tuples = {"ppo": PPOConfig, "network": NetworkConfig, "curriculum": CurriculumConfig}, ("loggers", "rooms")
+    parts = {"ppo": PPOConfig, "network": NetworkConfig, "curriculum": CurriculumConfig}
     values = values | {name: made(**values[name]) for name, made in parts.items() if name in values}
-    return TrainConfig(**values | {name: tuple(values[name]) for name in tuples if values.get(name) is not None})
+    lists = [name for name in ("loggers", "rooms") if values.get(name) is not None]
+    return TrainConfig(**values | {name: tuple(values[name]) for name in lists})
 
-
-
-# %% ../../nbs/baselines/10_rl2.ipynb #46d66031
+# %% ../../nbs/baselines/10_rl2.ipynb #n
 def make_world(config: TrainConfig):
-    "The environment of a configuration, with auto-reset, and its parameters."
+    "The environment and parameters of a configuration, with auto-reset."
     chosen = {"view_size": config.view_size, "max_steps": config.max_steps, "height": config.size, "width": config.size}
     env, params = make(config.env_id, **{name: value for name, value in chosen.items() if value is not None})
     if config.benchmark and not hasattr(params, "ruleset"):
-        raise ValueError(f"{config.env_id} has no rulesets to learn about: choose one of the XLand-MiniGrid environments, or make it a single task with benchmark=\"\".")
+        raise ValueError(f"{config.env_id} has no rulesets to learn about: choose an XLand-MiniGrid environment, "
+                         "or make it a single task with benchmark=\"\".")
     return GymAutoResetWrapper(env), params
 
-# %% ../../nbs/baselines/10_rl2.ipynb #45941dbf
+# %% ../../nbs/baselines/10_rl2.ipynb #p
 def begin(env, params, rulesets, keys):
     """Begin a task per agent, from `rulesets (B,)` (None: the task of `params`) and random `keys (B,)`.
 
-    Returns the first time steps `(B,)`, and `step(timestep, action (B,), reset=True)` for these tasks; `reset=False`
-    leaves out the auto-reset.
+    Returns the first time steps `(B,)`, and `step(timestep, action (B,), reset=True)`; `reset=False` has no auto-reset.
     """
     batch = params if rulesets is None else params.replace(ruleset=rulesets)
     axes = None if rulesets is None else jax.tree.map(lambda _: 0, batch)
     timestep = jax.vmap(env.reset, (axes, 0))(batch, keys)
 
     def step(timestep, action, reset: bool = True):
-        return jax.vmap((env if reset else without_reset(env)).step, (axes, 0, 0))(batch, timestep, action)
+        play = env if reset else without_reset(env)
+        return jax.vmap(play.step, (axes, 0, 0))(batch, timestep, action)
     return timestep, step
 
 def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]:
-    """The tasks to train on and those held out, which share no pair of goal and rules; None and None for a single task.
+    """Tasks to train on and tasks held out, which share no pair of goal and rules; None and None for a single task.
 
-    A registered benchmark is split as `splits.named_split` says, unless `held_out` is another share.
+    A registered benchmark is split by `splits.named_split`, unless `held_out` is another share.
     """
     if not config.benchmark:
         return None, None
     named = config.benchmark in registered_benchmarks()
-    if not named and not Path(config.benchmark).expanduser().exists():
-        raise ValueError(f"{config.benchmark!r} is neither a file nor a benchmark; those known are {', '.join(registered_benchmarks())}.")
+    if not (named or Path(config.benchmark).expanduser().exists()):
+        raise ValueError(f"{config.benchmark!r} is neither a file nor a benchmark; "
+                         f"those known are {', '.join(registered_benchmarks())}.")
     tasks = load_benchmark(config.benchmark) if named else load_benchmark_from_path(config.benchmark)
     if config.benchmark in NAMED_SPLITS and config.held_out == HELD_OUT:
         split = named_split(config.benchmark, tasks.goal_ids())
         return tasks.take(split.train), tasks.take(split.test)
-    return tasks.split(1 - config.held_out, by="random")  # whole groups of one goal_id, drawn by a fixed seed
+    return tasks.split(1 - config.held_out, by="random")  # whole groups of one goal_id, by a fixed seed
 
 @dataclass(frozen=True)
 class Agent:
-    "A network's structure and parameters, its configuration, and the environment steps it was trained for."
+    "A network's structure and parameters, its configuration, and its environment steps of training."
     config: TrainConfig
-    structure: GraphDef = dataclasses.field(repr=False)
-    parameters: Any = dataclasses.field(repr=False)
+    structure: GraphDef = field(repr=False)
+    parameters: Any = field(repr=False)
     steps: int = 0
 
     def network(self) -> ActorCritic:
         return nnx.merge(self.structure, self.parameters)
 
 def new_agent(config: TrainConfig) -> Agent:
-    "An agent that has learned nothing yet; its weights depend on `config.seed`."
+    "An untrained agent; its weights depend on `config.seed`."
     return Agent(config, *nnx.split(_constructor(config)()))
 
 def abstract_agent(config: TrainConfig) -> Agent:
-    "An agent with shapes and dtypes (`jax.ShapeDtypeStruct`) for parameters, to load a checkpoint into. Computes nothing."
+    "An agent with `jax.ShapeDtypeStruct` for parameters, to load a checkpoint into. Computes nothing."
     return Agent(config, *nnx.split(nnx.eval_shape(_constructor(config))))
 
 def _constructor(config: TrainConfig) -> Callable[[], ActorCritic]:
-    "The function that makes the network of a configuration."
+    "A function that makes the network of a configuration."
     env, params = make_world(config)
     return lambda: ActorCritic(config.network, config.view_size, env.num_actions(params), rngs=nnx.Rngs(config.seed))
 
-# %% ../../nbs/baselines/10_rl2.ipynb #d018adc0
+# %% ../../nbs/baselines/10_rl2.ipynb #r
 class RunState(PyTreeNode):
     "A training run between two rounds."
     parameters: Any
@@ -254,24 +261,27 @@ class RunState(PyTreeNode):
     curriculum: Any = None
 
 def start_run(config: TrainConfig, num_tasks: int = 0, curriculum=None) -> RunState:
-    "The state in which training begins, on `num_tasks` tasks if there is a curriculum to choose among them."
+    "The initial state, for a `curriculum` of `num_tasks` tasks or None."
     parameters = new_agent(config).parameters
     optimizer = make_optimizer(config.ppo, config.rounds * (config.steps_per_task // config.steps_per_update))
-    return RunState(parameters, optimizer.init(parameters), jax.random.fold_in(jax.random.key(config.seed), 1), jnp.int32(0),
-                    None if curriculum is None else curriculum.start(num_tasks))
+    key, known = jax.random.key(config.seed), None if curriculum is None else curriculum.start(num_tasks)
+    return RunState(parameters, optimizer.init(parameters), jax.random.fold_in(key, 1), jnp.int32(0), known)
 
-# %% ../../nbs/baselines/10_rl2.ipynb #4df73f4b
-def enter(config: TrainConfig, env, params, network: ActorCritic, rulesets, number, key) -> tuple[RolloutState, Callable]:
-    "Put the agents `number (B,)` into their tasks, `rulesets (B,)` or None, with empty memories. Returns the rollout's state and `step(timestep, action)`."
+# %% ../../nbs/baselines/10_rl2.ipynb #t
+def enter(config: TrainConfig, env, params, network: ActorCritic, rulesets, number, key):
+    """Put the agents `number (B,)` into their tasks, `rulesets (B,)` or None, with empty memories.
+
+    Returns the `RolloutState` and `step(timestep, action)`.
+    """
     of_each = lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, number)
     reset, play, mask = jax.random.split(key, 3)
     timestep, step = begin(env, params, rulesets, of_each(reset))
     told = tell(of_each(mask), rulesets, config.show_goal) if config.show_goal else None
-    memory = network.start(len(number))
-    return RolloutState(timestep, first_inputs(timestep, env.num_actions(params), config.network.neighbors), memory, play, number, told), step
+    inputs = first_inputs(timestep, env.num_actions(params), config.network.neighbors)
+    return RolloutState(timestep, inputs, network.start(len(number)), play, number, told), step
 
 def growing_worlds(config: TrainConfig, params, round, keys):
-    "A layout for each of `keys (B,)`: at first the sizes of `config.rooms`, then more and more of full size."
+    "Draw a layout for each of `keys (B,)`: at first the sizes of `config.rooms`, then more and more of full size."
     sizes = [(params.height, params.width), *((size, size) for size in config.rooms)]
     plans = stack_layouts([layout(params.grid_type, *size) for size in sizes])
     small = 1 - round / max(1, int(config.grow * config.rounds))
@@ -283,17 +293,17 @@ def growing_worlds(config: TrainConfig, params, round, keys):
     return jax.tree.map(lambda x: jnp.asarray(x)[chosen], plans)
 
 def worlds_of(config: TrainConfig, params, round, keys):
-    "The parameters of the worlds in which agents with these `keys (B,)` play in a round; see `growing_worlds`."
+    "The parameters of the worlds of agents with these `keys (B,)` in a round; see `growing_worlds`."
     if not config.rooms:
         return params
     keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
     return params.replace(layout=growing_worlds(config, params, round, keys))
 
-# %% ../../nbs/baselines/10_rl2.ipynb #9224320a
+# %% ../../nbs/baselines/10_rl2.ipynb #v
 def potential_of(config: TrainConfig, params, rulesets) -> Callable:
     """The potential for `ppo.shaping_reward` in the tasks `rulesets (B,)`: a function of states `(B,)`, float32 `(B,)`.
 
-    "potential": 1 - 0.9 (t + steps to go) / T, or 0 where that exceeds the time limit T or nothing leads to the goal.
+    "potential": 1 - 0.9 (t + steps to go) / T, or 0 where that exceeds the time limit T or no way leads to the goal.
     "progress": minus the steps to go, at least -T.
     """
     plans, limit = jax.vmap(task_plan)(rulesets), params.max_steps
@@ -306,41 +316,42 @@ def potential_of(config: TrainConfig, params, rulesets) -> Callable:
         return jnp.where(last <= limit, 1 - 0.9 * last / limit, 0.0)
     return potential
 
-# %% ../../nbs/baselines/10_rl2.ipynb #b77077a4
+# %% ../../nbs/baselines/10_rl2.ipynb #y
 def make_round(config: TrainConfig, curriculum=None, mesh=None) -> Callable:
-    """`one_round(state, benchmark)` gives the next `RunState` and metrics, compiled for the devices of a mesh (None: those of the configuration); it donates `state`.
+    """`one_round(state, benchmark)` gives the next `RunState` and metrics, compiled for a mesh (None: of `config`).
 
-    Without a curriculum all tasks are equally likely. Metrics are averages over the round: scalars on the learning, and
-    `ppo.task_metrics` of its tasks. `metrics_row` makes a row of them.
+    It donates `state`. Without a curriculum all tasks are equally likely. Metrics are averages over the round,
+    and `ppo.task_metrics` of its tasks. `metrics_row` makes a row of them.
     """
     return _compiled(_round, _without_names(config), curriculum, mesh or mesh_of(config))
 
 def make_refresh(config: TrainConfig, curriculum) -> Callable:
-    "`refresh(state, benchmark)` lets the agent try the curriculum's candidates and gives the state with their outcome."
+    "`refresh(state, benchmark)` lets the agent try the curriculum's candidates; returns the state with the outcome."
     return _compiled(_refresh, _without_names(config), curriculum, mesh_of(config))
 
 def _without_names(config: TrainConfig) -> TrainConfig:
-    "The configuration without fields that do not change the program, so that runs share what is compiled."
-    benchmark = "some" if config.benchmark else ""
-    return dataclasses.replace(config, seed=0, out="", benchmark=benchmark, held_out=0.0, checkpoint_minutes=1.0, keep=1, loggers=())
+    "The configuration without fields that do not change the program, so that runs share compiled programs."
+    return replace(config, seed=0, out="", benchmark="some" if config.benchmark else "", held_out=0.0,
+                               checkpoint_minutes=1.0, keep=1, loggers=())
 
 @functools.lru_cache(maxsize=16)
 def _compiled(made, config: TrainConfig, curriculum, mesh) -> Callable:
     return spread(made(config, curriculum, mesh), mesh, donate=(0,))
 
 def mesh_of(config: TrainConfig):
-    "The devices that share the agents. Raises `ValueError` when there are too few, or they cannot share each minibatch equally."
+    "The devices that share the agents. Raises `ValueError` if they are too few or cannot share minibatches equally."
     mesh, each = make_mesh(config.devices, config.device), config.num_envs // config.ppo.num_minibatches
     if each % (mesh.size * config.ppo.accumulate):
-        raise ValueError(f"{each} agents a minibatch cannot be shared equally by {mesh.size} devices"
-                         f"{f' in {config.ppo.accumulate} parts' if config.ppo.accumulate > 1 else ''}: raise num_envs, lower ppo.num_minibatches, or choose other devices.")
+        parts = f" in {config.ppo.accumulate} parts" if config.ppo.accumulate > 1 else ""
+        raise ValueError(f"{each} agents a minibatch cannot be shared equally by {mesh.size} devices{parts}: "
+                         "raise num_envs, lower ppo.num_minibatches, or choose other devices.")
     if (config.curriculum.candidates or 0) % mesh.size:
-        raise ValueError(f"{config.curriculum.candidates} candidates cannot be shared equally by {mesh.size} devices: choose another curriculum.candidates.")
+        raise ValueError(f"{config.curriculum.candidates} candidates cannot be shared equally by {mesh.size} devices: "
+                         "choose another curriculum.candidates.")
     return mesh
 
-# %% ../../nbs/baselines/10_rl2.ipynb #bde0612b
+# %% ../../nbs/baselines/10_rl2.ipynb #z
 def _round(config: TrainConfig, curriculum, mesh) -> Callable:
-    "The function of a round."
     env, params = make_world(config)
     structure = abstract_agent(config).structure
     updates = config.steps_per_task // config.steps_per_update
@@ -349,12 +360,17 @@ def _round(config: TrainConfig, curriculum, mesh) -> Callable:
     def one_round(state: RunState, benchmark: Benchmark | None):
         number, axis = share(mesh, config.num_envs)
         key, draw, begin_key = jax.random.split(state.key, 3)
-        known, rulesets, draws = state.curriculum, None, jax.vmap(jax.random.fold_in, (None, 0))(draw, number)
+        draws = jax.vmap(jax.random.fold_in, (None, 0))(draw, number)
+        known, rulesets = state.curriculum, None
+        if benchmark is not None and curriculum is None:
+            tasks = uniform_tasks(len(benchmark), draws)
+        elif benchmark is not None:
+            known, tasks = curriculum.draw(known, draws)
         if benchmark is not None:
-            known, tasks = (known, uniform_tasks(len(benchmark), draws)) if curriculum is None else curriculum.draw(known, draws)
             rulesets = jax.vmap(benchmark.get_ruleset)(tasks)
         world = worlds_of(config, params, state.round, draws)
-        rollout, step = enter(config, env, world, nnx.merge(structure, state.parameters), rulesets, number, begin_key)
+        network = nnx.merge(structure, state.parameters)
+        rollout, step = enter(config, env, world, network, rulesets, number, begin_key)
         rollout = rollout.replace(trials=start_log(config.steps_per_task // params.max_steps, len(number)))
         kind = rollout.timestep.state.goal_encoding[:, 0]
         shown = None if rollout.told is None else rollout.told.goal_shown
@@ -377,18 +393,18 @@ def _round(config: TrainConfig, curriculum, mesh) -> Callable:
     return one_round
 
 def outcome_of(records: Record, shown=None) -> Outcome:
-    """The outcome for each agent, from the records `(U, B)` of a round's updates.
+    """Outcomes of agents, from the records `(U, B)` of a round's updates.
 
-    shown: the agents that are shown their goal, bool `(B,)` or None: their outcome is unknown.
+    shown: agents that are shown their goal, bool `(B,)` or None: their outcome is unknown.
     """
     trials, solved, reward = (x.sum(0) for x in (records.trials, records.solved, records.reward))
     trials = trials if shown is None else jnp.where(shown, 0, trials)
     per_trial = lambda x: jnp.where(trials > 0, x / jnp.maximum(trials, 1), jnp.nan)
-    return Outcome(success=per_trial(solved), returns=per_trial(reward), best=records.best.max(0), trials=trials, value_loss=records.positive_value_loss.mean(0))
+    value_loss = records.positive_value_loss.mean(0)
+    return Outcome(per_trial(solved), per_trial(reward), records.best.max(0), trials, value_loss)
 
-# %% ../../nbs/baselines/10_rl2.ipynb #e8c9e2b4
+# %% ../../nbs/baselines/10_rl2.ipynb #B
 def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
-    "The function that tries candidates."
     env, params = make_world(config)
     structure = abstract_agent(config).structure
 
@@ -398,7 +414,7 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
         draws = jax.vmap(jax.random.fold_in, (None, 0))(draw, number)
         tasks, world = curriculum.propose(state.curriculum, draws), worlds_of(config, params, state.round, draws)
         network = nnx.merge(structure, state.parameters)
-        alone, rulesets = dataclasses.replace(config, show_goal=0.0), jax.vmap(benchmark.get_ruleset)(tasks)
+        alone, rulesets = replace(config, show_goal=0.0), jax.vmap(benchmark.get_ruleset)(tasks)
         rollout, step = enter(alone, env, world, network, rulesets, number, begin_key)
 
         def some_steps(rollout, _):
@@ -406,19 +422,21 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
             return rollout, record_of(batch, jnp.zeros_like(batch.reward))
 
         outcome = outcome_of(jax.lax.scan(some_steps, rollout, length=curriculum.trials)[1])
-        return state.replace(key=key, curriculum=curriculum.refresh(state.curriculum, *everyone(axis, (tasks, outcome))))
+        known = curriculum.refresh(state.curriculum, *everyone(axis, (tasks, outcome)))
+        return state.replace(key=key, curriculum=known)
 
     return refresh
 
-# %% ../../nbs/baselines/10_rl2.ipynb #bd4ad795
+# %% ../../nbs/baselines/10_rl2.ipynb #D
 def metrics_row(metrics: dict) -> dict[str, float]:
     """The metrics of a round as numbers by name.
 
     `success_trial/3` is the success in trial 3 of all tasks, `success_first` and `success_last` that in the first and
-    last trial that each task has time for, also by kind of goal (`success_last/AgentHoldGoal`) where there are several;
-    kinds without tasks are left out.
+    last trial that each task has time for. If there are several kinds of goal, these also come by kind
+    (`success_last/AgentHoldGoal`).
     """
-    tasks, solved = np.asarray(metrics["tasks"]), {number: np.asarray(x) for number, x in metrics["solved"].items()}
+    tasks = np.asarray(metrics["tasks"])
+    solved = {number: np.asarray(x) for number, x in metrics["solved"].items()}
     row = {name: float(x) for name, x in metrics.items() if name not in ("tasks", "solved")}
     share = lambda x: float(x.sum() / max(tasks.sum(), 1))
     ends = {"success_first": solved[min(solved)], "success_last": solved[max(solved)]}
@@ -429,15 +447,15 @@ def metrics_row(metrics: dict) -> dict[str, float]:
     by_kind = {f"{name}/{name_of(kind)}": float(x[kind] / tasks[kind]) for name, x in ends.items() for kind in kinds}
     return row | by_kind if len(kinds) > 1 else row
 
-# %% ../../nbs/baselines/10_rl2.ipynb #39aeb9eb
+# %% ../../nbs/baselines/10_rl2.ipynb #G
 class EndTraining(KeyboardInterrupt):
-    "Raised by `on_round`: training ends after this round, with a checkpoint, as after Ctrl-C but without a word."
+    "Raise it in `on_round` to end training after this round, as with Ctrl-C but silently."
 
-# %% ../../nbs/baselines/10_rl2.ipynb #8bf410d9
+# %% ../../nbs/baselines/10_rl2.ipynb #I
 _MAY_DIFFER = {"out", "checkpoint_minutes", "keep", "total_steps", "devices", "device", "loggers"}
 
 def differences(a: dict, b: dict, prefix: str = "") -> list[str]:
-    "The dotted names of the fields in which two nested dictionaries differ."
+    "Dotted names of the fields in which two nested dictionaries differ."
     found = []
     for name in sorted(a.keys() | b.keys()):
         x, y = a.get(name), b.get(name)
@@ -448,17 +466,20 @@ def differences(a: dict, b: dict, prefix: str = "") -> list[str]:
     return found
 
 def _resumed(checkpoints: Checkpoints, config: TrainConfig, tasks: str, fresh: RunState) -> RunState:
-    "The state of the latest checkpoint, if it belongs to this configuration and these tasks."
+    "The state of the latest checkpoint; raises `CheckpointError` if it has another configuration or other tasks."
     about = first_says(lambda: checkpoints.record()["about"])
-    if other := [name for name in differences(to_dict(from_dict(about["config"])), to_dict(config)) if name not in _MAY_DIFFER]:
-        raise CheckpointError(f"The run in {checkpoints.folder.parent} was made with another {', '.join(other)}: resume with the same configuration, or choose another out.")
+    other = differences(to_dict(from_dict(about["config"])), to_dict(config))
+    if other := ", ".join(name for name in other if name not in _MAY_DIFFER):
+        raise CheckpointError(f"The run in {checkpoints.folder.parent} was made with another {other}: "
+                              "resume with the same configuration, or choose another out.")
     if about["tasks"] != tasks:
-        raise CheckpointError(f"The run in {checkpoints.folder.parent} was trained on other tasks: resume with the same benchmark, or choose another out.")
+        raise CheckpointError(f"The run in {checkpoints.folder.parent} was trained on other tasks: "
+                              "resume with the same benchmark, or choose another out.")
     return load_together(checkpoints, fresh)[0]
 
-# %% ../../nbs/baselines/10_rl2.ipynb #f49b1d1b
+# %% ../../nbs/baselines/10_rl2.ipynb #K
 def warn_if_short(config: TrainConfig) -> None:
-    "Warn where a task may end before its fifth trial does: such a training cannot show that the agent adapts."
+    "Warn if tasks have time for fewer than five trials: such a training cannot show that the agent adapts."
     max_steps = make_world(config)[1].max_steps
     if config.benchmark and config.ppo.across_trials and config.steps_per_task < 5 * max_steps:
         warnings.warn(f"A trial takes up to {max_steps} steps and a task {config.steps_per_task}, "
@@ -467,25 +488,26 @@ def warn_if_short(config: TrainConfig) -> None:
 
 @dataclass(frozen=True)
 class Training:
-    "The result of `train`: the agent, a row of metrics per round, whether it was interrupted, and the checkpoint's path."
+    "The result of `train`: the agent, a row of metrics per round, whether it was interrupted, the checkpoint's path."
     agent: Agent
-    metrics: list = dataclasses.field(repr=False)
+    metrics: list = field(repr=False)
     interrupted: bool
     checkpoint: Path
 
-# %% ../../nbs/baselines/10_rl2.ipynb #66e25437
 def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bool | Literal["auto"] = False,
           progress: bool = True, on_round: Callable[..., None] | None = None, par=None) -> Training:
-    """Train an RL² agent, or on a single task (`config.benchmark == ""`) a recurrent PPO agent.
+    """Train an RL² agent, or a recurrent PPO agent on a single task (`config.benchmark == ""`).
 
     Args:
-        benchmark: the tasks to train on; None loads `config.benchmark` without the share that is held out.
-        resume: go on from the latest checkpoint in `config.out`; the result is that of an uninterrupted run. `"auto"` does so if there is one, and begins otherwise.
-        on_round: called with the metrics of every round, after the present `Agent` if it has a true attribute `wants_agent`. If it raises `EndTraining`, training ends there.
+        benchmark: tasks to train on; None loads `config.benchmark` without the share that is held out.
+        resume: go on from the latest checkpoint in `config.out`, as if never interrupted; `"auto"`: if there is one.
+        on_round: called with the metrics of every round, after the present `Agent` if it has a true attribute
+            `wants_agent`. If it raises `EndTraining`, training ends there.
         par: steps that each task takes a good player `(n,)`, for the curriculum of true regret; None estimates them.
-    Several processes (`scale.initialize`) all call this alike; the first one writes. Ctrl-C ends training after the present round. Either end leaves a checkpoint. Raises
-    `CheckpointError` when there is nothing to resume or it belongs to another configuration, `FileExistsError` when `out` holds a run, `ValueError` when the devices do
-    not fit, `FloatingPointError` when learning diverges. Warns where tasks are too short to show adaptation.
+    Several processes (`scale.initialize`) all call this alike; the first one writes. Ctrl-C ends training after the
+    present round. Either end leaves a checkpoint. Warns if tasks are too short to show adaptation.
+    Raises `CheckpointError` if there is nothing to resume or it belongs to another configuration, `FileExistsError`
+    if `out` holds a run, `ValueError` if the devices do not fit, `FloatingPointError` if learning diverges.
     """
     warn_if_short(config)
     if resume not in (False, True, "auto"):
@@ -501,41 +523,48 @@ def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bo
     state = replicate(_resumed(checkpoints, config, run.tasks, fresh) if resume else fresh, mesh)
     done = int(state.round) * config.steps_per_round
     first_says(lambda: checkpoints.open() and (out / "config.json").write_text(json.dumps(to_dict(config), indent=1)))
-    with checkpoints, Interrupts() as interrupts, progress_bar(config.rounds * config.steps_per_round, progress and is_first(), "training", "steps", done) as bar, \
-            open_loggers(out, to_dict(config), config.loggers, done if resume else None, active=is_first()) as loggers:
-        save = lambda state, steps: checkpoints.save(steps, state, {"config": to_dict(config), "tasks": run.tasks, "steps": steps})
+    total = config.rounds * config.steps_per_round
+    with (checkpoints, Interrupts() as interrupts,
+          progress_bar(total, progress and is_first(), "training", "steps", done) as bar,
+          open_loggers(out, to_dict(config), config.loggers, done if resume else None, active=is_first()) as loggers):
+        about = {"config": to_dict(config), "tasks": run.tasks}
+        save = lambda state, steps: checkpoints.save(steps, state, about | {"steps": steps})
         state, done = _loop(run, state, replicate(run.benchmark, mesh), save, interrupts, bar, loggers, on_round)
         save(state, done)
         checkpoints.wait()
     if interrupts.happened and not interrupts.expected and is_first():
-        print(f"Interrupted after {done:,} steps; the checkpoint is {checkpoints.path(done)}. Train with resume=True (--resume) to go on.")
+        print(f"Interrupted after {done:,} steps; the checkpoint is {checkpoints.path(done)}. "
+              "Train with resume=True (--resume) to go on.")
     if loggers.rows and is_first():
         _draw(loggers.rows, out / "training.png")
     return Training(run.agent(state, done), loggers.rows, interrupts.happened, checkpoints.path(done))
 
+# %% ../../nbs/baselines/10_rl2.ipynb #M
 class _Run:
-    "What stays the same during a training run."
+    "The fixed parts of a training run."
 
     def __init__(self, config: TrainConfig, benchmark: Benchmark | None, par):
         self.config, self.benchmark = config, benchmark
         self.tasks = "a single task" if benchmark is None else digest(benchmark)
         if config.show_goal:
-            check_tellable(benchmark.get_rulesets(np.arange(len(benchmark))) if getattr(benchmark, "extended", None) is not None else benchmark.get_ruleset(0))
+            composed = getattr(benchmark, "extended", None) is not None
+            check_tellable(benchmark.get_rulesets(np.arange(len(benchmark))) if composed else benchmark.get_ruleset(0))
         if config.ppo.shaping_coef and benchmark.extended is not None:
-            raise ValueError("Shaping needs plans, which composed goals and several products do not have: set ppo.shaping_coef to 0.")
+            raise ValueError("Composed goals and several products have no plans: set ppo.shaping_coef to 0.")
         self.curriculum = None
         if benchmark is not None and config.curriculum.kind != "uniform":  # which needs no memory
             self.curriculum = make_curriculum(config.curriculum, benchmark, par, world=make_world(config))
         self.structure = abstract_agent(config).structure
 
     def agent(self, state: RunState, steps: int) -> Agent:
-        return Agent(self.config, self.structure, jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), state.parameters), steps)
+        parameters = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), state.parameters)
+        return Agent(self.config, self.structure, parameters, steps)
 
-# %% ../../nbs/baselines/10_rl2.ipynb #69741077
 def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round):
-    "Rounds until all are done or Ctrl-C; returns the state and the steps it has seen."
+    "Play rounds until all are done or Ctrl-C; returns the state and its steps."
     config, next_round = run.config, make_round(run.config, run.curriculum)
-    refresh = make_refresh(config, run.curriculum) if run.curriculum is not None and run.curriculum.candidates else None
+    tries = run.curriculum is not None and run.curriculum.candidates
+    refresh = make_refresh(config, run.curriculum) if tries else None
     begun = saved = time.monotonic()
     before, first = (loggers.rows[-1]["seconds"] if loggers.rows else 0.0), int(state.round)
     done = first * config.steps_per_round
@@ -545,16 +574,19 @@ def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round)
         state, metrics = next_round(state, benchmark)
         metrics = metrics_row(metrics)
         if not all(map(np.isfinite, metrics.values())):  # before a diverged run replaces good checkpoints
-            raise FloatingPointError(f"Learning diverged after {done:,} steps: lower ppo.lr or ppo.max_grad_norm, and resume from the last checkpoint.")
+            raise FloatingPointError(f"Learning diverged after {done:,} steps: lower ppo.lr or ppo.max_grad_norm, "
+                                     "and resume from the last checkpoint.")
         done = (number + 1) * config.steps_per_round
         now = time.monotonic()
-        row = {"steps": done, "seconds": round(before + now - begun, 2), **{name: round(x, 6) for name, x in metrics.items()}}
+        row = {"steps": done, "seconds": round(before + now - begun, 2)}
+        row |= {name: round(x, 6) for name, x in metrics.items()}
         loggers.log(row)
         bar.set_postfix(_shown(row), refresh=False)
         bar.update(config.steps_per_round)
         try:
             if on_round:
-                on_round(*([run.agent(state, done)] if getattr(on_round, "wants_agent", False) else []), row)
+                given = [run.agent(state, done)] if getattr(on_round, "wants_agent", False) else []
+                on_round(*given, row)
         except KeyboardInterrupt as asked:
             interrupts.happened, interrupts.expected = True, isinstance(asked, EndTraining)
         if any_process(interrupts.happened):
@@ -565,16 +597,15 @@ def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round)
             saved = now
     return state, done
 
-# %% ../../nbs/baselines/10_rl2.ipynb #8ef0f430
+# %% ../../nbs/baselines/10_rl2.ipynb #N
 def _shown(row: dict) -> dict[str, str]:
-    "What the progress bar shows of a row: return, success in the first and last trial, the kind of goal solved least."
+    "A row for the progress bar: return, success in the first and last trial, the kind of goal solved least."
     shown = {"return": f"{row['return']:.2f}", "success": f"{row['success_first']:.2f} → {row['success_last']:.2f}"}
     kinds = {name.partition("/")[2]: x for name, x in row.items() if name.startswith("success_last/")}
     worst = min(kinds, key=kinds.get, default=None)
     return shown if worst is None else shown | {"lowest": f"{worst} {kinds[worst]:.2f}"}
 
 def _draw(rows: list, path: Path):
-    "The figure of a run, where matplotlib is installed."
     if importlib.util.find_spec("matplotlib") is None:
         return
     from xland_minigrid.viz.plots import training_curve
@@ -582,15 +613,15 @@ def _draw(rows: list, path: Path):
     panels = ["return", ("success_first", "success_last"), *([tuple(kinds)] if kinds else []), "belief_nats"]
     training_curve(rows, panels).savefig(path, dpi=120)
 
-# %% ../../nbs/baselines/10_rl2.ipynb #015fb1f8
+# %% ../../nbs/baselines/10_rl2.ipynb #P
 def load_run(run, step: int | None = None) -> Agent:
-    """The agent in the folder of a run (or in its `checkpoints`), from the latest checkpoint unless a step is named.
+    """The agent in the folder of a run (or in its `checkpoints`), by default from the latest checkpoint.
 
-    Raises `CheckpointError` when there is none or it is damaged.
+    Raises `CheckpointError` if it is missing or damaged.
     """
     folder = Path(run).expanduser()
     checkpoints = CheckpointFolder(folder if folder.name == "checkpoints" else folder / "checkpoints")
     about = checkpoints.record(step)["about"]
     agent = abstract_agent(from_dict(about["config"]))
     state = checkpoints.load(RunState(agent.parameters, (), None, None, None), step)[0]
-    return dataclasses.replace(agent, parameters=state.parameters, steps=about["steps"])
+    return replace(agent, parameters=state.parameters, steps=about["steps"])
