@@ -220,10 +220,11 @@ class Trajectory:
     @property
     def rollout_infos(self) -> dict:
         "Values to log: the last info of the environment, the additions of hooks, and the sums."
-        told = [{k: v for k, v in info.items() if k != "system_message"} for info in self.episode.infos]
-        done = self.episode.done and not self.episode.truncated
-        return {**told[-1], "step_rewards": self.episode.step_rewards[:], **self.infos, "total_reward": self.total_reward,
-                "num_turns": len(self.turns), "gym_done": done, "trajectory_info": told}
+        episode = self.episode
+        told = [{k: v for k, v in info.items() if k != "system_message"} for info in episode.infos]
+        return {**told[-1], "step_rewards": episode.step_rewards[:], **self.infos, "total_reward": self.total_reward,
+                "num_turns": len(self.turns), "gym_done": episode.done and not episode.truncated,
+                "trajectory_info": told}
 
     def to_dict(self) -> dict:
         "Everything except tokens, as plain data, without the secrets of `env_config`."
