@@ -163,8 +163,8 @@ def load_benchmark(name: str, *, device=None, as_numpy: bool = False, pad_rules:
     """Load a named benchmark (paper, Tables 4 and 5), made on first use and kept; see `registered_benchmarks`.
 
     name: also `"hub:OWNER/REPO/FILE"`, a file on the Hugging Face hub, checked against `sha256` if given. workers:
-    threads for making a benchmark. progress: show a bar. Other arguments: see `load_benchmark_from_path`. A damaged file
-    is made again, with a warning. Raises `ValueError` for an unknown name or device, and as `hub.fetch`.
+    threads for making a benchmark. progress: show a bar. Other arguments: see `load_benchmark_from_path`.
+    A damaged file is made again, with a warning. Raises `ValueError` for an unknown name or device, and as `hub.fetch`.
     """
     find_device(device)
     if isinstance(name, str) and name.startswith("hub:"):
