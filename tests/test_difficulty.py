@@ -68,7 +68,7 @@ def test_samples_are_as_even_as_they_can_be(values, bins, data):
             assert mine - theirs <= 1 or theirs == (groups == t).sum(), "nobody has two more than another who has some left"
     assert (rows == stratified(values, n, bins, seed=np.random.default_rng(1))).all()
     if n:
-        with pytest.raises(ValueError, match="cannot be drawn"):
+        with pytest.raises(ValueError, match="number of rows"):
             stratified(values, available + 1, bins)
 
 

@@ -267,7 +267,7 @@ def test_a_limit_is_no_proof():
         assert not short.solved and not short.exhausted and short.steps == -1 and len(short.actions) == 0
         assert "Given up" in short.describe() and "raise max_states or max_steps" in short.describe()
     assert "3 steps are needed" in whole.describe() and "1 step is needed" in search(">b", AgentHoldGoal(BALL)).describe()
-    assert "no way" in search(">..", AgentHoldGoal(BALL)).describe()
+    assert "cannot be reached" in search(">..", AgentHoldGoal(BALL)).describe()
 
 
 def test_one_that_is_given_up_does_not_disturb_the_others():
@@ -363,10 +363,10 @@ def test_wrong_input():
         "max_states is 0": (lambda: shortest(task, start, env, params, max_states=0), ValueError, "max_states is 0"),
         "max_states is 1.5": (lambda: shortest(task, start, env, params, max_states=1.5), ValueError, "max_states is 1.5"),
         "max_steps is -1": (lambda: shortest(task, start, env, params, max_steps=-1), ValueError, "max_steps is -1"),
-        "nothing to search": (lambda: shortest(jax.tree.map(lambda x: np.zeros((0, *np.shape(x)), np.uint8), empty_ruleset()), start, env, params), ValueError, "nothing to search"),
+        "nothing to search": (lambda: shortest(jax.tree.map(lambda x: np.zeros((0, *np.shape(x)), np.uint8), empty_ruleset()), start, env, params), ValueError, "starts is empty"),
         "beyond Tables 2 and 3": (lambda: shortest(task.replace(goal=np.array([99, 0, 0, 0, 0], np.uint8)), start, env, params), ValueError, "beyond Tables 2 and 3"),
         "cannot be traced": (lambda: jax.jit(lambda s: shortest(task, s, env, params).steps)(start.state), TypeError, "cannot be traced"),
-        "which has no length": (lambda: len(shortest(task, start, env, params)), TypeError, "which has no length"),
+        "which has no length": (lambda: len(shortest(task, start, env, params)), TypeError, "has no length"),
         "ask for fewer cases": (lambda: small_cases(Cases("trivial", 5, 1, 10)), ValueError, "ask for fewer cases"),
     }) == {}
 

@@ -36,7 +36,7 @@ def test_actions_become_fields():
     model = types.SimpleNamespace(model_dump=lambda: {"action": 2, "metadata": {}})
     assert adapter.action_fields(model) == {"action": 2}
     for wrong in (1.0, None, [1], object()):
-        with pytest.raises(BadRequest, match="give a number"):
+        with pytest.raises(BadRequest, match="give an integer"):
             adapter.action_fields(wrong)
 
 

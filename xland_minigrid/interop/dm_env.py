@@ -16,7 +16,7 @@ from dm_env import specs
 
 # %% ../../nbs/interop/06_dm_env.ipynb #b
 def spec_of(bounds: Bounds | dict, name: str = "observation"):
-    "A `BoundedArray`, or a dictionary of them; a plain `Array` where there are no bounds."
+    "The `BoundedArray` for some bounds, the `Array` if they are infinite, or a dictionary of specs."
     if isinstance(bounds, dict):
         return {key: spec_of(part, key) for key, part in bounds.items()}
     if not np.isfinite(bounds.low).all():
@@ -24,12 +24,10 @@ def spec_of(bounds: Bounds | dict, name: str = "observation"):
     return specs.BoundedArray(bounds.low.shape, bounds.low.dtype, *bounds, name)
 
 class XLandDmEnv(dm_env.Environment):
-    """One world.
+    """One world; rewards and discounts are float32 scalars.
 
-    env_id: a registered id, or the pair `(env, params)` that `xland_minigrid.make` returns. kwargs: see `bridge.build`.
-    seed: the first trial is that of `jax.random.key(seed)`, and each leaves the key of the next; None: a new seed.
-
-    Rewards and discounts are float32 scalars. `ruleset_id` is the number of a task drawn from a benchmark, else None.
+    env_id, kwargs: see `bridge.build`. seed: `jax.random.key(seed)` begins the first trial; None draws a seed.
+    `ruleset_id`: the index of the task if resets draw from a benchmark, else None.
     """
     def __init__(self, env_id="XLand-MiniGrid-R1-9x9", seed: int | None = None, **kwargs):
         self._key = key_of(int(np.random.default_rng().integers(2**32)) if seed is None else seed)
@@ -45,7 +43,7 @@ class XLandDmEnv(dm_env.Environment):
         return dm_env.restart(seen.observation)
 
     def step(self, action) -> "dm_env.TimeStep":
-        "Apply one action, 0 to 5, or begin a trial if none is running. Raises `ValueError` or `TypeError`."
+        "Apply an action, or begin a trial if none is running. Raises as `check_one_action`."
         action = check_one_action(action)
         if self._over:
             return self.reset()
@@ -56,12 +54,9 @@ class XLandDmEnv(dm_env.Environment):
 
     def action_spec(self):
         return specs.DiscreteArray(NUM_ACTIONS, dtype=np.int32, name="action")
-
     def observation_spec(self):
         return self._observation_spec
-
     def reward_spec(self):
         return specs.BoundedArray((), np.float32, 0.0, 1.0, name="reward")
-
     def discount_spec(self):
         return specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount")
