@@ -94,9 +94,8 @@ class Trial(NamedTuple):
 
     def __str__(self):
         steps = f"{self.steps} step{'s' * (self.steps != 1)}"
-        if self.how == WON:
-            return f"trial {self.number}: goal reached in {steps}, reward {self.reward:.2f}"
-        return f"trial {self.number}: {'the trial is lost' if self.how == LOST else self.how} after {steps}"
+        what = {WON: f"goal reached in {steps}, reward {self.reward:.2f}", LOST: f"the trial is lost after {steps}"}
+        return f"trial {self.number}: {what.get(self.how, f'{self.how} after {steps}')}"
 
 class Moment(NamedTuple):
     "A step of a session. done: the action's name, or `'start'`. visible: the cells that the agent sees, `(H, W)` bool."
@@ -120,7 +119,7 @@ class Session:
     """A world played by hand: `do(command)` changes it, `frame()` shows it as `rich` markup.
 
     env, params: from `make`, without auto-reset. seed: of the first trial; others follow. view: show only the view.
-    Attributes: `timestep`; `trial`, from 1; `trials`, finished; `moments`; `seen`, the agent's view; `message`.
+    Attributes: `timestep`; `trial`, from 1; `trials`, finished; `moments`; `seen`, the view; `message`.
     """
 
     def __init__(self, env, params, seed: int = 0, view: bool = False, name: str = "world"):
@@ -135,7 +134,7 @@ class Session:
 
     def begin_trial(self) -> None:
         "Begin a new trial of the same task."
-        if self.moments and self.moments[-1].step and not bool(self.timestep.last()):
+        if self.moments and self.moments[-1].step and not self.timestep.last():
             self.trials.append(Trial(self.trial, LEFT, self.moments[-1].step, 0.0))
         self._key, key = jax.random.split(self._key)
         self.trial += 1
@@ -153,7 +152,7 @@ class Session:
         self.message, self.show_help = "", command == "help"
         if command == "task":
             self.show_task = not self.show_task
-        elif command == "reset" or (isinstance(command, int) and bool(self.timestep.last())):
+        elif command == "reset" or isinstance(command, int) and self.timestep.last():
             self.begin_trial()
         elif isinstance(command, int):
             self.message = ACTION_NAMES[command]
@@ -330,8 +329,8 @@ def control(name: str, *, benchmark: str | None = None, ruleset: int | None = No
             file_out=None) -> Session:
     """Play with keys in a terminal, or with lines from any other stream; returns the session.
 
-    benchmark, ruleset: name or file, and number of the task; by default `figure_task`. view: show only the view.
-    save: a `.html` or `.gif` file to write. file_in, file_out: by default the standard streams. Raises `ValueError`.
+    benchmark, ruleset: name or file, and number of the task (default: `figure_task`). view: show only the view.
+    save: a `.html` or `.gif` file to write. file_in, file_out: default to the standard streams. Raises `ValueError`.
     """
     if save is not None and not save.endswith((".html", ".gif")):
         raise ValueError(f"save is {save!r}: give a file that ends in .html or .gif.")

@@ -18,7 +18,7 @@ from .render import data_uri, draw_tile, render
 
 # %% ../../nbs/viz/02_player.ipynb #b
 def _split_blocks(frames, size):
-    "Distinct squares `(K, size, size, 3)`, black beyond the edges, and the index of each `(T, rows, columns)`."
+    "Distinct squares `(K, size, size, 3)`, black beyond the edges, and their indices `(T, rows, columns)`."
     frames = np.pad(frames, [(0, 0), (0, -frames.shape[1] % size), (0, -frames.shape[2] % size), (0, 0)])
     t, h, w, _ = frames.shape
     squares = frames.reshape(t, h // size, size, w // size, size, 3).swapaxes(2, 3)
@@ -28,7 +28,7 @@ def _split_blocks(frames, size):
     blocks = np.stack([np.frombuffer(b, np.uint8) for b in seen]).reshape(-1, size, size, 3)
     return blocks, index.reshape(t, h // size, w // size)
 
-# %% ../../nbs/viz/02_player.ipynb #c
+
 def _changes(index):
     "Changes per frame, `[cell, square, ...]`; the first frame in full."
     flat = index.reshape(len(index), -1)
@@ -68,7 +68,7 @@ class Bars:
 
 # %% ../../nbs/viz/02_player.ipynb #e
 def _bars_data(bars):
-    "The bars as JSON for the script; values in thousandths, -1 for NaN."
+    "The bars for the script; values in thousandths, -1 for NaN."
     frames = [[(i, -1 if np.isnan(v) else round(1000 * v)) for i, v in bars.at(t)] for t in range(len(bars.values))]
     shown = sorted({i for frame in frames for i, _ in frame})
     sprites = {i: data_uri(draw_tile(*bars.sprites[i], 16)) for i in shown} if bars.sprites else {}
@@ -259,11 +259,10 @@ def _player_html(self):
 class Player:
     """A rollout that plays in a notebook, on a page or as a file.
 
-    Args:
-        frames: `(T, H, W, 3)` uint8, or T pictures of one size. captions: T strings.
-        bars: a `Bars` or a dict of its arguments, a `Curve`, or a list of these.
-        markers: frame to label, under the slider. chips: the same as a row of buttons.
-        fps: frames per second at speed 1. tile_size: pixels per cell, for a smaller page. start: first frame shown.
+    frames: `(T, H, W, 3)` uint8, or T pictures of one size. captions: T strings.
+    bars: a `Bars` or a dict of its arguments, a `Curve`, or a list of these.
+    markers: frame to label, under the slider. chips: the same as a row of buttons.
+    fps: frames per second at speed 1. tile_size: pixels per cell, for a smaller page. start: first frame shown.
     Raises `ValueError` when lengths or shapes disagree.
     """
 
@@ -277,8 +276,7 @@ class Player:
         self.captions, self.panels = list(captions or []), [Bars(**p) if isinstance(p, dict) else p for p in given]
         for part in (self.captions, *self.panels):
             if part and len(part) != len(frames):
-                panel = "rows of bars" if isinstance(part, Bars) else "points of a curve"
-                what = "captions" if part is self.captions else panel
+                what = {Bars: "rows of bars", Curve: "points of a curve"}.get(type(part), "captions")
                 raise ValueError(f"There are {len(frames)} frames but {len(part)} {what}: give one per frame.")
         start = checked_int("start", start, 0, len(self.frames) - 1)
         if fps <= 0:
@@ -352,8 +350,8 @@ body{{background:Canvas;color:CanvasText;margin:24px;font-family:system-ui,sans-
 
 # %% ../../nbs/viz/02_player.ipynb #n
 def _draw_panel(bars, t, height, font):
-    name = 112 + 6 * (bars.letters - 17)  # pixels
-    panel = Image.new("RGB", (138 + name, max(height, 26 + 20 * bars.top)), "white")
+    left = 146 + 6 * (bars.letters - 17)  # pixels for the names
+    panel = Image.new("RGB", (left + 104, max(height, 26 + 20 * bars.top)), "white")
     draw = ImageDraw.Draw(panel)
     draw.text((12, 4), bars.title, "#1c2230", font)
     for j, (i, value) in enumerate(bars.at(t)):
@@ -363,9 +361,9 @@ def _draw_panel(bars, t, height, font):
         if bars.sprites:
             panel.paste(Image.fromarray(draw_tile(*bars.sprites[i], 16)), (12, y))
         draw.text((34, y), bars.labels[i][:bars.letters], "#1f7a45" if right else "#1c2230", font)
-        draw.rectangle([34 + name, y + 4, 134 + name, y + 12], "#dfe3ea")
-        end = 34 + name + round(100 * min(1, value))
-        draw.rectangle([34 + name, y + 4, end, y + 12], "#2e9e5b" if right else "#3b8cff")
+        draw.rectangle([left, y + 4, left + 100, y + 12], "#dfe3ea")
+        end = left + round(100 * min(1, value))
+        draw.rectangle([left, y + 4, end, y + 12], "#2e9e5b" if right else "#3b8cff")
     return panel
 
 def _page_of(player, t, scale):

@@ -89,7 +89,6 @@ def adaptation_curve(agents: Mapping[str, Mapping], *, what: Sequence[str] | Non
     figure.suptitle(title)
     return figure
 
-# %% ../../nbs/viz/03_plots.ipynb #ceeedd97
 def dress_axis(axis, x: str, y: str, share: bool = False):
     "Set labels, legend and limits of an axis; a `share` runs from 0 to 100 %."
     from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -145,17 +144,15 @@ def _named_together(keys):
     stem = re.match(r"(.*[_/])?", os.path.commonprefix(list(keys)))[0]
     return re.sub("[_/]", " ", stem).strip(), [key[len(stem):].replace("_", " ") for key in keys]
 
-# %% ../../nbs/viz/03_plots.ipynb #f1b1db58
+# %% ../../nbs/viz/03_plots.ipynb #46b8f7c4
 _SHARES = ("success", "zero_return")
 
 def _column(rows, key):
     "A quantity over all rows, `(n, 1)` or `(n, seeds)`; NaN where a row lacks it."
-    values = [row.get(key) for row in rows]
-    width = max((np.size(v) for v in values if v is not None), default=1)
-    filled = [np.full(width, np.nan) if v is None else np.asarray(v, float).reshape(-1) for v in values]
-    return np.stack([np.pad(v, (0, width - len(v)), constant_values=np.nan) for v in filled])
+    values = [np.ravel(np.nan if row.get(key) is None else row[key]).astype(float) for row in rows]
+    width = max(map(len, values))
+    return np.stack([np.pad(v, (0, width - len(v)), constant_values=np.nan) for v in values])
 
-# %% ../../nbs/viz/03_plots.ipynb #46b8f7c4
 def _panel(axis, curves, key, x, title):
     for i, (name, rows) in enumerate(curves.items()):
         rows = sorted((row for row in rows if row.get(key) is not None), key=lambda row: row[x])

@@ -36,8 +36,8 @@ def _mix(a, b, share):
     return tuple(round(x + (y - x) * share) for x, y in zip(a, b))
 
 def _luminance(paint):
-    light = [v / 12.92 if v <= .04045 else ((v + .055) / 1.055) ** 2.4 for v in (c / 255 for c in paint)]
-    return .2126 * light[0] + .7152 * light[1] + .0722 * light[2]
+    red, green, blue = (c / 3294.6 if c <= 10 else ((c / 255 + .055) / 1.055) ** 2.4 for c in paint)
+    return .2126 * red + .7152 * green + .0722 * blue
 
 def _is_dark(paint):
     return _luminance(paint) < .18
@@ -241,9 +241,12 @@ def agent_sprite(direction: int, carried, size: int):
     return pen.sprite()
 
 # %% ../../nbs/viz/01_render.ipynb #k
-def _read_agent(agent):
-    "Row, column, direction, and the carried (tile, colour) or None."
+def _read_agent(agent, shape=None):
+    "Row, column, direction, and the carried (tile, colour) or None; checks that the agent is inside `shape`."
     row, col = (int(v) for v in np.asarray(agent.position))
+    if shape and not (0 <= row < shape[0] and 0 <= col < shape[1]):
+        raise ValueError(f"The agent's position ({row}, {col}) is outside this grid of {shape[0]} by {shape[1]}: "
+                         "give (row, column).")
     pocket = getattr(agent, "pocket", None)
     carried = (0, 0) if pocket is None else tuple(int(v) for v in np.asarray(pocket))
     return row, col, int(agent.direction) % 4, carried if carried[0] > Tiles.FLOOR else None
@@ -274,7 +277,7 @@ def _cells(grid):
         return grid.astype(np.uint8)
     raise ValueError(f"The grid is {grid.shape}: give (height, width, 2) pairs or packed (height, width).")
 
-# %% ../../nbs/viz/01_render.ipynb #n
+# %% ../../nbs/viz/01_render.ipynb #o
 def _mosaic(cells, tile_size):
     used, index = np.unique(cells, return_inverse=True)
     sprites = np.stack([draw_tile(int(b) >> 4, int(b) & 15, tile_size) for b in used])
@@ -300,23 +303,15 @@ def stamp(image: np.ndarray, sprite, top: int, left: int):
     alpha = sprite[..., 3:]
     here[:] = (sprite[..., :3] * alpha + here * (255 - alpha) + 127) // 255
 
-def _pocket_strip(carried, width, tile_size):
-    strip = np.full((tile_size, width, 3), 36, np.uint8)
-    stamp(strip, _sprite(*(carried or (Tiles.EMPTY, Colors.EMPTY)), tile_size), 0, 0)
-    return strip
-
-# %% ../../nbs/viz/01_render.ipynb #o
 def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, *, visible=None,
            pocket: str = "agent") -> np.ndarray:
     """Draw a grid: `(H * tile_size, W * tile_size, 3)` uint8.
 
-    Args:
-        grid: `(H, W, 2)` pairs or packed `(H, W)`, NumPy or JAX.
-        agent: has `position` (row, col), `direction` (0 up, 1 right, 2 down, 3 left) and perhaps `pocket`.
-        view_size: side of the agent's view, which is brightened.
-        visible: `(H, W)` bool, cells to brighten instead.
-        pocket: `"agent"` draws the carried object on the agent's back, `"strip"` below the grid, `"hide"` nowhere.
-    Raises `ValueError` for another shape, an unknown tile, or an agent off the grid.
+    grid: `(H, W, 2)` pairs or packed `(H, W)`, NumPy or JAX.
+    agent: has `position` (row, col), `direction` (0 up, 1 right, 2 down, 3 left) and perhaps `pocket`.
+    view_size: side of the agent's view, which is brightened. visible: `(H, W)` bool, cells to brighten instead.
+    pocket: `"agent"` draws the carried object on the agent's back, `"strip"` below the grid, `"hide"` nowhere.
+    Raises `ValueError` for another shape, an unknown tile, or an agent outside the grid.
     """
     if pocket not in ("agent", "strip", "hide"):
         raise ValueError(f"pocket={pocket!r} is unknown: choose 'agent', 'strip' or 'hide'.")
@@ -327,20 +322,15 @@ def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, 
         visible = field_of_view(cells.shape, agent, int(view_size))
     if visible is not None:
         image = _lighten(image, _mask_for(visible, cells.shape))
-    return image if agent is None else _draw_agent(image, agent, tile_size, pocket)
-
-def _check_inside(row, col, shape):
-    if not (0 <= row < shape[0] and 0 <= col < shape[1]):
-        raise ValueError(f"The agent's position ({row}, {col}) is outside this grid of {shape[0]} by {shape[1]}: "
-                         "give (row, column).")
-
-def _draw_agent(image, agent, tile_size, pocket):
-    row, col, direction, carried = _read_agent(agent)
-    height, width = (n // tile_size for n in image.shape[:2])
-    _check_inside(row, col, (height, width))
+    if agent is None:
+        return image
+    row, col, direction, carried = _read_agent(agent, cells.shape)
     sprite = agent_sprite(direction, carried if pocket == "agent" else None, tile_size)
     stamp(image, sprite, row * tile_size, col * tile_size)
-    return np.vstack([image, _pocket_strip(carried, image.shape[1], tile_size)]) if pocket == "strip" else image
+    if pocket == "strip":
+        image = np.vstack([image, np.full((tile_size, image.shape[1], 3), 36, np.uint8)])
+        stamp(image, _sprite(*(carried or (Tiles.EMPTY, Colors.EMPTY)), tile_size), len(image) - tile_size, 0)
+    return image
 
 # %% ../../nbs/viz/01_render.ipynb #p
 def render_observation(observation, tile_size: int = 32) -> np.ndarray:
@@ -370,8 +360,7 @@ def render_text(grid, agent=None, *, visible=None, wide: bool = False) -> str:
     seen = np.zeros(cells.shape, bool) if visible is None else _mask_for(visible, cells.shape)
     glyphs = [[_glyph(b, s) for b, s in zip(*row)] for row in zip(cells.tolist(), seen.tolist())]
     if agent is not None:
-        row, col, direction, _ = _read_agent(agent)
-        _check_inside(row, col, cells.shape)
+        row, col, direction, _ = _read_agent(agent, cells.shape)
         glyphs[row][col] = (_AGENT, "^>v<"[direction])
     if wide:
         glyphs = [[(ink, g + (g if g in "█×" else " ")) for ink, g in row] for row in glyphs]

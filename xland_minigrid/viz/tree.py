@@ -147,13 +147,13 @@ def _edge(x0, y0, x1, y1, arrow=False):
 # %% ../../nbs/viz/04_tree.ipynb #g
 def _sprite(x, y, object_, frame="", s=_SPRITE):
     "An object in `s` pixels, top `y`, middle `x`; `frame`: SVG attributes of a border."
+    left = x - s / 2
+    place = f'x="{left:.1f}" y="{y:.1f}" width="{s}" height="{s}"'
     if object_[0] == Tiles.FLOOR:
-        border = f'fill="none" stroke="{_EDGE}" stroke-dasharray="3 3"'
-        return f'<rect x="{x - s / 2:.1f}" y="{y:.1f}" width="{s}" height="{s}" rx="6" {border}/>'
-    border = (f'<rect x="{x - s / 2 - 2:.1f}" y="{y - 2:.1f}" width="{s + 4}" height="{s + 4}" rx="6" fill="none" '
-              f'{frame}/>' if frame else "")
-    return (f'<image x="{x - s / 2:.1f}" y="{y:.1f}" width="{s}" height="{s}" '
-            f'href="{data_uri(draw_tile(*object_, 48))}"><title>{tile_name(*object_)}</title></image>{border}')
+        return f'<rect {place} rx="6" fill="none" stroke="{_EDGE}" stroke-dasharray="3 3"/>'
+    border = f'<rect x="{left - 2:.1f}" y="{y - 2:.1f}" width="{s + 4}" height="{s + 4}" rx="6" fill="none" {frame}/>'
+    return (f'<image {place} href="{data_uri(draw_tile(*object_, 48))}"><title>{tile_name(*object_)}</title></image>'
+            + border * bool(frame))
 
 def _name(object_):
     return "vanishes" if object_[0] == Tiles.FLOOR else tile_name(*object_)
@@ -237,7 +237,7 @@ def _distractors(tree, y):
     x = 18.
     for object_ in tree.distractor_objects:
         half = _width(_name(object_)) / 2 + 10
-        out.append(_sprite(x + half, y, object_, _AT_START) + _text(x + half, y + _SPRITE + 15, _name(object_)))
+        out.append(_object(x + half, y, Node(object_, True)))
         x += 2 * half
     return "".join(out), max(width, x), y + (_ROW if tree.distractor_objects else 0) - top
 

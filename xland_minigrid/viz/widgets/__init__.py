@@ -1,4 +1,4 @@
-"""Widgets to play and explore in a notebook. Each is imported when you use it; the package itself loads no ipywidgets."""
+"""Widgets to play and explore in a notebook, each imported when you use it: this package loads no ipywidgets."""
 from importlib import import_module
 
 _HOMES = {"EnvPlayer": "env_player", "RulesetExplorer": "explorer", "RolloutViewer": "rollout",

@@ -22,7 +22,6 @@ from ..tree import draw_ruleset
 from .base import (Shown, banner, column, div, folded, grid, html, key_pad, picture,
                                                   picture_html, row, span, still_page, table_html, words_html)
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #b
 _TONE = {WON: "good", LOST: "bad", LATE: "bad", LEFT: ""}
 
 def trials_html(trials) -> str:
@@ -33,8 +32,8 @@ def trials_html(trials) -> str:
     rows = [(t.number, f'<span class="xmg-w-tag xmg-w-{_TONE[t.how]}">{t.how}</span>', t.steps, f"{t.reward:.2f}")
             for t in trials[:-13:-1]]
     more = div("soft small", f"and {len(trials) - 12} before") if len(trials) > 12 else ""
-    return (div("head", f'Trials {span("soft", won, "font-weight:400")}')
-            + table_html(("trial", "", "steps", "reward"), rows) + more)
+    head = div("head", "Trials " + span("soft", won, "font-weight:400"))
+    return head + table_html(("trial", "", "steps", "reward"), rows) + more
 
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #c
 def _action(action):

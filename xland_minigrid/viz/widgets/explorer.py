@@ -220,13 +220,12 @@ class _Selection:
     def filter(self, **criteria):
         """Replace all filters, show the first task that fits, and return the explorer.
 
-        Args:
-            goal_kind: a kind of goal by name (`"AgentHold"`), class or number, or a list.
-            num_rules, depth, num_steps, dead_ends: rules, longest chain of rules, rules that the plan triggers, other
-                rules that take what it needs; a number, or the lowest and the highest.
-            difficulty: `"easy"`, `"medium"`, `"hard"`, or the fewest and most expected steps.
-            solvable: whether there is a plan. text: as for `read_search`, such as `"goal: key, makes: hex"`.
-            limit: the most tasks to prove (default: all that need it).
+        goal_kind: a kind of goal by name (`"AgentHold"`), class or number, or a list.
+        num_rules, depth, num_steps, dead_ends: rules, longest chain of rules, rules that the plan triggers, other rules
+        that take what it needs; a number, or the lowest and the highest.
+        difficulty: `"easy"`, `"medium"`, `"hard"`, or the fewest and most expected steps.
+        solvable: whether there is a plan. text: as for `read_search`, such as `"goal: key, makes: hex"`.
+        limit: the most tasks to prove (default: all that need it).
         Raises `ValueError` or `TypeError` for a wrong criterion, and changes nothing.
         """
         given = {k: v for k, v in criteria.items() if v is not None and not (isinstance(v, str) and not v.strip())}
@@ -276,20 +275,19 @@ def _tree_html(self):
         return ""
     return div("head", "Task tree") + div("scroll", draw_ruleset(self.example.ruleset)._repr_html_())
 
-def _why_no_plan(self):
-    reason = Reason(int(self.facts.reason[self.row]))
-    if reason == Reason.UNKNOWN_KIND:
-        return "The plan of a task with registered kinds is not known."
-    return f"There is no plan ({reason.name.lower().replace('_', ' ')}): no start of this task can be solved."
-
 def _plan_html(self):
     if self.example is None:
         return ""
-    plan, par = self.example.plan, self.example.par
-    told = words_html(str(plan) if plan is not None else _why_no_plan(self))
+    plan, par, reason = self.example.plan, self.example.par, Reason(int(self.facts.reason[self.row]))
+    if plan is not None:
+        told = str(plan)
+    elif reason == Reason.UNKNOWN_KIND:
+        told = "The plan of a task with registered kinds is not known."
+    else:
+        told = f"There is no plan ({reason.name.lower().replace('_', ' ')}): no start of this task can be solved."
     result = f"<b>Par {par} steps</b> from this start" if par is not None else escape(self.example.detail)
-    world = span("soft", f"({escape(self.world)})")
-    return div("head", "Plan") + told + div("par", f"{result} {world}", "margin:8px 0 4px")
+    result += " " + span("soft", f"({escape(self.world)})")
+    return div("head", "Plan") + words_html(told) + div("par", result, "margin:8px 0 4px")
 
 def _film_html(self):
     return "" if self.example is None or self.example.film is None else self.example.film._repr_html_()
@@ -348,17 +346,17 @@ def _move(self, by):
     at = int(np.searchsorted(self.found, 0 if self.row is None else self.row))
     self.show(self.found[(at + by) % len(self.found)])
 
-_STEPS = (  # name, label, action, tooltip
-    ("previous", "‹ previous", lambda self: _move(self, -1), "the task before this one in the list"),
-    ("next", "next ›", lambda self: _move(self, 1), "the next task in the list"),
-    ("random", "random", lambda self: len(self.found) and self.show(int(np.random.default_rng().choice(self.found))),
-     "any task of those that fit"),
-    ("another-start", "another start", lambda self: self.row is None or self.show(self.row, self._start + 1),
-     "the same task in another example world"))
+def _random(self):
+    if len(self.found):
+        self.show(int(np.random.default_rng().choice(self.found)))
 
 def _build(self):
     w, filters = ipywidgets(), _build_filters(self)
-    *steps, another = (self._button(name, words, functools.partial(act, self), tip) for name, words, act, tip in _STEPS)
+    steps = (self._button("previous", "‹ previous", lambda: _move(self, -1), "the task before this one in the list"),
+             self._button("next", "next ›", lambda: _move(self, 1), "the next task in the list"),
+             self._button("random", "random", lambda: _random(self), "any task of those that fit"))
+    restart = lambda: self.row is None or self.show(self.row, self._start + 1)
+    another = self._button("another-start", "another start", restart, "the same task in another example world")
     self.list = w.Select(options=[("", None)], value=None, rows=8, layout=w.Layout(width="324px", max_width="100%"))
     self.list.observe(lambda change: self._quiet or change["new"] is None or self.show(change["new"]), "value")
     last = len(self.benchmark) - 1

@@ -178,12 +178,10 @@ def _player_of(moments, trials, panels, title, **look):
 class RolloutViewer:
     """An agent's trials to scrub through, without a kernel: also in a saved notebook and on a page.
 
-    Args:
-        moments: as `baselines.evaluation.watch` returns them: objects with `timestep`, `belief` (probabilities
-            `(5, 16)` or None), `trial`, and perhaps `value`, `probabilities`, `action` and `remaining` (possible goals
-            `(n, 5)`).
-        objects: `(K, 2)` of (tile, colour) for the belief (default: the room's). panels: more `Bars` and `Curve`s.
-        frame: the first moment shown. tile_size: pixels per cell. fps: moments per second.
+    moments: as `baselines.evaluation.watch` returns them. Each has `timestep`, `belief` (probabilities `(5, 16)` or
+    None), `trial`, and perhaps `value`, `probabilities`, `action` and `remaining` (possible goals `(n, 5)`).
+    objects: `(K, 2)` of (tile, colour) for the belief (default: the room's). panels: more `Bars` and `Curve`s.
+    frame: the first moment shown. tile_size: pixels per cell. fps: moments per second.
     Attributes: `trials`, one row per trial; `player`; `frame`, which can be set.
     Raises `TypeError` or `ValueError` for wrong moments, `IndexError` for a frame out of range.
     """

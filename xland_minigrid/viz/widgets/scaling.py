@@ -234,8 +234,7 @@ class ScalingLab(_Measuring):
     def _build(self):
         options = self.choices
         self._sliders = {"num_envs": _slider("worlds", options, options[len(options) // 2]),
-                         "size": _slider("side", SIZES, 9),
-                         "rules": _slider("rules", (0, 1, 3, 6, 9, 12, 18, 24), 1),
+                         "size": _slider("side", SIZES, 9), "rules": _slider("rules", (0, 1, 3, 6, 9, 12, 18, 24), 1),
                          "steps": _slider("steps", STEPS, 128)}
         measure = lambda: self.start(**{name: s.value for name, s in self._sliders.items()})
         buttons = (self._button("measure", "Measure", measure, "Measure in the background, and add a point", main=True),

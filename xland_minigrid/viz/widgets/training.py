@@ -107,11 +107,11 @@ def _draw_panel(panel, rows, total):
     for i, (key, words) in enumerate(lines.items()):
         x, y = _points_of(rows, key).T
         look = dict(color=COLORS[i % len(COLORS)], linestyle=("-", "--", ":", "-.")[i // len(COLORS) % 4])
-        many = len(x) > 60
+        many, label = len(x) > 60, words or None
         axes.plot(x, y, **look, linewidth=.8 if many else 1.8, alpha=.3 if many else 1, markersize=3.5,
-                  marker="o" if len(x) < 12 else None, label=None if many or not words else words)
+                  marker="o" if len(x) < 12 else None, label=None if many else label)
         if many:
-            axes.plot(x, smoothed(y, len(x) // 30), **look, linewidth=1.8, label=words or None)
+            axes.plot(x, smoothed(y, len(x) // 30), **look, linewidth=1.8, label=label)
     if not rows:
         axes.set(ylim=(0, 1), yticklabels=[])
     axes.set_xlim(0, span_of(rows[-1]["steps"] if rows else 0, total))
@@ -374,7 +374,6 @@ def _table(board):
     return table_html(["steps", *(name for _, name, _ in lines)], [
         [f"{r['steps']:,}", *(cell(r.get(key), share) for key, _, share in lines)] for r in picked])
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #o
 _TONE = {"running": "#2563eb", "stopping": "#b45309", "stopped": "#b45309", "done": "#15803d", "failed": "#c2410c",
          "idle": "#6b7280"}
 
@@ -392,12 +391,11 @@ def _head(board):
 class TrainingDashboard(_Training):
     """A dashboard for training that runs in a thread.
 
-    Args:
-        run: `run(report, should_stop, resume)` trains and returns the result. `report(row, curve=None)` takes a mapping
-            with `steps` and numbers, and perhaps an adaptation curve (success in trial 1, 2, …). If `should_stop()`, it
-            saves and returns; if `resume`, it continues from there.
-        total_steps: environment steps of the whole training. panels: the figures. title: a few words.
-        rows: reports of an earlier part; the dashboard then begins as `stopped`.
+    run: `run(report, should_stop, resume)` trains and returns the result. `report(row, curve=None)` takes a mapping
+    with `steps` and numbers, and perhaps an adaptation curve (success in trial 1, 2, …). If `should_stop()`, it saves
+    and returns; if `resume`, it continues from there.
+    total_steps: environment steps of the whole training. panels: the figures. title: a few words.
+    rows: reports of an earlier part; the dashboard then begins as `stopped`.
     Attributes: `rows`; `curves`, (steps, values); `state`, of `STATES`; `result`; `error`.
     """
     _name, _html = "training", {"board": _head, "said": lambda self: ""}
