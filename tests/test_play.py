@@ -53,7 +53,7 @@ def test_lines_are_understood():
 
 def test_a_line_that_is_not_understood_says_what_would_be():
     for line in ["jump", "6", "-1", "forwardd", "wwz", "1.5", "１２", "forward;left"]:
-        with pytest.raises(ValueError, match=f"{line.split(';')[0]}.* is no command: use forward"):
+        with pytest.raises(ValueError, match=f"{line.split(';')[0]}.* is not a command: use forward"):
             read_line(line)
 
 
@@ -116,7 +116,7 @@ def test_a_mistake_names_its_line_and_ends_with_status_1(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("forward\nhop"))
     assert main(["play", "MiniGrid-Empty-5x5"]) == 1
     out, err = capsys.readouterr()
-    assert err.startswith("xland-minigrid: Line 2: 'hop' is no command") and err.count("\n") == 1 and "step 1" in out
+    assert err.startswith("xland-minigrid: Line 2: 'hop' is not a command") and err.count("\n") == 1 and "step 1" in out
 
 
 def test_wrong_settings_end_in_one_sentence(monkeypatch, capsys):

@@ -137,7 +137,7 @@ def test_viewer_opens_where_it_is_told(moments):
 
 
 def test_viewer_refuses_what_are_no_moments():
-    for given, error, says in (([], ValueError, "no moments"), (3, TypeError, "give the list"), ([1], TypeError, "A moment has"), (None, TypeError, "give the list")):
+    for given, error, says in (([], ValueError, "moments is empty"), (3, TypeError, "give the list"), ([1], TypeError, "lacks timestep, belief, trial"), (None, TypeError, "give the list")):
         with pytest.raises(error, match=says):
             RolloutViewer(given)
 

@@ -35,18 +35,19 @@ from .player import play
 from .render import describe_grid, render, render_text, view_to_world
 
 # %% ../../nbs/viz/06_control.ipynb #b
-KEYS = {"up": 0, "w": 0, "right": 1, "d": 1, "left": 2, "a": 2, "p": 3, "e": 3, "x": 4, "down": 4, "s": 4, "t": 5, " ": 5,
-        "r": "reset", "q": "quit", "h": "task", "?": "help"}
+KEYS = {"up": 0, "w": 0, "right": 1, "d": 1, "left": 2, "a": 2, "p": 3, "e": 3, "x": 4, "down": 4, "s": 4, "t": 5,
+        " ": 5, "r": "reset", "q": "quit", "h": "task", "?": "help"}
 
-WORDS = {"forward": 0, "right": 1, "clockwise": 1, "left": 2, "counter-clockwise": 2, "counterclockwise": 2, "pick": 3, "pickup": 3, "put": 4, "drop": 4,
-         "putdown": 4, "toggle": 5, "open": 5, "reset": "reset", "quit": "quit", "task": "task", "help": "help"}
+WORDS = {"forward": 0, "right": 1, "clockwise": 1, "left": 2, "counter-clockwise": 2, "counterclockwise": 2, "pick": 3,
+         "pickup": 3, "put": 4, "drop": 4, "putdown": 4, "toggle": 5, "open": 5, "reset": "reset", "quit": "quit",
+         "task": "task", "help": "help"}
 
 HELP = """up, w       move forward           p, e     pick up         r   a new trial
 right, d    turn clockwise         x, s     put down        h   show or hide goal and rules
 left, a     turn counter-clockwise t, space toggle a door   ?   this help       q   quit"""
 
 def read_line(line: str) -> list:
-    "Commands in a line of words (`forward`), numbers (`0`) or joined keys (`wwdp`); `#` begins a comment."
+    "The commands in a line of words (`forward`), numbers (`0`) or joined keys (`wwdp`); `#` begins a comment."
     commands = []
     line = re.sub(r"\b(move|turn) |(?<=pick) up\b|(?<=put) down\b", "", line.split("#")[0].lower().replace(",", " "))
     for word in line.split():
@@ -57,13 +58,14 @@ def read_line(line: str) -> list:
         elif all(letter in KEYS for letter in word):
             commands += [KEYS[letter] for letter in word]
         else:
-            raise ValueError(f"{word!r} is no command: use {', '.join(WORDS)}, 0 to {NUM_ACTIONS - 1}, or keys (wwdp).")
+            known = f"{', '.join(WORDS)}, 0 to {NUM_ACTIONS - 1}, or keys (wwdp)"
+            raise ValueError(f"{word!r} is not a command: use {known}.")
     return commands
 
 # %% ../../nbs/viz/06_control.ipynb #c
 @functools.lru_cache(maxsize=16)
 def compiled(env, kind=None):
-    "The compiled `reset` and `step` of an environment, shared by instances without attributes."
+    "The compiled `reset` and `step` of an environment; instances without attributes share them."
     if kind is None and not vars(env):
         return compiled(None, type(env))
     env = env if kind is None else kind()
@@ -71,7 +73,7 @@ def compiled(env, kind=None):
 
 # %% ../../nbs/viz/06_control.ipynb #d
 def view_of(env, params, timestep) -> np.ndarray:
-    "The agent's view, uint8 `(V, V, 2)` of (tile, colour), whatever wrappers do."
+    "The agent's view, uint8 `(V, V, 2)` of (tile, colour), whatever wrappers observe."
     seen = timestep.observation
     seen = seen.get("img") if isinstance(seen, dict) else seen
     if seen is not None and np.shape(seen) == (params.view_size, params.view_size, 2):
@@ -91,12 +93,12 @@ class Trial(NamedTuple):
     reward: float
 
     def __str__(self):
-        what = {WON: "goal reached in {}, reward {:.2f}", LOST: "the trial is lost after {}"}
-        what = what.get(self.how, self.how + " after {}")
-        return f"trial {self.number}: " + what.format(f"{self.steps} step{'s' * (self.steps != 1)}", self.reward)
+        steps = f"{self.steps} step{'s' * (self.steps != 1)}"
+        what = {WON: f"goal reached in {steps}, reward {self.reward:.2f}", LOST: f"the trial is lost after {steps}"}
+        return f"trial {self.number}: {what.get(self.how, f'{self.how} after {steps}')}"
 
 class Moment(NamedTuple):
-    "A step of a session. done: the action's name, or `'start'`. visible: cells that the agent sees, `(H, W)` bool."
+    "A step of a session. done: the action's name, or `'start'`. visible: the cells that the agent sees, `(H, W)` bool."
     trial: int
     step: int
     done: str
@@ -105,11 +107,12 @@ class Moment(NamedTuple):
     visible: np.ndarray
 
 def _film(self, tile_size=16, fps=4):
-    "Everything played so far as a `Player`, with a mark for each trial. tile_size: pixels per cell."
+    "All moments so far as a `Player`, with a mark for each trial. tile_size: pixels per cell."
     starts = {t: str(m.trial) if t else f"trial {m.trial}" for t, m in enumerate(self.moments) if m.done == "start"}
     frames = [render(m.cells, m.agent, tile_size=tile_size, visible=m.visible) for m in self.moments]
-    return play(frames, [f"trial {m.trial}, step {m.step}: {m.done}" for m in self.moments], markers=starts if len(starts) > 1 else {},
-                fps=fps, tile_size=tile_size, title=self.name)
+    captions = [f"trial {m.trial}, step {m.step}: {m.done}" for m in self.moments]
+    markers = starts if len(starts) > 1 else {}
+    return play(frames, captions, markers=markers, fps=fps, tile_size=tile_size, title=self.name)
 
 # %% ../../nbs/viz/06_control.ipynb #f
 class Session:
@@ -131,7 +134,7 @@ class Session:
 
     def begin_trial(self) -> None:
         "Begin a new trial of the same task."
-        if self.moments and self.moments[-1].step and not bool(self.timestep.last()):
+        if self.moments and self.moments[-1].step and not self.timestep.last():
             self.trials.append(Trial(self.trial, LEFT, self.moments[-1].step, 0.0))
         self._key, key = jax.random.split(self._key)
         self.trial += 1
@@ -145,18 +148,19 @@ class Session:
         self.moments.append(Moment(self.trial, int(timestep.state.step_num), done, cells, agent, visible))
 
     def do(self, command) -> bool:
-        "Carry out an action number, `'reset'`, `'task'` or `'help'`; False for `'quit'`."
+        "Carry out an action number, `'reset'`, `'task'` or `'help'`; returns False for `'quit'`."
         self.message, self.show_help = "", command == "help"
         if command == "task":
             self.show_task = not self.show_task
-        elif command == "reset" or (isinstance(command, int) and bool(self.timestep.last())):
+        elif command == "reset" or isinstance(command, int) and self.timestep.last():
             self.begin_trial()
         elif isinstance(command, int):
-            self._arrive(self._step(self.params, self.timestep, command), ACTION_NAMES[command])
             self.message = ACTION_NAMES[command]
+            self._arrive(self._step(self.params, self.timestep, command), self.message)
             if self.timestep.last():
                 reward, lost = float(self.timestep.reward), float(self.timestep.discount) == 0
-                self.trials.append(Trial(self.trial, WON if reward > 0 else LOST if lost else LATE, self.moments[-1].step, reward))
+                how = WON if reward > 0 else LOST if lost else LATE
+                self.trials.append(Trial(self.trial, how, self.moments[-1].step, reward))
                 self.message = f"{self.trials[-1]}. The next action begins trial {self.trial + 1}."
         return command != "quit"
 
@@ -166,9 +170,10 @@ class Session:
         state, (tile, color) = self.timestep.state, (int(v) for v in self.timestep.state.agent.pocket)
         carried = tile_name(tile, color) if tile > Tiles.FLOOR else "nothing"
         lines = [f"[bold]{self.name}[/]  trial {self.trial}, step {int(state.step_num)} of {self.params.max_steps}, "
-                 f"{len(self.rewards)} finished, {sum(r > 0 for r in self.rewards)} won", _grid_text(self), f"carrying: {carried}", escape(self.message) or " "]
+                 f"{len(self.rewards)} finished, {sum(r > 0 for r in self.rewards)} won",
+                 _grid_text(self), f"carrying: {carried}", escape(self.message) or " "]
         lines += ["", escape(task_in_words(self.params, state))] if self.show_task else []
-        return "\n".join([*lines, *(["", HELP] if self.show_help else [])])
+        return "\n".join(lines + ["", HELP] * self.show_help)
 
 # %% ../../nbs/viz/06_control.ipynb #g
 def task_in_words(params, state) -> str:
@@ -176,25 +181,27 @@ def task_in_words(params, state) -> str:
     if hasattr(params, "ruleset"):
         return describe_ruleset(params.ruleset)
     rules = [describe_rule(r) for r in np.asarray(state.rule_encoding) if r[0]]
-    return "\n".join([f"Your goal: {describe_goal(np.asarray(state.goal_encoding))}.", *(f"  {i}. {r}." for i, r in enumerate(rules, 1))])
+    goal = f"Your goal: {describe_goal(np.asarray(state.goal_encoding))}."
+    return "\n".join([goal, *(f"  {i}. {r}." for i, r in enumerate(rules, 1))])
 
 # %% ../../nbs/viz/06_control.ipynb #h
 def figure_task() -> RuleSet:
     "The task of the paper's Figures 1 to 3: `TileNear(red ball, green ball)`, a rule, and a dead end."
     pyramid, square, star = (Tiles.PYRAMID, Colors.BLUE), (Tiles.SQUARE, Colors.PURPLE), (Tiles.STAR, Colors.ORANGE)
     red, green, yellow = ((Tiles.BALL, color) for color in (Colors.RED, Colors.GREEN, Colors.YELLOW))
-    return RuleSet(goal=np.array([4, *red, *green], np.uint8), rules=np.array([[3, *pyramid, *square, *red], [3, *square, *yellow, *star]], np.uint8),
+    rules = [3, *pyramid, *square, *red], [3, *square, *yellow, *star]
+    return RuleSet(goal=np.array([4, *red, *green], np.uint8), rules=np.array(rules, np.uint8),
                    init_tiles=np.array([pyramid, square, green, yellow], np.uint8))
 
 # %% ../../nbs/viz/06_control.ipynb #i
 def _environment(env, params):
     if params is not None and not isinstance(params, EnvParams):
-        raise TypeError(f"params is {type(params).__name__}: give those of env, params = make(...).")
+        raise TypeError(f"params has type {type(params).__name__}: give those of env, params = make(...).")
     if isinstance(env, str):
         made, usual = make(env)
         return env, made, usual if params is None else params
     if not isinstance(env, Environment):
-        raise TypeError(f"env is {type(env).__name__}: give the name or what make(...) returned.")
+        raise TypeError(f"env has type {type(env).__name__}: give the name, or the environment that make(...) returns.")
     inner = env
     while hasattr(inner, "_env"):
         if isinstance(inner, (GymAutoResetWrapper, DmEnvAutoResetWrapper)):
@@ -205,20 +212,20 @@ def _environment(env, params):
 def world_of(env, params=None, ruleset=None) -> tuple[str, Environment, EnvParams]:
     """Name, environment and parameters of a world with one task.
 
-    env: a name or an `Environment`. params: default: its own. ruleset: default: that of `params`, or `figure_task`.
-    Raises `TypeError` or `ValueError` for auto-reset, a batch of tasks, or an unfit ruleset.
+    env: a name or an `Environment`. params: by default its own. ruleset: by default that of `params`, or `figure_task`.
+    Raises `TypeError` or `ValueError` for auto-reset, a batch of tasks, or a ruleset for other environments than XLand.
     """
     name, env, params = _environment(env, params)
     if not hasattr(params, "ruleset"):
         if ruleset is not None:
-            raise ValueError(f"{name} has no rulesets: leave out the ruleset, or choose an XLand environment.")
+            raise ValueError(f"{name} has no rulesets: omit the ruleset, or choose an XLand environment.")
         return name, env, params
     if ruleset is None:
         ruleset = params.ruleset if np.asarray(params.ruleset.goal).any() else figure_task()
     if not isinstance(ruleset, RuleSet):
-        raise TypeError(f"ruleset is {type(ruleset).__name__}: give a RuleSet, such as benchmark.get_ruleset(0).")
+        raise TypeError(f"ruleset has type {type(ruleset).__name__}: give a RuleSet, such as benchmark.get_ruleset(0).")
     if np.ndim(ruleset.goal) != 1:
-        raise ValueError(f"These are {len(ruleset.goal)} tasks: play one at a time, benchmark.get_ruleset(0) say.")
+        raise ValueError(f"ruleset is {len(ruleset.goal)} tasks: play one at a time, such as benchmark.get_ruleset(0).")
     return name, env, params.replace(ruleset=ruleset)
 
 # %% ../../nbs/viz/06_control.ipynb #j
@@ -231,7 +238,7 @@ def _grid_text(session):
 
 # %% ../../nbs/viz/06_control.ipynb #k
 def play_lines(session: Session, lines, console) -> None:
-    "Print a frame for the start and each command. Raises `ValueError` with the number of a wrong line."
+    "Print a frame for the start and for each command. Raises `ValueError` with the number of a wrong line."
     _show(session, console)
     for number, line in enumerate(lines, 1):
         try:
@@ -253,7 +260,7 @@ def _show(session, console):
 # %% ../../nbs/viz/06_control.ipynb #l
 @contextlib.contextmanager
 def raw_terminal(file_in: int, out):
-    "Read single keys, on an alternative screen; restores the terminal."
+    "Switch to single keys and the alternative screen; restore the terminal on leaving."
     import termios
     import tty
     before = termios.tcgetattr(file_in)
@@ -262,7 +269,7 @@ def raw_terminal(file_in: int, out):
     caught = [signal.SIGTERM, signal.SIGHUP] if threading.current_thread() is threading.main_thread() else []
     handlers = {number: signal.signal(number, leave) for number in caught}
     try:
-        tty.setcbreak(file_in, termios.TCSANOW)  # TCSAFLUSH would drop keys pressed early
+        tty.setcbreak(file_in, termios.TCSANOW)  # TCSAFLUSH would drop early keys
         out.write("\x1b[?1049h\x1b[?25l")
         yield
     finally:
@@ -276,7 +283,7 @@ def raw_terminal(file_in: int, out):
 _ARROWS = {b"A": "up", b"B": "down", b"C": "right", b"D": "left"}
 
 def read_key(file_in: int) -> str:
-    "The next key: a character, `'up'`, `'down'`, `'right'`, `'left'`, or `''` at the end of input."
+    "Read a key: a character, `'up'`, `'down'`, `'right'`, `'left'`, `'escape'`, or `''` at the end of input."
     first = os.read(file_in, 1)
     if first != b"\x1b":
         return first.decode("latin-1").lower()
@@ -314,7 +321,7 @@ def _task(benchmark, number):
         return None
     tasks, _ = find_benchmark(benchmark)
     if not 0 <= (number or 0) < len(tasks):
-        raise ValueError(f"There is no ruleset {number}: {benchmark} has 0 to {len(tasks) - 1}.")
+        raise ValueError(f"ruleset is {number}: {benchmark} has 0 to {len(tasks) - 1}.")
     return tasks.get_ruleset(number or 0)
 
 def control(name: str, *, benchmark: str | None = None, ruleset: int | None = None, seed: int = 0, view: bool = False,
@@ -322,15 +329,15 @@ def control(name: str, *, benchmark: str | None = None, ruleset: int | None = No
             file_out=None) -> Session:
     """Play with keys in a terminal, or with lines from any other stream; returns the session.
 
-    benchmark, ruleset: name or file, and number, of the task (default: the paper's Figure 2). view: show only the view.
-    save: a `.html` or `.gif` file to write. file_in, file_out: default: the standard streams. Raises `ValueError`.
+    benchmark, ruleset: name or file, and number of the task (default: `figure_task`). view: show only the view.
+    save: a `.html` or `.gif` file to write. file_in, file_out: default to the standard streams. Raises `ValueError`.
     """
     if save is not None and not save.endswith((".html", ".gif")):
-        raise ValueError(f"A rollout is saved as .html or .gif; {save!r} is neither.")
+        raise ValueError(f"save is {save!r}: give a file that ends in .html or .gif.")
     settings = {"view_size": view_size, "see_through_walls": see_through_walls}
     env, params = make(name, **{k: v for k, v in settings.items() if v is not None})
     if not hasattr(params, "ruleset") and (benchmark, ruleset) != (None, None):
-        raise ValueError(f"{name} has no rulesets: leave out --benchmark and --ruleset, or choose an XLand environment.")
+        raise ValueError(f"{name} has no rulesets: omit --benchmark and --ruleset, or choose an XLand environment.")
     session = Session(*world_of(env, params, _task(benchmark, ruleset))[1:], seed, view, name)
     try:
         _play_from(session, file_in or sys.stdin, file_out or sys.stdout)
@@ -355,4 +362,5 @@ def _play_from(session, file_in, file_out):
         print(f"{session.name}: rewards of the trials: {finished}", file=file_out)
     else:
         from rich.console import Console
-        play_lines(session, file_in, Console(file=file_out, width=100, highlight=False, force_jupyter=False, force_terminal=file_out.isatty()))
+        play_lines(session, file_in, Console(file=file_out, width=100, highlight=False, force_jupyter=False,
+                                             force_terminal=file_out.isatty()))

@@ -41,11 +41,13 @@ def _draw_table(size):
 # %% ../../nbs/viz/05_images.ipynb #c
 def _cache_file(size):
     folder = os.environ.get("XLAND_MINIGRID_CACHE")
-    version = hashlib.sha256(inspect.getsource(sys.modules[render.__module__]).encode()).hexdigest()[:12] if folder else ""
-    return Path(folder).expanduser() / f"tiles-{size}-{version}.npz" if folder else None
+    if not folder:
+        return None
+    version = hashlib.sha256(inspect.getsource(sys.modules[render.__module__]).encode()).hexdigest()[:12]
+    return Path(folder).expanduser() / f"tiles-{size}-{version}.npz"
 
 def _read_table(path, size):
-    "The table of a cache file; None if it is missing, damaged, or to be drawn again."
+    "The table in a cache file; None if it is missing, damaged, or to be drawn again."
     if os.environ.get("XLAND_MINIGRID_RELOAD_CACHE", "").strip().lower() not in ("", "0", "false", "no"):
         return None
     try:
@@ -58,7 +60,7 @@ def _read_table(path, size):
 def tile_table(tile_size: int = 32) -> np.ndarray:
     """All packed cells, uint8 `(2, 256, tile_size, tile_size, 3)`, read-only: plain, and under the agent looking up.
 
-    Kept in memory, and in the folder `XLAND_MINIGRID_CACHE`. tile_size: at least 4. Raises `ValueError` or `OSError`.
+    Cached in memory, and in the folder `XLAND_MINIGRID_CACHE`. tile_size: at least 4. Raises `ValueError` or `OSError`.
     """
     return _table(checked_int("tile_size", tile_size, 4))
 
@@ -88,9 +90,9 @@ def images_from_observations(observations, tile_size: int = 32) -> jax.Array:
 
     The agent looks up from the bottom centre. Raises `ValueError` for other shapes.
     """
-    shape = jnp.shape(observations)
-    if len(shape) < 3 or shape[-1] != 2 or shape[-2] != shape[-3] or not jnp.issubdtype(observations.dtype, jnp.integer):
-        raise ValueError(f"Observations of symbols are integers (..., V, V, 2); these are {observations.dtype} {shape}.")
+    shape, dtype = jnp.shape(observations), observations.dtype
+    if len(shape) < 3 or shape[-1] != 2 or shape[-2] != shape[-3] or not jnp.issubdtype(dtype, jnp.integer):
+        raise ValueError(f"The observations are {dtype} {shape}: give integer symbols (..., V, V, 2).")
     view = shape[-2]
     here = np.zeros((view, view), np.int32)
     here[-1, view // 2] = 256
@@ -99,7 +101,7 @@ def images_from_observations(observations, tile_size: int = 32) -> jax.Array:
 
 # %% ../../nbs/viz/05_images.ipynb #f
 class RGBImgObservationWrapper(ObservationWrapper):
-    'Observations as images, uint8 `(V * tile_size, V * tile_size, 3)`; in dicts, the entry `"img"`.'
+    'Observations as images, uint8 `(V * tile_size, V * tile_size, 3)`; of a dict, the entry `"img"`.'
 
     def __init__(self, env, tile_size: int = 32):
         inner = env

@@ -18,7 +18,7 @@ from .render import data_uri, draw_tile, render
 
 # %% ../../nbs/viz/02_player.ipynb #b
 def _split_blocks(frames, size):
-    "Distinct squares `(K, size, size, 3)` of frames, black beyond the edges, and their numbers `(T, rows, columns)`."
+    "Distinct squares `(K, size, size, 3)`, black beyond the edges, and their indices `(T, rows, columns)`."
     frames = np.pad(frames, [(0, 0), (0, -frames.shape[1] % size), (0, -frames.shape[2] % size), (0, 0)])
     t, h, w, _ = frames.shape
     squares = frames.reshape(t, h // size, size, w // size, size, 3).swapaxes(2, 3)
@@ -28,38 +28,37 @@ def _split_blocks(frames, size):
     blocks = np.stack([np.frombuffer(b, np.uint8) for b in seen]).reshape(-1, size, size, 3)
     return blocks, index.reshape(t, h // size, w // size)
 
-# %% ../../nbs/viz/02_player.ipynb #c
+
 def _changes(index):
-    "Changes of each frame: `[place, square, ...]`; the first in full."
+    "Changes per frame, `[cell, square, ...]`; the first frame in full."
     flat = index.reshape(len(index), -1)
     before = np.vstack([np.full_like(flat[:1], -1), flat[:-1]])
     return [np.stack([np.flatnonzero(a != b), a[a != b]], axis=1).ravel().tolist() for a, b in zip(flat, before)]
 
 # %% ../../nbs/viz/02_player.ipynb #d
 class Bars:
-    """Numbers between 0 and 1 next to the frames, such as the agent's belief.
+    """Numbers from 0 to 1 next to the frames, such as the agent's belief.
 
     labels: N names. values: `(T, N)`; a row of NaN stays empty. sprites: N (tile, colour) pairs next to the names.
-    truth: index of the true label, one or one per frame. top: number of bars, largest first; None: all, in order.
-    letters: room for a name.
+    truth: index of the true label, for all frames or `(T,)`. top: number of bars, largest first; None: all, in order.
+    letters: width of a name, in characters.
     """
 
     def __init__(self, labels, values, *, sprites=None, truth=None, title: str = "belief", top: int | None = 8,
                  letters: int = 17):
-        self.labels, self.values, self.title = list(map(str, labels)), np.asarray(values, np.float32), title
-        self.letters = letters
-        n = len(self.labels)
-        if self.values.ndim != 2 or self.values.shape[1] != n:
-            raise ValueError(f"Bars need values of shape (frames, {n}), one column a label; these are {self.values.shape}.")
+        self.labels, self.values = list(map(str, labels)), np.asarray(values, np.float32)
+        self.title, self.letters, n = title, letters, len(self.labels)
+        if self.values.shape[1:] != (n,):
+            raise ValueError(f"The bars' values are {self.values.shape}: give (frames, {n}), one column per label.")
         self.sprites = None if sprites is None else [(int(t), int(c)) for t, c in np.asarray(sprites)]
         if self.sprites is not None and len(self.sprites) != n:
-            raise ValueError(f"Bars need one sprite a label: {n} labels, {len(self.sprites)} sprites.")
+            raise ValueError(f"There are {n} labels but {len(self.sprites)} sprites: give one sprite per label.")
         self.truth = None if truth is None else np.broadcast_to(np.asarray(truth, int), len(self.values))
         self.top = min(top or n, n)
         self.sorted = top is not None and top < n
 
     def at(self, t: int) -> list[tuple[int, float]]:
-        "The bars of frame `t`: (label index, value)."
+        "The bars of frame `t`, as (label index, value)."
         row = self.values[t]
         order = np.argsort(-row, kind="stable")[: self.top] if self.sorted else range(self.top)
         return [(int(i), float(row[i])) for i in order]
@@ -69,7 +68,7 @@ class Bars:
 
 # %% ../../nbs/viz/02_player.ipynb #e
 def _bars_data(bars):
-    "The bars for the script, values in thousandths (-1 for none)."
+    "The bars for the script; values in thousandths, -1 for NaN."
     frames = [[(i, -1 if np.isnan(v) else round(1000 * v)) for i, v in bars.at(t)] for t in range(len(bars.values))]
     shown = sorted({i for frame in frames for i, _ in frame})
     sprites = {i: data_uri(draw_tile(*bars.sprites[i], 16)) for i in shown} if bars.sprites else {}
@@ -81,31 +80,32 @@ def _bars_data(bars):
 class Curve:
     """A number per frame, drawn as a line above the slider.
 
-    values: `(T,)`, NaN for none. dots: frames to mark. digits: decimals of the number shown.
+    values: `(T,)`; NaN leaves a gap. dots: frames to mark. digits: decimals of the number shown.
     """
 
     def __init__(self, values, *, title: str = "value", dots=(), digits: int = 2):
         self.values, self.title, self.dots, self.digits = np.asarray(values, float), title, list(map(int, dots)), digits
         if self.values.ndim != 1 or not np.isfinite(self.values).any():
-            raise ValueError(f"A curve needs values (frames,), at least one finite; these are {self.values.shape}.")
+            raise ValueError(f"The values of the curve are {self.values.shape}: give (frames,), at least one finite.")
 
     def __len__(self):
         return len(self.values)
 
     def points(self) -> np.ndarray:
-        "Points `(T, 2)` in a box 1000 wide and 100 high that includes zero; NaN for none."
+        "Points `(T, 2)`, NaN in gaps, in a box 1000 wide and 100 high that includes zero."
         low, high = min(0, np.nanmin(self.values)), max(0, np.nanmax(self.values))
         y = 96 - 92 * (self.values - low) / max(high - low, 1e-9)
         return np.column_stack([1000 * np.arange(len(self)) / max(len(self) - 1, 1), y])
 
-def _curve_svg(curve):
+def _curve_html(curve):
     points, known = curve.points(), np.isfinite(curve.values)
     pieces = np.split(np.arange(len(curve)), np.flatnonzero(np.diff(known.astype(int))) + 1)
     path = " ".join("M" + "L".join(f"{x:.0f} {y:.1f}" for x, y in points[piece]) for piece in pieces if known[piece[0]])
     height = np.interp(curve.dots, np.flatnonzero(known), points[known, 1]) if curve.dots else ()
     dots = "".join(f"M{points[t, 0]:.0f} {y:.1f}h0" for t, y in zip(curve.dots, height))
-    return (f'<svg viewBox="0 0 1000 100" preserveAspectRatio="none" aria-hidden="true"><path class="xmg-line" d="{path}"/><path class="xmg-dots" d="{dots}"/>'
-            '<path class="xmg-now" d="M0 0V100"/></svg>')
+    return (f'<div class="xmg-curve"><b></b><span>{escape(curve.title)}</span><svg viewBox="0 0 1000 100" '
+            f'preserveAspectRatio="none" aria-hidden="true"><path class="xmg-line" d="{path}"/>'
+            f'<path class="xmg-dots" d="{dots}"/><path class="xmg-now" d="M0 0V100"/></svg></div>')
 
 # %% ../../nbs/viz/02_player.ipynb #g
 _STYLE = """
@@ -115,15 +115,18 @@ _STYLE = """
 .xmg[data-ready] .xmg-still{display:none}
 .xmg-still img{max-width:100%;border-radius:4px}
 .xmg-bar{display:flex;gap:4px;align-items:center;margin-top:6px}
-.xmg button,.xmg select{color:inherit;background:rgba(128,128,128,.16);border:1px solid rgba(128,128,128,.45);border-radius:5px;height:26px;min-width:28px;padding:0 5px;margin:0;cursor:pointer;font:inherit}
+.xmg button,.xmg select{color:inherit;background:rgba(128,128,128,.16);border:1px solid rgba(128,128,128,.45);\
+border-radius:5px;height:26px;min-width:28px;padding:0 5px;margin:0;cursor:pointer;font:inherit}
 .xmg select option{color:#111;background:#fff}
 .xmg button:hover{background:rgba(128,128,128,.32)}
-.xmg button:focus-visible,.xmg select:focus-visible,.xmg input:focus-visible{outline:2px solid #3b8cff;outline-offset:1px}
+.xmg button:focus-visible,.xmg select:focus-visible,.xmg input:focus-visible{outline:2px solid #3b8cff;\
+outline-offset:1px}
 .xmg button svg{width:12px;height:12px;fill:currentColor;display:block;margin:auto}
 .xmg-slide{position:relative}
 .xmg input[type=range]{width:100%;margin:6px 0 0;padding:0;display:block;accent-color:#3b8cff}
 .xmg-ticks{position:relative;height:20px;font-size:11px}
-.xmg .xmg-ticks button{position:absolute;transform:translateX(-50%);height:18px;min-width:0;padding:0 2px;border:0;border-radius:3px;background:none;font-size:11px}
+.xmg .xmg-ticks button{position:absolute;transform:translateX(-50%);height:18px;min-width:0;padding:0 2px;border:0;\
+border-radius:3px;background:none;font-size:11px}
 .xmg .xmg-ticks button:empty{width:2px;height:6px;padding:0;background:rgba(128,128,128,.6)}
 .xmg .xmg-ticks button[aria-current=true]{background:#3b8cff;color:#fff}
 .xmg-count{margin-left:auto;font-variant-numeric:tabular-nums;opacity:.8;white-space:nowrap}
@@ -132,12 +135,15 @@ _STYLE = """
 .xmg .xmg-chips button{height:24px;padding:0 8px;border-radius:12px;font-size:12px}
 .xmg .xmg-chips button[aria-current=true]{background:#2563eb;border-color:#2563eb;color:#fff}
 .xmg-curve{margin:6px 8px 0;font-size:12px}
-.xmg-curve svg{width:100%;height:40px;display:block;overflow:visible;cursor:pointer;border-bottom:1px solid rgba(128,128,128,.45)}
+.xmg-curve svg{width:100%;height:40px;display:block;overflow:visible;cursor:pointer;\
+border-bottom:1px solid rgba(128,128,128,.45)}
 .xmg-curve path{fill:none;vector-effect:non-scaling-stroke}
-.xmg-line{stroke:#3b8cff;stroke-width:1.6}.xmg-dots{stroke:#2e9e5b;stroke-width:8;stroke-linecap:round}.xmg-now{stroke:currentColor;opacity:.7}
+.xmg-line{stroke:#3b8cff;stroke-width:1.6}.xmg-dots{stroke:#2e9e5b;stroke-width:8;stroke-linecap:round}\
+.xmg-now{stroke:currentColor;opacity:.7}
 .xmg-curve b{float:right;font-variant-numeric:tabular-nums}
 .xmg-bars{width:254px}
-.xmg-row{display:grid;grid-template-columns:18px minmax(0,1fr) 60px 40px;gap:6px;align-items:center;height:22px;font-size:12px}
+.xmg-row{display:grid;grid-template-columns:18px minmax(0,1fr) 60px 40px;gap:6px;align-items:center;height:22px;\
+font-size:12px}
 .xmg-plain .xmg-row{grid-template-columns:minmax(0,1fr) 60px 40px}.xmg-plain .xmg-row img{display:none}
 .xmg-row span{white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
 .xmg-row img{width:16px;height:16px;display:block}
@@ -156,49 +162,64 @@ _SCRIPT = """
   let t = 0, drawn = -1, timer = null;
   const paint = k => { const f = d.frames[k]; for (let i = 0; i < f.length; i += 2) {
       const p = f[i], b = f[i + 1];
-      ctx.drawImage(sheet, b % d.wide * s, Math.floor(b / d.wide) * s, s, s, p % d.columns * s, Math.floor(p / d.columns) * s, s, s); } };
-  const sets = [].concat(d.bars || []), pages = root.querySelectorAll('.xmg-bars'), curves = root.querySelectorAll('.xmg-curve');
+      ctx.drawImage(sheet, b % d.wide * s, Math.floor(b / d.wide) * s, s, s, p % d.columns * s,\
+ Math.floor(p / d.columns) * s, s, s); } };
+  const sets = [].concat(d.bars || []), pages = root.querySelectorAll('.xmg-bars'),\
+ curves = root.querySelectorAll('.xmg-curve');
   const bars = () => sets.forEach((b, k) => { const f = b.frames[t];
-    pages[k].querySelectorAll('.xmg-row').forEach((row, j) => { const i = f[2 * j], v = f[2 * j + 1] / 10, [img, name, track, number] = row.children;
+    pages[k].querySelectorAll('.xmg-row').forEach((row, j) => { const i = f[2 * j], v = f[2 * j + 1] / 10,\
+ [img, name, track, number] = row.children;
       row.style.visibility = v < 0 ? 'hidden' : '';
       if (b.sprites[i]) img.src = b.sprites[i]; img.style.visibility = b.sprites[i] ? '' : 'hidden'; img.alt = '';
-      const right = b.truth[t] === i; name.title = b.labels[i]; name.textContent = b.labels[i] + (right ? ' \\u2713' : ''); row.classList.toggle('xmg-true', right);
+      const right = b.truth[t] === i; name.title = b.labels[i];\
+ name.textContent = b.labels[i] + (right ? ' \\u2713' : ''); row.classList.toggle('xmg-true', right);
       track.firstElementChild.style.width = Math.max(0, Math.min(100, v)) + '%';
       number.textContent = v < 0 ? '' : v < 9.95 ? v.toFixed(1) + '%' : Math.round(v) + '%'; }); });
   const lines = () => curves.forEach((box, k) => { const c = d.curves[k], v = c.values[t];
-    box.querySelector('.xmg-now').setAttribute('d', 'M' + 1000 * t / Math.max(1, n - 1) + ' 0V100'); box.querySelector('b').textContent = v === null ? '' : v.toFixed(c.digits); });
-  const go = k => { t = Math.max(0, Math.min(n - 1, k)); for (let i = t < drawn ? 0 : drawn + 1; i <= t; i++) paint(i); drawn = t;
-    slider.value = t; $('.xmg-count').textContent = (t + 1) + ' / ' + n; $('.xmg-note').textContent = d.captions[t] || ''; bars(); lines();
+    box.querySelector('.xmg-now').setAttribute('d', 'M' + 1000 * t / Math.max(1, n - 1) + ' 0V100');\
+ box.querySelector('b').textContent = v === null ? '' : v.toFixed(c.digits); });
+  const go = k => { t = Math.max(0, Math.min(n - 1, k));\
+ for (let i = t < drawn ? 0 : drawn + 1; i <= t; i++) paint(i); drawn = t;
+    slider.value = t; $('.xmg-count').textContent = (t + 1) + ' / ' + n;\
+ $('.xmg-note').textContent = d.captions[t] || ''; bars(); lines();
     root.querySelectorAll('.xmg-ticks,.xmg-chips').forEach(group => { let now = null;
-      group.querySelectorAll('button').forEach(m => { m.ariaCurrent = 'false'; if (+m.dataset.at <= t) now = m; }); if (now) now.ariaCurrent = 'true'; });
+      group.querySelectorAll('button').forEach(m => { m.ariaCurrent = 'false'; if (+m.dataset.at <= t) now = m; });\
+ if (now) now.ariaCurrent = 'true'; });
     root.dataset.frame = t; };
-  const stop = () => { clearTimeout(timer); timer = null; root.classList.remove('xmg-on'); $('.xmg-play').ariaLabel = 'play';
+  const stop = () => { clearTimeout(timer); timer = null; root.classList.remove('xmg-on');\
+ $('.xmg-play').ariaLabel = 'play';
     $('.xmg-play path').setAttribute('d', 'M2 1v10l9-5z'); };
-  const tick = () => { if (!root.isConnected || t >= n - 1) return stop(); go(t + 1); timer = setTimeout(tick, 1000 / d.fps / +$('select').value); };
-  const play = () => { if (timer) return stop(); if (t >= n - 1) go(0); root.classList.add('xmg-on'); $('.xmg-play').ariaLabel = 'pause';
-    $('.xmg-play path').setAttribute('d', 'M2 1h3v10H2zM7 1h3v10H7z'); timer = setTimeout(tick, 1000 / d.fps / +$('select').value); };
-  $('.xmg-play').onclick = play; $('.xmg-back').onclick = () => { stop(); go(t - 1); }; $('.xmg-next').onclick = () => { stop(); go(t + 1); };
+  const tick = () => { if (!root.isConnected || t >= n - 1) return stop(); go(t + 1);\
+ timer = setTimeout(tick, 1000 / d.fps / +$('select').value); };
+  const play = () => { if (timer) return stop(); if (t >= n - 1) go(0); root.classList.add('xmg-on');\
+ $('.xmg-play').ariaLabel = 'pause';
+    $('.xmg-play path').setAttribute('d', 'M2 1h3v10H2zM7 1h3v10H7z');\
+ timer = setTimeout(tick, 1000 / d.fps / +$('select').value); };
+  $('.xmg-play').onclick = play; $('.xmg-back').onclick = () => { stop(); go(t - 1); };\
+ $('.xmg-next').onclick = () => { stop(); go(t + 1); };
   slider.oninput = () => { const k = +slider.value; stop(); go(k); };
   root.querySelectorAll('button[data-at]').forEach(m => m.onclick = () => { stop(); go(+m.dataset.at); });
   curves.forEach(box => { const svg = box.querySelector('svg');
-    svg.onclick = e => { const r = svg.getBoundingClientRect(); stop(); go(Math.round((e.clientX - r.left) / r.width * (n - 1))); }; });
+    svg.onclick = e => { const r = svg.getBoundingClientRect(); stop();\
+ go(Math.round((e.clientX - r.left) / r.width * (n - 1))); }; });
   sheet.onload = () => go(d.start); sheet.src = d.sheet; root.dataset.ready = '1';
 } })();
 """
 
 # %% ../../nbs/viz/02_player.ipynb #i
-def _icon(path):
-    return f'<svg viewBox="0 0 12 12" aria-hidden="true"><path d="{path}"/></svg>'
+def _control(name, label, path):
+    return (f'<button class="xmg-{name}" type="button" aria-label="{label}">'
+            f'<svg viewBox="0 0 12 12" aria-hidden="true"><path d="{path}"/></svg></button>')
 
 _CONTROLS = (
-    f'<div class="xmg-bar"><button class="xmg-back" type="button" aria-label="step back">{_icon("M9 1v10L3 6zM2 1h1.5v10H2z")}</button>'
-    f'<button class="xmg-play" type="button" aria-label="play">{_icon("M2 1v10l9-5z")}</button>'
-    f'<button class="xmg-next" type="button" aria-label="step forward">{_icon("M3 1v10l6-5zM8.5 1H10v10H8.5z")}</button>'
-    '<select aria-label="speed"><option value="0.25">¼×</option><option value="0.5">½×</option><option value="1" selected>1×</option>'
-    '<option value="2">2×</option><option value="4">4×</option></select><span class="xmg-count"></span></div>')
+    f'<div class="xmg-bar">{_control("back", "step back", "M9 1v10L3 6zM2 1h1.5v10H2z")}'
+    f'{_control("play", "play", "M2 1v10l9-5z")}{_control("next", "step forward", "M3 1v10l6-5zM8.5 1H10v10H8.5z")}'
+    '<select aria-label="speed"><option value="0.25">¼×</option><option value="0.5">½×</option>'
+    '<option value="1" selected>1×</option><option value="2">2×</option><option value="4">4×</option></select>'
+    '<span class="xmg-count"></span></div>')
 
 def _ticks(markers, last):
-    "A button under the slider for each marker; labels without room are tooltips."
+    "A button under the slider for each marker; a label without room is only a tooltip."
     out, free = [], -1.
     for at, label in sorted(markers.items()):
         share, words = at / max(last, 1), escape(str(label))
@@ -214,11 +235,9 @@ def _chips(chips):
                    for at, label in sorted(chips.items()))
     return f'<div class="xmg-chips">{made}</div>' if chips else ""
 
-def _curve_body(curve):
-    return f'<div class="xmg-curve"><b></b><span>{escape(curve.title)}</span>{_curve_svg(curve)}</div>'
-
-def _bars_body(bars):
-    row = '<div class="xmg-row"><img alt=""><span></span><span class="xmg-track"><i class="xmg-fill"></i></span><span></span></div>'
+def _bars_html(bars):
+    row = ('<div class="xmg-row"><img alt=""><span></span><span class="xmg-track"><i class="xmg-fill"></i></span>'
+           '<span></span></div>')
     plain = "" if bars.sprites else " xmg-plain"
     wide = f' style="width:{254 + 7 * (bars.letters - 17)}px"' if bars.letters > 17 else ""
     return f'<div class="xmg-bars{plain}"{wide}><div class="xmg-head">{escape(bars.title)}</div>{row * bars.top}</div>'
@@ -226,39 +245,42 @@ def _bars_body(bars):
 def _player_html(self):
     _, h, w, _ = self.frames.shape
     scale = max(1, round(260 / w))
-    slider = f'<input type="range" min="0" max="{len(self) - 1}" value="0" aria-label="frame">'
+    curves, bars = "".join(map(_curve_html, self._kind(Curve))), "".join(map(_bars_html, self._kind(Bars)))
     body = (f'<div class="xmg-top"><div style="width:{max(w * scale, 240)}px;max-width:100%">'
-            f'<canvas width="{w}" height="{h}" style="width:{w * scale}px"></canvas>{"".join(map(_curve_body, self._kind(Curve)))}<div class="xmg-slide">{slider}</div>'
+            f'<canvas width="{w}" height="{h}" style="width:{w * scale}px"></canvas>{curves}<div class="xmg-slide">'
+            f'<input type="range" min="0" max="{len(self) - 1}" value="0" aria-label="frame"></div>'
             f'{_ticks(self.markers, len(self) - 1)}{_CONTROLS}<div class="xmg-note"></div>{_chips(self.chips)}</div>'
-            f'{"".join(map(_bars_body, self._kind(Bars)))}</div>')
+            f'{bars}</div>')
     data = escape(json.dumps({**_player_data(self), "body": body}, separators=(",", ":")))
-    return (f'<div class="xmg" role="group" aria-label="{escape(self.title)}" data-player="{data}"><style>{_STYLE}</style>'
-            f'{_still(self)}</div><script>{_SCRIPT}</script>')
+    return (f'<div class="xmg" role="group" aria-label="{escape(self.title)}" data-player="{data}">'
+            f'<style>{_STYLE}</style>{_still(self)}</div><script>{_SCRIPT}</script>')
 
 # %% ../../nbs/viz/02_player.ipynb #k
 class Player:
     """A rollout that plays in a notebook, on a page or as a file.
 
-    frames: `(T, H, W, 3)` uint8, or T pictures of one size. captions: T strings. bars: a `Bars` or a dict of its
-    arguments, a `Curve`, or a list of these. markers: frame to label, under the slider; chips: the same as buttons.
-    fps: frames per second at speed 1. tile_size: pixels per cell, which makes the page small. start: first frame shown.
+    frames: `(T, H, W, 3)` uint8, or T pictures of one size. captions: T strings.
+    bars: a `Bars` or a dict of its arguments, a `Curve`, or a list of these.
+    markers: frame to label, under the slider. chips: the same as a row of buttons.
+    fps: frames per second at speed 1. tile_size: pixels per cell, for a smaller page. start: first frame shown.
     Raises `ValueError` when lengths or shapes disagree.
     """
 
     def __init__(self, frames, captions=None, bars=None, *, markers=None, fps: float = 6, tile_size: int | None = None,
                  title: str = "rollout", chips=None, start: int = 0):
-        self.frames = np.stack([np.asarray(f) for f in frames]) if isinstance(frames, (list, tuple)) else np.asarray(frames)
-        if self.frames.ndim != 4 or self.frames.shape[-1] != 3 or self.frames.dtype != np.uint8 or not len(self.frames):
-            raise ValueError(f"Frames are (time, height, width, 3) uint8; these are {self.frames.shape} {self.frames.dtype}.")
+        several = isinstance(frames, (list, tuple))
+        self.frames = frames = np.stack([np.asarray(f) for f in frames]) if several else np.asarray(frames)
+        if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or not len(frames):
+            raise ValueError(f"The frames are {frames.shape} {frames.dtype}: give (time, height, width, 3) uint8.")
         given = list(bars) if isinstance(bars, (list, tuple)) else [] if bars is None else [bars]
         self.captions, self.panels = list(captions or []), [Bars(**p) if isinstance(p, dict) else p for p in given]
-        for n, what in ((len(self.captions), "captions"),
-                        *((len(p), "rows of bars" if isinstance(p, Bars) else "points of a curve") for p in self.panels)):
-            if n and n != len(self.frames):
-                raise ValueError(f"{len(self.frames)} frames but {n} {what}: give one per frame.")
+        for part in (self.captions, *self.panels):
+            if part and len(part) != len(frames):
+                what = {Bars: "rows of bars", Curve: "points of a curve"}.get(type(part), "captions")
+                raise ValueError(f"There are {len(frames)} frames but {len(part)} {what}: give one per frame.")
         start = checked_int("start", start, 0, len(self.frames) - 1)
         if fps <= 0:
-            raise ValueError(f"fps is {fps}: it must be above 0.")
+            raise ValueError(f"fps is {fps}; it must be above 0.")
         self.markers, self.chips = ({int(k): v for k, v in (found or {}).items()} for found in (markers, chips))
         self.fps, self.tile_size, self.title, self.start = fps, tile_size, title, start
 
@@ -279,11 +301,11 @@ class Player:
             file.write(_PAGE.format(title=escape(self.title), body=self._repr_html_()))
 
     def picture(self, t: int, scale: int = 1) -> np.ndarray:
-        "Frame `t`, enlarged, with caption and bars, `(H, W, 3)` uint8. Raises `IndexError`."
+        "Frame `t`, enlarged, with caption and bars, `(H, W, 3)` uint8. Raises `IndexError` for another `t`."
         return _page_of(self, checked_int("frame", t, 0, len(self) - 1, IndexError), scale)
 
     def gif(self, path, scale: int = 1):
-        "Write an animated GIF that loops, resting a second on its last frame."
+        "Write an animated GIF that loops and pauses for a second on its last frame."
         pages = [Image.fromarray(self.picture(t, scale)) for t in range(len(self))]
         durations = [round(1000 / self.fps)] * (len(pages) - 1) + [1000]
         pages[0].save(path, "GIF", save_all=True, append_images=pages[1:], duration=durations, loop=0)
@@ -297,25 +319,30 @@ def _sheet(blocks):
 
 def _player_data(player):
     _, height, width, _ = player.frames.shape
-    size = player.tile_size if player.tile_size and height % player.tile_size == width % player.tile_size == 0 else 16
+    size = player.tile_size
+    size = size if size and height % size == width % size == 0 else 16
     blocks, index = _split_blocks(player.frames, size)
     sets = [_bars_data(panel) for panel in player._kind(Bars)]
-    curves = [{"digits": c.digits, "values": [None if np.isnan(v) else round(float(v), c.digits + 1) for v in c.values]} for c in player._kind(Curve)]
-    return {"size": size, "wide": 16, "columns": index.shape[2], "sheet": data_uri(_sheet(blocks)), "frames": _changes(index),
-            "captions": player.captions, "fps": player.fps, "bars": None if not sets else sets[0] if len(sets) == 1 else sets,
-            "curves": curves, "start": player.start}
+    curves = [{"digits": c.digits, "values": [None if np.isnan(v) else round(float(v), c.digits + 1) for v in c.values]}
+              for c in player._kind(Curve)]
+    return {"size": size, "wide": 16, "columns": index.shape[2], "sheet": data_uri(_sheet(blocks)),
+            "frames": _changes(index), "captions": player.captions, "fps": player.fps,
+            "bars": sets if len(sets) > 1 else sets[0] if sets else None, "curves": curves, "start": player.start}
 
 # %% ../../nbs/viz/02_player.ipynb #m
 def _still(player):
     picks = np.unique(np.linspace(0, len(player) - 1, 6).astype(int))
     step = max(1, player.frames.shape[2] // 112)
-    strip = np.hstack([np.pad(player.frames[i, ::step, ::step], ((0, 0), (0, 4), (0, 0)), constant_values=255) for i in picks])
+    gap = (0, 0), (0, 4), (0, 0)
+    strip = np.hstack([np.pad(player.frames[i, ::step, ::step], gap, constant_values=255) for i in picks])
     alt = f"{len(player)} frames of a rollout; shown: {', '.join(str(i + 1) for i in picks)}"
     return f'<div class="xmg-still"><img alt="{escape(alt)}" src="{data_uri(strip[:, :-4])}"></div>'
 
 _PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>
-<style>:root{{color-scheme:light dark}}body{{background:Canvas;color:CanvasText;margin:24px;font-family:system-ui,sans-serif}}h1{{font-size:18px}}</style>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">\
+<title>{title}</title>
+<style>:root{{color-scheme:light dark}}\
+body{{background:Canvas;color:CanvasText;margin:24px;font-family:system-ui,sans-serif}}h1{{font-size:18px}}</style>
 <h1>{title}</h1>
 {body}
 </html>
@@ -323,8 +350,8 @@ _PAGE = """<!doctype html>
 
 # %% ../../nbs/viz/02_player.ipynb #n
 def _draw_panel(bars, t, height, font):
-    name = 112 + 6 * (bars.letters - 17)  # pixels
-    panel = Image.new("RGB", (138 + name, max(height, 26 + 20 * bars.top)), "white")
+    left = 146 + 6 * (bars.letters - 17)  # pixels for the names
+    panel = Image.new("RGB", (left + 104, max(height, 26 + 20 * bars.top)), "white")
     draw = ImageDraw.Draw(panel)
     draw.text((12, 4), bars.title, "#1c2230", font)
     for j, (i, value) in enumerate(bars.at(t)):
@@ -334,17 +361,17 @@ def _draw_panel(bars, t, height, font):
         if bars.sprites:
             panel.paste(Image.fromarray(draw_tile(*bars.sprites[i], 16)), (12, y))
         draw.text((34, y), bars.labels[i][:bars.letters], "#1f7a45" if right else "#1c2230", font)
-        draw.rectangle([34 + name, y + 4, 134 + name, y + 12], "#dfe3ea")
-        end = 34 + name + round(100 * min(1, value))
-        draw.rectangle([34 + name, y + 4, end, y + 12], "#2e9e5b" if right else "#3b8cff")
+        draw.rectangle([left, y + 4, left + 100, y + 12], "#dfe3ea")
+        end = left + round(100 * min(1, value))
+        draw.rectangle([left, y + 4, end, y + 12], "#2e9e5b" if right else "#3b8cff")
     return panel
 
 def _page_of(player, t, scale):
     font, frame = ImageFont.load_default(12), player.frames[t]
     grid = Image.fromarray(frame).resize((frame.shape[1] * scale, frame.shape[0] * scale), Image.Resampling.NEAREST)
     parts = [grid, *(_draw_panel(bars, t, grid.height, font) for bars in player._kind(Bars))]
-    page = Image.new("RGB", (sum(p.width for p in parts), max(p.height for p in parts) + 20 * bool(player.captions)), "white")
-    left = 0
+    height, left = max(p.height for p in parts) + 20 * bool(player.captions), 0
+    page = Image.new("RGB", (sum(p.width for p in parts), height), "white")
     for part in parts:
         page.paste(part, (left, 0))
         left += part.width
@@ -361,22 +388,23 @@ def _unstack(rollout):
     if isinstance(rollout, (tuple, list)) and not hasattr(rollout, "_fields"):
         grids, agents = rollout
     else:
-        grids, agents, steps = state.cells if hasattr(state, "cells") else state.grid, state.agent, getattr(state, "step_num", None)
+        grids = state.cells if hasattr(state, "cells") else state.grid
+        agents, steps = state.agent, getattr(state, "step_num", None)
     if not isinstance(agents, (list, tuple)):
         parts = {k: np.asarray(getattr(agents, k)) for k in ("position", "direction", "pocket") if hasattr(agents, k)}
-        if parts["position"].shape != (len(grids), 2):
-            raise ValueError(f"Positions are ({len(grids)}, 2), not {parts['position'].shape}: pick one environment.")
+        if (shape := parts["position"].shape) != (len(grids), 2):
+            raise ValueError(f"The positions are {shape} instead of ({len(grids)}, 2): pick one environment.")
         agents = [SimpleNamespace(**{k: v[t] for k, v in parts.items()}) for t in range(len(grids))]
     return np.asarray(grids), agents, None if steps is None else np.asarray(steps)
 
 def _trial_markers(steps, rewards):
     if steps is None:
         return {}, []
-    starts = [t for t in range(len(steps)) if t == 0 or steps[t] < steps[t - 1] or (steps[t] == 0 and steps[t - 1] == 0)]
+    starts = [t for t in range(len(steps)) if t == 0 or steps[t] < max(steps[t - 1], 1)]
     trial = np.searchsorted(starts, np.arange(len(steps)), side="right")
     won = [f", reward {r:.2f}" if r else "" for r in (np.zeros(len(steps)) if rewards is None else np.asarray(rewards))]
     markers = {t: f"trial {i}" if i == 1 else str(i) for i, t in enumerate(starts, 1)} if len(starts) > 1 else {}
-    return markers, [f"trial {i}, step {s}{r}" if markers else f"step {s}{r}" for i, s, r in zip(trial, steps, won)]
+    return markers, [f"trial {i}, " * bool(markers) + f"step {s}{r}" for i, s, r in zip(trial, steps, won)]
 
 def play_rollout(rollout, captions=None, bars=None, *, view_size: int | None = None, tile_size: int = 16, markers=None,
                  pocket: str = "agent", **look) -> Player:
@@ -384,7 +412,7 @@ def play_rollout(rollout, captions=None, bars=None, *, view_size: int | None = N
 
     rollout: stacked `TimeStep`s or `State`s, or `(grids, agents)`: grids `(T, H, W, 2)` or packed `(T, H, W)`, and T
     agents or a stack (`position` (T, 2), `direction` (T,), `pocket` (T, 2)). view_size, pocket: as for `render`.
-    Captions and markers default to step numbers. The rest as for `Player`.
+    Captions and markers default to step and trial numbers. Other arguments: as for `Player`.
     """
     grids, agents, steps = _unstack(rollout)
     auto_markers, auto_captions = _trial_markers(steps, getattr(rollout, "reward", None))

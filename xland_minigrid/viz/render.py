@@ -25,9 +25,10 @@ from ..core.walls import DIRECTION_NAMES, DIRECTIONS
 # %% ../../nbs/viz/01_render.ipynb #b
 RGB = {
     Colors.END_OF_MAP: (52, 54, 66), Colors.UNSEEN: (92, 96, 112), Colors.EMPTY: (176, 182, 196),
-    Colors.RED: (243, 50, 58), Colors.GREEN: (30, 210, 130), Colors.BLUE: (70, 130, 245), Colors.PURPLE: (126, 30, 246),
-    Colors.YELLOW: (250, 222, 60), Colors.GREY: (125, 125, 125), Colors.BLACK: (20, 20, 22), Colors.ORANGE: (244, 130, 0),
-    Colors.WHITE: (250, 250, 250), Colors.BROWN: (104, 30, 2), Colors.PINK: (254, 137, 222),
+    Colors.RED: (243, 50, 58), Colors.GREEN: (30, 210, 130), Colors.BLUE: (70, 130, 245),
+    Colors.PURPLE: (126, 30, 246), Colors.YELLOW: (250, 222, 60), Colors.GREY: (125, 125, 125),
+    Colors.BLACK: (20, 20, 22), Colors.ORANGE: (244, 130, 0), Colors.WHITE: (250, 250, 250),
+    Colors.BROWN: (104, 30, 2), Colors.PINK: (254, 137, 222),
 }
 
 # %% ../../nbs/viz/01_render.ipynb #c
@@ -35,8 +36,8 @@ def _mix(a, b, share):
     return tuple(round(x + (y - x) * share) for x, y in zip(a, b))
 
 def _luminance(paint):
-    light = [v / 12.92 if v <= .04045 else ((v + .055) / 1.055) ** 2.4 for v in (c / 255 for c in paint)]
-    return .2126 * light[0] + .7152 * light[1] + .0722 * light[2]
+    red, green, blue = (c / 3294.6 if c <= 10 else ((c / 255 + .055) / 1.055) ** 2.4 for c in paint)
+    return .2126 * red + .7152 * green + .0722 * blue
 
 def _is_dark(paint):
     return _luminance(paint) < .18
@@ -46,7 +47,7 @@ def _contour(paint):
 
 # %% ../../nbs/viz/01_render.ipynb #d
 class _Pen:
-    "Draws shapes of the unit square on an RGBA canvas, which `sprite` reduces to `size` smooth pixels."
+    "Draws shapes in the unit square on an RGBA canvas; `sprite` shrinks it to `size` pixels."
 
     def __init__(self, size, line=.03):
         self.pixels, self.size = size, size * max(4, -(-128 // size))
@@ -70,7 +71,7 @@ class _Pen:
 # %% ../../nbs/viz/01_render.ipynb #e
 def _around(n, radii, turn=0.):
     angles = [2 * math.pi * (i / n + turn) for i in range(n)]
-    return [(.5 + radii[i % len(radii)] * math.sin(a), .5 - radii[i % len(radii)] * math.cos(a)) for i, a in enumerate(angles)]
+    return [(.5 + r * math.sin(a), .5 - r * math.cos(a)) for a, r in zip(angles, radii * n)]
 
 def _ball(pen, paint, line):
     pen.disc(.5, .5, .31, paint, line)
@@ -91,7 +92,8 @@ def _star(pen, paint, line):
 def _key(pen, paint, line):
     pen.disc(.5, .29, .19, paint, line)
     pen.disc(.5, .29, .075, RGB[Colors.BLACK], line)
-    pen.poly((.44, .46), (.56, .46), (.56, .6), (.72, .6), (.72, .69), (.56, .69), (.56, .77), (.72, .77), (.72, .88), (.44, .88), fill=paint, line=line)
+    pen.poly((.44, .46), (.56, .46), (.56, .6), (.72, .6), (.72, .69), (.56, .69), (.56, .77), (.72, .77), (.72, .88),
+             (.44, .88), fill=paint, line=line)
 
 def _goal(pen, paint, line):
     pen.rect(0, 0, 1, 1, paint)
@@ -150,14 +152,12 @@ def _empty(pen, paint, line):
     pen.rect(.2, .2, .8, .8, paint, line)
     pen.rect(.28, .28, .72, .72, (0, 0, 0, 0))
 
-_SPRITES = {getattr(Tiles, f.__name__[1:].upper()): f for f in (
-    _end_of_map, _unseen, _empty, _floor, _wall, _ball, _square, _pyramid, _goal, _key,
-    _door_locked, _door_closed, _door_open, _hex, _star, _lava)}
+_SPRITES = (_end_of_map, _unseen, _empty, _floor, _wall, _ball, _square, _pyramid, _goal, _key,
+            _door_locked, _door_closed, _door_open, _hex, _star, _lava)  # by tile
 
 @functools.lru_cache(maxsize=4096)
 def _sprite(tile, color, size):
-    if tile not in _SPRITES or color not in RGB:
-        raise ValueError(f"({tile}, {color}) is no tile: tiles are 0 to {NUM_TILES - 1}, colours 0 to {NUM_COLORS - 1}.")
+    tile_name(tile, color)  # raises outside Table 1
     checked_int("tile_size", size, 4)
     pen = _Pen(size, .045 if _is_dark(RGB[color]) else .03)
     _SPRITES[tile](pen, RGB[color], _contour(RGB[color]))
@@ -165,7 +165,7 @@ def _sprite(tile, color, size):
 
 @functools.lru_cache(maxsize=4096)
 def draw_tile(tile: int, color: int, size: int = 32) -> np.ndarray:
-    "A cell as `(size, size, 3)` uint8, read-only because cached. Raises `ValueError` outside Table 1, or below size 4."
+    "A cell as `(size, size, 3)` uint8, cached and read-only. Raises `ValueError` outside Table 1 or below size 4."
     picture = _sprite(Tiles.FLOOR, Colors.BLACK, size).copy()
     picture.alpha_composite(_sprite(tile, color, size))
     picture = np.asarray(picture.convert("RGB"))
@@ -176,7 +176,7 @@ def draw_tile(tile: int, color: int, size: int = 32) -> np.ndarray:
 def _to_pillow(image):
     image = np.asarray(image)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
-        raise ValueError(f"A picture is a (height, width, 3) uint8 array; this one is {image.shape} {image.dtype}.")
+        raise ValueError(f"The picture is {image.shape} {image.dtype}: give a (height, width, 3) uint8 array.")
     code = image.astype(np.uint32) @ np.array([65536, 256, 1], np.uint32)
     used, index = np.unique(code, return_inverse=True)
     if len(used) > 256:
@@ -196,7 +196,7 @@ def data_uri(image) -> str:
     return "data:image/png;base64," + base64.b64encode(image if isinstance(image, bytes) else to_png(image)).decode()
 
 class Picture:
-    "An image for notebooks. `pixels`, also `np.asarray(picture)`: `(H, W, 3)` uint8."
+    "An image that shows itself. `pixels`, also `np.asarray(picture)`: `(H, W, 3)` uint8."
 
     def __init__(self, pixels, alt: str = "picture"):
         self.pixels, self.alt = np.asarray(pixels), alt
@@ -218,13 +218,12 @@ class Picture:
 def show(*images, gap: int = 8, background=(255, 255, 255)) -> Picture:
     "Pictures side by side, vertically centred."
     images = [np.asarray(i) for i in images]
-    height, width = max(i.shape[0] for i in images), sum(i.shape[1] for i in images) + gap * (len(images) - 1)
-    sheet = np.full((height, width, 3), background, np.uint8)
-    left = 0
-    for i in images:
-        top = (height - i.shape[0]) // 2
-        sheet[top:top + i.shape[0], left:left + i.shape[1]] = i
-        left += i.shape[1] + gap
+    (heights, widths), left = zip(*(i.shape[:2] for i in images)), 0
+    sheet = np.full((max(heights), sum(widths) + gap * (len(images) - 1), 3), background, np.uint8)
+    for image, height, width in zip(images, heights, widths):
+        top = (len(sheet) - height) // 2
+        sheet[top:top + height, left:left + width] = image
+        left += width + gap
     return Picture(sheet)
 
 # %% ../../nbs/viz/01_render.ipynb #j
@@ -237,22 +236,24 @@ def agent_sprite(direction: int, carried, size: int):
     if carried is not None:
         back = np.array([(.5, .66), (.34, .5), (.5, .34), (.66, .5)])[direction]
         ImageDraw.Draw(pen.image).ellipse([*((back - .23) * pen.size), *((back + .23) * pen.size)], RGB[Colors.BLACK])
-        pen.image.alpha_composite(_sprite(*carried, round(pen.size * .44)), tuple(int(v) for v in (back - .22) * pen.size))
+        load = _sprite(*carried, round(pen.size * .44))
+        pen.image.alpha_composite(load, tuple(int(v) for v in (back - .22) * pen.size))
     return pen.sprite()
 
 # %% ../../nbs/viz/01_render.ipynb #k
-def _read_agent(agent):
-    "Row, column, direction, and the carried (tile, colour) or None."
+def _read_agent(agent, shape=None):
+    "Row, column, direction, and the carried (tile, colour) or None; checks that the agent is inside `shape`."
     row, col = (int(v) for v in np.asarray(agent.position))
+    if shape and not (0 <= row < shape[0] and 0 <= col < shape[1]):
+        raise ValueError(f"The agent's position ({row}, {col}) is outside this grid of {shape[0]} by {shape[1]}: "
+                         "give (row, column).")
     pocket = getattr(agent, "pocket", None)
-    carried = None if pocket is None else tuple(int(v) for v in np.asarray(pocket))
-    if carried is not None and carried[0] in (Tiles.END_OF_MAP, Tiles.UNSEEN, Tiles.EMPTY, Tiles.FLOOR):
-        carried = None
-    return row, col, int(agent.direction) % 4, carried
+    carried = (0, 0) if pocket is None else tuple(int(v) for v in np.asarray(pocket))
+    return row, col, int(agent.direction) % 4, carried if carried[0] > Tiles.FLOOR else None
 
 # %% ../../nbs/viz/01_render.ipynb #l
 def view_to_world(mask, agent, shape) -> np.ndarray:
-    "A mask of the observation, `(V, V)` bool, as a mask of a map of this shape."
+    "A mask of the observation, `(V, V)` bool, as a mask of the map, of this shape."
     row, col, direction, _ = _read_agent(agent)
     up, right = np.nonzero(np.asarray(mask))
     up, right = mask.shape[0] - 1 - up, right - mask.shape[1] // 2
@@ -274,9 +275,9 @@ def _cells(grid):
         return pack_pairs(grid)
     if grid.ndim == 2:
         return grid.astype(np.uint8)
-    raise ValueError(f"A grid is (height, width, 2) or packed (height, width); this one is {grid.shape}.")
+    raise ValueError(f"The grid is {grid.shape}: give (height, width, 2) pairs or packed (height, width).")
 
-# %% ../../nbs/viz/01_render.ipynb #n
+# %% ../../nbs/viz/01_render.ipynb #o
 def _mosaic(cells, tile_size):
     used, index = np.unique(cells, return_inverse=True)
     sprites = np.stack([draw_tile(int(b) >> 4, int(b) & 15, tile_size) for b in used])
@@ -286,36 +287,31 @@ def _mosaic(cells, tile_size):
 def _mask_for(visible, shape):
     visible = np.asarray(visible, bool)
     if visible.shape != shape:
-        raise ValueError(f"`visible` has shape {visible.shape}, the grid {shape}: use view_to_world for a mask of the view.")
+        raise ValueError(f"`visible` is {visible.shape}, the grid {shape}: use view_to_world for a mask of the view.")
     return visible
 
 def _lighten(image, mask):
-    "The picture with masked cells a quarter of the way to white."
+    "Brighten the masked cells, a quarter of the way to white."
     size = image.shape[0] // mask.shape[0]
     mask = np.kron(mask, np.ones((size, size), bool))[..., None]
     return np.where(mask, image + (255 - image) // 4, image)
 
 def stamp(image: np.ndarray, sprite, top: int, left: int):
-    "Lay an RGBA sprite over the picture, in place."
+    "Draw an RGBA sprite over the picture, in place."
     sprite = np.asarray(sprite).astype(np.uint16)
     here = image[top:top + sprite.shape[0], left:left + sprite.shape[1]]
     alpha = sprite[..., 3:]
     here[:] = (sprite[..., :3] * alpha + here * (255 - alpha) + 127) // 255
 
-def _pocket_strip(carried, width, tile_size):
-    strip = np.full((tile_size, width, 3), 36, np.uint8)
-    stamp(strip, _sprite(*(carried or (Tiles.EMPTY, Colors.EMPTY)), tile_size), 0, 0)
-    return strip
-
-# %% ../../nbs/viz/01_render.ipynb #o
-def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, *, visible=None, pocket: str = "agent") -> np.ndarray:
-    """A picture of a grid, `(H * tile_size, W * tile_size, 3)` uint8.
+def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, *, visible=None,
+           pocket: str = "agent") -> np.ndarray:
+    """Draw a grid: `(H * tile_size, W * tile_size, 3)` uint8.
 
     grid: `(H, W, 2)` pairs or packed `(H, W)`, NumPy or JAX.
-    agent: None, or has `position` (row, col), `direction` (0 up, 1 right, 2 down, 3 left), perhaps `pocket`.
-    view_size: side of the agent's view, which is brightened; visible: `(H, W)` bool, cells to brighten instead.
-    pocket: `"agent"` draws what it carries on its back, `"strip"` in a row below, `"hide"` not at all.
-    Raises `ValueError` for another shape, an unknown tile, or an agent off the grid.
+    agent: has `position` (row, col), `direction` (0 up, 1 right, 2 down, 3 left) and perhaps `pocket`.
+    view_size: side of the agent's view, which is brightened. visible: `(H, W)` bool, cells to brighten instead.
+    pocket: `"agent"` draws the carried object on the agent's back, `"strip"` below the grid, `"hide"` nowhere.
+    Raises `ValueError` for another shape, an unknown tile, or an agent outside the grid.
     """
     if pocket not in ("agent", "strip", "hide"):
         raise ValueError(f"pocket={pocket!r} is unknown: choose 'agent', 'strip' or 'hide'.")
@@ -326,18 +322,15 @@ def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, 
         visible = field_of_view(cells.shape, agent, int(view_size))
     if visible is not None:
         image = _lighten(image, _mask_for(visible, cells.shape))
-    return image if agent is None else _draw_agent(image, agent, tile_size, pocket)
-
-def _check_inside(row, col, shape):
-    if not (0 <= row < shape[0] and 0 <= col < shape[1]):
-        raise ValueError(f"The agent stands at ({row}, {col}), outside this grid of {shape[0]} by {shape[1]}: give (row, column).")
-
-def _draw_agent(image, agent, tile_size, pocket):
-    row, col, direction, carried = _read_agent(agent)
-    height, width = (n // tile_size for n in image.shape[:2])
-    _check_inside(row, col, (height, width))
-    stamp(image, agent_sprite(direction, carried if pocket == "agent" else None, tile_size), row * tile_size, col * tile_size)
-    return np.vstack([image, _pocket_strip(carried, image.shape[1], tile_size)]) if pocket == "strip" else image
+    if agent is None:
+        return image
+    row, col, direction, carried = _read_agent(agent, cells.shape)
+    sprite = agent_sprite(direction, carried if pocket == "agent" else None, tile_size)
+    stamp(image, sprite, row * tile_size, col * tile_size)
+    if pocket == "strip":
+        image = np.vstack([image, np.full((tile_size, image.shape[1], 3), 36, np.uint8)])
+        stamp(image, _sprite(*(carried or (Tiles.EMPTY, Colors.EMPTY)), tile_size), len(image) - tile_size, 0)
+    return image
 
 # %% ../../nbs/viz/01_render.ipynb #p
 def render_observation(observation, tile_size: int = 32) -> np.ndarray:
@@ -347,11 +340,7 @@ def render_observation(observation, tile_size: int = 32) -> np.ndarray:
     return render(observation, agent, tile_size=tile_size)
 
 # %% ../../nbs/viz/01_render.ipynb #q
-GLYPHS = {
-    Tiles.END_OF_MAP: "×", Tiles.UNSEEN: "?", Tiles.EMPTY: " ", Tiles.FLOOR: "·", Tiles.WALL: "█", Tiles.BALL: "●", Tiles.SQUARE: "◼",
-    Tiles.PYRAMID: "▲", Tiles.GOAL: "▣", Tiles.KEY: "K", Tiles.DOOR_LOCKED: "L", Tiles.DOOR_CLOSED: "C", Tiles.DOOR_OPEN: "O",
-    Tiles.HEX: "⬢", Tiles.STAR: "★", Tiles.LAVA: "≈",
-}
+GLYPHS = dict(enumerate("×? ·█●◼▲▣KLCO⬢★≈"))  # by tile, in the order of Table 1a
 
 def _ink(color):
     return "#{:02x}{:02x}{:02x}".format(*(RGB[color] if sum(RGB[color]) > 100 else (110, 110, 110)))
@@ -359,44 +348,41 @@ def _ink(color):
 _SEEN, _AGENT = " on #3a3a3a", "bold white on #c01820"  # styles of visible cells and of the agent
 
 def _glyph(byte, seen):
-    if byte & 15 >= NUM_COLORS:
-        raise ValueError(f"({byte >> 4}, {byte & 15}) is no tile: tiles are 0 to {NUM_TILES - 1}, colours 0 to {NUM_COLORS - 1}.")
+    tile_name(byte >> 4, byte & 15)  # raises outside Table 1
     return f"bold {_ink(byte & 15)}{_SEEN * seen}", GLYPHS[byte >> 4]
 
 def render_text(grid, agent=None, *, visible=None, wide: bool = False) -> str:
-    """A grid as `rich` markup, a line per row and a character per cell; the agent is `^`, `>`, `v` or `<`.
+    """A grid as `rich` markup: a line per row, a character per cell, the agent as `^`, `>`, `v` or `<`.
 
-    visible: `(H, W)` bool, cells to lighten. wide: two characters per cell, about square. Raises as `render`.
+    visible: `(H, W)` bool, cells to brighten. wide: two characters per cell, about square. Raises as `render`.
     """
     cells = _cells(grid)
     seen = np.zeros(cells.shape, bool) if visible is None else _mask_for(visible, cells.shape)
     glyphs = [[_glyph(b, s) for b, s in zip(*row)] for row in zip(cells.tolist(), seen.tolist())]
     if agent is not None:
-        row, col, direction, _ = _read_agent(agent)
-        _check_inside(row, col, cells.shape)
+        row, col, direction, _ = _read_agent(agent, cells.shape)
         glyphs[row][col] = (_AGENT, "^>v<"[direction])
     if wide:
         glyphs = [[(ink, g + (g if g in "█×" else " ")) for ink, g in row] for row in glyphs]
-    runs = [[(ink, "".join(g for _, g in run)) for ink, run in groupby(row, key=lambda pair: pair[0])] for row in glyphs]
-    return "\n".join("".join(f"[{ink}]{text}[/]" for ink, text in row) for row in runs)
+    runs = [groupby(row, lambda pair: pair[0]) for row in glyphs]
+    return "\n".join("".join(f"[{ink}]{''.join(g for _, g in run)}[/]" for ink, run in row) for row in runs)
 
 # %% ../../nbs/viz/01_render.ipynb #r
 def describe_grid(grid, agent=None) -> str:
     "A grid in words: size, agent, and each object with its (row, column)."
     cells = _cells(grid)
-    plain = (Tiles.END_OF_MAP, Tiles.UNSEEN, Tiles.EMPTY, Tiles.FLOOR, Tiles.WALL)
-    things = [f"{tile_name(int(b) >> 4, int(b) & 15)} ({r}, {c})" for (r, c), b in np.ndenumerate(cells) if b >> 4 not in plain]
     parts = [f"grid of {cells.shape[0]} by {cells.shape[1]}"]
     if agent is not None:
         row, col, direction, carried = _read_agent(agent)
         load = tile_name(*carried) if carried else "nothing"
         parts.append(f"agent ({row}, {col}) facing {DIRECTION_NAMES[direction]} carrying {load}")
-    return "; ".join([*parts, *things])
+    objects = [(int(b), place) for place, b in np.ndenumerate(cells) if b >> 4 > Tiles.WALL]
+    return "; ".join([*parts, *(f"{tile_name(b >> 4, b & 15)} ({r}, {c})" for b, (r, c) in objects)])
 
 # %% ../../nbs/viz/01_render.ipynb #s
 def grid_html(grid, agent=None, view_size: int | None = None, *, caption: str = "", tile_size: int | None = None,
               visible=None) -> str:
-    "A grid as HTML with alternative text and plain caption, by default about 320 pixels wide."
+    "A grid as HTML with alternative text and a caption; `tile_size` defaults to about 320 pixels in all."
     cells = _cells(grid)
     tile_size = tile_size or int(np.clip(320 // max(cells.shape), 12, 32))
     image = render(cells, agent, view_size, tile_size, visible=visible)

@@ -24,8 +24,10 @@ from .render import data_uri, draw_tile
 TaskObject = tuple[int, int]  # (tile, colour)
 
 def _rule_parts(rule):
+    "The inputs of a rule, and its product."
     i, *a = (int(v) for v in rule)
-    return ([(a[0], a[1]), (a[2], a[3])], (a[4], a[5])) if rule_kinds.two[i] else ([(a[0], a[1])], (a[2], a[3]))
+    objects, inputs = list(zip(a[::2], a[1::2])), 2 if rule_kinds.two[i] else 1
+    return objects[:inputs], objects[inputs]
 
 def _used_up(rule):
     inputs, cls = _rule_parts(rule)[0], rule_kinds.classes.get(int(rule[0]))
@@ -39,17 +41,20 @@ def _goal_objects(goal):
     i, *a = (int(v) for v in (goal.encode() if isinstance(goal, BaseGoal) else goal))
     if i == 0 or (i in goal_kinds.classes and goal_kinds[i].looks.at == 1):
         return []
-    return [(a[0], a[1]), (a[2], a[3])] if goal_kinds.two[i] else [(a[0], a[1])]
+    return [(a[0], a[1]), (a[2], a[3])][:2 if goal_kinds.two[i] else 1]
 
 # %% ../../nbs/viz/04_tree.ipynb #c
-_WORDS = {"AgentHoldRule": "pick up", "AgentHoldGoal": "hold", "AgentOnTileGoal": "stand on", "AgentOnPositionGoal": "go to ({0}, {1})", "TileOnPositionGoal": "put at ({2}, {3})", "EmptyGoal": "nothing"}
+_WORDS = {"AgentHoldRule": "pick up", "AgentHoldGoal": "hold", "AgentOnTileGoal": "stand on",
+          "AgentOnPositionGoal": "go to ({0}, {1})", "TileOnPositionGoal": "put at ({2}, {3})", "EmptyGoal": "nothing"}
+_SIDES = {"Up": ("above", "below"), "Right": ("right of", "left of"),
+          "Down": ("below", "above"), "Left": ("left of", "right of")}
 for _kind in ("Rule", "Goal"):
     _WORDS |= {f"AgentNear{_kind}": "stand next to", f"TileNear{_kind}": "put next to each other"}
-    for _side, _beside, _stand in (("Up", "above", "below"), ("Right", "right of", "left of"), ("Down", "below", "above"), ("Left", "left of", "right of")):
-        _WORDS |= {f"TileNear{_side}{_kind}": f"put {{b}} {_beside} {{a}}", f"AgentNear{_side}{_kind}": f"stand {_stand}"}
+    for _side, (_put, _stand) in _SIDES.items():
+        _WORDS |= {f"TileNear{_side}{_kind}": f"put {{b}} {_put} {{a}}", f"AgentNear{_side}{_kind}": f"stand {_stand}"}
 
 def _words(registry, encoding, objects):
-    "The condition of a rule or goal: `'put blue star above red ball'`; `'open with key'` for `OpenWithKey`."
+    "The condition of a rule or goal, such as `'put blue star above red ball'`; `'open with key'` for `OpenWithKey`."
     i, *numbers = (int(v) for v in encoding)
     name = registry.classes[i].__name__ if i in registry.classes else f"{registry.what} {i}"
     words = _WORDS.get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
@@ -73,7 +78,7 @@ class Node(NamedTuple):
     again: bool = False
 
 class TaskTree(NamedTuple):
-    "A ruleset as a tree below its goal, and distractors."
+    "A ruleset as a tree below its goal, with its distractors."
     goal: np.ndarray | Composed
     rules: np.ndarray
     roots: tuple
@@ -86,7 +91,7 @@ def _products(rule, more):
     return [_rule_parts(rule)[1], *((int(t), int(c)) for t, c in more if t)]
 
 def _grow(object_, rules, more, initial, used):
-    "The node of `object_` and the tree below it; `used` collects its rules, each of which appears once."
+    "The node of `object_` and the tree below it; adds its rules to `used`, so that each appears once."
     makers = [i for i, r in enumerate(rules) if r[0] and _rule_parts(r)[1] == object_]
     if not makers and object_ not in initial:  # the goal may need only a further product
         makers = [i for i, r in enumerate(rules) if r[0] and object_ in _products(r, more[i])]
@@ -104,7 +109,7 @@ def task_tree(ruleset) -> TaskTree:
     ruleset: has `goal` (5,), `rules` (R, 7), `init_tiles` (N, 2), perhaps `extended`. Raises `ValueError` for a batch.
     """
     if np.ndim(ruleset.goal) != 1:
-        raise ValueError(f"goal has shape {np.shape(ruleset.goal)}: draw one at a time, such as benchmark.get_ruleset(0).")
+        raise ValueError(f"The goal is {np.shape(ruleset.goal)}: draw one at a time, such as benchmark.get_ruleset(0).")
     goal, rules = np.asarray(ruleset.goal), np.asarray(ruleset.rules).reshape(-1, 7)
     extended, more = getattr(ruleset, "extended", None), np.zeros((len(rules), 2, 2), np.uint8)
     if extended is not None:
@@ -130,32 +135,35 @@ def _text(x, y, words, fill=_INK, anchor="middle", weight="normal"):
 
 def _pill(x, y, words, fill="#ffffff", line=_EDGE, ink=_INK):
     w = _width(words) + 18
-    return (f'<rect x="{x - w / 2:.1f}" y="{y:.1f}" width="{w:.1f}" height="{_PILL}" rx="12" fill="{fill}" stroke="{line}"/>'
-            + _text(x, y + 16, words, ink))
+    return (f'<rect x="{x - w / 2:.1f}" y="{y:.1f}" width="{w:.1f}" height="{_PILL}" rx="12" fill="{fill}" '
+            f'stroke="{line}"/>{_text(x, y + 16, words, ink)}')
 
 def _edge(x0, y0, x1, y1, arrow=False):
-    tip = f'<path d="M{x1 - 4:.1f} {y1 + 7:.1f}L{x1:.1f} {y1:.1f}L{x1 + 4:.1f} {y1 + 7:.1f}Z" fill="{_EDGE}"/>' if arrow else ""
+    tip = f'<path d="M{x1 - 4:.1f} {y1 + 7:.1f}L{x1:.1f} {y1:.1f}L{x1 + 4:.1f} {y1 + 7:.1f}Z" fill="{_EDGE}"/>'
     bend = (y0 - y1) * .5
-    return (f'<path d="M{x0:.1f} {y0:.1f}C{x0:.1f} {y0 - bend:.1f} {x1:.1f} {y1 + bend:.1f} {x1:.1f} {y1 + 5 * arrow:.1f}" '
-            f'fill="none" stroke="{_EDGE}" stroke-width="1.5"/>' + tip)
+    return (f'<path d="M{x0:.1f} {y0:.1f}C{x0:.1f} {y0 - bend:.1f} {x1:.1f} {y1 + bend:.1f} '
+            f'{x1:.1f} {y1 + 5 * arrow:.1f}" fill="none" stroke="{_EDGE}" stroke-width="1.5"/>{tip * arrow}')
 
 # %% ../../nbs/viz/04_tree.ipynb #g
 def _sprite(x, y, object_, frame="", s=_SPRITE):
     "An object in `s` pixels, top `y`, middle `x`; `frame`: SVG attributes of a border."
+    left = x - s / 2
+    place = f'x="{left:.1f}" y="{y:.1f}" width="{s}" height="{s}"'
     if object_[0] == Tiles.FLOOR:
-        border = f'fill="none" stroke="{_EDGE}" stroke-dasharray="3 3"'
-        return f'<rect x="{x - s / 2:.1f}" y="{y:.1f}" width="{s}" height="{s}" rx="6" {border}/>'
-    border = f'<rect x="{x - s / 2 - 2:.1f}" y="{y - 2:.1f}" width="{s + 4}" height="{s + 4}" rx="6" fill="none" {frame}/>' if frame else ""
-    return (f'<image x="{x - s / 2:.1f}" y="{y:.1f}" width="{s}" height="{s}" '
-            f'href="{data_uri(draw_tile(*object_, 48))}"><title>{tile_name(*object_)}</title></image>' + border)
+        return f'<rect {place} rx="6" fill="none" stroke="{_EDGE}" stroke-dasharray="3 3"/>'
+    border = f'<rect x="{left - 2:.1f}" y="{y - 2:.1f}" width="{s + 4}" height="{s + 4}" rx="6" fill="none" {frame}/>'
+    return (f'<image {place} href="{data_uri(draw_tile(*object_, 48))}"><title>{tile_name(*object_)}</title></image>'
+            + border * bool(frame))
 
 def _name(object_):
     return "vanishes" if object_[0] == Tiles.FLOOR else tile_name(*object_)
 
-def _besides(x, y, things):
-    return "".join(_text(x + 10 + 36 * i, y + 16, "+", _MUTED) + _sprite(x + 27 + 36 * i, y + 2, object_, s=20) for i, object_ in enumerate(things))
+def _plus(x, y, objects):
+    return "".join(_text(x + 10 + 36 * i, y + 16, "+", _MUTED) + _sprite(x + 27 + 36 * i, y + 2, object_, s=20)
+                   for i, object_ in enumerate(objects))
 
-_AT_START, _NOWHERE = f'stroke="{_START}" stroke-width="3"', f'stroke="{_TRAP}" stroke-width="2" stroke-dasharray="4 3"'
+_AT_START = f'stroke="{_START}" stroke-width="3"'
+_NOWHERE = f'stroke="{_TRAP}" stroke-width="2" stroke-dasharray="4 3"'
 
 def _label(node):
     return _name(node.object_) + (" (see above)" if node.again else "" if node.makers or node.initial else " (nowhere)")
@@ -199,7 +207,8 @@ def _plant_makers(node, x, left, y, span, tree, out):
             out.append(_edge(child, top + _PILL + 22, middle, top + _PILL))
         words, made = _rule_words(tree.rules[i]), _products(tree.rules[i], tree.more[i])
         made.remove(node.object_)
-        out += [_edge(middle, top, x, y + _ROW - 11, arrow=True), _pill(middle, top, words), _besides(middle + _width(words) / 2 + 9, top, made)]
+        out += [_edge(middle, top, x, y + _ROW - 11, arrow=True), _pill(middle, top, words),
+                _plus(middle + _width(words) / 2 + 9, top, made)]
         left += width
 
 # %% ../../nbs/viz/04_tree.ipynb #i
@@ -212,7 +221,7 @@ def _distractor_rule(tree, i, y, needed):
         x += _SPRITE + 10
     middle = x - _SPRITE / 2 + _width(words) / 2 + 13
     x, made = middle + _width(words) / 2 + 24, _products(rule, tree.more[i])[1:]
-    out += [_pill(middle, y + 6, words), _text(x, y + 22, "→"), _sprite(x + 30, y, product), _besides(x + 48, y + 6, made)]
+    out += [_pill(middle, y + 6, words), _text(x, y + 22, "→"), _sprite(x + 30, y, product), _plus(x + 48, y + 6, made)]
     line, x = _name(product) + (f" · dead end: uses up {' and '.join(lost)}" if lost else ""), x + 36 * len(made)
     return "".join(out) + _text(x + 56, y + 22, line, _TRAP if lost else _MUTED, "start"), x + 66 + _width(line)
 
@@ -228,13 +237,13 @@ def _distractors(tree, y):
     x = 18.
     for object_ in tree.distractor_objects:
         half = _width(_name(object_)) / 2 + 10
-        out.append(_sprite(x + half, y, object_, _AT_START) + _text(x + half, y + _SPRITE + 15, _name(object_)))
+        out.append(_object(x + half, y, Node(object_, True)))
         x += 2 * half
     return "".join(out), max(width, x), y + (_ROW if tree.distractor_objects else 0) - top
 
 # %% ../../nbs/viz/04_tree.ipynb #j
 class Drawing:
-    "An SVG for notebooks; `svg`: its text, `alt`: its description."
+    "An SVG that shows itself; `svg`: its text, `alt`: its description."
 
     def __init__(self, svg: str, alt: str = "drawing"):
         self.svg, self.alt = svg, alt
@@ -255,10 +264,11 @@ class Drawing:
             file.write(self.svg)
 
 def _card(parts, width, height, alt):
+    w, h = f"{width:.0f}", f"{height:.0f}"
     return Drawing(
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
-        f'role="img" aria-label="{escape(alt)}" font-family="system-ui, -apple-system, Segoe UI, DejaVu Sans, sans-serif">'
-        f'<rect width="{width:.0f}" height="{height:.0f}" rx="10" fill="#f4f5f8"/>{"".join(parts)}</svg>', alt)
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img" '
+        f'aria-label="{escape(alt)}" font-family="system-ui, -apple-system, Segoe UI, DejaVu Sans, sans-serif">'
+        f'<rect width="{w}" height="{h}" rx="10" fill="#f4f5f8"/>{"".join(parts)}</svg>', alt)
 
 def _alt(tree):
     goal = "" if isinstance(tree.goal, Composed) else " and ".join(tile_name(*t) for t in _goal_objects(tree.goal))
@@ -267,7 +277,7 @@ def _alt(tree):
 def draw_ruleset(ruleset) -> Drawing:
     """Draw the task tree of a ruleset (the paper's Figure 3): goal on top, rules and inputs below, then distractors.
 
-    ruleset: as for `task_tree`. Returns a `Drawing`. Raises `ValueError` for a batch.
+    ruleset: as for `task_tree`. Raises `ValueError` for a batch.
     """
     tree = task_tree(ruleset)
     goal, y = "goal: " + _goal_words(tree.goal), 62

@@ -1,7 +1,8 @@
-"""Things to play and look at in a notebook. Each is loaded when it is used: importing this package loads neither ipywidgets nor anything else."""
+"""Widgets to play and explore in a notebook, each imported when you use it: this package loads no ipywidgets."""
 from importlib import import_module
 
-_HOMES = {"EnvPlayer": "env_player", "RulesetExplorer": "explorer", "RolloutViewer": "rollout", "TrainingDashboard": "training", "ScalingLab": "scaling"}
+_HOMES = {"EnvPlayer": "env_player", "RulesetExplorer": "explorer", "RolloutViewer": "rollout",
+          "TrainingDashboard": "training", "ScalingLab": "scaling"}
 __all__ = list(_HOMES)
 
 

@@ -19,31 +19,34 @@ from ...core.tiles import Tiles, tile_name
 from ..control import KEYS, LATE, LEFT, LOST, WON, Session, read_line, task_in_words, world_of
 from ..render import describe_grid, draw_tile, render, render_observation, to_png
 from ..tree import draw_ruleset
-from .base import Shown, banner, column, folded, grid, html, key_pad, picture, picture_html, row, still_page, table_html, words_html
+from .base import (Shown, banner, column, div, folded, grid, html, key_pad, picture,
+                                                  picture_html, row, span, still_page, table_html, words_html)
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #b
 _TONE = {WON: "good", LOST: "bad", LATE: "bad", LEFT: ""}
 
 def trials_html(trials) -> str:
     "The latest twelve trials as a table, newest first."
     if not trials:
-        return '<div class="xmg-w-head">Trials</div><div class="xmg-w-soft xmg-w-small">None is over yet.</div>'
-    head = f'<div class="xmg-w-head">Trials <span class="xmg-w-soft" style="font-weight:400">{sum(t.how == WON for t in trials)} of {len(trials)} won</span></div>'
-    rows = [(t.number, f'<span class="xmg-w-tag xmg-w-{_TONE[t.how]}">{t.how}</span>', t.steps, f"{t.reward:.2f}") for t in trials[:-13:-1]]
-    more = f'<div class="xmg-w-soft xmg-w-small">and {len(trials) - 12} before</div>' if len(trials) > 12 else ""
+        return div("head", "Trials") + div("soft small", "None is over yet.")
+    won = f"{sum(t.how == WON for t in trials)} of {len(trials)} won"
+    rows = [(t.number, f'<span class="xmg-w-tag xmg-w-{_TONE[t.how]}">{t.how}</span>', t.steps, f"{t.reward:.2f}")
+            for t in trials[:-13:-1]]
+    more = div("soft small", f"and {len(trials) - 12} before") if len(trials) > 12 else ""
+    head = div("head", "Trials " + span("soft", won, "font-weight:400"))
     return head + table_html(("trial", "", "steps", "reward"), rows) + more
 
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #c
 def _action(action):
     commands = read_line(action) if isinstance(action, str) else [action]
     if len(commands) != 1:
-        raise ValueError(f"{action!r} is {len(commands)} actions: give one, such as {', '.join(ACTION_NAMES)}.")
+        raise ValueError(f"{action!r} is {len(commands)} actions: give one of {', '.join(ACTION_NAMES)}.")
     return checked_int("action", commands[0], 0, NUM_ACTIONS - 1)
 
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #d
 def _world_pixels(self):
     now = self.moments[-1]
-    return render(now.cells, now.agent, tile_size=int(np.clip(324 // max(now.cells.shape), 12, 36)), visible=now.visible)
+    tile_size = int(np.clip(324 // max(now.cells.shape), 12, 36))
+    return render(now.cells, now.agent, tile_size=tile_size, visible=now.visible)
 
 def _view_pixels(self):
     return render_observation(self.seen, tile_size=max(8, 140 // len(self.seen)))
@@ -52,18 +55,23 @@ def _alt(self):
     return describe_grid(self.moments[-1].cells, self.moments[-1].agent)
 
 def _facts_html(self):
-    parts = [("trial", str(self.trial)), ("step", f"{int(self.timestep.state.step_num)} of {self.params.max_steps}"), ("reward", f"{float(self.timestep.reward):.2f}")]
-    told = "".join(f'<span style="white-space:nowrap"><span class="xmg-w-soft">{name}</span> <b>{value}</b></span> ' for name, value in parts)
-    return f'<div class="xmg-w-number xmg-w-row" style="gap:2px 16px">{told}</div>'
+    facts = {"trial": self.trial, "step": f"{int(self.timestep.state.step_num)} of {self.params.max_steps}",
+             "reward": f"{float(self.timestep.reward):.2f}"}
+    told = "".join(f'<span style="white-space:nowrap">{span("soft", name)} <b>{value}</b></span> '
+                   for name, value in facts.items())
+    return div("number row", told, "gap:2px 16px")
 
 def _pocket_html(self):
     tile, color = (int(v) for v in np.asarray(self.timestep.state.agent.pocket))
-    load = f"{picture_html(draw_tile(tile, color, 28), '')}<b>{tile_name(tile, color)}</b>" if tile > Tiles.FLOOR else '<b>nothing</b>'
-    return f'<div class="xmg-w-row" style="align-items:center;min-height:28px"><span class="xmg-w-soft">carries</span>{load}</div>'
+    load = "<b>nothing</b>"
+    if tile > Tiles.FLOOR:
+        load = f"{picture_html(draw_tile(tile, color, 28), '')}<b>{tile_name(tile, color)}</b>"
+    return div("row", span("soft", "carries") + load, "align-items:center;min-height:28px")
 
 def _message_html(self):
     words = self.message or "Find out what the goal is."
-    return banner(words[0].upper() + words[1:], _TONE[self.trials[-1].how] if self.trials and self.timestep.last() else "")
+    tone = _TONE[self.trials[-1].how] if self.trials and self.timestep.last() else ""
+    return banner(words[0].upper() + words[1:], tone)
 
 def _task_html(self):
     if self._task is not None:
@@ -71,13 +79,17 @@ def _task_html(self):
     told = folded("Goal and rules in English", words_html(task_in_words(self.params, self.timestep.state)), "rules")
     if not hasattr(self.params, "ruleset"):
         return told
-    self._task = told + folded("Task tree", f'<div class="xmg-w-scroll">{draw_ruleset(self.params.ruleset)._repr_html_()}</div>', "tree")
+    tree = draw_ruleset(self.params.ruleset)._repr_html_()
+    self._task = told + folded("Task tree", div("scroll", tree), "tree")
     return self._task
 
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #e
-_BUTTONS = ((2, "left", "↺ left", "turn left, counter-clockwise"), (0, "forward", "↑ forward", "move forward"), (1, "right", "right ↻", "turn right, clockwise"),
-            (3, "pick-up", "pick up", "pick up what is in front"), (4, "put-down", "put down", "put down what is carried"), (5, "toggle", "toggle", "open or close a door in front"))
+_BUTTONS = (  # action, name, label, tooltip
+    (2, "left", "↺ left", "turn left, counter-clockwise"), (0, "forward", "↑ forward", "move forward"),
+    (1, "right", "right ↻", "turn right, clockwise"), (3, "pick-up", "pick up", "pick up what is in front"),
+    (4, "put-down", "put down", "put down what is carried"), (5, "toggle", "toggle", "open or close a door in front"))
 _HINT = "Click here, then use the keys: ↑ forward, ← → turn, p pick up, x put down, t toggle, r new trial."
+_SEEN = div("head", "What the agent sees")
 
 @functools.cache
 def _expert():
@@ -95,35 +107,40 @@ def _hint(self):
     return f"hint: {ACTION_NAMES[int(advice.action)]}; about {float(advice.steps):.0f} steps to go"
 
 def _build(self):
-    pixels = _world_pixels(self)
-    self._parts |= {"world": picture(to_png(pixels), "world", pixels.shape[1]), "view": picture(b"", "view", _view_pixels(self).shape[1])}
-    moves = [self._button(name, words, functools.partial(self.step, action), tooltip, main=action == 0) for action, name, words, tooltip in _BUTTONS]
-    keys = key_pad([k for k, v in KEYS.items() if v == "reset" or isinstance(v, int)], lambda key: self.do(KEYS[key]), _HINT, self._say)
-    left = column(html(f'<div class="xmg-w-head">{escape(self.name)}</div>', "title"), self._parts["facts"], self._parts["world"], self._parts["message"], grid(*moves, name="actions", width=324),
+    pixels, parts = _world_pixels(self), self._parts
+    width = pixels.shape[1]
+    parts |= {"world": picture(to_png(pixels), "world", width),
+              "view": picture(b"", "view", _view_pixels(self).shape[1])}
+    moves = [self._button(name, words, functools.partial(self.step, action), tooltip, main=action == 0)
+             for action, name, words, tooltip in _BUTTONS]
+    known = [k for k, v in KEYS.items() if v == "reset" or isinstance(v, int)]
+    left = column(html(div("head", escape(self.name)), "title"), parts["facts"], parts["world"], parts["message"],
+                  grid(*moves, name="actions", width=324),
                   row(self._button("new-trial", "new trial", self.new_trial, "begin a new trial of the same task"),
-                      self._button("hint", "hint", self.hint, "what the expert would do next")), keys, width=max(324, pixels.shape[1]))
-    right = column(html('<div class="xmg-w-head">What the agent sees</div>'), self._parts["view"], self._parts["pocket"], self._parts["trials"])
-    return [row(left, right, column(self._parts["task"], least=260)), self._parts["words"]]
+                      self._button("hint", "hint", self.hint, "what the expert would do next")),
+                  key_pad(known, lambda key: self.do(KEYS[key]), _HINT, self._say), width=max(324, width))
+    right = column(html(_SEEN), parts["view"], parts["pocket"], parts["trials"])
+    return [row(left, right, column(parts["task"], least=260)), parts["words"]]
 
 def _still(self):
     pixels = _world_pixels(self)
-    left = f'<div class="xmg-w-column" style="width:{pixels.shape[1]}px;max-width:100%">{_facts_html(self)}{picture_html(pixels, _alt(self))}{_message_html(self)}</div>'
-    right = f'<div class="xmg-w-column"><div class="xmg-w-head">What the agent sees</div>{picture_html(_view_pixels(self), "the view of the agent")}{_pocket_html(self)}{trials_html(self.trials)}</div>'
-    body = f'<div class="xmg-w-head">{escape(self.name)}</div><div class="xmg-w-row" style="margin-bottom:8px">{left}{right}</div>{_task_html(self)}'
+    left = div("column", _facts_html(self) + picture_html(pixels, _alt(self)) + _message_html(self),
+               f"width:{pixels.shape[1]}px;max-width:100%")
+    view = picture_html(_view_pixels(self), "the view of the agent")
+    right = div("column", _SEEN + view + _pocket_html(self) + trials_html(self.trials))
+    body = div("head", escape(self.name)) + div("row", left + right, "margin-bottom:8px") + _task_html(self)
     return still_page(body, "player", f"{self.name}, played by hand", "A still: run this cell to play.")
 
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #f
 class EnvPlayer(Session, Shown):
-    """Play an environment by hand, with buttons, keys or methods.
+    """Play an environment by hand, with buttons, keys or methods; a `Session` with its attributes.
 
-    Args:
-        env: a name, or an `Environment` without auto-reset. params: default: the environment's.
-        ruleset: of an XLand environment; default: the paper's Figure 2.
-        seed: of the first trial; others follow from it.
-    Attributes: those of a `Session`. Raises `TypeError` or `ValueError` for a wrong environment, task or seed.
+    env, params: as for `world_of`. ruleset: for an XLand environment; by default the paper's Figure 2.
+    seed: of the first trial; others follow. Raises `TypeError` or `ValueError` for a wrong environment, task or seed.
     """
     _name, _voice, _task, _build, still = "player", "message", None, _build, _still
-    _html = {"facts": _facts_html, "pocket": _pocket_html, "message": _message_html, "task": _task_html, "trials": lambda self: trials_html(self.trials),
+    _html = {"facts": _facts_html, "pocket": _pocket_html, "message": _message_html, "task": _task_html,
+             "trials": lambda self: trials_html(self.trials),
              "words": lambda self: f'<div class="xmg-w-hidden" aria-live="polite">{escape(_alt(self))}</div>'}
 
     def __init__(self, env="XLand-MiniGrid-R1-9x9", ruleset=None, *, params=None, seed: int = 0):
@@ -143,13 +160,13 @@ class EnvPlayer(Session, Shown):
         return self.timestep
 
     def hint(self) -> str:
-        "Show and return what the expert would do next, and about how many steps are left."
+        "Show and return the expert's next action and about how many steps are left."
         self.message = _hint(self)
         self._update()
         return self.message
 
     def new_trial(self):
-        "Begin a new trial of the same task, giving up an unfinished one; returns its first `TimeStep`."
+        "Begin a new trial of the same task, giving up an unfinished one; returns the first `TimeStep`."
         return self.play("reset")
 
     def play(self, line: str):
@@ -166,9 +183,11 @@ class EnvPlayer(Session, Shown):
 
     def _update(self):
         if self._widget is not None:
-            self._parts["world"].value, self._parts["view"].value = to_png(_world_pixels(self)), to_png(_view_pixels(self))
+            self._parts["world"].value = to_png(_world_pixels(self))
+            self._parts["view"].value = to_png(_view_pixels(self))
         return super()._update()
 
     def __repr__(self):
-        won = sum(t.how == WON for t in self.trials)
-        return f"EnvPlayer({self.name}, trial {self.trial}, step {self.moments[-1].step} of {self.params.max_steps}, {won} of {len(self.trials)} won)"
+        won = f"{sum(t.how == WON for t in self.trials)} of {len(self.trials)} won"
+        step = f"step {self.moments[-1].step} of {self.params.max_steps}"
+        return f"EnvPlayer({self.name}, trial {self.trial}, {step}, {won})"

@@ -30,14 +30,15 @@ from ...core.tiles import pack_pairs
 from ..control import compiled as _compiled, world_of
 from ..player import Player, play_rollout
 from ..tree import draw_ruleset
-from .base import Shown, banner, column, framed, html, ipywidgets, key_pad, row, spoken, still_page, words_html
+from .base import (Shown, banner, column, div, framed, html, ipywidgets, key_pad, row, span,
+                                                  spoken, still_page, words_html)
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #b
 PLACES = {"goal": "goal", "goals": "goal", "makes": "makes", "product": "makes", "start": "start", "objects": "start",
           **dict.fromkeys(("rule", "rules", "needs"), "needs")}
 
 class Term(NamedTuple):
-    'Objects to look for, bool `(256,)`, and their place in a task; "" is anywhere.'
+    'Packed objects to look for, bool `(256,)`, and their place in a task; "" is anywhere.'
     place: str
     objects: np.ndarray
 
@@ -56,21 +57,21 @@ def _term(text):
     return Term(place, objects)
 
 def read_search(text: str) -> list[Term]:
-    "Terms of a search, separated by commas or `and`. Raises `TypeError`, or `ValueError` for unknown words."
+    "The terms of a search, separated by commas or `and`. Raises `TypeError`, or `ValueError` for unknown words."
     if not isinstance(text, str):
-        raise TypeError(f"text is {type(text).__name__}: give words such as 'red ball'.")
+        raise TypeError(f"text has type {type(text).__name__}: give words such as 'red ball'.")
     parts = re.split(r"[,;]|\band\b", " ".join(text.lower().rstrip(". ").split()))
     return [_term(part.strip()) for part in parts if part.strip()]
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #c
 class Facts:
-    "Properties of a benchmark's `n` tasks, computed on demand. env, params: the world for estimated steps."
+    "Properties of a benchmark's `n` tasks, computed on demand. env, params: the world for the estimated steps."
 
     def __init__(self, benchmark, env, params):
         self.goals, self.rules, self.tiles = map(np.asarray, (benchmark.goals, benchmark.rules, benchmark.init_tiles))
         self.num_rules = np.asarray(benchmark.num_rules)
         self._world, n = (params, env), len(self.goals)
-        self.known, self.steps = np.zeros(n, bool), np.full(n, np.nan, np.float32)  # estimated steps; NaN without a plan
+        self.known, self.steps = np.zeros(n, bool), np.full(n, np.nan, np.float32)  # expected steps; NaN without a plan
         self.reason, self.depth, self.num_steps, self.dead_ends = np.zeros((4, n), np.uint8)
 
     @functools.cached_property
@@ -81,7 +82,7 @@ class Facts:
                 "start": np.ascontiguousarray(pack_pairs(self.tiles).T)}
 
     def prove(self, rows) -> None:
-        "Compute plan, depth and estimated steps of rows."
+        "Compute plan, depth and estimated steps of these rows."
         rows = rows[~self.known[rows]]
         if len(rows):
             tasks = SimpleNamespace(goals=self.goals[rows], rules=self.rules[rows], init_tiles=self.tiles[rows])
@@ -91,7 +92,7 @@ class Facts:
             self.steps[rows], self.known[rows] = estimated_steps(tasks, *self._world, plans=plans), True
 
 def matches(facts: Facts, term: Term) -> np.ndarray:
-    "The tasks that fit a term, bool `(n,)`."
+    "Which tasks match a term, bool `(n,)`."
     found = np.zeros(len(facts.goals), bool)
     for objects in [facts.places[term.place]] if term.place else facts.places.values():
         for line in objects:  # one at a time, to save memory
@@ -120,11 +121,11 @@ def _kind(kind):
     if isinstance(kind, str):
         number = {name.lower(): number for number, name in names.items()}.get(kind.lower().removesuffix("goal"))
     if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number not in names:
-        raise ValueError(f"{kind!r} is no kind of goal: choose from {', '.join(names.values())}.")
+        raise ValueError(f"{kind!r} is not a kind of goal: choose from {', '.join(names.values())}.")
     return int(number)
 
 class Found(NamedTuple):
-    "Rows that fit; `looked_at` of the `quick` rows that passed the other filters were proved."
+    "The rows that fit. `quick` rows passed the filters without a proof; `looked_at` of them were proved."
     rows: np.ndarray
     looked_at: int
     quick: int
@@ -143,18 +144,19 @@ def _quick(facts, goal_kind, num_rules, text):
     return np.flatnonzero(fits)
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #e
-def find(facts: Facts, *, goal_kind=None, num_rules=None, difficulty=None, solvable=None, text: str = "", limit=None, **proved) -> Found:
+def find(facts: Facts, *, goal_kind=None, num_rules=None, difficulty=None, solvable=None, text: str = "", limit=None,
+         **proved) -> Found:
     "The rows that fit; see `RulesetExplorer.filter`."
     if unknown := proved.keys() - {"depth", "num_steps", "dead_ends"}:
-        raise TypeError(f"There is no filter {unknown.pop()!r}: choose goal_kind, num_rules, depth, num_steps, dead_ends, "
+        raise TypeError(f"{unknown.pop()!r} is not a filter: choose goal_kind, num_rules, depth, num_steps, dead_ends, "
                         "difficulty, solvable, text or limit.")
     if solvable not in (None, True, False):
         raise ValueError(f"solvable is {solvable!r}: give True, False or None.")
     if limit is not None:
         checked_int("limit", limit, 1)
-    if isinstance(difficulty, str) and difficulty not in DIFFICULTY:
+    steps = DIFFICULTY.get(difficulty) if isinstance(difficulty, str) else difficulty
+    if steps is None and difficulty is not None:
         raise ValueError(f"difficulty is {difficulty!r}: choose {', '.join(DIFFICULTY)}, or the fewest and most steps.")
-    steps = DIFFICULTY[difficulty] if isinstance(difficulty, str) else difficulty
     ranges = {name: _limits(name, value) for name, value in {**proved, "steps": steps}.items() if value is not None}
     quick = _quick(facts, goal_kind, num_rules, text)
     if not ranges and solvable is None:
@@ -168,7 +170,7 @@ def find(facts: Facts, *, goal_kind=None, num_rules=None, difficulty=None, solva
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #f
 class Example(NamedTuple):
-    "A task in an example world; `detail` is the message of the oracle."
+    "A task in an example world; `detail` is the oracle's message."
     row: int
     ruleset: object
     plan: Plan | None
@@ -184,7 +186,7 @@ def _film(env, params, timestep, actions, title):
     captions = ["start", *(f"{t}. {ACTION_NAMES[a]}" for t, a in enumerate(actions, 1))]
     captions[-1] += ": solved" * bool(actions)
     return play_rollout(([s.cells for s in states], [s.agent for s in states]), captions, view_size=params.view_size,
-                        tile_size=16 if len(timestep.state.cells) <= 13 else 12, fps=4, title=title)
+                        tile_size=16 if len(states[0].cells) <= 13 else 12, fps=4, title=title)
 
 def example_of(row: int, ruleset, env, params, seed: int = 0) -> Example:
     "A task with its plan, and the oracle's solution from the start of `seed`."
@@ -193,11 +195,11 @@ def example_of(row: int, ruleset, env, params, seed: int = 0) -> Example:
         timestep = _compiled(env)[0](params, jax.random.key(seed))
     except ValueError as error:  # too many objects, for example
         return Example(row, ruleset, plan, None, f"There is no start: {error}", None)
-    solution = solve_from(ruleset, timestep, params)
-    if not solution.solved:
-        return Example(row, ruleset, plan, None, solution.detail, None)
-    film = _film(env, params, timestep, solution.actions.tolist(), f"Task {row:,}, solved")
-    return Example(row, ruleset, plan, len(solution.actions), solution.detail, film)
+    found, par, film = solve_from(ruleset, timestep, params), None, None
+    if found.solved:
+        par = len(found.actions)
+        film = _film(env, params, timestep, found.actions.tolist(), f"Task {row:,}, solved")
+    return Example(row, ruleset, plan, par, found.detail, film)
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #g
 class _Selection:
@@ -205,7 +207,7 @@ class _Selection:
     def __init__(self, benchmark, env="XLand-MiniGrid-R1-9x9", *, params=None, seed=0):
         self.benchmark, _ = find_benchmark(benchmark)
         if not len(self.benchmark):
-            raise ValueError("This benchmark is empty: choose one with tasks.")
+            raise ValueError("The benchmark is empty: choose one with tasks.")
         self.world, self.env, self.params = world_of(env, params)
         if not hasattr(self.params, "ruleset"):
             raise ValueError(f"{self.world} has no rulesets: choose an XLand environment.")
@@ -216,15 +218,14 @@ class _Selection:
     row = property(lambda self: None if self.example is None else self.example.row)
 
     def filter(self, **criteria):
-        """Keep the tasks that fit these criteria alone, show the first, and return the explorer.
+        """Replace all filters, show the first task that fits, and return the explorer.
 
-        Args:
-            goal_kind: a kind of goal by name (`"AgentHold"`), class or number, or a list.
-            num_rules, depth, num_steps, dead_ends: rules, longest chain of rules, rules that the plan triggers, other
-                rules that take what it needs; a number, or the lowest and the highest.
-            difficulty: `"easy"`, `"medium"`, `"hard"`, or the fewest and most expected steps.
-            solvable: whether there is a plan. text: as for `read_search`, such as `"goal: key, makes: hex"`.
-            limit: the most tasks to prove (default: all that need it).
+        goal_kind: a kind of goal by name (`"AgentHold"`), class or number, or a list.
+        num_rules, depth, num_steps, dead_ends: rules, longest chain of rules, rules that the plan triggers, other rules
+        that take what it needs; a number, or the lowest and the highest.
+        difficulty: `"easy"`, `"medium"`, `"hard"`, or the fewest and most expected steps.
+        solvable: whether there is a plan. text: as for `read_search`, such as `"goal: key, makes: hex"`.
+        limit: the most tasks to prove (default: all that need it).
         Raises `ValueError` or `TypeError` for a wrong criterion, and changes nothing.
         """
         given = {k: v for k, v in criteria.items() if v is not None and not (isinstance(v, str) and not v.strip())}
@@ -241,24 +242,28 @@ class _Selection:
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #h
 def _count_html(self):
-    (rows, looked_at, quick), others = self._result, self._result.quick - self._result.looked_at
+    rows, looked_at, quick = self._result
     words = f"<b>{len(rows):,}</b> of {len(self.benchmark):,} tasks fit"
-    if others:
-        words = f"<b>{len(rows):,}</b> of the first {looked_at:,} fit; {others:,} others have not been looked at"
+    if quick > looked_at:
+        words = (f"<b>{len(rows):,}</b> of the first {looked_at:,} fit; "
+                 f"{quick - looked_at:,} others have not been looked at")
     told = ", ".join(f"{name}={value!r}" for name, value in self.criteria.items() if name != "limit")
-    told = f' <span class="xmg-w-soft">({escape(told)})</span>' if told else ""
+    told = " " + span("soft", f"({escape(told)})") if told else ""
     return f'<div role="status" class="xmg-w-number">{words}{told}</div>'
 
 def _facts_html(self):
     row, facts = self.row, self.facts
-    solved = facts.reason[row] == Reason.PROVED
-    parts = [_kind_names().get(int(facts.goals[row, 0]), "goal"), _plural(facts.num_rules[row], "rule"),
-             *([f"depth {facts.depth[row]}", _plural(facts.dead_ends[row], "dead end"), f"about {facts.steps[row]:.0f} steps"] if solved else ["no plan"])]
-    tags = " ".join(f'<span class="xmg-w-tag">{escape(part)}</span>' for part in parts)
-    return f'<div class="xmg-w-row xmg-w-tight" style="align-items:center"><b>Task {row:,}</b> {tags}</div>'
+    parts = [_kind_names().get(int(facts.goals[row, 0]), "goal"), _plural(facts.num_rules[row], "rule")]
+    if facts.reason[row] == Reason.PROVED:
+        parts += [f"depth {facts.depth[row]}", _plural(facts.dead_ends[row], "dead end"),
+                  f"about {facts.steps[row]:.0f} steps"]
+    else:
+        parts.append("no plan")
+    tags = " ".join(span("tag", escape(part)) for part in parts)
+    return div("row tight", f"<b>Task {row:,}</b> {tags}", "align-items:center")
 
 def _plural(count, what):
-    return f"{int(count)} {what}{'s' * (int(count) != 1)}"
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 def _task_html(self):
     if self.example is None:
@@ -266,29 +271,36 @@ def _task_html(self):
     return f'{_facts_html(self)}<div style="margin:6px 0">{words_html(self.example.ruleset.describe())}</div>'
 
 def _tree_html(self):
-    return "" if self.example is None else f'<div class="xmg-w-head">Task tree</div><div class="xmg-w-scroll">{draw_ruleset(self.example.ruleset)._repr_html_()}</div>'
-
-def _why_no_plan(self):
-    reason = Reason(int(self.facts.reason[self.row]))
-    if reason == Reason.UNKNOWN_KIND:
-        return "The plan of a task with registered kinds is not known."
-    return f"There is no plan ({reason.name.lower().replace('_', ' ')}): no start of this task can be solved."
+    if self.example is None:
+        return ""
+    return div("head", "Task tree") + div("scroll", draw_ruleset(self.example.ruleset)._repr_html_())
 
 def _plan_html(self):
     if self.example is None:
         return ""
-    plan, par = self.example.plan, self.example.par
-    told = words_html(str(plan) if plan is not None else _why_no_plan(self))
+    plan, par, reason = self.example.plan, self.example.par, Reason(int(self.facts.reason[self.row]))
+    if plan is not None:
+        told = str(plan)
+    elif reason == Reason.UNKNOWN_KIND:
+        told = "The plan of a task with registered kinds is not known."
+    else:
+        told = f"There is no plan ({reason.name.lower().replace('_', ' ')}): no start of this task can be solved."
     result = f"<b>Par {par} steps</b> from this start" if par is not None else escape(self.example.detail)
-    return f'<div class="xmg-w-head">Plan</div>{told}<div class="xmg-w-par" style="margin:8px 0 4px">{result} <span class="xmg-w-soft">({escape(self.world)})</span></div>'
+    result += " " + span("soft", f"({escape(self.world)})")
+    return div("head", "Plan") + words_html(told) + div("par", result, "margin:8px 0 4px")
 
 def _film_html(self):
     return "" if self.example is None or self.example.film is None else self.example.film._repr_html_()
 
+def _framed_film(self):
+    film = _film_html(self)
+    return framed(film, f"the plan of task {self.row} carried out", 380) if film else ""
+
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #i
 _ANY = "any"  # None would show as an empty control
 _DEPTHS = ((_ANY, _ANY), ("0: no rule needed", 0), ("1", 1), ("2", 2), ("3", 3), ("4 or more", (4, 255)))
-_DIFFICULTIES = ((_ANY, _ANY), ("easy: up to 15 steps", "easy"), ("medium: 15 to 40 steps", "medium"), ("hard: 40 steps or more", "hard"))
+_DIFFICULTIES = ((_ANY, _ANY), ("easy: up to 15 steps", "easy"), ("medium: 15 to 40 steps", "medium"),
+                 ("hard: 40 steps or more", "hard"))
 
 def _options(self):
     def counted(numbers, names):
@@ -300,24 +312,28 @@ def _options(self):
 
 def _field(words, control, name, least=None):
     control.add_class(f"xmg-w-{name}")
-    field = column(html(f'<span class="xmg-w-soft xmg-w-small">{escape(words)}</span>'), control, name="field", least=least)
+    field = column(html(span("soft small", words)), control, name="field", least=least)
     field.layout.max_width = "100%" if least is None else "230px"
     return field
 
-_LABELS = {"goal_kind": "kind of goal", "num_rules": "rules", "depth": "depth of the tree", "difficulty": "difficulty", "text": "words, separated by commas"}
+_LABELS = {"goal_kind": "kind of goal", "num_rules": "rules", "depth": "depth of the tree", "difficulty": "difficulty",
+           "text": "words, separated by commas"}
 _LOOK = 50_000  # tasks proved at once, in about two seconds
-_PAGE = 50  # tasks in its list
+_PAGE = 50  # tasks in the list
 
 def _build_filters(self):
     w = ipywidgets()
     whole = w.Layout(width="100%")
-    self.controls = {name: w.Dropdown(options=options, value=_ANY, layout=whole) for name, options in _options(self).items()}
+    self.controls = {name: w.Dropdown(options=options, value=_ANY, layout=whole)
+                     for name, options in _options(self).items()}
     self.controls["text"] = w.Text(placeholder="red ball, goal: key", continuous_update=False, layout=whole)
     for control in self.controls.values():
         control.observe(lambda _: self._quiet or _chosen(self, _LOOK), "value")
-    more = self._button("more", "look at all of them", lambda: _chosen(self, None), "prove all tasks that passed the other filters")
-    return [row(*(_field(_LABELS[name], control, name.replace("_", "-"), 140) for name, control in self.controls.items()), tight=True),
-            row(self._parts["count"], more, self._button("clear", "clear", self.filter, "take all filters away"), tight=True, middle=True)]
+    more = self._button("more", "look at all of them", lambda: _chosen(self, None),
+                        "prove all tasks that passed the other filters")
+    clear = self._button("clear", "clear", self.filter, "take all filters away")
+    fields = [_field(_LABELS[name], control, name.replace("_", "-"), 140) for name, control in self.controls.items()]
+    return [row(*fields, tight=True), row(self._parts["count"], more, clear, tight=True, middle=True)]
 
 def _chosen(self, limit):
     chosen = {name: control.value for name, control in self.controls.items() if control.value not in (_ANY, "")}
@@ -330,21 +346,26 @@ def _move(self, by):
     at = int(np.searchsorted(self.found, 0 if self.row is None else self.row))
     self.show(self.found[(at + by) % len(self.found)])
 
-_STEPS = (  # name, words, what it does, tooltip
-    ("previous", "‹ previous", lambda self: _move(self, -1), "the task before this one in the list"),
-    ("next", "next ›", lambda self: _move(self, 1), "the next task in the list"),
-    ("random", "random", lambda self: self.show(int(np.random.default_rng().choice(self.found))) if len(self.found) else None, "any task of those that fit"),
-    ("another-start", "another start", lambda self: self.row is None or self.show(self.row, self._start + 1), "the same task in another example world"))
+def _random(self):
+    if len(self.found):
+        self.show(int(np.random.default_rng().choice(self.found)))
 
 def _build(self):
     w, filters = ipywidgets(), _build_filters(self)
-    previous, following, random, another = (self._button(name, words, functools.partial(act, self), tooltip) for name, words, act, tooltip in _STEPS)
+    steps = (self._button("previous", "‹ previous", lambda: _move(self, -1), "the task before this one in the list"),
+             self._button("next", "next ›", lambda: _move(self, 1), "the next task in the list"),
+             self._button("random", "random", lambda: _random(self), "any task of those that fit"))
+    restart = lambda: self.row is None or self.show(self.row, self._start + 1)
+    another = self._button("another-start", "another start", restart, "the same task in another example world")
     self.list = w.Select(options=[("", None)], value=None, rows=8, layout=w.Layout(width="324px", max_width="100%"))
     self.list.observe(lambda change: self._quiet or change["new"] is None or self.show(change["new"]), "value")
-    self.number = w.BoundedIntText(value=self.row or 0, min=0, max=len(self.benchmark) - 1, layout=w.Layout(width="110px"))
+    last = len(self.benchmark) - 1
+    self.number = w.BoundedIntText(value=self.row or 0, min=0, max=last, layout=w.Layout(width="110px"))
     self.number.observe(lambda change: self._quiet or self.show(change["new"]), "value")
-    keys = key_pad(["left", "right"], lambda key: _move(self, 1 if key == "right" else -1), "Click here, then use the keys: ← → for the previous and the next task.", self._say)
-    left = column(_field("tasks that fit", self.list, "list"), row(previous, following, random, tight=True), _field("or the number of a task", self.number, "number"), keys, width=324)
+    keys = key_pad(["left", "right"], lambda key: _move(self, 1 if key == "right" else -1),
+                   "Click here, then use the keys: ← → for the previous and the next task.", self._say)
+    left = column(_field("tasks that fit", self.list, "list"), row(*steps, tight=True),
+                  _field("or the number of a task", self.number, "number"), keys, width=324)
     solved = row(column(self._parts["plan"], row(another), least=260), column(self._parts["film"], width=290))
     return [*filters, row(left, column(self._parts["task"], solved, self._parts["tree"], least=324))]
 
@@ -358,13 +379,16 @@ def _as_chosen(self, name):
         return value or ""
     if name == "goal_kind" and value is not None:
         value = kinds[0] if len(kinds := _kinds(value)) == 1 else None
-    return value if isinstance(value, (int, str, tuple)) and value in [v for _, v in self.controls[name].options] else _ANY
+    offered = [v for _, v in self.controls[name].options]
+    return value if isinstance(value, (int, str, tuple)) and value in offered else _ANY
 
 def _set_controls(self):
-    "Set the controls to the present filter; criteria beyond them stay in force."
+    "Set the controls to the present filter; keep criteria that they cannot show."
+    self._unsaid = dict(self.criteria)
     for name, control in self.controls.items():
         control.value = _as_chosen(self, name)
-    self._unsaid = {name: value for name, value in self.criteria.items() if name not in self.controls or self.controls[name].value == _ANY}
+        if control.value != _ANY:
+            self._unsaid.pop(name, None)
     listed = _listed(self)
     if tuple(self.list.options) != tuple(listed):
         self.list.value, self.list.options = None, listed or [("", None)]
@@ -379,13 +403,12 @@ class RulesetExplorer(_Selection, Shown):
     """Browse and filter a benchmark: a `Benchmark`, a name or a path.
 
     env, params: the world in which tasks are shown. seed: of the starts.
-    Attributes: `found`, rows that fit, int64, increasing; `row` shown, or None; `criteria`, the present filter;
+    Attributes: `found`, rows that fit, int64, increasing; `row`, the one shown, or None; `criteria`, the filters;
     `example`, the task shown, with `ruleset`, `plan`, `par` and `film`.
-    Raises `ValueError` for an empty benchmark or a world without rulesets, and as loading a benchmark.
+    Raises `ValueError` for an empty benchmark or a world without rulesets, and the errors of loading a benchmark.
     """
     _name, _voice, _quiet, _build = "explorer", "count", False, _build
-    _html = {"count": _count_html, "task": _task_html, "tree": _tree_html, "plan": _plan_html,
-             "film": lambda self: framed(film, f"the plan of task {self.row} carried out", 380) if (film := _film_html(self)) else ""}
+    _html = {"count": _count_html, "task": _task_html, "tree": _tree_html, "plan": _plan_html, "film": _framed_film}
 
     def _update(self):
         if self._widget is not None:
@@ -398,8 +421,10 @@ class RulesetExplorer(_Selection, Shown):
 
     def still(self) -> str:
         "The task shown, and how many fit, as HTML."
-        solved = f'<div style="flex:0 1 420px;min-width:min(260px,100%)">{_plan_html(self)}</div><div style="max-width:100%">{_film_html(self)}</div>'
-        body = f'{_count_html(self)}<div style="margin:8px 0">{_task_html(self)}</div><div class="xmg-w-row" style="margin-bottom:8px">{solved}</div>{_tree_html(self)}'
+        solved = (f'<div style="flex:0 1 420px;min-width:min(260px,100%)">{_plan_html(self)}</div>'
+                  f'<div style="max-width:100%">{_film_html(self)}</div>')
+        body = (f'{_count_html(self)}<div style="margin:8px 0">{_task_html(self)}</div>'
+                f'{div("row", solved, "margin-bottom:8px")}{_tree_html(self)}')
         return still_page(body, "explorer", "a task of a benchmark", "A still: run this cell to filter and browse.")
 
     def __repr__(self):
