@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import base64
 import contextlib
-import hmac
 import http
 import ipaddress
 import json
@@ -29,9 +28,11 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ..core.helpers import checked_int, checked_seconds
-from .errors import LOG, WEBSOCKETS_LOG, BadRequest, ConnectFailed, EnvFault, PoolError, SessionLost, log_event
+from xland_minigrid.pool.errors import (LOG, WEBSOCKETS_LOG, BadRequest, ConnectFailed, EnvFault, PoolError, SessionLost,
+    log_event)
 from .playground import POLICY, page
-from .sessions import Background, Host, Reply, Seat, SlotBackend, TextBackend, checked_token, read_request, write_reply
+from xland_minigrid.pool.sessions import (Background, Host, Reply, Seat, SlotBackend, TextBackend, checked_token,
+    read_request, write_reply)
 from .slots import Slots
 
 # %% ../../nbs/pool/09_server.ipynb #b
@@ -45,7 +46,7 @@ def _setting(default, help, variable=True):
 
 @dataclass(frozen=True)
 class ServerConfig:
-    "Settings of a server; docs/pool.md says what each is for. Raises `ValueError`."
+    "Settings of a server; docs/pool.md explains each. Raises `ValueError`."
     env: str | None = _setting("XLand-MiniGrid-R1-9x9", "registered environment of the slots, or none")
     slots: int = _setting(8, "number of slots, and so of sessions")
     benchmark: Any = _setting(None, "benchmark whose tasks have numbers")
@@ -53,7 +54,7 @@ class ServerConfig:
     text_slots: int = _setting(64, "sessions of each text environment")
     host: str = _setting("127.0.0.1", "address to listen on")
     port: int = _setting(0, "port, 0 for a free one")
-    token: str | None = field(default=None, repr=False)  # None makes one, "" wants none
+    token: str | None = field(default=None, repr=False)  # None makes one, "" turns it off
     origins: tuple = _setting((), "web origin that may connect")
     max_wait: float = _setting(0.0005, "seconds that a request waits for others to share a tick with")
     batch: bool = _setting(True, "let requests share ticks", variable=False)
@@ -75,9 +76,9 @@ class ServerConfig:
             raise ValueError(f"Other machines can reach a server on {self.host}: give it a token.")
         checked_int("port", self.port, 0, 65535)
         if self.env is None and not self.text:
-            raise ValueError("There is nothing to serve: give env= or text= (--env, --text).")
+            raise ValueError("Neither env nor text is set: give one of them (--env, --text).")
         if self.env is None and self.playground:
-            raise ValueError("The playground plays grids: give env= too.")
+            raise ValueError("The playground needs a grid environment: give env= too.")
         for name in ("max_wait", "grace", "idle", "drain", "latency"):
             checked_seconds(name, getattr(self, name), 0)
         checked_seconds("ping", self.ping)
@@ -89,17 +90,17 @@ def make_host(config: ServerConfig) -> Host:
     if config.env is not None:
         slots = Slots(config.env, config.slots, benchmark=config.benchmark, **config.params)
         backends[config.env] = SlotBackend(slots, max_wait=config.max_wait, batch=config.batch)
-    for name in config.text:
-        backends[name] = TextBackend(name, config.text_slots, latency=config.latency)
+    backends |= {name: TextBackend(name, config.text_slots, latency=config.latency) for name in config.text}
     if config.playground:
-        backends["playground"] = SlotBackend(Slots(config.env, config.playground_slots, benchmark=slots.benchmark, **config.params))
+        slots = Slots(config.env, config.playground_slots, benchmark=slots.benchmark, **config.params)
+        backends["playground"] = SlotBackend(slots)
     return Host(backends, grace=config.grace, idle=config.idle)
 
 # %% ../../nbs/pool/09_server.ipynb #d
 def metrics_text(stats: dict) -> str:
     events, lines = dict(stats), []
     def add(name, kind, rows):
-        lines.extend([f"# TYPE xland_pool_{name} {kind}", *(f"xland_pool_{name}{label} {value}" for label, value in rows)])
+        lines.extend([f"# TYPE xland_pool_{name} {kind}", *(f"xland_pool_{name}{label} {x}" for label, x in rows)])
     for name in ("live", "attached", "draining"):
         add(name, "gauge", [("", int(events.pop(name)))])
     for name in ("capacity", "used"):
@@ -144,9 +145,10 @@ def shown_resume(headers) -> tuple[str, str]:
     return (id, secret) if id else (header(headers, "X-Pool-Session"), header(headers, "X-Pool-Resume"))
 
 def same_place(origin: str, host: str) -> bool:
-    "Whether a page comes from this server. Over http its name must be loopback: a foreign name may point here."
+    "Whether a page comes from this server. Over http only loopback counts: a foreign name may point here."
     at = urlsplit(origin)
-    return at.scheme in ("http", "https") and at.netloc == host and (is_loopback(at.hostname or "") or at.scheme == "https")
+    return at.netloc == host and (at.scheme == "https" or at.scheme == "http" and is_loopback(at.hostname or ""))
+
 def _respond(connection, status, body, **headers):
     if isinstance(body, dict):
         body, headers = json.dumps(body) + "\n", {"Content_Type": "application/json", **headers}
@@ -159,7 +161,7 @@ def _respond(connection, status, body, **headers):
 
 # %% ../../nbs/pool/09_server.ipynb #f
 class Door:
-    "What is decided before a connection is accepted."
+    "Answers requests before a connection is accepted."
     def __init__(self, config: ServerConfig, host: Host):
         self.config, self.host = config, host
 
@@ -167,7 +169,7 @@ class Door:
         "The HTTP answer to a request, or None to go on with the handshake."
         try:
             return self._answer(connection, request.headers, urlsplit(request.path))
-        except Exception as error:  # it ends this request, not the server
+        except Exception as error:  # ends this request, not the server
             log_event("strange_request", error)
             return connection.respond(http.HTTPStatus.BAD_REQUEST, "The server cannot read this request.\n")
 
@@ -184,10 +186,11 @@ class Door:
             said = readiness(host)
             return _respond(connection, 200 if said["ready"] else 503, said)
         if at.path == "/play" and self.config.playground:
-            return _respond(connection, 200, page(), Content_Type="text/html; charset=utf-8", Content_Security_Policy=POLICY)
+            headers = {"Content_Type": "text/html; charset=utf-8", "Content_Security_Policy": POLICY}
+            return _respond(connection, 200, page(), **headers)
         if at.path not in ("/session", "/ws", "/metrics", "/stats"):
             return _respond(connection, 404, "Sessions are at /session.\n")
-        if self.config.token and not hmac.compare_digest(shown_token(headers), self.config.token.encode()):
+        if self.config.token and not secrets.compare_digest(shown_token(headers), self.config.token.encode()):
             why = "The token is missing or wrong: give the one that the server was started with."
             return self._refuse(connection, 401, why, WWW_Authenticate="Bearer")
         if at.path in ("/metrics", "/stats"):
@@ -195,7 +198,7 @@ class Door:
         origin, env = header(headers, "Origin"), parse_qs(at.query).get("env", [None])[0]
         own_page = self.config.playground and env == "playground" and same_place(origin, header(headers, "Host"))
         if origin and origin not in self.config.origins and not own_page:
-            return self._refuse(connection, 403, "Pages of this origin may not connect: start the server with origins=.")
+            return self._refuse(connection, 403, "This page's origin may not connect: start the server with origins=.")
         connection.openenv, connection.seat, connection.env = at.path == "/ws", None, env
         id, secret = shown_resume(headers)
         try:
@@ -203,11 +206,11 @@ class Door:
         except SessionLost as error:
             return self._refuse(connection, 410, str(error))
         if not id and env is not None and env not in host.backends:
-            return self._refuse(connection, 404, f"There is no such environment here, but {', '.join(host.backends)}.")
+            return self._refuse(connection, 404, f"Unknown environment: choose from {', '.join(host.backends)}.")
 
 # %% ../../nbs/pool/09_server.ipynb #g
 def write_now(ws, reply: Reply):
-    "Write a reply, unless the connection is gone: a client that comes back asks again."
+    "Write a reply, unless the connection is gone: a client that returns asks again."
     try:
         ws.protocol.send_text(write_reply(reply).encode())
         ws.send_data()
@@ -217,10 +220,9 @@ def write_now(ws, reply: Reply):
 async def talk(host: Host, ws, seat: Seat, max_size: int):
     await ws.send(json.dumps({"op": "hello", "version": 1, "session": seat.id, "resume": seat.secret, "n": seat.n,
                               "running": seat.running, "max_size": max_size, **seat.backend.spec()}))
-    strange, asked = 0, 0
-    deliver = lambda reply: write_now(ws, reply)
+    strange = asked = 0
     async for raw in ws:
-        if seat.socket is not ws:  # another connection has taken over: it gets the replies
+        if seat.socket is not ws:  # another connection has taken over and gets the replies
             return
         asked += 1
         if not asked % 8:  # a flood takes turns with the other clients
@@ -236,48 +238,43 @@ async def talk(host: Host, ws, seat: Seat, max_size: int):
                 return await ws.close(1008, "too many malformed frames")
             continue
         if op in ("reset", "step"):
-            host.submit(seat, number, op, value, deliver)
-            await read_by_client(ws)
+            host.submit(seat, number, op, value, lambda reply: write_now(ws, reply))
+            while ws.transport.get_write_buffer_size() > 1 << 16 and not ws.transport.is_closing():
+                await asyncio.sleep(0.05)  # until the client reads
             continue
-        reply = inspect_session(host, seat, number, op)
-        await ws.send(write_reply(reply))
-        if op == "close" and reply.error is None:
+        await ws.send(write_reply(inspect_session(host, seat, number, op)))
+        if op == "close":
             host.release(seat, "close")
             return await ws.close(1000)
 
-async def read_by_client(ws):
-    "Wait while much of what was sent is unread."
-    while ws.transport.get_write_buffer_size() > 1 << 16 and not ws.transport.is_closing():
-        await asyncio.sleep(0.05)
-
-# %% ../../nbs/pool/09_server.ipynb #h
 def inspect_session(host: Host, seat: Seat, number: int, op: str) -> Reply:
+    "The reply to any operation but reset and step."
     seat.active, seat.heard = time.monotonic(), True
     told = {"close": {"closed": True},
             "state": {"running": seat.running, "episodes": seat.episodes, "last": seat.last_id}}
-    why = "There is no such operation: use reset, step, state or close."
+    why = f"Unknown operation {op[:40]!r}: use reset, step, state or close."
     if op == "render" and seat.backend is host.backends.get("playground"):
         try:
             told["render"] = seat.backend.slots.picture(seat.place.slot)
         except Exception as error:
             log_event("render_failed", error, session=seat.id)
-            why = f"There is nothing to draw yet ({type(error).__name__}): reset first."
+            why = f"The world cannot be drawn yet ({type(error).__name__}): reset first."
     return Reply(number, seat.n, extra=told.get(op), error=None if op in told else BadRequest(why))
 
-# %% ../../nbs/pool/09_server.ipynb #i
+# %% ../../nbs/pool/09_server.ipynb #h
 def openenv_request(raw) -> tuple[str, Any]:
-    "Type of a frame and its task or action, or an error's code and message."
+    "The type of a frame and its task or action, or the code and message of an error."
     try:
         frame = json.loads(raw)
     except (ValueError, TypeError, RecursionError):
-        return "INVALID_JSON", "A frame is JSON."
+        return "INVALID_JSON", "The frame is not JSON: send an object."
     if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
-        return "VALIDATION_ERROR", "A frame is an object with a type."
+        return "VALIDATION_ERROR", "The frame is not an object with a type: give it one."
     kind, data = frame["type"], frame.get("data") or {}
     if kind not in ("reset", "step", "state", "close"):
-        return "UNKNOWN_TYPE", "The type is one of reset, step, state, close."
+        return "UNKNOWN_TYPE", "The type is unknown: use reset, step, state or close."
     if not isinstance(data, dict):
-        return "VALIDATION_ERROR", "data is an object."
+        return "VALIDATION_ERROR", "data is not an object: give one."
     if kind == "reset":
         return kind, {k: v for k, v in data.items() if k not in ("episode_id", "metadata") and v is not None} or None
     return kind, next((data[name] for name in ("action", "message", "text") if name in data), None)
@@ -295,7 +292,6 @@ def openenv_reply(seat: Seat, reply: Reply) -> dict:
     seen |= {"n": reply.n, "info": o.info}
     return {"type": "observation", "data": {"observation": seen, "reward": o.reward, "done": o.done}}
 
-# %% ../../nbs/pool/09_server.ipynb #j
 async def talk_openenv(host: Host, ws, seat: Seat):
     number = 0
     async for raw in ws:
@@ -312,9 +308,9 @@ async def talk_openenv(host: Host, ws, seat: Seat):
             said = {"type": "error", "data": {"message": value, "code": kind}}
         await ws.send(json.dumps(said))
 
-# %% ../../nbs/pool/09_server.ipynb #k
+# %% ../../nbs/pool/09_server.ipynb #i
 async def look_after(host: Host, background: Background, every: float):
-    "End the sessions that are over their time, and try a tick where the last one failed."
+    "End sessions whose time is over, and try a tick where the last one failed."
     while True:
         await asyncio.sleep(every)
         for seat in host.reap():
@@ -325,10 +321,10 @@ async def look_after(host: Host, background: Background, every: float):
             with contextlib.suppress(EnvFault):
                 slots.healthy or slots.step([], [])
 
-UNREAD = 1 << 22  # bytes that a sending client may leave unread
+UNREAD = 1 << 22  # bytes that a sending client may leave unread; a silent one has the time of two pings
 
 def _counted(connections):
-    "The class of the connections in a set. It cuts off clients that send, or let two pings pass, without reading."
+    "A class of connections that keeps them in a set, and cuts off clients that do not read."
     from websockets.asyncio.server import ServerConnection
 
     class Counted(ServerConnection):
@@ -355,12 +351,12 @@ def _counted(connections):
 
     return Counted
 
-# %% ../../nbs/pool/09_server.ipynb #l
+# %% ../../nbs/pool/09_server.ipynb #000ebd32
 class Reception(Door):
     def _admit(self, connection, request, response):
         if response.status_code != 101 or getattr(connection, "openenv", None) is None:
             return None
-        if connection.seat is None:  # nothing is awaited from here to the answer
+        if connection.seat is None:  # no await from here to the answer
             try:
                 connection.seat = self.host.open(connection.env)
             except PoolError as refusal:
@@ -401,9 +397,9 @@ class Reception(Door):
             host.release(seat, why)
         log_event("released" if why else "detached", session=seat.id, why=why or "", code=code, live=len(host.seats))
 
-# %% ../../nbs/pool/09_server.ipynb #m
+# %% ../../nbs/pool/09_server.ipynb #j
 class EnvServer(Reception):
-    "Environments over WebSockets, of a `ServerConfig` or its fields; `async with EnvServer() as server:`."
+    "A server of environments, from a `ServerConfig` or its fields; `async with EnvServer() as server:`."
     def __init__(self, config: ServerConfig | None = None, *, host: Host | None = None, **settings):
         if config is not None and settings:
             raise TypeError("Give a ServerConfig or its fields, not both.")
@@ -413,7 +409,7 @@ class EnvServer(Reception):
         self._connections, self._background = set(), Background()
 
     async def start(self) -> "EnvServer":
-        "Start to listen at `url`."
+        "Start listening at `url`."
         from websockets.asyncio.server import serve
         c = self.config
         self._server = await serve(
@@ -424,14 +420,13 @@ class EnvServer(Reception):
         self.url = f"ws://{f'[{c.host}]' if ':' in c.host else c.host}:{self._server.sockets[0].getsockname()[1]}"
         every = min(max(min(c.grace, c.idle) / 4, 0.02), 5.0)
         self._reaper = asyncio.ensure_future(look_after(self.host, self._background, every))
-        capacity = {name: b.capacity for name, b in self.host.backends.items()}
-        log_event("listening", url=self.url, capacity=capacity, token=bool(c.token))
+        log_event("listening", url=self.url, capacity=self.host.stats()["capacity"], token=bool(c.token))
         return self
 
     __aenter__ = start
 
     async def stop(self, drain: float | None = None):
-        "Take no new sessions, give running episodes `drain` seconds, say goodbye, free everything. Bounded."
+        "Refuse new sessions, give running episodes `drain` seconds, say goodbye, free everything; in bounded time."
         if self._server is None:
             return
         server, self._server = self._server, None
@@ -460,21 +455,21 @@ class EnvServer(Reception):
     async def __aexit__(self, *_):
         await self.stop(0)
 
-# %% ../../nbs/pool/09_server.ipynb #n
+# %% ../../nbs/pool/09_server.ipynb #k
 def fetch(url: str, path: str, token: str = "", timeout: float = 5.0) -> str:
-    "The body of a page of a server, never through a proxy. Raises `OSError`."
+    "Fetch a page of a server, never through a proxy. Raises `OSError`."
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(url.replace("ws", "http", 1) + path, headers=headers)
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as response:
         return response.read().decode()
 
 class ServerProcess(contextlib.AbstractContextManager):
-    "A server in a process of its own: `url`, `token`, `pid`, `stats()`, `stop()`. A context manager."
+    "A server in its own process: `url`, `token`, `pid`, `stats()`, `stop()`. A context manager."
     def __init__(self, process: subprocess.Popen, url: str, token: str):
         self._process, self.url, self.token, self.pid = process, url, token, process.pid
 
     def get(self, path: str, timeout: float = 5.0) -> str:
-        "The body of a page of the server, such as `/metrics`. Raises `ConnectFailed`."
+        "Fetch a page of the server, such as `/metrics`. Raises `ConnectFailed`."
         try:
             return fetch(self.url, path, self.token, timeout)
         except OSError as error:
@@ -486,7 +481,7 @@ class ServerProcess(contextlib.AbstractContextManager):
     running = property(lambda self: self._process.poll() is None)
 
     def stop(self, timeout: float = 15.0) -> int:
-        "Ask it to end, and kill it after `timeout` seconds; returns its exit status."
+        "Ask the server to end, and kill it after `timeout` seconds; returns its exit status."
         if self.running:
             self._process.terminate()
             try:
@@ -507,12 +502,12 @@ class ServerProcess(contextlib.AbstractContextManager):
     def __repr__(self):
         return f"ServerProcess({self.url}, {'running' if self.running else 'stopped'})"
 
-# %% ../../nbs/pool/09_server.ipynb #o
-def start_server(*, timeout: float = 120.0, token: str | None = None, log: str | os.PathLike | None = None, **settings) -> ServerProcess:
-    """Start a server in a process of its own, and return when it is ready.
+# %% ../../nbs/pool/09_server.ipynb #l
+def start_server(*, timeout: float = 120.0, token: str | None = None, log: str | os.PathLike | None = None,
+                 **settings) -> ServerProcess:
+    """Start a server in its own process and return when it is ready. Raises `ConnectFailed` with its last line.
 
-    settings: fields of `ServerConfig`; also `plugin="my_envs.py"`, which registers text environments there, and
-    `uvloop="off"`. log: a file for its log; None drops it. Raises `ConnectFailed` with the server's last line.
+    settings: fields of `ServerConfig`, `plugin="my_envs.py"`, `uvloop="off"`. log: a file for its log, or None.
     """
     token = secrets.token_urlsafe(24) if token is None else token
     words = (word for name, value in settings.items() for word in _words(name, value))
@@ -534,10 +529,10 @@ def start_server(*, timeout: float = 120.0, token: str | None = None, log: str |
         drain.join(1.0)
         last = bytes(tail).decode(errors="replace").strip().rpartition("\n")[2].strip()
         last = last.removeprefix("xland-minigrid ").removeprefix("serve: error: ").removeprefix("xland-minigrid: ")
-        raise ConnectFailed(f"The server did not start: {last[:500] or f'it was not ready within {timeout:g} s'}") from None
+        raise ConnectFailed(f"The server did not start: {last[:500] or f'it took longer than {timeout:g} s'}") from None
 
 def _forget(stream, tail):
-    "Read a stream to its end, so that its writer never waits, and keep the last bytes."
+    "Read a stream to its end, so that its writer never waits, and keep the last bytes in `tail`."
     with stream or contextlib.nullcontext():
         while stream and (data := stream.read1(1 << 16)):
             tail += data
@@ -558,10 +553,11 @@ def _kind(default):
     return str if default is None else type(default)
 
 def server_arguments(parser: argparse.ArgumentParser):
-    "Add the options of `xland-minigrid serve`: the fields of `ServerConfig` with a help text, and a few more."
+    "Add the options of `xland-minigrid serve`: the fields of `ServerConfig` and a few more."
     def option(name, help, default, **more):
         many, switch = isinstance(default, tuple), isinstance(default, bool)
-        kind = {"action": argparse.BooleanOptionalAction if switch else "append"} if many or switch else {"type": _kind(default)}
+        action = argparse.BooleanOptionalAction if switch else "append"
+        kind = {"action": action} if many or switch else {"type": _kind(default)}
         help += "; may be repeated" if many else f" (default {default})"
         parser.add_argument("--" + name.replace("_", "-"), help=help, **kind, **more)
     for f in fields(ServerConfig):
@@ -572,11 +568,12 @@ def server_arguments(parser: argparse.ArgumentParser):
     option("uvloop", "use the faster event loop", "auto", choices=("auto", "on", "off"))
     parser.add_argument("--token-file", help="file with the token; else XLAND_POOL_TOKEN, else one is made and shown")
     parser.add_argument("--no-token", action="store_true", help="want no token; on loopback only")
-    parser.add_argument("--announce", action="store_true", help="print one line of JSON with the address when ready, and nothing else")
+    announce = "print one line of JSON with the address when ready, and nothing else"
+    parser.add_argument("--announce", action="store_true", help=announce)
     parser.add_argument("--with-parent", action="store_true", help="end when standard input closes")
 
 def chosen(args, name: str, default, variable: bool = True):
-    "The value of a setting: its option, else its variable, else its default. Raises `ValueError`."
+    "The value of a setting: its option, its variable or its default. Raises `ValueError`."
     value, source = getattr(args, name), "XLAND_POOL_" + name.upper()
     if value is None and variable and (text := os.environ.get(source)):
         read = {bool: "1".__eq__, tuple: lambda text: filter(None, text.split(","))}
@@ -584,16 +581,18 @@ def chosen(args, name: str, default, variable: bool = True):
             value = read.get(type(default), _kind(default))(text)
         except ValueError:
             raise ValueError(f"{source} is {text!r}: give a number.") from None
-    return default if value is None else tuple(value) if isinstance(default, tuple) else None if value == "none" else value
+    if value is None or value == "none":
+        return default if value is None else None
+    return tuple(value) if isinstance(default, tuple) else value
 
 def config_of(args) -> ServerConfig:
-    "The settings of a command line, with its plug-ins loaded. Raises `ValueError`."
+    "Load the plug-ins of a command line, and return its settings. Raises `ValueError`."
     token = "" if args.no_token else (os.environ.get("XLAND_POOL_TOKEN") or "").strip() or None
     if args.token_file:
         with open(args.token_file, encoding="utf-8") as file:
             token = file.read().strip()
         if not token:
-            raise ValueError(f"{args.token_file} is empty: write a token into it, or leave --token-file out.")
+            raise ValueError(f"{args.token_file} is empty: write a token into it, or leave out --token-file.")
     for source in chosen(args, "plugin", ()):
         load_plugin(source)
     params = {}
@@ -602,8 +601,9 @@ def config_of(args) -> ServerConfig:
         try:
             params[name] = json.loads(value)
         except ValueError:
-            raise ValueError(f"--param {given} is not NAME=JSON, as in view_size=7.") from None
-    given = {f.name: chosen(args, f.name, f.default, f.metadata["variable"]) for f in fields(ServerConfig) if f.metadata}
+            raise ValueError(f"--param {given} is not NAME=JSON: write it as in view_size=7.") from None
+    named = (f for f in fields(ServerConfig) if f.metadata)
+    given = {f.name: chosen(args, f.name, f.default, f.metadata["variable"]) for f in named}
     return ServerConfig(**given, token=token, params=params)
 
 def load_plugin(source: str):
@@ -613,11 +613,12 @@ def load_plugin(source: str):
     try:
         runpy.run_path(source) if source.endswith(".py") else importlib.import_module(source)
     except (OSError, ImportError) as error:
-        raise ValueError(f"The plugin {source} cannot be loaded ({type(error).__name__}: {str(error)[:200]}).") from None
+        why = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ValueError(f"The plugin {source} cannot be loaded ({why}): correct it or its name.") from None
 
 # %% ../../nbs/pool/09_server.ipynb #q
 async def serve(config: ServerConfig, *, announce=None, with_parent: bool = False):
-    "Run a server until SIGTERM, SIGINT or, with `with_parent`, the end of standard input. announce: a file."
+    "Run a server until SIGTERM, SIGINT or, with `with_parent`, the end of standard input. announce: an open file."
     loop, asked, orphaned = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(NotImplementedError):
@@ -643,8 +644,8 @@ async def serve(config: ServerConfig, *, announce=None, with_parent: bool = Fals
 def serve_parser(commands):
     parser = commands.add_parser(
         "serve", allow_abbrev=False, help="many environments at once, over WebSockets",
-        description="Serve environments over WebSockets. Nearly every option has an environment variable, XLAND_POOL_SLOTS "
-                    "for --slots (docs/pool.md lists them). SIGTERM and Ctrl-C let running episodes end.")
+        description="Serve environments over WebSockets. Nearly every option has an environment variable, such as "
+                    "XLAND_POOL_SLOTS for --slots (see docs/pool.md). SIGTERM and Ctrl-C let running episodes end.")
     server_arguments(parser)
     parser.set_defaults(run_command=run_server)
 
@@ -655,14 +656,13 @@ def run_server(args):
     config = config_of(args)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     if not announce and not (args.token_file or args.no_token or os.environ.get("XLAND_POOL_TOKEN")):
-        print(f"token, made for this run: {config.token}", file=sys.stderr, flush=True)  # one that you gave is not logged
-    main, uvloop = serve(config, announce=announce, with_parent=args.with_parent), chosen(args, "uvloop", "auto")
+        print(f"token, made for this run: {config.token}", file=sys.stderr, flush=True)  # a given one is not logged
+    run, uvloop = asyncio.run, chosen(args, "uvloop", "auto")
     if uvloop != "off":
         try:
             from uvloop import run
-            return run(main)
         except ImportError:
             if uvloop == "on":
-                main.close()
-                raise ValueError("uvloop is not installed: pip install 'xland_minigrid[server]', or --uvloop off.") from None
-    asyncio.run(main)
+                remedy = "pip install 'xland_minigrid[server]', or --uvloop off"
+                raise ValueError(f"uvloop is not installed: {remedy}.") from None
+    run(serve(config, announce=announce, with_parent=args.with_parent))
