@@ -55,15 +55,13 @@ def outcomes(slots: Slots, rows: np.ndarray) -> list:
 # %% ../../nbs/pool/07_sessions.ipynb #c
 class SlotBackend:
     "Slots whose requests within `max_wait` seconds share a tick; with batch=False each request has its own."
-    kind = "slots"
+    kind, live = "slots", property(lambda self: len(self.leases))
 
     def __init__(self, slots: Slots, *, max_wait: float = 0.0005, batch: bool = True):
         self.slots, self.max_wait, self.batch, self.lock, self.capacity = slots, max_wait, batch, slots.lock, slots.n
         self.leases, self.open, self.close = slots.leases, slots.leases.acquire, slots.leases.release
         self._queue, self._timer, self._soon = [], None, False
         self._recent, self.batches = collections.deque([1], maxlen=4), collections.Counter()
-
-    live = property(lambda self: len(self.leases))
 
     def spec(self) -> dict:
         "The facts about the environments that a client needs."
@@ -213,7 +211,7 @@ class Conversation:
 # %% ../../nbs/pool/07_sessions.ipynb #cab76654
 class TextBackend:
     "Places for `n` text environments: a name, a class, or None if tasks name them. config: part of every `env_config`."
-    kind = "text"
+    kind, live = "text", property(lambda self: len(self.leases))
 
     def __init__(self, env, n: int = 8, *, step_timeout: float = 60.0, latency: float = 0.0, close_timeout: float = 5.0,
                  config: dict | None = None):
@@ -222,8 +220,6 @@ class TextBackend:
         self.env, self.capacity, self.config = env, checked_int("slots", n, 1, MOST), dict(config or {})
         self.step_timeout, self.latency, self.close_timeout = step_timeout, latency, close_timeout
         self.leases, self.background, self.batches = Leases(self.capacity), Background(), collections.Counter()
-
-    live = property(lambda self: len(self.leases))
 
     def spec(self) -> dict:
         return {"kind": "text", "env": self.env if isinstance(self.env, str) else getattr(self.env, "__name__", "by task")}
@@ -296,10 +292,7 @@ class Seat:
 
 # %% ../../nbs/pool/07_sessions.ipynb #f
 class SeatTable:
-    """The sessions of one process. backends: name → `SlotBackend` or `TextBackend`; the first is the default.
-
-    remembered: replies per session. grace, idle: seconds that a session survives without connection, without request.
-    """
+    "The sessions of one process. backends: by name, the first is the default; remembered: replies of each session."
     def __init__(self, backends: dict, *, remembered: int = 4, grace: float = 30.0, idle: float = 600.0):
         if not backends:
             raise ValueError("backends is empty: give at least one kind of environment.")
@@ -347,7 +340,7 @@ class SeatTable:
     def reap(self) -> list[Seat]:
         "End the sessions that were silent for too long, and return them."
         def over(seat):
-            silent = time.monotonic() - seat.active
+            silent = time.monotonic() - seat.active  # a connection is missed for `grace` seconds, a request for `idle`
             return not seat.attached and silent > self.grace or silent > self.idle and not seat.pending
         silent = list(filter(over, self.seats.values()))
         return [seat for seat in silent if self.release(seat, "idle" if seat.attached else "detached")]
@@ -424,17 +417,13 @@ def write_request(number: int, op: str, value) -> str:
 # %% ../../nbs/pool/07_sessions.ipynb #m
 def read_request(raw) -> tuple[int, str, Any]:
     "The number, operation and value in a frame. Raises `BadRequest`."
-    try:
-        if not isinstance(raw, str):
-            raise TypeError
-        frame = json.loads(raw)
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError):
+        frame = json.loads(raw) if isinstance(raw, str) else {}
         number, op = frame["id"], frame["op"]
-        if type(number) is not int or not 0 < number <= MAX_ID or not isinstance(op, str):
-            raise ValueError
-        return number, op, frame.get("value")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError):
-        example = '{"id": 1, "op": "step", "value": 0}'
-        raise BadRequest(f"This frame is not a request: send text such as {example}, with growing numbers.") from None
+        if type(number) is int and 0 < number <= MAX_ID and isinstance(op, str):
+            return number, op, frame.get("value")
+    example = '{"id": 1, "op": "step", "value": 0}'
+    raise BadRequest(f"This frame is not a request: send text such as {example}, with growing numbers.")
 
 def write_reply(reply: Reply) -> str:
     "The frame of a reply; number 0 stands for an unreadable request."
