@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['IOThread', 'Step', 'Session']
 
-# %% ../../nbs/pool/10_client.ipynb #a
+# %% ../../nbs/pool/10_client.ipynb #b
 import asyncio
 import contextlib
 import itertools
@@ -17,22 +17,21 @@ import weakref
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from .errors import (WEBSOCKETS_LOG, BadRequest, ConnectFailed, DeadlineExceeded, EnvFault, PoolClosed, PoolError,
-    PoolExhausted, ResetRequired, SessionBusy, SessionLost, Unauthorized, WrongThread)
-from .sessions import Host, Reply, checked_token, read_reply, write_request
-from .slots import Layout
+from xland_minigrid.pool.errors import (WEBSOCKETS_LOG, BadRequest, ConnectFailed, DeadlineExceeded, EnvFault,
+    PoolClosed, PoolError, PoolExhausted, ResetRequired, SessionBusy, SessionLost, Unauthorized, WrongThread)
+from xland_minigrid.pool.sessions import Host, Reply, checked_token, read_reply, write_request
+from xland_minigrid.pool.slots import Layout
 
-# %% ../../nbs/pool/10_client.ipynb #b
 _SOCKETS = weakref.WeakSet()
 
 def abort(ws):
     if ws is not None and ws.transport is not None:
         ws.transport.abort()
 
-UNDO = "xland-pool-undo"  # the name of tasks that give places back
+UNDO = "xland-pool-undo"  # names the tasks that give places back
 
 async def _cancel_all():
-    "End all tasks of this loop, after those that give places back, and cut the connections that are left."
+    "End all tasks of this loop, those that give places back first, and cut the remaining connections."
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     if undoing := [task for task in tasks if task.get_name() == UNDO]:
         await asyncio.wait(undoing, timeout=3)
@@ -46,15 +45,11 @@ async def _cancel_all():
 
 # %% ../../nbs/pool/10_client.ipynb #c
 class IOThread:
-    "An event loop on a daemon thread; `call`, `wait` and `submit` run coroutines there."
+    "An event loop on a daemon thread that runs coroutines for `call`, `wait` and `submit`."
     def __init__(self, name: str = "xland-pool-io"):
         self.loop, self._closed = asyncio.new_event_loop(), False
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self.thread.start()
-
-    def _run(self):
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
 
     def submit(self, coroutine):
         "Start a coroutine there; returns its `concurrent.futures.Future`. Raises `PoolClosed` after `stop`."
@@ -64,11 +59,11 @@ class IOThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     async def call(self, coroutine):
-        "Await a coroutine that runs there. Being cancelled here cancels it there."
+        "Await a coroutine that runs there. Cancelling the caller cancels it."
         return await asyncio.wrap_future(self.submit(coroutine))
 
     def wait(self, coroutine, timeout: float | None = None):
-        "Block until a coroutine that runs there is done. Raises `WrongThread` in that thread, and `DeadlineExceeded`."
+        "Block until a coroutine there is done. Raises `DeadlineExceeded`, and `WrongThread` on that thread."
         if threading.current_thread() is self.thread:
             coroutine.close()
             raise WrongThread()
@@ -79,7 +74,7 @@ class IOThread:
             late = isinstance(error, TimeoutError) and not future.done()
             future.cancel()
             if late:
-                raise DeadlineExceeded(f"This took longer than {timeout:g} s: allow more time.") from None
+                raise DeadlineExceeded(f"The call took longer than {timeout:g} s: allow more time.") from None
             raise
 
     def stop(self, timeout: float = 5.0):
@@ -99,7 +94,7 @@ class IOThread:
 # %% ../../nbs/pool/10_client.ipynb #d
 async def open_websocket(address: str, headers: dict, *, timeout: float | None = 10.0, close_timeout: float = 2.0,
                          ping: float | None = None, max_size: int = 1 << 24, proxy=None):
-    "A connected WebSocket. Raises `BadRequest` for an invalid address, `ConnectFailed`, or what `refused` says."
+    "Open a WebSocket. Raises `BadRequest` for an invalid address, `ConnectFailed`, or the error from `refused`."
     from websockets.asyncio.client import connect
     from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
     where = urlsplit(address).netloc
@@ -110,32 +105,32 @@ async def open_websocket(address: str, headers: dict, *, timeout: float | None =
     except InvalidStatus as refusal:
         raise refused(refusal.response, where) from None
     except InvalidURI:
-        raise BadRequest(f"{address} is not the address of a server: give one such as ws://127.0.0.1:8000.") from None
+        raise BadRequest(f"{address} is not the address of a server: write it as in ws://127.0.0.1:8000.") from None
     except (OSError, TimeoutError, WebSocketException, ValueError, EOFError) as error:
         raise no_server(where, error) from None
     _SOCKETS.add(ws)
     return ws
 
 def no_server(where: str, error: BaseException) -> ConnectFailed:
-    return ConnectFailed(f"There is no environment server at {where} ({type(error).__name__}): check that it runs.")
+    return ConnectFailed(f"No environment server answers at {where} ({type(error).__name__}): check that it runs.")
 
 def refused(response, where: str = "The server") -> PoolError:
-    "The reason why a server did not let a client in, from its HTTP answer."
+    "The error for a client that a server refused, from the HTTP answer."
     said, status = (response.body or b"").decode(errors="replace").strip()[:300], response.status_code
     if status == 503:
-        after = response.headers.get("Retry-After", "1")
-        return PoolExhausted(said or f"{where} has no free environment.", retry_after=float(after) if after.replace(".", "", 1).isdigit() else 1.0)
+        after = response.headers.get("Retry-After", "")
+        seconds = float(after) if after.replace(".", "", 1).isdigit() else 1.0
+        return PoolExhausted(said or f"{where} has no free environment.", retry_after=seconds)
     if status in (401, 403):
         return Unauthorized(said)
-    if status == 404 and said.startswith("There is no such environment"):
+    if status == 404 and said.startswith("Unknown environment"):
         return BadRequest(said)
-    return ConnectFailed(f"{where} answered HTTP {status} ({said.rstrip('.')}): check the address.", status=status, said=said)
+    why = f"{where} answered HTTP {status} ({said.rstrip('.')}): check the address."
+    return ConnectFailed(why, status=status, said=said)
 
-# %% ../../nbs/pool/10_client.ipynb #e
 class LocalLink:
-    "A link to a `Host` in this process; used on the I/O thread only."
+    "A link to a `Host` in this process, for use on the I/O thread only."
     endpoint, resumes, binary = "local", 0, True
-
     def __init__(self, host: Host, env: str | None = None):
         self.host, self.env, self.seat = host, env, None
 
@@ -150,19 +145,19 @@ class LocalLink:
         if self.seat is not None:
             self.host.release(self.seat, "close")
 
-# %% ../../nbs/pool/10_client.ipynb #f
-_FINAL = {4002: "The server ended this session, which was idle; its episode is lost.", 1001: "The server shut down; the episode is lost.",
-          1008: "The server refused to go on with this session.", 1000: "The server ended this session; its episode is lost."}
+# %% ../../nbs/pool/10_client.ipynb #53a1674d
+_FINAL = {1000: "ended this session", 1001: "shut down", 1008: "refused to go on with this session",
+          4002: "ended this session, which was idle"}
 
 def pause(attempt: int):
     "Sleep longer with each attempt, at most a second."
     return asyncio.sleep(min(1.0, 0.02 * 2 ** min(attempt, 6)) * random.uniform(0.5, 1.0))
 
 class Connection:
-    "A connection to a session, tried again for `resume_for` seconds, `connect_timeout` seconds each time."
+    "A connection to a session, retried for `resume_for` seconds; each attempt may take `connect_timeout` seconds."
     binary = True
-
-    def __init__(self, url: str, token: str | None = None, env: str | None = None, *, resume_for: float = 30.0, connect_timeout: float = 10.0, ping: float = 10.0):
+    def __init__(self, url: str, token: str | None = None, env: str | None = None, *, resume_for: float = 30.0,
+                 connect_timeout: float = 10.0, ping: float = 10.0):
         self.endpoint, self.token, self.env = url.rstrip("/"), checked_token((token or "").strip()), env
         self.resume_for, self.connect_timeout, self.ping = resume_for, connect_timeout, ping
         self.ws = self.session = self.secret = None
@@ -183,24 +178,14 @@ class Connection:
                 self.max_size = int(hello.get("max_size", self.max_size))
                 if hello["kind"] == "slots":
                     Layout.from_json(hello["layout"])
-        except BaseException as error:  # the server sees the socket go, and frees the place
+        except BaseException as error:  # the server sees that the socket is gone, and frees the place
             abort(ws)
             if isinstance(error, ConnectFailed) and error.detail.get("status") == 410:
                 raise SessionLost(error.detail["said"]) from None
             if isinstance(error, PoolError) or not isinstance(error, Exception):
                 raise
             raise no_server(self.endpoint, error) from None
-        self.ws = ws
-        return hello
-
-    def broken(self) -> bool:
-        return self.ws is None or self.ws.state.name == "CLOSED" and self.ws.close_code not in _FINAL
-
-# %% ../../nbs/pool/10_client.ipynb #g
-class Reconnecting(Connection):
-    async def open(self) -> dict:
-        hello = await super().open()
-        self._watcher = asyncio.ensure_future(self._watch(self.ws))
+        self.ws, self._watcher = ws, asyncio.ensure_future(self._watch(ws))
         return hello
 
     async def _watch(self, ws):
@@ -209,6 +194,11 @@ class Reconnecting(Connection):
             with contextlib.suppress(PoolError):
                 await self._connected(ws, time.monotonic())
 
+    def broken(self) -> bool:
+        return self.ws is None or self.ws.state.name == "CLOSED" and self.ws.close_code not in _FINAL
+
+# %% ../../nbs/pool/10_client.ipynb #bc2cc19e
+class Reconnecting(Connection):
     async def _again(self, attempt, since, error):
         if time.monotonic() - since > self.resume_for:
             broke = f"The connection to {self.endpoint} broke and was not restored within {self.resume_for:g} s"
@@ -233,21 +223,22 @@ class Reconnecting(Connection):
             except SessionLost:
                 if self.used or self.closed:
                     raise
-                self.session = self.secret = None  # nothing had begun: any place is as good
+                self.session = self.secret = None  # no request was answered, so any place will do
             except Unauthorized:
                 raise
             except PoolError as error:
                 await self._again(attempt, since, error)
 
-# %% ../../nbs/pool/10_client.ipynb #h
+# %% ../../nbs/pool/10_client.ipynb #4f772bc6
 class SocketLink(Reconnecting):
-    "A link to a session on a server; used on the I/O thread only."
+    "A link to a session on a server, for use on the I/O thread only."
     async def request(self, number: int, op: str, value) -> Reply:
-        "Send a request until its reply arrives. Raises `SessionLost` if none can."
+        "Send a request until its reply arrives. Raises `SessionLost` when it cannot arrive any more."
         from websockets.exceptions import ConnectionClosed
         frame, since, ws = write_request(number, op, value), None, None
         if len(frame) > self.max_size:
-            raise BadRequest(f"The request has {len(frame):,} bytes, and the server takes {self.max_size:,}: send less, or raise its max_size.")
+            size = f"{len(frame):,} bytes, over the server's max_size of {self.max_size:,}"
+            raise BadRequest(f"The request has {size}: send less, or raise max_size.")
         for attempt in itertools.count():
             try:
                 ws = await self._connected(ws, since or time.monotonic())
@@ -262,14 +253,14 @@ class SocketLink(Reconnecting):
                 code, since = getattr(getattr(error, "rcvd", None), "code", None), since or time.monotonic()
                 abort(ws)
                 if code == 1009:
-                    raise BadRequest("The request is too large for the server: send less, or raise its max_size.") from None
+                    raise BadRequest("The request is too large: send less, or raise max_size of the server.") from None
                 if code in _FINAL:
-                    raise SessionLost(_FINAL[code]) from None
+                    raise SessionLost(f"The server {_FINAL[code]}; the episode is lost.") from None
                 if attempt:
                     await self._again(attempt, since, error)
 
     async def close(self):
-        "Say goodbye, if need be over a new connection, so that the place is free at once; bounded."
+        "Say goodbye, over a new connection if necessary, so that the place is free at once; in bounded time."
         if self.closed:
             return
         self.closed = True
@@ -290,16 +281,7 @@ class SocketLink(Reconnecting):
             abort(self.ws)
             raise
 
-# %% ../../nbs/pool/10_client.ipynb #i
-class Step(NamedTuple):
-    "The answer of an environment. reward: None after a reset. n: steps since the reset."
-    observation: Any
-    reward: float | None
-    done: bool
-    n: int
-    info: dict
-
-# %% ../../nbs/pool/10_client.ipynb #j
+# %% ../../nbs/pool/10_client.ipynb #e
 class SessionState:
     def __init__(self, io: IOThread, link, *, timeout: float = 120.0):
         self._io, self._link, self.timeout = io, link, timeout
@@ -308,22 +290,18 @@ class SessionState:
         self.done = self.running = self.lost = self.closed = False
         self.n = self.steps = self.resets = self.failures = 0
 
-    endpoint = property(lambda self: self._link.endpoint, doc="Where it lives: the server's address, or `local`.")
+    endpoint = property(lambda self: self._link.endpoint, doc="The server's address, or `local`.")
     resumes = property(lambda self: self._link.resumes, doc="How often its connection broke and was restored.")
-
-    @property
-    def state(self) -> str:
-        return next((name for name in ("closed", "lost", "running", "done") if getattr(self, name)), "idle")
+    state = property(lambda self: next((x for x in ("closed", "lost", "running", "done") if getattr(self, x)), "idle"))
 
     def __repr__(self):
         return f"Session({self.id}, {self.state}, n={self.n})"
 
     async def _open(self):
-        hello = await self._link.open()
+        self.spec = hello = await self._link.open()
         self.id, self.kind = hello["session"], hello["kind"]
         self._layout = Layout.from_json(hello["layout"]) if self.kind == "slots" else None
         self._link.binary = self.kind == "slots"
-        self.spec = hello
         self.lost = self.running = self.done = False
         self.n, self.last, self._numbers = 0, None, itertools.count(1)
 
@@ -336,7 +314,7 @@ class SessionState:
 
     def _seen(self, op, reply):
         o, expected = reply.outcome, 0 if op == "reset" else self.n + 1
-        if o is None or reply.n != expected:  # cannot be
+        if o is None or reply.n != expected:  # a broken server
             where = f"The server is at step {reply.n} where this session is at step {expected}: the episode is lost."
             self._fail(SessionLost(where), lost=True)
         try:
@@ -350,16 +328,16 @@ class SessionState:
         return self.last
 
     def _successor(self):
-        "A session with no environment yet; the pool gives it one."
+        "A session without an environment; the pool gives it one."
         other = Session(self._io, self._link, timeout=self.timeout)
         other.lost, other.kind, other.spec = True, self.kind, self.spec
         return other
 
-# %% ../../nbs/pool/10_client.ipynb #k
+# %% ../../nbs/pool/10_client.ipynb #f
 class SessionRequests(SessionState):
     async def _ask(self, op, value):
-        "One request, after the one that a cancelled caller may have left."
-        while self._pending is not None:  # cancelled here, it is still there for the next one
+        "Send one request, after any that a cancelled caller left pending."
+        while self._pending is not None:  # if this wait is cancelled too, the next request waits
             left = self._pending
             await asyncio.wait([left])
             if self._pending is left:
@@ -372,7 +350,7 @@ class SessionRequests(SessionState):
             raise SessionLost("The environment of this session is gone: the next group gets another one.")
         self._pending = mine = asyncio.ensure_future(self._do(op, value))
         mine.add_done_callback(lambda task: task.cancelled() or task.exception())
-        await asyncio.wait([mine])  # being cancelled here leaves it alone
+        await asyncio.wait([mine])  # cancelling this wait does not cancel the request
         self._pending = None
         if mine.cancelled():
             raise PoolClosed()
@@ -383,14 +361,14 @@ class SessionRequests(SessionState):
             async with asyncio.timeout(self.timeout):
                 reply = await self._link.request(next(self._numbers), op, value)
         except TimeoutError:
-            late = f"No answer came within {self.timeout:g} s; the session is given up."
-            self._fail(DeadlineExceeded(late), lost=True)
+            self._fail(DeadlineExceeded(f"No answer within {self.timeout:g} s; the session is given up."), lost=True)
         except SessionLost as error:
             self._fail(error, lost=True)
         except (TypeError, ValueError) as error:
             self._fail(error if isinstance(error, BadRequest) else BadRequest(str(error)))
         if reply.error is not None:
-            self._fail(reply.error, lost=isinstance(reply.error, SessionLost), void=isinstance(reply.error, (EnvFault, ResetRequired)))
+            void = isinstance(reply.error, (EnvFault, ResetRequired))
+            self._fail(reply.error, lost=isinstance(reply.error, SessionLost), void=void)
         return self._seen(op, reply)
 
     async def _leave(self):
@@ -408,7 +386,15 @@ class SessionRequests(SessionState):
             await self._farewell
         await self._leave()
 
-# %% ../../nbs/pool/10_client.ipynb #l
+# %% ../../nbs/pool/10_client.ipynb #g
+class Step(NamedTuple):
+    "The answer of an environment. reward: None after a reset; n: steps since the reset."
+    observation: Any
+    reward: float | None
+    done: bool
+    n: int
+    info: dict
+
 class Session(SessionRequests):
     "One environment of a pool, from `pool.sessions`."
     def _claim(self):
@@ -429,7 +415,7 @@ class Session(SessionRequests):
         return await self._call("reset", task)
 
     async def step(self, action) -> Step:
-        "Apply one action, an integer or text. Raises a `PoolError`; no reward was given then."
+        "Apply one action, an integer or text. Raises a `PoolError`, and then there is no reward."
         return await self._call("step", action)
 
     async def close(self):

@@ -12,16 +12,13 @@ import logging
 import time
 import traceback
 
-# %% ../../nbs/pool/01_errors.ipynb #b
 class PoolError(RuntimeError):
     "Base class. `code`: its name in frames; `retryable`: the same call may succeed later; `detail`: plain values."
     code, retryable = "pool_error", False
-
     def __init__(self, message: str = "", **detail):
         super().__init__(message or self.__doc__)
         self.detail = detail
 
-# %% ../../nbs/pool/01_errors.ipynb #c
 class PoolExhausted(PoolError):
     "No environment is free: close a session, ask for fewer, or wait with `wait=seconds`."
     code, retryable = "capacity", True
@@ -66,7 +63,7 @@ class DeadlineExceeded(PoolError, TimeoutError):
     "The deadline passed: allow more time."
     code, retryable = "deadline", True
 
-# %% ../../nbs/pool/01_errors.ipynb #d
+# %% ../../nbs/pool/01_errors.ipynb #b
 LOG = logging.getLogger("xland_minigrid.pool")
 WEBSOCKETS_LOG = LOG.getChild("websockets")  # the server counts broken handshakes
 WEBSOCKETS_LOG.setLevel(logging.CRITICAL)
@@ -85,7 +82,6 @@ def env_fault(error: BaseException, what="The environment failed", then="; the e
     fault.__cause__ = error
     return fault
 
-# %% ../../nbs/pool/01_errors.ipynb #e
 CODES = {kind.code: kind for kind in (PoolError, *PoolError.__subclasses__())}
 
 def error_to_dict(error: BaseException) -> dict:

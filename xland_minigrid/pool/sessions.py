@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SlotBackend', 'TextBackend', 'Host']
 
-# %% ../../nbs/pool/07_sessions.ipynb #a
+# %% ../../nbs/pool/07_sessions.ipynb #b
 import asyncio
 import binascii
 import collections
@@ -18,13 +18,12 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from ..core.helpers import checked_int
-from .episodes import Env, RolloutRequest, find_env
-from .errors import (BadRequest, EnvFault, PoolError, PoolExhausted, ResetRequired, SessionBusy,
+from xland_minigrid.core.helpers import checked_int
+from xland_minigrid.pool.episodes import Env, RolloutRequest, find_env
+from xland_minigrid.pool.errors import (BadRequest, EnvFault, PoolError, PoolExhausted, ResetRequired, SessionBusy,
     SessionLost, env_fault, error_from_dict, error_to_dict, log_event)
-from .slots import DONE, MOST, TERMINATED, Lease, Leases, Slots, rewards_and_flags
+from xland_minigrid.pool.slots import DONE, MOST, TERMINATED, Lease, Leases, Slots, rewards_and_flags
 
-# %% ../../nbs/pool/07_sessions.ipynb #b
 class Outcome(NamedTuple):
     "The answer of an environment: observation (bytes or text), reward (None after a reset), done, plain values."
     observation: Any
@@ -55,19 +54,16 @@ def outcomes(slots: Slots, rows: np.ndarray) -> list:
 # %% ../../nbs/pool/07_sessions.ipynb #c
 class SlotBackend:
     "Slots whose requests within `max_wait` seconds share a tick; with batch=False each request has its own."
-    kind, live = "slots", property(lambda self: len(self.leases))
-
+    kind, live, epoch = "slots", property(lambda self: len(self.leases)), property(lambda self: self.slots.epoch)
     def __init__(self, slots: Slots, *, max_wait: float = 0.0005, batch: bool = True):
         self.slots, self.max_wait, self.batch, self.lock, self.capacity = slots, max_wait, batch, slots.lock, slots.n
         self.leases, self.open, self.close = slots.leases, slots.leases.acquire, slots.leases.release
-        self._queue, self._timer, self._soon = [], None, False
+        self.autoreset, self._queue, self._timer, self._soon = bool(slots.autoreset), [], None, False
         self._recent, self.batches = collections.deque([1], maxlen=4), collections.Counter()
 
     def spec(self) -> dict:
-        "The facts about the environments that a client needs."
-        s = self.slots
-        return {"kind": "slots", "env": s.name, "layout": s.layout.to_json(), "num_actions": s.num_actions,
-                "autoreset": s.autoreset}
+        return {"kind": "slots", "env": self.slots.name, "layout": self.slots.layout.to_json(),
+                "num_actions": self.slots.num_actions, "autoreset": self.autoreset}
 
     def submit(self, lease: Lease, op: str, value, deliver: Callable):
         "Queue a reset or step; `deliver` gets its `Outcome` or `PoolError` later. Raises `BadRequest` at once."
@@ -124,21 +120,18 @@ def plain_info(info) -> dict:
             kept[str(name)] = json.loads(json.dumps(value, default=plain, allow_nan=False))
     return kept
 
-class Background:
+class Background(set):
     "Tasks that nobody awaits, referenced until they end."
-    def __init__(self):
-        self.tasks = set()
-
     def start(self, coroutine) -> asyncio.Task:
         task = asyncio.ensure_future(coroutine)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self.add(task)
+        task.add_done_callback(self.discard)
         return task
 
     async def drain(self, seconds: float):
         end = time.monotonic() + seconds
-        while self.tasks and (left := end - time.monotonic()) > 0:
-            await asyncio.wait(list(self.tasks), timeout=left)
+        while self and (left := end - time.monotonic()) > 0:
+            await asyncio.wait(list(self), timeout=left)
 
 async def bounded(work, seconds: float):
     "Await `work` for at most `seconds`; returns its result or a `PoolError`, and raises nothing."
@@ -151,7 +144,7 @@ async def bounded(work, seconds: float):
         if isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling():
             return SessionLost("This session was closed.")
         if isinstance(error, TimeoutError) and limit.expired():
-            return EnvFault(f"The environment took longer than {seconds:g} s; the episode is void: reset and start again.")
+            return EnvFault(f"The environment took over {seconds:g} s; the episode is void: reset and start again.")
         return env_fault(error)
 
 # %% ../../nbs/pool/07_sessions.ipynb #ac678e15
@@ -211,8 +204,7 @@ class Conversation:
 # %% ../../nbs/pool/07_sessions.ipynb #cab76654
 class TextBackend:
     "Places for `n` text environments: a name, a class, or None if tasks name them. config: part of every `env_config`."
-    kind, live = "text", property(lambda self: len(self.leases))
-
+    kind, live, epoch, autoreset = "text", property(lambda self: len(self.leases)), 0, False
     def __init__(self, env, n: int = 8, *, step_timeout: float = 60.0, latency: float = 0.0, close_timeout: float = 5.0,
                  config: dict | None = None):
         if env is not None:
@@ -222,7 +214,8 @@ class TextBackend:
         self.leases, self.background, self.batches = Leases(self.capacity), Background(), collections.Counter()
 
     def spec(self) -> dict:
-        return {"kind": "text", "env": self.env if isinstance(self.env, str) else getattr(self.env, "__name__", "by task")}
+        name = self.env if isinstance(self.env, str) else getattr(self.env, "__name__", "by task")
+        return {"kind": "text", "env": name}
 
     def open(self) -> Conversation:
         return Conversation(self, self.leases.acquire())
@@ -233,10 +226,6 @@ class TextBackend:
         if place.task is not None:
             place.task.cancel()
         place.replace(None)
-
-    async def drain(self):
-        "Wait until all environments are closed, at most twice `close_timeout`."
-        await self.background.drain(2 * self.close_timeout)
 
     def submit(self, place: Conversation, op: str, value, deliver: Callable):
         if op == "step" and not isinstance(value, str):
@@ -272,7 +261,7 @@ class Seat:
             return SessionBusy()
         if op not in ("reset", "step"):
             return BadRequest(f"Unknown operation {op[:40]!r}: use reset, step, state or close.")
-        if op == "step" and self.running and self.backend.kind == "slots" and self.epoch != self.backend.slots.epoch:
+        if op == "step" and self.running and self.epoch != self.backend.epoch:  # a tick has failed
             self.running = False
             return EnvFault()
         return ResetRequired() if op == "step" and not self.running else None
@@ -283,11 +272,10 @@ class Seat:
         if not isinstance(result, Outcome):
             self.running = self.running and not isinstance(result, EnvFault)
             return Reply(number, self.n, error=result)
-        slots = getattr(self.backend, "slots", None)
         if op == "reset":
-            self.n, self.running, self.episodes, self.epoch = 0, True, self.episodes + 1, slots.epoch if slots else 0
+            self.n, self.running, self.episodes, self.epoch = 0, True, self.episodes + 1, self.backend.epoch
         else:
-            self.n, self.running = self.n + 1, not result.done or bool(slots and slots.autoreset)
+            self.n, self.running = self.n + 1, not result.done or self.backend.autoreset
         return Reply(number, self.n, result)
 
 # %% ../../nbs/pool/07_sessions.ipynb #f
@@ -392,8 +380,8 @@ class Host(SeatTable):
         for seat in list(self.seats.values()):
             self.release(seat, why)
         for backend in self.backends.values():
-            if hasattr(backend, "drain"):
-                await backend.drain()
+            if backend.kind == "text":
+                await backend.background.drain(2 * backend.close_timeout)
 
 # %% ../../nbs/pool/07_sessions.ipynb #l
 MAX_ID = 2**53 - 1
@@ -414,7 +402,6 @@ def json_value(value):
 def write_request(number: int, op: str, value) -> str:
     return json.dumps({"id": number, "op": op, "value": value}, default=json_value)
 
-# %% ../../nbs/pool/07_sessions.ipynb #m
 def read_request(raw) -> tuple[int, str, Any]:
     "The number, operation and value in a frame. Raises `BadRequest`."
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError):
@@ -422,8 +409,7 @@ def read_request(raw) -> tuple[int, str, Any]:
         number, op = frame["id"], frame["op"]
         if type(number) is int and 0 < number <= MAX_ID and isinstance(op, str):
             return number, op, frame.get("value")
-    example = '{"id": 1, "op": "step", "value": 0}'
-    raise BadRequest(f"This frame is not a request: send text such as {example}, with growing numbers.")
+    raise BadRequest('This frame is not a request: send text such as {"id": 1, "op": "step", "value": 0}, ids growing.')
 
 def write_reply(reply: Reply) -> str:
     "The frame of a reply; number 0 stands for an unreadable request."

@@ -75,9 +75,9 @@ def rewards_and_flags(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     "Rewards float32 `(b,)` and flags uint8 `(b,)` from rows of bytes."
     return np.ascontiguousarray(rows[..., -5:-1]).view("<f4")[..., 0], rows[..., -1]
 
-def layout_of(observation) -> Layout:
+def layout_of(observations) -> Layout:
     name = lambda dtype: np.dtype(np.uint8 if dtype == np.bool_ else dtype).str
-    return Layout(tuple((key, tuple(leaf.shape), name(leaf.dtype)) for key, leaf in _named(observation)))
+    return Layout(tuple((key, tuple(leaf.shape[1:]), name(leaf.dtype)) for key, leaf in _named(observations)))
 
 # %% ../../nbs/pool/02_slots.ipynb #d
 class Task(NamedTuple):
@@ -122,25 +122,21 @@ def _with(params, ruleset):
 @functools.lru_cache(maxsize=64)
 def programs(env: Environment, has_rulesets: bool):
     "Compiled `step(params, store, actions, mask)` and `begin(params, store, slots, seeds, rulesets)`; and `fresh`."
-    # both return the store and a row of bytes per slot; `begin` ignores slots beyond the end, which are padding
+    # Both return the store and a row of bytes per slot. `begin` ignores slots beyond the end: they are padding.
     def one_step(params, timestep, ruleset, action):
         following = env.step(_with(params, ruleset), timestep, action)
         return following.replace(final_observation=None), packed(following)
-
     def step(params, store, actions, mask):
-        following, out = jax.vmap(functools.partial(one_step, params))(store.timestep, store.rulesets, actions)
+        following, out = jax.vmap(functools.partial(one_step, params))(*store, actions)
         choose = lambda new, old: jnp.where(mask.reshape(mask.shape + (1,) * (new.ndim - 1)), new, old)
         return store._replace(timestep=jax.tree.map(choose, following, store.timestep)), out
-
     def fresh(params, seeds, rulesets):
         reset = lambda seed, ruleset: env.reset(_with(params, ruleset), jax.random.key(seed))
         timestep = jax.vmap(reset)(seeds, rulesets).replace(final_observation=None)
         return Store(timestep, rulesets), jax.vmap(packed)(timestep)
-
     def begin(params, store, slots, seeds, rulesets):
         begun, out = fresh(params, seeds, rulesets)
         return jax.tree.map(lambda old, new: old.at[slots].set(new, mode="drop"), store, begun), out
-
     return jax.jit(step, donate_argnums=1), jax.jit(begin, donate_argnums=1), fresh
 
 def _zeros(shape_of):
@@ -202,9 +198,6 @@ def benchmark_of(given):
         given = load_benchmark(given)
     return given
 
-def _trim(rows):
-    return rows[: max(np.flatnonzero(rows.any(-1)), default=0) + 1]
-
 def _padded(goal, rules, init_tiles, room) -> RuleSet:
     "`pad_ruleset` with NumPy, since every reset pads."
     pad = lambda rows, length: rows if len(rows) == length else np.pad(rows, ((0, length - len(rows)), (0, 0)))
@@ -242,8 +235,7 @@ class TaskReader:
                 raise TypeError(f"The benchmark is a {type(benchmark).__name__}: give a Benchmark, or the name of one.")
             if getattr(benchmark, "extended", None) is not None:
                 raise TypeError(_PLAIN)
-            arrays = benchmark.goals, benchmark.rules, benchmark.init_tiles
-            self._tasks = list(map(np.asarray, arrays))  # on the host
+            self._tasks = [np.asarray(x) for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles)]
             self.room = tuple(max(x.shape[-2], least or 0) for x, least in zip(self._tasks[1:], (rules, objects)))
         self.default, self.empty = self.pad(params.ruleset), self.pad(empty_ruleset())
         self.params = params.replace(ruleset=self.default)
@@ -251,10 +243,11 @@ class TaskReader:
     def pad(self, ruleset) -> RuleSet:
         "A ruleset in the shape of these slots, as NumPy arrays. Raises `BadRequest`."
         plain = plain_ruleset(ruleset)
-        rules, objects = _trim(plain.rules), _trim(plain.init_tiles)
+        trim = lambda rows: rows[: max(np.flatnonzero(rows.any(-1)), default=0) + 1]
+        rules, objects = trim(plain.rules), trim(plain.init_tiles)
         if len(rules) > self.room[0] or len(objects) > self.room[1]:
-            counts = len(rules), len(objects)
-            raise BadRequest(f"{counts} rules and objects do not fit into {self.room}: set rules=, objects=.")
+            counts = f"{len(rules)} rules and {len(objects)} objects"
+            raise BadRequest(f"{counts} do not fit into tables of {self.room}: set rules=, objects=.")
         return _padded(plain.goal, rules, objects, self.room)
 
     def stack(self, rulesets) -> RuleSet | None:
@@ -286,8 +279,6 @@ class TaskReader:
         return Task(seed, _padded(*(x[number] for x in self._tasks), self.room), number)
 
 # %% ../../nbs/pool/02_slots.ipynb #j
-_CHUNK = 64  # resets in one call
-
 class Worlds:
     "`n` environments and the two programs that change them. epoch: failed ticks; healthy: the last tick worked."
     def __init__(self, env: Environment, params, n: int, tasks: TaskReader):
@@ -295,12 +286,11 @@ class Worlds:
         self.epoch, self.ticks, self.healthy, self.lock, self._store = 0, 0, True, threading.RLock(), None
         self._step, self._begin, fresh = programs(env, tasks.empty is not None)
         self._shapes, _ = jax.eval_shape(fresh, self.params, np.zeros(n, np.uint32), tasks.stack([None] * n))
-        one = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
-        self.layout = layout_of(jax.tree.map(one, self._shapes.timestep.observation))
+        self.layout = layout_of(self._shapes.timestep.observation)
 
     def reset(self, slots, tasks) -> np.ndarray:
         "Begin a trial with a `Task` per slot. Returns bytes, uint8 `(b, layout.nbytes + 5)`. Raises `EnvFault`."
-        rows, size = [], min(_CHUNK, self.n)
+        rows, size = [], min(64, self.n)  # resets in one call
         with self.lock:
             for at in range(0, max(len(slots), 1), size):
                 pad = size - len(some := list(slots[at : at + size]))
@@ -353,11 +343,9 @@ class Slots(Worlds):
         super().__init__(env, tasks.params, n, tasks)
         self.leases, self.task, self.pad = Leases(n), tasks.read, tasks.pad
         self.num_actions = int(env.num_actions(tasks.params))
+        self.check_action = functools.partial(_natural, what="action", below=self.num_actions)
         self.reset([], [])
         self.step([], [])
-
-    def check_action(self, action) -> int:
-        return _natural(action, "action", self.num_actions)
 
     def picture(self, slot: int) -> dict:
         "One world for people: a `png` in base64, the `task` in words, and the object in the `pocket`."
