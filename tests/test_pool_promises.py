@@ -211,7 +211,7 @@ def test_p1_refusals_take_nothing(server):
     answers = [raw_upgrade(server.port, good, case).status if isinstance(case, str) else raw_upgrade(server.port, case).status for case, _ in cases]
     assert answers == [status for _, status in cases] and server.used == 0
     async def main():
-        with pytest.raises(BadRequest, match="no such environment"):
+        with pytest.raises(BadRequest, match="Unknown environment"):
             await connect(server, 1, env="nothing").start()
         with pytest.raises(Unauthorized):
             await connect(server, 1, token="wrong").start()

@@ -12,22 +12,19 @@ import logging
 import time
 import traceback
 
-# %% ../../nbs/pool/01_errors.ipynb #b
 class PoolError(RuntimeError):
-    "Base class: `code` in frames; `retryable`, whether the same call may succeed later; `detail`, plain values."
+    "Base class. `code`: its name in frames; `retryable`: the same call may succeed later; `detail`: plain values."
     code, retryable = "pool_error", False
-
     def __init__(self, message: str = "", **detail):
         super().__init__(message or self.__doc__)
         self.detail = detail
 
-# %% ../../nbs/pool/01_errors.ipynb #c
 class PoolExhausted(PoolError):
     "No environment is free: close a session, ask for fewer, or wait with `wait=seconds`."
     code, retryable = "capacity", True
 
 class ConnectFailed(PoolError):
-    "The server does not answer: check its address, and that it runs."
+    "The server does not answer: check its address, and whether it runs."
     code, retryable = "connect_failed", True
 
 class Unauthorized(PoolError):
@@ -42,9 +39,8 @@ class PoolClosed(PoolError):
     "The pool or the session is closed: open a new one."
     code = "closed"
 
-# %% ../../nbs/pool/01_errors.ipynb #d
 class BadRequest(PoolError, ValueError):
-    "The environment cannot carry out this request: see what it says about actions and tasks."
+    "The request is invalid: see what the environment says about actions and tasks."
     code = "bad_request"
 
 class ResetRequired(PoolError):
@@ -52,14 +48,13 @@ class ResetRequired(PoolError):
     code = "reset_required"
 
 class SessionBusy(PoolError):
-    "A session does one thing at a time: await the step before the next one."
+    "The session has a pending request: await it before the next one."
     code = "busy"
 
 class WrongThread(PoolError):
-    "A plain call cannot wait inside the pool's own thread: use `await` there."
+    "A plain call would block the pool's own thread: use `await` there."
     code = "wrong_thread"
 
-# %% ../../nbs/pool/01_errors.ipynb #e
 class EnvFault(PoolError):
     "The environment failed; the episode is void: reset and start again."
     code, retryable = "env_fault", True
@@ -68,35 +63,34 @@ class DeadlineExceeded(PoolError, TimeoutError):
     "The deadline passed: allow more time."
     code, retryable = "deadline", True
 
-# %% ../../nbs/pool/01_errors.ipynb #f
+# %% ../../nbs/pool/01_errors.ipynb #b
 LOG = logging.getLogger("xland_minigrid.pool")
 WEBSOCKETS_LOG = LOG.getChild("websockets")  # the server counts broken handshakes
 WEBSOCKETS_LOG.setLevel(logging.CRITICAL)
 
 def log_event(event: str, error: BaseException | None = None, **about):
-    "Log an event, and the type and traceback of an `error`, as a line of JSON at level INFO."
+    "Log an event as a line of JSON at level INFO, with the type and traceback of `error`."
     if LOG.isEnabledFor(logging.INFO):
         if error is not None:
             about |= {"error": type(error).__name__, "traceback": "".join(traceback.format_exception(error))[-20_000:]}
         LOG.info(json.dumps({"time": round(time.time(), 3), "event": event, **about}))
 
-def env_fault(error: BaseException, what: str = "The environment failed", then: str = "; the episode is void") -> EnvFault:
-    "An `EnvFault` that names the type of `error`, its `__cause__`; the traceback goes into the log."
+def env_fault(error: BaseException, what="The environment failed", then="; the episode is void") -> EnvFault:
+    "An `EnvFault` that names the type of its `__cause__`, `error`; the traceback goes into the log."
     log_event("env_fault", error)
     fault = EnvFault(f"{what} ({type(error).__name__}){then}: reset and start again.")
     fault.__cause__ = error
     return fault
 
-# %% ../../nbs/pool/01_errors.ipynb #g
 CODES = {kind.code: kind for kind in (PoolError, *PoolError.__subclasses__())}
 
 def error_to_dict(error: BaseException) -> dict:
-    "The error as a frame holds it. Any other exception becomes an `env_fault` that names only its type."
+    "An error as plain values for a frame. Exceptions of other types become an `env_fault`."
     error = error if isinstance(error, PoolError) else env_fault(error)
     return {"code": error.code, "message": str(error), "retryable": error.retryable, "detail": error.detail}
 
 def error_from_dict(said) -> PoolError:
-    "The error in a frame. Never raises."
+    "The error that a frame holds; accepts any value and never raises."
     said = said if isinstance(said, dict) else {}
     error = CODES.get(str(said.get("code")), PoolError)(str(said.get("message") or ""))
     error.detail = said["detail"] if isinstance(said.get("detail"), dict) else {}

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['SlotBackend', 'TextBackend', 'Host']
 
-# %% ../../nbs/pool/07_sessions.ipynb #a
+# %% ../../nbs/pool/07_sessions.ipynb #b
 import asyncio
 import binascii
 import collections
+import contextlib
 import json
 import math
 import secrets
@@ -17,22 +18,21 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from ..core.helpers import checked_int
-from .episodes import Env, RolloutRequest, find_env
-from .errors import (BadRequest, EnvFault, PoolError, PoolExhausted, ResetRequired, SessionBusy, SessionLost, env_fault,
-    error_from_dict, error_to_dict, log_event)
-from .slots import DONE, MOST, TERMINATED, Lease, Leases, Slots
+from xland_minigrid.core.helpers import checked_int
+from xland_minigrid.pool.episodes import Env, RolloutRequest, find_env
+from xland_minigrid.pool.errors import (BadRequest, EnvFault, PoolError, PoolExhausted, ResetRequired, SessionBusy,
+    SessionLost, env_fault, error_from_dict, error_to_dict, log_event)
+from xland_minigrid.pool.slots import DONE, MOST, TERMINATED, Lease, Leases, Slots, rewards_and_flags
 
-# %% ../../nbs/pool/07_sessions.ipynb #b
 class Outcome(NamedTuple):
-    "The answer of an environment: an observation (bytes or text), its reward (None after a reset), done, plain values."
+    "The answer of an environment: observation (bytes or text), reward (None after a reset), done, plain values."
     observation: Any
     reward: float | None
     done: bool
     info: dict
 
 class Reply(NamedTuple):
-    "The answer to request `id`: steps since the reset, and an outcome, an error, or `extra`."
+    "The answer to request `id`: `n` steps since the reset, and an outcome, an error, or `extra`."
     id: int
     n: int
     outcome: Outcome | None = None
@@ -42,35 +42,31 @@ class Reply(NamedTuple):
 NO_NUMBER = "The environment gave a reward that is not a finite number; the episode is void: reset and start again."
 
 def outcomes(slots: Slots, rows: np.ndarray) -> list:
-    "Rows of bytes as outcomes of steps; an `EnvFault` where the reward is not a finite number."
+    "Outcomes of steps from rows of bytes; an `EnvFault` where the reward is not a finite number."
     split, data, width = slots.layout.nbytes, rows.tobytes(), rows.shape[1]
-    rewards, flags = np.ascontiguousarray(rows[:, split : split + 4]).view("<f4")[:, 0].tolist(), rows[:, -1].tolist()
     def outcome(at, reward, flag):
+        if not math.isfinite(reward):
+            return EnvFault(NO_NUMBER)
         info = {"terminated": bool(flag & TERMINATED)} if flag else {}
-        return Outcome(data[at : at + split], reward, bool(flag & DONE), info) if math.isfinite(reward) else EnvFault(NO_NUMBER)
-    return list(map(outcome, range(0, len(data), width), rewards, flags))
+        return Outcome(data[at : at + split], reward, bool(flag & DONE), info)
+    return list(map(outcome, range(0, len(data), width), *(x.tolist() for x in rewards_and_flags(rows))))
 
 # %% ../../nbs/pool/07_sessions.ipynb #c
 class SlotBackend:
-    "Slots whose requests of `max_wait` seconds share a tick; batch=False gives each a tick of its own."
-    kind = "slots"
-
+    "Slots whose requests within `max_wait` seconds share a tick; with batch=False each request has its own."
+    kind, live, epoch = "slots", property(lambda self: len(self.leases)), property(lambda self: self.slots.epoch)
     def __init__(self, slots: Slots, *, max_wait: float = 0.0005, batch: bool = True):
         self.slots, self.max_wait, self.batch, self.lock, self.capacity = slots, max_wait, batch, slots.lock, slots.n
         self.leases, self.open, self.close = slots.leases, slots.leases.acquire, slots.leases.release
-        self._queue, self._timer, self._soon = [], None, False
+        self.autoreset, self._queue, self._timer, self._soon = bool(slots.autoreset), [], None, False
         self._recent, self.batches = collections.deque([1], maxlen=4), collections.Counter()
 
-    live = property(lambda self: len(self.leases))
-
     def spec(self) -> dict:
-        "What a client needs to know about the environments."
-        s = self.slots
-        return {"kind": "slots", "env": s.name, "layout": s.layout.to_json(), "num_actions": s.num_actions,
-                "autoreset": s.autoreset}
+        return {"kind": "slots", "env": self.slots.name, "layout": self.slots.layout.to_json(),
+                "num_actions": self.slots.num_actions, "autoreset": self.autoreset}
 
     def submit(self, lease: Lease, op: str, value, deliver: Callable):
-        "Reset or step: `deliver` gets an `Outcome` or a `PoolError` later. Raises `BadRequest` at once."
+        "Queue a reset or step; `deliver` gets its `Outcome` or `PoolError` later. Raises `BadRequest` at once."
         value = self.slots.task(value) if op == "reset" else self.slots.check_action(value)
         self._queue.append((lease, op, value, deliver, self.slots.epoch))
         if not self.batch or len(self._queue) >= min(max(self._recent), self.live):
@@ -92,61 +88,68 @@ class SlotBackend:
             self._recent.append(len(todo))
             self.batches[len(todo)] += 1
             for op in ("reset", "step"):
-                answer(self.slots, [entry for entry in todo if entry[1] == op], op == "reset")
+                self._answer([entry for entry in todo if entry[1] == op], op == "reset")
+
+    def _answer(self, entries, begin):
+        slots = self.slots
+        entries = [entry for entry in entries if begin or entry[4] == slots.epoch or entry[3](EnvFault())]
+        if not entries:
+            return
+        places, values = [entry[0].slot for entry in entries], [entry[2] for entry in entries]
+        try:
+            results = outcomes(slots, slots.reset(places, values) if begin else slots.step(places, values)[places])
+        except Exception as error:
+            results = [error if isinstance(error, EnvFault) else env_fault(error)] * len(entries)
+        for (*_, value, deliver, _), result in zip(entries, results):
+            if begin and isinstance(result, Outcome):
+                info = {name: x for name in ("seed", "ruleset_id") if (x := getattr(value, name)) is not None}
+                result = result._replace(reward=None, info=info)
+            deliver(result)
 
 # %% ../../nbs/pool/07_sessions.ipynb #d
-def answer(slots: Slots, entries: list, begin: bool):
-    "Reset or step the slots of some requests in one call; delivers an `Outcome` or an `EnvFault` to each."
-    entries = [entry for entry in entries if begin or entry[4] == slots.epoch or entry[3](EnvFault())]
-    if not entries:
-        return
-    places, values = [entry[0].slot for entry in entries], [entry[2] for entry in entries]
-    try:
-        results = outcomes(slots, slots.reset(places, values) if begin else slots.step(places, values)[places])
-    except Exception as error:
-        results = [error if isinstance(error, EnvFault) else env_fault(error)] * len(entries)
-    for (*_, value, deliver, _), result in zip(entries, results):
-        if begin and isinstance(result, Outcome):
-            about = {name: getattr(value, name) for name in ("seed", "ruleset_id") if getattr(value, name) is not None}
-            result = result._replace(reward=None, info=about)
-        deliver(result)
-
-# %% ../../nbs/pool/07_sessions.ipynb #e
 def _text(observation):
     if not isinstance(observation, str) or len(observation) > 1 << 20:
-        raise EnvFault("An observation must be text of at most 1,048,576 characters: correct the environment.")
+        raise EnvFault("The observation is not text of at most 1,048,576 characters: correct the environment.")
     return observation
 
 def plain_info(info) -> dict:
     "The entries of an info dictionary that fit into JSON; unknown objects become their `str`."
-    kept = {}
+    kept, plain = {}, lambda x: x.tolist() if hasattr(x, "tolist") else str(x)
     for name, value in info.items() if isinstance(info, dict) else ():
-        try:
-            text = json.dumps(value, default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x), allow_nan=False)
-            kept[str(name)] = json.loads(text)
-        except (TypeError, ValueError, RecursionError):  # NaN, an integer of thousands of digits, a cycle
-            continue
+        with contextlib.suppress(TypeError, ValueError, RecursionError):  # NaN, thousands of digits, a cycle
+            kept[str(name)] = json.loads(json.dumps(value, default=plain, allow_nan=False))
     return kept
 
-class Background:
-    "Background tasks, referenced until they end."
-    def __init__(self):
-        self.tasks = set()
-
+class Background(set):
+    "Tasks that nobody awaits, referenced until they end."
     def start(self, coroutine) -> asyncio.Task:
         task = asyncio.ensure_future(coroutine)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self.add(task)
+        task.add_done_callback(self.discard)
         return task
 
     async def drain(self, seconds: float):
         end = time.monotonic() + seconds
-        while self.tasks and (left := end - time.monotonic()) > 0:
-            await asyncio.wait(list(self.tasks), timeout=left)
+        while self and (left := end - time.monotonic()) > 0:
+            await asyncio.wait(list(self), timeout=left)
 
-# %% ../../nbs/pool/07_sessions.ipynb #f
+async def bounded(work, seconds: float):
+    "Await `work` for at most `seconds`; returns its result or a `PoolError`, and raises nothing."
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await work
+    except PoolError as error:
+        return error
+    except (Exception, asyncio.CancelledError, SystemExit) as error:
+        if isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling():
+            return SessionLost("This session was closed.")
+        if isinstance(error, TimeoutError) and limit.expired():
+            return EnvFault(f"The environment took over {seconds:g} s; the episode is void: reset and start again.")
+        return env_fault(error)
+
+# %% ../../nbs/pool/07_sessions.ipynb #ac678e15
 class Conversation:
-    "A text session in one of the `places`: its environment, if any, and the messages so far."
+    "A text session of a `TextBackend`: its environment, if any, and the messages so far."
     def __init__(self, places, lease: Lease):
         self.places, self.lease, self.env, self.messages, self.task = places, lease, None, [], None
 
@@ -158,7 +161,7 @@ class Conversation:
         try:
             env = find_env(config if places.env is None else None, places.env)(config)
         except (KeyError, ValueError, TypeError) as error:
-            raise BadRequest(f"No environment can be made from this task: {str(error)[:300]}") from error
+            raise BadRequest(f"This task does not make an environment: {str(error)[:300]}") from error
         if closing := self.replace(env):
             await closing
         try:
@@ -188,7 +191,7 @@ class Conversation:
         return Outcome(observation, reward, bool(done), plain_info(info))
 
     def replace(self, env: Env | None) -> asyncio.Task | None:
-        "Take another environment; returns the task that closes the one before in bounded time."
+        "Switch to another environment; returns the task that closes the old one in bounded time."
         old, self.env = self.env, env
         async def close():
             try:
@@ -198,26 +201,21 @@ class Conversation:
                 log_event("close_failed", error)
         return None if old is None else self.places.background.start(close())
 
-# %% ../../nbs/pool/07_sessions.ipynb #g
+# %% ../../nbs/pool/07_sessions.ipynb #cab76654
 class TextBackend:
-    """Places for `n` text environments (a name or a class; None: named by tasks), used as a `SlotBackend`.
-
-    config: what every `env_config` contains. latency: seconds to sleep in every step.
-    """
-    kind = "text"
-
+    "Places for `n` text environments: a name, a class, or None if tasks name them. config: part of every `env_config`."
+    kind, live, epoch, autoreset = "text", property(lambda self: len(self.leases)), 0, False
     def __init__(self, env, n: int = 8, *, step_timeout: float = 60.0, latency: float = 0.0, close_timeout: float = 5.0,
                  config: dict | None = None):
         if env is not None:
-            find_env(None, env)  # refuses an unknown name
+            find_env(None, env)  # raises for an unknown name
         self.env, self.capacity, self.config = env, checked_int("slots", n, 1, MOST), dict(config or {})
         self.step_timeout, self.latency, self.close_timeout = step_timeout, latency, close_timeout
         self.leases, self.background, self.batches = Leases(self.capacity), Background(), collections.Counter()
 
-    live = property(lambda self: len(self.leases))
-
     def spec(self) -> dict:
-        return {"kind": "text", "env": self.env if isinstance(self.env, str) else getattr(self.env, "__name__", "by task")}
+        name = self.env if isinstance(self.env, str) else getattr(self.env, "__name__", "by task")
+        return {"kind": "text", "env": name}
 
     def open(self) -> Conversation:
         return Conversation(self, self.leases.acquire())
@@ -229,15 +227,11 @@ class TextBackend:
             place.task.cancel()
         place.replace(None)
 
-    async def drain(self):
-        "Wait until all environments are closed, at most twice `close_timeout`."
-        await self.background.drain(2 * self.close_timeout)
-
     def submit(self, place: Conversation, op: str, value, deliver: Callable):
         if op == "step" and not isinstance(value, str):
-            raise BadRequest(f"The action of a text environment is text, not {type(value).__name__}.")
+            raise BadRequest(f"The action is a {type(value).__name__}: give text.")
         if op == "reset" and not (value is None or isinstance(value, (dict, int))) or isinstance(value, bool):
-            raise BadRequest(f"The task of a text environment is its env_config or a seed, not {type(value).__name__}.")
+            raise BadRequest(f"The task is a {type(value).__name__}: give an env_config or a seed.")
         place.task = self.background.start(self._answer(place, op, value, deliver))
 
     async def _answer(self, place, op, value, deliver):
@@ -247,22 +241,7 @@ class TextBackend:
         self.batches[1] += 1
         deliver(result)
 
-# %% ../../nbs/pool/07_sessions.ipynb #h
-async def bounded(work, seconds: float):
-    "The result of some work, or a `PoolError` that says what went wrong."
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            return await work
-    except PoolError as error:
-        return error
-    except (Exception, asyncio.CancelledError, SystemExit) as error:
-        if isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling():
-            return SessionLost("This session was closed.")
-        if isinstance(error, TimeoutError) and limit.expired():
-            return EnvFault(f"The environment took longer than {seconds:g} s; the episode is void: reset and start again.")
-        return env_fault(error)
-
-# %% ../../nbs/pool/07_sessions.ipynb #i
+# %% ../../nbs/pool/07_sessions.ipynb #e
 class Seat:
     "The host's view of a session. running: a step is allowed; heard: a request has arrived."
     def __init__(self, backend, place, now: float):
@@ -273,7 +252,7 @@ class Seat:
         self.cache, self.active, self.attached = collections.OrderedDict(), now, True
 
     def refusal(self, number: int, op: str) -> PoolError | None:
-        "Why a request is refused, or None."
+        "The error that refuses a request, or None."
         if self.closed:
             return SessionLost()
         if number <= self.last_id:
@@ -281,8 +260,8 @@ class Seat:
         if self.pending:
             return SessionBusy()
         if op not in ("reset", "step"):
-            return BadRequest(f"There is no operation {op[:40]!r}: use reset, step, state or close.")
-        if op == "step" and self.running and self.backend.kind == "slots" and self.epoch != self.backend.slots.epoch:
+            return BadRequest(f"Unknown operation {op[:40]!r}: use reset, step, state or close.")
+        if op == "step" and self.running and self.epoch != self.backend.epoch:  # a tick has failed
             self.running = False
             return EnvFault()
         return ResetRequired() if op == "step" and not self.running else None
@@ -293,32 +272,27 @@ class Seat:
         if not isinstance(result, Outcome):
             self.running = self.running and not isinstance(result, EnvFault)
             return Reply(number, self.n, error=result)
-        slots = getattr(self.backend, "slots", None)
         if op == "reset":
-            self.n, self.running, self.episodes, self.epoch = 0, True, self.episodes + 1, slots.epoch if slots else 0
+            self.n, self.running, self.episodes, self.epoch = 0, True, self.episodes + 1, self.backend.epoch
         else:
-            self.n, self.running = self.n + 1, not result.done or bool(slots and slots.autoreset)
+            self.n, self.running = self.n + 1, not result.done or self.backend.autoreset
         return Reply(number, self.n, result)
 
-# %% ../../nbs/pool/07_sessions.ipynb #j
+# %% ../../nbs/pool/07_sessions.ipynb #f
 class SeatTable:
-    """The sessions of one process.
-
-    backends: name → `SlotBackend` or `TextBackend`; the first is the default. remembered: replies per session.
-    grace, idle: seconds that a session survives without a connection, and without a request.
-    """
+    "The sessions of one process. backends: by name, the first is the default; remembered: replies of each session."
     def __init__(self, backends: dict, *, remembered: int = 4, grace: float = 30.0, idle: float = 600.0):
         if not backends:
-            raise ValueError("A host needs at least one kind of environment.")
+            raise ValueError("backends is empty: give at least one kind of environment.")
         self.backends, self.remembered, self.grace, self.idle = dict(backends), remembered, grace, idle
         self.seats, self.counts, self.draining = {}, collections.Counter(), False
 
     def open(self, env: str | None = None) -> Seat:
-        "A new session. Raises `PoolExhausted` or `BadRequest`; nothing is taken then."
+        "Open a session. If it raises `PoolExhausted` or `BadRequest`, it takes no place."
         if self.draining:
             raise PoolExhausted("The server is shutting down: connect to another one.", draining=True)
         if env is not None and env not in self.backends:
-            raise BadRequest(f"There is no environment {env[:60]!r} here, but {', '.join(self.backends)}.")
+            raise BadRequest(f"Unknown environment {env[:60]!r}: choose from {', '.join(self.backends)}.")
         backend = self.backends[env] if env else next(iter(self.backends.values()))
         seat = Seat(backend, backend.open(), time.monotonic())
         self.seats[seat.id] = seat
@@ -339,7 +313,7 @@ class SeatTable:
                 "batches": dict(sorted(batches.items())), **dict(sorted(self.counts.items()))}
 
     def release(self, seat: Seat, why: str) -> bool:
-        "End a session and free its place, once; a pending request is answered with `SessionLost`."
+        "End a session and free its place; a pending request is answered with `SessionLost`. False if it had ended."
         if seat.closed:
             return False
         seat.closed, seat.running = True, False
@@ -354,12 +328,12 @@ class SeatTable:
     def reap(self) -> list[Seat]:
         "End the sessions that were silent for too long, and return them."
         def over(seat):
-            silent = time.monotonic() - seat.active
+            silent = time.monotonic() - seat.active  # a connection is missed for `grace` seconds, a request for `idle`
             return not seat.attached and silent > self.grace or silent > self.idle and not seat.pending
         silent = list(filter(over, self.seats.values()))
         return [seat for seat in silent if self.release(seat, "idle" if seat.attached else "detached")]
 
-# %% ../../nbs/pool/07_sessions.ipynb #k
+# %% ../../nbs/pool/07_sessions.ipynb #g
 class Host(SeatTable):
     def submit(self, seat: Seat, number: int, op: str, value, deliver: Callable[[Reply], None]):
         "Carry out a request once; `deliver` gets its reply now or later. A repeated number gets the same reply."
@@ -396,18 +370,18 @@ class Host(SeatTable):
             log_event("undelivered", error, session=seat.id)
 
     async def ask(self, seat: Seat, number: int, op: str, value=None) -> Reply:
-        "Await the reply to a request. If the caller is cancelled, the request is still carried out and remembered."
+        "Await the reply to a request. If the caller is cancelled, the host still carries it out and remembers it."
         future = asyncio.get_running_loop().create_future()
         self.submit(seat, number, op, value, lambda reply: future.done() or future.set_result(reply))
         return await future
 
     async def close(self, why: str = "shutdown"):
-        "End all sessions and wait until their environments are closed; bounded by the backends."
+        "End all sessions and wait until their environments are closed; the backends bound the wait."
         for seat in list(self.seats.values()):
             self.release(seat, why)
         for backend in self.backends.values():
-            if hasattr(backend, "drain"):
-                await backend.drain()
+            if backend.kind == "text":
+                await backend.background.drain(2 * backend.close_timeout)
 
 # %% ../../nbs/pool/07_sessions.ipynb #l
 MAX_ID = 2**53 - 1
@@ -418,32 +392,27 @@ def checked_token(token, remedy: str = "give the one that the server was started
     return token
 
 def json_value(value):
-    "A ruleset, an array or a number as plain values, for `json.dumps`. Raises `TypeError`."
+    "Convert a ruleset, an array or a NumPy number for `json.dumps`. Raises `TypeError`."
     if hasattr(value, "init_tiles"):
         return {name: getattr(value, name) for name in ("goal", "rules", "init_tiles")}
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} cannot be sent: tasks and actions are plain values.")
+    raise TypeError(f"A {type(value).__name__} cannot be sent: give tasks and actions as plain values.")
 
 def write_request(number: int, op: str, value) -> str:
     return json.dumps({"id": number, "op": op, "value": value}, default=json_value)
 
-# %% ../../nbs/pool/07_sessions.ipynb #m
 def read_request(raw) -> tuple[int, str, Any]:
-    "Number, operation and value of a frame. Raises `BadRequest`."
-    try:
-        if not isinstance(raw, str):
-            raise TypeError
-        frame = json.loads(raw)
+    "The number, operation and value in a frame. Raises `BadRequest`."
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError):
+        frame = json.loads(raw) if isinstance(raw, str) else {}
         number, op = frame["id"], frame["op"]
-        if type(number) is not int or not 0 < number <= MAX_ID or not isinstance(op, str):
-            raise ValueError
-        return number, op, frame.get("value")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError):
-        raise BadRequest('A request is a text frame such as {"id": 1, "op": "step", "value": 0}, with growing numbers.') from None
+        if type(number) is int and 0 < number <= MAX_ID and isinstance(op, str):
+            return number, op, frame.get("value")
+    raise BadRequest('This frame is not a request: send text such as {"id": 1, "op": "step", "value": 0}, ids growing.')
 
 def write_reply(reply: Reply) -> str:
-    "The frame of a reply; number 0 stands for a request that could not be read."
+    "The frame of a reply; number 0 stands for an unreadable request."
     o = reply.outcome
     if o is None:
         body = {"id": reply.id or None, "ok": reply.error is None, "n": reply.n, **(reply.extra or {})}
@@ -455,13 +424,13 @@ def write_reply(reply: Reply) -> str:
     return f'{{"id":{reply.id},"ok":true,"n":{reply.n},"obs":{seen},"reward":{reward},"done":{done}{info}}}'
 
 def read_reply(raw, binary: bool) -> Reply:
-    "The reply in a frame; `binary`: observations are bytes. Raises `ValueError`."
+    "The reply in a frame; `binary`: the observation is bytes. Raises `ValueError`."
     try:
         frame = json.loads(raw)
         number, n = frame["id"], frame["n"]
         if type(n) is not int or not (type(number) is int and number > 0 or number is None and not frame["ok"]):
             raise TypeError
-        number = number or 0  # None: a frame that could not be read was refused
+        number = number or 0  # None: the server could not read a frame
         if not frame["ok"]:
             return Reply(number, n, error=error_from_dict(frame.get("error")))
         if "obs" not in frame:
