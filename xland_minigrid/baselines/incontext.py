@@ -6,7 +6,7 @@
 __all__ = ['PolicyPlayer', 'player_of', 'windows_to_inputs', 'ImitationConfig', 'imitation_loss', 'imitate', 'histories_parser',
            'imitate_parser']
 
-# %% ../../nbs/baselines/18_incontext.ipynb #8032bc58
+# %% ../../nbs/baselines/18_incontext.ipynb #07ef0cf5
 import dataclasses
 import json
 import time
@@ -33,7 +33,7 @@ from ..core.actions import NUM_ACTIONS
 from ..core.helpers import progress_bar
 from ..core.tiles import unpack
 
-# %% ../../nbs/baselines/18_incontext.ipynb #a3323711
+# %% ../../nbs/baselines/18_incontext.ipynb #508435fd
 @dataclass(frozen=True)
 class PolicyPlayer:
     "A policy with `start` (or `begin`) and `act`, as `evaluate` plays it, as a player for `record`."
@@ -67,7 +67,7 @@ def player_of(name: str, benchmark, env, params, *, greedy: bool = False) -> tup
     agent = load_agent(name)
     return PolicyPlayer(NetworkPolicy(agent.structure, greedy)), agent.parameters
 
-# %% ../../nbs/baselines/18_incontext.ipynb #dd1c2015
+# %% ../../nbs/baselines/18_incontext.ipynb #9c05cb05
 class _Seen(NamedTuple):
     "The part of a time step that `next_inputs` reads."
     observation: Any
@@ -95,7 +95,7 @@ def windows_to_inputs(windows: dict, num_actions: int = NUM_ACTIONS) -> Inputs:
     after = next_inputs(before, action[:-1], part(slice(1, None), reward[:-1], ended[:-1]))
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, after)
 
-# %% ../../nbs/baselines/18_incontext.ipynb #cc030c7e
+# %% ../../nbs/baselines/18_incontext.ipynb #890b8f61
 @dataclass(frozen=True)
 class ImitationConfig:
     "How to learn from histories. Raises `ValueError` for values that do not go together."
@@ -124,7 +124,7 @@ def imitation_loss(network: ActorCritic, inputs: Inputs, target) -> tuple[jax.Ar
     mean = lambda x: jnp.where(known, x, 0).sum() / jnp.maximum(known.sum(), 1)
     return mean(losses), mean(logits.argmax(-1) == target)
 
-# %% ../../nbs/baselines/18_incontext.ipynb #a645d222
+# %% ../../nbs/baselines/18_incontext.ipynb #2d269cdc
 def _fitting(config: TrainConfig, histories: Histories) -> None:
     "Raise `ValueError` where the world of a configuration is not that of the histories."
     made, params = histories.about.get("world", {}), make_world(config)[1]
@@ -144,6 +144,7 @@ def _make_update(structure, optimizer, target: str):
         return state.replace(parameters=optax.apply_updates(state.parameters, steps), optimizer=moments, round=state.round + 1), value, right
     return jax.jit(update, donate_argnums=0)
 
+# %% ../../nbs/baselines/18_incontext.ipynb #9ad1d0e6
 _NEEDED = ("observation", "direction", "pocket", "action", "reward", "done")
 
 def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfig = ImitationConfig(), *, resume: bool = False, progress: bool = True,
@@ -198,7 +199,7 @@ def _learn(histories, config: TrainConfig, imitation: ImitationConfig, state: Ru
         save(state, done)
     return state, done
 
-# %% ../../nbs/baselines/18_incontext.ipynb #6a50014c
+# %% ../../nbs/baselines/18_incontext.ipynb #7ea4b63b
 def histories_parser(commands) -> None:
     "Add the command `histories` to the command line."
     parser = commands.add_parser("histories", allow_abbrev=False)
