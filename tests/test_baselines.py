@@ -548,7 +548,7 @@ def test_no_training_task_contains_a_held_out_object():
     assert len(names(training)) == 48 and len(names(test)) == 12 and not names(training) & names(test)
     counts = np.unique(np.asarray(training.goals)[:, 1:3], axis=0, return_counts=True)[1]
     assert len(counts) == 48 and counts.min() > 60, "every object is wanted about equally often"
-    with pytest.raises(ValueError, match="give more"):
+    with pytest.raises(ValueError, match="needs 4 different ones"):
         demo.hold_tasks(demo.OBJECTS[:2], 10)
 
 

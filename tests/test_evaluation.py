@@ -153,7 +153,7 @@ def test_fractional_labels_become_strata():
 def test_wrong_questions(played):
     e = played
     for call, says in [
-            (lambda: e.grouped("colour"), "no label 'colour'"), (lambda: e.part([]), "No task or"), (lambda: e.part(np.zeros(len(e.returns), bool)), "No task or"),
+            (lambda: e.grouped("colour"), "label 'colour'"), (lambda: e.part([]), "No task or"), (lambda: e.part(np.zeros(len(e.returns), bool)), "No task or"),
             (lambda: over_seeds([]), "at least one"), (lambda: over_seeds([e, e.part([0, 1])]), "different tasks"),
             (lambda: over_seeds([e, e.part(slice(None), slice(1))]), "different tasks"), (lambda: table_rows({}), "nothing to report"),
             (lambda: over_seeds([e, dataclasses.replace(e, anchors={"oracle": anchor(e.returns)})]), "same anchors"),

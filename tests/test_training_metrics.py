@@ -255,7 +255,7 @@ def test_shaping_needs_plans(tasks):
     with pytest.raises(ValueError, match="across_trials"):
         dataclasses.replace(PAID, ppo=dataclasses.replace(PAID.ppo, across_trials=False))
     composed = tasks.replace(extended=tasks)
-    with pytest.raises(ValueError, match="composed goals.*shaping_coef to 0"):
+    with pytest.raises(ValueError, match="omposed goals.*shaping_coef to 0"):
         rl2.train(PAID, composed, progress=False)
 
 
