@@ -237,8 +237,7 @@ class SocketLink(Reconnecting):
         from websockets.exceptions import ConnectionClosed
         frame, since, ws = write_request(number, op, value), None, None
         if len(frame) > self.max_size:
-            size = f"{len(frame):,} bytes, over the server's max_size of {self.max_size:,}"
-            raise BadRequest(f"The request has {size}: send less, or raise max_size.")
+            raise BadRequest(f"{len(frame)} bytes exceed the server's {self.max_size:,}: send less or raise max_size.")
         for attempt in itertools.count():
             try:
                 ws = await self._connected(ws, since or time.monotonic())

@@ -214,8 +214,7 @@ class TextBackend:
         self.leases, self.background, self.batches = Leases(self.capacity), Background(), collections.Counter()
 
     def spec(self) -> dict:
-        name = self.env if isinstance(self.env, str) else getattr(self.env, "__name__", "by task")
-        return {"kind": "text", "env": name}
+        return {"kind": "text", "env": getattr(self.env, "__name__", self.env or "by task")}
 
     def open(self) -> Conversation:
         return Conversation(self, self.leases.acquire())
