@@ -237,7 +237,7 @@ def test_one_oracle_for_several_agents(tasks, auto, at_random):
 def test_no_reference_no_regret():
     e = Evaluation(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 2)), np.arange(2))
     for name in ("regret", "normalised", "spl"):
-        with pytest.raises(ValueError, match="no 'oracle'"):
+        with pytest.raises(ValueError, match="anchor 'oracle' did not play"):
             getattr(e, name)
     assert "regret" not in e.overall() and "regret" not in e.per_trial()
 

@@ -137,7 +137,7 @@ def test_a_group_that_never_began_has_rows_of_one_masked_token():
 
 def test_a_mistake_in_the_data_is_raised():
     with make_rollout_func(EnvPool.local(Counting, slots=2), says("1")) as f:
-        with pytest.raises(BadRequest, match="can be made from this task"):
+        with pytest.raises(BadRequest, match="does not make an environment"):
             f([prompt({"turns": 2, "seed": None})] * 2, trainer(2))
         with pytest.raises(ValueError, match="task"):
             f([[{"role": "user", "content": "Play!"}]] * 2, trainer(2))

@@ -329,7 +329,7 @@ def test_cancel_policy_ends_the_others_and_raises():
 @pytest.mark.parametrize("error", [ConnectionError("broken on purpose"), asyncio.CancelledError("odd")])
 def test_a_close_that_raises_is_reported_and_the_reward_stands(error, caplog):
     scheduler, t, _ = play(row(break_in="close", **{"with": error}))
-    assert t.reward == 1.5 and type(error).__name__ in t.close_error and scheduler.close_errors == [t.close_error] and "not closed properly" in caplog.text
+    assert t.reward == 1.5 and type(error).__name__ in t.close_error and scheduler.close_errors == [t.close_error] and "did not close properly" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["hang_in", "deaf_in"])

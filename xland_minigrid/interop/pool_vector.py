@@ -26,7 +26,8 @@ def spaces_of(session: Session):
     "Observation and action space of a session. Raises `TypeError` for a text environment."
     if session.kind != "slots":
         raise TypeError(f"{session.spec.get('env')} speaks text, not arrays: use pool.run_group.")
-    leaves = {leaf.name: bounds_of(leaf.name or "img", leaf) for leaf in session._layout.leaves}
+    arrays = ((name, np.empty(shape, dtype)) for name, shape, dtype in session._layout.leaves)
+    leaves = {name: bounds_of(name or "img", array) for name, array in arrays}
     return space_of(leaves.get("", leaves)), Discrete(session.spec["num_actions"])
 
 # %% ../../nbs/interop/10_pool_vector.ipynb #c
@@ -54,7 +55,7 @@ class _View(VectorBase):
         except BaseException:
             self.close()
             raise
-        self._rows = {leaf.name: np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in first._layout.leaves}
+        self._rows = {name: np.zeros((self.num_envs, *shape), dtype) for name, shape, dtype in first._layout.leaves}
         self._ended, self._streams = np.zeros(self.num_envs, bool), [None] * self.num_envs
 
     def close_extras(self, **_):
