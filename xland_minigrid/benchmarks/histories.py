@@ -384,7 +384,8 @@ def load_histories(path, *, verify: bool | None = None) -> Histories:
     """Map the histories of a finished folder, or of one of its files, into memory as read-only arrays.
 
     Headers, names and shapes are always checked. `verify` also compares every byte with its digest, by default in files
-    of up to 64 MB. Raises `FileNotFoundError` for a folder without a card, and `BenchmarkFileError` (a `ValueError`) for
+    of up to 64 MB.
+    Raises `FileNotFoundError` for a folder without a card, and `BenchmarkFileError` (a `ValueError`) for
     a damaged, newer, foreign or missing file.
     """
     path = Path(path).expanduser()
