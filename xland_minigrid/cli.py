@@ -285,8 +285,8 @@ def _play(env: str, benchmark: str | None = None, ruleset: int | None = None, se
             see_through_walls=see_through_walls, save=save)
 
 # %% ../nbs/90_cli.ipynb #k
-_EXTRAS = {"flax": "train", "optax": "train", "tensorboardX": "train", "matplotlib": "train", "IPython": "notebook", "h5py": "hdf5",
-           "websockets": "pool", "uvloop": "server", "nbclient": "lab", "nbformat": "lab"}
+_EXTRAS = {"flax": "train", "optax": "train", "tensorboardX": "train", "matplotlib": "train", "IPython": "notebook",
+           "h5py": "hdf5", "websockets": "pool", "uvloop": "server", "nbclient": "lab", "nbformat": "lab"}
 
 def _explained(error: Exception):
     if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get((error.name or "").split(".")[0])):
@@ -308,8 +308,10 @@ _COMMANDS = {
     "profile": ("where the time of a training update goes", None),
     "serve": ("many environments at once, over WebSockets", "xland_minigrid.pool.server:serve_parser"),
     "grade": ("which exercises of students' notebooks are solved", "xland_minigrid.tutor.grade:grade_parser"),
-    "histories": ("record what players do, for learning from data", "xland_minigrid.baselines.incontext:histories_parser"),
-    "imitate": ("learn from histories, without reinforcement learning", "xland_minigrid.baselines.incontext:imitate_parser"),
+    "histories": ("record what players do, for learning from data",
+                  "xland_minigrid.baselines.incontext:histories_parser"),
+    "imitate": ("learn from histories, without reinforcement learning",
+                "xland_minigrid.baselines.incontext:imitate_parser"),
     "evaluate": ("trial by trial, on held-out tasks", _evaluate_parser),
     "benchmark": ("make tasks, look at them, send them", _benchmark_parser),
     "play": ("play by hand, in the terminal", _play),

@@ -380,7 +380,11 @@ def _action(scene: _Scene, found: _Search, seeds, arrive, pick: CellSet, enter: 
 _WEIGHTS = np.array([0.80, 4.48, 0.15, 0.138, 0.447, 0.035], np.float32)
 
 def _features(plan: TaskPlan, scene: _Scene, todo: _Todo) -> jax.Array:
-    "What is left after the first target, float32 (6,): steps between the parts of pairs, pairs, other uses, walks between uses; the first and the last again where there are doors."
+    """What is left after the first target, float32 (6,).
+
+    Steps between the parts of pairs, pairs, other uses, walks between uses; the first and the last again where there are
+    doors.
+    """
     stride, cell = scene.shape[1] + 1, jnp.where(todo.in_hand, scene.here, todo.cell)
     for _ in range(min(len(plan.product) - 1, 4)):  # what does not exist yet will be made where its makers' inputs are
         made_at = jnp.where(plan.pair != 0, cell[:, 1], cell[:, 0])
@@ -400,7 +404,10 @@ def expert_action(state, plan: TaskPlan) -> jax.Array:
     return consult(state, plan).action
 
 def steps_to_go(state, plan: TaskPlan) -> jax.Array:
-    "About how many steps a `State` is from the goal, float32 scalar, at least 1; jit-able. Infinite where the expert sees no way. Walls, doors and objects in the way are counted up to the first thing to do, later ones are not."
+    """Estimated steps from a `State` to the goal, float32 scalar, at least 1; jit-able.
+
+    Infinite where the expert sees no way. Walls, doors and objects in the way count only up to the first thing to do.
+    """
     return consult(state, plan).steps
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #e2494ff5

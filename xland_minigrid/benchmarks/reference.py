@@ -96,7 +96,7 @@ def _imagined(known: Knowledge, action) -> Knowledge:
     return known.replace(cells=put_back(new), agent=agent)
 
 def _located(known: Knowledge) -> tuple[jax.Array, jax.Array, jax.Array]:
-    "Of each object the position on the map, int32 `(K, 2)`, whether it lies there, and whether it is carried, bool `(K,)`."
+    "Positions of objects on the map, int32 `(K, 2)`; whether each lies there, and is carried, bool `(K,)`."
     here = (known.cells == known.objects[:, None, None]) & (known.objects != 0)[:, None, None]
     flat = here.reshape(len(known.objects), -1)
     place = flat.argmax(1).astype(jnp.int32)
@@ -104,7 +104,7 @@ def _located(known: Knowledge) -> tuple[jax.Array, jax.Array, jax.Array]:
     return jnp.stack(jnp.divmod(place, known.cells.shape[1]), -1), flat.any(1), carried
 
 def conclude(known: Knowledge, action, success) -> Knowledge:
-    "The candidates that are left after an action, given what the map looked like after it and whether the trial ended in success."
+    "The candidates left after an action, given the map after it and whether the trial ended in success."
     goals, (_, first, second) = compile_goal(_goals(known.objects)), candidates(len(known.objects))
     agent = known.agent
     around, _ = cells_around(known.cells, agent)
@@ -121,7 +121,10 @@ def conclude(known: Knowledge, action, success) -> Knowledge:
 _FAR = 1000.0
 
 def test_costs(known: Knowledge) -> jax.Array:
-    "About how many steps each candidate takes to test, float32 `(C,)`; at least 1000 where an object has not been found in this trial, or the goal is out, or impossible here."
+    """Estimated steps to test each candidate, float32 `(C,)`.
+
+    At least 1000 where an object has not been found in this trial, or the goal is out, or impossible here.
+    """
     kind, first, second = candidates(len(known.objects))
     place, lies, carried = _located(known)
     place = jnp.where(carried[:, None], known.agent.position, place)

@@ -8,7 +8,8 @@ __all__ = ['SAFE_TABLE', 'LOCKED_TABLE', 'door_table', 'Walks', 'area', 'Distanc
 # %% ../../nbs/benchmarks/09_walks.ipynb #a
 import functools
 
-from .world import CLOCKWISE, COUNTERCLOCKWISE, FORWARD, TOGGLE, Board, cells_in, codes_of, set_table
+from .world import (
+    CLOCKWISE, COUNTERCLOCKWISE, FORWARD, TOGGLE, Board, cells_in, codes_of, set_table)
 from ..core.tiles import WALKABLE, Tiles
 
 # %% ../../nbs/benchmarks/09_walks.ipynb #b
@@ -22,7 +23,7 @@ def door_table(pocket: int) -> bytes:
     return set_table(codes_of({Tiles.DOOR_CLOSED}) | unlocks)
 
 def _levels(board, pos, facing, floor, doors):
-    "For each number of actions four sets: where the agent first is, looking in each direction."
+    "Yield, for each number of actions, four sets: cells first reached then, one set per direction."
     s, start = board.stride, board.bit(pos)
     u0, u1, u2, u3 = [floor | doors | start] * 4  # not reached yet
     f0, f1, f2, f3 = [start if side == facing else 0 for side in range(4)]
@@ -48,7 +49,7 @@ class Walks:
         self.levels = list(_levels(board, pos, facing, floor, doors))
 
     def first(self, goals, most: int = 1, slack: int = 99):
-        "Yield (actions, cell, direction) in `goals` (four sets), nearest first, `most` at most, within `slack` of the best."
+        "Yield (actions, cell, direction) in `goals` (four sets), nearest first; `most` at most, `slack` from the best."
         g0, g1, g2, g3 = goals
         found, stop = 0, 1 << 30
         for number, (f0, f1, f2, f3) in enumerate(self.levels):
@@ -87,7 +88,7 @@ class Walks:
 
 # %% ../../nbs/benchmarks/09_walks.ipynb #d
 def area(board: Board, start: int, passable: int) -> int:
-    "A set of cells and those of `passable` that can be walked to from it."
+    "The set of cells `start`, and the cells of `passable` that can be walked to from it."
     found, new = start, start
     while new:
         new = board.around(new) & passable & ~found
@@ -95,7 +96,7 @@ def area(board: Board, start: int, passable: int) -> int:
     return found
 
 class Distances:
-    "Steps between cells, objects ignored, computed when first asked for; 60 where there is no way."
+    "Steps between cells, objects ignored, computed on first use; 60 where there is no way."
 
     def __init__(self, board: Board, c: bytearray):
         self.board, self.rows, self.open = board, {}, cells_in(c, _OPEN_TABLE)

@@ -26,12 +26,16 @@ CASES = {  # player, benchmark: changes to the default world, R1-9x9 with trials
     ("expert", "high-1m"): {"env_id": "XLand-MiniGrid-R4-13x13", "max_steps": None}}
 
 def measure_maker(player: str, benchmark: str, count: int, steps: int, archived: int = 64, **changes) -> dict:
-    "Record `count` histories of training tasks in a temporary folder: steps per second, bytes per step of the files and of `archived` histories in XLand-100B's layout, returns."
+    """Record `count` histories of training tasks in a temporary folder, and measure speed, size and returns.
+
+    archived: histories that are also saved in XLand-100B's layout, to measure bytes per step there.
+    """
     config = TrainConfig(benchmark=benchmark, **changes)
     tasks, (env, params) = load_tasks(config)[0], make_world(config)
     numbers = np.random.default_rng(0).permutation(len(tasks))[:checked_int("count", count, 1)]
     made, parameters = player_of(player, tasks, env, params)
-    play = lambda folder, length: record(made, env, params, tasks, numbers, steps=length, parameters=parameters, folder=folder)
+    play = lambda folder, length: record(made, env, params, tasks, numbers, steps=length, parameters=parameters,
+                                         folder=folder)
     with tempfile.TemporaryDirectory() as folder:
         play(f"{folder}/warm", 64)
         begun = time.perf_counter()
@@ -39,27 +43,33 @@ def measure_maker(player: str, benchmark: str, count: int, steps: int, archived:
         seconds, size = time.perf_counter() - begun, sum(path.stat().st_size for path in Path(f"{folder}/h").iterdir())
         few = record(made, env, params, tasks, numbers[:archived], steps=steps, parameters=parameters)
         packed = save_xland100b(few, f"{folder}/few.hdf5", env_id=config.env_id, benchmark_id=benchmark).stat().st_size
-        return {"steps/s": count * steps / seconds, "bytes": size / (count * steps), "archived": packed / (len(few) * steps), "returns": returns_by_tenth(load_histories(f"{folder}/h"))}
+        return {"steps/s": count * steps / seconds, "bytes": size / (count * steps),
+                "archived": packed / (len(few) * steps), "returns": returns_by_tenth(load_histories(f"{folder}/h"))}
 
 def histories_table(found: dict) -> str:
     "The rows as Markdown."
-    return markdown_table(["player", "tasks", "environment", "steps per second", "bytes per step", "archived", "mean return, first and last tenth"], [
-        (player, benchmark, CASES[player, benchmark].get("env_id", "XLand-MiniGrid-R1-9x9").removeprefix("XLand-MiniGrid-"), f"{row['steps/s']:,.0f}", f"{row['bytes']:.1f}",
-         f"{row['archived']:.1f}", f"{row['returns'][0]:.2f}, {row['returns'][-1]:.2f}") for (player, benchmark), row in found.items()])
+    header = ["player", "tasks", "environment", "steps per second", "bytes per step", "archived",
+              "mean return, first and last tenth"]
+    world = lambda case: CASES[case].get("env_id", "XLand-MiniGrid-R1-9x9").removeprefix("XLand-MiniGrid-")
+    return markdown_table(header, [
+        (*case, world(case), f"{row['steps/s']:,.0f}", f"{row['bytes']:.1f}", f"{row['archived']:.1f}",
+         f"{row['returns'][0]:.2f}, {row['returns'][-1]:.2f}") for case, row in found.items()])
 
 # %% ../../nbs/measure/17_histories.ipynb #e06a1617
 def report(histories: int = 4096, steps: int = 1250) -> Iterator[Page]:
     """Record histories of several players and worlds, and measure speed and size.
 
     Args:
-        histories: histories of each
+        histories: histories of each expert case; the reference player records an eighth
         steps: steps of each history
     """
     found = {}
     for (player, benchmark), changes in CASES.items():
-        found[player, benchmark] = measure_maker(player, benchmark, histories if player == "expert" else histories // 8, steps, **changes)
-        yield Page("Recording histories", f"{histories:,} histories of {steps:,} steps (an eighth of that for the reference player), of training tasks of the named split, with the expert's answer at every step. "
-                   "The expert has noise that falls from 1 to 0 over the first 80 % of a history. Files are written and counted; the sizes in the layout of XLand-100B come from 64 histories.",
-                   histories_table(found))
+        count = histories if player == "expert" else histories // 8
+        found[player, benchmark] = measure_maker(player, benchmark, count, steps, **changes)
+        yield Page("Recording histories", f"{histories:,} histories of {steps:,} steps (an eighth of that for the "
+                   "reference player), of training tasks of the named split, with the expert's answer at every step. "
+                   "The expert has noise that falls from 1 to 0 over the first 80 % of a history. Files are written "
+                   "and counted; the sizes in the layout of XLand-100B come from 64 histories.", histories_table(found))
 
 script(report)

@@ -20,34 +20,45 @@ from .report import Page, markdown_table, script
 
 # %% ../../nbs/measure/18_incontext.ipynb #754c8025
 class Learner(NamedTuple):
-    "A row of the table: whose histories, and what is predicted."
+    "A row of the table: the player that made the histories, and the target of the prediction."
     player: str
     target: str
 
-LEARNERS = {"behaviour cloning": Learner("expert without noise", "action"), "Algorithm Distillation": Learner("expert", "action"),
-            "decision pretraining (DPT)": Learner("expert", "expert_action"), "distilled reference": Learner("reference", "action")}
+LEARNERS = {
+    "behaviour cloning": Learner("expert without noise", "action"),
+    "Algorithm Distillation": Learner("expert", "action"),
+    "decision pretraining (DPT)": Learner("expert", "expert_action"),
+    "distilled reference": Learner("reference", "action")}
 
-def compare_learners(histories: int, updates: int, steps: int = 120, batch: int = 128, test_tasks: int = 400, num_trials: int = 10, seed: int = 1,
-                     network=None) -> Iterator[tuple[str, Evaluation]]:
-    "Train each of `LEARNERS` in turn and evaluate it on held-out objects, after a random policy and the reference player."
+def compare_learners(histories: int, updates: int, steps: int = 120, batch: int = 128, test_tasks: int = 400,
+                     num_trials: int = 10, seed: int = 1, network=None) -> Iterator[tuple[str, Evaluation]]:
+    """Train each of `LEARNERS` and evaluate it on held-out objects: pairs (name, evaluation).
+
+    A random policy and the reference player come first.
+    """
     held, base = held_out_objects(), demo_plan(seed=seed).config
     base = base if network is None else dataclasses.replace(base, network=network)
     tasks, unseen = hold_tasks(OBJECTS[~held], histories, seed), hold_tasks(OBJECTS[held], test_tasks, seed + 1)
     env, params = make_world(base)
-    others = evaluate(RandomPolicy(), unseen, world=(env, params), num_trials=num_trials, num_tasks=None, anchors=("reference",))
+    others = evaluate(RandomPolicy(), unseen, world=(env, params), num_trials=num_trials, num_tasks=None,
+                      anchors=("reference",))
     yield "random", others
-    yield "reference player", dataclasses.replace(others, **dict(zip(("success", "steps", "returns"), others.anchor("reference"))), anchors={})
+    reference = dict(zip(("success", "steps", "returns"), others.anchor("reference")))
+    yield "reference player", dataclasses.replace(others, **reference, anchors={})
     for name, learner in LEARNERS.items():
-        player, parameters = (NoisyExpert(0, 0), None) if learner.player == "expert without noise" else player_of(learner.player, tasks, env, params)
+        quiet = learner.player == "expert without noise"
+        player, parameters = (NoisyExpert(0, 0), None) if quiet else player_of(learner.player, tasks, env, params)
         data = record(player, env, params, tasks, range(histories), steps=steps, parameters=parameters)
         with tempfile.TemporaryDirectory() as folder:
-            agent = imitate(data, dataclasses.replace(base, out=folder), ImitationConfig(learner.target, length=steps, batch=batch, updates=updates, lr=2e-3)).agent
+            imitation = ImitationConfig(learner.target, length=steps, batch=batch, updates=updates, lr=2e-3)
+            agent = imitate(data, dataclasses.replace(base, out=folder), imitation).agent
         yield name, evaluate(agent, unseen, num_trials=num_trials, num_tasks=None)
 
 def learners_table(found: dict[str, Evaluation]) -> str:
-    "Success in some trials, and the mean return of all, as Markdown."
+    "Markdown table: success in some trials, and the mean return over all trials."
     trials = [t for t in (1, 2, 3, 5, 10) if t <= next(iter(found.values())).success.shape[1]]
-    row = lambda e: [f"{e.success[:, t - 1].mean():.0%}" for t in trials] + ["{:.2f} [{:.2f}, {:.2f}]".format(*e.summary()["return"])]
+    row = lambda e: [*(f"{e.success[:, t - 1].mean():.0%}" for t in trials),
+                     "{:.2f} [{:.2f}, {:.2f}]".format(*e.summary()["return"])]
     return markdown_table(["learner", "histories of", "target", *(f"trial {t}" for t in trials), "mean return"],
                           [(name, *LEARNERS.get(name, ("", "")), *row(e)) for name, e in found.items()])
 
@@ -56,13 +67,15 @@ def report(histories: int = 4096, updates: int = 400) -> Iterator[Page]:
     """Compare agents that learned from histories, on objects that they have never seen.
 
     Args:
-        histories: how many for each, of 120 steps
-        updates: of the weights, with 128 histories each
+        histories: number for each learner, of 120 steps
+        updates: updates of the weights, with 128 histories each
     """
     found = {}
     for name, evaluation in compare_learners(histories, updates):
         found[name] = evaluation
-        yield Page("Learning from histories", f"Hold one of four objects; which one is hidden. {histories:,} histories of 120 steps for each learner, {updates:,} updates with 128 whole histories each "
-                   f"({updates * 128 * 120 / 1e6:.1f} M steps read), a GRU of 128 units, one seed; 400 test tasks of objects that are in no history, 10 trials of 12 steps.", learners_table(found))
+        yield Page("Learning from histories", f"Hold one of four objects; which one is hidden. {histories:,} histories "
+                   f"of 120 steps for each learner, {updates:,} updates with 128 whole histories each "
+                   f"({updates * 128 * 120 / 1e6:.1f} M steps read), a GRU of 128 units, one seed; 400 test tasks of "
+                   "objects that are in no history, 10 trials of 12 steps.", learners_table(found))
 
 script(report)
