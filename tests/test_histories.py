@@ -1,6 +1,7 @@
 """Histories: what the environment says when it is stepped again, what the files survive, and what learners are given."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def in_folder(folder, tasks, world, **more):
 @pytest.fixture
 def file(tasks, world, tmp_path, noisy):
     path = tmp_path / "part.safetensors"
-    module._write_part(path, noisy.parts[0], noisy.about)
+    module._write_part(path, noisy.parts[0], noisy.about | {"part": 0})
     return path
 
 
@@ -268,7 +269,7 @@ def test_mutated_files(file, noisy):
         except BenchmarkFileError:
             refused += 1
         else:
-            assert same(found, noisy) and found.about == noisy.about
+            assert same(found, noisy) and found.about == noisy.about | {"part": 0}
     assert refused >= 270
 
 
@@ -287,11 +288,22 @@ def test_an_interrupted_recording_goes_on(tasks, world, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         ask(tmp_path / "cut")
     assert os.listdir(tmp_path / "cut") == ["part-00000.safetensors"]
-    with pytest.raises(FileNotFoundError, match="record"):
+    with pytest.raises(FileNotFoundError, match="goes on where it ended"):
         load_histories(tmp_path / "cut")
     monkeypatch.setattr(module, "_play", play)
     ask(tmp_path / "cut")
+    shutil.copy(tmp_path / "cut/part-00000.safetensors", tmp_path / "copied.safetensors")
     assert {p.name: p.read_bytes() for p in (tmp_path / "cut").iterdir()} == {p.name: p.read_bytes() for p in (tmp_path / "whole").iterdir()}
+    (tmp_path / "copied.safetensors").rename(tmp_path / "cut/part-00001.safetensors")
+    with pytest.raises(BenchmarkFileError, match="another place"):
+        load_histories(tmp_path / "cut")
+    with pytest.raises(ValueError, match="other histories"):
+        ask(tmp_path / "cut")
+    card = json.loads((tmp_path / "whole/card.json").read_text())
+    card["files"].popitem()
+    (tmp_path / "whole/card.json").write_text(json.dumps(card))
+    with pytest.raises(BenchmarkFileError, match="those that it lists"):
+        load_histories(tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -22,7 +22,8 @@ import numpy as np
 
 from .benchmark import Benchmark, row_numbers
 from .expert import consult, plan_steps, task_plan
-from .files import array_digest, blake, damaged, kinds_used, open_container, write_container
+from .files import (
+    BenchmarkFileError, array_digest, blake, damaged, kinds_used, open_container, write_container)
 from .oracle import exceeds_encoding, rows_of, shared_env, start_keys
 from ..core.actions import NUM_ACTIONS
 from ..core.helpers import appearing, checked_int, progress_bar
@@ -318,6 +319,8 @@ def record(player, env, params, benchmark: Benchmark, numbers, *, steps: int, se
         raise ValueError("There is nothing to record: give at least one task number.")
     tasks, per_file = _tasks(benchmark, numbers), per_file if folder is not None else len(numbers)
     about = _about(player, env, params, numbers, tasks, steps, seed, per_file)
+    if parameters is not None:
+        about["parameters"] = array_digest({str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(parameters))})
     keys, parts = start_keys(numbers, _times_before(numbers), seed), []
     with progress_bar(len(numbers) * steps, progress, "recording", "steps") as bar:
         for number, first in enumerate(range(0, len(numbers), per_file)):
@@ -325,15 +328,15 @@ def record(player, env, params, benchmark: Benchmark, numbers, *, steps: int, se
             path = None if folder is None else Path(folder).expanduser() / f"part-{number:05}.safetensors"
             if path is not None and path.exists():
                 part, known = _read_part(path)
-                if known != about:
-                    raise ValueError(f"{path} belongs to other histories ({_difference(known, about)}): "
+                if differs := _difference(known, about | {"part": number}):
+                    raise ValueError(f"{path} belongs to other histories ({differs}): "
                                      "choose another folder, or delete this one.")
                 bar.update(len(rows) * steps)
             else:
                 part = _record(player, parameters, env, params, tasks.take(rows), numbers[rows], rows_of(keys, rows),
                                steps, min(batch, len(rows)), bar)
                 if path is not None:
-                    _write_part(path, part, about)
+                    _write_part(path, part, about | {"part": number})
                     part = _read_part(path)[0]
             parts.append(part)
     histories = Histories(parts, about)
@@ -383,8 +386,8 @@ def _read_part(path: Path, verify: bool | None = None) -> tuple[dict[str, np.nda
 def load_histories(path, *, verify: bool | None = None) -> Histories:
     """Map the histories of a finished folder, or of one of its files, into memory as read-only arrays.
 
-    Headers, names and shapes are always checked. `verify` also compares every byte with its digest, by default in files
-    of up to 64 MB.
+    Headers, names and shapes are always checked. `verify` also compares every byte with its digest and with the card,
+    by default where all files together have up to 64 MB.
     Raises `FileNotFoundError` for a folder without a card, and `BenchmarkFileError` (a `ValueError`) for
     a damaged, newer, foreign or missing file.
     """
@@ -393,26 +396,29 @@ def load_histories(path, *, verify: bool | None = None) -> Histories:
         part, about = _read_part(path, verify)
         return Histories([part], about)
     if not (path / "card.json").is_file():
-        raise FileNotFoundError(f"{path} has no card.json: "
-                                f"call record(..., folder={str(path)!r}) with the same arguments, "
-                                "and it finishes what is there.")
+        raise FileNotFoundError(f"{path} has no card.json: it holds no histories, or its recording was cut short; "
+                                "repeat the command or the call of record that made it, which goes on where it ended.")
     try:
         card = json.loads((path / "card.json").read_text())
         names, about = list(card["files"]), card["about"]
+        if verify is None:
+            verify = sum((path / name).stat().st_size for name in names) <= _SMALL_FILE
         read = [_read_part(path / name, verify) for name in names]
-        if any(known != about for _, known in read):
-            raise ValueError("a file belongs to other histories than the card")
         histories = Histories([part for part, _ in read], about)
+        if [known for _, known in read] != [about | {"part": i} for i in range(len(read))]:
+            raise ValueError("a file belongs to other histories, or to another place")
+        if len(histories) != about["histories"] or verify and card["files"] != _digests(histories):
+            raise ValueError("its files are not those that it lists")
+    except BenchmarkFileError:
+        raise
     except FileNotFoundError as error:
         raise damaged(path, f"a file of its card is missing: {error.filename or error}") from None
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise damaged(path / "card.json", str(error)[:160]) from None
-    if verify and card["files"] != _digests(path, histories):
-        raise damaged(path, "a file does not match the card")
     return histories
 
 # %% ../../nbs/benchmarks/16_histories.ipynb #62f2fb75
-def _digests(folder: Path, histories: Histories) -> dict[str, str]:
+def _digests(histories: Histories) -> dict[str, str]:
     "A digest of each file's arrays, by name of the file."
     digest = lambda part: blake("".join(array_digest({name: part[name]}) for name in sorted(part)).encode())
     return {f"part-{number:05}.safetensors": digest(part)
@@ -423,15 +429,16 @@ def returns_by_tenth(histories: Histories) -> np.ndarray:
     sums, counts = np.zeros(10), np.zeros(10)
     for part in histories.parts:
         tenth = np.arange(histories.num_steps) * 10 // histories.num_steps
-        counts += np.bincount(tenth, (part["done"] > 0).sum(0), 10)
-        sums += np.bincount(tenth, part["reward"].sum(0, dtype=np.float64), 10)
+        ended = part["done"] > 0
+        counts += np.bincount(tenth, ended.sum(0), 10)
+        sums += np.bincount(tenth, (part["reward"] * ended).sum(0, dtype=np.float64), 10)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 def _write_card(folder: Path, histories: Histories, command: str | None) -> None:
     from xland_minigrid import __version__
     means = [None if np.isnan(x) else round(float(x), 4) for x in returns_by_tenth(histories)]
     card = {"about": histories.about, "command": command, "steps": len(histories) * histories.num_steps,
-            "returns_by_tenth": means, "files": _digests(folder, histories),
+            "returns_by_tenth": means, "files": _digests(histories),
             "versions": {"xland_minigrid": __version__, "jax": jax.__version__, "numpy": np.__version__}}
     with appearing(folder / "card.json") as temporary:
         temporary.write_text(json.dumps(card, indent=1) + "\n")
@@ -463,7 +470,7 @@ def check_histories(histories: Histories, env, params, *, batch: int = 256, prog
     The fields `expert_action` and `steps_to_go` are not compared. Raises `ValueError` with a step that differs: the
     data are damaged, or they come from another world or version.
     """
-    env, seen = _world(env, params), 0
+    env, seen, batch = _world(env, params), 0, checked_int("batch", batch, 1)
     if histories.parts[0]["observation"].shape[-1] != params.view_size:
         raise ValueError("These histories come from another world: "
                          "pass env and params as they were made with (histories.about tells).")

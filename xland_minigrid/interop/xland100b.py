@@ -51,8 +51,8 @@ def save_xland100b(histories: Histories, path, *, env_id: str, benchmark_id: str
     if len(set(count)) > 1:
         raise ValueError(f"Tasks have {count.min()} to {count.max()} histories, and this layout needs equally many of "
                          "each: leave out the surplus.")
-    owner, side = histories.array("task"), histories.parts[0]["observation"].shape[-1]
-    with (appearing(path) as temporary, h5py.File(temporary, "w") as file,
+    owner = histories.array("task")
+    with (appearing(path) as temporary, h5py.File(temporary, "w", libver="latest") as file,
           progress_bar(len(tasks), progress, "writing", "tasks") as bar):
         for number, task in enumerate(tasks):
             rows = [histories[int(i)] for i in np.flatnonzero(owner == task)]
@@ -63,8 +63,7 @@ def save_xland100b(histories: Histories, path, *, env_id: str, benchmark_id: str
             for name, array in data.items():
                 chunks = (1, min(4096, array.shape[1]), *array.shape[2:])
                 group.create_dataset(name, data=array, chunks=chunks, compression="gzip", compression_opts=level)
-            for name in _TASK:
-                group.create_dataset(f"task/{name}", data=np.stack([row[name] for row in rows]))
+            group.attrs.update({name: np.stack([row[name] for row in rows]) for name in _TASK})
             bar.update(1)
     return path
 
@@ -103,5 +102,5 @@ def _read_group(group) -> dict[str, np.ndarray]:
              for theirs, ours in _OURS.items()}
     missing = {"key": np.zeros((rows, 2), np.uint32), "goals": np.zeros((rows, 5), np.uint8),
                "rules": np.zeros((rows, 1, 7), np.uint8), "init_tiles": np.zeros((rows, 1, 2), np.uint8)}
-    part |= {name: group[f"task/{name}"][:] if f"task/{name}" in group else missing[name] for name in _TASK}
+    part |= {name: np.array(group.attrs[name] if name in group.attrs else missing[name]) for name in _TASK}
     return part | {"task": np.full(rows, int(group.attrs["ruleset-id"]), np.int64)}
