@@ -26,7 +26,7 @@ NO_PLAN = 254  # stands where a rule's number would, in the row of a task withou
 def plan_steps(plans) -> np.ndarray:
     """The rules to trigger for each task of a benchmark, uint8 `(n, M)`, from `benchmark.plans()`.
 
-    M is the length of the longest plan, at least 1; 255 fills shorter ones. The row of a task without a plan, because there is none or because it has registered kinds or a composed goal, is `NO_PLAN`:
+    M is the length of the longest plan, at least 1; 255 fills shorter ones. The row of a task without a plan, because it has no proof or because it has registered kinds or a composed goal, is `NO_PLAN`:
     the expert then does nothing, and `steps_to_go` is infinite.
     """
     longest = max(1, int(np.max(plans.num_steps, initial=0)))
@@ -38,7 +38,7 @@ def plan_steps(plans) -> np.ndarray:
 _CHAIN = 3  # how many products in a row, none of which can be carried, are looked at
 
 class TaskPlan(PyTreeNode):
-    """What has to happen in one task: U uses of objects, in order, the last of which is the goal; R rules. Made by `task_plan`.
+    """The uses that solve one task: U uses of objects, in order, the last of which is the goal; R rules. Made by `task_plan`.
 
     Sets of directions are four bits: up, right, down, left.
     """
@@ -53,7 +53,7 @@ class TaskPlan(PyTreeNode):
     consumer: jax.Array  # int32 (U,), the use that takes the product; its own number where none does
     after: jax.Array  # int32 (U,), another use that has to come first; its own number where none has to
     carry: jax.Array  # bool (U, 2), the input can be carried and stays what it is
-    room: jax.Array  # uint8 (U, 3), where there has to be room beside the product, for this use and those that follow from it
+    room: jax.Array  # uint8 (U, 3), where the product needs room next to it, for this use and the following ones
     walk: jax.Array  # bool (U, 3), that room is for the agent, not for an object
     rule_tile: jax.Array  # uint8 (R, 2)
     rule_near: jax.Array  # uint8 (R,)
@@ -152,7 +152,7 @@ def _scene(state) -> _Scene:
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #960b5a49
 class _Todo(NamedTuple):
-    "What is left of a plan."
+    "The part of a plan that is left."
     cell: jax.Array  # int32 (U, 2), where the inputs lie, -1 for nowhere
     in_hand: jax.Array  # bool (U, 2), the input is in the pocket
     need: jax.Array  # bool (U,)
@@ -380,7 +380,7 @@ def _action(scene: _Scene, found: _Search, seeds, arrive, pick: CellSet, enter: 
 _WEIGHTS = np.array([0.80, 4.48, 0.15, 0.138, 0.447, 0.035], np.float32)
 
 def _features(plan: TaskPlan, scene: _Scene, todo: _Todo) -> jax.Array:
-    """What is left after the first target, float32 (6,).
+    """Counts of the work after the first target, float32 (6,).
 
     Steps between the parts of pairs, pairs, other uses, walks between uses; the first and the last again where there are
     doors.
@@ -414,7 +414,7 @@ def steps_to_go(state, plan: TaskPlan) -> jax.Array:
 def explore(state, view_size: int) -> tuple[jax.Array, jax.Array]:
     """The action that brings unseen cells into view, and after how many steps.
 
-    state: with `cells` in which UNSEEN stands for what the agent has not seen yet, and `agent`. Only cells beside those known to be free or to hold a thing count, for what is behind a wall is not to be seen.
+    state: with `cells` in which UNSEEN stands for what the agent has not seen yet, and `agent`. Only cells next to those known to be free or to hold a thing count, for what is behind a wall is not to be seen.
     Returns int32 and float32 scalars; steps are infinite where nothing is left to be seen.
     """
     scene = _scene(state)

@@ -74,7 +74,8 @@ def data_folder() -> Path:
 
 # %% ../../nbs/benchmarks/04_files.ipynb #f
 _ALIGNED = 64
-_DTYPES = {"U8": np.uint8, "U16": np.uint16, "F16": np.float16, "U32": np.uint32, "I64": np.int64, "F32": np.float32, "BOOL": np.bool_}
+_DTYPES = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "I64": np.int64, "F16": np.float16, "F32": np.float32,
+           "BOOL": np.bool_}
 _DTYPE_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
 def _header(arrays, kind, manifest):

@@ -208,8 +208,9 @@ def trial_starts(env, params, rulesets, keys, num_trials: int):
 _stack_trials = jax.jit(lambda found: jax.tree.map(lambda *x: jnp.stack(x, axis=1), *found))
 
 def exceeds_encoding(goals, rules) -> bool:
-    "Whether encoded goals `(..., 5)` and rules `(..., 7)` leave something out: a composed goal, or several products of a rule."
-    return bool((np.asarray(goals)[..., 0] == COMPOSED).any() or further_products(np.asarray(rules).reshape(-1, 2)).any())
+    "Whether encoded goals `(..., 5)` or rules `(..., 7)` leave something out: a composed goal, or several products."
+    more = further_products(np.asarray(rules).reshape(-1, 2)).any()
+    return bool((np.asarray(goals)[..., 0] == COMPOSED).any() or more)
 
 def _plan(ruleset, state, params):
     plain = ruleset.extended is None or exceeds_encoding(ruleset.goal, ruleset.extended.rules)
@@ -219,10 +220,12 @@ def play_expert(env, params, rulesets, timesteps, expert=None) -> tuple[np.ndarr
     """Play an expert's plans from starts `(R,)` of the tasks `rulesets (R,)`.
 
     expert: a function `(ruleset, state, params) -> actions or None`; the grid oracle by default.
-    Returns the returns, float32 `(R,)`, NaN where the expert does not reach the goal in time, and the steps, int32 `(R,)`.
+    Gives the returns, float32 `(R,)`, NaN where the expert does not reach the goal in time, and the steps, int32
+    `(R,)`.
     """
     tasks, states = jax.device_get((rulesets, timesteps.state.replace(key=None)))
     row = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
     plans = [(expert or _plan)(row(tasks, i), row(states, i), params) for i in range(len(timesteps.reward))]
-    steps, rewards = outcomes(env, params, timesteps, [() if plan is None else plan[:params.max_steps] for plan in plans])
+    in_time = [() if plan is None else plan[:params.max_steps] for plan in plans]
+    steps, rewards = outcomes(env, params, timesteps, in_time)
     return np.where(rewards > 0, rewards, np.float32(np.nan)), steps

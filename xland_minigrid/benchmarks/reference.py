@@ -65,7 +65,7 @@ def _start(size: int, num_objects: int) -> Knowledge:
                      alive=jnp.ones(count, bool), skip=jnp.zeros(count, bool), target=jnp.int32(-1))
 
 def _seen(known: Knowledge, view, direction) -> Knowledge:
-    "What is known after a look: `view (V, V)` packed, the agent at the bottom centre."
+    "The knowledge after a look: `view (V, V)` packed, the agent at the bottom centre."
     size, half = view.shape[0], view.shape[0] // 2
     forward, right = jnp.asarray(DIRECTIONS)[direction], jnp.asarray(DIRECTIONS)[(direction + 1) % 4]
     ahead, aside = np.meshgrid(np.arange(size)[::-1], np.arange(size) - half, indexing="ij")
@@ -208,7 +208,7 @@ class ReferencePlayer:
         return _choose(_seen(known, pack_pairs(view), direction), view.shape[0])
 
 def _with_map(known: Knowledge, cells, position) -> Knowledge:
-    "What is known once the whole map has been shown, the agent at `position`."
+    "The knowledge once the whole map has been shown, the agent at `position`."
     whole = jnp.full_like(known.cells, END_OF_MAP)
     return known.replace(cells=jax.lax.dynamic_update_slice(whole, cells, tuple(known.agent.position - position)), objects=_listed(known.objects, cells))
 

@@ -86,7 +86,7 @@ class XLandEnv(gymnasium.Env):
         return seen.observation, _info(seen)
 
     def step(self, action):
-        "Step; returns `(observation, reward, terminated, truncated, info)`. Raises `ResetNeeded`, or as `check_one_action`."
+        "Step: `(observation, reward, terminated, truncated, info)`. Raises `ResetNeeded`, or as `check_one_action`."
         if self.timestep is None or self._over:
             raise ResetNeeded("No trial is running: call reset() first.")
         seen = self._simulator.step(check_one_action(action))
