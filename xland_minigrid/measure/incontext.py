@@ -31,7 +31,8 @@ LEARNERS = {
     "distilled reference": Learner("reference", "action")}
 
 def compare_learners(histories: int, updates: int, steps: int = 120, batch: int = 128, test_tasks: int = 400,
-                     num_trials: int = 10, seed: int = 1, network=None) -> Iterator[tuple[str, Evaluation]]:
+                     num_trials: int = 10, seed: int = 1, network=None,
+                     progress: bool = True) -> Iterator[tuple[str, Evaluation]]:
     """Train each of `LEARNERS` and evaluate it on held-out objects: pairs (name, evaluation).
 
     A random policy and the reference player come first.
@@ -51,7 +52,7 @@ def compare_learners(histories: int, updates: int, steps: int = 120, batch: int 
         data = record(player, env, params, tasks, range(histories), steps=steps, parameters=parameters)
         with tempfile.TemporaryDirectory() as folder:
             imitation = ImitationConfig(learner.target, length=steps, batch=batch, updates=updates, lr=2e-3)
-            agent = imitate(data, dataclasses.replace(base, out=folder), imitation).agent
+            agent = imitate(data, dataclasses.replace(base, out=folder), imitation, progress=progress).agent
         yield name, evaluate(agent, unseen, num_trials=num_trials, num_tasks=None)
 
 def learners_table(found: dict[str, Evaluation]) -> str:
