@@ -144,7 +144,7 @@ def _check_length(histories: Histories, length: int) -> None:
 
 @dataclass(frozen=True)
 class Windows:
-    """All windows of `length` steps, `stride` apart, history by history: a map-style data set for PyTorch.
+    """All windows of `length` steps, `stride` apart, in order: a map-style data set for PyTorch (2.3 or newer).
 
     Each window is a dictionary of arrays, `(length, ...)` for steps.
     """
