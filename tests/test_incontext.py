@@ -37,6 +37,7 @@ def test_an_agent_is_a_player(tasks):
     env, params = make_world(SMALL)
     first, second = (new_agent(dataclasses.replace(SMALL, seed=s)) for s in (0, 1))
     player = PolicyPlayer(NetworkPolicy(first.structure))
+    assert repr(player) == "PolicyPlayer(network, greedy=False)", "the same in every process: a recording can be continued"
     found = [record(player, env, params, tasks, range(8), parameters=agent.parameters, **ASKED) for agent in (first, first, second)]
     check_histories(found[0], env, params, batch=8)
     assert np.array_equal(found[0].array("action"), found[1].array("action")) and not np.array_equal(found[0].array("action"), found[2].array("action"))

@@ -35,11 +35,16 @@ from ..core.helpers import progress_bar
 from ..core.tiles import unpack
 
 # %% ../../nbs/baselines/18_incontext.ipynb #508435fd
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PolicyPlayer:
     "Adapter: makes a policy for `evaluate`, with `start` (or `begin`) and `act`, a player for `record`."
     policy: Any
     num_actions: int = NUM_ACTIONS
+
+    def __repr__(self) -> str:  # the same in every process, so that a recording can go on; weights have a digest
+        network = isinstance(self.policy, NetworkPolicy)
+        policy = f"network, greedy={self.policy.greedy}" if network else repr(self.policy)
+        return f"PolicyPlayer({policy})"
 
     def begin(self, parameters, timestep, rulesets, keys):
         inputs = first_inputs(timestep, self.num_actions, neighbors=True)
@@ -141,7 +146,7 @@ def imitation_loss(network: ActorCritic, inputs: Inputs, target) -> tuple[jax.Ar
 def _fitting(config: TrainConfig, histories: Histories) -> None:
     "Raise `ValueError` if the configuration has another world than the histories, or a network that cannot imitate."
     made, params = histories.about.get("world", {}), make_world(config)[1]
-    for name in ("view_size", "height", "width", "max_steps"):
+    for name in ("view_size", "height", "width", "max_steps", "grid_type"):
         if name in made and made[name] != getattr(params, name):
             raise ValueError(f"{name} is {made[name]} in the histories and {getattr(params, name)} in the "
                              "configuration: use the world that they were recorded in.")

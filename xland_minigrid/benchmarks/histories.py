@@ -299,7 +299,7 @@ def record(player, env, params, benchmark: Benchmark, numbers, *, steps: int, se
     """Record a player on tasks, one history each, with the expert's answer at every step.
 
     Args:
-        player: `NoisyExpert()`, or anything hashable with `begin` and `act`.
+        player: `NoisyExpert()`, or anything hashable with `begin` and `act`; its `repr` names it.
         parameters: a pytree for the player, such as the weights of a network.
         env, params: the world. The wrapper that resets in the same step replaces other auto-reset wrappers, and the
             tasks replace `params.ruleset`.
