@@ -41,10 +41,9 @@ class PolicyPlayer:
     policy: Any
     num_actions: int = NUM_ACTIONS
 
-    def __repr__(self) -> str:  # the same in every process, so that a recording can go on; weights have a digest
+    def __repr__(self) -> str:  # the same in every process, so a recording can go on
         network = isinstance(self.policy, NetworkPolicy)
-        policy = f"network, greedy={self.policy.greedy}" if network else repr(self.policy)
-        return f"PolicyPlayer({policy})"
+        return f"PolicyPlayer({f'network, greedy={self.policy.greedy}' if network else self.policy})"
 
     def begin(self, parameters, timestep, rulesets, keys):
         inputs = first_inputs(timestep, self.num_actions, neighbors=True)
@@ -83,28 +82,25 @@ def player_of(name: str, benchmark, env, params, *, greedy: bool = False) -> tup
 class _Seen(NamedTuple):
     "The part of a time step that `next_inputs` reads."
     observation: Any
-    agent: Any
+    direction: Any
+    pocket: Any
     reward: Any = None
     ended: Any = None
-    state = property(lambda self: self)
+    state = agent = property(lambda self: self)
 
     def last(self):
         return self.ended
 
-class _Agent(NamedTuple):
-    direction: Any
-    pocket: Any
-
 def windows_to_inputs(windows: dict, num_actions: int = NUM_ACTIONS) -> Inputs:
     "The `Inputs (T, B)` of an agent, from windows of histories, arrays `(B, T, ...)`."
     swap = lambda name: jnp.swapaxes(jnp.asarray(windows[name]), 0, 1)
-    agent = _Agent(swap("direction").astype(jnp.int32), unpack(swap("pocket")))
+    direction, pocket = swap("direction").astype(jnp.int32), unpack(swap("pocket"))
     view, action = unpack(swap("observation")), swap("action").astype(jnp.int32)
     reward, ended = swap("reward").astype(jnp.float32), swap("done") > 0
-    part = lambda cut, *more: _Seen(view[cut], jax.tree.map(lambda x: x[cut], agent), *more)
+    part = lambda cut, *more: _Seen(view[cut], direction[cut], pocket[cut], *more)
     first = first_inputs(part(slice(1)), num_actions, neighbors=True)
     before = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], (len(action) - 1, *x.shape[1:])), first)
-    before = before.replace(view=view[:-1], direction=agent.direction[:-1], pocket=agent.pocket[:-1])
+    before = before.replace(view=view[:-1], direction=direction[:-1], pocket=pocket[:-1])
     after = next_inputs(before, action[:-1], part(slice(1, None), reward[:-1], ended[:-1]))
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, after)
 
