@@ -41,7 +41,7 @@ class PolicyPlayer:
     policy: Any
     num_actions: int = NUM_ACTIONS
 
-    def __repr__(self) -> str:  # the same in every process, so a recording can go on
+    def __repr__(self) -> str:  # the same in every process
         network = isinstance(self.policy, NetworkPolicy)
         return f"PolicyPlayer({f'network, greedy={self.policy.greedy}' if network else self.policy})"
 
@@ -72,8 +72,7 @@ def player_of(name: str, benchmark, env, params, *, greedy: bool = False) -> tup
         return NoisyExpert(), None
     if name == "reference":
         if (player := reference_player(benchmark, env, params)) is None:
-            raise ValueError("These tasks have no reference player, because their goals or products are composed: "
-                             "choose another player.")
+            raise ValueError("Composed goals or products have no reference player: choose another player.")
         return PolicyPlayer(player), None
     agent = load_agent(name)
     return PolicyPlayer(NetworkPolicy(agent.structure, greedy)), agent.parameters
@@ -203,7 +202,7 @@ def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfi
 # %% ../../nbs/baselines/18_incontext.ipynb #5e1fca27
 def _learn(histories, config: TrainConfig, imitation: ImitationConfig, state: RunState, update, save, interrupts,
            loggers, log_every: int, progress: bool):
-    "Update until all updates are done or Ctrl-C: the state and the number of updates."
+    "Update until done or Ctrl-C: the state and the number of updates."
     begun = saved = time.monotonic()
     done, seen, needed = int(state.round), [], {*_NEEDED, imitation.target}
     with progress_bar(imitation.updates, progress, "imitating", "updates", done) as bar:
