@@ -397,7 +397,7 @@ def load_histories(path, *, verify: bool | None = None) -> Histories:
         return Histories([part], about)
     if not (path / "card.json").is_file():
         raise FileNotFoundError(f"{path} has no card.json: it holds no histories, or its recording was cut short; "
-                                "repeat the command or the call of record that made it, which goes on where it ended.")
+                                "repeat the call that made it, which goes on where it ended.")
     try:
         card = json.loads((path / "card.json").read_text())
         names, about = list(card["files"]), card["about"]
