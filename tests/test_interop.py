@@ -180,7 +180,7 @@ def test_tasks_from_a_generator(inside):
     params = env.default_params(tasks=Generator(), **SMALL)
     timestep = jax.jit(jax.vmap(env.reset, (None, 0)))(params, jax.random.split(jax.random.key(0), 30))
     assert len(np.unique(timestep.state.goal_encoding, axis=0)) == 2 and (timestep.state.carry.ruleset_id == -1).all()
-    with pytest.raises(ValueError, match="have no numbers"):
+    with pytest.raises(ValueError, match="without numbers cannot be weighed"):
         env.weigh(params, [1, 2])
 
 
