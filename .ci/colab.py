@@ -3,7 +3,7 @@
     python .ci/colab.py           write them
     python .ci/colab.py --check   write nothing, fail where one is stale, missing or left over
 
-A copy starts with a badge and one set-up cell, asks for a GPU, and keeps no outputs: it is for doing, the tutorial is for reading. It runs anywhere, since outside Colab the set-up
+A copy starts with a badge and one set-up cell, and keeps no outputs: it is for doing, the tutorial is for reading. It runs anywhere, since outside Colab the set-up
 cell does nothing. Its exercises are open: what stands in a tutorial's cell between `### BEGIN SOLUTION` and `### END SOLUTION` is left out, and follows folded below the check. What
 is to stand there instead may follow the opening mark, as in `### BEGIN SOLUTION: forge = ...`.
 
@@ -20,10 +20,11 @@ from settings import GITHUB, ROOT, badge, badge_url, settings
 def setup(name):
     "The set-up cell of a notebook."
     text = SETUP.replace("[train,pool]", f"[{EXTRAS.get(name, 'train,pool')}]")
-    if name not in ALONE:    # tutorials are made for a CPU
-        text = text.replace(", with smaller sizes", "")
+    if name in ALONE:
+        text = text.rstrip("\n") + ACCELERATOR
     if "trl" in EXTRAS.get(name, ""):    # PyTorch wants the card's memory, and JAX would take most of it in the next lines
-        text = text.replace("import sys\n", "import os\nimport sys\n", 1).replace("\nimport jax\n", '\nos.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")\nimport jax\n', 1)
+        text = text.replace("import subprocess\n", "import os\nimport subprocess\n", 1).replace(
+            "\nimport jax\n", '\nos.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")\nimport jax\n', 1)
     return text
 
 
@@ -34,32 +35,53 @@ def source(branch):
     return f"git+https://github.com/{GITHUB}@{branch}"
 
 
+PYTHON = tuple(map(int, settings["min_python"].split(".")))
+JAX = re.search(r'"jax>=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))[1]
+
 SETUP = f'''\
 #@title Setup {{ display-mode: "form" }}
+SOURCE = "{source(settings["branch"])}"  #@param {{type: "string"}}
+MADE_FOR = "{settings["version"]}"
+import subprocess
 import sys
 from importlib.metadata import version
 
-ON_COLAB = "google.colab" in sys.modules
-if ON_COLAB:
-    # Colab's own JAX, NumPy and widgets stay as they are: they fit its drivers and its front end.
+def install(source):
+    "Install the package from its repository or a wheel. Colab's JAX, NumPy and widgets stay: they fit its drivers and front end."
+    here = f"Python {{sys.version_info[0]}}.{{sys.version_info[1]}} and JAX {{version('jax')}}"
+    if sys.version_info < {PYTHON} or tuple(map(int, version("jax").split(".")[:3])) < {tuple(map(int, JAX.split(".")))}:
+        raise RuntimeError(f"This runtime has {{here}}; the notebook needs Python {settings["min_python"]} and JAX {JAX} or newer. In the menu choose "
+                           "Runtime > Change runtime type, pick the latest runtime version, and run this cell again.")
     with open("/tmp/colab-constraints.txt", "w") as constraints:
         constraints.writelines(f"{{name}}=={{version(name)}}\\n" for name in ("jax", "jaxlib", "numpy", "ipywidgets"))
-    %pip install --quiet --constraint /tmp/colab-constraints.txt "{settings["lib_name"]}[train,pool] @ {source(settings["branch"])}"
+    address = source if ":" in source else f"file://{{source}}"
+    done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--constraint", "/tmp/colab-constraints.txt",
+                           f"{settings["lib_name"]}[train,pool] @ {{address}}"], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{{done.stderr[-2000:]}}\\nThe installation failed; the lines above say why. SOURCE is the address of a repository "
+                           f"or of a wheel: check that {{source}} exists, then run this cell again.")
+
+ON_COLAB = "google.colab" in sys.modules
+if ON_COLAB:
+    install(SOURCE)
 
 import jax
 import {settings["lib_name"]}
 
 if ON_COLAB:
-    print(f"{settings["lib_name"]} {{version('{settings["lib_name"]}')}}, JAX {{jax.__version__}}, {{jax.default_backend()}}: {{jax.devices()[0].device_kind}}")
+    found = version("{settings["lib_name"]}")
+    print(f"{settings["lib_name"]} {{found}}, JAX {{jax.__version__}}, {{jax.default_backend()}}: {{jax.devices()[0].device_kind}}")
+    if found != MADE_FOR:
+        print(f"This notebook was made for version {{MADE_FOR}}. If a cell fails, open the notebook of version {{found}} from the repository.")'''
+
+# For the notebooks that want an accelerator.
+ACCELERATOR = '''
     if jax.default_backend() == "cpu":
         print("No accelerator is attached. All of this notebook runs without one, with smaller sizes. To get one: in the menu choose "
-              "Runtime > Change runtime type, pick T4 GPU or v5e-1 TPU, press Save, and run this cell again.")
-    else:
-        print("For another one: in the menu choose Runtime > Change runtime type, press Save, and run this cell again.")'''
+              "Runtime > Change runtime type, pick T4 GPU or v5e-1 TPU, press Save, and run this cell again.")'''
 
 METADATA = {
-    "accelerator": "GPU",
-    "colab": {"gpuType": "T4", "provenance": [], "toc_visible": True},
+    "colab": {"provenance": [], "toc_visible": True},
     "kernelspec": {"display_name": "python3", "language": "python", "name": "python3"},
 }
 

@@ -119,6 +119,73 @@ def test_the_standalone_ones_stand_alone(name):
     assert {"collect", "advantages", "update"} <= functions
 
 
+# The set-up cell, on a Colab that is made up ------------------------------------------------------------------------------------------------
+
+class Colab:
+    "Runs a set-up cell where `google.colab` exists and pip and the versions are those of a test."
+
+    def __init__(self, monkeypatch, capsys):
+        self.patch, self.out, self.commands, self.status = monkeypatch, capsys, [], 0
+        self.versions = {"jax": "0.9.1", "jaxlib": "0.9.1", "numpy": "2.1.0", "ipywidgets": "7.7.1", "xland_minigrid": colab.settings["version"]}
+        monkeypatch.setitem(sys.modules, "google.colab", object())
+        monkeypatch.setattr("importlib.metadata.version", self.versions.__getitem__)
+        monkeypatch.setattr(subprocess, "run", self.pip)
+
+    def pip(self, command, **how):
+        self.commands.append(command)
+        return SimpleNamespace(returncode=self.status, stderr="ERROR: could not find it")
+
+    def run(self, name="05_ppo_from_scratch", source=None):
+        text = colab.setup(name)
+        exec(text if source is None else re.sub(r'^SOURCE = ".*?"', f'SOURCE = "{source}"', text, flags=re.MULTILINE), {})
+        return self.out.readouterr().out
+
+
+@pytest.fixture
+def runtime(monkeypatch, capsys):
+    return Colab(monkeypatch, capsys)
+
+
+def test_set_up_installs_next_to_what_colab_has(runtime):
+    said = runtime.run()
+    (command,) = runtime.commands
+    assert command[-1] == f"xland_minigrid[train,pool] @ {colab.source('main')}" and Path(command[command.index("--constraint") + 1]).read_text().split("\n")[:2] == ["jax==0.9.1", "jaxlib==0.9.1"]
+    assert said.startswith(f"xland_minigrid {colab.settings['version']}, JAX") and "made for" not in said and "accelerator" not in said
+    assert "No accelerator is attached" in runtime.run("train_rl2_gpu")
+
+
+@pytest.mark.parametrize("source, address", [("https://example.org/xland_minigrid-0.1.0-py3-none-any.whl",) * 2, ("/content/a.whl", "file:///content/a.whl")])
+def test_set_up_takes_a_wheel(runtime, source, address):
+    runtime.run(source=source)
+    assert runtime.commands[0][-1].endswith(f"] @ {address}")
+
+
+def test_set_up_stops_at_the_first_failure_and_says_what_helps(runtime):
+    runtime.status = 1
+    with pytest.raises(RuntimeError, match="(?s)could not find it.*The installation failed.*SOURCE"):
+        runtime.run()
+    runtime.commands.clear()
+    runtime.versions["jax"] = "0.6.2"
+    with pytest.raises(RuntimeError, match="Python 3.* and JAX 0.6.2; the notebook needs Python 3.11 and JAX 0.7.2 or newer.*Change runtime type"):
+        runtime.run()
+    runtime.versions["jax"] = "0.9.1"
+    runtime.patch.setattr(sys, "version_info", (3, 10, 12))
+    with pytest.raises(RuntimeError, match="Python 3.10"):
+        runtime.run()
+    assert not runtime.commands, "nothing is installed where it cannot work"
+
+
+def test_set_up_names_the_version_it_was_made_for(runtime):
+    runtime.versions["xland_minigrid"] = "9.0"
+    assert f"made for version {colab.settings['version']}" in runtime.run() and runtime.commands
+
+
+def test_no_accelerator_is_asked_for_where_none_is_needed():
+    for path in (ROOT / "tutorials").glob("*.ipynb"):
+        asked = json.loads((ROOT / "colab" / path.name).read_text(encoding="utf-8"))["metadata"]
+        assert "accelerator" not in asked and "gpuType" not in asked["colab"], path
+
+
 # What is chosen on which device --------------------------------------------------------------------------------------------------------
 
 def card(platform, kind, gigabytes=None, **more):
