@@ -71,6 +71,7 @@ def report(histories: int = 4096, steps: int = 1250) -> Iterator[Page]:
         yield Page("Recording histories", f"{histories:,} histories of {steps:,} steps (an eighth of that for the "
                    "other players; those that learn, ppo, are four times as long), of training tasks of the named "
                    "split, with the expert's answer at every step. The expert has noise that falls from 1 to 0 over "
-                   "the first 80 % of a history. Files are written and counted; the sizes in the layout of XLand-100B come from 64 histories.", histories_table(found))
+                   "the first 80 % of a history. Files are written and counted; the sizes in the layout of "
+                   "XLand-100B come from 64 histories.", histories_table(found))
 
 script(report)
