@@ -188,6 +188,8 @@ SHORT = {
     # 03
     # 04
     # 05
+    "LEARNERS, UPDATES = 16, 150": "LEARNERS, UPDATES = 2, 10",
+    "total_steps=327_680, out": "total_steps=32_768, out",
     # 06
     "total_steps=4_000_000, out": "total_steps=40_000, out",
     "num_tasks=128, num_trials=8, every=40": "num_tasks=32, num_trials=8, every=20",
