@@ -171,7 +171,8 @@ def rejects(check: Exercise, right, wrong: Mapping[str, object], *, stumbles: tu
         print(f"{name}: {verdict.message}")
 
 # %% ../../nbs/tutor/01_exercise.ipynb #g
-MODULES = ("five_minutes", "anatomy", "environment", "benchmarks", "scaling", "ppo", "rl2", "probing", "sessions", "yours")  # of tutorials 0 to 9
+MODULES = ("five_minutes", "anatomy", "environment", "benchmarks", "scaling", "ppo", "rl2", "probing", "sessions", "grpo",
+           "yours")  # of tutorials 0 to 10
 
 def all_exercises() -> dict[str, Exercise]:
     "Every exercise of every tutorial, by number."
