@@ -193,7 +193,12 @@ SHORT = {
     # 07
     # 08
     # 09
+    "steps=24, groups=32, group_size=8, warmup=20": "steps=2, groups=4, group_size=4, warmup=2",
+    "range(4, config.steps + 1, 4)": "range(1, config.steps + 1)",
+    "lake_tasks(96)": "lake_tasks(12)",
+    "test_tasks(200)": "test_tasks(20)",
     # 10
+    "MiniGrid-StarMaze-7x7\", total_steps=500_000": "MiniGrid-StarMaze-7x7\", num_envs=16, steps_per_task=32, total_steps=1024",
 }
 
 def shortened(source: str) -> str:

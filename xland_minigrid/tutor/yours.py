@@ -138,7 +138,7 @@ def decoy(answer):
     starts = jax.jit(jax.vmap(env.reset, (None, 0)))(other, keys)
     _check_rooms(np.asarray(starts.state.cells), np.asarray(starts.state.agent.position))
     _check_chance(starts.state, keys)
-    _check_outcome(env, other, jax.tree.map(lambda x: x[0], starts))
+    _check_outcome(env, other, starts)
     return "Right: three hundred rooms, all different; the star wins and the ball loses."
 
 def _check_rooms(cells, position):
@@ -169,8 +169,11 @@ def _check_chance(state, keys):
     refuse((carried == given).all(-1).any(), "The state carries the key that the reset was given, so the next trial "
            "repeats this one: split the key, and put in a part that nothing else uses.")
 
-def _check_outcome(env, params, start):
-    step = jax.jit(env.step)
+def _check_outcome(env, params, starts):
+    step, cells = jax.jit(env.step), np.asarray(starts.state.cells)
+    star, ball = (np.argwhere(cells == pack(*thing))[:, 1:] for thing in (STAR, BALL))
+    apart = int(np.abs(star - ball).sum(1).argmax())  # far enough apart to test each by itself
+    start = jax.tree.map(lambda x: x[apart], starts)
     for thing, name in ((BALL, "ball"), (STAR, "star")):
         row, col = np.argwhere(np.asarray(start.state.cells) == pack(*thing))[0]
         spots = ((d, [(row - i * dr, col - i * dc) for i in (1, 2)]) for d, (dr, dc) in enumerate(DIRECTIONS))
