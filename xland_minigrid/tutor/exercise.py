@@ -193,8 +193,8 @@ SHORT = {
     # 07
     # 08
     # 09
-    "steps=24, groups=32, group_size=8, warmup=20": "steps=2, groups=4, group_size=4, warmup=2",
-    "range(4, config.steps + 1, 4)": "range(1, config.steps + 1)",
+    "steps=40, groups=32, group_size=8, warmup=20": "steps=2, groups=4, group_size=4, warmup=2",
+    "range(8, config.steps + 1, 8)": "range(1, config.steps + 1)",
     "lake_tasks(96)": "lake_tasks(12)",
     "test_tasks(200)": "test_tasks(20)",
     # 10
