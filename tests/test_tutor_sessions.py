@@ -123,5 +123,5 @@ async def the_groups(pool, rollout, tasks):
 
 
 def test_means_that_are_wrong():
-    refused(check.mean_rewards, (failures_as_zeros, "a failure is no reward"), (stops_at_the_first_failure, "EnvFault"), (zero_for_none, "there is no mean"), (too_few, "one entry for each"),
-            (not_a_number, "nan"), (the_groups, "a number is wanted"), (plain, "async def mean_rewards"))
+    refused(check.mean_rewards, (failures_as_zeros, "a failure is not a reward"), (stops_at_the_first_failure, "EnvFault"), (zero_for_none, "there is no mean"), (too_few, "one entry for each"),
+            (not_a_number, "nan"), (the_groups, "return a number"), (plain, "async def mean_rewards"))

@@ -24,7 +24,8 @@ from ..envs.registration import make
 from .anatomy import act_out
 from .exercise import WrongAnswer, exercise, refuse
 
-KEY, BALL, STAR = (Tiles.KEY, Colors.YELLOW), (Tiles.BALL, Colors.RED), (Tiles.STAR, Colors.PURPLE)  # those of the tutorial
+# The objects of the tutorial.
+KEY, BALL, STAR = (Tiles.KEY, Colors.YELLOW), (Tiles.BALL, Colors.RED), (Tiles.STAR, Colors.PURPLE)
 
 # %% ../../nbs/tutor/12_yours.ipynb #b
 _play = functools.partial(act_out, height=7, width=9)
@@ -35,7 +36,8 @@ def in_passing(answer):
     "`InPassing`: after a step forward, a thing left or right of the agent becomes another."
     if isinstance(answer, BaseRule):
         answer = type(answer)
-    refuse(not isinstance(answer, type) or not issubclass(answer, BaseRule), "Give a class that derives from OneTileRule.")
+    refuse(not isinstance(answer, type) or not issubclass(answer, BaseRule),
+           "Give a class that derives from OneTileRule.")
     known = rule_kinds.classes.get(getattr(answer, "ID", None)) is answer
     refuse(not known or answer.ID != 250, "The class is not registered under 250: put @register_rule(id=250) above it.")
     try:
@@ -65,16 +67,21 @@ def _check_passing(task, facing, side, where):
 
 # %% ../../nbs/tutor/12_yours.ipynb #d
 _SCRIPTS = (  # what happens, things, actions, and after which action the goal is reached
-    ("The agent picks up the key, walks to the ball and puts the key down there", {(2, 3): KEY, (2, 7): BALL}, (3, 0, 0, 0, 0, 1, 4, 1), 7),
-    ("The agent walks to the ball without ever having had the key", {(4, 3): KEY, (2, 7): BALL}, (0, 0, 0, 0, 1, 1), None),
-    ("The agent picks up the key, puts it down at once, and walks to the ball", {(2, 3): KEY, (2, 7): BALL}, (3, 1, 4, 2, 0, 0, 0, 0, 1), 8),
-    ("The agent picks up the key and walks about, far from the ball", {(2, 3): KEY, (2, 7): BALL}, (3, 0, 1, 4, 2), None),
+    ("The agent picks up the key, walks to the ball and puts the key down there",
+     {(2, 3): KEY, (2, 7): BALL}, (3, 0, 0, 0, 0, 1, 4, 1), 7),
+    ("The agent walks to the ball without ever having had the key",
+     {(4, 3): KEY, (2, 7): BALL}, (0, 0, 0, 0, 1, 1), None),
+    ("The agent picks up the key, puts it down at once, and walks to the ball",
+     {(2, 3): KEY, (2, 7): BALL}, (3, 1, 4, 2, 0, 0, 0, 0, 1), 8),
+    ("The agent picks up the key and walks about, far from the ball",
+     {(2, 3): KEY, (2, 7): BALL}, (3, 0, 1, 4, 2), None),
 )
 
 @exercise("10.2", "First and then", level=2, minutes=15)
 def first_and_then(answer):
     "A composed goal: have held the key, later be next to the ball without it."
-    refuse(not isinstance(answer, (BaseGoal, Composed)), "Give a goal: an instance of a goal class, or AllOf, AnyOf, Not, InOrder of goals.")
+    refuse(not isinstance(answer, (BaseGoal, Composed)),
+           "Give a goal: an instance of a goal class, or AllOf, AnyOf, Not, InOrder of goals.")
     task = make_ruleset(answer, [], [KEY, BALL]).extend()
     task = pad_ruleset(task, 1, 2, max(8, len(compose(answer))))
     for what, things, actions, right in _SCRIPTS:
@@ -95,7 +102,8 @@ def hall(answer):
     "`hall(n)`: a layout with pillars where row and column are even."
     for n in (7, 9, 13):
         plan = answer(n)
-        refuse(not isinstance(plan, Layout), f"hall({n}) is a {type(plan).__name__}; return a Layout (`drawn` makes one from a drawing).")
+        refuse(not isinstance(plan, Layout), f"hall({n}) is a {type(plan).__name__}; return a Layout "
+               "(`drawn` makes one from a drawing).")
         try:
             check_layout(plan, n, n)
         except ValueError as error:
@@ -117,7 +125,8 @@ def _check_hall(n, plan):
 
 def _check_resets(plan):
     n = plan.cells.shape[0]
-    env, params = make("XLand-MiniGrid-R1-9x9", height=n, width=n, layout=plan, ruleset=make_ruleset(None, [], [KEY, BALL, STAR]))
+    task = make_ruleset(None, [], [KEY, BALL, STAR])
+    env, params = make("XLand-MiniGrid-R1-9x9", height=n, width=n, layout=plan, ruleset=task)
     state = jax.jit(jax.vmap(env.reset, (None, 0)))(params, jax.random.split(jax.random.key(0), 100)).state
     things = ((state.cells != FLOOR) & (state.cells != WALL)).sum((1, 2))
     refuse(not (np.asarray(things) == 3).all() or not ((np.asarray(state.cells) == WALL) == _is_wall(n)).all(),
@@ -127,12 +136,13 @@ def _check_resets(plan):
 @exercise("10.4", "A decoy", answer="Decoy", level=3, minutes=25)
 def decoy(answer):
     "`Decoy`, a subclass of StarMaze: an empty room with a star to find and a ball that must not be picked up."
-    refuse(not isinstance(answer, type) or not issubclass(answer, Environment), "Give a class that derives from StarMaze.")
+    refuse(not isinstance(answer, type) or not issubclass(answer, Environment),
+           "Give a class that derives from StarMaze.")
     env = answer()
     params, other = env.default_params(), env.default_params(height=9, width=7, max_steps=10)
     usual, asked = ((p.height, p.width, p.max_steps) for p in (params, other))
-    refuse(usual != (7, 7, 196), f"By default height, width and max_steps are {usual}; they should be (7, 7, 196), as in "
-           "StarMaze: inherit `default_params`.")
+    refuse(usual != (7, 7, 196), f"By default height, width and max_steps are {usual}; they should be (7, 7, 196), as "
+           "in StarMaze: inherit `default_params`.")
     refuse(asked != (9, 7, 10), f"With height=9, width=7, max_steps=10 the parameters are {asked}.")
     keys = jax.random.split(jax.random.key(0), 300)
     starts = jax.jit(jax.vmap(env.reset, (None, 0)))(other, keys)
@@ -150,10 +160,11 @@ def _check_rooms(cells, position):
         refuse((count != 1).any(), f"In {np.mean(count != 1):.0%} of 300 starts the room has "
                f"{'no' if (count == 0).any() else 'more than one'} {tile_name(*thing)}: put one on a cell that is "
                "still floor.")
-    refuse((np.isin(cells, (WALL, FLOOR)).sum((1, 2)) != 61).any(), "The room contains more than the star and the ball.")
+    refuse((np.isin(cells, (WALL, FLOOR)).sum((1, 2)) != 61).any(),
+           "The room contains more than the star and the ball.")
     under = cells[np.arange(len(cells)), *position.T]
-    refuse((under != FLOOR).any(), f"In {np.mean(under != FLOOR):.0%} of 300 starts the agent stands on the ball or the "
-           "star: leave its cell out of the draw.")
+    refuse((under != FLOOR).any(), f"In {np.mean(under != FLOOR):.0%} of 300 starts the agent stands on the ball or "
+           "the star: leave its cell out of the draw.")
 
 def _check_chance(state, keys):
     cells, thing = np.asarray(state.cells).reshape(300, -1), {"star": pack(*STAR), "ball": pack(*BALL)}
@@ -169,6 +180,7 @@ def _check_chance(state, keys):
     refuse((carried == given).all(-1).any(), "The state carries the key that the reset was given, so the next trial "
            "repeats this one: split the key, and put in a part that nothing else uses.")
 
+# %% ../../nbs/tutor/12_yours.ipynb #72e6a469
 def _check_outcome(env, params, starts):
     step, cells = jax.jit(env.step), np.asarray(starts.state.cells)
     star, ball = (np.argwhere(cells == pack(*thing))[:, 1:] for thing in (STAR, BALL))
@@ -187,8 +199,8 @@ def _check_outcome(env, params, starts):
         if name == "ball":
             held = step(params, near, jnp.int32(3))
             ended = "goes on" if not held.last() else "is won" if float(held.reward) > 0 else "is lost"
-            refuse(ended != "is lost", f"When the agent picks up the ball, the trial {ended}; it should be lost: return "
-                   "(won, lost) from `_outcome`.")
+            refuse(ended != "is lost", f"When the agent picks up the ball, the trial {ended}; it should be lost: "
+                   "return (won, lost) from `_outcome`.")
             refuse(float(held.discount) != 0, "A lost trial has the discount 0; here it is 1, as if time had run out.")
 
 _VERB = {"is won": "be won", "goes on": "go on"}
