@@ -11,7 +11,7 @@ from xland_minigrid.baselines import nnx
 from xland_minigrid.baselines.agents import load_agent
 from xland_minigrid.baselines.demo import OBJECTS, demo_plan, held_out_objects, hold_tasks
 from xland_minigrid.baselines.evaluation import NetworkPolicy, evaluate
-from xland_minigrid.baselines.incontext import ImitationConfig, PolicyPlayer, imitate, imitation_loss, player_of, windows_to_inputs
+from xland_minigrid.baselines.incontext import ImitationConfig, PolicyPlayer, PPOPlayer, draw_tasks, imitate, imitation_loss, player_of, windows_to_inputs
 from xland_minigrid.baselines.networks import NetworkConfig
 from xland_minigrid.baselines.rl2 import TrainConfig, make_world, new_agent
 from xland_minigrid.benchmarks.histories import NO_ADVICE, Histories, NoisyExpert, check_histories, load_histories, record
@@ -41,6 +41,24 @@ def test_an_agent_is_a_player(tasks):
     found = [record(player, env, params, tasks, range(8), parameters=agent.parameters, **ASKED) for agent in (first, first, second)]
     check_histories(found[0], env, params, batch=8)
     assert np.array_equal(found[0].array("action"), found[1].array("action")) and not np.array_equal(found[0].array("action"), found[2].array("action"))
+
+
+def test_a_learner_is_a_player(tasks):
+    """Every task has a learner of its own, whose updates change what it does from the first one on, and nothing before it; the histories replay."""
+    env, params = make_world(SMALL)
+    player = PPOPlayer(group=8, steps_per_update=16, network=dataclasses.replace(SMALL.network, event=0, attention=False))
+    play = lambda player: record(player, env, params, tasks, np.repeat([3, 1], 8), steps=64, batch=16)
+    learned, asked = play(player), draw_tasks(player, 40, 20)
+    assert len(asked) == 16 and len(set(asked)) == 2 and (asked[:8] == asked[0]).all() and len(set(draw_tasks(NoisyExpert(), 40, 20))) == 20
+    check_histories(learned, env, params, batch=8)
+    assert learned.array("task").tolist() == [3] * 8 + [1] * 8 and len(np.unique(learned.array("key"), axis=0)) == 16
+    frozen = play(dataclasses.replace(player, ppo=dataclasses.replace(player.ppo, lr=1e-12)))
+    same = [np.array_equal(learned.array("action")[:, cut], frozen.array("action")[:, cut]) for cut in (slice(16), slice(16, None))]
+    assert same == [True, False]
+    wrong = {
+        "group and minibatches": lambda: PPOPlayer(group=6), "no group": lambda: PPOPlayer(group=0), "no steps": lambda: PPOPlayer(steps_per_update=0),
+        "batch": lambda: record(player, env, params, tasks, [1] * 24, steps=16, batch=12)}
+    assert refusals({name: (call, ValueError, r"\.$") for name, call in wrong.items()}) == {}
 
 
 def test_steps_without_advice_do_not_count(histories):

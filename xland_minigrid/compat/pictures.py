@@ -161,7 +161,7 @@ def render(grid, agent: AgentState | None = None, view_size: int = 7, tile_size:
     "Draw a grid `(H, W, 2)`, uint8 `(H * tile_size, W * tile_size, 3)`, lighter where the agent sees."
     return draw_grid(tiles_from_upstream(np.asarray(grid)), agent and agent_in(agent), int(view_size), int(tile_size))
 
-# %% ../../nbs/compat/07_pictures.ipynb #5272b8eb
+# %% ../../nbs/compat/07_pictures.ipynb #e
 TILE_SIZE = 32
 
 def tile_cache(native: bool = False) -> np.ndarray:

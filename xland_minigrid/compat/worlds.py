@@ -89,7 +89,7 @@ def state_out(state: environment.State) -> State:
     return State(key=state.key, step_num=state.step_num, cells=state.cells, agent=agent_out(state.agent),
                  goal=state.goal_encoding, rules=state.rules, carry=state.carry)
 
-# %% ../../nbs/compat/05_worlds.ipynb #cf1362f4
+# %% ../../nbs/compat/05_worlds.ipynb #d
 def _native(params):
     return params.replace(ruleset=ruleset_from_upstream(params.ruleset)) if hasattr(params, "ruleset") else params
 

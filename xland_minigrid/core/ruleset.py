@@ -6,7 +6,7 @@
 __all__ = ['COMPOSED', 'RuleSet', 'check_extended', 'check_ruleset', 'make_ruleset', 'assemble', 'pad_ruleset', 'stack_rulesets',
            'empty_ruleset', 'format_ruleset', 'print_ruleset']
 
-# %% ../../nbs/core/10_ruleset.ipynb #8df83f95
+# %% ../../nbs/core/10_ruleset.ipynb #a
 import jax
 import jax.numpy as jnp
 import numpy as np

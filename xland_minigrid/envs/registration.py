@@ -27,7 +27,7 @@ def load(entry_point: str) -> type:
     module, name = entry_point.split(":")
     return getattr(importlib.import_module(module), name)
 
-# %% ../../nbs/envs/03_registration.ipynb #eb35f50a
+# %% ../../nbs/envs/03_registration.ipynb #c
 class EnvRegistry:
     "Environments by id. `built_in`: ids that cannot be replaced."
 

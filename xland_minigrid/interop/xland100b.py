@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['save_xland100b', 'load_xland100b']
 
-# %% ../../nbs/interop/05_xland100b.ipynb #8cf26314
+# %% ../../nbs/interop/05_xland100b.ipynb #a
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..core.helpers import appearing, progress_bar
 from ..core.tiles import EMPTY, END_OF_MAP, pack_pairs, unpack
 from .upstream import tiles_from_upstream, tiles_to_upstream
 
-# %% ../../nbs/interop/05_xland100b.ipynb #e69bfa12
+# %% ../../nbs/interop/05_xland100b.ipynb #b
 _COLORS = 12
 _THEIRS = {"states": "observation", "actions": "action", "rewards": "reward", "expert_actions": "expert_action"}
 _OURS = {"directions": "direction", "pockets": "pocket", "steps_to_go": "steps_to_go"}
@@ -29,7 +29,7 @@ def _from_states(states) -> np.ndarray:
     pairs = np.stack(np.divmod(np.asarray(states), np.uint8(_COLORS)), axis=-1)
     return np.asarray(pack_pairs(tiles_from_upstream(pairs, zero=unpack(np.uint8(END_OF_MAP)))))
 
-# %% ../../nbs/interop/05_xland100b.ipynb #2fe082ed
+# %% ../../nbs/interop/05_xland100b.ipynb #c
 def _h5py():
     try:
         import h5py
@@ -67,7 +67,7 @@ def save_xland100b(histories: Histories, path, *, env_id: str, benchmark_id: str
             bar.update(1)
     return path
 
-# %% ../../nbs/interop/05_xland100b.ipynb #4ae52159
+# %% ../../nbs/interop/05_xland100b.ipynb #d
 def load_xland100b(path, groups=None) -> Histories:
     """Histories of a file in the layout of XLand-100B, in memory, one part per group.
 

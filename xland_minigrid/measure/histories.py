@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CASES', 'measure_maker', 'histories_table', 'report']
 
-# %% ../../nbs/measure/17_histories.ipynb #2c9730be
+# %% ../../nbs/measure/17_histories.ipynb #a
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,16 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from ..baselines.incontext import player_of
+from ..baselines.incontext import draw_tasks, player_of
 from ..baselines.rl2 import TrainConfig, load_tasks, make_world
 from ..benchmarks.histories import load_histories, record, returns_by_tenth
 from ..core.helpers import checked_int
 from ..interop.xland100b import save_xland100b
 from .report import Page, markdown_table, script
 
-# %% ../../nbs/measure/17_histories.ipynb #6078de0c
+# %% ../../nbs/measure/17_histories.ipynb #b
 CASES = {  # player, benchmark: changes to the default world, R1-9x9 with trials of 50 steps
     ("expert", "trivial-1m"): {}, ("expert", "small-1m"): {}, ("reference", "trivial-1m"): {},
+    ("ppo", "trivial-1m"): {},
     ("expert", "high-1m"): {"env_id": "XLand-MiniGrid-R4-13x13", "max_steps": None}}
 
 def measure_maker(player: str, benchmark: str, count: int, steps: int, archived: int = 64, **changes) -> dict:
@@ -32,8 +33,8 @@ def measure_maker(player: str, benchmark: str, count: int, steps: int, archived:
     """
     config = TrainConfig(benchmark=benchmark, **changes)
     tasks, (env, params) = load_tasks(config)[0], make_world(config)
-    numbers = np.random.default_rng(0).permutation(len(tasks))[:checked_int("count", count, 1)]
     made, parameters = player_of(player, tasks, env, params)
+    numbers = draw_tasks(made, len(tasks), checked_int("count", count, 1))
     play = lambda folder, length: record(made, env, params, tasks, numbers, steps=length, parameters=parameters,
                                          folder=folder)
     with tempfile.TemporaryDirectory() as folder:
@@ -55,21 +56,22 @@ def histories_table(found: dict) -> str:
         (*case, world(case), f"{row['steps/s']:,.0f}", f"{row['bytes']:.1f}", f"{row['archived']:.1f}",
          f"{row['returns'][0]:.2f}, {row['returns'][-1]:.2f}") for case, row in found.items()])
 
-# %% ../../nbs/measure/17_histories.ipynb #e06a1617
+# %% ../../nbs/measure/17_histories.ipynb #c
 def report(histories: int = 4096, steps: int = 1250) -> Iterator[Page]:
     """Record histories of several players and worlds, and measure speed and size.
 
     Args:
-        histories: histories of each expert case; the reference player records an eighth
-        steps: steps of each history
+        histories: histories of each expert case; the other players record an eighth
+        steps: steps of each history; four times as many for learning ones
     """
     found = {}
     for (player, benchmark), changes in CASES.items():
-        count = histories if player == "expert" else histories // 8
-        found[player, benchmark] = measure_maker(player, benchmark, count, steps, **changes)
+        count, length = histories if player == "expert" else histories // 8, steps * (4 if player == "ppo" else 1)
+        found[player, benchmark] = measure_maker(player, benchmark, count, length, **changes)
         yield Page("Recording histories", f"{histories:,} histories of {steps:,} steps (an eighth of that for the "
-                   "reference player), of training tasks of the named split, with the expert's answer at every step. "
-                   "The expert has noise that falls from 1 to 0 over the first 80 % of a history. Files are written "
-                   "and counted; the sizes in the layout of XLand-100B come from 64 histories.", histories_table(found))
+                   "other players; those that learn, ppo, are four times as long), of training tasks of the named "
+                   "split, with the expert's answer at every step. The expert has noise that falls from 1 to 0 over "
+                   "the first 80 % of a history. Files are written and counted; the sizes in the layout of "
+                   "XLand-100B come from 64 histories.", histories_table(found))
 
 script(report)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LEARNERS', 'Learner', 'compare_learners', 'learners_table', 'report']
 
-# %% ../../nbs/measure/18_incontext.ipynb #11cf855b
+# %% ../../nbs/measure/18_incontext.ipynb #a
 import dataclasses
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from ..baselines.rl2 import make_world
 from ..benchmarks.histories import NoisyExpert, record
 from .report import Page, markdown_table, script
 
-# %% ../../nbs/measure/18_incontext.ipynb #754c8025
+# %% ../../nbs/measure/18_incontext.ipynb #b
 class Learner(NamedTuple):
     "A row of the table: the player that made the histories, and the target of the prediction."
     player: str
@@ -63,7 +63,7 @@ def learners_table(found: dict[str, Evaluation]) -> str:
     return markdown_table(["learner", "histories of", "target", *(f"trial {t}" for t in trials), "mean return"],
                           [(name, *LEARNERS.get(name, ("", "")), *row(e)) for name, e in found.items()])
 
-# %% ../../nbs/measure/18_incontext.ipynb #1fb212e9
+# %% ../../nbs/measure/18_incontext.ipynb #c
 def report(histories: int = 4096, updates: int = 400) -> Iterator[Page]:
     """Compare agents that learned from histories, on objects that they have never seen.
 

@@ -145,7 +145,7 @@ class LocalLink:
         if self.seat is not None:
             self.host.release(self.seat, "close")
 
-# %% ../../nbs/pool/10_client.ipynb #53a1674d
+# %% ../../nbs/pool/10_client.ipynb #a
 _FINAL = {1000: "ended this session", 1001: "shut down", 1008: "refused to go on with this session",
           4002: "ended this session, which was idle"}
 
@@ -197,7 +197,7 @@ class Connection:
     def broken(self) -> bool:
         return self.ws is None or self.ws.state.name == "CLOSED" and self.ws.close_code not in _FINAL
 
-# %% ../../nbs/pool/10_client.ipynb #bc2cc19e
+# %% ../../nbs/pool/10_client.ipynb #h
 class Reconnecting(Connection):
     async def _again(self, attempt, since, error):
         if time.monotonic() - since > self.resume_for:
@@ -229,7 +229,7 @@ class Reconnecting(Connection):
             except PoolError as error:
                 await self._again(attempt, since, error)
 
-# %% ../../nbs/pool/10_client.ipynb #4f772bc6
+# %% ../../nbs/pool/10_client.ipynb #i
 class SocketLink(Reconnecting):
     "A link to a session on a server, for use on the I/O thread only."
     async def request(self, number: int, op: str, value) -> Reply:

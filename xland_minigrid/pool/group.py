@@ -251,7 +251,7 @@ class _Steps(_Record):
         if not self.settled:
             self.error, self.seconds = str(reason) or "failed", time.monotonic() - self._begun
 
-# %% ../../nbs/pool/11_group.ipynb #a0ec1ae1
+# %% ../../nbs/pool/11_group.ipynb #c
 class Rollout(_Steps):
     """One episode, from the reset to its end.
 

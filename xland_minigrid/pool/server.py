@@ -340,7 +340,7 @@ def _counted(connections):
 
     return Counted
 
-# %% ../../nbs/pool/09_server.ipynb #000ebd32
+# %% ../../nbs/pool/09_server.ipynb #c
 class Reception(Door):
     def _admit(self, connection, request, response):
         if response.status_code != 101 or getattr(connection, "openenv", None) is None:

@@ -147,7 +147,7 @@ async def bounded(work, seconds: float):
             return EnvFault(f"The environment took over {seconds:g} s; the episode is void: reset and start again.")
         return env_fault(error)
 
-# %% ../../nbs/pool/07_sessions.ipynb #ac678e15
+# %% ../../nbs/pool/07_sessions.ipynb #a
 class Conversation:
     "A text session of a `TextBackend`: its environment, if any, and the messages so far."
     def __init__(self, places, lease: Lease):
@@ -201,7 +201,7 @@ class Conversation:
                 log_event("close_failed", error)
         return None if old is None else self.places.background.start(close())
 
-# %% ../../nbs/pool/07_sessions.ipynb #cab76654
+# %% ../../nbs/pool/07_sessions.ipynb #h
 class TextBackend:
     "Places for `n` text environments: a name, a class, or None if tasks name them. config: part of every `env_config`."
     kind, live, epoch, autoreset = "text", property(lambda self: len(self.leases)), 0, False

@@ -78,7 +78,7 @@ class Follower:
         if self._thread.is_alive():
             self._thread.join(5)
 
-# %% ../../nbs/pool/16_status.ipynb #686a4728
+# %% ../../nbs/pool/16_status.ipynb #c
 class Watch(Follower, contextlib.AbstractContextManager):
     "A table (`html`) of a pool or a server, updated every `every` seconds. Raises `TypeError` or `ValueError`."
     def __exit__(self, *_):

@@ -190,6 +190,10 @@ SHORT = {
     # 04
     # 05
     # 06
+    "total_steps=4_000_000, out": "total_steps=40_000, out",
+    "num_tasks=128, num_trials=8, every=40": "num_tasks=32, num_trials=8, every=20",
+    "num_tasks = 500": "num_tasks = 40",
+    "tries=60": "tries=2",
     # 07
     # 08
     # 09
