@@ -18,7 +18,7 @@ import colab
 pytestmark = pytest.mark.newest
 
 NAMES = ("00_five_minutes", "01_anatomy_of_a_ruleset", "02_the_environment", "03_benchmarks", "04_scaling_with_vmap", "05_ppo_from_scratch", "06_rl2",
-         "07_what_has_it_learned", "08_many_sessions_at_once", "09_make_it_yours")
+         "07_what_has_it_learned", "08_many_sessions_at_once", "09_grpo", "10_make_it_yours")
 PATHS = [ROOT / "tutorials" / f"{name}.ipynb" for name in NAMES]
 HEADING = re.compile(r"^### Exercise (\d+\.\d+) · (.+)\n\n(●○○ easy|●●○ medium|●●● hard) · (\d+) minutes\n\n", re.MULTILINE)
 LEVELS = {"●○○ easy": 1, "●●○ medium": 2, "●●● hard": 3}
@@ -44,7 +44,7 @@ def prose(path):
     return "\n\n".join(source(cell) for cell in cells(path, "markdown"))
 
 
-def test_there_are_ten():
+def test_there_are_eleven():
     assert sorted(path.stem for path in (ROOT / "tutorials").glob("*.ipynb")) == list(NAMES) and len(MODULES) == len(NAMES)
 
 

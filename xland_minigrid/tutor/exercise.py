@@ -171,7 +171,8 @@ def rejects(check: Exercise, right, wrong: Mapping[str, object], *, stumbles: tu
         print(f"{name}: {verdict.message}")
 
 # %% ../../nbs/tutor/01_exercise.ipynb #g
-MODULES = ("five_minutes", "anatomy", "environment", "benchmarks", "scaling", "ppo", "rl2", "probing", "sessions", "yours")  # of tutorials 0 to 9
+MODULES = ("five_minutes", "anatomy", "environment", "benchmarks", "scaling", "ppo", "rl2", "probing", "sessions", "grpo",
+           "yours")  # of tutorials 0 to 10
 
 def all_exercises() -> dict[str, Exercise]:
     "Every exercise of every tutorial, by number."
@@ -198,7 +199,12 @@ SHORT = {
     # 07
     # 08
     # 09
+    "steps=40, groups=32, group_size=8, warmup=20": "steps=2, groups=4, group_size=4, warmup=2",
+    "range(8, config.steps + 1, 8)": "range(1, config.steps + 1)",
+    "lake_tasks(96)": "lake_tasks(12)",
+    "test_tasks(200)": "test_tasks(20)",
     # 10
+    "MiniGrid-StarMaze-7x7\", total_steps=500_000": "MiniGrid-StarMaze-7x7\", num_envs=16, steps_per_task=32, total_steps=1024",
 }
 
 def shortened(source: str) -> str:
