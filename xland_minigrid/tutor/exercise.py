@@ -183,6 +183,19 @@ def rejects(check: Exercise, right, wrong: Mapping[str, object], *, stumbles: tu
             raise AssertionError(f"{name}: the checker stumbles over {type(verdict.error).__name__}: {verdict.error}") from verdict.error
         print(f"{name}: {verdict.message}")
 
+# %% ../../nbs/tutor/01_exercise.ipynb #5a3d7d0d
+OURS: dict[str, Callable] = {}  # our solutions, by the name of the answer
+
+def ours(solution: Callable) -> Callable:
+    "Keep our solution for `or_ours`: a decorator; a function `_our_forge` solves the exercise whose answer is `forge`."
+    OURS[solution.__name__.removeprefix("_our_")] = solution
+    return solution
+
+def or_ours(answer: Callable) -> Callable:
+    "The reader's function if its check passes, else our solution with the same name."
+    check = next(one for one in EXERCISES.values() if one.answer == answer.__name__)
+    return answer if check(answer) else OURS[answer.__name__]
+
 # %% ../../nbs/tutor/01_exercise.ipynb #g
 MODULES = ("five_minutes", "anatomy", "environment", "benchmarks", "scaling", "ppo", "rl2", "probing", "sessions", "grpo",
            "yours")  # of tutorials 0 to 10
@@ -200,6 +213,7 @@ SHORT = {
     # 01
     # 02
     # 03
+    'generate_benchmark("high", n=1_000_000)': 'generate_benchmark("high", n=20_000)',
     # 04
     # 05
     "LEARNERS, UPDATES = 16, 150": "LEARNERS, UPDATES = 2, 10",

@@ -8,7 +8,7 @@ __all__ = ['returns', 'normalised', 'gae', 'clipped_loss']
 # %% ../../nbs/tutor/07_ppo.ipynb #a
 import numpy as np
 
-from .exercise import WrongAnswer, compare, exercise, numbers, refuse
+from .exercise import WrongAnswer, compare, exercise, numbers, or_ours, ours, refuse  # noqa: F401
 
 # %% ../../nbs/tutor/07_ppo.ipynb #b
 def _array(found, shape, name, asked="one number for each step"):
