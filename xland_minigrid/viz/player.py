@@ -130,7 +130,8 @@ border-radius:3px;background:none;font-size:11px}
 .xmg .xmg-ticks button:empty{width:2px;height:6px;padding:0;background:rgba(128,128,128,.6)}
 .xmg .xmg-ticks button[aria-current=true]{background:#3b8cff;color:#fff}
 .xmg-count{margin-left:auto;font-variant-numeric:tabular-nums;opacity:.8;white-space:nowrap}
-.xmg-note{min-height:1.4em;margin-top:4px;white-space:pre-wrap}
+.xmg-note{min-height:1.4em;margin-top:4px;white-space:pre-wrap;display:flex;gap:14px}.xmg-note>*{flex:1;min-width:0}
+.xmg:focus{outline:0}.xmg:focus-visible canvas{outline:2px solid #3b8cff}
 .xmg-chips{display:flex;flex-wrap:wrap;gap:4px;margin-top:6px;font-size:12px}
 .xmg .xmg-chips button{height:24px;padding:0 8px;border-radius:12px;font-size:12px}
 .xmg .xmg-chips button[aria-current=true]{background:#2563eb;border-color:#2563eb;color:#fff}
@@ -150,7 +151,7 @@ font-size:12px}
 .xmg-track{height:9px;border-radius:5px;background:rgba(128,128,128,.25);overflow:hidden}
 .xmg-fill{display:block;height:9px;border-radius:5px;background:#3b8cff}
 .xmg-true{font-weight:700}.xmg-true .xmg-fill{background:#2e9e5b}
-.xmg-head{font-weight:600;margin-bottom:2px}
+.xmg-head{font-weight:600;margin-bottom:2px;white-space:pre-line}
 """
 
 # %% ../../nbs/viz/02_player.ipynb #h
@@ -181,7 +182,8 @@ _SCRIPT = """
   const go = k => { t = Math.max(0, Math.min(n - 1, k));\
  for (let i = t < drawn ? 0 : drawn + 1; i <= t; i++) paint(i); drawn = t;
     slider.value = t; $('.xmg-count').textContent = (t + 1) + ' / ' + n;\
- $('.xmg-note').textContent = d.captions[t] || ''; bars(); lines();
+ $('.xmg-say').replaceChildren(...(d.captions[t] || '').split('\\t').map(words => {\
+ const part = document.createElement('span'); part.textContent = words; return part; })); bars(); lines();
     root.querySelectorAll('.xmg-ticks,.xmg-chips').forEach(group => { let now = null;
       group.querySelectorAll('button').forEach(m => { m.ariaCurrent = 'false'; if (+m.dataset.at <= t) now = m; });\
  if (now) now.ariaCurrent = 'true'; });
@@ -202,6 +204,10 @@ _SCRIPT = """
   curves.forEach(box => { const svg = box.querySelector('svg');
     svg.onclick = e => { const r = svg.getBoundingClientRect(); stop();\
  go(Math.round((e.clientX - r.left) / r.width * (n - 1))); }; });
+  root.onkeydown = e => { const at = {ArrowLeft: t - 1, ArrowRight: t + 1, Home: 0, End: n - 1}[e.key];
+    if (e.ctrlKey || e.metaKey || e.altKey || e.target.tagName == 'SELECT') return;
+    if (at !== undefined) { stop(); go(at); } else if (e.key == ' ' && e.target.tagName != 'BUTTON') play(); else return;
+    e.preventDefault(); e.stopPropagation(); };
   sheet.onload = () => go(d.start); sheet.src = d.sheet; root.dataset.ready = '1';
 } })();
 """
@@ -246,20 +252,25 @@ def _player_html(self):
     _, h, w, _ = self.frames.shape
     scale = max(1, round(260 / w))
     curves, bars = "".join(map(_curve_html, self._kind(Curve))), "".join(map(_bars_html, self._kind(Bars)))
+    names = "".join(f"<b>{escape(name)}</b>" for name in self.names)
+    names = f'<div class="xmg-note" style="margin-bottom:4px">{names}</div>' * bool(names)
     body = (f'<div class="xmg-top"><div style="width:{max(w * scale, 240)}px;max-width:100%">'
-            f'<canvas width="{w}" height="{h}" style="width:{w * scale}px"></canvas>{curves}<div class="xmg-slide">'
-            f'<input type="range" min="0" max="{len(self) - 1}" value="0" aria-label="frame"></div>'
-            f'{_ticks(self.markers, len(self) - 1)}{_CONTROLS}<div class="xmg-note"></div>{_chips(self.chips)}</div>'
+            f'{names}<canvas width="{w}" height="{h}" style="width:{w * scale}px"></canvas>{curves}<div class="xmg-slide">'
+            f'<input type="range" min="0" max="{len(self) - 1}" value="0" aria-label="frame" '
+            f'title="← → one frame, space plays"></div>'
+            f'{_ticks(self.markers, len(self) - 1)}{_CONTROLS}<div class="xmg-note xmg-say"></div>{_chips(self.chips)}</div>'
             f'{bars}</div>')
     data = escape(json.dumps({**_player_data(self), "body": body}, separators=(",", ":")))
-    return (f'<div class="xmg" role="group" aria-label="{escape(self.title)}" data-player="{data}">'
+    return (f'<div class="xmg" role="group" tabindex="0" data-lm-suppress-shortcuts="true" '
+            f'aria-label="{escape(self.title)}" data-player="{data}">'
             f'<style>{_STYLE}</style>{_still(self)}</div><script>{_SCRIPT}</script>')
 
 # %% ../../nbs/viz/02_player.ipynb #k
 class Player:
     """A rollout that plays in a notebook, on a page or as a file.
 
-    frames: `(T, H, W, 3)` uint8, or T pictures of one size. captions: T strings.
+    frames: `(T, H, W, 3)` uint8, or T pictures of one size. captions: T strings; tabs divide them into columns.
+    names: headings of the columns.
     bars: a `Bars` or a dict of its arguments, a `Curve`, or a list of these.
     markers: frame to label, under the slider. chips: the same as a row of buttons.
     fps: frames per second at speed 1. tile_size: pixels per cell, for a smaller page. start: first frame shown.
@@ -267,7 +278,7 @@ class Player:
     """
 
     def __init__(self, frames, captions=None, bars=None, *, markers=None, fps: float = 6, tile_size: int | None = None,
-                 title: str = "rollout", chips=None, start: int = 0):
+                 title: str = "rollout", chips=None, start: int = 0, names=()):
         several = isinstance(frames, (list, tuple))
         self.frames = frames = np.stack([np.asarray(f) for f in frames]) if several else np.asarray(frames)
         if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or not len(frames):
@@ -282,7 +293,7 @@ class Player:
         if fps <= 0:
             raise ValueError(f"fps is {fps}; it must be above 0.")
         self.markers, self.chips = ({int(k): v for k, v in (found or {}).items()} for found in (markers, chips))
-        self.fps, self.tile_size, self.title, self.start = fps, tile_size, title, start
+        self.fps, self.tile_size, self.title, self.start, self.names = fps, tile_size, title, start, names
 
     _repr_html_ = _player_html
 
@@ -351,13 +362,14 @@ body{{background:Canvas;color:CanvasText;margin:24px;font-family:system-ui,sans-
 # %% ../../nbs/viz/02_player.ipynb #n
 def _draw_panel(bars, t, height, font):
     left = 146 + 6 * (bars.letters - 17)  # pixels for the names
-    panel = Image.new("RGB", (left + 104, max(height, 26 + 20 * bars.top)), "white")
+    top = 24 + 14 * bars.title.count("\n")
+    panel = Image.new("RGB", (left + 104, max(height, top + 2 + 20 * bars.top)), "white")
     draw = ImageDraw.Draw(panel)
     draw.text((12, 4), bars.title, "#1c2230", font)
     for j, (i, value) in enumerate(bars.at(t)):
         if np.isnan(value):
             continue
-        y, right = 24 + 20 * j, bars.truth is not None and bars.truth[t] == i
+        y, right = top + 20 * j, bars.truth is not None and bars.truth[t] == i
         if bars.sprites:
             panel.paste(Image.fromarray(draw_tile(*bars.sprites[i], 16)), (12, y))
         draw.text((34, y), bars.labels[i][:bars.letters], "#1f7a45" if right else "#1c2230", font)
@@ -375,8 +387,10 @@ def _page_of(player, t, scale):
     for part in parts:
         page.paste(part, (left, 0))
         left += part.width
-    if player.captions:
-        ImageDraw.Draw(page).text((4, page.height - 18), player.captions[t], "#1c2230", font)
+    words = player.captions[t].split("\t") if player.captions else ()
+    for i, part in enumerate(words):
+        part = ": ".join([*player.names[i:i + 1], part])
+        ImageDraw.Draw(page).text((4 + i * grid.width // len(words), page.height - 18), part, "#1c2230", font)
     return np.asarray(page)
 
 # %% ../../nbs/viz/02_player.ipynb #o
