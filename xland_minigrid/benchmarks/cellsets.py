@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CellSet', 'steps_of', 'ahead', 'behind', 'union', 'beside', 'cells_where', 'cells_at', 'as_mask', 'spread']
 
-# %% ../../nbs/benchmarks/14_cellsets.ipynb #d06e46ad
+# %% ../../nbs/benchmarks/14_cellsets.ipynb #a
 import functools
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.struct import PyTreeNode, field
 
-# %% ../../nbs/benchmarks/14_cellsets.ipynb #02ac8af6
+# %% ../../nbs/benchmarks/14_cellsets.ipynb #b
 _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 
 def _each(operation, *words):
@@ -59,7 +59,7 @@ class CellSet(PyTreeNode):
         inside = (cells >= 0) & (cells < 32 * len(self.words))
         return inside & ((self.words[jnp.where(inside, cells, 0) >> 5] >> (cells & 31).astype(jnp.uint32) & 1) == 1)
 
-# %% ../../nbs/benchmarks/14_cellsets.ipynb #abcad2d6
+# %% ../../nbs/benchmarks/14_cellsets.ipynb #c
 def _moved(words, by: int):
     "Move all bits up by `by` numbers, which may be negative."
     whole, bits = divmod(abs(by), 32)
@@ -99,7 +99,7 @@ def beside(cells: CellSet) -> CellSet:
     "The cells next to a cell of the set, in any of the four directions."
     return union(*[ahead(cells, d) for d in range(4)])
 
-# %% ../../nbs/benchmarks/14_cellsets.ipynb #3ef9ab8c
+# %% ../../nbs/benchmarks/14_cellsets.ipynb #d
 def _num_words(height: int, width: int) -> int:
     return -(-height * (width + 1) // 32)
 
@@ -125,7 +125,7 @@ def as_mask(cells: CellSet, shape: tuple[int, int]) -> jax.Array:
     bits = (cells.words[:, None] & _BITS != 0).ravel()
     return bits[:shape[0] * cells.stride].reshape(shape[0], cells.stride)[:, :-1]
 
-# %% ../../nbs/benchmarks/14_cellsets.ipynb #367e0240
+# %% ../../nbs/benchmarks/14_cellsets.ipynb #e
 def spread(start: CellSet, medium: CellSet) -> CellSet:
     "The cells of `start`, and all cells that steps within `medium` reach from them."
     def grow(carry):

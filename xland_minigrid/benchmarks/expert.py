@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NO_PLAN', 'plan_steps', 'TaskPlan', 'task_plan', 'Advice', 'consult', 'expert_action', 'steps_to_go', 'explore']
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #f5cd0839
+# %% ../../nbs/benchmarks/15_expert.ipynb #a
 import functools
 import math
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from ..core.actions import Actions
 from ..core.struct import PyTreeNode
 from ..core.tiles import EMPTY, PICKABLE, UNSEEN, Tiles, is_one_of, pack_pairs, tile_set
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #c209db60
+# %% ../../nbs/benchmarks/15_expert.ipynb #b
 NO_PLAN = 254  # stands where a rule's number would, in the row of a task without a plan
 
 def plan_steps(plans) -> np.ndarray:
@@ -34,7 +34,7 @@ def plan_steps(plans) -> np.ndarray:
     steps = np.pad(steps, ((0, 0), (0, longest - steps.shape[1])), constant_values=255)
     return np.where(np.asarray(plans.solvable)[:, None], steps, np.uint8(NO_PLAN))
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #a8d60feb
+# %% ../../nbs/benchmarks/15_expert.ipynb #c
 _CHAIN = 3  # how many products in a row, none of which can be carried, are looked at
 
 class TaskPlan(PyTreeNode):
@@ -63,7 +63,7 @@ class TaskPlan(PyTreeNode):
     rule_input: jax.Array  # int32 (R, 2), the input (number in the flat `tile`) that the rule would take, -1 for none
     place: jax.Array  # int32 (3,), kind of goal, row, column, for goals about places
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #3a1b8cde
+# %% ../../nbs/benchmarks/15_expert.ipynb #d
 def _opposite(sides):
     "Four bits of directions seen from the other side."
     return (sides << 2 | sides >> 2) & 15
@@ -85,7 +85,7 @@ def _rooms(product, tile, near, pair, used, consumer):
         live, at = live & patch[at], consumer[at]
     return jnp.stack(room, -1), jnp.stack(walk, -1)
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #7d71feec
+# %% ../../nbs/benchmarks/15_expert.ipynb #e
 def task_plan(ruleset, steps=None) -> TaskPlan:
     """The plan of one task, jit-able; `vmap` it for a batch.
 
@@ -121,7 +121,7 @@ def task_plan(ruleset, steps=None) -> TaskPlan:
         rule_pair=uses.around[:num_rules], rule_use=first(own.T, -1), rule_input=first(takes_input, -1),
         place=jnp.where(places.any(), jnp.stack([goal[0], *jnp.where(places[0], goal[1:3], goal[3:5])]), 0).astype(jnp.int32))
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #7fc57f82
+# %% ../../nbs/benchmarks/15_expert.ipynb #f
 class _Scene(NamedTuple):
     "A state as sets of cells."
     shape: tuple[int, int]
@@ -150,7 +150,7 @@ def _scene(state) -> _Scene:
     return _Scene(cells.shape, jnp.pad(cells, ((0, 0), (0, 1))).ravel(), jnp.full(256, -1, jnp.int32).at[cells.ravel()].set(numbers.ravel()),
                   cells_at(cells.shape, (here[None], True)), here, agent.direction, pocket, *sets)
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #960b5a49
+# %% ../../nbs/benchmarks/15_expert.ipynb #g
 class _Todo(NamedTuple):
     "The part of a plan that is left."
     cell: jax.Array  # int32 (U, 2), where the inputs lie, -1 for nowhere
@@ -169,7 +169,7 @@ def _todo(plan: TaskPlan, scene: _Scene) -> _Todo:
     whole = ((cell >= 0) | in_hand | (plan.tile == 0)).all(axis=1)
     return _Todo(cell, in_hand, need, need & whole & ~(need[plan.after] & (plan.after != np.arange(count))))
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #ccf49804
+# %% ../../nbs/benchmarks/15_expert.ipynb #h
 class _Around(NamedTuple):
     "The four cells around each input, arrays (U, 2, 4)."
     cell: jax.Array
@@ -193,7 +193,7 @@ def _around(plan: TaskPlan, scene: _Scene, todo: _Todo) -> _Around:
         fine &= (sides == 0)[:, None] | (free & _bits(sides)[:, None]).any(-1)
     return _Around(cell, floor, room, walk, fine)
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #45c6dfbe
+# %% ../../nbs/benchmarks/15_expert.ipynb #i
 class _Hazards(NamedTuple):
     arrive: CellSet  # cells not to enter
     put: CellSet  # cells not to put down on what is carried
@@ -215,7 +215,7 @@ def _hazards(plan: TaskPlan, scene: _Scene, todo: _Todo, fine) -> _Hazards:
         cells_at(scene.shape, (cell[:, 1:] - steps, reacts[:, 0]), (cell[:, :1] + steps, reacts[:, 1])),
         (near & (plan.rule_sided & (plan.rule_tile[:, 0] == scene.pocket) & ~planned & takes[:, 0])[:, None]).any(0))
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #df117a62
+# %% ../../nbs/benchmarks/15_expert.ipynb #j
 class _Targets(NamedTuple):
     "Cells where something is to be done for the uses that are ready."
     pick: CellSet
@@ -259,7 +259,7 @@ def _targets(plan: TaskPlan, scene: _Scene, todo: _Todo, around: _Around, hazard
         (at((other.cell, valid & todo.in_hand[..., None]), (place[None], place_it & todo.in_hand[-1, 0])) - hazards.put) & scene.floor,
         at((todo.cell, side_by_side)), fits, (_bits(plan.near) & (carried_near & plan.sided)[:, None]).any(0), come, far)
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #d5325eb8
+# %% ../../nbs/benchmarks/15_expert.ipynb #k
 def _fitting(plan: TaskPlan, scene: _Scene, carried) -> CellSet:
     "The floor where what is carried for one of the uses `carried (U,)` may be put down."
     room, walk = scene.floor | scene.things, union(scene.open, scene.doors, scene.things, scene.agent)
@@ -270,7 +270,7 @@ def _fitting(plan: TaskPlan, scene: _Scene, carried) -> CellSet:
         cells = cells - (cells - beside_free).when(sides != 0)
     return cells
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #846292e1
+# %% ../../nbs/benchmarks/15_expert.ipynb #l
 def _put_aside(scene: _Scene, hazards: _Hazards) -> tuple[CellSet, CellSet, CellSet]:
     "Where to put down what is in the hands: open floor, floor that blocks no passage, any floor."
     straight = [behind(scene.open, d) for d in range(4)]
@@ -283,13 +283,13 @@ def _put_aside(scene: _Scene, hazards: _Hazards) -> tuple[CellSet, CellSet, Cell
     harmless = anywhere - (twice | beside(scene.all_doors))
     return functools.reduce(CellSet.__and__, [behind(scene.floor, d) for d in range(4)], harmless), harmless, anywhere
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #b38306f6
+# %% ../../nbs/benchmarks/15_expert.ipynb #m
 def _obstacles(scene: _Scene, hazards: _Hazards, needed: CellSet, area: CellSet, close: CellSet) -> CellSet:
     "Things on the border of the agent's `area` that stand between it and the cells `needed`."
     border = spread(needed, union(scene.open, scene.doors, scene.things) - area) & close
     return border & scene.things | beside(border & hazards.arrive) & scene.things & close
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #8f93ae32
+# %% ../../nbs/benchmarks/15_expert.ipynb #n
 _AT_LEVEL = (0, 1, 9, 17)  # when the targets join: things to do, then the three sorts of places to put aside
 
 class _Search(NamedTuple):
@@ -318,7 +318,7 @@ def _search(scene: _Scene, seeds, stand: CellSet, enter: CellSet, doors: CellSet
     level, _, front, before, _, _ = jax.lax.while_loop(lambda carry: carry[-1], step, (jnp.int32(-1), nothing, nothing, nothing, (stand,) * 4, jnp.bool_(True)))
     return _Search(level - 1, at_agent(front), tuple(x.joined() for x in before))
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #1959cdbb
+# %% ../../nbs/benchmarks/15_expert.ipynb #o
 class Advice(NamedTuple):
     "What the expert thinks of a state."
     action: jax.Array  # int32
@@ -363,7 +363,7 @@ def consult(state, plan: TaskPlan) -> Advice:
     steps, sees = _steps_left(plan, scene, todo, jnp.where(in_hand, 0, found.steps)), (found.found | in_hand) & todo.ready.any()
     return Advice(action.astype(jnp.int32), jnp.where(sees, steps, jnp.inf), todo.ready, todo.need, sees)
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #a6eece11
+# %% ../../nbs/benchmarks/15_expert.ipynb #p
 def _action(scene: _Scene, found: _Search, seeds, arrive, pick: CellSet, enter: CellSet):
     "The action that leads from the agent to the level before, or does what is to be done where it is."
     looking = [scene.direction == d for d in range(4)]
@@ -376,7 +376,7 @@ def _action(scene: _Scene, found: _Search, seeds, arrive, pick: CellSet, enter: 
          (front & seen(found.nearer) & enter).any(), here(found.nearer, 1), here(found.nearer, 3)],
         [Actions.MOVE_FORWARD, Actions.PICK_UP, Actions.PUT_DOWN, Actions.MOVE_FORWARD, Actions.TURN_CLOCKWISE, Actions.TURN_COUNTERCLOCKWISE], Actions.TOGGLE)
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #2c6ab473
+# %% ../../nbs/benchmarks/15_expert.ipynb #q
 _WEIGHTS = np.array([0.80, 4.48, 0.15, 0.138, 0.447, 0.035], np.float32)
 
 def _features(plan: TaskPlan, scene: _Scene, todo: _Todo) -> jax.Array:
@@ -398,7 +398,7 @@ def _features(plan: TaskPlan, scene: _Scene, todo: _Todo) -> jax.Array:
 def _steps_left(plan: TaskPlan, scene: _Scene, todo: _Todo, first) -> jax.Array:
     return jnp.float32(first) + 1 + jnp.maximum(_features(plan, scene, todo) @ _WEIGHTS - 1, 0)
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #0e861c31
+# %% ../../nbs/benchmarks/15_expert.ipynb #r
 def expert_action(state, plan: TaskPlan) -> jax.Array:
     "The expert's action in a `State`, int32 scalar; jit-able. 0 where it sees no way."
     return consult(state, plan).action
@@ -410,7 +410,7 @@ def steps_to_go(state, plan: TaskPlan) -> jax.Array:
     """
     return consult(state, plan).steps
 
-# %% ../../nbs/benchmarks/15_expert.ipynb #e2494ff5
+# %% ../../nbs/benchmarks/15_expert.ipynb #s
 def explore(state, view_size: int) -> tuple[jax.Array, jax.Array]:
     """The action that brings unseen cells into view, and after how many steps.
 

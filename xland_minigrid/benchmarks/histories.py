@@ -6,7 +6,7 @@
 __all__ = ['STEP_FIELDS', 'TASK_FIELDS', 'TIME_OUT', 'ENDED', 'NO_ADVICE', 'NO_STEPS', 'Histories', 'sample', 'Windows',
            'NoisyExpert', 'record', 'load_histories', 'returns_by_tenth', 'check_histories']
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #e26ca964
+# %% ../../nbs/benchmarks/16_histories.ipynb #a
 import functools
 import json
 import os
@@ -30,7 +30,7 @@ from ..core.helpers import appearing, checked_int, progress_bar
 from ..core.tiles import pack_pairs
 from ..envs.wrappers import GymAutoResetWrapper, without_reset
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #a8e3e73c
+# %% ../../nbs/benchmarks/16_histories.ipynb #b
 STEP_FIELDS = {  # per history and step: dtype, further axes
     "observation": (np.uint8, 2),  # (H, L, V, V), packed cells in view when the action was chosen
     "direction": (np.uint8, 0),  # where the agent looked, 0 to 3
@@ -47,7 +47,7 @@ TASK_FIELDS = {  # per history
 TIME_OUT, ENDED = 1, 2
 NO_ADVICE, NO_STEPS = 255, 65_535
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #03c3e9ad
+# %% ../../nbs/benchmarks/16_histories.ipynb #c
 class Histories:
     """Runs of L steps, each on one task: H histories in one or more parts, read as if they were one.
 
@@ -94,7 +94,7 @@ class Histories:
         side, ended = self.parts[0]["observation"].shape[-1], sum(int((part["done"] > 0).sum()) for part in self.parts)
         return f"Histories({len(self):,} of {self.num_steps:,} steps, {ended:,} trials, {side}x{side} observations)"
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #e1f3dc68
+# %% ../../nbs/benchmarks/16_histories.ipynb #d
 def _check_arrays(part: dict, first: dict) -> None:
     "Raise `ValueError` unless the arrays have the names, types and shapes of a part and fit the first part."
     wanted = STEP_FIELDS | TASK_FIELDS
@@ -112,7 +112,7 @@ def _check_arrays(part: dict, first: dict) -> None:
             raise ValueError(f"{name} has the shape {array.shape} in one part and {first[name].shape} in another: "
                              "histories of one set come from one world and have equally many steps.")
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #2df553c5
+# %% ../../nbs/benchmarks/16_histories.ipynb #e
 def sample(histories: Histories, count: int, length: int, seed=0) -> dict[str, np.ndarray]:
     """Draw windows of steps at random from all histories.
 
@@ -169,7 +169,7 @@ class Windows:
         return {name: np.array(array[cut] if name in STEP_FIELDS else array)
                 for name, array in self.histories[number].items()}
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #398fbf73
+# %% ../../nbs/benchmarks/16_histories.ipynb #f
 @dataclass(frozen=True)
 class NoisyExpert:
     """The expert with a share of random actions that falls from trial to trial; random wherever the expert sees no way.
@@ -196,7 +196,7 @@ class NoisyExpert:
         luck, drawn = (bits >> 16).astype(jnp.float32) / 65_536, ((bits & 65_535) * NUM_ACTIONS >> 16).astype(jnp.int32)
         return jnp.where(advice.found & (luck >= noise), advice.action, drawn), noise
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #d5031a13
+# %% ../../nbs/benchmarks/16_histories.ipynb #g
 _STRETCH = 64  # steps between two looks of the host
 
 @functools.partial(jax.jit, static_argnames=("player", "env"))
@@ -230,7 +230,7 @@ def _play(player, env, parameters, params, rulesets, plans, choose, carry, steps
 
     return jax.lax.scan(one, carry, None, _STRETCH)
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #4df7fc03
+# %% ../../nbs/benchmarks/16_histories.ipynb #h
 @functools.lru_cache(maxsize=8)
 def _with_reset(env):
     return GymAutoResetWrapper(env)
@@ -253,7 +253,7 @@ def _tasks(benchmark: Benchmark, numbers) -> Benchmark:
                          "products: leave these tasks out.")
     return tasks
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #0b85dc01
+# %% ../../nbs/benchmarks/16_histories.ipynb #i
 _task_plans = jax.jit(jax.vmap(task_plan))
 
 def _record(player, parameters, env, params, tasks: Benchmark, numbers, keys, steps: int, batch: int,
@@ -292,7 +292,7 @@ def _times_before(numbers) -> np.ndarray:
     found[order] = np.arange(len(numbers)) - np.searchsorted(numbers[order], numbers[order])
     return found
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #7b4cfc45
+# %% ../../nbs/benchmarks/16_histories.ipynb #j
 def record(player, env, params, benchmark: Benchmark, numbers, *, steps: int, seed: int = 0, parameters=None,
            folder=None, per_file: int = 1024, batch: int = 512, command: str | None = None,
            progress: bool = False) -> Histories:
@@ -344,7 +344,7 @@ def record(player, env, params, benchmark: Benchmark, numbers, *, steps: int, se
         _write_card(Path(folder).expanduser(), histories, command)
     return histories
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #e6ad6c0b
+# %% ../../nbs/benchmarks/16_histories.ipynb #k
 def _about(player, env, params, numbers, tasks, steps: int, seed: int, per_file: int) -> dict:
     "How histories were made, as plain values: what two recordings must share to be continued as one."
     plain = {f.name: getattr(params, f.name) for f in fields(params)
@@ -359,7 +359,7 @@ def _difference(a: dict, b: dict) -> str:
     return ", ".join(f"{name} {a.get(name)!r} instead of {b.get(name)!r}"
                      for name in sorted(set(a) | set(b)) if a.get(name) != b.get(name))[:400]
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #62c40116
+# %% ../../nbs/benchmarks/16_histories.ipynb #l
 def _write_part(path: Path, part: dict, about: dict) -> None:
     manifest = {"about": about, "digests": {name: array_digest({name: part[name]}) for name in part},
                 "kinds": kinds_used(part["goals"], part["rules"])}
@@ -417,7 +417,7 @@ def load_histories(path, *, verify: bool | None = None) -> Histories:
         raise damaged(path / "card.json", str(error)[:160]) from None
     return histories
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #62f2fb75
+# %% ../../nbs/benchmarks/16_histories.ipynb #m
 def _digests(histories: Histories) -> dict[str, str]:
     "A digest of each file's arrays, by name of the file."
     digest = lambda part: blake("".join(array_digest({name: part[name]}) for name in sorted(part)).encode())
@@ -443,7 +443,7 @@ def _write_card(folder: Path, histories: Histories, command: str | None) -> None
     with appearing(folder / "card.json") as temporary:
         temporary.write_text(json.dumps(card, indent=1) + "\n")
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #f68f322a
+# %% ../../nbs/benchmarks/16_histories.ipynb #n
 @functools.partial(jax.jit, static_argnames="env")
 def _replay(env, params, rulesets, carry, actions):
     "Steps `(T, B)` that follow from `actions (T, B)`: the carry and what can be compared."

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Candidates', 'candidates', 'Knowledge', 'conclude', 'test_costs', 'ReferencePlayer', 'ExpertPlayer']
 
-# %% ../../nbs/benchmarks/20_reference.ipynb #549c86c1
+# %% ../../nbs/benchmarks/20_reference.ipynb #a
 import functools
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from ..core.struct import PyTreeNode
 from ..core.tiles import EMPTY, END_OF_MAP, FLOOR, PICKABLE, UNSEEN, Tiles, is_one_of, pack_pairs, tile_set, unpack
 from ..core.walls import DIRECTIONS
 
-# %% ../../nbs/benchmarks/20_reference.ipynb #639905e9
+# %% ../../nbs/benchmarks/20_reference.ipynb #b
 class Candidates(NamedTuple):
     "All goals about `K` objects, NumPy arrays `(C,)`."
     kind: np.ndarray  # as in Table 2
@@ -47,7 +47,7 @@ def _goals(objects) -> jax.Array:
     two = (OF_GOAL.around[kind] != 0)[:, None]
     return jnp.concatenate([jnp.asarray(kind[:, None], jnp.uint8), tiles[first], jnp.where(two, tiles[second], 0)], axis=1)
 
-# %% ../../nbs/benchmarks/20_reference.ipynb #95376143
+# %% ../../nbs/benchmarks/20_reference.ipynb #c
 class Knowledge(PyTreeNode):
     "What the player knows; K objects, C candidates, a map of S × S cells."
     cells: jax.Array  # uint8 (S, S), packed; UNSEEN where nothing is known
@@ -86,7 +86,7 @@ def _listed(objects, view) -> jax.Array:
         new = new.at[found].set(False)
     return objects
 
-# %% ../../nbs/benchmarks/20_reference.ipynb #ab6081f5
+# %% ../../nbs/benchmarks/20_reference.ipynb #d
 def _imagined(known: Knowledge, action) -> Knowledge:
     "The map and the agent after the player's own action, in a world without rules."
     agent = known.agent
@@ -117,7 +117,7 @@ def conclude(known: Knowledge, action, success) -> Knowledge:
     unsure = (patch == UNSEEN).any() & (lost[first] | lost[second])
     return known.replace(alive=known.alive & jnp.where(success, fires | unsure, ~fires))
 
-# %% ../../nbs/benchmarks/20_reference.ipynb #a81e1983
+# %% ../../nbs/benchmarks/20_reference.ipynb #e
 _FAR = 1000.0
 
 def test_costs(known: Knowledge) -> jax.Array:
@@ -139,7 +139,7 @@ def test_costs(known: Knowledge) -> jax.Array:
     possible = known.alive & ~known.skip & found[first] & found[second] & jnp.where(kind == 1, can[first], True)
     return jnp.where(possible, jnp.where(OF_GOAL.around[kind] != 0, pair, one), _FAR)
 
-# %% ../../nbs/benchmarks/20_reference.ipynb #b2615e80
+# %% ../../nbs/benchmarks/20_reference.ipynb #f
 def _choose(known: Knowledge, view_size: int) -> tuple[Knowledge, jax.Array]:
     "The next action, and the candidate that it is meant to test."
     costs = test_costs(known)
@@ -165,7 +165,7 @@ def _hidden(known: Knowledge) -> jax.Array:
     lost = ~(lies | carried)
     return (known.alive & (lost[first] | lost[second])).any()
 
-# %% ../../nbs/benchmarks/20_reference.ipynb #ce4dca20
+# %% ../../nbs/benchmarks/20_reference.ipynb #g
 @dataclass(frozen=True)
 class ReferencePlayer:
     """Keeps the exact set of goals still possible and tests the cheapest; for tasks without rules.
@@ -216,7 +216,7 @@ def _with_map(known: Knowledge, cells, position) -> Knowledge:
     whole = jnp.full_like(known.cells, END_OF_MAP)
     return known.replace(cells=jax.lax.dynamic_update_slice(whole, cells, tuple(known.agent.position - position)), objects=_listed(known.objects, cells))
 
-# %% ../../nbs/benchmarks/20_reference.ipynb #2c43dd26
+# %% ../../nbs/benchmarks/20_reference.ipynb #h
 @dataclass(frozen=True)
 class ExpertPlayer:
     "Is told rules and goal, is shown the state, and asks the expert of chapter 15."

@@ -29,7 +29,7 @@ def ipywidgets():
 
 # %% ../../../nbs/viz/widgets/01_base.ipynb #c
 STYLE = """
-.xmg-w{font:13px/1.45 system-ui,-apple-system,"Segoe UI",sans-serif;color:inherit;max-width:100%}
+.xmg-w{font:13px/1.45 system-ui,sans-serif;color:inherit;max-width:100%}
 .xmg-w .widget-html,.xmg-w .widget-html-content,.xmg-w .jupyter-widgets{color:inherit}
 .xmg-w .widget-html-content{font:inherit;line-height:1.45;overflow-wrap:anywhere}
 .xmg-w .widget-html{height:auto;margin:0}
@@ -37,17 +37,15 @@ STYLE = """
 .xmg-w-row{display:flex;flex-flow:row wrap;gap:10px 18px;align-items:flex-start}
 .xmg-w-tight{gap:6px}
 .xmg-w-column{display:flex;flex-direction:column;gap:6px;min-width:0}
-.xmg-w .jupyter-button{color:inherit;background:rgba(128,128,128,.14);border:1px solid rgba(128,128,128,.45);\
+.xmg-w .jupyter-button{color:inherit;background:#80808024;border:1px solid #80808073;\
 border-radius:6px;width:auto;height:32px;margin:0;padding:0 10px;box-shadow:none;font:inherit;line-height:30px}
-.xmg-w .jupyter-button:hover:enabled{background:rgba(128,128,128,.3);box-shadow:none}
 .xmg-w .jupyter-button:focus-visible,.xmg-w summary:focus-visible,.xmg-w input:focus-visible,\
 .xmg-w select:focus-visible{outline:2px solid #3b8cff;outline-offset:1px}
 .xmg-w .jupyter-button:disabled{opacity:.45}
 .xmg-w .jupyter-button.xmg-w-main{background:#2563eb;border-color:#2563eb;color:#fff;font-weight:600}
-.xmg-w .jupyter-button.xmg-w-main:hover:enabled{background:#1d4ed8}
 .xmg-w .widget-label{color:inherit;font:inherit;width:auto;min-width:0;margin:0}
-.xmg-w select,.xmg-w input[type=text],.xmg-w input[type=number]{color:inherit;background:rgba(128,128,128,.1);\
-border:1px solid rgba(128,128,128,.45);border-radius:5px;font:inherit;box-shadow:none}
+.xmg-w select,.xmg-w input[type=text],.xmg-w input[type=number]{color:inherit;background:#8080801a;\
+border:1px solid #80808073;border-radius:5px;font:inherit;box-shadow:none}
 .xmg-w select:not([size]) option{color:#111;background:#fff}
 .xmg-w select[size] option{color:inherit;background:transparent}
 .xmg-w-scroll{overflow-x:auto;max-width:100%}
@@ -60,14 +58,14 @@ display:block}
 .xmg-w-soft{opacity:.72}
 .xmg-w-small{font-size:12px}
 .xmg-w-number{font-variant-numeric:tabular-nums}
-.xmg-w-good{color:#2e9e5b;color:color-mix(in srgb,#16a34a 62%,currentColor);font-weight:600}
-.xmg-w-bad{color:#d4622a;color:color-mix(in srgb,#ea580c 62%,currentColor);font-weight:600}
-.xmg-w-banner{border-left:4px solid rgba(128,128,128,.6);background:rgba(128,128,128,.12);border-radius:4px;\
+.xmg-w-good{color:color-mix(in srgb,#16a34a 62%,currentColor);font-weight:600}
+.xmg-w-bad{color:color-mix(in srgb,#ea580c 62%,currentColor);font-weight:600}
+.xmg-w-banner{border-left:4px solid #80808099;background:#8080801f;border-radius:4px;\
 padding:4px 9px;min-height:1.45em}
 .xmg-w-banner.xmg-w-good,.xmg-w-banner.xmg-w-bad{color:inherit;font-weight:inherit}
-.xmg-w-banner.xmg-w-good{border-color:#16a34a;background:rgba(22,163,74,.16)}
-.xmg-w-banner.xmg-w-bad{border-color:#ea580c;background:rgba(234,88,12,.15)}
-.xmg-w-tag{display:inline-block;border-radius:4px;padding:0 6px;background:rgba(128,128,128,.18);font-size:12px;\
+.xmg-w-banner.xmg-w-good{border-color:#16a34a;background:#16a34a29}
+.xmg-w-banner.xmg-w-bad{border-color:#ea580c;background:#ea580c26}
+.xmg-w-tag{display:inline-block;border-radius:4px;padding:0 6px;background:#8080802e;font-size:12px;\
 white-space:nowrap}
 .xmg-w-tag.xmg-w-good{background:#15803d;color:#fff}.xmg-w-tag.xmg-w-bad{background:#c2410c;color:#fff}
 .xmg-w summary{cursor:pointer;font-weight:600;border-radius:4px;padding:1px 2px}
@@ -77,7 +75,7 @@ white-space:nowrap}
 .xmg-w-table td,.xmg-w-table th{border:0;padding:1px 10px 1px 0;text-align:left;background:none;color:inherit}
 .xmg-w-hidden{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 .xmg-w-frame{width:100%;border:0;display:block;background:transparent}
-.xmg-w-pad{border:1px dashed rgba(128,128,128,.6);border-radius:6px;padding:5px 10px;cursor:pointer;font-size:12px;\
+.xmg-w-pad{border:1px dashed #80808099;border-radius:6px;padding:5px 10px;cursor:pointer;font-size:12px;\
 user-select:none}
 .xmg-w-pad:focus{outline:2px solid #3b8cff;outline-offset:1px;border-style:solid}
 """
@@ -252,8 +250,7 @@ function render({ model, el }) {
   const pad = document.createElement('div');
   pad.className = 'xmg-w-pad'; pad.tabIndex = 0; pad.setAttribute('role', 'group');
   pad.setAttribute('data-lm-suppress-shortcuts', 'true');
-  const tell = () => { pad.textContent = model.get('hint'); pad.setAttribute('aria-label', model.get('hint')); };
-  tell(); model.on('change:hint', tell);
+  pad.textContent = pad.ariaLabel = model.get('hint');
   el.appendChild(pad);
   let sent = 0, queue = [];
   const waiting = () => sent > model.get('answered');
@@ -280,8 +277,7 @@ function render({ model, el }) {
   };
   window.addEventListener('keydown', down, true);
   pad.addEventListener('click', () => pad.focus());
-  return () => { window.removeEventListener('keydown', down, true); model.off('change:answered', answered);\
- model.off('change:hint', tell); };
+  return () => { window.removeEventListener('keydown', down, true); model.off('change:answered', answered); };
 }
 export default { render };
 """

@@ -86,7 +86,7 @@ def _task_html(self):
     self._task = told + folded("Task tree", div("scroll", tree), "tree")
     return self._task
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #e6da3c54
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #b
 @functools.cache
 def _expert():
     return jax.jit(lambda state, task: consult(state, task_plan(task)))

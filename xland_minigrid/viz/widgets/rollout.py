@@ -9,6 +9,7 @@ __all__ = ['ACTS', 'objects_in', 'over_objects', 'RolloutViewer']
 import re
 from html import escape
 from itertools import groupby
+from types import SimpleNamespace
 from typing import Mapping, Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ from ...core.language import describe_goal
 from ...core.tiles import Tiles, tile_name, unpack
 from ..player import Bars, Curve, Player
 from ..render import render
-from .base import UNSEEN_GOAL, goals_in_words, picture_html, still_page
+from .base import UNSEEN_GOAL, goals_in_words
 
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #b
 def _trials_of(moments):
@@ -96,14 +97,11 @@ def _object_bars(beliefs, moments, objects):
 def _index(rows, row):
     return next(iter(np.flatnonzero((rows == row).all(1)).tolist()), None) if len(row) else None
 
-# %% ../../../nbs/viz/widgets/04_rollout.ipynb #e3a0f3e8
+# %% ../../../nbs/viz/widgets/04_rollout.ipynb #d
 _FEW = 8  # goals that are shown one by one
 
-def _remaining(moment):
-    return getattr(moment, "remaining", None)
-
 def _goal_bars(moments):
-    left = [None if goals is None else goals_in_words(goals) for goals in map(_remaining, moments)]
+    left = [None if m.remaining is None else goals_in_words(m.remaining) for m in moments]
     few = [names is not None and 0 < len({*names}) <= _FEW for names in left]
     if not any(few):
         return None
@@ -113,10 +111,11 @@ def _goal_bars(moments):
     share = [[names.count(x) / len(names) if ok else np.nan for x in shown] for names, ok in zip(left, few)]
     true = describe_goal(_goal_of(moments))
     return Bars(shown, share, sprites=[pairs[name] for name in shown], top=min(_FEW, len(shown)),
-                truth=shown.index(true) if true in shown else None, letters=max(17, *map(len, shown)), title=f"which goals are possible? (once {_FEW} or fewer)")
+                truth=shown.index(true) if true in shown else None,
+                title=f"which goals are possible? (once {_FEW} or fewer)")
 
 def _count_curve(moments):
-    counts = [np.nan if m is None else len(m) for m in map(_remaining, moments)]
+    counts = [np.nan if m.remaining is None else len(m.remaining) for m in moments]
     return Curve(counts, title="goals still possible", digits=0) if np.isfinite(counts).any() else None
 
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #e
@@ -124,12 +123,12 @@ ACTS = ("forward", "turn right", "turn left", "pick up", "put down", "toggle")
 
 def _known(moments, name, missing):
     "An attribute of all moments, `missing` where it is None; None if it is None everywhere."
-    found = [getattr(m, name, None) for m in moments]
+    found = [getattr(m, name) for m in moments]
     return None if all(x is None for x in found) else np.array([missing if x is None else x for x in found], float)
 
 def _action_bars(moments):
     chances = _known(moments, "probabilities", [np.nan] * len(ACTS))
-    taken = [-1 if getattr(m, "action", None) is None else int(m.action) for m in moments]
+    taken = [-1 if m.action is None else int(m.action) for m in moments]
     return None if chances is None else Bars(ACTS, chances, truth=taken, top=None, title="what to do? (✓ drawn)")
 
 def _won(timestep):
@@ -144,7 +143,7 @@ def _value_curve(moments):
 
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #f
 def _caption(moment):
-    t, action, left = moment.timestep, getattr(moment, "action", None), _remaining(moment)
+    t, action, left = moment.timestep, moment.action, moment.remaining
     if t.last():
         event = f": goal reached, reward {float(t.reward):.2f}" if _won(t) else ": trial over, no reward"
     else:
@@ -153,6 +152,7 @@ def _caption(moment):
     return f"trial {moment.trial}, step {int(t.state.step_num)}{event}{known}"
 
 _WATCH = "baselines.evaluation.watch"
+_FIELDS = "timestep", "belief", "trial", "value", "probabilities", "action", "remaining"
 
 def _checked_moments(moments):
     try:
@@ -162,9 +162,9 @@ def _checked_moments(moments):
     if not moments:
         raise ValueError(f"moments is empty: give at least one trial of {_WATCH}.")
     for m in moments:
-        if missing := [name for name in ("timestep", "belief", "trial") if not hasattr(m, name)]:
+        if missing := [name for name in _FIELDS[:3] if not hasattr(m, name)]:
             raise TypeError(f"A moment ({type(m).__name__}) lacks {', '.join(missing)}: give what {_WATCH} returns.")
-    return moments
+    return [SimpleNamespace(**{name: getattr(m, name, None) for name in _FIELDS}) for m in moments]
 
 def _in_step(recordings):
     "The recordings on one timeline: a trial begins for all at once, and the player that is done with one waits."
@@ -202,30 +202,31 @@ class RolloutViewer:
     moments: as `baselines.evaluation.watch` returns them. Each has `timestep`, `belief` (probabilities `(5, 16)` or
     None), `trial`, and perhaps `value`, `probabilities`, `action` and `remaining` (possible goals `(n, 5)`).
     Or the moments of several players of the same starts by name, to see side by side, trial by trial.
-    objects: `(K, 2)` of (tile, colour) for the belief (default: the room's). panels: more `Bars` and `Curve`s.
+    objects: `(K, 2)` of (tile, colour) for the belief (default: the room's).
     frame: the first moment shown. tile_size: pixels per cell. fps: moments per second.
     Attributes: `trials`, one row per trial, or by name; `player`; `frame`, which can be set.
     Raises `TypeError` or `ValueError` for wrong moments, `IndexError` for a frame out of range.
     """
 
-    def __init__(self, moments, *, objects=None, panels=(), frame: int = 0, tile_size: int = 32, fps: float = 3,
+    def __init__(self, moments, *, objects=None, frame: int = 0, tile_size: int = 32, fps: float = 3,
                  title: str | None = None):
         named = moments if isinstance(moments, Mapping) else {"": moments}
         recordings = [_checked_moments(some) for some in named.values()] or [_checked_moments([])]
         self._rows, names = [_trials_of(some) for some in recordings], list(named) * (len(named) > 1)
         recordings = _in_step(recordings)
         for rows in self._rows:
-            for row, at in zip(rows, _trials_of(recordings[0])):
-                row["frame"] = at["frame"]
+            for row, first in zip(rows, _trials_of(recordings[0])):
+                row["frame"] = first["frame"]
         self.moments = recordings[0]
         self.trials = dict(zip(named, self._rows)) if moments is named else self._rows[0]
         self.title = title or f"The task, which the agent is not told: {self.goal}"
-        starts, told = [row["frame"] for row in self._rows[0]], zip(*[map(_caption, some) for some in recordings])
-        panels = [p for some, name in zip(recordings, names or [""]) for p in _panels(some, objects, name)] + [*panels]
+        starts, told = [row["frame"] for row in rows], zip(*[map(_caption, some) for some in recordings])
+        marks = [str(row["trial"]) for row in rows]
+        panels = [p for some, name in zip(recordings, names or [""]) for p in _panels(some, objects, name)]
         self.player = Player(
-            _frames(recordings, tile_size), list(map("\t".join, told)), panels, names=names, tile_size=tile_size, fps=fps,
-            markers={at: f"trial {i}" if i == 1 else str(i) for i, at in enumerate(starts, 1)},
-            chips=dict(zip(starts, _outcomes(self._rows))), title=self.title)
+            _frames(recordings, tile_size), list(map("\t".join, told)), panels, names=names, title=self.title,
+            tile_size=tile_size, fps=fps, markers=dict(zip(starts, [f"trial {marks[0]}", *marks[1:]])),
+            chips=dict(zip(starts, _outcomes(self._rows))))
         self.frame = frame
 
     @property
@@ -243,13 +244,6 @@ class RolloutViewer:
     @frame.setter
     def frame(self, k: int) -> None:
         self.player.start = checked_int("frame", k, 0, len(self.moments) - 1, IndexError)
-
-    def still(self, frame: int | None = None) -> str:
-        "One moment (default `self.frame`) and the outcomes of all trials, as HTML without scripts."
-        k = self.frame if frame is None else frame
-        page = picture_html(self.player.picture(k), self.player.captions[k])
-        body = f'<b>{escape(self.title)}</b><div>{page}</div><div>{" &nbsp; ".join(_outcomes(self._rows))}</div>'
-        return still_page(body, "rollout", self.title, "One moment of a rollout.")
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
         head = f'<div style="font:600 13px/1.45 system-ui,sans-serif;margin:0 0 6px">{escape(self.title)}</div>'

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['INK', 'COLORS', 'STATES', 'axes_of', 'png_of', 'legend', 'Panel', 'lines_of', 'smoothed', 'short_number', 'span_of',
-           'Kept', 'Background', 'progress_html', 'sentence_of', 'TrainingDashboard']
+           'Background', 'progress_html', 'sentence_of', 'TrainingDashboard']
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #a
 import atexit
@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from ...core.helpers import checked_int
 from ..plots import empty_figure
-from .base import Shown, div, picture, picture_html, row, still_page, table_html
+from .base import Shown, div, picture, picture_html, row, still_page
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #b
 INK, COLORS = "#7d8594", ("#d97706", "#3b82f6", "#10a37f", "#c026d3")
@@ -134,7 +134,7 @@ def _draw_adaptation(curves, total, others):
     figure, axes = axes_of("Adaptation", "trial of the same task", "trials solved", share=True)
     at = np.arange(1, len(curves[0][1]) + 1)
     for (name, values), line in zip(others.items(), ("-.", ":")):
-        axes.plot(at, values, color=INK, linewidth=1.2, linestyle=line, label=name)
+        axes.plot(at, values, color=INK, linewidth=1.5, linestyle=line, label=name)
     for k in dict.fromkeys((0, len(curves) - 1)):
         steps, values = curves[k]
         now = k == len(curves) - 1
@@ -159,9 +159,14 @@ def _end_all():
 getattr(threading, "_register_atexit", atexit.register)(_end_all)
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #h
-class Kept(Shown):
-    "Base of widgets that can update their saved output."
-    _display_id = None
+class Background(Shown):
+    "Base of widgets that work in a thread. Subclasses: `stop()`, `_paint()` (figures) and `_ended()` (sets `state`)."
+    _thread = _follower = _images = _display_id = result = error = None
+    _voice, words, state = "said", "", "idle"
+
+    def __init__(self, rows: Sequence[Mapping] = ()):
+        self._lock, self._stop, self._news = threading.RLock(), threading.Event(), threading.Event()
+        self._rows = [dict(r) for r in rows]
 
     def _ipython_display_(self, **again):
         from IPython.display import display
@@ -172,16 +177,6 @@ class Kept(Shown):
         "Update the saved output, if the widget was shown."
         if self._display_id is not None:
             self._ipython_display_(update=True)
-
-# %% ../../../nbs/viz/widgets/05_training.ipynb #i
-class Background(Kept):
-    "Base of widgets that work in a thread. Subclasses: `stop()`, `_paint()` (figures) and `_ended()` (sets `state`)."
-    _thread = _follower = _images = result = error = None
-    _voice, words, state = "said", "", "idle"
-
-    def __init__(self, rows: Sequence[Mapping] = ()):
-        self._lock, self._stop, self._news = threading.RLock(), threading.Event(), threading.Event()
-        self._rows = [dict(r) for r in rows]
 
     @property
     def rows(self) -> list[dict]:
@@ -232,7 +227,7 @@ class Background(Kept):
             raise self.error
         return self.result
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #j
+# %% ../../../nbs/viz/widgets/05_training.ipynb #i
 def _follow(board, thread):
     "Update the display until the thread has ended; figures take at most a fifth of the time."
     next_figures = 0.0
@@ -251,7 +246,7 @@ def _follow(board, thread):
 def progress_html(share: float, color: str = "#2563eb") -> str:
     "A progress bar as HTML. share: from 0 to 1."
     return ('<div role="progressbar" aria-label="progress" aria-valuemin="0" aria-valuemax="100" '
-            f'aria-valuenow="{100 * share:.0f}" style="height:7px;border-radius:4px;background:rgba(128,128,128,.25);'
+            f'aria-valuenow="{100 * share:.0f}" style="height:7px;border-radius:4px;background:#80808040;'
             'margin:7px 0 5px;overflow:hidden;max-width:960px">'
             f'<div style="height:7px;width:{100 * share:.2f}%;background:{color}"></div></div>')
 
@@ -373,16 +368,6 @@ def _lines(board, rows):
     return [(key, escape(f"{panel.title.lower()} {words}".strip()), panel.share)
             for panel in board.panels for key, words in lines_of(panel, rows).items()]
 
-def _table(board):
-    "At most eight rows."
-    rows = board.rows
-    if not (lines := _lines(board, rows)):
-        return ""
-    picked = [rows[k] for k in np.unique(np.linspace(0, len(rows) - 1, 8).round().astype(int))]
-    cell = lambda value, share: "" if not isinstance(value, Real) else f"{value:.0%}" if share else f"{value:.3f}"
-    return table_html(["steps", *(name for _, name, _ in lines)], [
-        [f"{r['steps']:,}", *(cell(r.get(key), share) for key, _, share in lines)] for r in picked])
-
 _TONE = {"running": "#2563eb", "stopping": "#b45309", "stopped": "#b45309", "done": "#15803d", "failed": "#c2410c",
          "idle": "#6b7280"}
 
@@ -413,14 +398,16 @@ class TrainingDashboard(_Training):
         rows, curves = self.rows, self.curves
         drawn = {p.title: png_of(_draw_panel(p, rows, self.total_steps))
                  for p in self.panels if not rows or lines_of(p, rows)}
-        return drawn | ({"Adaptation": png_of(_draw_adaptation(curves, self.total_steps, self.others))} if curves else {})
+        if curves:
+            drawn["Adaptation"] = png_of(_draw_adaptation(curves, self.total_steps, self.others))
+        return drawn
 
     def still(self) -> str:
-        "Progress, figures and a table as HTML without scripts."
+        "Progress and figures as HTML without scripts."
         pictures = self._pictures() if self.steps else {}
-        images = "".join(picture_html(png, f"{title}: what is in the table, drawn", _width_of(png))
+        images = "".join(picture_html(png, f"{title}, drawn over the steps", _width_of(png))
                          for title, png in pictures.items())
-        return still_page(_head(self) + div("row", images) + _table(self), self._name, self.title,
+        return still_page(_head(self) + div("row", images), self._name, self.title,
                           "A still of the board: run this cell to train.")
 
     def _build(self):
