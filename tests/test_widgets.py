@@ -169,10 +169,10 @@ def test_goals_that_are_still_possible():
     task = make_ruleset(AgentHoldGoal(key), [], [ball, key])
     player, later = (EnvPlayer("XLand-MiniGrid-R1-9x9", task, seed=1) for _ in range(2))
     _ = player.widget
-    assert player._parts["goals"].value == "" and not player.show_goals
+    assert player._parts["possible"].value == "" and not player.show_goals
     player.buttons["goals"].click()
     first = player.goals()
-    assert f">{len(first)}</span>" in player._parts["goals"].value and "about something unseen" in first
+    assert f">{len(first)}</span>" in player._parts["possible"].value and "about something unseen" in first
     for _ in range(2):
         for action in solve_from(task, player.timestep, player.params).actions.tolist():
             for each in (player, later):
@@ -182,11 +182,11 @@ def test_goals_that_are_still_possible():
         for each in (player, later):
             each.step(0)
     assert "hold a red ball" not in left and later.goals() == left and "hold a green key" in player.still()
-    assert all(name in player._parts["goals"].value for name in left[:5])
+    assert all(name in player._parts["possible"].value for name in left[:5])
     many = EnvPlayer("XLand-MiniGrid-R1-9x9", task, seed=1)
     many.play("wd reset aa")  # a trial given up concludes nothing more
     assert set(left) < set(many.goals())
-    assert player.buttons["goals"].click() is None and player._parts["goals"].value == ""
+    assert player.buttons["goals"].click() is None and player._parts["possible"].value == ""
     for other in (EnvPlayer("MiniGrid-Empty-5x5"), EnvPlayer("XLand-MiniGrid-R1-9x9")):  # no goal in words; rules
         _ = other.widget
         other.buttons["goals"].click()

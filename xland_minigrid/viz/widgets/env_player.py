@@ -161,7 +161,7 @@ def _build(self):
                       self._button("goals", "goals", goals, "which goals are still possible"), tight=True),
                   key_pad(asks, lambda key: asks[key](), _KEYS, self._say), width=max(324, width))
     right = column(html(_SEEN), parts["view"], parts["pocket"], parts["trials"])
-    return [row(left, right, column(parts["goals"], parts["task"], least=260)), parts["words"]]
+    return [row(left, right, column(parts["possible"], parts["task"], least=260)), parts["words"]]
 
 def _still(self):
     pixels = _world_pixels(self)
@@ -182,7 +182,7 @@ class EnvPlayer(Session, Shown):
     """
     _name, _voice, _task, _build, still = "player", "message", None, _build, _still
     _html = {"facts": _facts_html, "pocket": _pocket_html, "message": _message_html, "task": _task_html,
-             "goals": _goals_html,
+             "possible": _goals_html,
              "trials": lambda self: trials_html(self.trials),
              "words": lambda self: f'<div class="xmg-w-hidden" aria-live="polite">{escape(_alt(self))}</div>'}
 

@@ -173,7 +173,7 @@ def _in_step(recordings):
     if any(start != starts[0] for start in starts):
         raise ValueError("The recordings begin differently: make them with the same task, seed and number of trials.")
     longest = [max(map(len, same)) for same in zip(*trials)]
-    return [[m for trial, n in zip(played, longest) for m in trial + trial[-1:] * (n - len(trial))] for played in trials]
+    return [[m for trial, n in zip(played, longest) for m in (trial + trial[-1:] * n)[:n]] for played in trials]
 
 def _frames(recordings, tile_size):
     seen = recordings[0][0].timestep.observation
