@@ -198,7 +198,7 @@ class ReferencePlayer:
         return action.astype(jnp.int32), memory
 
     def update(self, known: Knowledge, view, direction, action, reward, done) -> Knowledge:
-        "What is known after a step of one task; `action` is `NUM_ACTIONS` before the first."
+        "The knowledge after a step of one task; `action` is `NUM_ACTIONS` before the first."
         shown, known = known.shown, known.replace(shown=None)
         concluded = conclude(_imagined(known, action), action, done & (reward > 0))
         known = jax.tree.map(lambda a, b: jnp.where(action < NUM_ACTIONS, a, b), concluded, known)  # no action came before the first view

@@ -86,7 +86,7 @@ def _task_html(self):
     self._task = told + folded("Task tree", div("scroll", tree), "tree")
     return self._task
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #b
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #75fc951a
 @functools.cache
 def _expert():
     return jax.jit(lambda state, task: consult(state, task_plan(task)))
@@ -102,6 +102,7 @@ def _hint(self):
         return "no hint: the expert sees no way from here"
     return f"hint: {ACTION_NAMES[int(advice.action)]}; about {float(advice.steps):.0f} steps to go"
 
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #b
 @functools.cache
 def _updater(player):
     return jax.jit(player.update)
@@ -124,6 +125,22 @@ def _possible(self):
     self._known, self._heard = known, []
     goals, alive = player.remaining(jax.tree.map(lambda x: x[None], known))
     return goals_in_words(np.asarray(goals[alive]))
+
+def _arrive(self, timestep, done):
+    Session._arrive(self, timestep, done)
+    begins = done == "start"
+    action = NUM_ACTIONS if begins else ACTION_NAMES.index(done)
+    ended = np.bool_(begins or timestep.last())
+    self._heard.append((self.seen, timestep.state.agent.direction, action, timestep.reward, ended))
+
+def _goals(self, show: bool = True) -> list[str]:
+    """Show from now on, or hide, the goals that fit all that you have seen and done; returns them in words.
+
+    Raises `ValueError` if the reference player cannot infer the goal of this task.
+    """
+    found, self.show_goals = _possible(self), show
+    self._update()
+    return found
 
 def _goals_html(self):
     if not self.show_goals:
@@ -180,10 +197,9 @@ class EnvPlayer(Session, Shown):
     env, params: as for `world_of`. ruleset: for an XLand environment; by default the paper's Figure 2.
     seed: of the first trial; others follow. Raises `TypeError` or `ValueError` for a wrong environment, task or seed.
     """
-    _name, _voice, _task, _build, still = "player", "message", None, _build, _still
+    _name, _voice, _task, _arrive, _build, goals, still = "player", "message", None, _arrive, _build, _goals, _still
     _html = {"facts": _facts_html, "pocket": _pocket_html, "message": _message_html, "task": _task_html,
-             "possible": _goals_html,
-             "trials": lambda self: trials_html(self.trials),
+             "possible": _goals_html, "trials": lambda self: trials_html(self.trials),
              "words": lambda self: f'<div class="xmg-w-hidden" aria-live="polite">{escape(_alt(self))}</div>'}
 
     def __init__(self, env="XLand-MiniGrid-R1-9x9", ruleset=None, *, params=None, seed: int = 0):
@@ -192,13 +208,6 @@ class EnvPlayer(Session, Shown):
         self.show_goals, self._known, self._heard = False, None, []
         super().__init__(env, params, seed, name=name)
         jax.block_until_ready(self._step(params, self.timestep, 0))  # compile now
-
-    def _arrive(self, timestep, done):
-        super()._arrive(timestep, done)
-        begins = done == "start"
-        action = NUM_ACTIONS if begins else ACTION_NAMES.index(done)
-        ended = np.bool_(begins or timestep.last())
-        self._heard.append((self.seen, timestep.state.agent.direction, action, timestep.reward, ended))
 
     def do(self, command) -> bool:
         going = super().do(command)
@@ -215,15 +224,6 @@ class EnvPlayer(Session, Shown):
         self.message = _hint(self)
         self._update()
         return self.message
-
-    def goals(self, show: bool = True) -> list[str]:
-        """Show from now on, or hide, the goals that fit all that you have seen and done; returns them in words.
-
-        Raises `ValueError` if the reference player cannot infer the goal of this task.
-        """
-        found, self.show_goals = _possible(self), show
-        self._update()
-        return found
 
     def new_trial(self):
         "Begin a new trial of the same task, giving up an unfinished one; returns the first `TimeStep`."

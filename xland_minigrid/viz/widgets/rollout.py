@@ -220,8 +220,8 @@ class RolloutViewer:
         self.moments = recordings[0]
         self.trials = dict(zip(named, self._rows)) if moments is named else self._rows[0]
         self.title = title or f"The task, which the agent is not told: {self.goal}"
-        starts, told = [row["frame"] for row in rows], zip(*[map(_caption, some) for some in recordings])
-        marks = [str(row["trial"]) for row in rows]
+        told = zip(*[map(_caption, some) for some in recordings])
+        starts, marks = zip(*[(row["frame"], str(row["trial"])) for row in rows])
         panels = [p for some, name in zip(recordings, names or [""]) for p in _panels(some, objects, name)]
         self.player = Player(
             _frames(recordings, tile_size), list(map("\t".join, told)), panels, names=names, title=self.title,
@@ -249,9 +249,7 @@ class RolloutViewer:
         head = f'<div style="font:600 13px/1.45 system-ui,sans-serif;margin:0 0 6px">{escape(self.title)}</div>'
         return {"text/plain": repr(self), "text/html": head + self.player._repr_html_()}
 
-    def save(self, path) -> None:
-        "Write a page with the viewer."
-        self.player.save(path)
+    save = property(lambda self: self.player.save, doc="Write a page with the viewer: `save(path)`.")
 
     def __repr__(self) -> str:
         ends = {None: "not over", True: "{steps} steps", False: "failed"}

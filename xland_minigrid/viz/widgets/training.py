@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['INK', 'COLORS', 'STATES', 'axes_of', 'png_of', 'legend', 'Panel', 'lines_of', 'smoothed', 'short_number', 'span_of',
-           'Background', 'progress_html', 'sentence_of', 'TrainingDashboard']
+           'Kept', 'Background', 'progress_html', 'sentence_of', 'TrainingDashboard']
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #a
 import atexit
@@ -159,14 +159,9 @@ def _end_all():
 getattr(threading, "_register_atexit", atexit.register)(_end_all)
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #h
-class Background(Shown):
-    "Base of widgets that work in a thread. Subclasses: `stop()`, `_paint()` (figures) and `_ended()` (sets `state`)."
-    _thread = _follower = _images = _display_id = result = error = None
-    _voice, words, state = "said", "", "idle"
-
-    def __init__(self, rows: Sequence[Mapping] = ()):
-        self._lock, self._stop, self._news = threading.RLock(), threading.Event(), threading.Event()
-        self._rows = [dict(r) for r in rows]
+class Kept(Shown):
+    "Base of widgets that can update their saved output."
+    _display_id = None
 
     def _ipython_display_(self, **again):
         from IPython.display import display
@@ -177,6 +172,16 @@ class Background(Shown):
         "Update the saved output, if the widget was shown."
         if self._display_id is not None:
             self._ipython_display_(update=True)
+
+# %% ../../../nbs/viz/widgets/05_training.ipynb #db1b428b
+class Background(Kept):
+    "Base of widgets that work in a thread. Subclasses: `stop()`, `_paint()` (figures) and `_ended()` (sets `state`)."
+    _thread = _follower = _images = result = error = None
+    _voice, words, state = "said", "", "idle"
+
+    def __init__(self, rows: Sequence[Mapping] = ()):
+        self._lock, self._stop, self._news = threading.RLock(), threading.Event(), threading.Event()
+        self._rows = [dict(r) for r in rows]
 
     @property
     def rows(self) -> list[dict]:
