@@ -187,6 +187,13 @@ SHORT = {
     # 02
     # 03
     # 04
+    "(1, 8, 64, 512, 4096, 32_768, 131_072)": "(1, 256)",
+    "seconds(function, *args, repeats=20)": "seconds(function, *args, repeats=2)",
+    "timestep, 0, repeats=1000": "timestep, 0, repeats=3",
+    "num_worlds, num_steps = 1024, 128": "num_worlds, num_steps = 64, 16",
+    'find_spec("xminigrid")': 'find_spec("left_out")',
+    "zeros(50_000_000": "zeros(500_000",
+    "((64, 1), (1024, 1), (4096, 1), (64, 9), (1024, 9), (4096, 9))": "()",
     # 05
     # 06
     "total_steps=4_000_000, out": "total_steps=40_000, out",
