@@ -190,7 +190,7 @@ def tutorials():
     for path in sorted((ROOT / "tutorials").glob("*.ipynb")):
         name = put_notebook(path, f"{badge(path.stem)}  [notebook]({BLOB}/tutorials/{path.name})")
         told = re.search(r"^\*((?:\d+|[A-Z]\w+) minutes)\b", text_of(read(path)["cells"][0]), re.MULTILINE)
-        rows.append(f"| {path.stem[:2]} | [{title_of(path)}]({path.name}) | {told[1] if told else ''} | [Colab]({badge_url(path.stem)}) |")
+        rows.append(f"| {path.stem[:2] if path.stem[:2].isdigit() else 'appendix'} | [{title_of(path)}]({path.name}) | {told[1] if told else ''} | [Colab]({badge_url(path.stem)}) |")
         pages.append(name.stem)
     text = ["# Tutorials", "", "Each is a notebook that runs on a laptop or on Colab, with questions, and exercises that check themselves. They build on each other a little; who is in a hurry reads 00, 01 and 06.", "",
             *rows, "", "In Colab, exercises are open and their solutions folded. Here every exercise shows its check; the solution is behind *Show the solution*.", "",

@@ -19,11 +19,14 @@ pytestmark = pytest.mark.newest
 
 NAMES = ("00_five_minutes", "01_anatomy_of_a_ruleset", "02_the_environment", "03_benchmarks", "04_scaling_with_vmap", "05_ppo_from_scratch", "06_rl2",
          "07_what_has_it_learned", "08_many_sessions_at_once", "09_grpo", "10_make_it_yours")
-PATHS = [ROOT / "tutorials" / f"{name}.ipynb" for name in NAMES]
+APPENDICES = ("appendix_jax",)  # listed, tested and copied like a tutorial, without exercises
+NUMBERED = [ROOT / "tutorials" / f"{name}.ipynb" for name in NAMES]
+PATHS = NUMBERED + [ROOT / "tutorials" / f"{name}.ipynb" for name in APPENDICES]
 HEADING = re.compile(r"^### Exercise (\d+\.\d+) · (.+)\n\n(●○○ easy|●●○ medium|●●● hard) · (\d+) minutes\n\n", re.MULTILINE)
 LEVELS = {"●○○ easy": 1, "●●○ medium": 2, "●●● hard": 3}
 
 each = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+each_numbered = pytest.mark.parametrize("path", NUMBERED, ids=lambda path: path.stem)
 
 
 def cells(path, kind=None):
@@ -44,8 +47,8 @@ def prose(path):
     return "\n\n".join(source(cell) for cell in cells(path, "markdown"))
 
 
-def test_there_are_eleven():
-    assert sorted(path.stem for path in (ROOT / "tutorials").glob("*.ipynb")) == list(NAMES) and len(MODULES) == len(NAMES)
+def test_there_are_eleven_and_an_appendix():
+    assert sorted(path.stem for path in (ROOT / "tutorials").glob("*.ipynb")) == [*NAMES, *APPENDICES] and len(MODULES) == len(NAMES)
 
 
 @each
@@ -74,7 +77,7 @@ def test_questions_and_answers_fold(path):
         assert re.match(r"<summary>[^<]+</summary>\n\n.+\n\n$", inside, re.DOTALL), "Markdown inside wants empty lines around it"
 
 
-@each
+@each_numbered
 def test_exercises_have_a_head_a_hint_a_solution_and_a_check(path):
     module, found = MODULES[NAMES.index(path.stem)], HEADING.findall(prose(path))
     assert len(found) >= 3 and len(found) == len(re.findall(r"^#+ Exercise \d", prose(path), re.MULTILINE))
@@ -108,7 +111,7 @@ def test_the_students_copy_is_open(path):
     assert sum("<summary>Solution</summary>" in text for text in copy) == len(tags)
 
 
-@each
+@each_numbered
 def test_every_checker_is_shown_wrong_answers(path):
     "The library chapter does it, by `rejects`, which asks for three."
     module = MODULES[NAMES.index(path.stem)]
@@ -116,6 +119,13 @@ def test_every_checker_is_shown_wrong_answers(path):
     text = "\n".join(map(source, cells(chapter, "code")))
     for exercise in known_in(module).values():
         assert re.search(rf"\brejects\({exercise.__name__},", text), exercise
+
+
+@pytest.mark.parametrize("name", APPENDICES)
+def test_an_appendix_has_no_exercises_and_a_list_links_it(name):
+    path = ROOT / "tutorials" / f"{name}.ipynb"
+    assert not HEADING.search(prose(path)) and "xland_minigrid.tutor" not in "\n".join(map(source, cells(path, "code")))
+    assert f"(tutorials/{name}.ipynb)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @each

@@ -215,6 +215,13 @@ SHORT = {
     # 03
     'generate_benchmark("high", n=1_000_000)': 'generate_benchmark("high", n=20_000)',
     # 04
+    "(1, 8, 64, 512, 4096, 32_768, 131_072)": "(1, 256)",
+    "seconds(function, *args, repeats=20)": "seconds(function, *args, repeats=2)",
+    "timestep, 0, repeats=1000": "timestep, 0, repeats=3",
+    "num_worlds, num_steps = 1024, 128": "num_worlds, num_steps = 64, 16",
+    'find_spec("xminigrid")': 'find_spec("left_out")',
+    "zeros(50_000_000": "zeros(500_000",
+    "((1, 1), (32, 1), (1024, 1), (1, 9), (32, 9), (1024, 9))": "()",
     # 05
     "LEARNERS, UPDATES = 16, 150": "LEARNERS, UPDATES = 2, 10",
     "total_steps=327_680, out": "total_steps=32_768, out",
