@@ -111,7 +111,7 @@ def _two_sides(found, n):
            f"A row number is out of range: the benchmark has {n} tasks, numbered from 0.")
     return sides
 
-# %% ../../nbs/tutor/05_benchmarks.ipynb #4517c5ea
+# %% ../../nbs/tutor/05_benchmarks.ipynb #e
 @exercise("3.4", "A mixed diet", level=3, minutes=20)
 def diet(answer):
     "`diet(key, easy, hard, n, share)`: n tasks, each from `easy` with probability `share`."

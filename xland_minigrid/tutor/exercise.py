@@ -110,7 +110,7 @@ def _blame(error, answer):
     line = f" (`{own[-1].line}`)" if own[-1].line else ""
     return f"In `{own[-1].name}`, line {own[-1].lineno}{line}: {what}"
 
-# %% ../../nbs/tutor/01_exercise.ipynb #6e5cfb37
+# %% ../../nbs/tutor/01_exercise.ipynb #h
 OURS: dict[str, Callable] = {}  # our solutions, by the name of the answer
 
 def ours(solution):
@@ -183,7 +183,7 @@ def rejects(check: Exercise, right, wrong: Mapping[str, object], *, stumbles: tu
             raise AssertionError(f"{name}: the checker stumbles over {type(verdict.error).__name__}: {verdict.error}") from verdict.error
         print(f"{name}: {verdict.message}")
 
-# %% ../../nbs/tutor/01_exercise.ipynb #5a3d7d0d
+# %% ../../nbs/tutor/01_exercise.ipynb #i
 OURS: dict[str, Callable] = {}  # our solutions, by the name of the answer
 
 def ours(solution: Callable) -> Callable:
@@ -206,7 +206,7 @@ def all_exercises() -> dict[str, Exercise]:
         importlib.import_module(f"xland_minigrid.tutor.{module}")
     return dict(sorted(EXERCISES.items(), key=lambda item: [int(part) for part in item[0].split(".")]))
 
-# %% ../../nbs/tutor/01_exercise.ipynb #b4a6b146
+# %% ../../nbs/tutor/01_exercise.ipynb #j
 SHORT = {
     # 00
     "num_tasks=512, num_trials=10": "num_tasks=64, num_trials=10",

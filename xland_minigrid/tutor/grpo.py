@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['advantages', 'k3', 'kl_estimate', 'mixed_groups', 'teaching']
 
-# %% ../../nbs/tutor/11_grpo.ipynb #1521f555
+# %% ../../nbs/tutor/11_grpo.ipynb #a
 import numpy as np
 
 from .exercise import compare, exercise, function, numbers
 
-# %% ../../nbs/tutor/11_grpo.ipynb #5ee387c8
+# %% ../../nbs/tutor/11_grpo.ipynb #b
 _GROUPS = (([1.0, 0.0], 0.1), ([1.0, 0.0, 0.0, 0.0], 0.5), ([0.97, 0.94, 0.94, 0.91], 0.1), ([1.0, 1.0, 1.0], 0.1),
            ([1.0, None, 0.0, 0.0], 0.1), ([None, None], 0.1), ([None, 0.25], 0.1))
 
@@ -45,7 +45,7 @@ def advantages(answer):
             f"{case}; {as_zero}": _scaled(returns, zeros, lambda x: _size(x) + floor)})
     return "Right, failures and all."
 
-# %% ../../nbs/tutor/11_grpo.ipynb #b5dd1b4c
+# %% ../../nbs/tutor/11_grpo.ipynb #c
 def k3(logprob, reference):
     "Our answer to exercise 9.2: for each drawn token an estimate of the KL divergence from the reference."
     return np.exp(reference - logprob) - (reference - logprob) - 1
@@ -71,7 +71,7 @@ def kl_estimate(answer):
             f"{case}: that is half the square of the logarithm, whose mean is not the divergence.": d**2 / 2})
     return "Right: never negative, and 0 where both agree."
 
-# %% ../../nbs/tutor/11_grpo.ipynb #667ed9e8
+# %% ../../nbs/tutor/11_grpo.ipynb #d
 def mixed_groups(p, size):
     "Our answer to exercise 9.3: the probability of at least one success and one failure."
     return 1 - p**size - (1 - p)**size

@@ -140,7 +140,7 @@ def _why_slope(ratio, sign, have, want):
         "the policy has moved in the wrong direction, and must be able to come back." if have == 0 else
         "is the ratio exp(new - old)?"))
 
-# %% ../../nbs/tutor/07_ppo.ipynb #28b50152
+# %% ../../nbs/tutor/07_ppo.ipynb #g
 @ours
 def _our_back(later, reward, done, gamma):
     return reward + gamma * (1 - done) * later

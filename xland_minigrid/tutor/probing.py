@@ -16,7 +16,7 @@ from .exercise import OURS, compare, exercise, number, numbers, or_ours, ours, r
 #| export
 
 
-# %% ../../nbs/tutor/09_probing.ipynb #92dd82f7
+# %% ../../nbs/tutor/09_probing.ipynb #f
 @functools.lru_cache(maxsize=1)
 def _benchmarks():
     from xland_minigrid.benchmarks import generate_benchmark

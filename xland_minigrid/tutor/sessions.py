@@ -43,7 +43,7 @@ def alone(answer):
         refuse(found != right, f"{case}, not {right}.")
     return "Right: one time step for each action, each from the one before."
 
-# %% ../../nbs/tutor/10_sessions.ipynb #a9c45453
+# %% ../../nbs/tutor/10_sessions.ipynb #c
 _LAKES = (1, 2, 5, 8, 13)
 
 @exercise("8.2", "A guide over the ice", level=1, minutes=10)

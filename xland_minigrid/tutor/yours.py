@@ -180,7 +180,7 @@ def _check_chance(state, keys):
     refuse((carried == given).all(-1).any(), "The state carries the key that the reset was given, so the next trial "
            "repeats this one: split the key, and put in a part that nothing else uses.")
 
-# %% ../../nbs/tutor/12_yours.ipynb #72e6a469
+# %% ../../nbs/tutor/12_yours.ipynb #g
 def _check_outcome(env, params, starts):
     step, cells = jax.jit(env.step), np.asarray(starts.state.cells)
     star, ball = (np.argwhere(cells == pack(*thing))[:, 1:] for thing in (STAR, BALL))

@@ -86,7 +86,7 @@ def _task_html(self):
     self._task = told + folded("Task tree", div("scroll", tree), "tree")
     return self._task
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #75fc951a
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #g
 @functools.cache
 def _expert():
     return jax.jit(lambda state, task: consult(state, task_plan(task)))

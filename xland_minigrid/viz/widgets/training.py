@@ -173,7 +173,7 @@ class Kept(Shown):
         if self._display_id is not None:
             self._ipython_display_(update=True)
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #db1b428b
+# %% ../../../nbs/viz/widgets/05_training.ipynb #j
 class Background(Kept):
     "Base of widgets that work in a thread. Subclasses: `stop()`, `_paint()` (figures) and `_ended()` (sets `state`)."
     _thread = _follower = _images = result = error = None
