@@ -69,6 +69,30 @@ def test_buttons_and_slider_move_the_frame(page, tmp_path, player):
     assert root.get_by_label("trial 2").get_attribute("aria-current") == "true"
 
 
+def test_keys_move_the_frame(page, tmp_path, player):
+    root = open_page(page, tmp_path, player).first
+    root.locator("canvas").click()
+    for key, wanted in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 11), ("Home", 0), ("ArrowLeft", 0), ("Control+ArrowRight", 0)):
+        page.keyboard.press(key)
+        assert frame(root) == wanted
+    root.get_by_label("frame").press("ArrowRight")
+    assert frame(root) == 1, "the slider moves by one, not by two"
+    root.locator("canvas").click()
+    page.keyboard.press(" ")
+    root.get_by_label("pause").wait_for()
+    page.keyboard.press(" ")
+    root.get_by_label("play").wait_for()
+
+
+def test_columns_have_their_names(page, tmp_path):
+    wide = np.concatenate([film()] * 2, axis=2)
+    root = open_page(page, tmp_path, play(wide, ["left words\tright words"] * 12, names=["<one>", "two"], tile_size=8)).first
+    middle = root.locator("canvas").bounding_box()["x"] + root.locator("canvas").bounding_box()["width"] / 2
+    for left, right in (("<one>", "two"), ("left words", "right words")):
+        boxes = [root.get_by_text(words, exact=True).bounding_box() for words in (left, right)]
+        assert boxes[0]["x"] + boxes[0]["width"] <= middle + 10 and middle <= boxes[1]["x"] + 10 and boxes[0]["y"] == boxes[1]["y"]
+
+
 def test_play_runs_to_the_end_and_pauses(page, tmp_path, player):
     "By the page's clock, which stands still but where it is told to go on: 20 frames are a second."
     page.clock.install(time=0)

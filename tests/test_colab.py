@@ -146,6 +146,11 @@ def runtime(monkeypatch, capsys):
     return Colab(monkeypatch, capsys)
 
 
+def test_set_up_does_nothing_off_colab(runtime):
+    runtime.patch.delitem(sys.modules, "google.colab")
+    assert runtime.run() == "" and not runtime.commands
+
+
 def test_set_up_installs_next_to_what_colab_has(runtime):
     said = runtime.run()
     (command,) = runtime.commands

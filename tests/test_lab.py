@@ -244,11 +244,20 @@ def test_keys_play_and_never_reach_the_notebook(notebook):
 
 @pytest.mark.parametrize("width, scheme", [(1300, "light"), (430, "dark")])
 def test_the_player_fits(notebook, width, scheme):
-    book = notebook([TASK, PLAYER], width=width)
+    "With a hint and the goals that are still possible, asked for by button and by key."
+    book = notebook([TASK.replace("rules=[TileNearRule(ball, key, star)]", "rules=[]").replace("(star)", "(key)"), PLAYER], width=width)
     book.theme(scheme)
     book.run_all(120)
     root = book.page.locator(".xmg-w-player").first
     root.scroll_into_view_if_needed()
+    goals = root.locator(".xmg-w-possible")
+    assert goals.inner_text().strip() == ""
+    root.locator("button.xmg-w-goals").click()
+    goals.get_by_text("Goals still possible").wait_for()
+    root.locator(".xmg-w-pad").press("h")
+    root.locator(".xmg-w-message", has_text="steps to go").wait_for()
+    names = book.python("player.goals()")
+    assert f"possible {len(names)}" in goals.inner_text() and names[0] in goals.inner_text() and book.cells() == 2
     overflow = root.evaluate("""root => { const area = root.closest('.jp-OutputArea-output').getBoundingClientRect();
         return [...root.querySelectorAll('button, img, .xmg-w-facts, .xmg-w-message')].filter(e => e.getBoundingClientRect().right > area.right + 1).map(e => e.className) }""")
     assert overflow == []
@@ -313,6 +322,41 @@ def test_a_training_is_started_watched_stopped_and_resumed(notebook):
     book = notebook([SETUP, BOARD])
     book.run_all(120)
     train_and_stop(book)
+    assert book.errors == []
+
+
+# A rollout ---------------------------------------------------------------------------------------------------------------------------
+
+TWO = """
+from xland_minigrid.baselines.evaluation import RandomPolicy, watch
+from xland_minigrid.envs.wrappers import GymAutoResetWrapper
+from xland_minigrid.viz.widgets import RolloutViewer
+world = GymAutoResetWrapper(env), params.replace(max_steps=20)
+viewer = RolloutViewer({name: watch(RandomPolicy(actions), num_trials=3, world=world) for name, actions in (("six actions", 6), ("three actions", 3))})
+viewer
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_two_players_advance_in_step(notebook, scheme):
+    book = notebook([TASK, TWO, "1"])
+    book.theme(scheme)
+    book.run_all(120)
+    root = book.page.locator(".xmg[data-frame]").first
+    root.scroll_into_view_if_needed()
+    root.locator("canvas").click()
+    for key, wanted in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 62)):
+        book.page.keyboard.press(key)
+        assert root.get_attribute("data-frame") == str(wanted) == str(book.python("len(viewer.player) - 1") if key == "End" else wanted)
+    book.page.keyboard.press("b")
+    book.page.keyboard.press("x")
+    assert book.cells() == 3, "keys never reach the notebook"
+    root.get_by_label("step back").click()
+    said = root.locator(".xmg-say span").all_inner_texts()
+    assert len(said) == 2 and all(words.startswith("trial 3, step 19") for words in said)
+    boxes = [part.bounding_box() for part in (*root.locator(".xmg-note b").all(), *root.locator(".xmg-say span").all())]
+    assert all(left["x"] + left["width"] <= right["x"] + 1 for left, right in (boxes[:2], boxes[2:]))
+    book.shot(f"two_{scheme}", root)
     assert book.errors == []
 
 

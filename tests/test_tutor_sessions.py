@@ -26,7 +26,7 @@ def answers(how):
     return scope
 
 
-NAMES = ("guide", "advantages", "mean_rewards")
+NAMES = ("alone", "guide", "mean_rewards")
 
 
 def test_there_are_three():
@@ -90,11 +90,11 @@ def test_a_guide_that_never_ends_is_not_waited_for():
     refused(check.guide, (never, "deadline"))
 
 
-def test_advantages_that_are_wrong():
-    refused(check.advantages,
-            (lambda rewards: rewards, "not"), (lambda rewards: [0.0], "one advantage for each"), (lambda rewards: None, "return"), (7, "could not be used"), (lambda rewards: "ab", "numbers"),
-            (lambda rewards: [r - sum(rewards) / len(rewards) for r in rewards], "TypeError"), (lambda rewards: [float("nan")] * len(rewards), "nan"),
-            (lambda rewards: [0 if r is None else (r - m) / (s or 1) for m, s in [(0.5, 0.5)] for r in rewards], "not"))
+def test_twins_that_are_wrong():
+    refused(check.alone,
+            (lambda start, step, actions: [start], "return|leave out|not \\["), (lambda start, step, actions: [step(start, a) for a in actions], "every step begins at the first"),
+            (lambda start, step, actions: [start, *check.play_alone(start, step, actions)], "leave out the first"), (lambda start, step, actions: None, "return a list"),
+            (lambda start, step: [], "other arguments"), (7, "no function|other arguments"))
 
 
 async def failures_as_zeros(pool, rollout, tasks):
@@ -123,5 +123,5 @@ async def the_groups(pool, rollout, tasks):
 
 
 def test_means_that_are_wrong():
-    refused(check.mean_rewards, (failures_as_zeros, "a failure is no reward"), (stops_at_the_first_failure, "EnvFault"), (zero_for_none, "there is no mean"), (too_few, "one entry for each"),
-            (not_a_number, "nan"), (the_groups, "a number is wanted"), (plain, "async def mean_rewards"))
+    refused(check.mean_rewards, (failures_as_zeros, "a failure is not a reward"), (stops_at_the_first_failure, "EnvFault"), (zero_for_none, "there is no mean"), (too_few, "one entry for each"),
+            (not_a_number, "nan"), (the_groups, "return a number"), (plain, "async def mean_rewards"))

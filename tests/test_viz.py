@@ -103,14 +103,11 @@ def test_agent_points_where_it_looks():
         assert (middle - .5) @ away > .02, direction
 
 
-def test_pocket_is_shown_where_asked():
+def test_what_is_carried_is_on_the_back():
     floor = np.full((3, 4), 0x39, np.uint8)
     empty, full = agent(), agent(pocket=BLUE_STAR)
     changed = (render(floor, full, tile_size=16) != render(floor, empty, tile_size=16)).any(-1)
     assert changed[16:32, 16:32].any() and not changed[:16].any() and not changed[32:].any()
-    strip = render(floor, full, tile_size=16, pocket="strip")
-    assert strip.shape == (64, 64, 3) and (strip[:48] == render(floor, full, tile_size=16, pocket="hide")).all()
-    assert (strip[48:] != render(floor, empty, tile_size=16, pocket="strip")[48:]).any()
 
 
 def test_highlight_is_what_the_environment_observes():
@@ -159,7 +156,6 @@ def test_wrong_input_is_refused_in_words():
         (lambda: render(np.zeros((3, 3, 3), np.uint8)), "height, width, 2"),
         (lambda: render(np.full((3, 3), 0xFF, np.uint8)), "tiles are 0 to 15"),
         (lambda: render(np.full((3, 3), 0x39, np.uint8), agent(3, 0)), "outside this grid"),
-        (lambda: render(np.full((3, 3), 0x39, np.uint8), pocket="x"), "'strip'"),
         (lambda: draw_tile(5, 3, 1), "at least 4"),
         (lambda: render(np.full((3, 3), 0x39, np.uint8), tile_size=7.5), "at least 4"),
         (lambda: render(np.full((3, 3), 0x39, np.uint8), visible=np.ones((5, 5))), "view_to_world"),
@@ -344,7 +340,7 @@ def frames_of(data, shape):
     sheet, s, frame, out = decode_uri(data["sheet"]), data["size"], np.zeros((shape[1] + 64, shape[2] + 64, 3), np.uint8), []
     for changes in data["frames"]:
         for place, block in zip(changes[::2], changes[1::2]):
-            (r, c), (i, j) = divmod(place, data["columns"]), divmod(block, data["wide"])
+            (r, c), (i, j) = divmod(place, data["columns"]), divmod(block, 16)
             frame[r * s:(r + 1) * s, c * s:(c + 1) * s] = sheet[i * s:(i + 1) * s, j * s:(j + 1) * s]
         out.append(frame[:shape[1], :shape[2]].copy())
     return np.stack(out)
@@ -404,7 +400,7 @@ def test_page_cannot_be_broken_by_words(tmp_path):
 def test_bars_keep_the_largest_and_the_truth():
     bars = Bars(list("abcd"), [[.1, .2, .3, .4], [.7, .1, .1, .1]], truth=[0, 1], top=2)
     assert [[i for i, _ in bars.at(t)] for t in (0, 1)] == [[3, 2], [0, 1]]
-    data = Tags(play(rollout(2, 5), bars=bars)._repr_html_()).data()["bars"]
+    data = Tags(play(rollout(2, 5), bars=bars)._repr_html_()).data()["bars"][0]
     assert data["frames"] == [[3, 400, 2, 300], [0, 700, 1, 100]] and data["truth"] == [0, 1]
     assert [i for i, _ in Bars(list("ab"), [[.1, .9]], top=None).at(0)] == [0, 1], "all bars stay in order"
 

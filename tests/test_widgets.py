@@ -163,6 +163,36 @@ def test_hints_lead_to_the_goal():
     assert "no hint" in EnvPlayer("MiniGrid-Empty-5x5").hint()
 
 
+def test_goals_that_are_still_possible():
+    "As the reference player concludes from what was seen and done, whether it was asked before or later."
+    ball, key = (Tiles.BALL, Colors.RED), (Tiles.KEY, Colors.GREEN)
+    task = make_ruleset(AgentHoldGoal(key), [], [ball, key])
+    player, later = (EnvPlayer("XLand-MiniGrid-R1-9x9", task, seed=1) for _ in range(2))
+    _ = player.widget
+    assert player._parts["possible"].value == "" and not player.show_goals
+    player.buttons["goals"].click()
+    first = player.goals()
+    assert f">{len(first)}</span>" in player._parts["possible"].value and "about something unseen" in first
+    for _ in range(2):
+        for action in solve_from(task, player.timestep, player.params).actions.tolist():
+            for each in (player, later):
+                each.step(action)
+        left = player.goals()
+        assert "hold a green key" in left and len(left) < len(first) and "about something unseen" not in left
+        for each in (player, later):
+            each.step(0)
+    assert "hold a red ball" not in left and later.goals() == left and "hold a green key" in player.still()
+    assert all(name in player._parts["possible"].value for name in left[:5])
+    many = EnvPlayer("XLand-MiniGrid-R1-9x9", task, seed=1)
+    many.play("wd reset aa")  # a trial given up concludes nothing more
+    assert set(left) < set(many.goals())
+    assert player.buttons["goals"].click() is None and player._parts["possible"].value == ""
+    for other in (EnvPlayer("MiniGrid-Empty-5x5"), EnvPlayer("XLand-MiniGrid-R1-9x9")):  # no goal in words; rules
+        _ = other.widget
+        other.buttons["goals"].click()
+        assert "only in tasks without rules" in other._parts["message"].value and not other.show_goals
+
+
 def test_buttons_and_methods_are_one(tasks):
     player = EnvPlayer(R1, ruleset=tasks.get_ruleset(2))
     _ = player.widget
@@ -190,6 +220,8 @@ def test_keys_play(tasks):
     assert [m.done for m in player.moments] == ["start", "turn clockwise", "turn clockwise"] and pad.answered == 2
     pad.pressed = [3, "r"]
     assert player.trial == 2
+    pad.pressed = [4, "h"]
+    assert player.message.startswith("hint: ") and len(player.moments) == 4
 
 
 @pytest.mark.parametrize("see_through_walls", [True, False])

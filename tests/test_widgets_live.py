@@ -2,6 +2,7 @@
 import dataclasses
 import threading
 import time
+from html import unescape
 from types import SimpleNamespace
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 from xland_minigrid.baselines import live, rl2
 from xland_minigrid.baselines.agents import open_box
 from xland_minigrid.baselines.checkpoint import CheckpointError
-from xland_minigrid.baselines.evaluation import belief_over, watch
+from xland_minigrid.baselines.evaluation import RandomPolicy, belief_over, watch
 from xland_minigrid.baselines.networks import NetworkConfig
 from xland_minigrid.baselines.ppo import PPOConfig
 from xland_minigrid.benchmarks import generate_benchmark
@@ -123,17 +124,43 @@ def test_viewer_needs_no_kernel_and_no_extras(moments):
     bare = RolloutViewer([SimpleNamespace(timestep=m.timestep, belief=None, trial=m.trial) for m in moments])
     assert bare.player.panels == [] and "data-player=" in bare._repr_mimebundle_()["text/html"]
     cut = RolloutViewer(moments[:3])
-    assert cut.trials[0]["success"] is None and "not over" in cut.still()
+    assert cut.trials[0]["success"] is None and "not over" in cut.player.chips[0]
 
 
 def test_viewer_opens_where_it_is_told(moments):
-    viewer = RolloutViewer(moments, frame=2, panels=[Bars(["x"], np.ones((len(moments), 1)), title="mine")])
-    assert viewer.frame == 2 == viewer.player.start and viewer.player.panels[-1].title == "mine"
+    viewer = RolloutViewer(moments, frame=2)
+    assert viewer.frame == 2 == viewer.player.start
     viewer.frame = len(moments) - 1
-    assert viewer.player.start == len(moments) - 1 and "<script" not in viewer.still() and viewer.still(0) != viewer.still()
+    assert viewer.player.start == len(moments) - 1 and f'"start":{viewer.frame}' in html(viewer)
     for wrong in (len(moments), -1, 1.5, True, "1"):
         with pytest.raises(IndexError, match="an integer from 0"):
             viewer.frame = wrong
+
+
+def test_players_of_the_same_starts_stand_side_by_side(tasks, moments):
+    world = rl2.make_world(open_box("r1-9x9-trivial").config)
+    others = watch(RandomPolicy(), tasks.get_ruleset(3), num_trials=3, seed=2, world=world)
+    longest = [max(sum(m.trial == k for m in some) for some in (moments, others)) for k in (1, 2, 3)]
+    viewer = RolloutViewer({"agent": moments, "random": others}, frame=1)
+    starts = [0, longest[0], longest[0] + longest[1]]
+    for name, some in (("agent", moments), ("random", others)):
+        assert [row["frame"] for row in viewer.trials[name]] == starts == list(viewer.player.chips)
+        assert [row["steps"] for row in viewer.trials[name]] == [row["steps"] for row in RolloutViewer(some).trials]
+        assert [row["reward"] for row in viewer.trials[name]] == pytest.approx([row["reward"] for row in RolloutViewer(some).trials])
+    assert len(viewer.player) == sum(longest) and viewer.player.names == ["agent", "random"]
+    assert all(caption.count("\t") == 1 for caption in viewer.player.captions) and [c.count("step 0") for c in viewer.player.captions].count(2) == 3
+    one, two = RolloutViewer(moments).player.frames, RolloutViewer(others).player.frames
+    assert (viewer.player.frames[1] == np.hstack([one[1], 0 * one[1][:, :32], two[1]])).all()
+    assert (viewer.player.frames[longest[0] - 1, :, :288] == one[sum(m.trial == 1 for m in moments) - 1]).all(), "the one that is done waits"
+    assert viewer.player.panels[0].title.startswith("agent:\n") and " | " in repr(viewer) and "<b>random</b>" in html(viewer) and viewer.player.picture(1).shape[0] > 288
+    with pytest.raises(ValueError, match="begin differently"):
+        RolloutViewer({"a": moments, "b": watch(RandomPolicy(), tasks.get_ruleset(3), num_trials=3, seed=3, world=world)})
+    with pytest.raises(ValueError, match="moments is empty"):
+        RolloutViewer({})
+
+
+def html(viewer):
+    return unescape(unescape(viewer._repr_mimebundle_()["text/html"]))
 
 
 def test_viewer_refuses_what_are_no_moments():
@@ -179,7 +206,7 @@ def test_a_board_from_start_to_done():
     assert board.run_until_done() == 6 == board.result and board.state == "done" and run.calls == [False]
     assert [r["steps"] for r in board.rows] == [100, 200, 300, 400, 500, 600] and board.curves == [(300, [.1, .2])]
     still = board.still()
-    assert still.count("<img") == 3 and "100%" in still and "<table" in still and "<script" not in still
+    assert still.count("<img") == 3 and "100%" in still and "<script" not in still
     board.rows.clear()
     assert len(board.rows) == 6, "what is given out is a copy"
 
@@ -336,6 +363,11 @@ def equal(a, b):
     return all((x == y).all() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
+def looked_at(agent, anchors, **numbers):
+    "An evaluation that takes no time."
+    return SimpleNamespace(success=np.array([[0., 1.], [1., 1.]]), anchors={"random": np.full((2, 2, 3), .25)} if anchors else {})
+
+
 @pytest.fixture
 def pretended(monkeypatch, config):
     "`train` replaced by rounds that wait to be let go; it listens to `on_round` as the real one does."
@@ -348,10 +380,10 @@ def pretended(monkeypatch, config):
             try:
                 on_round(*(["agent"] if on_round.wants_agent else []), {"steps": k * config.steps_per_round, "success_first": .1, "success_last": .2, "return": .3, "belief_nats": 2.0})
             except rl2.EndTraining:
-                return SimpleNamespace(interrupted=True)
-        return SimpleNamespace(interrupted=False)
+                return SimpleNamespace(interrupted=True, agent="agent")
+        return SimpleNamespace(interrupted=False, agent="last agent")
     monkeypatch.setattr(live, "train", train)
-    monkeypatch.setattr(live, "evaluate", lambda agent, tasks, **numbers: SimpleNamespace(success=np.array([[0., 1.], [1., 1.]])))
+    monkeypatch.setattr(live, "evaluate", lambda agent, tasks, **numbers: looked_at(agent, **numbers))
     return SimpleNamespace(go=go, calls=calls)
 
 
@@ -374,7 +406,8 @@ def test_the_board_draws_what_training_reports(config, tasks, pretended):
     pretended.go.release(100)
     board = live.dashboard(config, tasks, every=1000)
     assert not board.run_until_done().interrupted and board.state == "done" and pretended.calls == [(tasks, False, False)]
-    assert board.total_steps == 10 * 32 * 60 == board.rows[-1]["steps"] and board.curves == [(32 * 60, [.5, 1.])]
+    assert board.total_steps == 10 * 32 * 60 == board.rows[-1]["steps"] and board.curves == [(32 * 60, [.5, 1.]), (board.total_steps, [.5, 1.])]
+    assert board.others == {"random": [.25, .25]} and len(board.rows) == 10, "other players play once, and the curve ends on the last state"
     assert list(board._pictures()) == ["Success", "Return", "Belief", "Adaptation"]
 
 
@@ -383,7 +416,7 @@ def test_without_a_benchmark_the_configuration_names_it(config, tasks, pretended
     monkeypatch.setattr(live, "load_tasks", lambda config: (ours, others))
     pretended.go.release(100)
     looked = []
-    monkeypatch.setattr(live, "evaluate", lambda agent, tasks, **numbers: looked.append(tasks) or SimpleNamespace(success=np.ones((2, 2))))
+    monkeypatch.setattr(live, "evaluate", lambda agent, tasks, **numbers: looked.append(tasks) or looked_at(agent, **numbers))
     live.dashboard(config).run_until_done()
     assert pretended.calls[0][0] is ours and looked[0] is others
 
@@ -421,18 +454,25 @@ def test_nothing_to_resume(config, tasks, tmp_path):
 
 
 def test_a_glance_is_taken_when_it_is_due(monkeypatch):
-    monkeypatch.setattr(live, "evaluate", lambda agent, tasks, **numbers: SimpleNamespace(success=np.array([[0., 1.], [1., 1.]])))
+    monkeypatch.setattr(live, "evaluate", lambda agent, tasks, **numbers: looked_at(agent, **numbers))
     rows, stop = [], threading.Event()
-    glance = live.Glance(lambda row, curve: rows.append((row, curve)), stop.is_set, "tasks", 2, 2, every=1000)
+    glance = live.Glance(lambda *given: rows.append(given), stop.is_set, "tasks", 2, 2, every=1000)
     assert glance.wants_agent
     glance("agent", {"steps": 1})
     assert not glance.wants_agent
     glance({"steps": 2})
-    assert rows == [({"steps": 1}, [.5, 1.]), ({"steps": 2}, None)]
+    assert rows == [({"steps": 1}, [.5, 1.], {"random": [.25, .25]}), ({"steps": 2},)]
+    glance.end("agent")
+    assert rows[2:] == [({"steps": 2}, [.5, 1.], {})]
+    glance.due_at = 0
+    glance("agent", {"steps": 2})
+    glance.end("agent")
+    assert len(rows) == 4, "the last row came with a curve"
     stop.set()
     with pytest.raises(rl2.EndTraining):
         glance({"steps": 3})
-    assert rows[-1] == ({"steps": 3}, None), "the row of the last round is not lost"
+    glance.end("agent")
+    assert rows[4:] == [({"steps": 3},)], "the row of the last round is not lost"
     assert not live.Glance(None, stop.is_set, None, 2, 2, 0).wants_agent
 
 

@@ -84,7 +84,7 @@ def player_of(name: str, benchmark, env, params, *, greedy: bool = False) -> tup
     return PolicyPlayer(NetworkPolicy(agent.structure, greedy)), agent.parameters
 
 def draw_tasks(player, num_tasks: int, histories: int, seed: int = 0) -> np.ndarray:
-    "Numbers of different tasks, drawn from `num_tasks`; for a `PPOPlayer` each `group` times. int64, up to `histories`."
+    "Numbers of different tasks, int64 (up to `histories`,), drawn from `num_tasks`; for a `PPOPlayer` in groups."
     group = getattr(player, "group", 1)
     return np.repeat(np.random.default_rng(seed).permutation(num_tasks)[:max(1, histories // group)], group)
 

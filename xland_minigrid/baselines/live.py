@@ -27,13 +27,14 @@ PANELS = (Panel("Success", {"success_first": "first trial", "success_last": "las
 class Glance:
     """For `train(on_round=...)`: passes rows, sometimes an adaptation curve, to `report`; ends once `should_stop()`.
 
-    tasks: the benchmark for the curves, None for no curves. every: minimum seconds between two of them.
+    tasks: the benchmark for the curves, None for no curves. every: minimum seconds between two of them. The first curve
+    comes with those of a random and of the reference player.
     """
 
     def __init__(self, report, should_stop, tasks: Benchmark | None, num_tasks: int, num_trials: int, every: float):
         self.report, self.should_stop, self.tasks, self.every = report, should_stop, tasks, every
         self.numbers = dict(num_tasks=num_tasks, num_trials=num_trials, batch=num_tasks)
-        self.looks, self.due_at = 0, 0.0
+        self.looks, self.due_at, self.row = 0, 0.0, None
 
     @property
     def wants_agent(self) -> bool:
@@ -42,17 +43,23 @@ class Glance:
 
     def __call__(self, *given) -> None:
         *agent, row = given
-        self.report(row, self.look(agent[0]) if agent else None)
+        self.report(row, *(self.look(agent[0]) if agent else ()))
+        self.row = None if agent else row
         if self.should_stop():
             raise EndTraining
 
-    def look(self, agent) -> list[float]:
-        "Success in each trial."
+    def end(self, agent) -> None:
+        "Report the curve of the last state, unless the last row came with it."
+        if self.tasks is not None and self.row is not None and not self.should_stop():
+            self.report(self.row, *self.look(agent))
+
+    def look(self, agent) -> tuple[list[float], dict]:
+        "Success in each trial; the first time also that of other players, by name."
         begun = time.monotonic()
-        found = evaluate(agent, self.tasks, **self.numbers)
+        found = evaluate(agent, self.tasks, **self.numbers, anchors=not self.looks)
         took, self.looks = time.monotonic() - begun, self.looks + 1
         self.due_at = time.monotonic() + max(self.every, 9 * took if self.looks > 1 else 0)
-        return found.success.mean(0).tolist()
+        return found.success.mean(0).tolist(), {name: x[..., 0].mean(0).tolist() for name, x in found.anchors.items()}
 
 # %% ../../nbs/baselines/16_live.ipynb #j
 _BOARDS: weakref.WeakSet = weakref.WeakSet()
@@ -100,7 +107,10 @@ def dashboard(config: TrainConfig, benchmark: Benchmark | None = None, *, held_o
             tasks[:] = ours, held_out if held_out is not None else others if len(others) else ours
         shown = tasks[1] if tasks[1] is not None else tasks[0]
         glance = Glance(report, should_stop, shown if num_tasks else None, num_tasks, num_trials, every)
-        return train(config, tasks[0], resume=resume, progress=False, on_round=glance, par=par)
+        glance.looks = len(board.others)  # known since an earlier part of this run
+        done = train(config, tasks[0], resume=resume, progress=False, on_round=glance, par=par)
+        glance.end(done.agent)
+        return done
 
     board = TrainingDashboard(run, config.rounds * config.steps_per_round, PANELS, rows=_rows_of(folder),
                               title=f"Training in {config.env_id}")

@@ -197,7 +197,8 @@ class ReferencePlayer:
         memory, action = jax.vmap(self._step)(memory, *given)
         return action.astype(jnp.int32), memory
 
-    def _step(self, known: Knowledge, view, direction, action, reward, done):
+    def update(self, known: Knowledge, view, direction, action, reward, done) -> Knowledge:
+        "The knowledge after a step of one task; `action` is `NUM_ACTIONS` before the first."
         shown, known = known.shown, known.replace(shown=None)
         concluded = conclude(_imagined(known, action), action, done & (reward > 0))
         known = jax.tree.map(lambda a, b: jnp.where(action < NUM_ACTIONS, a, b), concluded, known)  # no action came before the first view
@@ -205,7 +206,10 @@ class ReferencePlayer:
         known = jax.tree.map(lambda a, b: jnp.where(done, a, b), fresh, known)
         if shown is not None:
             known = _with_map(known, *shown)
-        return _choose(_seen(known, pack_pairs(view), direction), view.shape[0])
+        return _seen(known, pack_pairs(view), direction)
+
+    def _step(self, known: Knowledge, view, *heard):
+        return _choose(self.update(known, view, *heard), view.shape[0])
 
 def _with_map(known: Knowledge, cells, position) -> Knowledge:
     "The knowledge once the whole map has been shown, the agent at `position`."

@@ -26,7 +26,7 @@ class Learner(NamedTuple):
 
 LEARNERS = {
     "behaviour cloning": Learner("expert without noise", "action"),
-    "Algorithm Distillation": Learner("expert", "action"),
+    "Algorithm Distillation from noise": Learner("expert", "action"),
     "decision pretraining (DPT)": Learner("expert", "expert_action"),
     "distilled reference": Learner("reference", "action")}
 

@@ -341,9 +341,13 @@ def make_update(c: GRPOConfig, structure, optimiser, allowed) -> Callable:
 
 # %% ../../nbs/pool/15_grpo.ipynb #o
 class Learner:
-    "A model that learns from groups: its vocabulary, a curriculum of tasks, and the words in `moves` (None: any)."
-    def __init__(self, config: GRPOConfig, vocabulary: Vocabulary, curriculum: Curriculum, *, moves=None):
-        self.config, self.vocabulary, self.curriculum = config, vocabulary, curriculum
+    """A model that learns from groups: its vocabulary, a curriculum of tasks, and the words in `moves` (None: any).
+
+    advantages: from the returns of a group, None for failures, and `config.floor` to one number for each episode.
+    """
+    def __init__(self, config: GRPOConfig, vocabulary: Vocabulary, curriculum: Curriculum, *, moves=None,
+                 advantages: Callable = advantages):
+        self.config, self.vocabulary, self.curriculum, self.advantages = config, vocabulary, curriculum, advantages
         model = Transformer(config.model, vocabulary.size, rngs=nnx.Rngs(config.seed))
         self.structure, parameters = nnx.split(model)
         self.optimiser, reference = make_optimiser(config), jax.tree.map(jnp.array, parameters)
@@ -365,7 +369,7 @@ class Learner:
         "Update the model from groups, the turns of each rollout, and its return (None: left out). Returns metrics."
         c, step = self.config, int(self.state.step)
         played = [(turn, a) for group, returns in zip(groups, worth)
-                  for rollout, a, r in zip(group, advantages(returns, c.floor), returns) if r is not None
+                  for rollout, a, r in zip(group, self.advantages(returns, c.floor), returns) if r is not None
                   for turn in turns.get(rollout, ())]
         self.state = self.state._replace(step=self.state.step + 1)
         found, beta = [], jnp.float32(beta_at(c, step))
@@ -449,12 +453,13 @@ def test_tasks(count: int = 500, *, size: int = 4, p: float = 0.8) -> list[dict]
     "Maps that are never used in training."
     return lake_tasks(count, size=size, ice=(p,), first=TEST_SEED)
 
-def lake_learner(config: GRPOConfig = GRPOConfig(), *, size: int = 4, count: int = 30_000) -> Learner:
+def lake_learner(config: GRPOConfig = GRPOConfig(), *, size: int = 4, count: int = 30_000,
+                 advantages: Callable = advantages) -> Learner:
     "A learner of FrozenLake with `count` training maps: new ones, and again those that some of a group solved."
     if config.model.context < (need := size * size + 1):
         raise ValueError(f"A map of {size}x{size} cells takes {need} tokens: set model.context.")
     tasks = SomeSolve(lake_tasks(count, size=size), seed=config.seed)
-    return Learner(config, Vocabulary(LAKE_WORDS), tasks, moves=LAKE_MOVES)
+    return Learner(config, Vocabulary(LAKE_WORDS), tasks, moves=LAKE_MOVES, advantages=advantages)
 
 def lake_baselines(tasks: list[dict], turns: int) -> dict:
     "Mean success of uniformly random moves (exact) and of shortest paths on the maps of `tasks`."

@@ -8,13 +8,13 @@ __all__ = ['returns', 'normalised', 'gae', 'clipped_loss']
 # %% ../../nbs/tutor/07_ppo.ipynb #a
 import numpy as np
 
-from .exercise import WrongAnswer, compare, exercise, numbers, refuse
+from .exercise import WrongAnswer, compare, exercise, numbers, or_ours, ours, refuse  # noqa: F401
 
 # %% ../../nbs/tutor/07_ppo.ipynb #b
 def _array(found, shape, name, asked="one number for each step"):
     "`numbers` that must be finite."
     found = numbers(found, shape, name, asked)
-    refuse(not np.isfinite(found).all(), f"`{name}` gives back what is no number ({found.ravel()[:4]} …): was something divided by 0?")
+    refuse(not np.isfinite(found).all(), f"`{name}` returns {found.ravel()[:4]} …: was something divided by 0?")
     return found
 
 def _row(values):
@@ -28,21 +28,39 @@ _RETURNS = (  # what it shows, rewards, done, gamma, right
     ("an episode of a single step stands alone", [1, 1, 1], [1, 1, 0], 0.9, [1, 1, 1]),
     ("with gamma = 1 returns are plain sums", [1, 1, 1, 1], [0, 0, 0, 0], 1.0, [4, 3, 2, 1]))
 
-@exercise("5.1", "Discounted returns", level=1, minutes=10)
+def _backwards(step, *rows):
+    "Apply a step function from the last step to the first, for two worlds at once; one number for each step."
+    later, found = np.zeros(2), []
+    for row in list(zip(*rows))[::-1]:
+        try:
+            now = step(later, *(np.array([x, x]) for x in row))
+        except ValueError as error:
+            refuse("ambiguous" in str(error), "The arguments are arrays with one number for each world: multiply by "
+                   "(1 - done) instead of asking `if done`.")
+            raise
+        later = _array(now, (2,), "your function", "one number for each world")
+        found.append(later[0])
+    return np.array(found[::-1])
+
+@exercise("5.1", "Discounted returns", answer="back", level=1, minutes=10)
 def returns(answer):
-    "`answer(reward, done, gamma)`: the discounted rewards from each step to the end of its episode."
+    "`answer(later, reward, done, gamma)`: the return of a step, from the return of the next one."
     for why, reward, done, gamma, right in _RETURNS:
-        found = _array(answer(np.array(reward, np.float64), np.array(done, bool), gamma), (len(reward),), "returns")
-        compare(found, right, f"For rewards {reward}, done {done} and gamma {gamma} you get {_row(found)}, not {_row(right)}: {why}.")
+        step = lambda later, reward, done: answer(later, reward, done, gamma)
+        found = _backwards(step, np.array(reward, np.float64), np.array(done, np.float64))
+        compare(found, right, f"For rewards {reward}, done {done} and gamma {gamma} you get {_row(found)}, "
+                f"not {_row(right)}: {why}.")
     return "Right: rewards go back in time, and stop where an episode begins."
 
 # %% ../../nbs/tutor/07_ppo.ipynb #d
-@exercise("5.2", "Normalised", answer="my_normalised", level=1, minutes=5)
+@exercise("5.2", "Normalised", level=1, minutes=5)
 def normalised(answer):
     "`answer(advantage)` has mean 0 and standard deviation 1 over the whole array."
     import jax.numpy as jnp
-    for advantage in (np.array([[1.0, 2.0], [3.0, 10.0]]), np.random.default_rng(0).normal(5, 3, (4, 8, 3)), np.array([1e-3, 2e-3, -5e-3])):
-        found = _array(answer(jnp.asarray(advantage, jnp.float32)), advantage.shape, "my_normalised", "one number for each advantage")
+    many = np.random.default_rng(0).normal(5, 3, (4, 8, 3))
+    for advantage in (np.array([[1.0, 2.0], [3.0, 10.0]]), many, np.array([1e-3, 2e-3, -5e-3])):
+        found = _array(answer(jnp.asarray(advantage, jnp.float32)), advantage.shape, "normalised",
+                       "one number for each advantage")
         right = (advantage - advantage.mean()) / advantage.std()
         if np.allclose(found, right, atol=2e-3):
             continue
@@ -52,7 +70,7 @@ def normalised(answer):
         refuse(abs(found.std() - 1) > 1e-2, f"The standard deviation {what} {found.std():.3g}, not 1: divide by that "
                "over all.")
         raise WrongAnswer("Mean and deviation are right, but the advantages are not in the order they came in.")
-    equal = _array(answer(jnp.full((2, 3), 0.5)), (2, 3), "my_normalised", "one number for each advantage")
+    equal = _array(answer(jnp.full((2, 3), 0.5)), (2, 3), "normalised", "one number for each advantage")
     refuse(np.abs(equal).max() > 1e-3, f"Equal advantages should become 0; you make {equal.ravel()[0]:.3g} of them.")
     return "Right, also where all advantages are equal."
 
@@ -72,15 +90,16 @@ _GAE = (  # what it shows, done, last value, gamma, lambda
     ("later TD errors of another episode do not count", [0, 1, 0, 1], 0.8, 0.9, 0.95),
     ("with lambda = 1 it is the return minus the value", [0, 0, 1, 0], 0.8, 0.9, 1.0))
 
-@exercise("5.3", "Generalised advantages", level=2, minutes=15)
+@exercise("5.3", "Generalised advantages", answer="gae_back", level=2, minutes=15)
 def gae(answer):
-    "`answer(reward, done, value, last_value, gamma, lam)`: the generalised advantage of each step."
+    "`answer(later, reward, done, value, following, gamma, lam)`: the advantage of a step, from that of the next one."
     reward, value = np.array([0.0, 1.0, 0.5, 0.0]), np.array([0.5, 0.2, 0.4, 0.3])
     for why, done, last, gamma, lam in _GAE:
         done = np.array(done, bool)
         right = _gae(reward, done, value, last, gamma, lam)
-        found = _array(answer(reward.copy(), done.astype(np.float64), value.copy(), last, gamma, lam), (4,), "gae")
-        compare(found, right, f"For done {done.astype(int).tolist()}, last_value {last}, gamma {gamma} and lam {lam} "
+        step = lambda later, *now: answer(later, *now, gamma, lam)
+        found = _backwards(step, reward, done.astype(np.float64), value, np.append(value[1:], last))
+        compare(found, right, f"For done {done.astype(int).tolist()}, last value {last}, gamma {gamma} and lam {lam} "
                 f"(rewards {reward.tolist()}, values {value.tolist()}) you get {_row(found)}, not {_row(right)}: "
                 f"{why}.")
     return "Right: nothing crosses the end of an episode, neither value nor TD error."
@@ -99,7 +118,8 @@ def clipped_loss(answer):
     right = -np.minimum(_RATIOS * _SIGNS, np.clip(_RATIOS, 0.8, 1.2) * _SIGNS).mean()
     found = answer(new, old, advantage, eps)
     value = float(_array(found, (), "clipped_loss", "one number, the mean over the batch"))
-    refuse(np.isclose(value, -right, atol=1e-5), "The sign is wrong: a loss is made small, and the objective should become large.")
+    refuse(np.isclose(value, -right, atol=1e-5),
+           "The sign is wrong: a loss is made small, and the objective should become large.")
     refuse(np.isclose(value, right * len(_RATIOS), atol=1e-4), "That is the sum over the batch: take the mean.")
     gradient = np.asarray(jax.grad(lambda x: answer(x, old, advantage, eps))(new), np.float64) * len(_RATIOS)
     flat = (_RATIOS > 1.2) & (_SIGNS > 0) | (_RATIOS < 0.8) & (_SIGNS < 0)
@@ -109,7 +129,8 @@ def clipped_loss(answer):
     refuse(not np.isclose(value, right, atol=1e-5), f"Its gradient is right, but its value is {value:.4f} instead of "
            f"{right:.4f}: has a constant been added?")
     narrow = float(answer(jnp.log(jnp.array([1.15])), jnp.zeros(1), jnp.ones(1), 0.1))
-    refuse(not np.isclose(narrow, -1.1, atol=1e-5), "With eps = 0.1 a ratio of 1.15 should be clipped to 1.1: use eps, not 0.2.")
+    refuse(not np.isclose(narrow, -1.1, atol=1e-5),
+           "With eps = 0.1 a ratio of 1.15 should be clipped to 1.1: use eps, not 0.2.")
     return "Right: no gradient where the clip holds, and a way back everywhere else."
 
 def _why_slope(ratio, sign, have, want):
@@ -118,3 +139,22 @@ def _why_slope(ratio, sign, have, want):
         "the policy has moved far enough in the right direction, so nothing more is to be gained." if want == 0 else
         "the policy has moved in the wrong direction, and must be able to come back." if have == 0 else
         "is the ratio exp(new - old)?"))
+
+# %% ../../nbs/tutor/07_ppo.ipynb #g
+@ours
+def _our_back(later, reward, done, gamma):
+    return reward + gamma * (1 - done) * later
+
+@ours
+def _our_normalised(advantage):
+    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+
+@ours
+def _our_gae_back(later, reward, done, value, following, gamma, lam):
+    return reward + gamma * (1 - done) * (following + lam * later) - value
+
+@ours
+def _our_clipped_loss(new_log_prob, old_log_prob, advantage, eps):
+    import jax.numpy as jnp
+    ratio = jnp.exp(new_log_prob - old_log_prob)
+    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - eps, 1 + eps) * advantage).mean()

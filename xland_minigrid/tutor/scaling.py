@@ -34,7 +34,7 @@ def _ours(solution):
     OURS[solution.__name__.removeprefix("_our_")] = solution
     return solution
 
-# %% ../../nbs/tutor/06_scaling.ipynb #45524de7
+# %% ../../nbs/tutor/06_scaling.ipynb #f
 @functools.cache
 def _three_by_four():
     "An environment, parameters, three tasks, four keys, and single resets: cells (3, 4, 9, 9), goals (3, 4, 5)."

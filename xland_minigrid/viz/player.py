@@ -41,13 +41,11 @@ class Bars:
 
     labels: N names. values: `(T, N)`; a row of NaN stays empty. sprites: N (tile, colour) pairs next to the names.
     truth: index of the true label, for all frames or `(T,)`. top: number of bars, largest first; None: all, in order.
-    letters: width of a name, in characters.
     """
 
-    def __init__(self, labels, values, *, sprites=None, truth=None, title: str = "belief", top: int | None = 8,
-                 letters: int = 17):
+    def __init__(self, labels, values, *, sprites=None, truth=None, title: str = "belief", top: int | None = 8):
         self.labels, self.values = list(map(str, labels)), np.asarray(values, np.float32)
-        self.title, self.letters, n = title, letters, len(self.labels)
+        self.title, self.letters, n = title, max([17, *map(len, self.labels)]), len(self.labels)
         if self.values.shape[1:] != (n,):
             raise ValueError(f"The bars' values are {self.values.shape}: give (frames, {n}), one column per label.")
         self.sprites = None if sprites is None else [(int(t), int(c)) for t, c in np.asarray(sprites)]
@@ -109,99 +107,93 @@ def _curve_html(curve):
 
 # %% ../../nbs/viz/02_player.ipynb #g
 _STYLE = """
-.xmg{color:inherit;font:13px/1.4 system-ui,-apple-system,"Segoe UI",sans-serif;display:inline-block;max-width:100%}
+.xmg{color:inherit;font:13px/1.4 system-ui,sans-serif;display:inline-block;max-width:100%}
 .xmg-top{display:flex;flex-wrap:wrap;gap:14px;align-items:flex-start}
 .xmg canvas{image-rendering:pixelated;border-radius:4px;max-width:100%;display:block}
 .xmg[data-ready] .xmg-still{display:none}
 .xmg-still img{max-width:100%;border-radius:4px}
 .xmg-bar{display:flex;gap:4px;align-items:center;margin-top:6px}
-.xmg button,.xmg select{color:inherit;background:rgba(128,128,128,.16);border:1px solid rgba(128,128,128,.45);\
+.xmg button,.xmg select{color:inherit;background:#80808029;border:1px solid #80808073;\
 border-radius:5px;height:26px;min-width:28px;padding:0 5px;margin:0;cursor:pointer;font:inherit}
 .xmg select option{color:#111;background:#fff}
-.xmg button:hover{background:rgba(128,128,128,.32)}
 .xmg button:focus-visible,.xmg select:focus-visible,.xmg input:focus-visible{outline:2px solid #3b8cff;\
 outline-offset:1px}
 .xmg button svg{width:12px;height:12px;fill:currentColor;display:block;margin:auto}
-.xmg-slide{position:relative}
 .xmg input[type=range]{width:100%;margin:6px 0 0;padding:0;display:block;accent-color:#3b8cff}
 .xmg-ticks{position:relative;height:20px;font-size:11px}
 .xmg .xmg-ticks button{position:absolute;transform:translateX(-50%);height:18px;min-width:0;padding:0 2px;border:0;\
 border-radius:3px;background:none;font-size:11px}
-.xmg .xmg-ticks button:empty{width:2px;height:6px;padding:0;background:rgba(128,128,128,.6)}
+.xmg .xmg-ticks button:empty{width:2px;height:6px;padding:0;background:#80808099}
 .xmg .xmg-ticks button[aria-current=true]{background:#3b8cff;color:#fff}
 .xmg-count{margin-left:auto;font-variant-numeric:tabular-nums;opacity:.8;white-space:nowrap}
-.xmg-note{min-height:1.4em;margin-top:4px;white-space:pre-wrap}
+.xmg-note{min-height:1.4em;margin-top:4px;white-space:pre-wrap;display:flex;gap:14px}.xmg-note>*{flex:1;min-width:0}
+.xmg:focus{outline:0}.xmg:focus-visible canvas{outline:2px solid #3b8cff}
 .xmg-chips{display:flex;flex-wrap:wrap;gap:4px;margin-top:6px;font-size:12px}
 .xmg .xmg-chips button{height:24px;padding:0 8px;border-radius:12px;font-size:12px}
 .xmg .xmg-chips button[aria-current=true]{background:#2563eb;border-color:#2563eb;color:#fff}
 .xmg-curve{margin:6px 8px 0;font-size:12px}
 .xmg-curve svg{width:100%;height:40px;display:block;overflow:visible;cursor:pointer;\
-border-bottom:1px solid rgba(128,128,128,.45)}
+border-bottom:1px solid #80808073}
 .xmg-curve path{fill:none;vector-effect:non-scaling-stroke}
 .xmg-line{stroke:#3b8cff;stroke-width:1.6}.xmg-dots{stroke:#2e9e5b;stroke-width:8;stroke-linecap:round}\
 .xmg-now{stroke:currentColor;opacity:.7}
 .xmg-curve b{float:right;font-variant-numeric:tabular-nums}
-.xmg-bars{width:254px}
-.xmg-row{display:grid;grid-template-columns:18px minmax(0,1fr) 60px 40px;gap:6px;align-items:center;height:22px;\
-font-size:12px}
-.xmg-plain .xmg-row{grid-template-columns:minmax(0,1fr) 60px 40px}.xmg-plain .xmg-row img{display:none}
-.xmg-row span{white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
-.xmg-row img{width:16px;height:16px;display:block}
-.xmg-track{height:9px;border-radius:5px;background:rgba(128,128,128,.25);overflow:hidden}
+.xmg-bars{max-width:100%}
+.xmg-row{display:flex;gap:6px;align-items:center;height:22px;font-size:12px}
+.xmg-row img:not([src]){display:none}
+.xmg-row span{flex:1;white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
+.xmg .xmg-track{flex:0 0 60px;height:9px;border-radius:5px;background:#80808040;overflow:hidden}
 .xmg-fill{display:block;height:9px;border-radius:5px;background:#3b8cff}
 .xmg-true{font-weight:700}.xmg-true .xmg-fill{background:#2e9e5b}
-.xmg-head{font-weight:600;margin-bottom:2px}
+.xmg-head{font-weight:600;margin-bottom:2px;white-space:pre-line}
 """
 
 # %% ../../nbs/viz/02_player.ipynb #h
 _SCRIPT = """
 (() => { for (const root of document.querySelectorAll('.xmg:not([data-ready])')) {
-  const d = JSON.parse(root.dataset.player), $ = s => root.querySelector(s), n = d.frames.length;
+  const d = JSON.parse(root.dataset.player), n = d.frames.length, s = d.size, sheet = new Image();
   root.insertAdjacentHTML('beforeend', d.body);
-  const canvas = $('canvas'), ctx = canvas.getContext('2d'), slider = $('input'), sheet = new Image(), s = d.size;
-  let t = 0, drawn = -1, timer = null;
-  const paint = k => { const f = d.frames[k]; for (let i = 0; i < f.length; i += 2) {
-      const p = f[i], b = f[i + 1];
-      ctx.drawImage(sheet, b % d.wide * s, Math.floor(b / d.wide) * s, s, s, p % d.columns * s,\
- Math.floor(p / d.columns) * s, s, s); } };
-  const sets = [].concat(d.bars || []), pages = root.querySelectorAll('.xmg-bars'),\
- curves = root.querySelectorAll('.xmg-curve');
-  const bars = () => sets.forEach((b, k) => { const f = b.frames[t];
-    pages[k].querySelectorAll('.xmg-row').forEach((row, j) => { const i = f[2 * j], v = f[2 * j + 1] / 10,\
- [img, name, track, number] = row.children;
-      row.style.visibility = v < 0 ? 'hidden' : '';
-      if (b.sprites[i]) img.src = b.sprites[i]; img.style.visibility = b.sprites[i] ? '' : 'hidden'; img.alt = '';
-      const right = b.truth[t] === i; name.title = b.labels[i];\
- name.textContent = b.labels[i] + (right ? ' \\u2713' : ''); row.classList.toggle('xmg-true', right);
-      track.firstElementChild.style.width = Math.max(0, Math.min(100, v)) + '%';
-      number.textContent = v < 0 ? '' : v < 9.95 ? v.toFixed(1) + '%' : Math.round(v) + '%'; }); });
-  const lines = () => curves.forEach((box, k) => { const c = d.curves[k], v = c.values[t];
-    box.querySelector('.xmg-now').setAttribute('d', 'M' + 1000 * t / Math.max(1, n - 1) + ' 0V100');\
- box.querySelector('b').textContent = v === null ? '' : v.toFixed(c.digits); });
-  const go = k => { t = Math.max(0, Math.min(n - 1, k));\
- for (let i = t < drawn ? 0 : drawn + 1; i <= t; i++) paint(i); drawn = t;
-    slider.value = t; $('.xmg-count').textContent = (t + 1) + ' / ' + n;\
- $('.xmg-note').textContent = d.captions[t] || ''; bars(); lines();
-    root.querySelectorAll('.xmg-ticks,.xmg-chips').forEach(group => { let now = null;
-      group.querySelectorAll('button').forEach(m => { m.ariaCurrent = 'false'; if (+m.dataset.at <= t) now = m; });\
- if (now) now.ariaCurrent = 'true'; });
-    root.dataset.frame = t; };
-  const stop = () => { clearTimeout(timer); timer = null; root.classList.remove('xmg-on');\
- $('.xmg-play').ariaLabel = 'play';
-    $('.xmg-play path').setAttribute('d', 'M2 1v10l9-5z'); };
-  const tick = () => { if (!root.isConnected || t >= n - 1) return stop(); go(t + 1);\
- timer = setTimeout(tick, 1000 / d.fps / +$('select').value); };
-  const play = () => { if (timer) return stop(); if (t >= n - 1) go(0); root.classList.add('xmg-on');\
- $('.xmg-play').ariaLabel = 'pause';
-    $('.xmg-play path').setAttribute('d', 'M2 1h3v10H2zM7 1h3v10H7z');\
- timer = setTimeout(tick, 1000 / d.fps / +$('select').value); };
-  $('.xmg-play').onclick = play; $('.xmg-back').onclick = () => { stop(); go(t - 1); };\
- $('.xmg-next').onclick = () => { stop(); go(t + 1); };
-  slider.oninput = () => { const k = +slider.value; stop(); go(k); };
-  root.querySelectorAll('button[data-at]').forEach(m => m.onclick = () => { stop(); go(+m.dataset.at); });
-  curves.forEach(box => { const svg = box.querySelector('svg');
-    svg.onclick = e => { const r = svg.getBoundingClientRect(); stop();\
- go(Math.round((e.clientX - r.left) / r.width * (n - 1))); }; });
+  const $ = name => root.querySelector('.xmg-' + name), all = (name, f) => root.querySelectorAll(name).forEach(f);
+  const ctx = root.querySelector('canvas').getContext('2d'), slider = root.querySelector('input');
+  let t = 0, drawn = -1, timer = 0;
+  const square = (i, wide) => [i % wide * s, Math.floor(i / wide) * s, s, s];
+  const paint = f => { for (let i = 0; i < f.length; i += 2)
+    ctx.drawImage(sheet, ...square(f[i + 1], 16), ...square(f[i], d.columns)); };
+  const bars = (box, k) => box.querySelectorAll('.xmg-row').forEach((row, j) => {
+    const b = d.bars[k], i = b.frames[t][2 * j], v = b.frames[t][2 * j + 1] / 10, right = b.truth[t] === i;
+    const [img, name, track, number] = row.children;
+    row.style.visibility = v < 0 ? 'hidden' : ''; row.classList.toggle('xmg-true', right);
+    if (b.sprites[i]) img.src = b.sprites[i];
+    name.title = b.labels[i]; name.textContent = b.labels[i] + (right ? ' \\u2713' : '');
+    track.firstElementChild.style.width = Math.max(0, Math.min(100, v)) + '%';
+    number.textContent = v < 9.95 ? v.toFixed(1) + '%' : Math.round(v) + '%'; });
+  const line = (box, k) => { const v = d.curves[k].values[t];
+    box.querySelector('.xmg-now').setAttribute('d', `M${1000 * t / Math.max(1, n - 1)} 0V100`);
+    box.querySelector('b').textContent = v === null ? '' : v.toFixed(d.curves[k].digits); };
+  const mark = group => [...group.children].forEach((m, i, list) => {
+    m.ariaCurrent = m.dataset.at <= t && !(list[i + 1]?.dataset.at <= t); });
+  const go = k => { t = Math.max(0, Math.min(n - 1, k));
+    for (let i = t < drawn ? 0 : drawn + 1; i <= t; i++) paint(d.frames[i]);
+    drawn = slider.value = root.dataset.frame = t; $('count').textContent = `${t + 1} / ${n}`;
+    $('say').replaceChildren(...(d.captions[t] || '').split('\\t').map(words =>
+      Object.assign(document.createElement('span'), {textContent: words})));
+    all('.xmg-bars', bars); all('.xmg-curve', line); all('.xmg-ticks,.xmg-chips', mark); };
+  const sign = words => { const on = words == 'pause'; $('play').ariaLabel = words;
+    $('play').querySelector('path').setAttribute('d', on ? 'M2 1h3v10H2zM7 1h3v10H7z' : 'M2 1v10l9-5z'); };
+  const stop = () => { clearTimeout(timer); timer = 0; sign('play'); };
+  const wait = () => { timer = setTimeout(tick, 1000 / d.fps / root.querySelector('select').value); };
+  const tick = () => { if (!root.isConnected || t >= n - 1) return stop(); go(t + 1); wait(); };
+  const play = () => { if (timer) return stop(); if (t >= n - 1) go(0); sign('pause'); wait(); };
+  const jump = k => { stop(); go(k); };
+  $('play').onclick = play; $('back').onclick = () => jump(t - 1); $('next').onclick = () => jump(t + 1);
+  slider.oninput = () => jump(+slider.value);
+  all('button[data-at]', m => { m.onclick = () => jump(+m.dataset.at); });
+  all('.xmg-curve svg', svg => { svg.onclick = e => { const r = svg.getBoundingClientRect();
+    jump(Math.round((e.clientX - r.left) / r.width * (n - 1))); }; });
+  root.onkeydown = e => { const at = {ArrowLeft: t - 1, ArrowRight: t + 1, Home: 0, End: n - 1}[e.key];
+    if (e.ctrlKey || e.metaKey || e.altKey || e.target.tagName == 'SELECT') return;
+    if (at !== undefined) jump(at); else if (e.key == ' ' && e.target.tagName != 'BUTTON') play(); else return;
+    e.preventDefault(); e.stopPropagation(); };
   sheet.onload = () => go(d.start); sheet.src = d.sheet; root.dataset.ready = '1';
 } })();
 """
@@ -236,30 +228,34 @@ def _chips(chips):
     return f'<div class="xmg-chips">{made}</div>' if chips else ""
 
 def _bars_html(bars):
-    row = ('<div class="xmg-row"><img alt=""><span></span><span class="xmg-track"><i class="xmg-fill"></i></span>'
-           '<span></span></div>')
-    plain = "" if bars.sprites else " xmg-plain"
-    wide = f' style="width:{254 + 7 * (bars.letters - 17)}px"' if bars.letters > 17 else ""
-    return f'<div class="xmg-bars{plain}"{wide}><div class="xmg-head">{escape(bars.title)}</div>{row * bars.top}</div>'
+    row = ('<div class="xmg-row"><img alt="" width="16"><span></span><span class="xmg-track">'
+           '<i class="xmg-fill"></i></span><span style="flex:0 0 40px"></span></div>')
+    return (f'<div class="xmg-bars" style="width:{135 + 7 * bars.letters}px">'
+            f'<div class="xmg-head">{escape(bars.title)}</div>{row * bars.top}</div>')
 
 def _player_html(self):
     _, h, w, _ = self.frames.shape
     scale = max(1, round(260 / w))
     curves, bars = "".join(map(_curve_html, self._kind(Curve))), "".join(map(_bars_html, self._kind(Bars)))
+    names = "".join(f"<b>{escape(name)}</b>" for name in self.names)
+    names = f'<div class="xmg-note" style="margin-bottom:4px">{names}</div>' * bool(names)
     body = (f'<div class="xmg-top"><div style="width:{max(w * scale, 240)}px;max-width:100%">'
-            f'<canvas width="{w}" height="{h}" style="width:{w * scale}px"></canvas>{curves}<div class="xmg-slide">'
-            f'<input type="range" min="0" max="{len(self) - 1}" value="0" aria-label="frame"></div>'
-            f'{_ticks(self.markers, len(self) - 1)}{_CONTROLS}<div class="xmg-note"></div>{_chips(self.chips)}</div>'
-            f'{bars}</div>')
+            f'{names}<canvas width="{w}" height="{h}" style="width:{w * scale}px"></canvas>{curves}'
+            f'<input type="range" min="0" max="{len(self) - 1}" value="0" aria-label="frame" '
+            f'title="← → one frame, space plays">'
+            f'{_ticks(self.markers, len(self) - 1)}{_CONTROLS}<div class="xmg-note xmg-say"></div>'
+            f'{_chips(self.chips)}</div>{bars}</div>')
     data = escape(json.dumps({**_player_data(self), "body": body}, separators=(",", ":")))
-    return (f'<div class="xmg" role="group" aria-label="{escape(self.title)}" data-player="{data}">'
+    return (f'<div class="xmg" role="group" tabindex="0" data-lm-suppress-shortcuts="true" '
+            f'aria-label="{escape(self.title)}" data-player="{data}">'
             f'<style>{_STYLE}</style>{_still(self)}</div><script>{_SCRIPT}</script>')
 
 # %% ../../nbs/viz/02_player.ipynb #k
 class Player:
     """A rollout that plays in a notebook, on a page or as a file.
 
-    frames: `(T, H, W, 3)` uint8, or T pictures of one size. captions: T strings.
+    frames: `(T, H, W, 3)` uint8, or T pictures of one size. captions: T strings; tabs divide them into columns.
+    names: headings of the columns.
     bars: a `Bars` or a dict of its arguments, a `Curve`, or a list of these.
     markers: frame to label, under the slider. chips: the same as a row of buttons.
     fps: frames per second at speed 1. tile_size: pixels per cell, for a smaller page. start: first frame shown.
@@ -267,7 +263,7 @@ class Player:
     """
 
     def __init__(self, frames, captions=None, bars=None, *, markers=None, fps: float = 6, tile_size: int | None = None,
-                 title: str = "rollout", chips=None, start: int = 0):
+                 title: str = "rollout", chips=None, start: int = 0, names=()):
         several = isinstance(frames, (list, tuple))
         self.frames = frames = np.stack([np.asarray(f) for f in frames]) if several else np.asarray(frames)
         if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or not len(frames):
@@ -282,7 +278,7 @@ class Player:
         if fps <= 0:
             raise ValueError(f"fps is {fps}; it must be above 0.")
         self.markers, self.chips = ({int(k): v for k, v in (found or {}).items()} for found in (markers, chips))
-        self.fps, self.tile_size, self.title, self.start = fps, tile_size, title, start
+        self.fps, self.tile_size, self.title, self.start, self.names = fps, tile_size, title, start, names
 
     _repr_html_ = _player_html
 
@@ -325,9 +321,9 @@ def _player_data(player):
     sets = [_bars_data(panel) for panel in player._kind(Bars)]
     curves = [{"digits": c.digits, "values": [None if np.isnan(v) else round(float(v), c.digits + 1) for v in c.values]}
               for c in player._kind(Curve)]
-    return {"size": size, "wide": 16, "columns": index.shape[2], "sheet": data_uri(_sheet(blocks)),
+    return {"size": size, "columns": index.shape[2], "sheet": data_uri(_sheet(blocks)),
             "frames": _changes(index), "captions": player.captions, "fps": player.fps,
-            "bars": sets if len(sets) > 1 else sets[0] if sets else None, "curves": curves, "start": player.start}
+            "bars": sets, "curves": curves, "start": player.start}
 
 # %% ../../nbs/viz/02_player.ipynb #m
 def _still(player):
@@ -350,17 +346,18 @@ body{{background:Canvas;color:CanvasText;margin:24px;font-family:system-ui,sans-
 
 # %% ../../nbs/viz/02_player.ipynb #n
 def _draw_panel(bars, t, height, font):
-    left = 146 + 6 * (bars.letters - 17)  # pixels for the names
-    panel = Image.new("RGB", (left + 104, max(height, 26 + 20 * bars.top)), "white")
+    left = 44 + 6 * bars.letters  # pixels for the names
+    top = 24 + 14 * bars.title.count("\n")
+    panel = Image.new("RGB", (left + 104, max(height, top + 2 + 20 * bars.top)), "white")
     draw = ImageDraw.Draw(panel)
     draw.text((12, 4), bars.title, "#1c2230", font)
     for j, (i, value) in enumerate(bars.at(t)):
         if np.isnan(value):
             continue
-        y, right = 24 + 20 * j, bars.truth is not None and bars.truth[t] == i
+        y, right = top + 20 * j, bars.truth is not None and bars.truth[t] == i
         if bars.sprites:
             panel.paste(Image.fromarray(draw_tile(*bars.sprites[i], 16)), (12, y))
-        draw.text((34, y), bars.labels[i][:bars.letters], "#1f7a45" if right else "#1c2230", font)
+        draw.text((34, y), bars.labels[i], "#1f7a45" if right else "#1c2230", font)
         draw.rectangle([left, y + 4, left + 100, y + 12], "#dfe3ea")
         end = left + round(100 * min(1, value))
         draw.rectangle([left, y + 4, end, y + 12], "#2e9e5b" if right else "#3b8cff")
@@ -375,8 +372,10 @@ def _page_of(player, t, scale):
     for part in parts:
         page.paste(part, (left, 0))
         left += part.width
-    if player.captions:
-        ImageDraw.Draw(page).text((4, page.height - 18), player.captions[t], "#1c2230", font)
+    words = player.captions[t].split("\t") if player.captions else ()
+    for i, part in enumerate(words):
+        part = ": ".join([*player.names[i:i + 1], part])
+        ImageDraw.Draw(page).text((4 + i * grid.width // len(words), page.height - 18), part, "#1c2230", font)
     return np.asarray(page)
 
 # %% ../../nbs/viz/02_player.ipynb #o
@@ -407,15 +406,15 @@ def _trial_markers(steps, rewards):
     return markers, [f"trial {i}, " * bool(markers) + f"step {s}{r}" for i, s, r in zip(trial, steps, won)]
 
 def play_rollout(rollout, captions=None, bars=None, *, view_size: int | None = None, tile_size: int = 16, markers=None,
-                 pocket: str = "agent", **look) -> Player:
+                 **look) -> Player:
     """A `Player` of one rollout with a leading time axis.
 
     rollout: stacked `TimeStep`s or `State`s, or `(grids, agents)`: grids `(T, H, W, 2)` or packed `(T, H, W)`, and T
-    agents or a stack (`position` (T, 2), `direction` (T,), `pocket` (T, 2)). view_size, pocket: as for `render`.
+    agents or a stack (`position` (T, 2), `direction` (T,), `pocket` (T, 2)). view_size: as for `render`.
     Captions and markers default to step and trial numbers. Other arguments: as for `Player`.
     """
     grids, agents, steps = _unstack(rollout)
     auto_markers, auto_captions = _trial_markers(steps, getattr(rollout, "reward", None))
-    frames = np.stack([render(*pair, view_size, tile_size, pocket=pocket) for pair in zip(grids, agents)])
+    frames = np.stack([render(*pair, view_size, tile_size) for pair in zip(grids, agents)])
     return Player(frames, auto_captions if captions is None else captions, bars,
                   markers=auto_markers if markers is None else markers, tile_size=tile_size, **look)

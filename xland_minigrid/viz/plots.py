@@ -6,7 +6,7 @@
 __all__ = ['PALETTE', 'MARKERS', 'empty_figure', 'draw_curve', 'adaptation_curve', 'dress_axis', 'training_curve',
            'learning_curves', 'generalization_curves', 'group_bars']
 
-# %% ../../nbs/viz/03_plots.ipynb #4c362580
+# %% ../../nbs/viz/03_plots.ipynb #a
 import os
 import re
 import threading
@@ -15,7 +15,7 @@ from numbers import Real
 
 import numpy as np
 
-# %% ../../nbs/viz/03_plots.ipynb #8d5c3994
+# %% ../../nbs/viz/03_plots.ipynb #b
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -39,7 +39,7 @@ def empty_figure(columns: int, width: float = 4.2, height: float = 3.1, rows: in
         axis.set_axisbelow(True)
     return figure, axes
 
-# %% ../../nbs/viz/03_plots.ipynb #3b6a267f
+# %% ../../nbs/viz/03_plots.ipynb #c
 _ANCHORS = {"random": ("#777777", ":"), "reference": ("#222222", "--"), "oracle": ("#777777", "-.")}
 
 def draw_curve(axis, i: int, x, y, low=None, high=None, label: str = ""):
@@ -56,7 +56,7 @@ def _short_numbers(axis):
     from matplotlib.ticker import EngFormatter
     axis.xaxis.set_major_formatter(EngFormatter())
 
-# %% ../../nbs/viz/03_plots.ipynb #630e0eb7
+# %% ../../nbs/viz/03_plots.ipynb #d
 _LONG = {"return": "mean return", "return_p20": "20th percentile of return", "return_median": "median return",
          "return_p80": "80th percentile of return", "return_sum": "return, sum over trials",
          "return_sum_p20": "20th percentile of the sum", "success": "trials solved",
@@ -104,7 +104,7 @@ def dress_axis(axis, x: str, y: str, share: bool = False):
     if axis.get_legend_handles_labels()[1]:
         axis.legend(frameon=False)
 
-# %% ../../nbs/viz/03_plots.ipynb #9530b1d9
+# %% ../../nbs/viz/03_plots.ipynb #e
 def _is_number(value):
     return isinstance(value, Real) and not isinstance(value, bool)
 
@@ -144,7 +144,7 @@ def _named_together(keys):
     stem = re.match(r"(.*[_/])?", os.path.commonprefix(list(keys)))[0]
     return re.sub("[_/]", " ", stem).strip(), [key[len(stem):].replace("_", " ") for key in keys]
 
-# %% ../../nbs/viz/03_plots.ipynb #46b8f7c4
+# %% ../../nbs/viz/03_plots.ipynb #f
 _SHARES = ("success", "zero_return")
 
 def _column(rows, key):
@@ -181,7 +181,7 @@ def _panels(panels, x, title):
     figure.suptitle(title)
     return figure
 
-# %% ../../nbs/viz/03_plots.ipynb #344f5980
+# %% ../../nbs/viz/03_plots.ipynb #g
 def learning_curves(curves: Mapping[str, Sequence[Mapping]], what: Sequence[str] = ("return", "return_p20"), *,
                     x: str = "steps", title: str = "Learning"):
     """Draw evaluations over training (the paper's Figures 6 and 11), a panel per quantity; returns a `Figure`.
@@ -191,7 +191,7 @@ def learning_curves(curves: Mapping[str, Sequence[Mapping]], what: Sequence[str]
     """
     return _panels([("", curves, key) for key in what], x, title)
 
-# %% ../../nbs/viz/03_plots.ipynb #f1d2ebc0
+# %% ../../nbs/viz/03_plots.ipynb #h
 def generalization_curves(benchmarks: Mapping[str, Mapping[str, Sequence[Mapping]]], what: str = "return", *,
                           x: str = "steps", title: str = "Goals trained on, and goals never met"):
     """Draw a quantity over training, a panel per benchmark (the paper's Figure 8); returns a matplotlib `Figure`.
@@ -205,7 +205,7 @@ def generalization_curves(benchmarks: Mapping[str, Mapping[str, Sequence[Mapping
         axis.set_ylim(min(bottoms), max(tops))
     return figure
 
-# %% ../../nbs/viz/03_plots.ipynb #88b85f0b
+# %% ../../nbs/viz/03_plots.ipynb #i
 def group_bars(agents: Mapping[str, Mapping[str, Sequence[float]]], *, what: str = "return", by: str = "group",
                title: str = ""):
     """Draw a score per group of tasks, agents side by side; returns a matplotlib `Figure`.

@@ -303,18 +303,15 @@ def stamp(image: np.ndarray, sprite, top: int, left: int):
     alpha = sprite[..., 3:]
     here[:] = (sprite[..., :3] * alpha + here * (255 - alpha) + 127) // 255
 
-def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, *, visible=None,
-           pocket: str = "agent") -> np.ndarray:
+def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, *, visible=None) -> np.ndarray:
     """Draw a grid: `(H * tile_size, W * tile_size, 3)` uint8.
 
     grid: `(H, W, 2)` pairs or packed `(H, W)`, NumPy or JAX.
-    agent: has `position` (row, col), `direction` (0 up, 1 right, 2 down, 3 left) and perhaps `pocket`.
+    agent: has `position` (row, col), `direction` (0 up, 1 right, 2 down, 3 left) and perhaps `pocket`, which is drawn
+    on its back.
     view_size: side of the agent's view, which is brightened. visible: `(H, W)` bool, cells to brighten instead.
-    pocket: `"agent"` draws the carried object on the agent's back, `"strip"` below the grid, `"hide"` nowhere.
     Raises `ValueError` for another shape, an unknown tile, or an agent outside the grid.
     """
-    if pocket not in ("agent", "strip", "hide"):
-        raise ValueError(f"pocket={pocket!r} is unknown: choose 'agent', 'strip' or 'hide'.")
     cells = _cells(grid)
     checked_int("tile_size", tile_size, 4)
     image = _mosaic(cells, tile_size)
@@ -325,11 +322,7 @@ def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, 
     if agent is None:
         return image
     row, col, direction, carried = _read_agent(agent, cells.shape)
-    sprite = agent_sprite(direction, carried if pocket == "agent" else None, tile_size)
-    stamp(image, sprite, row * tile_size, col * tile_size)
-    if pocket == "strip":
-        image = np.vstack([image, np.full((tile_size, image.shape[1], 3), 36, np.uint8)])
-        stamp(image, _sprite(*(carried or (Tiles.EMPTY, Colors.EMPTY)), tile_size), len(image) - tile_size, 0)
+    stamp(image, agent_sprite(direction, carried, tile_size), row * tile_size, col * tile_size)
     return image
 
 # %% ../../nbs/viz/01_render.ipynb #p

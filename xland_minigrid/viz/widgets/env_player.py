@@ -13,14 +13,17 @@ import jax
 import numpy as np
 
 from ...benchmarks.expert import consult, task_plan
+from ...benchmarks.generate import GOAL_KINDS
+from ...benchmarks.reference import ReferencePlayer
 from ...core.actions import ACTION_NAMES, NUM_ACTIONS
 from ...core.helpers import checked_int
 from ...core.tiles import Tiles, tile_name
 from ..control import KEYS, LATE, LEFT, LOST, WON, Session, read_line, task_in_words, world_of
 from ..render import describe_grid, draw_tile, render, render_observation, to_png
 from ..tree import draw_ruleset
-from .base import (Shown, banner, column, div, folded, grid, html, key_pad, picture,
-                                                  picture_html, row, span, still_page, table_html, words_html)
+from .base import (UNSEEN_GOAL, Shown, banner, column, div, folded, goals_in_words, grid,
+                                                  html, key_pad, picture, picture_html, row, span, still_page,
+                                                  table_html, words_html)
 
 _TONE = {WON: "good", LOST: "bad", LATE: "bad", LEFT: ""}
 
@@ -83,17 +86,10 @@ def _task_html(self):
     self._task = told + folded("Task tree", div("scroll", tree), "tree")
     return self._task
 
-# %% ../../../nbs/viz/widgets/02_env_player.ipynb #e
-_BUTTONS = (  # action, name, label, tooltip
-    (2, "left", "↺ left", "turn left, counter-clockwise"), (0, "forward", "↑ forward", "move forward"),
-    (1, "right", "right ↻", "turn right, clockwise"), (3, "pick-up", "pick up", "pick up what is in front"),
-    (4, "put-down", "put down", "put down what is carried"), (5, "toggle", "toggle", "open or close a door in front"))
-_HINT = "Click here, then use the keys: ↑ forward, ← → turn, p pick up, x put down, t toggle, r new trial."
-_SEEN = div("head", "What the agent sees")
-
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #g
 @functools.cache
 def _expert():
-    return jax.jit(consult)
+    return jax.jit(lambda state, task: consult(state, task_plan(task)))
 
 def _hint(self):
     ruleset = getattr(self.params, "ruleset", None)
@@ -101,10 +97,69 @@ def _hint(self):
         return "no hint: the expert plans for tasks with the paper's rules and goals only"
     if self.timestep.last():
         return "no hint: this trial is over"
-    advice = _expert()(self.timestep.state.replace(key=None), task_plan(ruleset))
+    advice = _expert()(self.timestep.state.replace(key=None), ruleset)
     if not np.isfinite(advice.steps):
         return "no hint: the expert sees no way from here"
     return f"hint: {ACTION_NAMES[int(advice.action)]}; about {float(advice.steps):.0f} steps to go"
+
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #b
+@functools.cache
+def _updater(player):
+    return jax.jit(player.update)
+
+def _reference(params):
+    "The reference player for this task; None if it cannot infer the goal."
+    task = getattr(params, "ruleset", None)
+    if task is None or task.extended is not None or task.rules[:, 0].any() or int(task.goal[0]) not in GOAL_KINDS:
+        return None
+    return ReferencePlayer(max(params.height, params.width), len(task.init_tiles))
+
+def _possible(self):
+    "The goals that fit everything so far, in words."
+    player = _reference(self.params)
+    if player is None:
+        raise ValueError("The reference player infers goals only in tasks without rules, about the paper's goals.")
+    known = jax.tree.map(lambda x: x[0], player.start(1)) if self._known is None else self._known
+    for heard in self._heard:
+        known = _updater(player)(known, *heard)
+    self._known, self._heard = known, []
+    goals, alive = player.remaining(jax.tree.map(lambda x: x[None], known))
+    return goals_in_words(np.asarray(goals[alive]))
+
+def _arrive(self, timestep, done):
+    Session._arrive(self, timestep, done)
+    begins = done == "start"
+    action = NUM_ACTIONS if begins else ACTION_NAMES.index(done)
+    ended = np.bool_(begins or timestep.last())
+    self._heard.append((self.seen, timestep.state.agent.direction, action, timestep.reward, ended))
+
+def _goals(self, show: bool = True) -> list[str]:
+    """Show from now on, or hide, the goals that fit all that you have seen and done; returns them in words.
+
+    Raises `ValueError` if the reference player cannot infer the goal of this task.
+    """
+    found, self.show_goals = _possible(self), show
+    self._update()
+    return found
+
+def _goals_html(self):
+    if not self.show_goals:
+        return ""
+    names = _possible(self)
+    seen = [name for name in names if name != UNSEEN_GOAL]
+    told, left = seen[:5], [(len(seen) - 5, "more"), (len(names) - len(seen), UNSEEN_GOAL)]
+    told += [f"… {number} {what}" for number, what in left if number > 0]
+    count = span("soft number", len(names), "font-weight:400")
+    return div("head", f"Goals still possible {count}") + words_html("\n".join(told))
+
+# %% ../../../nbs/viz/widgets/02_env_player.ipynb #e
+_BUTTONS = (  # action, name, label, tooltip
+    (2, "left", "↺ left", "turn left, counter-clockwise"), (0, "forward", "↑ forward", "move forward"),
+    (1, "right", "right ↻", "turn right, clockwise"), (3, "pick-up", "pick up", "pick up what is in front"),
+    (4, "put-down", "put down", "put down what is carried"), (5, "toggle", "toggle", "open or close a door in front"))
+_KEYS = ("Click here, then use the keys: ↑ forward, ← → turn, p pick up, x put down, t toggle, r new trial, h hint, "
+         "g goals.")
+_SEEN = div("head", "What the agent sees")
 
 def _build(self):
     pixels, parts = _world_pixels(self), self._parts
@@ -113,14 +168,17 @@ def _build(self):
               "view": picture(b"", "view", _view_pixels(self).shape[1])}
     moves = [self._button(name, words, functools.partial(self.step, action), tooltip, main=action == 0)
              for action, name, words, tooltip in _BUTTONS]
-    known = [k for k, v in KEYS.items() if v == "reset" or isinstance(v, int)]
+    goals = lambda: self.goals(not self.show_goals)
+    asks = {k: functools.partial(self.do, v) for k, v in KEYS.items() if v == "reset" or isinstance(v, int)}
+    asks |= {"h": self.hint, "g": goals}
     left = column(html(div("head", escape(self.name)), "title"), parts["facts"], parts["world"], parts["message"],
                   grid(*moves, name="actions", width=324),
                   row(self._button("new-trial", "new trial", self.new_trial, "begin a new trial of the same task"),
-                      self._button("hint", "hint", self.hint, "what the expert would do next")),
-                  key_pad(known, lambda key: self.do(KEYS[key]), _HINT, self._say), width=max(324, width))
+                      self._button("hint", "hint", self.hint, "what the expert would do next"),
+                      self._button("goals", "goals", goals, "which goals are still possible"), tight=True),
+                  key_pad(asks, lambda key: asks[key](), _KEYS, self._say), width=max(324, width))
     right = column(html(_SEEN), parts["view"], parts["pocket"], parts["trials"])
-    return [row(left, right, column(parts["task"], least=260)), parts["words"]]
+    return [row(left, right, column(parts["possible"], parts["task"], least=260)), parts["words"]]
 
 def _still(self):
     pixels = _world_pixels(self)
@@ -128,7 +186,8 @@ def _still(self):
                f"width:{pixels.shape[1]}px;max-width:100%")
     view = picture_html(_view_pixels(self), "the view of the agent")
     right = div("column", _SEEN + view + _pocket_html(self) + trials_html(self.trials))
-    body = div("head", escape(self.name)) + div("row", left + right, "margin-bottom:8px") + _task_html(self)
+    body = div("head", escape(self.name)) + div("row", left + right, "margin-bottom:8px")
+    body += _goals_html(self) + _task_html(self)
     return still_page(body, "player", f"{self.name}, played by hand", "A still: run this cell to play.")
 
 # %% ../../../nbs/viz/widgets/02_env_player.ipynb #f
@@ -138,14 +197,15 @@ class EnvPlayer(Session, Shown):
     env, params: as for `world_of`. ruleset: for an XLand environment; by default the paper's Figure 2.
     seed: of the first trial; others follow. Raises `TypeError` or `ValueError` for a wrong environment, task or seed.
     """
-    _name, _voice, _task, _build, still = "player", "message", None, _build, _still
+    _name, _voice, _task, _arrive, _build, goals, still = "player", "message", None, _arrive, _build, _goals, _still
     _html = {"facts": _facts_html, "pocket": _pocket_html, "message": _message_html, "task": _task_html,
-             "trials": lambda self: trials_html(self.trials),
+             "possible": _goals_html, "trials": lambda self: trials_html(self.trials),
              "words": lambda self: f'<div class="xmg-w-hidden" aria-live="polite">{escape(_alt(self))}</div>'}
 
     def __init__(self, env="XLand-MiniGrid-R1-9x9", ruleset=None, *, params=None, seed: int = 0):
         seed = checked_int("seed", seed, 0, 2**32 - 1)
         name, env, params = world_of(env, params, ruleset)
+        self.show_goals, self._known, self._heard = False, None, []
         super().__init__(env, params, seed, name=name)
         jax.block_until_ready(self._step(params, self.timestep, 0))  # compile now
 

@@ -8,7 +8,9 @@ __all__ = ['ACTS', 'objects_in', 'over_objects', 'RolloutViewer']
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #a
 import re
 from html import escape
-from typing import Sequence
+from itertools import groupby
+from types import SimpleNamespace
+from typing import Mapping, Sequence
 
 import numpy as np
 
@@ -16,8 +18,9 @@ from ...core.goals import BaseGoal, OneTileGoal, TileOnPositionGoal, TwoTileGoal
 from ...core.helpers import checked_int
 from ...core.language import describe_goal
 from ...core.tiles import Tiles, tile_name, unpack
-from ..player import Bars, Curve, Player, play_rollout
-from .base import picture_html, still_page
+from ..player import Bars, Curve, Player
+from ..render import render
+from .base import UNSEEN_GOAL, goals_in_words
 
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #b
 def _trials_of(moments):
@@ -33,11 +36,15 @@ def _trials_of(moments):
             rows[-1]["success"] = bool(float(t.reward) > 0)
     return rows
 
-def _outcome(row):
+def _ending(row):
     if row["success"] is None:
-        return f"{row['trial']} · not over"
+        return "· not over"
     mark, reward = ("✓", f", {row['reward']:.2f}") if row["success"] else ("✗", "")
-    return f"{row['trial']} {mark} {row['steps']} steps{reward}"
+    return f"{mark} {row['steps']} steps{reward}"
+
+def _outcomes(trials):
+    "The outcome of each trial, of all recordings `trials`."
+    return [f"{rows[0]['trial']} {' | '.join(map(_ending, rows))}" for rows in zip(*trials)]
 
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #c
 def objects_in(moments: Sequence) -> np.ndarray:
@@ -90,32 +97,25 @@ def _object_bars(beliefs, moments, objects):
 def _index(rows, row):
     return next(iter(np.flatnonzero((rows == row).all(1)).tolist()), None) if len(row) else None
 
-# %% ../../../nbs/viz/widgets/04_rollout.ipynb #e3a0f3e8
+# %% ../../../nbs/viz/widgets/04_rollout.ipynb #d
 _FEW = 8  # goals that are shown one by one
 
-def _remaining(moment):
-    "The goals still possible, `(n, 5)`; zeros for a goal about an object that was not seen yet."
-    goals = getattr(moment, "remaining", None)
-    if goals is None:
-        return None
-    unseen = [goal[1] == 0 or goal[3] == 0 and issubclass(_kind_of(goal), TwoTileGoal) for goal in goals]
-    return np.where(np.array(unseen, bool)[:, None], 0, goals).astype(np.uint8)
-
 def _goal_bars(moments):
-    left = [_remaining(m) for m in moments]
-    few = [goals is not None and 0 < len(np.unique(goals, axis=0)) <= _FEW for goals in left]
+    left = [None if m.remaining is None else goals_in_words(m.remaining) for m in moments]
+    few = [names is not None and 0 < len({*names}) <= _FEW for names in left]
     if not any(few):
         return None
-    shown = np.unique(np.concatenate([goals for goals, ok in zip(left, few) if ok]), axis=0)
-    share = [(goals[:, None] == shown).all(-1).mean(0) if ok else np.full(len(shown), np.nan)
-             for goals, ok in zip(left, few)]
-    names = [describe_goal(goal) if goal.any() else "about something unseen" for goal in shown]
-    return Bars(names, np.stack(share), sprites=[goal[1:3] if goal.any() else (Tiles.UNSEEN, 1) for goal in shown],
-                truth=_index(shown, _goal_of(moments)), top=min(_FEW, len(shown)),
-                letters=max(17, *map(len, names)), title=f"which goals are possible? (once {_FEW} or fewer)")
+    pairs = {name: goal[1:3] for m, names in zip(moments, left) if names for name, goal in zip(names, m.remaining)}
+    pairs[UNSEEN_GOAL] = Tiles.UNSEEN, 1
+    shown = sorted({name for names, ok in zip(left, few) if ok for name in names})
+    share = [[names.count(x) / len(names) if ok else np.nan for x in shown] for names, ok in zip(left, few)]
+    true = describe_goal(_goal_of(moments))
+    return Bars(shown, share, sprites=[pairs[name] for name in shown], top=min(_FEW, len(shown)),
+                truth=shown.index(true) if true in shown else None,
+                title=f"which goals are possible? (once {_FEW} or fewer)")
 
 def _count_curve(moments):
-    counts = [np.nan if m is None else len(m) for m in map(_remaining, moments)]
+    counts = [np.nan if m.remaining is None else len(m.remaining) for m in moments]
     return Curve(counts, title="goals still possible", digits=0) if np.isfinite(counts).any() else None
 
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #e
@@ -123,12 +123,12 @@ ACTS = ("forward", "turn right", "turn left", "pick up", "put down", "toggle")
 
 def _known(moments, name, missing):
     "An attribute of all moments, `missing` where it is None; None if it is None everywhere."
-    found = [getattr(m, name, None) for m in moments]
+    found = [getattr(m, name) for m in moments]
     return None if all(x is None for x in found) else np.array([missing if x is None else x for x in found], float)
 
 def _action_bars(moments):
     chances = _known(moments, "probabilities", [np.nan] * len(ACTS))
-    taken = [-1 if getattr(m, "action", None) is None else int(m.action) for m in moments]
+    taken = [-1 if m.action is None else int(m.action) for m in moments]
     return None if chances is None else Bars(ACTS, chances, truth=taken, top=None, title="what to do? (✓ drawn)")
 
 def _won(timestep):
@@ -138,12 +138,12 @@ def _value_curve(moments):
     values = _known(moments, "value", np.nan)
     if values is None or not np.isfinite(values).any():
         return None
-    won = [k for k, m in enumerate(moments) if _won(m.timestep)]
+    won = [k for k, m in enumerate(moments) if _won(m.timestep) and m is not moments[k - 1]]
     return Curve(values, title="expected reward (● goal reached)", dots=won)
 
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #f
 def _caption(moment):
-    t, action, left = moment.timestep, getattr(moment, "action", None), getattr(moment, "remaining", None)
+    t, action, left = moment.timestep, moment.action, moment.remaining
     if t.last():
         event = f": goal reached, reward {float(t.reward):.2f}" if _won(t) else ": trial over, no reward"
     else:
@@ -152,6 +152,7 @@ def _caption(moment):
     return f"trial {moment.trial}, step {int(t.state.step_num)}{event}{known}"
 
 _WATCH = "baselines.evaluation.watch"
+_FIELDS = "timestep", "belief", "trial", "value", "probabilities", "action", "remaining"
 
 def _checked_moments(moments):
     try:
@@ -161,18 +162,38 @@ def _checked_moments(moments):
     if not moments:
         raise ValueError(f"moments is empty: give at least one trial of {_WATCH}.")
     for m in moments:
-        if missing := [name for name in ("timestep", "belief", "trial") if not hasattr(m, name)]:
+        if missing := [name for name in _FIELDS[:3] if not hasattr(m, name)]:
             raise TypeError(f"A moment ({type(m).__name__}) lacks {', '.join(missing)}: give what {_WATCH} returns.")
-    return moments
+    return [SimpleNamespace(**{name: getattr(m, name, None) for name in _FIELDS}) for m in moments]
 
-def _player_of(moments, trials, panels, title, **look):
-    states = [m.timestep.state for m in moments]
-    seen = moments[0].timestep.observation
+def _in_step(recordings):
+    "The recordings on one timeline: a trial begins for all at once, and the player that is done with one waits."
+    trials = [[[*trial] for _, trial in groupby(moments, lambda m: m.trial)] for moments in recordings]
+    starts = [[trial[0].timestep.state.cells.tolist() for trial in played] for played in trials]
+    if any(start != starts[0] for start in starts):
+        raise ValueError("The recordings begin differently: make them with the same task, seed and number of trials.")
+    longest = [max(map(len, same)) for same in zip(*trials)]
+    return [[m for trial, n in zip(played, longest) for m in (trial + trial[-1:] * n)[:n]] for played in trials]
+
+def _frames(recordings, tile_size):
+    seen = recordings[0][0].timestep.observation
     shape = np.shape(seen["img"] if isinstance(seen, dict) else seen)
-    marks = {row["frame"]: f"trial {row['trial']}" if k == 0 else str(row["trial"]) for k, row in enumerate(trials)}
-    return play_rollout(([s.cells for s in states], [s.agent for s in states]), list(map(_caption, moments)), panels,
-                        view_size=shape[0] if len(shape) == 3 and shape[-1] == 2 else None, markers=marks,
-                        chips={row["frame"]: _outcome(row) for row in trials}, title=title, **look)
+    view = shape[0] if len(shape) == 3 and shape[-1] == 2 else None
+    draw = lambda moments: np.stack([render(m.timestep.state.cells, m.timestep.state.agent, view, tile_size)
+                                     for m in moments])
+    boards = list(map(draw, recordings))
+    gap = np.zeros_like(boards[0][:, :, :tile_size])
+    return np.concatenate([part for board in boards for part in (gap, board)][1:], axis=2)
+
+def _panels(moments, objects, name):
+    beliefs, believed = _beliefs(moments), ()
+    if beliefs is not None:
+        believed = _object_bars(beliefs, moments, objects), _kind_bars(beliefs, int(_goal_of(moments)[0]))
+    made = (make(moments) for make in (_goal_bars, _action_bars, _value_curve, _count_curve))
+    panels = [panel for panel in (*believed, *made) if panel is not None]
+    for panel in panels:
+        panel.title = f"{name}:\n{panel.title}" if name else panel.title
+    return panels
 
 # %% ../../../nbs/viz/widgets/04_rollout.ipynb #g
 class RolloutViewer:
@@ -180,22 +201,32 @@ class RolloutViewer:
 
     moments: as `baselines.evaluation.watch` returns them. Each has `timestep`, `belief` (probabilities `(5, 16)` or
     None), `trial`, and perhaps `value`, `probabilities`, `action` and `remaining` (possible goals `(n, 5)`).
-    objects: `(K, 2)` of (tile, colour) for the belief (default: the room's). panels: more `Bars` and `Curve`s.
+    Or the moments of several players of the same starts by name, to see side by side, trial by trial.
+    objects: `(K, 2)` of (tile, colour) for the belief (default: the room's).
     frame: the first moment shown. tile_size: pixels per cell. fps: moments per second.
-    Attributes: `trials`, one row per trial; `player`; `frame`, which can be set.
+    Attributes: `trials`, one row per trial, or by name; `player`; `frame`, which can be set.
     Raises `TypeError` or `ValueError` for wrong moments, `IndexError` for a frame out of range.
     """
 
-    def __init__(self, moments, *, objects=None, panels=(), frame: int = 0, tile_size: int = 32, fps: float = 3,
+    def __init__(self, moments, *, objects=None, frame: int = 0, tile_size: int = 32, fps: float = 3,
                  title: str | None = None):
-        self.moments = moments = _checked_moments(moments)
-        self.trials, beliefs, believed = _trials_of(moments), _beliefs(moments), ()
-        if beliefs is not None:
-            believed = _object_bars(beliefs, moments, objects), _kind_bars(beliefs, int(_goal_of(moments)[0]))
-        made = (make(moments) for make in (_goal_bars, _action_bars, _value_curve, _count_curve))
-        panels = [panel for panel in (*believed, *made, *panels) if panel is not None]
+        named = moments if isinstance(moments, Mapping) else {"": moments}
+        recordings = [_checked_moments(some) for some in named.values()] or [_checked_moments([])]
+        self._rows, names = [_trials_of(some) for some in recordings], list(named) * (len(named) > 1)
+        recordings = _in_step(recordings)
+        for rows in self._rows:
+            for row, first in zip(rows, _trials_of(recordings[0])):
+                row["frame"] = first["frame"]
+        self.moments = recordings[0]
+        self.trials = dict(zip(named, self._rows)) if moments is named else self._rows[0]
         self.title = title or f"The task, which the agent is not told: {self.goal}"
-        self.player = _player_of(moments, self.trials, panels, self.title, tile_size=tile_size, fps=fps)
+        told = zip(*[map(_caption, some) for some in recordings])
+        starts, marks = zip(*[(row["frame"], str(row["trial"])) for row in rows])
+        panels = [p for some, name in zip(recordings, names or [""]) for p in _panels(some, objects, name)]
+        self.player = Player(
+            _frames(recordings, tile_size), list(map("\t".join, told)), panels, names=names, title=self.title,
+            tile_size=tile_size, fps=fps, markers=dict(zip(starts, [f"trial {marks[0]}", *marks[1:]])),
+            chips=dict(zip(starts, _outcomes(self._rows))))
         self.frame = frame
 
     @property
@@ -214,22 +245,13 @@ class RolloutViewer:
     def frame(self, k: int) -> None:
         self.player.start = checked_int("frame", k, 0, len(self.moments) - 1, IndexError)
 
-    def still(self, frame: int | None = None) -> str:
-        "One moment (default `self.frame`) and the outcomes of all trials, as HTML without scripts."
-        k = self.frame if frame is None else frame
-        page = picture_html(self.player.picture(k), _caption(self.moments[k]))
-        body = f'<b>{escape(self.title)}</b><div>{page}</div><div>{" &nbsp; ".join(map(_outcome, self.trials))}</div>'
-        return still_page(body, "rollout", self.title, "One moment of a rollout.")
-
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
         head = f'<div style="font:600 13px/1.45 system-ui,sans-serif;margin:0 0 6px">{escape(self.title)}</div>'
         return {"text/plain": repr(self), "text/html": head + self.player._repr_html_()}
 
-    def save(self, path) -> None:
-        "Write a page with the viewer."
-        self.player.save(path)
+    save = property(lambda self: self.player.save, doc="Write a page with the viewer: `save(path)`.")
 
     def __repr__(self) -> str:
         ends = {None: "not over", True: "{steps} steps", False: "failed"}
-        told = ", ".join(ends[row["success"]].format(**row) for row in self.trials)
-        return f"RolloutViewer({len(self.moments)} moments, {len(self.trials)} trials: {told})"
+        told = (", ".join(ends[row["success"]].format(**row) for row in rows) for rows in self._rows)
+        return f"RolloutViewer({len(self.moments)} moments, {len(self._rows[0])} trials: {' | '.join(told)})"

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from ...core.helpers import checked_int
 from ..plots import empty_figure
-from .base import Shown, div, picture, picture_html, row, still_page, table_html
+from .base import Shown, div, picture, picture_html, row, still_page
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #b
 INK, COLORS = "#7d8594", ("#d97706", "#3b82f6", "#10a37f", "#c026d3")
@@ -51,6 +51,10 @@ def png_of(figure, dpi: int = 160) -> bytes:
     with _DRAWING:
         figure.savefig(file, format="png", dpi=dpi, facecolor="none")
     return file.getvalue()
+
+def _width_of(png):
+    "Three fifths of its pixels, to be sharp."
+    return int.from_bytes(png[16:20], "big") * 3 // 5
 
 def legend(axes, **where):
     "Add a legend if any line has a label."
@@ -124,18 +128,22 @@ def _draw_panel(panel, rows, total):
     return figure
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #f
-def _draw_adaptation(curves):
-    "Draw the first and the latest of `curves`, (steps, success per trial `(N,)`)."
+def _draw_adaptation(curves, total, others):
+    "Draw the first and the latest of `curves`, (steps, success per trial `(N,)`), and those of `others`, by name."
     from matplotlib.ticker import MaxNLocator
     figure, axes = axes_of("Adaptation", "trial of the same task", "trials solved", share=True)
-    for k in dict.fromkeys((0, len(curves) - 1)) if curves else ():
+    at = np.arange(1, len(curves[0][1]) + 1)
+    for (name, values), line in zip(others.items(), ("-.", ":")):
+        axes.plot(at, values, color=INK, linewidth=1.5, linestyle=line, label=name)
+    for k in dict.fromkeys((0, len(curves) - 1)):
         steps, values = curves[k]
         now = k == len(curves) - 1
         look = dict(color=COLORS[1], linewidth=1.8) if now else dict(color=INK, linewidth=1.2, linestyle="--")
-        axes.plot(np.arange(1, len(values) + 1), values, **look, marker="o", markersize=3.5,
-                  label=f"after {short_number(steps)} steps")
+        axes.plot(at, values, **look, marker="o", markersize=3.5,
+                  label=f"after {short_number(steps)}" + f" of {short_number(total)} steps" * now)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend(axes)
+    figure.set_size_inches(4.6, 2.1)
+    legend(axes, loc="center left", bbox_to_anchor=(1, .5))
     return figure
 
 # %% ../../../nbs/viz/widgets/05_training.ipynb #g
@@ -165,7 +173,7 @@ class Kept(Shown):
         if self._display_id is not None:
             self._ipython_display_(update=True)
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #i
+# %% ../../../nbs/viz/widgets/05_training.ipynb #j
 class Background(Kept):
     "Base of widgets that work in a thread. Subclasses: `stop()`, `_paint()` (figures) and `_ended()` (sets `state`)."
     _thread = _follower = _images = result = error = None
@@ -224,7 +232,7 @@ class Background(Kept):
             raise self.error
         return self.result
 
-# %% ../../../nbs/viz/widgets/05_training.ipynb #j
+# %% ../../../nbs/viz/widgets/05_training.ipynb #i
 def _follow(board, thread):
     "Update the display until the thread has ended; figures take at most a fifth of the time."
     next_figures = 0.0
@@ -243,7 +251,7 @@ def _follow(board, thread):
 def progress_html(share: float, color: str = "#2563eb") -> str:
     "A progress bar as HTML. share: from 0 to 1."
     return ('<div role="progressbar" aria-label="progress" aria-valuemin="0" aria-valuemax="100" '
-            f'aria-valuenow="{100 * share:.0f}" style="height:7px;border-radius:4px;background:rgba(128,128,128,.25);'
+            f'aria-valuenow="{100 * share:.0f}" style="height:7px;border-radius:4px;background:#80808040;'
             'margin:7px 0 5px;overflow:hidden;max-width:960px">'
             f'<div style="height:7px;width:{100 * share:.2f}%;background:{color}"></div></div>')
 
@@ -259,7 +267,7 @@ class _Log(Background):
         super().__init__(rows)
         self.title, self.total_steps = title, checked_int("total_steps", total_steps, 1)
         self.panels, self.state = [Panel(*p) for p in panels], "stopped" if rows else "idle"
-        self._run, self._curves, self._clock = run, [], []
+        self._run, self._curves, self._clock, self.others = run, [], [], {}
 
     @property
     def curves(self):
@@ -275,13 +283,14 @@ class _Log(Background):
     def __repr__(self):
         return f"{type(self).__name__}({STATES[self.state]}, {self.steps:,} of {self.total_steps:,} steps)"
 
-    def _report(self, row, curve=None):
+    def _report(self, row, curve=None, others=None):
         if not isinstance(row.get("steps"), Real):
             raise ValueError(f"A row has {sorted(map(str, row))}, but needs its steps: report({{'steps': ..., ...}}).")
         steps = row["steps"]
         with self._lock:
             self._rows = [r for r in self._rows if r["steps"] < steps] + [dict(row)]
             self._clock.append((time.monotonic(), steps))
+            self.others |= others or {}
             if curve is not None:
                 self._curves = [c for c in self._curves if c[0] < steps] + [(int(steps), [float(v) for v in curve])]
         self._news.set()
@@ -364,16 +373,6 @@ def _lines(board, rows):
     return [(key, escape(f"{panel.title.lower()} {words}".strip()), panel.share)
             for panel in board.panels for key, words in lines_of(panel, rows).items()]
 
-def _table(board):
-    "At most eight rows."
-    rows = board.rows
-    if not (lines := _lines(board, rows)):
-        return ""
-    picked = [rows[k] for k in np.unique(np.linspace(0, len(rows) - 1, 8).round().astype(int))]
-    cell = lambda value, share: "" if not isinstance(value, Real) else f"{value:.0%}" if share else f"{value:.3f}"
-    return table_html(["steps", *(name for _, name, _ in lines)], [
-        [f"{r['steps']:,}", *(cell(r.get(key), share) for key, _, share in lines)] for r in picked])
-
 _TONE = {"running": "#2563eb", "stopping": "#b45309", "stopped": "#b45309", "done": "#15803d", "failed": "#c2410c",
          "idle": "#6b7280"}
 
@@ -391,12 +390,12 @@ def _head(board):
 class TrainingDashboard(_Training):
     """A dashboard for training that runs in a thread.
 
-    run: `run(report, should_stop, resume)` trains and returns the result. `report(row, curve=None)` takes a mapping
-    with `steps` and numbers, and perhaps an adaptation curve (success in trial 1, 2, …). If `should_stop()`, it saves
-    and returns; if `resume`, it continues from there.
+    run: `run(report, should_stop, resume)` trains and returns the result. `report(row, curve=None, others=None)` takes
+    a mapping with `steps` and numbers, perhaps an adaptation curve (success in trial 1, 2, …), and once the curves of
+    other players by name. If `should_stop()`, it saves and returns; if `resume`, it continues from there.
     total_steps: environment steps of the whole training. panels: the figures. title: a few words.
     rows: reports of an earlier part; the dashboard then begins as `stopped`.
-    Attributes: `rows`; `curves`, (steps, values); `state`, of `STATES`; `result`; `error`.
+    Attributes: `rows`; `curves`, (steps, values); `others`; `state`, of `STATES`; `result`; `error`.
     """
     _name, _html = "training", {"board": _head, "said": lambda self: ""}
 
@@ -404,14 +403,16 @@ class TrainingDashboard(_Training):
         rows, curves = self.rows, self.curves
         drawn = {p.title: png_of(_draw_panel(p, rows, self.total_steps))
                  for p in self.panels if not rows or lines_of(p, rows)}
-        return drawn | ({"Adaptation": png_of(_draw_adaptation(curves))} if curves else {})
+        if curves:
+            drawn["Adaptation"] = png_of(_draw_adaptation(curves, self.total_steps, self.others))
+        return drawn
 
     def still(self) -> str:
-        "Progress, figures and a table as HTML without scripts."
+        "Progress and figures as HTML without scripts."
         pictures = self._pictures() if self.steps else {}
-        images = "".join(picture_html(png, f"{title}: what is in the table, drawn", 264)
+        images = "".join(picture_html(png, f"{title}, drawn over the steps", _width_of(png))
                          for title, png in pictures.items())
-        return still_page(_head(self) + div("row", images) + _table(self), self._name, self.title,
+        return still_page(_head(self) + div("row", images), self._name, self.title,
                           "A still of the board: run this cell to train.")
 
     def _build(self):
@@ -441,4 +442,4 @@ class TrainingDashboard(_Training):
             if len(self._images.children) != len(pictures):
                 self._images.children = [picture(b"", "panel", 264) for _ in pictures]
             for part, png in zip(self._images.children, pictures.values()):
-                part.value = png
+                part.value, part.layout.width = png, f"{_width_of(png)}px"
