@@ -130,6 +130,7 @@ def _free_places(figure, axes, points, lines, alone):
                 break
     return found
 
+# %% ../../../nbs/viz/widgets/06_scaling.ipynb #e2
 def draw_scaling(rows):
     "Draw steps per second over the number of worlds; returns a matplotlib `Figure`."
     from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
