@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xland_minigrid.tutor import EXERCISES, all_exercises
-from xland_minigrid.tutor.exercise import MODULES
+from xland_minigrid.tutor.exercise import MODULES, SHORT
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / ".ci"))
@@ -49,6 +49,14 @@ def prose(path):
 
 def test_there_are_eleven_and_an_appendix():
     assert sorted(path.stem for path in (ROOT / "tutorials").glob("*.ipynb")) == [*NAMES, *APPENDICES] and len(MODULES) == len(NAMES)
+
+
+def test_each_short_size_stands_in_one_tutorial():
+    "Behind the cell that imports the checker. Otherwise tests would silently run the sizes of a reader."
+    code = {path.stem: [source(cell) for cell in cells(path, "code")] for path in NUMBERED}
+    found = {long: [name for name, texts in code.items() if any(long in text for text in texts[1:])] for long in SHORT}
+    assert {long: names for long, names in found.items() if len(names) != 1} == {}
+    assert all("import" in code[name][0] and "as check" in code[name][0] for (name,) in found.values())
 
 
 @each
