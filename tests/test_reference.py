@@ -1,12 +1,14 @@
 """The reference player against brute force, scores against NumPy, and that what an agent perceives says nothing about its goal."""
 import asyncio
 import functools
+import json
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from websockets.asyncio.client import connect
 
 from xland_minigrid import make
 from xland_minigrid.baselines.encoders import first_inputs, next_inputs
@@ -18,6 +20,7 @@ from xland_minigrid.core.actions import NUM_ACTIONS
 from xland_minigrid.core.tiles import unpack
 from xland_minigrid.compat import pictures
 from xland_minigrid.envs.wrappers import DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper, RulesAndGoalsObservationWrapper
+from xland_minigrid.pool.server import EnvServer
 from xland_minigrid.pool.text.xland import XLandText
 from xland_minigrid.viz.images import RGBImgObservationWrapper
 
@@ -208,8 +211,8 @@ def through_gym(ruleset, actions):
     return found
 
 
-def through_vector(ruleset, actions):
-    world = gym_adapter.XLandVectorEnv((env, params), num_envs=2, ruleset=ruleset)
+def through_vector(ruleset, actions, output="numpy"):
+    world = gym_adapter.XLandVectorEnv((env, params), num_envs=2, ruleset=ruleset, output=output)
     found = [(world.reset(seed=1), None)]
     for action in actions:
         seen, reward, ended, cut, info = world.step(np.full(2, action))
@@ -223,8 +226,13 @@ def through_dm_env(ruleset, actions):
     return [(step.observation, (step.step_type, step.reward, step.discount)) for step in steps]
 
 
-def through_text(ruleset, actions):
-    world = XLandText({"ruleset": ruleset, "seed": 1, "show_rules": False, "show_goal": False, "max_steps": STEPS})
+def through_torch(ruleset, actions):
+    pytest.importorskip("torch", reason="torch is not installed")
+    return through_vector(ruleset, actions, "torch")
+
+
+def through_text(ruleset, actions, **more):
+    world = XLandText({"ruleset": ruleset, "seed": 1, "show_rules": False, "show_goal": False, "max_steps": STEPS, **more})
     found = [(list(map(str, asyncio.run(world.reset()))), None)]
     for action in actions:
         text, reward, over, info = asyncio.run(world.turn(str(action)))
@@ -234,7 +242,27 @@ def through_text(ruleset, actions):
     return [(np.array(seen), outcome) for seen, outcome in found]
 
 
-@pytest.mark.parametrize("through", [through_gym, through_vector, through_dm_env, through_text])
+def through_hints(ruleset, actions):
+    return through_text(ruleset, actions, hints=True)
+
+
+def through_openenv(ruleset, actions):
+    task = {"goal": ruleset.goal.tolist(), "rules": ruleset.rules.tolist(), "init_tiles": ruleset.init_tiles.tolist()}
+
+    async def play():
+        async with EnvServer(env="XLand-MiniGrid-R1-9x9", slots=1, token="", params={"max_steps": STEPS}) as server, connect(f"{server.url}/ws") as ws:
+            found = []
+            for frame in ({"type": "reset", "data": {"seed": 1, "ruleset": task}}, *({"type": "step", "data": {"action": int(action)}} for action in actions)):
+                await ws.send(json.dumps(frame))
+                data = json.loads(await ws.recv())["data"]
+                found.append((data["observation"], (data["reward"], data["done"])))
+                if data["done"]:
+                    break
+            return found
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize("through", [through_gym, through_vector, through_torch, through_dm_env, through_text, through_hints, through_openenv])
 def test_adapters_and_text_say_nothing_about_the_goal(through):
     actions = np.random.default_rng(0).integers(0, NUM_ACTIONS, 30)
     one, other = (through(task, actions) for task in two_goals())
