@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CARDS', 'ENVIRONMENT', 'STEPS', 'WORLDS', 'TASKS', 'PLAYED', 'AIMED', 'PROGRAMS', 'PLAN', 'KINDS', 'Card',
            'gpu_config', 'Instruction', 'computations', 'size_of', 'moved', 'Loop', 'Cost', 'products', 'cost',
-           'mesh_of', 'Program', 'Figures', 'bound', 'world_of', 'rollout', 'training', 'evaluation', 'environment_of',
-           'figures_of', 'here', 'measured', 'report']
+           'mesh_of', 'Program', 'Figures', 'bound', 'world_of', 'rollout', 'advice', 'inference', 'training',
+           'evaluation', 'environment_of', 'figures_of', 'here', 'measured', 'report']
 
 # %% ../../nbs/measure/15_compiled.ipynb #a
 import collections
@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..baselines.scale import AXIS
+from ..core.actions import NUM_ACTIONS
 from ..core.helpers import progress_bar
 from .report import Page, in_turns, markdown_table, script
 
@@ -343,6 +344,25 @@ def _reset_of(*args, **more):
     env, params, axes, keys = world_of(*args, **more)
     return Program(jax.vmap(env.reset, (axes, 0)), (params, keys), WORLDS, WORLDS)
 
+# %% ../../nbs/measure/15_compiled.ipynb #e8021895
+def advice(*args) -> Program:
+    "One decision of the expert in each world of `world_of(*args)`."
+    from xland_minigrid.benchmarks.expert import expert_action, task_plan
+    env, params, axes, keys = world_of(*args)
+    states = jax.eval_shape(jax.vmap(env.reset, (axes, 0)), params, keys).state.replace(key=None)
+    plans = jax.eval_shape(jax.vmap(task_plan), params.ruleset)
+    return Program(jax.vmap(expert_action), (states, plans), WORLDS, WORLDS)
+
+def inference(*args) -> Program:
+    "One step of the reference player in each world of `world_of(*args)`: update what it knows, then decide."
+    from xland_minigrid.baselines.encoders import first_inputs
+    from xland_minigrid.benchmarks.reference import ReferencePlayer
+    env, params, axes, keys = world_of(*args)
+    player, reset = ReferencePlayer(), jax.vmap(env.reset, (axes, 0))
+    inputs = jax.eval_shape(lambda *args: first_inputs(reset(*args), NUM_ACTIONS), params, keys)
+    return Program(lambda memory, inputs: player.act(None, inputs, memory, None),
+                   (jax.eval_shape(lambda: player.start(WORLDS)), inputs), WORLDS, WORLDS)
+
 # %% ../../nbs/measure/15_compiled.ipynb #i
 def _benchmark(config):
     "Shapes of a configuration's benchmark."
@@ -392,6 +412,8 @@ PROGRAMS: dict[str, Callable[[Card], Program]] = {
     "step: R4-13x13, 9 rules": _for_any(rollout, _R4, "nine"),
     **{f"{name}, alone": _for_any(rollout, *PLAYED[name.removeprefix("step: ")], steps=1) for name in AIMED},
     **{f"reset: {name}": _for_any(_reset_of, *world) for name, world in PLAYED.items()},
+    **{f"player: expert, {name}": _for_any(advice, *PLAYED[name]) for name in ("R1-9x9, trivial", "R4-13x13, high")},
+    "player: reference, R1-9x9, trivial": _for_any(inference, *PLAYED["R1-9x9, trivial"]),
     "evaluation: 4,096 tasks": _for_any(evaluation),
     **{f"training: {name}": functools.partial(training, name)
        for name in ("laptop", "box", "colab-t4", "colab-tpu", "gpu", "paper")}}
@@ -402,8 +424,8 @@ PLAN = {
              "training: gpu", "training: paper"),
     "8xh100": ("training: gpu",),
     "v5e": (*(f"step: {name}" for name in PLAYED), "step: R4-13x13, high, walls block sight",
-            *(f"{name}, alone" for name in AIMED), "reset: R4-13x13, high", "evaluation: 4,096 tasks",
-            "training: colab-tpu"),
+            *(f"{name}, alone" for name in AIMED), "reset: R4-13x13, high", "player: expert, R1-9x9, trivial",
+            "player: reference, R1-9x9, trivial", "evaluation: 4,096 tasks", "training: colab-tpu"),
     "v6e": AIMED, "v5e:2x4": ("training: colab-tpu",)}
 
 # %% ../../nbs/measure/15_compiled.ipynb #k
@@ -444,7 +466,7 @@ def _trips(cost):
 def _steps_table(found):
     rows = []
     for f in found:
-        counted = f.cost if f.program.startswith("reset") else f.body
+        counted = f.cost if f.program.startswith(("reset", "player")) else f.body
         least = bound(counted, CARDS[f.card])
         rows.append([f.card, f.program.partition(": ")[2], f"{f.seconds:.0f}", f"{f.temporary / 1e6:,.1f}",
                      counted.kernels, f"{counted.bytes / f.each / 1000:,.2f}",
@@ -501,13 +523,13 @@ def measured(names: list[str], repeats: int = 7, worlds: int = WORLDS, steps: in
 
 # %% ../../nbs/measure/15_compiled.ipynb #n
 def report(cards: tuple[str, ...] = tuple(PLAN),
-           programs: tuple[str, ...] = ("step", "reset", "evaluation", "training"), measure: bool = False,
+           programs: tuple[str, ...] = ("step", "reset", "player", "evaluation", "training"), measure: bool = False,
            progress: bool = True) -> Page:
     """Count what programs launch and move on cards that you do not have.
 
     Args:
         cards: t4, a100, h100, 8xh100, v5e, v6e, v5e:2x4
-        programs: beginnings of names, such as step, reset, evaluation, training, or "step: R4"
+        programs: beginnings of names, such as step, reset, player, evaluation, training, or "step: R4"
         measure: run the rollouts on this device instead
     Raises `ValueError` for an unknown name, `FileNotFoundError` without the environments of `.ci/accelerators`.
     """
@@ -530,6 +552,7 @@ def report(cards: tuple[str, ...] = tuple(PLAN),
              "data read from memory and written back. A TPU compiler's own count of a rollout has the body once and "
              "the observations of all steps.", _steps_table),
             ("reset", f"All {WORLDS:,} worlds at once, as at the start of a program.", _steps_table),
+            ("player", f"One decision in each of {WORLDS:,} worlds, without the environment's step.", _steps_table),
             ("evaluation", "4,096 tasks of 25 trials with an agent of the preset `colab-t4`; one step of all.",
              _steps_table),
             ("training", "A whole round, with a million tasks on the device; with several devices, the share of each. "

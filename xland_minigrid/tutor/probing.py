@@ -12,10 +12,6 @@ import numpy as np
 
 from .exercise import OURS, compare, exercise, number, numbers, or_ours, ours, refuse  # noqa: F401
 
-# %% ../../nbs/tutor/09_probing.ipynb #b
-#| export
-
-
 # %% ../../nbs/tutor/09_probing.ipynb #f
 @functools.lru_cache(maxsize=1)
 def _benchmarks():
