@@ -97,8 +97,9 @@ def forge(answer):
         steps = act_out(task, scene, (3, 3), 1, actions)
         key_at = next(place for place, tile in scene.items() if tile == KEY)
         made = tuple(np.asarray(steps[1].state.grid[key_at]).tolist())
-        refuse(any(bool(t.last()) for t in steps[:-1]), "The agent reached the goal before it held the star: look at "
-               "the goal.")
+        early = "before the ball and the key met: look at the rule." if task.goal.tolist() == [1, *STAR, 0, 0] else (
+            "before it held the star: look at the goal.")
+        refuse(any(bool(t.last()) for t in steps[:-1]), f"The agent reached the goal {early}")
         refuse(made != STAR, f"The agent put the ball down with the key {where}. The key's cell should hold a red "
                f"star now; it holds: {tile_name(*made)}. Look at the rule.")
         refuse(float(steps[-1].discount) != 0, "The agent picked up the star and did not reach the goal: look at the "
@@ -127,18 +128,27 @@ def _plan(ruleset, name):
     return plan
 
 def _solved(ruleset, name):
-    "Steps of the oracle from three starts, replayed in the environment. Raises `WrongAnswer`."
+    "Time steps of the oracle's trials from three starts, in the environment. Raises `WrongAnswer`."
     _, params, reset, step = _world(7, 7)
-    lengths = []
+    trials = []
     for seed in range(3):
-        timestep = reset(ruleset, jax.random.key(seed))
-        solution = solve_from(ruleset, timestep, params)
+        trial = [reset(ruleset, jax.random.key(seed))]
+        solution = solve_from(ruleset, trial[0], params)
         for action in solution.actions.tolist():
-            timestep = step(ruleset, timestep, action)
-        refuse(not solution.solved or float(timestep.discount) != 0, f"In a room of 7 x 7 cells the oracle did not "
+            trial.append(step(ruleset, trial[-1], action))
+        refuse(not solution.solved or float(trial[-1].discount) != 0, f"In a room of 7 x 7 cells the oracle did not "
                f"solve `{name}` from start {seed}: {solution.detail or 'it did not reach the goal.'}")
-        lengths.append(len(solution.actions))
-    return lengths
+        trials.append(trial)
+    return trials
+
+def _steps(trials):
+    return [len(trial) - 1 for trial in trials]
+
+def _firings(trial):
+    "In how many steps rules changed an object, on the map or in the agent's hands."
+    tiles = [np.append(pack_pairs(t.state.agent.pocket), t.state.cells) for t in jax.device_get(trial)]
+    objects = [np.sort(row[row >> 4 > Tiles.WALL]).tolist() for row in tiles]
+    return sum(before != after for before, after in zip(objects, objects[1:]))
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #f
 @functools.cache
@@ -168,7 +178,7 @@ def trap(answer):
     "Check a task: it can be solved, and one wrong move can make that impossible."
     task = _task(answer, "trap")
     _plan(task, "trap")
-    lengths = _solved(task, "trap")
+    lengths = _steps(_solved(task, "trap"))
     ends = [(objects, count) for objects, count in _left_over(task).items() if len(objects) <= 8]
     rooms = np.zeros((len(ends), 8, 2), np.uint8)
     for room, (objects, _) in zip(rooms, ends):
@@ -204,7 +214,7 @@ def repaired(answer):
     changes = _changes(_rules(broken), _rules(answer)) + _changes(_objects(broken), objects)
     refuse(changes != 1, f"You changed {changes} rules and objects: change, add or leave out exactly one.")
     _plan(task, "repaired")
-    steps = ", ".join(map(str, _solved(task, "repaired")))
+    steps = ", ".join(map(str, _steps(_solved(task, "repaired"))))
     return f"Right: after one change the oracle solves it, in {steps} steps from three starts."
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #h
@@ -219,5 +229,8 @@ def tree(answer):
     for i in range(len(rules)):
         others = pad_ruleset(task.replace(rules=_rows(rules[:i] + rules[i + 1:], 7)), 8, 8)
         refuse(plan_of(others) is not None, f"The task can be solved without rule {i + 1} as well: leave it out.")
-    steps = _solved(task, "tree")[0]
+    trial = _solved(task, "tree")[0]
+    refuse(_firings(trial) < 2, "One action lets both rules fire, so this tree has one step for the agent: choose rules "
+           "that need two actions.")
+    (steps,) = _steps([trial])
     return f"Right: {len(plan.steps)} rules in a chain, and the oracle solves the task in {steps} steps."
