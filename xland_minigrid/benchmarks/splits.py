@@ -46,7 +46,7 @@ def _other(objects, product):
     return (objects[:, None] != product[None]).view(np.uint8) * np.uint8(NEVER)
 
 def _since(there, other, level):
-    "The level from which objects `(K, n)` exist, given `_there`, `_other` and the levels of rules `(R, n)`."
+    "Lowest level at which objects `(K, n)` exist, given `_there`, `_other` and the levels of rules `(R, n)`."
     return np.where(there, np.uint8(0), (other | level[None]).min(axis=1, initial=NEVER))
 
 def _levels(there, other, exists):
@@ -62,7 +62,7 @@ def _levels(there, other, exists):
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #d
 def _makers(there, other, level):
-    "Earliest rules that make each object that is not placed: bool `(K, R, n)`."
+    "Mask of the lowest-level rules that make each object that is not placed: bool `(K, R, n)`."
     return (other == 0) & ~there[:, None] & (level[None] == _since(there, other, level)[:, None])
 
 def _in_tree(goal_makers, feeds):
@@ -116,7 +116,7 @@ def _check_known(goals, rules, init_tiles):
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #f
 class SplitLeakError(RuntimeError):
-    "A goal and its rules are on both sides of a split: a bug in this package."
+    "Raised if a goal and its rules are on both sides of a split, which is a bug in this package."
 
 class Split(NamedTuple):
     "Row numbers of both sides, increasing int64 arrays. Training and test tasks share no `goal_id`."
@@ -152,7 +152,7 @@ def _split(side, goal_ids, description, may_be_empty=()):
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #g
 def first_groups(keys: np.ndarray, share: float, rank: np.ndarray | None = None) -> np.ndarray:
-    """Rows (bool) in the first groups of equal keys, as many groups as come closest to a share of all rows.
+    """Select (bool) the first groups of equal keys, as many as come closest to a share of all rows.
 
     `rank` (a number per row, equal within a group) orders the groups; the default is first appearance.
     """

@@ -22,7 +22,7 @@ from .tiles import pack_pairs, unpack
 
 # %% ../../nbs/core/08_compose.ipynb #b
 class Composed:
-    "A goal made of goals; see `AllOf`, `AnyOf`, `Not`, `InOrder`."
+    "Base class of goals made of other goals; see `AllOf`, `AnyOf`, `Not`, `InOrder`."
     OP: int
 
     def __init__(self, *parts):
@@ -51,19 +51,19 @@ def _show(part):
 _NONE, _EVENT, _CONDITION, _ALL, _ANY, _NOT, _ORDER = range(7)
 
 class AllOf(Composed):
-    "All parts hold at the same time."
+    "Composed goal: all parts hold at the same time."
     OP = _ALL
 
 class AnyOf(Composed):
-    "At least one part holds."
+    "Composed goal: at least one part holds."
     OP = _ANY
 
 class Not(Composed):
-    "The part does not hold."
+    "Composed goal: the part does not hold."
     OP = _NOT
 
 class InOrder(Composed):
-    "The parts come true in this order, each at a later step than the one before."
+    "Composed goal: the parts come true in this order, each at a later step than the one before."
     OP = _ORDER
 
 # %% ../../nbs/core/08_compose.ipynb #c
@@ -83,7 +83,7 @@ def compose(goal) -> np.ndarray:
     return np.array(rows, np.uint32)
 
 def plain_encoding(object_, length: int) -> list[int]:
-    "`encode` of a concrete goal or rule as a padded list of ints; a hundred times as fast."
+    "Encode a concrete goal or rule as a padded list of ints, a hundred times faster than its `encode`."
     values = [object_.ID, *(int(v) for f in field_names(object_) for v in np.ravel(getattr(object_, f)))]
     return values + [0] * (length - len(values))
 
@@ -109,7 +109,7 @@ def _add(goal, rows, within_order):
     return len(rows) - 1
 
 def _flat(goal):
-    "The parts; the parts of an InOrder directly inside an InOrder count as its own."
+    "Return the parts of a goal, with any `InOrder` directly inside an `InOrder` replaced by its parts."
     dissolved = lambda part: _flat(part) if goal.OP == _ORDER and isinstance(part, InOrder) else [part]
     return [p for part in goal.parts for p in dissolved(part)]
 
@@ -154,7 +154,7 @@ class MultiProduct(NamedTuple):
     more: np.ndarray  # (2, 2), zeros for none
 
     def encode(self) -> jax.Array:
-        "The rule with its first product, uint8 `(7,)`."
+        "Encode the rule with its first product only, uint8 `(7,)`."
         return self.rule.encode()
 
 def several(rule: BaseRule, *products) -> MultiProduct:
@@ -185,18 +185,18 @@ class ExtendedState(PyTreeNode):
 
     Attributes:
         goals: as in the task.
-        pairs, done: uint32 scalars; bit i: the tiles of part i are neighbours, and it had its turn.
+        pairs, done: uint32 scalars; bit i: part i has neighbouring tiles, and part i is done.
     """
     goals: jax.Array
     pairs: jax.Array
     done: jax.Array
 
 def extend_task(goal, rules, products=None, declared=None) -> ExtendedTask:
-    """Extended form of a task.
+    """Convert a task to its extended form.
 
     Args:
         goal: uint8 `(..., 5)`; rules: uint8 `(..., R, 7)`; products: further products, uint8 `(..., R, 2, 2)`.
-        declared: `all_declarations()`, by default its present value; under `jit`, `TypeError` without it.
+        declared: `all_declarations()`, by default its current value; required under `jit` (`TypeError`).
     """
     xp = numpy_or_jax(goal, rules, products, declared)
     if declared is None:
@@ -209,7 +209,7 @@ def extend_task(goal, rules, products=None, declared=None) -> ExtendedTask:
     return ExtendedTask(rules=compile_rules(rules, products, declared[0]), goals=row[..., None, :])
 
 def all_declarations() -> np.ndarray:
-    "Present declarations of all classes of rules and goals, uint32 `(2, 256, 3)`."
+    "Return the current declarations of all classes of rules and goals, uint32 `(2, 256, 3)`."
     return np.stack([rule_kinds.declared, goal_kinds.declared])
 
 BUILT_IN = all_declarations()
@@ -232,11 +232,11 @@ def as_bits(bools) -> jax.Array:
     return (bools.astype(jnp.uint32) << np.arange(bools.shape[0], dtype=np.uint32)).sum(dtype=jnp.uint32)
 
 def begin(task: ExtendedTask, cells) -> ExtendedState:
-    "Memory of a task when a trial starts on a packed grid."
+    "Make the initial memory of a task for a trial that starts on a packed grid."
     return ExtendedState(goals=task.goals, pairs=pairs_anywhere(task.goals, cells), done=jnp.uint32(0))
 
 def conditions(table, cells, position, direction, pocket, patch) -> jax.Array:
-    "Rows of a table that hold, except pairs of tiles: cells around the agent, and positions; as bits, uint32 scalar."
+    "Find rows of a table that hold, except pairs of tiles (see `pairs_anywhere`); bits, uint32 scalar."
     second = table[:, 1]
     every_step = jnp.stack([table[:, 0], second | 63], axis=1)
     near = match_rules(every_step, jnp.int32(-1), pocket, patch, direction)

@@ -37,13 +37,13 @@ class Neighborhood(NamedTuple):
     Bits: directions (up, right, down, left) in `near` and `pair`, `PATCH_NAMES` in `cells`.
     """
     near: int = 0  # next to the agent
-    pair: int = 0  # one tile next to the other, which is in front of the agent
+    pair: int = 0  # one tile in front of the agent, the other next to that tile
     cells: int = 0  # among the eight cells
-    tool: int = 0  # 1: the second tile is in the pocket; 2: and is used up
+    tool: int = 0  # 1: the second tile is in the pocket; 2: it is in the pocket and is used up
     at: int = 0  # 1: the agent at a position; 2: a tile at a position (goals only)
 
     def while_carrying(self, used_up: bool = False) -> "Neighborhood":
-        "The same cells for `tile_a`, while the agent carries `tile_b`, which may be used up."
+        "Require also that the agent carries `tile_b`; `used_up=True` consumes it. The cells are those of `tile_a`."
         return self._replace(tool=2 if used_up else 1)
 
     def tiles(self) -> int:
@@ -56,19 +56,19 @@ def _bits(names, known, what):
     return sum(1 << known.index(n) for n in set(names or known))
 
 def in_pocket() -> Neighborhood:
-    "The agent carries the tile."
+    "Declare that the tile is in the agent's pocket."
     return Neighborhood()
 
 def beside_agent(*directions: str) -> Neighborhood:
-    "The tile is next to the agent in one of these directions of the map (default: all four)."
+    "Declare that the tile is next to the agent, in one of these map directions (default: all four)."
     return Neighborhood(near=_bits(directions, DIRECTION_NAMES, "direction"))
 
 def beside_object(*directions: str) -> Neighborhood:
-    "One tile is in front of the agent, the other next to it in one of these directions (default: all four)."
+    "Declare that one tile is ahead of the agent and the other next to it, in these map directions (default: all)."
     return Neighborhood(pair=_bits(directions, DIRECTION_NAMES, "direction"))
 
 def on_cells(*cells: str) -> Neighborhood:
-    "The tile is on one of these cells, seen from the agent: `here`, `ahead`, `right`, `ahead ahead`, ..."
+    "Declare that the tile is on one of these cells, relative to the agent: `here`, `ahead`, `ahead ahead`, ..."
     if not cells:
         raise ValueError(f"on_cells needs one or more of {', '.join(PATCH_NAMES)}.")
     return Neighborhood(cells=_bits(cells, PATCH_NAMES, "cell"))
@@ -98,7 +98,7 @@ class Declared(PyTreeNode):
         return cls(*[encoding[1 + 2 * i : 3 + 2 * i] for i in range(len(field_names(cls)))])
 
 class BaseRule(Declared):
-    """A rule of Table 3, or a registered one.
+    """Base class of rules, both those of Table 3 and registered ones.
 
     `rule(grid, agent, action, position)` applies it if it matches; arguments and result as for `check_rule`.
     """
@@ -126,38 +126,38 @@ class EmptyRule(BaseRule):
     ID = 0
 
 class AgentHoldRule(OneTileRule):
-    "If agent holds a replaces it with c. Checked after picking up."
+    "If the agent holds a, replace it with c. Checked after picking up."
     ID = 1
     when, looks = (Actions.PICK_UP,), in_pocket()
 
 class AgentNearRule(OneTileRule):
-    "If agent is on neighboring tile with a replaces it with c. Checked after moving forward."
+    "If the agent is next to a, replace it with c. Checked after moving forward."
     ID = 2
     when, looks = (Actions.MOVE_FORWARD,), beside_agent()
 
 class TileNearRule(TwoTileRule):
-    "If a and b are on neighboring tiles, replaces one with c and removes the other. Checked after putting down."
+    "If a and b are next to each other, replace one with c and remove the other. Checked after putting down."
     ID = 3
     when, looks = (Actions.PUT_DOWN,), beside_object()
 
 def for_each_side(base: type, name: str, first: int, doc: str, when: tuple, looks) -> tuple[type, ...]:
-    "Four classes, for up, right, down, left, with IDs from `first`; `name`, `doc` and `looks` take the direction."
+    "Make four classes (up, right, down, left), with IDs from `first`; `name`, `doc` and `looks` take the direction."
     sides = zip(DIRECTION_NAMES, ("above", "to the right of", "below", "to the left of"))
     return tuple(type(name.format(up.capitalize()), (base,), {
         "__module__": base.__module__, "__doc__": doc.format(above), "ID": first + i, "when": when, "looks": looks(up)})
         for i, (up, above) in enumerate(sides))
 
 TileNearUpRule, TileNearRightRule, TileNearDownRule, TileNearLeftRule = _TILE_NEAR = for_each_side(
-    TwoTileRule, "TileNear{}Rule", 4, "If b is one tile {} a, replaces one with c and removes the other. "
+    TwoTileRule, "TileNear{}Rule", 4, "If b is one tile {} a, replace one with c and remove the other. "
     "Checked after putting down.", (Actions.PUT_DOWN,), beside_object)
 
 AgentNearUpRule, AgentNearRightRule, AgentNearDownRule, AgentNearLeftRule = _AGENT_NEAR = for_each_side(
-    OneTileRule, "AgentNear{}Rule", 8, "If a is one tile {} agent, replaces it with c. "
+    OneTileRule, "AgentNear{}Rule", 8, "If a is one tile {} the agent, replace it with c. "
     "Checked after moving forward and putting down.", (Actions.MOVE_FORWARD, Actions.PUT_DOWN), beside_agent)
 
 # %% ../../nbs/core/06_rules.ipynb #e
 def declaration(cls: type) -> tuple[int, int, int]:
-    "Declaration of a class in numbers: both words of `compile_rules` without tiles, and whether it needs two tiles."
+    "Encode a declaration: the two words of `compile_rules` without tiles, and whether the class needs two tiles."
     looks = cls.looks or Neighborhood()
     flags = looks.tool if not looks.at else looks.at + 1
     when = sum(1 << int(action) for action in set(cls.when))
@@ -274,7 +274,7 @@ def register_rule(cls=None, *, id: int | None = None):
     It defines
 
     * `when`: the actions after which it is checked, such as `(Actions.TOGGLE,)`;
-    * `looks`: the cells of its tiles: `in_pocket()`, `beside_agent(...)`, `beside_object(...)` or `on_cells(...)`.
+    * `looks`: where its tiles must be: `in_pocket()`, `beside_agent(...)`, `beside_object(...)` or `on_cells(...)`.
       `beside_agent` and `on_cells` allow `.while_carrying()` another tile;
     * optionally `describe()`, which returns an English clause (see `tiles.tile_name`).
 
@@ -328,7 +328,7 @@ def compile_rules(encodings, products=None, declared=None):
     return xp.where(known, xp.stack([first, second], axis=-1), np.uint32(0))
 
 def decompile_rules(rules) -> jax.Array:
-    "Compiled rules `(..., 1)` or `(..., 2)` as uint8 `(..., 7)`; zeros for registered rules, no further products."
+    "Decode compiled rules, `(..., 1)` or `(..., 2)`, to uint8 `(..., 7)`; zeros for registered rules."
     first = jnp.asarray(rules)[..., 0]
     near, pair = first >> 28, first >> 24 & 15
     index = jnp.int32(31) - jax.lax.clz(jnp.maximum(jnp.maximum(near, pair), 1)).astype(jnp.int32)
@@ -396,16 +396,16 @@ APART = Places(object_=8, beside=(9, 10, 11, 12), count=13)  # plus an object an
 
 # %% ../../nbs/core/06_rules.ipynb #k
 def turned(directions, quarter_turns):
-    "Directions (4 bits) as seen after `quarter_turns` clockwise."
+    "Rotate a set of directions (4 bits) into the frame of an agent turned clockwise by `quarter_turns`."
     shift = (jnp.asarray(quarter_turns) & 3).astype(jnp.uint32)
     return ((directions | directions << 4) >> shift) & 15
 
 def spots_where(cells, tile):
-    "Which of the packed scalars `cells` equal `tile (...)`, as bits, uint32 `(...)`."
+    "Set bit i where packed scalar i of `cells` equals `tile (...)`; uint32 `(...)`."
     return sum((cell == tile).astype(jnp.uint32) << i for i, cell in enumerate(cells))
 
 def checked_after(actions, action):
-    "Whether `action` is in the sets `actions (...)` (six bits); all six together mean every step. Bool."
+    "Whether `action` is in the sets `actions (...)` (six bits), bool; a full set matches any action, even -1."
     known, bit = (action >= 0) & (action < NUM_ACTIONS), jnp.clip(action, 0, NUM_ACTIONS - 1).astype(jnp.uint32)
     return (known & (actions >> bit & 1 == 1)) | (actions & 63 == 63)
 
@@ -430,7 +430,7 @@ class Match(NamedTuple):
         return beside if self.cells is None else beside | (self.cells != 0)
 
 def _checked(rule, action):
-    "Whether rules about the pocket, the agent's and the object's neighbours are checked; bools `(...)`."
+    "Whether hold rules, rules about the agent's neighbours and pair rules are checked after `action`; bools `(...)`."
     if rule.actions is None:
         moved, put = action == Actions.MOVE_FORWARD, action == Actions.PUT_DOWN
         return action == Actions.PICK_UP, moved | (put & (rule.near != 15)), put
@@ -461,7 +461,7 @@ def match_rules(rules, action, pocket, cells, facing, places: Places = IN_STEP) 
 def any_hit(rules, action, pocket, cells, facing) -> jax.Array:
     """Whether any of the compiled rules `(R, ...)` matches; bool scalar.
 
-    In two passes: a CPU does not vectorise one long loop body, which makes it four times slower.
+    Uses two passes: a CPU does not vectorise one long loop body, so a single pass is four times slower.
     """
     match = match_rules(rules, action, pocket, cells, facing)
     beside = match._replace(cells=None).hit.any()
@@ -532,7 +532,7 @@ def react(rules, action, pocket, cells, facing):
 
 # %% ../../nbs/core/06_rules.ipynb #q
 def cells_around(cells, agent: AgentState, position=None) -> tuple[jax.Array, jax.Array]:
-    """Gather the thirteen cells of `APART`, packed, and their indices in `cells (height, width)`; `cells.size` off it.
+    """Gather the thirteen cells of `APART`, packed, and indices in `cells (height, width)`; `cells.size`: off-grid.
 
     `position` is the object's, by default in front of the agent.
     """
@@ -549,7 +549,7 @@ def check_rule(rules, grid, agent: AgentState, action, position=None) -> tuple[j
 
     Args:
         rules: encodings of built-in rules, uint8 `(R, 7)`, or compiled rules, uint32.
-        action: the action just done; position: `(row, column)` it concerned, by default in front of the agent.
+        action: the last action; position: the `(row, column)` that it concerned, by default in front of the agent.
     """
     action, rules = jnp.asarray(action), jnp.asarray(rules)
     rules = compile_rules(rules) if rules.shape[-1] == MAX_RULE_ENCODING_LEN else rules

@@ -38,9 +38,9 @@ class RuleSet(PyTreeNode):
         return describe_ruleset(self, level)
 
     def extend(self, declared=None) -> "RuleSet":
-        """Convert to the extended form, which registered classes need, and batches with extended tasks.
+        """Convert to the extended form, required for registered classes and in a batch with extended tasks.
 
-        Only for encodings written by hand; `make_ruleset` and `stack_rulesets` do it. `declared`: see `extend_task`.
+        Call it for hand-written encodings only; others come extended as needed. `declared`: see `extend_task`.
         """
         if self.extended is not None:
             return self
@@ -53,7 +53,7 @@ class RuleSet(PyTreeNode):
         return self if beyond else self.replace(extended=None)
 
     def validate(self) -> "RuleSet":
-        "Return the ruleset. Raises `ValueError` as `check_ruleset`."
+        "Check the ruleset with `check_ruleset` and return it. Raises `ValueError`."
         check_ruleset(self)
         return self
 
@@ -148,7 +148,7 @@ def make_ruleset(goal=None, rules=(), init_tiles=()) -> RuleSet:
     return assemble(goal, rules, tiles).validate()
 
 def assemble(goal, rules, init_tiles) -> RuleSet:
-    "`make_ruleset` for objects that are known to be valid; extended only if the tables do not suffice."
+    "Make a ruleset from objects known to be valid; it is extended only if the tables do not suffice."
     composed, pairs = isinstance(goal, Composed), [r if isinstance(r, MultiProduct) else (r, ()) for r in rules]
     code = [COMPOSED, 0, 0, 0, 0] if composed else [0] * 5 if goal is None else plain_encoding(goal, 5)
     rows = np.array([plain_encoding(rule, 7) for rule, _ in pairs] or [[0] * 7], np.uint8)
@@ -187,7 +187,7 @@ def stack_rulesets(rulesets) -> RuleSet:
     if not rulesets:
         raise ValueError("There is nothing to stack: give at least one ruleset.")
     if any(r.extended is not None for r in rulesets):
-        traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(rulesets))  # then only built-in classes
+        traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(rulesets))  # then built-in classes only
         rulesets = [r.extend(BUILT_IN if traced else None) for r in rulesets]
     room = [max(r.rules.shape[-2] for r in rulesets), max(r.init_tiles.shape[-2] for r in rulesets),
             max(r.extended.goals.shape[-2] if r.extended is not None else 0 for r in rulesets)]
@@ -219,5 +219,5 @@ def format_ruleset(ruleset: RuleSet) -> str:
     return "\n".join([*lines, "", "INIT TILES:", *[tile_name(int(t), int(c)) for t, c in placed]])
 
 def print_ruleset(ruleset: RuleSet) -> None:
-    "Print `format_ruleset`."
+    "Print a ruleset as `format_ruleset` formats it."
     print(format_ruleset(ruleset))

@@ -69,23 +69,23 @@ def is_one_of(tile, bits: int):
 
 # %% ../../nbs/core/01_tiles.ipynb #e
 def pack(tile, color):
-    "Tile and colour (ints or integer arrays) as one byte per cell, `tile << 4 | color`."
+    "Pack tile and colour (ints or integer arrays) into one byte per cell, `tile << 4 | color`."
     if isinstance(tile, (int, np.integer)) and isinstance(color, (int, np.integer)):
         return np.uint8(int(tile) << 4 | int(color))
     return (tile.astype(np.uint8) << 4) | color.astype(np.uint8)
 
 def pack_pairs(pairs):
-    "(tile, colour) pairs `(..., 2)` packed, uint8 `(...)`. NumPy in, NumPy out; JAX in, JAX out."
+    "Pack (tile, colour) pairs `(..., 2)` into uint8 `(...)`. NumPy in, NumPy out; JAX in, JAX out."
     return pack(pairs[..., 0], pairs[..., 1])
 
 def unpack(cells):
-    "Packed bytes `(...)` as (tile, colour) pairs uint8 `(..., 2)`; the inverse of `pack_pairs`."
+    "Unpack bytes `(...)` into (tile, colour) pairs, uint8 `(..., 2)`; the inverse of `pack_pairs`."
     if isinstance(cells, (np.ndarray, np.generic)):
         return np.stack([cells >> 4, cells & 15], axis=-1)
     import jax
     import jax.numpy as jnp
     from .compact import straight_line
-    if straight_line():  # a shift fuses with what uses it, a concatenation does not
+    if straight_line():  # XLA fuses a shift with the code that uses it, but not a concatenation
         return cells[..., None] >> np.array([4, 0], np.uint8) & 15
     pairs = cells.astype(jnp.uint16)  # a CPU writes two bytes at once
     return jax.lax.bitcast_convert_type(pairs >> 4 | (pairs & 15) << 8, jnp.uint8)

@@ -24,7 +24,7 @@ class SampledParams(EnvParams):
     Attributes:
         inner: parameters of the wrapped environment; their `ruleset` is a placeholder.
         tasks: a `RuleSet` with a leading axis, or an object with `get_ruleset` or `sample_ruleset` (a `Benchmark`).
-        bounds: cumulated weights, uint32 `(n,)`, see `RulesetSamplingWrapper.weigh`; None draws uniformly.
+        bounds: cumulative weights, uint32 `(n,)`, see `RulesetSamplingWrapper.weigh`; None draws uniformly.
         source: an object with `sample_ruleset(key)` that is not a pytree, else None. Static.
 
     Other attributes are read from and replaced in `inner`.
@@ -49,7 +49,7 @@ class SampledParams(EnvParams):
         return SampledParams(**own | {"inner": own["inner"].replace(**updates)})
 
     def axes(self, *names: str) -> "SampledParams":
-        "`EnvParams.axes`, also for names of `inner`."
+        "Make `in_axes` like `EnvParams.axes`, also for the fields of `inner`."
         own = {"tasks", "bounds"} & set(names)
         inner = self.inner.axes(*(name for name in names if name not in own))
         return SampledParams(inner, source=self.source, **dict.fromkeys(own, 0))
@@ -77,7 +77,7 @@ def _row(tasks, number):
     return tasks.get_ruleset(number)
 
 def cumulate(weights) -> jax.Array:
-    """Bounds for `draw`, uint32 `(n,)`, from weights `(n,)` of any scale, perhaps traced; the last is about 2**31.
+    """Turn weights `(n,)` of any scale, perhaps traced, into bounds for `draw`, uint32 `(n,)`; the last is about 2**31.
 
     Probabilities have a relative error of about 2**-23, and are zero or at least 2**-31. Raises `ValueError` for
     concrete weights that are negative, not finite, or all zero.
@@ -105,7 +105,7 @@ def _fullest(tasks):
     return jax.tree.map(np.asarray, _row(tasks, number))
 
 def try_out(env: Environment, params: EnvParams, tasks) -> EnvParams:
-    "`params` with the task that has most objects. Raises the errors of a reset with it."
+    "Put the task with the most objects into `params`, and raise the errors that a reset with it raises."
     if hasattr(tasks, "init_tiles"):
         ruleset = _fullest(tasks)
     else:
@@ -127,7 +127,7 @@ def _check_tasks(params, tasks):
 
 # %% ../../nbs/envs/05_sampling.ipynb #g
 class RulesetSamplingWrapper(Wrapper):
-    """Draw a new ruleset at each reset, number `timestep.state.carry.ruleset_id`; see `sample_tasks`.
+    """Draw a new ruleset at each reset, and record its number in `state.carry.ruleset_id`; see `sample_tasks`.
 
     Auto-reset wrappers go around it. Raises `ValueError` around an environment that resets itself.
     """
@@ -137,12 +137,12 @@ class RulesetSamplingWrapper(Wrapper):
         super().__init__(env)
 
     def default_params(self, tasks=None, weights=None, **kwargs):
-        "Default parameters of the inner environment; with `tasks` those of `with_tasks`."
+        "Default parameters of the inner environment; if `tasks` are given, passed through `with_tasks`."
         params = self._env.default_params(**kwargs)
         return params if tasks is None else self.with_tasks(params, tasks, weights)
 
     def with_tasks(self, params: EnvParams, tasks, weights=None) -> SampledParams:
-        """Parameters whose resets draw from `tasks`.
+        """Make parameters whose resets draw from `tasks`.
 
         params: of the inner environment, or of this wrapper; tasks: see `SampledParams`; weights: see `weigh`, None
         draws uniformly. Raises `ValueError` or `TypeError` for invalid tasks.

@@ -80,9 +80,10 @@ class DmEnvAutoResetWrapper(Wrapper):
 
 # %% ../../nbs/envs/04_wrappers.ipynb #d
 class ObservationWrapper(Wrapper):
-    """Change the observation. Subclasses define `extra` and `extra_shape`, or override `observe` and `observe_shape`.
+    """Base class of wrappers that change the observation.
 
-    Goes inside a `GymAutoResetWrapper`, so that `final_observation` changes too.
+    Subclasses define `extra` and `extra_shape`, or override `observe` and `observe_shape`. The wrapper moves inside
+    a `GymAutoResetWrapper`, so that `final_observation` changes too.
     """
 
     def __init__(self, env: Environment):
@@ -102,15 +103,15 @@ class ObservationWrapper(Wrapper):
         raise NotImplementedError
 
     def observe(self, observation, state: State):
-        "New observation."
+        "Return the changed observation."
         return {**(observation if isinstance(observation, dict) else {"img": observation}), **self.extra(state)}
 
     def observe_shape(self, shape, params: EnvParams):
-        "New shape."
+        "Return the shape of the changed observation."
         return {**(shape if isinstance(shape, dict) else {"img": shape}), **self.extra_shape(params)}
 
 class _Observed(Wrapper):
-    "An environment with the observations of an `ObservationWrapper`, whose place in the stack it takes."
+    "The layer that applies an `ObservationWrapper`, inside any auto-reset wrapper."
 
     def __init__(self, env, wrapper):
         super().__init__(env)
@@ -132,7 +133,7 @@ class _Observed(Wrapper):
 
 # %% ../../nbs/envs/04_wrappers.ipynb #e
 class DirectionObservationWrapper(ObservationWrapper):
-    "Add `direction`, that of the agent on the map, one-hot float32 `(4,)`."
+    "Add `direction`: the agent's direction on the map, one-hot float32 `(4,)`."
 
     def extra(self, state):
         return {"direction": jax.nn.one_hot(state.agent.direction, 4)}
@@ -160,7 +161,7 @@ class RulesAndGoalsObservationWrapper(ObservationWrapper):
 
 # %% ../../nbs/envs/04_wrappers.ipynb #wr2
 def without_reset(env):
-    "The environment inside auto-reset wrappers."
+    "Remove auto-reset wrappers from an environment."
     auto = GymAutoResetWrapper, DmEnvAutoResetWrapper
     while isinstance(env, auto) or isinstance(getattr(env, "_env", None), auto):
         env = env._env

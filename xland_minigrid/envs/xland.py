@@ -73,13 +73,13 @@ def _layout_for(params, key):
 
 # %% ../../nbs/envs/02_xland.ipynb #e
 def _open_doors(plan, bits):
-    "`draw_doors` with places from the first of `bits` `(2 * D,)`, and colours after the place of the last real door."
+    "Draw doors from `bits` `(2 * D,)`: the places come first, the colours directly after those of the real doors."
     doors = plan.doors.shape[0]
     real = (jnp.asarray(plan.num_places) > 0).sum()
     return draw_doors(plan, jnp.stack([bits[:doors], jax.lax.dynamic_slice_in_dim(bits, real, doors)]))
 
 def generate_rooms(grid_type: str, key: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Array]:
-    "Fresh key, and a layout with doors and nothing else, uint8 `(height, width, 2)`."
+    "Draw a grid with walls and doors only; returns a fresh key and the grid, uint8 `(height, width, 2)`."
     plan = layout(grid_type, height, width)
     key, bits = draw_once(key, 2 * len(plan.doors))
     cells, tiles = _open_doors(plan, bits)
@@ -89,7 +89,7 @@ generate_room, generate_two_rooms, generate_four_rooms, generate_six_rooms, gene
     functools.partial(generate_rooms, grid_type) for grid_type in GRID_TYPES)
 
 def place(params: XLandEnvParams, key: jax.Array):
-    "Starting grid, packed uint8 `(height, width)`, the agent, and a fresh key."
+    "Place doors, objects and agent; returns the packed grid, uint8 `(height, width)`, the agent and a fresh key."
     plan, key = _layout_for(params, key)
     _check_room_for(params.ruleset, plan.num_free)
     objects = pack_pairs(jnp.asarray(params.ruleset.init_tiles))
@@ -122,8 +122,8 @@ class XLandMiniGrid(Environment):
     def default_params(self, **kwargs) -> XLandEnvParams:
         """Default parameters, with `max_steps = 3 * height * width` unless given (too short to try everything).
 
-        A `layout`, or a batch, sets height and width. `max_steps` is static, so a batch shares it, also if layouts fill
-        only part of the array. Raises `ValueError` for an impossible size, `TypeError` for an invalid ruleset.
+        A `layout`, or a batch, sets height and width. `max_steps` is static, so a batch shares it even if some
+        layouts are smaller. Raises `ValueError` for an impossible size, `TypeError` for an invalid ruleset.
         """
         plan = kwargs.get("layout")
         params = XLandEnvParams().replace(**kwargs)

@@ -37,7 +37,7 @@ def _changes(index):
 
 # %% ../../nbs/viz/02_player.ipynb #d
 class Bars:
-    """Numbers from 0 to 1 next to the frames, such as the agent's belief.
+    """A panel of bars next to the frames: numbers from 0 to 1, such as the agent's belief.
 
     labels: N names. values: `(T, N)`; a row of NaN stays empty. sprites: N (tile, colour) pairs next to the names.
     truth: index of the true label, for all frames or `(T,)`. top: number of bars, largest first; None: all, in order.

@@ -20,9 +20,9 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 def empty_figure(columns: int, width: float = 4.2, height: float = 3.1, rows: int = 1):
-    """A figure and its `rows * columns` axes, each of this size in inches.
+    """Make a figure and its `rows * columns` axes, each `width` by `height` inches.
 
-    Only the main thread uses pyplot, which may open windows; it closes the figure, so that a notebook shows it once.
+    Only the main thread uses pyplot, which may open windows. It closes the figure, which a notebook then shows once.
     """
     look = dict(figsize=(width * columns, height * rows), layout="constrained", facecolor="white")
     if threading.current_thread() is threading.main_thread():
@@ -65,12 +65,12 @@ _LONG = {"return": "mean return", "return_p20": "20th percentile of return", "re
 
 def adaptation_curve(agents: Mapping[str, Mapping], *, what: Sequence[str] | None = None,
                      title: str = "Adaptation on tasks never trained on"):
-    """Draw agents over trial 1, 2, … of the same task; returns a matplotlib `Figure`.
+    """Draw agents' results over trials 1, 2, … of the same task; returns a matplotlib `Figure`.
 
     agents: name to arrays `(N,)`, one number per trial: `success` (0 to 1), `steps`, `return`, and optional bounds
     `success_lo`, `success_hi` and so on. `random`, `reference` and `oracle` are drawn in grey.
     what: quantities, one panel each (default: success, steps and any score).
-    Raises `ValueError` for a quantity that no agent has, or an array of another shape.
+    Raises `ValueError` for a quantity that no agent has, or an array of the wrong shape.
     """
     scored = any("score" in curves for name, curves in agents.items() if name not in _ANCHORS)
     what = what or ("success", "steps", *["score"] * scored)
@@ -210,8 +210,8 @@ def group_bars(agents: Mapping[str, Mapping[str, Sequence[float]]], *, what: str
                title: str = ""):
     """Draw a score per group of tasks, agents side by side; returns a matplotlib `Figure`.
 
-    agents: name to groups, each to `(value, low, high)`. what: the quantity. by: the label of the groups.
-    Raises `ValueError` without groups, or unless each has three numbers.
+    agents: name to groups, and each group to `(value, low, high)`. what: the quantity. by: the label of the groups.
+    Raises `ValueError` if there are no groups, or if one lacks its three numbers.
     """
     groups = list(dict.fromkeys(group for found in agents.values() for group in found))
     if not groups or any(np.shape(v) != (3,) for found in agents.values() for v in found.values()):

@@ -253,7 +253,7 @@ def _read_agent(agent, shape=None):
 
 # %% ../../nbs/viz/01_render.ipynb #l
 def view_to_world(mask, agent, shape) -> np.ndarray:
-    "A mask of the observation, `(V, V)` bool, as a mask of the map, of this shape."
+    "Convert a mask of the observation, `(V, V)` bool, into a mask of the map, of shape `shape`."
     row, col, direction, _ = _read_agent(agent)
     up, right = np.nonzero(np.asarray(mask))
     up, right = mask.shape[0] - 1 - up, right - mask.shape[1] // 2
@@ -265,7 +265,7 @@ def view_to_world(mask, agent, shape) -> np.ndarray:
     return world
 
 def field_of_view(shape, agent, view_size: int) -> np.ndarray:
-    "Cells in the agent's view, through walls, `(H, W)` bool."
+    "Mask of the cells in the agent's view, ignoring walls, `(H, W)` bool."
     return view_to_world(np.ones((view_size, view_size), bool), agent, shape)
 
 # %% ../../nbs/viz/01_render.ipynb #m
@@ -310,7 +310,7 @@ def render(grid, agent=None, view_size: int | None = None, tile_size: int = 32, 
     agent: has `position` (row, col), `direction` (0 up, 1 right, 2 down, 3 left) and perhaps `pocket`, which is drawn
     on its back.
     view_size: side of the agent's view, which is brightened. visible: `(H, W)` bool, cells to brighten instead.
-    Raises `ValueError` for another shape, an unknown tile, or an agent outside the grid.
+    Raises `ValueError` for a wrong shape, an unknown tile, or an agent outside the grid.
     """
     cells = _cells(grid)
     checked_int("tile_size", tile_size, 4)
@@ -375,7 +375,7 @@ def describe_grid(grid, agent=None) -> str:
 # %% ../../nbs/viz/01_render.ipynb #s
 def grid_html(grid, agent=None, view_size: int | None = None, *, caption: str = "", tile_size: int | None = None,
               visible=None) -> str:
-    "A grid as HTML with alternative text and a caption; `tile_size` defaults to about 320 pixels in all."
+    "Draw a grid as HTML with alternative text and a caption; by default about 320 pixels wide."
     cells = _cells(grid)
     tile_size = tile_size or int(np.clip(320 // max(cells.shape), 12, 32))
     image = render(cells, agent, view_size, tile_size, visible=visible)

@@ -134,7 +134,7 @@ def _arrive(self, timestep, done):
     self._heard.append((self.seen, timestep.state.agent.direction, action, timestep.reward, ended))
 
 def _goals(self, show: bool = True) -> list[str]:
-    """Show from now on, or hide, the goals that fit all that you have seen and done; returns them in words.
+    """Show or hide the goals that fit everything you have seen and done so far; returns them in words.
 
     Raises `ValueError` if the reference player cannot infer the goal of this task.
     """
@@ -195,7 +195,7 @@ class EnvPlayer(Session, Shown):
     """Play an environment by hand, with buttons, keys or methods; a `Session` with its attributes.
 
     env, params: as for `world_of`. ruleset: for an XLand environment; by default the paper's Figure 2.
-    seed: of the first trial; others follow. Raises `TypeError` or `ValueError` for a wrong environment, task or seed.
+    seed: of the first trial; determines later ones. Raises `TypeError` or `ValueError` for an invalid argument.
     """
     _name, _voice, _task, _arrive, _build, goals, still = "player", "message", None, _arrive, _build, _goals, _still
     _html = {"facts": _facts_html, "pocket": _pocket_html, "message": _message_html, "task": _task_html,
@@ -220,7 +220,7 @@ class EnvPlayer(Session, Shown):
         return self.timestep
 
     def hint(self) -> str:
-        "Show and return the expert's next action and about how many steps are left."
+        "Show and return a hint: the expert's next action and roughly how many steps are left."
         self.message = _hint(self)
         self._update()
         return self.message
@@ -232,7 +232,7 @@ class EnvPlayer(Session, Shown):
     def play(self, line: str):
         """Play a line: words (`"forward right, pick up"`), numbers, joined keys (`"wwdp"`), `reset`.
 
-        Returns the last `TimeStep`. Raises `ValueError` before any action.
+        Returns the last `TimeStep`. An invalid line raises `ValueError` before any action.
         """
         commands = read_line(line)
         if wrong := [c for c in commands if isinstance(c, str) and c != "reset"]:
