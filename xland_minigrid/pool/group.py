@@ -306,13 +306,10 @@ class Rollout(_Steps):
 # %% ../../nbs/pool/11_group.ipynb #k
 def html_table(heading: str, columns: Iterable[str], rows: Iterable[Iterable[str]], note: str = "") -> str:
     "A table for a notebook, from parts that are HTML already."
-    cell = 'style="padding:2px 10px;text-align:left"'
-    line = lambda cells, tag: "".join(f"<{tag} {cell}>{x}</{tag}>" for x in cells)
-    body = "".join(f'<tr style="border-top:1px solid #8884">{line(row, "td")}</tr>' for row in rows)
-    table = '<table style="border-collapse:collapse;background:transparent;font-variant-numeric:tabular-nums">'
+    line = lambda cells, tag: "<tr>" + "".join(f'<{tag} style="text-align:left">{x}</{tag}>' for x in cells) + "</tr>"
+    head, body = line(columns, "th"), "".join(line(row, "td") for row in rows)
     return ('<div style="font:13px/1.5 system-ui,sans-serif;color:inherit">'
-            f'<div style="margin-bottom:4px">{heading}</div><div style="overflow-x:auto">{table}<thead><tr>'
-            f'{line(columns, "th")}</tr></thead><tbody>{body}</tbody></table></div>{note}</div>')
+            f'{heading}<table><thead>{head}</thead><tbody>{body}</tbody></table>{note}</div>')
 
 def _bar(value, most):
     colour, side = ("46,160,67", "left") if value > 0 else ("218,54,51", "right")

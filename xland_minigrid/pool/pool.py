@@ -135,18 +135,13 @@ class Servers:
             raise BadRequest(f"{session.endpoint} has another environment than before.")
 
 # %% ../../nbs/pool/13_pool.ipynb #d
-def claim(sessions: list):
-    "Claim all of these sessions for a request, or none. Raises `SessionBusy` or `PoolClosed`."
-    for i, session in enumerate(sessions):
-        try:
+def claim(sessions: list) -> contextlib.ExitStack:
+    "Claim all of these sessions for a request, or none; the result releases them. Raises `SessionBusy` or `PoolClosed`."
+    with contextlib.ExitStack() as claimed:
+        for session in sessions:
             session._claim()
-        except BaseException:
-            release(sessions[:i])
-            raise
-
-def release(sessions: list):
-    for session in sessions:
-        session._busy.release()
+            claimed.callback(session._busy.release)
+        return claimed.pop_all()
 
 def wake(future: Future, error: Exception | None = None):
     with contextlib.suppress(InvalidStateError):
@@ -379,7 +374,8 @@ class SlotBatcher(Batcher):
                 session.running = seat.running = False
             return _batch_of([], dict.fromkeys(numbers, fault))
         finally:
-            release(sessions)
+            for session in sessions:
+                session._busy.release()
         observation, reward, flags = slots.unpack(rows)
         done, fine = (flags & DONE) != 0, np.isfinite(reward)
         for session, seat, goes_on in zip(sessions, seats, (fine & (~done | slots.autoreset)).tolist()):
@@ -617,11 +613,8 @@ class _Episodes(_Lifetime):
         async def ask_all():
             asking = (self._ask(op, session, value) for session, value in zip(sessions, values))
             return await asyncio.gather(*asking, return_exceptions=True)
-        claim(sessions)
-        try:
+        with claim(sessions):
             steps = await self._io.call(ask_all())
-        finally:
-            release(sessions)
         if on_error == "raise" and (errors := [step for step in steps if isinstance(step, BaseException)]):
             raise errors[0]
         return [None if isinstance(step, BaseException) else step for step in steps]
@@ -843,11 +836,8 @@ class _Calls:
     def _ask(self, op, session, value):
         pool = self._may_wait()
         pool._need_open()
-        claim([session])
-        try:
+        with claim([session]):
             return pool._io.wait(pool._ask(op, session, value))
-        finally:
-            release([session])
 
     def reset(self, session: Session, task=None) -> Step:
         "`await session.reset(task)`; a lost session gets another environment first."
