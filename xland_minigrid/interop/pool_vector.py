@@ -10,7 +10,8 @@ import contextlib
 
 import numpy as np
 
-from .bridge import bounds_of, check_actions, need
+from ..core.helpers import need
+from .bridge import bounds_of, check_actions
 from .gymnasium import VectorBase, check_mode, mask_in, seed_list, space_of, without_tensors
 from ..pool.client import Session
 from ..pool.errors import PoolError

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from ..core.helpers import append_lines, checked_int, checked_seconds, json_line, plain
-from .bridge import need
+from ..core.helpers import append_lines, checked_int, checked_seconds, json_line, need, plain
 from ..pool.client import IOThread, Step
 from ..pool.episodes import (
     Env, Messages, RolloutRequest, awaited, blocking, checked_reset, checked_step, copy_messages, envs, find_env,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..benchmarks.histories import ENDED, NO_STEPS, STEP_FIELDS, TIME_OUT, Histories
-from ..core.helpers import appearing, progress_bar
+from ..core.helpers import appearing, need, progress_bar
 from ..core.tiles import EMPTY, END_OF_MAP, pack_pairs, unpack
 from .upstream import tiles_from_upstream, tiles_to_upstream
 
@@ -30,14 +30,6 @@ def _from_states(states) -> np.ndarray:
     return np.asarray(pack_pairs(tiles_from_upstream(pairs, zero=unpack(np.uint8(END_OF_MAP)))))
 
 # %% ../../nbs/interop/05_xland100b.ipynb #c
-def _h5py():
-    try:
-        import h5py
-    except ModuleNotFoundError as error:
-        message = "HDF5 files need h5py: pip install 'xland_minigrid[hdf5]'."
-        raise ModuleNotFoundError(message, name=error.name) from None
-    return h5py
-
 def save_xland100b(histories: Histories, path, *, env_id: str, benchmark_id: str, level: int = 6,
                    progress: bool = False) -> Path:
     """Write histories in the layout of XLand-100B, whole or not at all. Returns the path.
@@ -46,7 +38,7 @@ def save_xland100b(histories: Histories, path, *, env_id: str, benchmark_id: str
     progress: show a bar over groups.
     Raises `ValueError` if tasks have different numbers of histories, `ModuleNotFoundError` without h5py.
     """
-    h5py, path = _h5py(), Path(path).expanduser()
+    h5py, path = need("h5py", "hdf5"), Path(path).expanduser()
     tasks, count = np.unique(histories.array("task"), return_counts=True)
     if len(set(count)) > 1:
         raise ValueError(f"Tasks have {count.min()} to {count.max()} histories, and this layout needs equally many of "
@@ -76,7 +68,7 @@ def load_xland100b(path, groups=None) -> Histories:
     Raises `FileNotFoundError`, `IndexError` for a missing group, `ValueError` for a damaged file or another layout,
     and `ModuleNotFoundError` without h5py.
     """
-    h5py, path = _h5py(), Path(path).expanduser()
+    h5py, path = need("h5py", "hdf5"), Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}: save_xland100b writes one.")
     try:

@@ -359,15 +359,12 @@ class RolloutGroup:
         "What a curriculum records; see `group_result`."
         return group_result(self.rewards)
 
-    def to_jsonl(self) -> str:
-        "Complete conversations as JSON lines, one line per rollout."
-        about = lambda a: {"group": self.id, "group_size": len(self), "advantage": round(float(a), 6)}
-        return "".join(json_line(about(a) | r.to_dict()) + "\n" for r, a in zip(self, self.advantages()))
-
     def append_jsonl(self, path) -> Path:
-        "Append conversations to a file, or to `completions.jsonl` in a folder; returns the file's path."
+        "Append a line of JSON for each conversation to a file, or to `completions.jsonl` in a folder; returns the path."
         path = Path(path).expanduser()
-        return append_lines(path / "completions.jsonl" if path.is_dir() else path, self.to_jsonl().split("\n")[:-1])
+        about = lambda a: {"group": self.id, "group_size": len(self), "advantage": round(float(a), 6)}
+        lines = [json_line(about(a) | r.to_dict()) for r, a in zip(self, self.advantages())]
+        return append_lines(path / "completions.jsonl" if path.is_dir() else path, lines)
 
     def __repr__(self):
         scored, task = [reward for reward in self.rewards if reward is not None], " ".join(str(self.task).split())
