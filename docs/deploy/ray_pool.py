@@ -1,6 +1,6 @@
 """An environment server on every node of a Ray cluster, and the addresses for one pool on all of them.
 
-Install `xland_minigrid[server]` and `ray` on every node. Then, in a program that runs in the cluster:
+Install `xland_minigrid[ray]` on every node. Then, in a program that runs in the cluster:
 
     import ray
     from ray_pool import start_servers

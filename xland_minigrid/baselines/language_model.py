@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PAD', 'TURN', 'END', 'Vocabulary', 'ModelConfig', 'linear', 'normed', 'Block', 'pick', 'Transformer', 'log_policy',
-           'mixed', 'chosen', 'Turn', 'padded_size', 'in_rows', 'allowed_tokens', 'Sampler']
+           'mixed', 'chosen', 'Turn', 'in_rows', 'allowed_tokens', 'Sampler', 'TokenRows', 'padded_size', 'pack']
 
 # %% ../../nbs/baselines/19_language_model.ipynb #ada14e72
 import dataclasses
@@ -158,10 +158,6 @@ class Turn(NamedTuple):
     token: int
     logprob: float
 
-def padded_size(n: int) -> int:
-    "`n` rounded up to a power of two, at least 64."
-    return max(64, 1 << (n - 1).bit_length())
-
 def in_rows(prompts: Sequence, rows: int, context: int) -> tuple[np.ndarray, np.ndarray]:
     "Prompts as padded tokens, int32 `(rows, context)`, and the position of the last token of each, int32 `(rows, 1)`."
     tokens, at = np.full((rows, context), PAD, np.int32), np.zeros((rows, 1), np.int32)
@@ -213,3 +209,28 @@ class Sampler:
             logprobs = self.next_logprobs(prompts)
         tokens = chosen(logprobs, np.array(keys, np.uint64), self.greedy)
         return list(map(Turn, prompts, tokens.tolist(), logprobs[np.arange(len(tokens)), tokens].tolist()))
+
+# %% ../../nbs/baselines/19_language_model.ipynb #8d887ecd
+class TokenRows(NamedTuple):
+    "Training data. `row` says which prompt each drawn token `(N,)` follows; padding has weight 0."
+    tokens: np.ndarray  # int32 (R, L), different prompts
+    at: np.ndarray  # int32 (R, 1), the position of the last token of each
+    row: np.ndarray
+    target: np.ndarray  # int32, the drawn token
+    old: np.ndarray  # float32, its log-probability then
+    advantage: np.ndarray  # float32
+    weight: np.ndarray  # float32
+
+def padded_size(n: int) -> int:
+    "`n` rounded up to a power of two, at least 64."
+    return max(64, 1 << (n - 1).bit_length())
+
+def pack(turns: list[Turn], advantages: Sequence[float], context: int) -> TokenRows:
+    "Turns and their advantages as padded arrays of few different shapes."
+    numbers = {}
+    row = [numbers.setdefault(tuple(turn.prompt), len(numbers)) for turn in turns]
+    flat = lambda values, dtype: np.pad(np.array(values, dtype), (0, padded_size(len(turns)) - len(turns)))
+    _, targets, old = zip(*turns)
+    integers = [flat(values, np.int32) for values in (row, targets)]
+    floats = [flat(values, np.float32) for values in (old, advantages, [1] * len(turns))]
+    return TokenRows(*in_rows(numbers, padded_size(len(numbers)), context), *integers, *floats)

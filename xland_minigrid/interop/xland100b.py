@@ -34,15 +34,13 @@ def save_xland100b(histories: Histories, path, *, env_id: str, benchmark_id: str
                    progress: bool = False) -> Path:
     """Write histories in the layout of XLand-100B, whole or not at all. Returns the path.
 
-    env_id, benchmark_id: attributes by which readers load the tasks. level: gzip level, 0 to 9.
-    progress: show a bar over groups.
-    Raises `ValueError` if tasks have different numbers of histories, `ModuleNotFoundError` without h5py.
+    env_id, benchmark_id: attributes by which readers load the tasks. level: gzip level, 0 to 9. progress: show a bar.
+    Raises `ValueError` if tasks have different numbers of histories, and `ModuleNotFoundError` without h5py.
     """
     h5py, path = need("h5py", "hdf5"), Path(path).expanduser()
     tasks, count = np.unique(histories.array("task"), return_counts=True)
     if len(set(count)) > 1:
-        raise ValueError(f"Tasks have {count.min()} to {count.max()} histories, and this layout needs equally many of "
-                         "each: leave out the surplus.")
+        raise ValueError(f"Tasks have {count.min()} to {count.max()} histories: keep equally many of each.")
     owner = histories.array("task")
     with (appearing(path) as temporary, h5py.File(temporary, "w", libver="latest") as file,
           progress_bar(len(tasks), progress, "writing", "tasks") as bar):
@@ -65,8 +63,7 @@ def load_xland100b(path, groups=None) -> Histories:
 
     groups: numbers of groups, by default all; a published file has 60 GB or more. A trial with a last reward above 0 is
     read as `ENDED`, any other as `TIME_OUT`.
-    Raises `FileNotFoundError`, `IndexError` for a missing group, `ValueError` for a damaged file or another layout,
-    and `ModuleNotFoundError` without h5py.
+    Raises `FileNotFoundError`, `IndexError` for a missing group, and `ValueError` for a damaged file or another layout.
     """
     h5py, path = need("h5py", "hdf5"), Path(path).expanduser()
     if not path.is_file():

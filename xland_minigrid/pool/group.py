@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.helpers import append_lines, checked_int, json_line, plain, read_jsonl
+from ..viz.widgets.base import table_html
 from .episodes import blocking, finite
 from .errors import BadRequest, EnvFault, PoolError, ResetRequired, SessionBusy, SessionLost
 
@@ -306,10 +307,7 @@ class Rollout(_Steps):
 # %% ../../nbs/pool/11_group.ipynb #k
 def html_table(heading: str, columns: Iterable[str], rows: Iterable[Iterable[str]], note: str = "") -> str:
     "A table for a notebook, from parts that are HTML already."
-    line = lambda cells, tag: "<tr>" + "".join(f'<{tag} style="text-align:left">{x}</{tag}>' for x in cells) + "</tr>"
-    head, body = line(columns, "th"), "".join(line(row, "td") for row in rows)
-    return ('<div style="font:13px/1.5 system-ui,sans-serif;color:inherit">'
-            f'{heading}<table><thead>{head}</thead><tbody>{body}</tbody></table>{note}</div>')
+    return f'<div style="font:13px/1.5 system-ui,sans-serif">{heading}{table_html(columns, rows)}{note}</div>'
 
 def _bar(value, most):
     colour, side = ("46,160,67", "left") if value > 0 else ("218,54,51", "right")
@@ -360,7 +358,7 @@ class RolloutGroup:
         return group_result(self.rewards)
 
     def append_jsonl(self, path) -> Path:
-        "Append a line of JSON for each conversation to a file, or to `completions.jsonl` in a folder; returns the path."
+        "Append each conversation as a line of JSON to a file, or to `completions.jsonl` in a folder. Returns the path."
         path = Path(path).expanduser()
         about = lambda a: {"group": self.id, "group_size": len(self), "advantage": round(float(a), 6)}
         lines = [json_line(about(a) | r.to_dict()) for r, a in zip(self, self.advantages())]

@@ -136,7 +136,7 @@ class Servers:
 
 # %% ../../nbs/pool/13_pool.ipynb #d
 def claim(sessions: list) -> contextlib.ExitStack:
-    "Claim all of these sessions for a request, or none; the result releases them. Raises `SessionBusy` or `PoolClosed`."
+    "Claim all of these sessions, or none; leaving the result releases them. Raises `SessionBusy` or `PoolClosed`."
     with contextlib.ExitStack() as claimed:
         for session in sessions:
             session._claim()
@@ -671,11 +671,8 @@ class _Groups(_Episodes):
 
 # %% ../../nbs/pool/13_pool.ipynb #s
 class _Turns(_Groups):
-    async def record_group_result(self, task, result=None, success_threshold=0.99) -> tuple[bool, float] | None:
-        """Tell the curriculum whether any episode of a group reached `success_threshold`, and the mean reward.
-
-        Give the group, or a task and its rewards. Returns what was recorded; None if nothing could be scored.
-        """
+    async def record_group_result(self, task, result=None) -> tuple[bool, float] | None:
+        "Tell the curriculum the `group_result` of a group, or of a task and its rewards. Returns what was recorded."
         result = task if result is None else result
         if isinstance(result, RolloutGroup):
             task, result = result.asked if task is result or task is result.task else task, result.rewards
@@ -683,7 +680,7 @@ class _Turns(_Groups):
             raise TypeError("Give a RolloutGroup, or a task and its rewards.")
         if any(not isinstance(r, (int, float, np.number)) or not np.isfinite(r) for r in result if r is not None):
             raise ValueError("Rewards are finite numbers, or None for episodes that could not be scored.")
-        told = group_result(result, success_threshold)
+        told = group_result(result)
         if told is not None and self.curriculum is not None:
             self.curriculum.record_result(task, *told)
         return told
