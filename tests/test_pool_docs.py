@@ -1,8 +1,10 @@
 """docs/pool.md and the files beside it say what the code does: every setting, default, status, code and bound."""
 import argparse
+import asyncio
 import configparser
 import inspect
 import json
+import os
 import re
 import shlex
 from dataclasses import MISSING, fields
@@ -203,3 +205,51 @@ def test_the_kubernetes_manifest(monkeypatch, tmp_path):
     assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 10001
     assert "--uid 10001" in (DEPLOY / "Dockerfile").read_text()
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+@pytest.mark.slow
+def test_a_server_on_every_ray_node(monkeypatch):
+    "Three nodes of Ray on this machine. An actor is killed in the middle of a group: its server ends, and only the episodes there are lost."
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+    monkeypatch.syspath_prepend(DEPLOY)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(DEPLOY)]))
+    cluster = Cluster()
+    try:
+        try:
+            for _ in range(3):
+                cluster.add_node(num_cpus=1)
+            ray.init(cluster.address, log_to_driver=False)
+        except Exception as error:                           # a node of Ray gives its own agent 15 s to start
+            pytest.skip(f"Ray itself does not start here: {error}")
+        from ray_pool import start_servers
+        actors, urls, token = start_servers(env=None, text=("frozen_lake",), text_slots=4)
+        nodes = {actor["NodeID"] for actor in ray.nodes() if actor["Alive"]}
+        assert len(actors) == len(set(urls)) == len(nodes) == 3
+        asyncio.run(play_and_lose_one(ray, dict(zip(urls, actors)), token))
+        assert [ray.get(actor.stop.remote()) for actor in actors[1:]] == [0, 0]
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+async def play_and_lose_one(ray, actors, token):
+    first, killed = list(actors)[0], []
+    async with EnvPool.connect(list(actors), 12, group_size=4, token=token, resume_for=1.0, connect_timeout=1.0) as pool:
+        assert {session.endpoint for session in pool.sessions} == set(actors)
+
+        async def rollout(episode):
+            await episode.step("<action>up</action>")
+            if episode.session.endpoint == first and not killed:
+                killed.append(first)
+                ray.kill(actors[first])
+            while not killed:
+                await asyncio.sleep(0.01)
+            while episode.session.endpoint == first:         # until its server is gone
+                await episode.step("no move")
+                await asyncio.sleep(0.01)
+        groups = await pool.run_groups(rollout, [{"seed": 1}] * 3, 4)
+        (lost,) = [group for group in groups if None in group.rewards]
+        assert lost.rewards == [None] * 4 and all("SessionLost" in error for error in lost.errors.values())
+        assert [group.rewards for group in groups if group is not lost] == [[0.0] * 4] * 2
+        assert all(group.valid.all() for group in await pool.run_groups(rollout, [{"seed": 1}] * 3, 4))

@@ -553,11 +553,12 @@ ANYTHING = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() 
 @given(ANYTHING, st.text(st.characters(), max_size=20))
 def test_whatever_is_in_the_infos_a_line_is_a_line(info, words):
     group = RolloutGroup(info, [played(1.0, info={"x": info}, observation=words)])
-    (line,) = group.to_jsonl().split("\n")[:-1]
-    found = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert found["messages"][1]["content"] == words and found["reward"] == 1
     with tempfile.TemporaryDirectory() as folder:
-        assert read_jsonl(group.append_jsonl(folder))[0]["messages"][1]["content"] == words
+        path = group.append_jsonl(folder)
+        (line,) = path.read_bytes().split(b"\n")[:-1]
+        found = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        assert found["messages"][1]["content"] == words and found["reward"] == 1
+        assert read_jsonl(path)[0]["messages"][1]["content"] == words
 
 
 @pytest.mark.parametrize("words", ["half a \ud83d pair", "\udc80", "a\u2028b\x85c\r\nd\0", "\\ud83d"])

@@ -14,6 +14,7 @@ from pool_faults import HANG
 from worlds import refusals
 
 from xland_minigrid.baselines.checkpoint import CheckpointError, Checkpoints
+from xland_minigrid.baselines.language_model import END, PAD, TURN, ModelConfig, Transformer, Turn, Vocabulary, chosen, log_policy, mixed, pack
 from xland_minigrid.measure.grpo import report, unseen
 from xland_minigrid.measure.report import run as run_program
 from xland_minigrid.pool import grpo
@@ -21,8 +22,7 @@ from xland_minigrid.pool.episodes import Env
 from xland_minigrid.pool.text.frozen_lake import FrozenLakeEnv
 from xland_minigrid.pool.group import read_jsonl
 from xland_minigrid.pool.grpo import (
-    END, PAD, TURN, Generator, GRPOConfig, Learner, ModelConfig, SomeSolve, Transformer, Turn, Vocabulary, advantages, beta_at, chosen, evaluate, grpo_loss, grpo_step, lake_baselines,
-    lake_learner, lake_tasks, log_policy, mixed, pack, test_tasks as maps_of_the_test, train)
+    Generator, GRPOConfig, Learner, SomeSolve, advantages, beta_at, evaluate, grpo_loss, grpo_step, lake_baselines, lake_learner, lake_tasks, test_tasks as maps_of_the_test, train)
 from xland_minigrid.pool.pool import EnvPool
 
 WORDS = Vocabulary(["S", "F", "H", "G", "P", "up", "down", "left", "right"])

@@ -143,8 +143,8 @@ async def always_lost(client, fake, kind=SessionLost):
 
 def test_a_session():
     async def test(client, fake):
-        assert await client.reset(seed=7, level="hard") == ({"n": 0}, None, False)
-        assert await client.step({"move": 1}) == ({"n": 1}, 1.0, False)
+        assert await client.reset(seed=7, level="hard") == ({"n": 0}, None, False, {})
+        assert await client.step({"move": 1}) == ({"n": 1}, 1.0, False, {})
         assert await client.state() == {"step_count": 1}
         await client.step({})
         assert (await client.step({})).done

@@ -1,9 +1,12 @@
 """Groups on several servers, groups at the same time, and what happens when callers are impatient or servers die."""
 import asyncio
 import contextlib
+import shutil
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -492,6 +495,25 @@ def test_three_servers_and_one_is_killed():
                 final = await pool.run_groups(rollout, [{"seed": 0}, {"seed": 2}, {"seed": 3}], 4)
                 assert [group.valid.all() for group in final] == [True] * 3 and len(where(pool.sessions)) == 3
         asyncio.run(main())
+
+
+def namespaces() -> bool:
+    "Whether this machine lets us make network namespaces and links in them."
+    if not all(map(shutil.which, ("unshare", "nsenter", "ip"))):
+        return False
+    tried = ["unshare", "--net", "--map-root-user", "sh", "-c", "ip link add x type veth peer name y && ip link add z type bridge && ip link set x master z up"]
+    return subprocess.run(tried, capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "cut off"])
+def test_three_servers_in_three_network_namespaces(how):
+    "One is killed, or its link goes down, in the middle of a group: only its own episodes are lost, as failures of machinery, and two servers go on."
+    if not namespaces():
+        pytest.skip("this machine allows no network namespaces with a bridge")
+    script = Path(__file__).with_name("pool_namespaces.py")
+    done = subprocess.run(["unshare", "--net", "--map-root-user", sys.executable, script, how], capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0 and done.stdout.startswith(how), done.stderr[-5000:]
 
 
 class Rosters(RuleBasedStateMachine):

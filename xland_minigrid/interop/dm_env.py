@@ -9,7 +9,8 @@ __all__ = ['dm_env', 'spec_of', 'XLandDmEnv']
 import numpy as np
 
 from ..core.actions import NUM_ACTIONS
-from .bridge import Bounds, Simulator, build, check_one_action, key_of, need, observation_bounds
+from ..core.helpers import need
+from .bridge import Bounds, Simulator, build, check_one_action, key_of, observation_bounds
 
 dm_env = need("dm_env", "dm")
 from dm_env import specs

@@ -13,11 +13,11 @@ import jax
 import numpy as np
 
 from ..core.actions import NUM_ACTIONS
+from ..core.helpers import need
 from ..envs.registration import registered_environments
 from ..envs.wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper
-from xland_minigrid.interop.bridge import (
-    Bounds, Simulator, build, check_actions, check_one_action, compiled, key_of, keys_of, need, observation_bounds,
-    to_numpy)
+from .bridge import (
+    Bounds, Simulator, build, check_actions, check_one_action, compiled, key_of, keys_of, observation_bounds, to_numpy)
 from .torch import from_torch, to_torch
 
 gymnasium = need("gymnasium", "gym")

@@ -11,7 +11,7 @@ import operator
 
 import numpy as np
 
-from .bridge import need
+from ..core.helpers import need
 from ..pool.errors import BadRequest, SessionBusy, SessionLost
 
 # %% ../../nbs/interop/07_openenv.ipynb #b

@@ -140,15 +140,13 @@ def _build(reader):
         _refuse("sets the state of something other than an array")
     reader.load_build()
 
-def _unneeded(reader):
-    _refuse("uses sets or the extension registry (EXT), which arrays do not need")
-
 _STRICT = {
     pickle.SETITEM: _keyed(_Python.load_setitem, slice(-2, -1)), pickle.BUILD: _build,
     pickle.SETITEMS: _keyed(_Python.load_setitems, slice(None, None, 2)),
     pickle.DICT: _keyed(_Python.load_dict, slice(None, None, 2)),
     pickle.BYTEARRAY8: lambda reader: reader.append(reader.read(*struct.unpack("<Q", reader.read(8)))),
-    **dict.fromkeys((pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.EMPTY_SET, pickle.FROZENSET), _unneeded)}
+    **dict.fromkeys((pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.EMPTY_SET, pickle.FROZENSET), lambda reader: _refuse(
+        "uses sets or the extension registry (EXT), which arrays do not need"))}
 
 # %% ../../nbs/interop/00_pickles.ipynb #j
 _MOST_STEPS = 10_000

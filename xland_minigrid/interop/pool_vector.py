@@ -10,13 +10,12 @@ import contextlib
 
 import numpy as np
 
-from .bridge import bounds_of, check_actions, need
+from .bridge import bounds_of, check_actions
 from .gymnasium import VectorBase, check_mode, mask_in, seed_list, space_of, without_tensors
 from ..pool.client import Session
 from ..pool.errors import PoolError
 from ..pool.pool import Batch, EnvPool, opened
 
-need("gymnasium", "gym")
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
@@ -122,11 +121,7 @@ class PoolVectorEnv(_Requests):
     the `PoolError` has its number in `detail["env_id"]`, and you must call `reset`.
     """
     def reset(self, *, seed=None, options: dict | None = None):
-        """Begin trials; returns `(observations, info)`.
-
-        seed: an integer `s` for `s`, `s + 1`, …, or a list with a seed or None for each; None continues a stream.
-        options: `{"reset_mask": bool (num_envs,)}` resets only some. Raises `ValueError`, `TypeError` or `ResetNeeded`.
-        """
+        "Begin trials, as `XLandVectorEnv.reset` does; an environment without a seed continues its stream of seeds."
         self._need_open()
         mask = mask_in(options, self.num_envs, self._begun)
         ids = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from ..core.helpers import append_lines, checked_int, checked_seconds, json_line, plain
-from .bridge import need
+from ..core.helpers import append_lines, checked_int, checked_seconds, json_line, need, plain
 from ..pool.client import IOThread, Step
 from ..pool.episodes import (
     Env, Messages, RolloutRequest, awaited, blocking, checked_reset, checked_step, copy_messages, envs, find_env,
@@ -411,10 +410,7 @@ class GymScheduler(Hooks):
             raise ValueError(f"reward_weights is {self.reward_weights}: give a number for each function, and one more.")
 
     async def run(self, requests, infer) -> "Trajectory | list[Trajectory]":
-        """Play requests or rows; returns their trajectories in order, or one for a single request.
-
-        `infer(messages, request)`: a coroutine function of text or a `Choice`. Raises `TypeError` or `ValueError`.
-        """
+        "Play requests or rows, or one; `infer` returns text or a `Choice`. Raises `TypeError` or `ValueError`."
         single = isinstance(requests, (RolloutRequest, dict))
         rows = [requests] if single else requests
         requests = [row if isinstance(row, RolloutRequest) else request_from_row(row) for row in rows]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .bridge import need
+from ..core.helpers import need
 
 # %% ../../nbs/interop/03_torch.ipynb #b
 def to_torch(tree, copy: bool = False):

@@ -54,10 +54,7 @@ class ChatTokens:
 
 # %% ../../nbs/interop/08_trl.ipynb #c
 def generate_with_model(contexts: list[list[int]], trainer) -> list[tuple[list[int], list[float]]]:
-    """Sample completions and log-probabilities from the trainer's model, at the trainer's temperature.
-
-    At most `max_completion_length` tokens each, from a model in one process.
-    """
+    "Sample completions and log-probabilities from the trainer's model, by the trainer's settings and in one process."
     import torch
     model, args = trainer.accelerator.unwrap_model(trainer.model), trainer.args
     tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)

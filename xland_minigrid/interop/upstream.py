@@ -150,9 +150,8 @@ def observation_from_upstream(view, see_through_walls: bool = True):
 
 observation_to_upstream = tiles_to_upstream
 
-_NAMES = "img", "goal_encoding", "rule_encoding"
-_PARTS_FROM = dict(zip(_NAMES, (observation_from_upstream, goal_from_upstream, rules_from_upstream)))
-_PARTS_TO = dict(zip(_NAMES, (observation_to_upstream, goal_to_upstream, rules_to_upstream)))
+_FROM = {"img": observation_from_upstream, "goal_encoding": goal_from_upstream, "rule_encoding": rules_from_upstream}
+_TO = {"img": observation_to_upstream, "goal_encoding": goal_to_upstream, "rule_encoding": rules_to_upstream}
 
 def _observed(observation, parts):
     if isinstance(observation, dict):
@@ -164,14 +163,14 @@ def timestep_from_upstream(timestep) -> TimeStep:
     return TimeStep(
         state=state_from_upstream(timestep.state), step_type=_bytes(timestep.step_type),
         reward=jnp.asarray(timestep.reward, jnp.float32), discount=jnp.asarray(timestep.discount, jnp.float32),
-        observation=_observed(timestep.observation, _PARTS_FROM))
+        observation=_observed(timestep.observation, _FROM))
 
 def timestep_to_upstream(timestep: TimeStep):
     "Our time step as `xminigrid.types.TimeStep`, without `final_observation`."
     from xminigrid.types import TimeStep as Theirs
     return Theirs(
         state=state_to_upstream(timestep.state), step_type=timestep.step_type, reward=timestep.reward,
-        discount=timestep.discount, observation=jax.tree.map(jnp.asarray, _observed(timestep.observation, _PARTS_TO)))
+        discount=timestep.discount, observation=jax.tree.map(jnp.asarray, _observed(timestep.observation, _TO)))
 
 # %% ../../nbs/interop/01_upstream.ipynb #i
 _COMMON = ("height", "width", "view_size", "max_steps", "render_mode")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..benchmarks.histories import ENDED, NO_STEPS, STEP_FIELDS, TIME_OUT, Histories
-from ..core.helpers import appearing, progress_bar
+from ..core.helpers import appearing, need, progress_bar
 from ..core.tiles import EMPTY, END_OF_MAP, pack_pairs, unpack
 from .upstream import tiles_from_upstream, tiles_to_upstream
 
@@ -30,27 +30,17 @@ def _from_states(states) -> np.ndarray:
     return np.asarray(pack_pairs(tiles_from_upstream(pairs, zero=unpack(np.uint8(END_OF_MAP)))))
 
 # %% ../../nbs/interop/05_xland100b.ipynb #c
-def _h5py():
-    try:
-        import h5py
-    except ModuleNotFoundError as error:
-        message = "HDF5 files need h5py: pip install 'xland_minigrid[hdf5]'."
-        raise ModuleNotFoundError(message, name=error.name) from None
-    return h5py
-
 def save_xland100b(histories: Histories, path, *, env_id: str, benchmark_id: str, level: int = 6,
                    progress: bool = False) -> Path:
     """Write histories in the layout of XLand-100B, whole or not at all. Returns the path.
 
-    env_id, benchmark_id: attributes by which readers load the tasks. level: gzip level, 0 to 9.
-    progress: show a bar over groups.
-    Raises `ValueError` if tasks have different numbers of histories, `ModuleNotFoundError` without h5py.
+    env_id, benchmark_id: attributes by which readers load the tasks. level: gzip level, 0 to 9. progress: show a bar.
+    Raises `ValueError` if tasks have different numbers of histories, and `ModuleNotFoundError` without h5py.
     """
-    h5py, path = _h5py(), Path(path).expanduser()
+    h5py, path = need("h5py", "hdf5"), Path(path).expanduser()
     tasks, count = np.unique(histories.array("task"), return_counts=True)
     if len(set(count)) > 1:
-        raise ValueError(f"Tasks have {count.min()} to {count.max()} histories, and this layout needs equally many of "
-                         "each: leave out the surplus.")
+        raise ValueError(f"Tasks have {count.min()} to {count.max()} histories: keep equally many of each.")
     owner = histories.array("task")
     with (appearing(path) as temporary, h5py.File(temporary, "w", libver="latest") as file,
           progress_bar(len(tasks), progress, "writing", "tasks") as bar):
@@ -73,10 +63,9 @@ def load_xland100b(path, groups=None) -> Histories:
 
     groups: numbers of groups, by default all; a published file has 60 GB or more. A trial with a last reward above 0 is
     read as `ENDED`, any other as `TIME_OUT`.
-    Raises `FileNotFoundError`, `IndexError` for a missing group, `ValueError` for a damaged file or another layout,
-    and `ModuleNotFoundError` without h5py.
+    Raises `FileNotFoundError`, `IndexError` for a missing group, and `ValueError` for a damaged file or another layout.
     """
-    h5py, path = _h5py(), Path(path).expanduser()
+    h5py, path = need("h5py", "hdf5"), Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}: save_xland100b writes one.")
     try:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.helpers import append_lines, checked_int, json_line, plain, read_jsonl
+from ..viz.widgets.base import table_html
 from .episodes import blocking, finite
 from .errors import BadRequest, EnvFault, PoolError, ResetRequired, SessionBusy, SessionLost
 
@@ -306,13 +307,7 @@ class Rollout(_Steps):
 # %% ../../nbs/pool/11_group.ipynb #k
 def html_table(heading: str, columns: Iterable[str], rows: Iterable[Iterable[str]], note: str = "") -> str:
     "A table for a notebook, from parts that are HTML already."
-    cell = 'style="padding:2px 10px;text-align:left"'
-    line = lambda cells, tag: "".join(f"<{tag} {cell}>{x}</{tag}>" for x in cells)
-    body = "".join(f'<tr style="border-top:1px solid #8884">{line(row, "td")}</tr>' for row in rows)
-    table = '<table style="border-collapse:collapse;background:transparent;font-variant-numeric:tabular-nums">'
-    return ('<div style="font:13px/1.5 system-ui,sans-serif;color:inherit">'
-            f'<div style="margin-bottom:4px">{heading}</div><div style="overflow-x:auto">{table}<thead><tr>'
-            f'{line(columns, "th")}</tr></thead><tbody>{body}</tbody></table></div>{note}</div>')
+    return f'<div style="font:13px/1.5 system-ui,sans-serif">{heading}{table_html(columns, rows)}{note}</div>'
 
 def _bar(value, most):
     colour, side = ("46,160,67", "left") if value > 0 else ("218,54,51", "right")
@@ -362,15 +357,12 @@ class RolloutGroup:
         "What a curriculum records; see `group_result`."
         return group_result(self.rewards)
 
-    def to_jsonl(self) -> str:
-        "Complete conversations as JSON lines, one line per rollout."
-        about = lambda a: {"group": self.id, "group_size": len(self), "advantage": round(float(a), 6)}
-        return "".join(json_line(about(a) | r.to_dict()) + "\n" for r, a in zip(self, self.advantages()))
-
     def append_jsonl(self, path) -> Path:
-        "Append conversations to a file, or to `completions.jsonl` in a folder; returns the file's path."
+        "Append each conversation as a line of JSON to a file, or to `completions.jsonl` in a folder. Returns the path."
         path = Path(path).expanduser()
-        return append_lines(path / "completions.jsonl" if path.is_dir() else path, self.to_jsonl().split("\n")[:-1])
+        about = lambda a: {"group": self.id, "group_size": len(self), "advantage": round(float(a), 6)}
+        lines = [json_line(about(a) | r.to_dict()) for r, a in zip(self, self.advantages())]
+        return append_lines(path / "completions.jsonl" if path.is_dir() else path, lines)
 
     def __repr__(self):
         scored, task = [reward for reward in self.rewards if reward is not None], " ".join(str(self.task).split())

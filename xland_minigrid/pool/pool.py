@@ -135,18 +135,13 @@ class Servers:
             raise BadRequest(f"{session.endpoint} has another environment than before.")
 
 # %% ../../nbs/pool/13_pool.ipynb #d
-def claim(sessions: list):
-    "Claim all of these sessions for a request, or none. Raises `SessionBusy` or `PoolClosed`."
-    for i, session in enumerate(sessions):
-        try:
+def claim(sessions: list) -> contextlib.ExitStack:
+    "Claim all of these sessions, or none; leaving the result releases them. Raises `SessionBusy` or `PoolClosed`."
+    with contextlib.ExitStack() as claimed:
+        for session in sessions:
             session._claim()
-        except BaseException:
-            release(sessions[:i])
-            raise
-
-def release(sessions: list):
-    for session in sessions:
-        session._busy.release()
+            claimed.callback(session._busy.release)
+        return claimed.pop_all()
 
 def wake(future: Future, error: Exception | None = None):
     with contextlib.suppress(InvalidStateError):
@@ -379,7 +374,8 @@ class SlotBatcher(Batcher):
                 session.running = seat.running = False
             return _batch_of([], dict.fromkeys(numbers, fault))
         finally:
-            release(sessions)
+            for session in sessions:
+                session._busy.release()
         observation, reward, flags = slots.unpack(rows)
         done, fine = (flags & DONE) != 0, np.isfinite(reward)
         for session, seat, goes_on in zip(sessions, seats, (fine & (~done | slots.autoreset)).tolist()):
@@ -617,11 +613,8 @@ class _Episodes(_Lifetime):
         async def ask_all():
             asking = (self._ask(op, session, value) for session, value in zip(sessions, values))
             return await asyncio.gather(*asking, return_exceptions=True)
-        claim(sessions)
-        try:
+        with claim(sessions):
             steps = await self._io.call(ask_all())
-        finally:
-            release(sessions)
         if on_error == "raise" and (errors := [step for step in steps if isinstance(step, BaseException)]):
             raise errors[0]
         return [None if isinstance(step, BaseException) else step for step in steps]
@@ -678,11 +671,8 @@ class _Groups(_Episodes):
 
 # %% ../../nbs/pool/13_pool.ipynb #s
 class _Turns(_Groups):
-    async def record_group_result(self, task, result=None, success_threshold=0.99) -> tuple[bool, float] | None:
-        """Tell the curriculum whether any episode of a group reached `success_threshold`, and the mean reward.
-
-        Give the group, or a task and its rewards. Returns what was recorded; None if nothing could be scored.
-        """
+    async def record_group_result(self, task, result=None) -> tuple[bool, float] | None:
+        "Tell the curriculum the `group_result` of a group, or of a task and its rewards. Returns what was recorded."
         result = task if result is None else result
         if isinstance(result, RolloutGroup):
             task, result = result.asked if task is result or task is result.task else task, result.rewards
@@ -690,7 +680,7 @@ class _Turns(_Groups):
             raise TypeError("Give a RolloutGroup, or a task and its rewards.")
         if any(not isinstance(r, (int, float, np.number)) or not np.isfinite(r) for r in result if r is not None):
             raise ValueError("Rewards are finite numbers, or None for episodes that could not be scored.")
-        told = group_result(result, success_threshold)
+        told = group_result(result)
         if told is not None and self.curriculum is not None:
             self.curriculum.record_result(task, *told)
         return told
@@ -843,11 +833,8 @@ class _Calls:
     def _ask(self, op, session, value):
         pool = self._may_wait()
         pool._need_open()
-        claim([session])
-        try:
+        with claim([session]):
             return pool._io.wait(pool._ask(op, session, value))
-        finally:
-            release([session])
 
     def reset(self, session: Session, task=None) -> Step:
         "`await session.reset(task)`; a lost session gets another environment first."

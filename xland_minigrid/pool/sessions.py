@@ -25,7 +25,7 @@ from xland_minigrid.pool.errors import (BadRequest, EnvFault, PoolError, PoolExh
 from xland_minigrid.pool.slots import DONE, MOST, TERMINATED, Lease, Leases, Slots, rewards_and_flags
 
 class Outcome(NamedTuple):
-    "The answer of an environment: observation (bytes or text), reward (None after a reset), done, plain values."
+    "The answer of an environment: observation (bytes, text or plain values), reward or None, done, plain values."
     observation: Any
     reward: float | None
     done: bool

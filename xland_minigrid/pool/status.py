@@ -99,14 +99,11 @@ class Watch(Follower, contextlib.AbstractContextManager):
     def _ipython_display_(self):
         with self._lock:
             if self.running and self._widget is None:
-                self._widget = _html_widget(self.html)
+                with contextlib.suppress(Exception):  # not installed, or no kernel
+                    import ipywidgets
+                    self._widget = ipywidgets.HTML(self.html)
             self._shown.append(uuid.uuid4().hex)
             _show(self._bundle(), self._shown[-1])
-
-def _html_widget(html):
-    with contextlib.suppress(Exception):  # not installed, or no kernel
-        import ipywidgets
-        return ipywidgets.HTML(html)
 
 def _show(bundle, display_id, again=False):
     "Display a bundle, or replace the one with this id."

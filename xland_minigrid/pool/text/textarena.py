@@ -10,6 +10,7 @@ import random
 import re
 import threading
 
+from ...core.helpers import need
 from ..episodes import blocking, envs
 from ..errors import EnvFault
 from .helpers import TextEnv, settings, string, whole_number
@@ -40,13 +41,6 @@ class OwnRandomness:
                 random.setstate(outside)
 
 # %% ../../../nbs/pool/text/03_textarena.ipynb #d
-def _make_textarena(env_id):
-    try:
-        import textarena
-    except ImportError as error:
-        raise ImportError("TextArena's games need the package textarena: pip install textarena.") from error
-    return textarena.make(env_id=env_id)
-
 class TextArenaEnv(TextEnv):
     """A one-player game of TextArena. The reward of the last step is the game's; before that, 0.0.
 
@@ -58,7 +52,7 @@ class TextArenaEnv(TextEnv):
         self.env_id, self.seed, self.system_message = settings(
             env_config, env_id=("Sudoku-v0", string), seed=(None, whole_number, 0, 2**32 - 1),
             system_message=("", string)).values()
-        self._make, self._game, self._alone = make or _make_textarena, None, OwnRandomness()
+        self._make, self._game, self._alone = make, None, OwnRandomness()
 
     async def reset(self, config=None) -> tuple[str, dict, str]:
         observation = await blocking(self._alone)(self._begin)
@@ -73,7 +67,8 @@ class TextArenaEnv(TextEnv):
         return {"env_id": self.env_id, "seed": self.seed, "step": self.step_count}
 
     def _begin(self):
-        self._game, self._seen = self._make(self.env_id), ""
+        make = self._make or need("textarena").make
+        self._game, self._seen = make(self.env_id), ""
         self._game.reset(num_players=1, seed=self.seed)
         return self._look()
 
