@@ -68,7 +68,8 @@ def normalised(answer):
     return "Right, also where all weights are equal."
 
 def _why_not_normalised(found, weight, right):
-    same, what = lambda other: np.allclose(found, other, atol=2e-3), f"of what you return for the shape {weight.shape} is"
+    same = lambda other: np.allclose(found, other, atol=2e-3)
+    what = f"of what you return for the shape {weight.shape} is"
     along = lambda k: (weight - weight.mean(k, keepdims=True)) / weight.std(k, keepdims=True)
     std, share = weight.std(), (found * right).mean()  # `share` of the right size, if only the size is wrong
     if any(same(along(k)) for k in range(weight.ndim)):
@@ -76,9 +77,9 @@ def _why_not_normalised(found, weight, right):
     if same(right * std / weight.std(ddof=1)):
         return "That is the standard deviation with `ddof=1`: leave `ddof` at 0."
     if 0.5 < share < 1 and same(right * share):
-        return (f"The number that you add is too large for weights with a standard deviation of {std:.2g}: you return what "
-                f"adding {std / share - std:.1g} to it (or {(std / share) ** 2 - std ** 2:.1g} to the variance) gives. "
-                "Add 1e-8, say.")
+        return (f"The number that you add is too large for weights with a standard deviation of {std:.2g}: you return "
+                f"what adding {std / share - std:.1g} to it (or {(std / share) ** 2 - std ** 2:.1g} to the variance) "
+                "gives. Add 1e-8, say.")
     if abs(found.mean()) > 1e-3:
         return f"The mean {what} {found.mean():.3g}, not 0: subtract the mean over all of it."
     if abs(found.std() - 1) > 1e-2:
