@@ -55,24 +55,38 @@ def returns(answer):
 # %% ../../nbs/tutor/07_ppo.ipynb #d
 @exercise("5.2", "Normalised", level=1, minutes=5)
 def normalised(answer):
-    "`answer(advantage)` has mean 0 and standard deviation 1 over the whole array."
+    "`answer(weight)` has mean 0 and standard deviation 1 over the whole array."
     import jax.numpy as jnp
     many = np.random.default_rng(0).normal(5, 3, (4, 8, 3))
-    for advantage in (np.array([[1.0, 2.0], [3.0, 10.0]]), many, np.array([1e-3, 2e-3, -5e-3])):
-        found = _array(answer(jnp.asarray(advantage, jnp.float32)), advantage.shape, "normalised",
-                       "one number for each advantage")
-        right = (advantage - advantage.mean()) / advantage.std()
-        if np.allclose(found, right, atol=2e-3):
-            continue
-        what = f"of what you give back for the shape {advantage.shape} is"
-        refuse(abs(found.mean()) > 1e-3, f"The mean {what} {found.mean():.3g}, not 0: subtract the mean over all of "
-               "it.")
-        refuse(abs(found.std() - 1) > 1e-2, f"The standard deviation {what} {found.std():.3g}, not 1: divide by that "
-               "over all.")
-        raise WrongAnswer("Mean and deviation are right, but the advantages are not in the order they came in.")
-    equal = _array(answer(jnp.full((2, 3), 0.5)), (2, 3), "normalised", "one number for each advantage")
-    refuse(np.abs(equal).max() > 1e-3, f"Equal advantages should become 0; you make {equal.ravel()[0]:.3g} of them.")
-    return "Right, also where all advantages are equal."
+    for weight in (np.array([[1.0, 2.0], [3.0, 10.0]]), many, np.array([1e-3, 2e-3, -5e-3])):
+        found = _array(answer(jnp.asarray(weight, jnp.float32)), weight.shape, "normalised", "one number per weight")
+        right = (weight - weight.mean()) / weight.std()
+        if not np.allclose(found, right, atol=2e-3):
+            raise WrongAnswer(_why_not_normalised(found, weight, right))
+    equal = _array(answer(jnp.full((2, 3), 0.5)), (2, 3), "normalised", "one number per weight")
+    refuse(np.abs(equal).max() > 1e-3, f"Equal weights should become 0; you make {equal.ravel()[0]:.3g} of them.")
+    return "Right, also where all weights are equal."
+
+def _why_not_normalised(found, weight, right):
+    same = lambda other: np.allclose(found, other, atol=2e-3)
+    what = f"of what you return for the shape {weight.shape} is"
+    along = lambda k: (weight - weight.mean(k, keepdims=True)) / weight.std(k, keepdims=True)
+    std, share = weight.std(), (found * right).mean()  # `share` of the right size, if only the size is wrong
+    if any(same(along(k)) for k in range(weight.ndim)):
+        return "That is the mean and standard deviation along one axis: take both over the whole array, without `axis`."
+    if same(right * std / weight.std(ddof=1)):
+        return "That is the standard deviation with `ddof=1`: leave `ddof` at 0."
+    if 0.5 < share < 1 and same(right * share):
+        return (f"The number that you add is too large for weights with a standard deviation of {std:.2g}: you return "
+                f"what adding {std / share - std:.1g} to it (or {(std / share) ** 2 - std ** 2:.1g} to the variance) "
+                "gives. Add 1e-8, say.")
+    if abs(found.mean()) > 1e-3:
+        return f"The mean {what} {found.mean():.3g}, not 0: subtract the mean over all of it."
+    if abs(found.std() - 1) > 1e-2:
+        return f"The standard deviation {what} {found.std():.3g}, not 1: divide by that over all."
+    if np.allclose(np.sort(found, None), np.sort(right, None), atol=2e-3):
+        return "The numbers are right, but not in the order they came in."
+    return "Compare it with (a - mean) / (std + 1e-8), where mean and std are those of the whole array."
 
 # %% ../../nbs/tutor/07_ppo.ipynb #e
 def _gae(reward, done, value, last_value, gamma, lam):
@@ -146,8 +160,8 @@ def _our_back(later, reward, done, gamma):
     return reward + gamma * (1 - done) * later
 
 @ours
-def _our_normalised(advantage):
-    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+def _our_normalised(weight):
+    return (weight - weight.mean()) / (weight.std() + 1e-8)
 
 @ours
 def _our_gae_back(later, reward, done, value, following, gamma, lam):

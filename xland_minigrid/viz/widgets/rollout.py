@@ -36,11 +36,14 @@ def _trials_of(moments):
             rows[-1]["success"] = bool(float(t.reward) > 0)
     return rows
 
+def _steps(row):
+    return f"{row['steps']} step{'s' * (row['steps'] != 1)}"
+
 def _ending(row):
     if row["success"] is None:
         return "· not over"
     mark, reward = ("✓", f", {row['reward']:.2f}") if row["success"] else ("✗", "")
-    return f"{mark} {row['steps']} steps{reward}"
+    return f"{mark} {_steps(row)}{reward}"
 
 def _outcomes(trials):
     "The outcome of each trial, of all recordings `trials`."
@@ -252,6 +255,6 @@ class RolloutViewer:
     save = property(lambda self: self.player.save, doc="Write a page with the viewer: `save(path)`.")
 
     def __repr__(self) -> str:
-        ends = {None: "not over", True: "{steps} steps", False: "failed"}
-        told = (", ".join(ends[row["success"]].format(**row) for row in rows) for rows in self._rows)
+        ends = {None: lambda row: "not over", True: _steps, False: lambda row: "failed"}
+        told = (", ".join(ends[row["success"]](row) for row in rows) for rows in self._rows)
         return f"RolloutViewer({len(self.moments)} moments, {len(self._rows[0])} trials: {' | '.join(told)})"
