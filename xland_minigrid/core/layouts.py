@@ -24,6 +24,8 @@ DOOR_COLORS = np.array(
 class Layout(PyTreeNode):
     """Walls, free cells and possible places of doors, as NumPy or JAX arrays, which may be traced or batched.
 
+    It needs no outer wall: the edge of the map stops the agent, too.
+
     Attributes:
         cells: walls and floor, packed uint8 `(height, width)`; END_OF_MAP beyond the layout.
         free: flat indices of floor cells, int32 `(F,)`; after the first `num_free` the last one repeats.
