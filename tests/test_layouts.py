@@ -291,6 +291,25 @@ def test_doors_of_a_layout_as_data_reach_all_their_places():
     assert (where[:, 4:] == 121).all(), "doors that do not exist fall off the grid"
 
 
+def test_the_edge_of_the_map_is_like_a_wall():
+    "A floor without outer walls plays like a walled room: agent, pocket and cells are the same after many random steps."
+    walled, n = layout("R1", 7, 7), 5
+    bare = Layout(cells=np.full((n, n), FLOOR, np.uint8), free=np.arange(n * n, dtype=np.int32),
+                  doors=np.zeros((0, 1), np.int32), num_free=np.int32(n * n), num_places=np.zeros(0, np.int32))
+    keys, actions = jax.random.split(jax.random.key(0), 20), jax.random.randint(jax.random.key(1), (400,), 0, 6)
+
+    def played(plan):
+        params = ENV.default_params(layout=plan, ruleset=TASK, max_steps=1000)
+        step = lambda timestep, action: (ENV.step(params, timestep, action),) * 2
+        run = lambda key: jax.lax.scan(step, ENV.reset(params, key), actions)[1].state
+        return jax.jit(jax.vmap(run))(keys)
+
+    a, b = played(walled), played(bare)
+    assert (a.cells[..., 1:-1, 1:-1] == b.cells).all() and (a.agent.pocket == b.agent.pocket).all()
+    assert (a.agent.position - 1 == b.agent.position).all() and (a.agent.direction == b.agent.direction).all()
+    assert (b.agent.position == 0).any() and (b.agent.position == n - 1).any()
+
+
 # Errors --------------------------------------------------------------------------------------------------------------------------------
 
 PLAN = layout("R4", 9, 9)

@@ -24,6 +24,8 @@ DOOR_COLORS = np.array(
 class Layout(PyTreeNode):
     """A layout: its walls, free cells and possible door cells, as NumPy or JAX arrays (also traced or batched).
 
+    It needs no outer wall: the edge of the map stops the agent, too.
+
     Attributes:
         cells: walls and floor, packed uint8 `(height, width)`; END_OF_MAP beyond the layout.
         free: flat indices of floor cells, int32 `(F,)`; after the first `num_free` the last one repeats.

@@ -231,6 +231,7 @@ SHORT = {
     "lake_tasks(96)": "lake_tasks(12)",
     "test_tasks(200)": "test_tasks(20)",
     # 10
+    'for core in ("fading", "nothing")': 'for core in ("fading",)',
     "MiniGrid-StarMaze-7x7\", total_steps=500_000": "MiniGrid-StarMaze-7x7\", num_envs=16, steps_per_task=32, total_steps=1024",
 }
 

@@ -22,7 +22,7 @@ from ..core.walls import DIRECTION_NAMES, DIRECTIONS
 from ..envs.environment import Environment
 from ..envs.registration import make
 from .anatomy import act_out
-from .exercise import WrongAnswer, exercise, refuse
+from .exercise import WrongAnswer, exercise, pair, refuse
 
 # The objects of the tutorial.
 KEY, BALL, STAR = (Tiles.KEY, Colors.YELLOW), (Tiles.BALL, Colors.RED), (Tiles.STAR, Colors.PURPLE)
@@ -75,6 +75,10 @@ _SCRIPTS = (  # what happens, things, actions, and after which action the goal i
      {(2, 3): KEY, (2, 7): BALL}, (3, 1, 4, 2, 0, 0, 0, 0, 1), 8),
     ("The agent picks up the key and walks about, far from the ball",
      {(2, 3): KEY, (2, 7): BALL}, (3, 0, 1, 4, 2), None),
+    ("The agent carries the key past the ball, walks back and puts it down far from the ball",
+     {(2, 3): KEY, (2, 7): BALL}, (3, 0, 0, 0, 0, 1, 1, 0, 0, 0, 4, 1), None),
+    ("The agent puts the key down, picks it up again and carries it to the ball",
+     {(2, 3): KEY, (2, 7): BALL}, (3, 4, 3, 0, 0, 0, 0, 1), None),
 )
 
 @exercise("10.2", "First and then", level=2, minutes=15)
@@ -90,14 +94,14 @@ def first_and_then(answer):
         at = lambda step: "never" if step is None else f"after action {step}"
         refuse(won != right, f"{what} (actions {list(actions)}). The goal should be reached {at(right)}; here it is "
                f"{at(won)}.")
-    return "Right: in all four scripts the goal is reached exactly when it should be."
+    return "Right: in all six scripts the goal is reached exactly when it should be."
 
 # %% ../../nbs/tutor/12_yours.ipynb #e
 def _is_wall(n):
     row, col = np.indices((n, n))
     return (row % (n - 1) == 0) | (col % (n - 1) == 0) | ((row % 2 == 0) & (col % 2 == 0))
 
-@exercise("10.3", "A hall of pillars", level=2, minutes=20)
+@exercise("10.3", "A hall of pillars", level=1, minutes=8)
 def hall(answer):
     "`hall(n)`: a layout with pillars where row and column are even."
     for n in (7, 9, 13):
@@ -144,11 +148,14 @@ def decoy(answer):
     refuse(usual != (7, 7, 196), f"By default height, width and max_steps are {usual}; they should be (7, 7, 196), as "
            "in StarMaze: inherit `default_params`.")
     refuse(asked != (9, 7, 10), f"With height=9, width=7, max_steps=10 the parameters are {asked}.")
+    _check_keys(env, other)
     keys = jax.random.split(jax.random.key(0), 300)
     starts = jax.jit(jax.vmap(env.reset, (None, 0)))(other, keys)
     _check_rooms(np.asarray(starts.state.cells), np.asarray(starts.state.agent.position))
-    _check_chance(starts.state, keys)
+    _check_chance(starts.state)
+    _check_shapes(env, other, starts)
     _check_outcome(env, other, starts)
+    _check_coincidence(env, other, starts)
     return "Right: three hundred rooms, all different; the star wins and the ball loses."
 
 def _check_rooms(cells, position):
@@ -166,7 +173,7 @@ def _check_rooms(cells, position):
     refuse((under != FLOOR).any(), f"In {np.mean(under != FLOOR):.0%} of 300 starts the agent stands on the ball or "
            "the star: leave its cell out of the draw.")
 
-def _check_chance(state, keys):
+def _check_chance(state):
     cells, thing = np.asarray(state.cells).reshape(300, -1), {"star": pack(*STAR), "ball": pack(*BALL)}
     places = {"agent": np.asarray(state.agent.position) @ np.array([7, 1])}
     places |= {name: (cells == packed).argmax(1) for name, packed in thing.items()}
@@ -176,9 +183,31 @@ def _check_chance(state, keys):
     pairs = (("agent", "star"), ("star", "ball"), ("agent", "ball"))
     refuse(any(len(np.unique(places[a] * 100 + places[b])) < 180 for a, b in pairs),
            "The places depend on each other: draw each with a random key of its own.")
-    carried, given = (np.asarray(jax.random.key_data(key)) for key in (state.key, keys))
-    refuse((carried == given).all(-1).any(), "The state carries the key that the reset was given, so the next trial "
-           "repeats this one: split the key, and put in a part that nothing else uses.")
+
+# %% ../../nbs/tutor/12_yours.ipynb #10d6cc9b
+def _check_keys(env, params):
+    again = lambda key: jax.random.split(env._generate_problem(params, key).key)
+    try:
+        with jax.debug_key_reuse(True):
+            jax.eval_shape(again, jax.random.key(0))
+    except jax.errors.KeyReuseError:
+        raise WrongAnswer("A key is used twice: split the key that you are given, and use each part once. The key in "
+                          "the state belongs to the next reset.") from None
+
+# %% ../../nbs/tutor/12_yours.ipynb #8d6823da
+def _check_shapes(env, params, starts):
+    state = jax.tree.map(lambda x: x[0], starts.state)
+    ask = lambda state: env._outcome(params, state, jnp.uint8(FLOOR), jnp.bool_(False))
+    for answer in pair(jax.eval_shape(ask, state), "_outcome", "whether the trial is won, and whether it is lost"):
+        refuse(answer.shape != (), f"`_outcome` returned arrays of shape {answer.shape}: compare both numbers of "
+               "`pocket`, then `.all()`.")
+
+def _check_coincidence(env, params, starts):
+    state = jax.tree.map(lambda x: x[0], starts.state)
+    state = state.replace(agent=state.agent.replace(pocket=jnp.array(BALL, jnp.uint8)))
+    won, lost = env._outcome(params, state, jnp.uint8(FLOOR), jnp.bool_(True))
+    refuse(won or not lost, "If the same step takes the ball and reaches the star, the trial should be lost and not "
+           f"won; here `_outcome` says won: {bool(won)}, lost: {bool(lost)}.")
 
 # %% ../../nbs/tutor/12_yours.ipynb #g
 def _check_outcome(env, params, starts):
