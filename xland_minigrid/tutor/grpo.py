@@ -61,10 +61,7 @@ def _without_warnings(answer, returns, floor):
 
 @ours
 def _our_advantages(returns, floor):
-    known = np.array([r for r in returns if r is not None])
-    if not len(known):
-        return [0.0 for _ in returns]
-    return [0.0 if r is None else (r - known.mean()) / (known.std() + floor) for r in returns]
+    return _scaled(returns, returns, lambda x: _size(x) + floor)
 
 # %% ../../nbs/tutor/11_grpo.ipynb #c
 _RATIOS = np.array([1.0, 1.1, 1.5, 0.5, 1.0, 0.9, 1.5, 0.5, 1.3])
@@ -101,7 +98,7 @@ def _mistakes(case, new, old, advantage, kl, beta, clip):
     gain = np.minimum(free, clipped)
     return {f"{case}: that is the gain. The loss is its negative, plus the divergence.": gain - penalty,
             f"{case}: the divergence makes the loss larger; add it.": -penalty - gain,
-            f"{case}: without its sign changed, the gain would be made as small as possible.": penalty + gain,
+            f"{case}: change the sign of the gain.": penalty + gain,
             f"{case}: that is the loss without the clip.": penalty - free,
             f"{case}: that clips every ratio. Where A < 0 and the ratio is large, the minimum keeps the free term.":
                 penalty - clipped,
@@ -145,7 +142,7 @@ def group_size(answer):
                 _smallest(lambda n: fails(n).mean(), share),
             f"{case}: take the mean over the tasks of the probability, not the probability at the mean chance.":
                 _smallest(lambda n: 1 - middle**n - (1 - middle)**n, share),
-            f"{case}: that is a size at which *every* task teaches with this probability. Take the mean over the tasks.":
+            f"{case}: at that size *every* task teaches with this probability. Take the mean over the tasks.":
                 _smallest(lambda n: teaches(n).min(), share)}
         otherwise = f"{case}, not {right}: begin with groups of two, and stop at the first size that is enough."
         refuse(found != right, next((hint for hint, guess in guesses.items() if guess == found), otherwise))

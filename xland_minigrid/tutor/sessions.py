@@ -73,7 +73,7 @@ def crossed(answer):
         refuse(not isinstance(found, (tuple, list)) or len(found) != 3,
                f"{case}: return three numbers, the two sessions and the step.")
         refuse(sorted(map(int, found[:2])) != list(swap[:2]),
-               f"{case}: go through the steps; in the first step with a difference, two sessions differ from their twins.")
+               f"{case}: in the first step with a difference, two sessions differ from their twins.")
         refuse(swap == (0, 3, 4) and found[2] > 4, f"{case}: in step 4 only the rewards differ. Compare these, too.")
         refuse(found[2] == swap[2] + 1, f"{case}: `seen[0]` is step 0.")
         refuse(found[2] != swap[2], f"{case}: the step is the first in which a session differs from its twin.")
@@ -114,7 +114,7 @@ async def _our_guide(episode):
 
 # %% ../../nbs/tutor/10_sessions.ipynb #d
 class ThinIce(Env):
-    "One step long. A reply is a number `i`, and the reward is `rewards[i]` of the task; the ice breaks where it is None."
+    "One step long. The reply `i` earns `rewards[i]` of the task; the ice breaks where it is None."
 
     async def reset(self, config):
         return "Say a number.", {}, ""
@@ -149,8 +149,8 @@ def mean_rewards(answer):
     try:
         found = run_here(play)
     except PoolExhausted as error:
-        raise WrongAnswer(f"The groups ask for sessions at the same time ({error}) Await the groups one by one, or call "
-                          "`run_groups`, which waits for sessions.") from error
+        raise WrongAnswer(f"All groups begin at once: {error} Await them one by one, or call `run_groups`, which waits "
+                          "for sessions.") from error
     _judge_means(found)
     return "Right: no failure was taken for a zero, and no zero for a failure."
 
