@@ -1,6 +1,6 @@
 """Bring everything that is made from the notebooks into agreement with them.
 
-    python .ci/sync.py           clean the notebooks, export the package, make README.md and colab/
+    python .ci/sync.py           clean the notebooks, export the package, make README.md, colab/ and the table of exercises
     python .ci/sync.py --check   do that in a copy; list what would change, and fail if anything would
 
 The check compares files, not commits: it means the same in a dirty tree, in a clean one and outside git.
@@ -19,11 +19,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import colab
+import exercises
 import readme
 from settings import GITHUB, ROOT, settings
 
 NOTEBOOKS = ("nbs", "tutorials")
-PARTS = (".ci", "colab", *NOTEBOOKS, settings["lib_path"], "CONTRIBUTING.md", "README.md", "pyproject.toml", "settings.ini")
+PARTS = (".ci", "colab", *NOTEBOOKS, settings["lib_path"], "CONTRIBUTING.md", "README.md", "docs/instructors.md", "pyproject.toml", "settings.ini")
 BUILT = ("_modidx.py", "__pycache__", ".ipynb_checkpoints", ".last_checked", "sidebar.yml", "_quarto.yml", "nbdev.yml", "_proc")
 
 # Addresses that name this repository, wherever a notebook spells one out.
@@ -74,6 +75,7 @@ def sync():
     (ROOT / settings["lib_path"] / "_modidx.py").unlink(missing_ok=True)  # nbdev's index, for links from other packages' docs: as long as three modules, and nothing here reads it
     readme.main()
     colab.main()
+    exercises.main()
 
 
 def files(root):

@@ -100,8 +100,8 @@ def test_settings_of_others_pass_misspelt_ones_do_not():
     assert whole_number(np.int64(3), "n", 0, 3) == 3 and probability(1, "p") == 1.0
 
 
-def test_a_map_without_start_or_goal_is_refused():
-    for grid in (["FG", "FF"], ["SF", "FF"]):
+def test_a_map_needs_one_start_and_one_goal():
+    for grid in (["FG", "FF"], ["SF", "FF"], ["SF", "SG"], ["SG", "GF"]):
         with pytest.raises(ValueError, match="one S and one G"):
             shortest_path(grid)
     assert shortest_path(["SH", "HG"]) is None and shortest_path_success(["SH", "HG"]) == 0.0

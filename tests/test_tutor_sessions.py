@@ -1,49 +1,42 @@
 """The exercises of the tutorial about many sessions: its own solutions pass, and what is wrong is told so in a sentence."""
-import json
 import re
-import sys
 import threading
-from pathlib import Path
 
+import numpy as np
 import pytest
+from tutorial_answers import answers, colab
 
 from xland_minigrid.pool.text.frozen_lake import shortest_path
 from xland_minigrid.tutor import all_exercises
 from xland_minigrid.tutor import sessions as check
 
-ROOT = Path(__file__).resolve().parent.parent
-TUTORIAL = ROOT / "tutorials" / "08_many_sessions_at_once.ipynb"
-sys.path.insert(0, str(ROOT / ".ci"))
-import colab
+
+def same(a, b):
+    return np.array_equal(a.observation, b.observation) and a.reward == float(b.reward)
 
 
-def answers(how):
-    "What stands in the tutorial's exercises, by name: our solutions (`colab.solution`), or what students find (`colab.stub`)."
-    scope = {"shortest_path": shortest_path}
-    for cell in json.loads(TUTORIAL.read_text(encoding="utf-8"))["cells"]:
-        if colab.is_exercise(cell):
-            exec(how("".join(cell["source"])), scope)
-    return scope
+def given(how):
+    return answers("08_many_sessions_at_once", how, shortest_path=shortest_path, same=same)
 
 
-NAMES = ("alone", "guide", "mean_rewards")
+NAMES = ("crossed", "guide", "mean_rewards")
 
 
 def test_there_are_three():
     assert [number for number in all_exercises() if number.startswith("8.")] == ["8.1", "8.2", "8.3"]
-    assert all(callable(answers(colab.solution)[name]) for name in NAMES)
+    assert all(callable(given(colab.solution)[name]) for name in NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_solutions_of_the_tutorial_are_right(name):
-    verdict = getattr(check, name)(answers(colab.solution)[name])
+    verdict = getattr(check, name)(given(colab.solution)[name])
     assert verdict and verdict.message.startswith("Right"), verdict
     assert not [t for t in threading.enumerate() if t.name.startswith("xland-pool")]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_students_find_is_no_answer_and_no_traceback(name):
-    verdict = getattr(check, name)(answers(colab.stub)[name])
+    verdict = getattr(check, name)(given(colab.stub)[name])
     assert not verdict and "Error" not in verdict.message, verdict
     assert "Nothing here yet" in getattr(check, name)(...).message
 
@@ -90,15 +83,26 @@ def test_a_guide_that_never_ends_is_not_waited_for():
     refused(check.guide, (never, "deadline"))
 
 
-def test_twins_that_are_wrong():
-    refused(check.alone,
-            (lambda start, step, actions: [start], "return|leave out|not \\["), (lambda start, step, actions: [step(start, a) for a in actions], "every step begins at the first"),
-            (lambda start, step, actions: [start, *check.play_alone(start, step, actions)], "leave out the first"), (lambda start, step, actions: None, "return a list"),
-            (lambda start, step: [], "other arguments"), (7, "no function|other arguments"))
+def test_crossed_wires_that_are_not_found():
+    refused(check.crossed, (lambda seen, twins: (0, 1, 0), "return None where all agree"), (lambda seen, twins: None, "return three numbers"),
+            (lambda seen: None, "other arguments"), (7, "no function"))
+
+
+def test_a_guide_that_reads_two_starts_is_told_so():
+    async def reads_again(episode):
+        while not episode.done:
+            rows = episode.observation.replace(" ", "").replace("P", "S").split("\n")[-4:]
+            await episode.step(f"<action>{shortest_path(rows)[0]}</action>")
+
+    refused(check.guide, (reads_again, "shows S and P"))
 
 
 async def failures_as_zeros(pool, rollout, tasks):
     return [sum(r or 0.0 for r in (await pool.run_group(rollout, task)).rewards) / 4 for task in tasks]
+
+
+async def zeros_dropped(pool, rollout, tasks):
+    return [sum(r) / len(r) if (r := [x for x in (await pool.run_group(rollout, task)).rewards if x]) else None for task in tasks]
 
 
 async def stops_at_the_first_failure(pool, rollout, tasks):
@@ -123,5 +127,18 @@ async def the_groups(pool, rollout, tasks):
 
 
 def test_means_that_are_wrong():
-    refused(check.mean_rewards, (failures_as_zeros, "a failure is not a reward"), (stops_at_the_first_failure, "EnvFault"), (zero_for_none, "there is no mean"), (too_few, "one entry for each"),
+    refused(check.mean_rewards, (failures_as_zeros, "a failure is not a reward"), (zeros_dropped, "a real zero is a score"), (stops_at_the_first_failure, "EnvFault"), (zero_for_none, "there is no mean"), (too_few, "one entry for each"),
             (not_a_number, "nan"), (the_groups, "return a number"), (plain, "async def mean_rewards"))
+
+
+def test_groups_that_all_begin_at_once_leave_no_tracebacks(capfd):
+    import asyncio
+    import gc
+
+    async def abandoned(pool, rollout, tasks):
+        playing = [asyncio.create_task(pool.run_group(rollout, task)) for task in tasks]
+        return [(await task).rewards for task in playing]
+
+    refused(check.mean_rewards, (abandoned, "call `run_groups`"))
+    gc.collect()
+    assert capfd.readouterr().err == ""

@@ -14,6 +14,7 @@ from xland_minigrid.tutor.exercise import MODULES, SHORT
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / ".ci"))
 import colab
+import exercises
 
 pytestmark = pytest.mark.newest
 
@@ -150,6 +151,63 @@ def test_what_is_not_solved_is_no_error():
         for answer in (..., None):
             verdict = exercise(answer)
             assert not verdict and "Nothing here yet" in verdict.message and "\n" not in repr(verdict), verdict
+
+
+# The instructor's guide --------------------------------------------------------------------------------------------------------------
+
+GUIDE = (ROOT / exercises.GUIDE).read_text(encoding="utf-8")
+TUTORIALS = exercises.numbered()
+
+
+def listed(numbers):
+    "The sections that a text such as `1, 4 to 6 and 8` lists."
+    for first, last in re.findall(r"(\d+)(?: to (\d+))?", numbers):
+        yield from map(str, range(int(first), int(last or first) + 1))
+
+
+LIST = r"(\d+(?:(?:, | and | to )\d+)*)"
+MENTION = re.compile(rf"tutorial (\d+)|(?<![\d:.])([01]\d)(?![\d:.])|sections? {LIST}")
+
+
+def mentioned(line):
+    "Tutorial and section for each section that a line names; a section belongs to the tutorial named last."
+    tutorial = None
+    for named, short, sections in MENTION.findall(line):
+        tutorial = (named or short).zfill(2) if named or short else tutorial
+        yield from ((tutorial, section) for section in listed(sections))
+
+
+def misplaced(line):
+    "Exercises of a line whose tutorial is given with sections that do not contain them."
+    for tutorial, sections in re.findall(rf"\b([01]\d), sections? {LIST}", line):
+        place = {number: section for number, *_, section in exercises.exercises(TUTORIALS[tutorial])}
+        yield from (number for number in re.findall(r"\b\d+\.\d+\b", line) if number in place and place[number] not in listed(sections))
+
+
+def test_the_guide_names_sections_that_exist():
+    known = {number: exercises.sections(path).values() for number, path in TUTORIALS.items()}
+    found = [pair for line in GUIDE.splitlines() for pair in mentioned(line)]
+    assert len(found) >= 20 and [pair for pair in found if pair[1] not in known.get(pair[0], ())] == []
+    titles = re.findall(r"\| ([01]\d)(?:,| to) \*(.+?)\*", GUIDE)
+    assert titles and [pair for pair in titles if pair[1] not in known[pair[0]]] == []
+
+
+def test_the_guide_says_where_exercises_stand():
+    plans = GUIDE[GUIDE.index("## Schedules"):GUIDE.index("## All exercises")]
+    numbers = {number for path in TUTORIALS.values() for number, *_ in exercises.exercises(path)}
+    assert set(re.findall(r"(?<=[ |])\d{1,2}\.\d(?=[ ,.;|])", plans)) <= numbers
+    assert [(line, wrong) for line in plans.splitlines() if (wrong := list(misplaced(line)))] == []
+
+
+def test_the_guide_lists_every_exercise():
+    assert exercises.table() in GUIDE and exercises.table().count("\n") == len(all_exercises()) + 1
+
+
+def test_places_that_are_wrong_are_found():
+    assert list(mentioned("| 01 | a, section 2 and sections 3 to 5 | tutorial 7, section 9; 10:45 |")) == [
+        ("01", "2"), ("01", "3"), ("01", "4"), ("01", "5"), ("07", "9")]
+    assert list(mentioned("06, sections 1, 2 and 4")) == [("06", "1"), ("06", "2"), ("06", "4")]
+    assert list(misplaced("| 06, sections 3 to 5 | 6.1, 0.1 |")) == ["6.1"] and not list(misplaced("| 06, section 2 | 6.1 |"))
 
 
 # What makes the copies ---------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,9 @@ def go(grid: list[str], cell: tuple[int, int], move: str) -> tuple[int, int]:
     return (row, column) if 0 <= row < len(grid) and 0 <= column < len(grid[0]) else cell
 
 def shortest_path(grid: list[str]) -> list[str] | None:
-    "A shortest list of moves from `S` to `G` over safe cells, or None."
+    "A shortest list of moves from the `S` to the `G` over safe cells, or None. Raises `ValueError`."
+    if double := [letter for letter in "SG" if sum(row.count(letter) for row in grid) > 1]:
+        raise ValueError(f"The map has more than one {double[0]!r}: it needs one S and one G.")
     start, goal = find(grid, "S"), find(grid, "G")
     paths, queue = {start: []}, deque([start])
     while queue and goal not in paths:
