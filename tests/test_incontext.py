@@ -178,3 +178,22 @@ def test_imitating_a_player_that_finds_out_adapts(tmp_path):
     clone, reference = success["clone"], success["reference"]
     assert reference[7] > reference[0] + 0.3 and reference[7] > clone[7] + 0.03, success
     assert reference[7] - reference[0] > clone[7] - clone[0] + 0.15, success
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+def test_algorithm_distillation_ends_above_a_clone_of_the_expert(tmp_path):
+    """Held-out objects, equal sizes: a clone starts higher; AD from noise that is gone by trial 5 imitates that noise first, and ends higher.
+
+    Measured: AD 12 % of the first trials, 43 % of the fifth, 75 % of the last three; the clone 41 %, 65 %, 68 %.
+    """
+    held, base = held_out_objects(), dataclasses.replace(demo_plan().config, network=NetworkConfig(encoder_width=64, memory=96, head=64))
+    tasks, unseen = hold_tasks(OBJECTS[~held], 2048, 1), hold_tasks(OBJECTS[held], 256, 2)
+    success = {}
+    for name, player in {"clone": NoisyExpert(0, 0), "AD": NoisyExpert(ramp=0.4)}.items():
+        histories = record(player, *make_world(base), tasks, range(2048), steps=120)
+        agent = imitate(histories, dataclasses.replace(base, out=str(tmp_path / name)), ImitationConfig(length=120, batch=64, updates=400, lr=3e-3), progress=False).agent
+        success[name] = evaluate(agent, unseen, num_trials=10, num_tasks=None).success.mean(0)
+    clone, ad = success["clone"], success["AD"]
+    assert clone[0] > ad[0] + 0.1 and ad[9] > ad[0] + 0.4, success
+    assert ad[7:].mean() > clone[7:].mean() + 0.02, success
