@@ -179,6 +179,7 @@ def _check_length(histories: Histories, length: int) -> None:
         raise ValueError(f"length is {length}, and these histories have {histories.num_steps} steps: "
                          "choose a shorter window.")
 
+# %% ../../nbs/benchmarks/16_histories.ipynb #windows-in-order
 @dataclass(frozen=True, eq=False)
 class Windows:
     """All windows of `length` steps, `stride` apart, in order: a map-style data set for PyTorch (2.3 or newer).
