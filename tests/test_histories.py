@@ -1,6 +1,7 @@
 """Histories: what the environment says when it is stepped again, what the files survive, and what learners are given."""
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from xland_minigrid.benchmarks.expert import consult, plan_steps, task_plan
 from xland_minigrid.benchmarks.files import blake
 from xland_minigrid.benchmarks.histories import (
     ENDED, NO_ADVICE, NO_STEPS, STEP_FIELDS, TASK_FIELDS, TIME_OUT, Histories, NoisyExpert, Windows, check_histories, load_histories, record,
-    returns_by_tenth, sample)
+    returns_by_tenth, sample, split_histories, watch_history)
 from xland_minigrid.core.goals import OneTileGoal, register_goal
 from xland_minigrid.core.rules import on_cells
 from xland_minigrid.core.tiles import pack_pairs, unpack
@@ -176,6 +177,35 @@ def test_windows_in_order(noisy):
     assert [len(window["done"]) for window in windows] == [60] * 35, "iteration ends, as PyTorch's loader asks"
 
 
+def test_only_what_is_asked_for(noisy):
+    "Fields and histories; the windows are those of a call that asks for everything."
+    whole, some = (sample(noisy, 20, 30, seed=4, **more) for more in ({}, {"fields": ("action", "task")}))
+    assert set(some) == {"start", "action", "task"} and all(np.array_equal(some[name], whole[name]) for name in some)
+    among = sample(noisy, 50, 30, among=[2, -1])
+    assert set(among["task"]) == {7, 11} and {NUMBERS[2], NUMBERS[-1]} == {7, 11}
+    windows = Windows(noisy, 60, 35, fields=("reward", "task"), among=[1, 4])
+    assert len(windows) == 10 and set(windows[9]) == {"reward", "task"} and windows[9]["task"] == NUMBERS[4]
+    assert np.array_equal(windows[9]["reward"], noisy[4]["reward"][140:200])
+
+
+def test_training_and_validation_share_no_goal(noisy, tasks, world):
+    "Nor a task: tasks 5 and 5 are on one side. Files without goals are divided by the numbers of their tasks."
+    many = played(tasks, NUMBERS, world)
+    for seed in range(5):
+        train, held = split_histories(many, 0.4, seed)
+        goals = [{*map(bytes, many.array("goals")[side])} for side in (train, held)]
+        assert sorted([*train, *held]) == list(range(7)) and not goals[0] & goals[1] and all(goals)
+        found = [set(sample(many, 200, 20, among=side)["task"]) for side in (train, held)]
+        assert not found[0] & found[1] and found[0] | found[1] == set(NUMBERS)
+    assert len({tuple(split_histories(many, 0.4, seed)[1]) for seed in range(5)}) > 1
+    nameless = Histories([many.parts[0] | {"goals": np.zeros_like(many.parts[0]["goals"])}], {})
+    train, held = split_histories(nameless, 0.4)
+    assert not {*nameless.array("task")[train]} & {*nameless.array("task")[held]}
+    alone = Histories([{name: array[:1] for name, array in many.parts[0].items()}], {})
+    cases = {f"{share}": (lambda share=share: split_histories(many, share), ValueError, ONE_SENTENCE) for share in (0, 1, "a", None, True, 1.5, float("nan"))}
+    assert refusals(cases | {"one goal": (lambda: split_histories(alone, 0.5), ValueError, ONE_SENTENCE)}) == {}
+
+
 # ------------------------------------------------------------------------------------------- files
 
 
@@ -306,6 +336,21 @@ def test_an_interrupted_recording_goes_on(tasks, world, tmp_path, monkeypatch):
         load_histories(tmp_path / "whole")
 
 
+def test_the_card_says_who_made_it(tasks, world, tmp_path):
+    "A command that Python continues stays on the card, which says so; making the card again changes nothing."
+    ask = lambda folder, **more: record(NoisyExpert(), *world, tasks, range(16), folder=tmp_path / folder, per_file=8, **ASKED | more)
+    told = lambda folder: json.loads((tmp_path / folder / "card.json").read_text())["command"]
+    ask("h", command="xland-minigrid histories h")
+    assert told("h") == "xland-minigrid histories h"
+    ask("h")
+    assert told("h") == "xland-minigrid histories h", "nothing was recorded by the second call"
+    (tmp_path / "h/part-00001.safetensors").unlink()
+    ask("h")
+    assert told("h") == "xland-minigrid histories h; continued by record, called from Python"
+    ask("python")
+    assert told("python") is None and same(load_histories(tmp_path / "h"), load_histories(tmp_path / "python"))
+
+
 @pytest.mark.slow
 def test_a_recording_that_is_killed_goes_on(tmp_path):
     "SIGKILL at random moments, again and again."
@@ -350,9 +395,26 @@ def test_any_forgery_is_found_by_playing_again(noisy, world):
             array[4, 120] = (array[4, 120] + 1) % 3
         with pytest.raises(ValueError, match="history 4 .* differently"):
             check_histories(Histories([noisy.parts[0] | {name: array}], noisy.about), *world, batch=7)
-    check_histories(noisy, *world, batch=7)
+    told = check_histories(noisy, *world, batch=7)
+    assert re.match(r"All 1,400 steps of 7 histories happened again .*Not compared: the expert's action", told)
     with pytest.raises(ValueError, match="another world"):
         check_histories(noisy, *make("XLand-MiniGrid-R1-9x9", view_size=7))
+
+
+def test_a_history_is_watched(noisy, world):
+    "Moments as `watch` gives them: each recorded step, and the end of every trial before its reset."
+    moments, history = watch_history(noisy, 3, *world), noisy[3]
+    acted = [m for m in moments if m.action is not None]
+    assert np.array_equal([m.action for m in acted], history["action"]) and moments[0].trial == 1
+    assert all(np.array_equal(pack_pairs(m.timestep.observation), seen) for m, seen in zip(acted, history["observation"]))
+    ends = [m for m in moments if m.action is None]
+    assert len(ends) == (history["done"] > 0).sum() == len(moments) - 200 and all(m.timestep.last() for m in ends) and not any(m.timestep.last() for m in acted)
+    assert np.array_equal([np.float16(m.timestep.reward) for m in ends], history["reward"][history["done"] > 0])
+    assert len([m for m in watch_history(noisy, 3, *world, stop=50) if m.action is not None]) == 50
+    swapped = Histories([noisy.parts[0] | {"key": noisy.array("key")[::-1].copy()}], {})
+    wrong = {"other key": (lambda: watch_history(swapped, 1, *world), ValueError, r"\.$"), "stop": (lambda: watch_history(noisy, 0, *world, stop=201), ValueError, r"\.$"),
+             "number": (lambda: watch_history(noisy, 7, *world), IndexError, r"\.$")}
+    assert refusals(wrong) == {}
 
 
 WRONG = {
@@ -361,11 +423,24 @@ WRONG = {
     "no file": (ValueError, dict(per_file=0)), "seed": (ValueError, dict(seed=-1)), "seed is text": (ValueError, dict(seed="a")), "seed is huge": (ValueError, dict(seed=2**31))}
 
 
+class Unhashable(NoisyExpert):
+    __hash__ = None
+
+
 def test_wrong_requests(tasks, world, noisy):
     ask = lambda given: record(**{"player": NoisyExpert(), "env": world[0], "params": world[1], "benchmark": tasks, "numbers": [0], "steps": 10} | given)
     assert refusals({name: (lambda given=given: ask(given), error, ONE_SENTENCE) for name, (error, given) in WRONG.items()}) == {}
     assert refusals({f"{name} {value}": (lambda name=name, value=value: NoisyExpert(**{name: value}), ValueError, ONE_SENTENCE)
-                     for name in ("start", "end", "ramp") for value in (-0.1, 1.1, float("nan"))}) == {}
+                     for name in ("start", "end", "ramp") for value in (-0.1, 1.1, float("nan"), "a", None)}) == {}
+    part = noisy.parts[0]
+    assert refusals({
+        "seed": (lambda: sample(noisy, 1, 20, seed="a"), ValueError, ONE_SENTENCE), "seed below 0": (lambda: sample(noisy, 1, 20, seed=(1, -1)), ValueError, ONE_SENTENCE),
+        "field": (lambda: sample(noisy, 1, 20, fields=["view"]), ValueError, r"'view'.*\.$"), "no field": (lambda: noisy.array("view"), ValueError, r"'view'.*\.$"),
+        "field of windows": (lambda: Windows(noisy, 20, 20, fields=[3]), ValueError, r"\.$"), "among": (lambda: sample(noisy, 1, 20, among=[7]), IndexError, r"\.$"),
+        "among nothing": (lambda: sample(noisy, 1, 20, among=[]), ValueError, ONE_SENTENCE), "one part": (lambda: Histories(part, {}), ValueError, r"\[part\]\.$"),
+        "no dictionary": (lambda: Histories([3], {}), ValueError, r"\.$"), "lists": (lambda: Histories([part | {"action": [[0]]}], {}), ValueError, ONE_SENTENCE),
+        "a class": (lambda: ask({"player": NoisyExpert}), TypeError, r"\.$"), "no player": (lambda: ask({"player": None}), TypeError, r"\.$"),
+        "not hashable": (lambda: ask({"player": Unhashable()}), TypeError, r"\.$")}) == {}
     assert refusals({"long": (lambda: sample(noisy, 1, 201), ValueError, r"\.$"), "none": (lambda: sample(noisy, 0, 20), ValueError, r"\.$"),
                      "stride": (lambda: Windows(noisy, 20, 0), ValueError, r"\.$"), "beyond": (lambda: noisy[7], IndexError, r"\.$"), "half": (lambda: noisy[0.0], TypeError, r"\.$")}) == {}
     with pytest.raises(TypeError, match="ruleset"):

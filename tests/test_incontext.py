@@ -2,6 +2,7 @@
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from xland_minigrid.baselines.evaluation import NetworkPolicy, evaluate
 from xland_minigrid.baselines.incontext import ImitationConfig, PolicyPlayer, PPOPlayer, draw_tasks, imitate, imitation_loss, player_of, windows_to_inputs
 from xland_minigrid.baselines.networks import NetworkConfig
 from xland_minigrid.baselines.rl2 import TrainConfig, make_world, new_agent
-from xland_minigrid.benchmarks.histories import NO_ADVICE, Histories, NoisyExpert, check_histories, load_histories, record
+from xland_minigrid.benchmarks.histories import NO_ADVICE, Histories, NoisyExpert, check_histories, load_histories, record, split_histories
 from xland_minigrid.interop.xland100b import load_xland100b, save_xland100b
 from worlds import refusals
 
@@ -93,14 +94,31 @@ def test_one_command_each(tasks, tmp_path, capsys):
     assert len(load_histories(tmp_path / "h")) == 8
 
 
+def test_goals_kept_for_validation_are_not_trained_on(histories, tmp_path):
+    "Their loss stands in the metrics. Weights depend on the other histories alone: changing a kept one changes nothing."
+    ask = lambda name, histories: imitate(histories, dataclasses.replace(SMALL, out=str(tmp_path / name)), ImitationConfig(length=32, batch=8, updates=4, validation=0.3), progress=False, log_every=2)
+    train, held = split_histories(histories, 0.3, SMALL.seed)
+    changed = histories.array("action").copy()
+    changed[held] = 5 - changed[held]
+    found = [ask("a", histories), ask("b", Histories([histories.parts[0] | {"action": changed}], histories.about))]
+    weights = [nnx.to_pure_dict(nnx.state(training.agent.network())) for training in found]
+    same = lambda a, b: bool((np.asarray(a) == np.asarray(b)).all())
+    assert all(jax.tree.leaves(jax.tree.map(same, *weights)))
+    rows = [[row["validation_loss"] for row in training.metrics] for training in found]
+    assert len(rows[0]) == 2 and rows[0] != rows[1] and [row["loss"] for row in found[0].metrics] == [row["loss"] for row in found[1].metrics]
+
+
 def test_wrong_input(histories, tasks, tmp_path):
     ask = lambda config=SMALL, imitation=ImitationConfig(), **more: imitate(histories, dataclasses.replace(config, out=str(tmp_path / "run")), imitation, progress=False, **more)
     change = lambda **fields: dataclasses.replace(SMALL, **fields)
     wrong = {
         "time limit": lambda: ask(change(max_steps=20)), "view": lambda: ask(change(view_size=7)), "size": lambda: ask(change(size=7)),
         "goal": lambda: ask(change(network=NetworkConfig(neighbors=True, goal_conditioned_core=8))), "long windows": lambda: ask(imitation=ImitationConfig(length=65, updates=1)),
-        "nothing to resume": lambda: ask(resume=True), "batch": lambda: ImitationConfig(batch=0), "target": lambda: ImitationConfig(target="reward"),
-        "player": lambda: player_of("nobody", tasks, *make_world(SMALL))}
+        "nothing to resume": lambda: ask(resume=True), "batch": lambda: ImitationConfig(batch=0), "unknown target": lambda: ImitationConfig(target="reward"),
+        "player": lambda: player_of("nobody", tasks, *make_world(SMALL)),
+        "validation": lambda: ImitationConfig(validation=1.0), "missing field": lambda: windows_to_inputs({"action": np.zeros((2, 3), np.uint8)}),
+        "one window": lambda: windows_to_inputs(histories[0]), "other lengths": lambda: windows_to_inputs(histories.parts[0] | {"reward": np.zeros((8, 3))}),
+        "target": lambda: imitation_loss(new_agent(SMALL).network(), windows_to_inputs(histories.parts[0]), np.zeros((8, 64), np.uint8))}
     assert refusals({name: (call, ValueError, r"\.$") for name, call in wrong.items()}) == {}
 
 
@@ -160,3 +178,22 @@ def test_imitating_a_player_that_finds_out_adapts(tmp_path):
     clone, reference = success["clone"], success["reference"]
     assert reference[7] > reference[0] + 0.3 and reference[7] > clone[7] + 0.03, success
     assert reference[7] - reference[0] > clone[7] - clone[0] + 0.15, success
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+def test_algorithm_distillation_ends_above_a_clone_of_the_expert(tmp_path):
+    """Held-out objects, equal sizes: a clone starts higher; AD from noise that is gone by trial 5 imitates that noise first, and ends higher.
+
+    Measured: AD 12 % of the first trials, 43 % of the fifth, 75 % of the last three; the clone 41 %, 65 %, 68 %.
+    """
+    held, base = held_out_objects(), dataclasses.replace(demo_plan().config, network=NetworkConfig(encoder_width=64, memory=96, head=64))
+    tasks, unseen = hold_tasks(OBJECTS[~held], 2048, 1), hold_tasks(OBJECTS[held], 256, 2)
+    success = {}
+    for name, player in {"clone": NoisyExpert(0, 0), "AD": NoisyExpert(ramp=0.4)}.items():
+        histories = record(player, *make_world(base), tasks, range(2048), steps=120)
+        agent = imitate(histories, dataclasses.replace(base, out=str(tmp_path / name)), ImitationConfig(length=120, batch=64, updates=400, lr=3e-3), progress=False).agent
+        success[name] = evaluate(agent, unseen, num_trials=10, num_tasks=None).success.mean(0)
+    clone, ad = success["clone"], success["AD"]
+    assert clone[0] > ad[0] + 0.1 and ad[9] > ad[0] + 0.4, success
+    assert ad[7:].mean() > clone[7:].mean() + 0.02, success

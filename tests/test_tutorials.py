@@ -19,7 +19,7 @@ import exercises
 pytestmark = pytest.mark.newest
 
 NAMES = ("00_five_minutes", "01_anatomy_of_a_ruleset", "02_the_environment", "03_benchmarks", "04_scaling_with_vmap", "05_ppo_from_scratch", "06_rl2",
-         "07_what_has_it_learned", "08_many_sessions_at_once", "09_grpo", "10_make_it_yours")
+         "07_what_has_it_learned", "08_many_sessions_at_once", "09_grpo", "10_make_it_yours", "11_learning_from_histories")
 APPENDICES = ("appendix_jax",)  # listed, tested and copied like a tutorial, without exercises
 NUMBERED = [ROOT / "tutorials" / f"{name}.ipynb" for name in NAMES]
 PATHS = NUMBERED + [ROOT / "tutorials" / f"{name}.ipynb" for name in APPENDICES]
@@ -48,7 +48,7 @@ def prose(path):
     return "\n\n".join(source(cell) for cell in cells(path, "markdown"))
 
 
-def test_there_are_eleven_and_an_appendix():
+def test_there_are_twelve_and_an_appendix():
     assert sorted(path.stem for path in (ROOT / "tutorials").glob("*.ipynb")) == [*NAMES, *APPENDICES] and len(MODULES) == len(NAMES)
 
 

@@ -32,7 +32,8 @@ from .ppo import (
 from .belief import log_prob_of
 from .rl2 import (
     Agent, RunState, TrainConfig, Training, load_tasks, make_world, new_agent, to_dict)
-from ..benchmarks.histories import NO_ADVICE, Histories, NoisyExpert, load_histories, record, sample
+from ..benchmarks.histories import (
+    NO_ADVICE, Histories, NoisyExpert, load_histories, record, sample, split_histories)
 from ..core.actions import NUM_ACTIONS
 from ..core.helpers import progress_bar
 from ..core.tiles import unpack
@@ -189,8 +190,18 @@ class _Seen(NamedTuple):
     def last(self):
         return self.ended
 
+_NEEDED = ("observation", "direction", "pocket", "action", "reward", "done")
+
 def windows_to_inputs(windows: dict, num_actions: int = NUM_ACTIONS) -> Inputs:
-    "The `Inputs (T, B)` of an agent, from windows of histories, arrays `(B, T, ...)`."
+    """The `Inputs (T, B)` of an agent, from windows of histories, arrays `(B, T, ...)`.
+
+    Raises `ValueError` for a missing field, or for other axes.
+    """
+    if missing := [name for name in _NEEDED if name not in windows]:
+        raise ValueError(f"The windows lack {missing[0]}: sample them with fields that include {', '.join(_NEEDED)}.")
+    if np.ndim(windows["action"]) != 2 or len({np.shape(windows[name])[:2] for name in _NEEDED}) > 1:
+        shapes = ", ".join(f"{name} {np.shape(windows[name])}" for name in _NEEDED)
+        raise ValueError(f"Windows have the shape (windows, steps, ...), as sample returns them, not {shapes}.")
     swap = lambda name: jnp.swapaxes(jnp.asarray(windows[name]), 0, 1)
     direction, pocket = swap("direction").astype(jnp.int32), unpack(swap("pocket"))
     view, action = unpack(swap("observation")), swap("action").astype(jnp.int32)
@@ -214,10 +225,11 @@ class ImitationConfig:
     warmup: float = 0.05  # share of the updates over which lr rises from 0
     weight_decay: float = 1e-4  # of AdamW
     max_grad_norm: float = 1.0  # maximum global gradient norm
+    validation: float = 0.0  # share of the histories kept for a validation loss, with goals that are not trained on
 
     def __post_init__(self):
         check_fields(self, length="[1, inf)", batch="[1, inf)", updates="[1, inf)", lr="(0, inf)", warmup="[0, 1]",
-                     weight_decay="[0, inf)", max_grad_norm="(0, inf)")
+                     validation="[0, 1)", weight_decay="[0, inf)", max_grad_norm="(0, inf)")
 
 def _optimizer(config: ImitationConfig) -> optax.GradientTransformation:
     rise = round(config.warmup * config.updates)
@@ -228,8 +240,10 @@ def _optimizer(config: ImitationConfig) -> optax.GradientTransformation:
 def imitation_loss(network: ActorCritic, inputs: Inputs, target) -> tuple[jax.Array, jax.Array]:
     """Cross-entropy in nats of the actions `target (T, B)`, given `Inputs (T, B)`, and the accuracy.
 
-    Both are means over the steps that have a target.
+    Both are means over the steps that have a target. Raises `ValueError` for targets of another shape.
     """
+    if target.shape != inputs.action.shape:
+        raise ValueError(f"The targets have the shape {target.shape}; the inputs have {inputs.action.shape} (T, B).")
     logits = network(inputs, network.start(target.shape[1])).logits
     known = target != NO_ADVICE
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(known, target, 0).astype(jnp.int32))
@@ -259,16 +273,27 @@ def _make_update(structure, optimizer, target: str):
         return state.replace(parameters=parameters, optimizer=moments, round=state.round + 1), value, right
     return jax.jit(update, donate_argnums=0)
 
-# %% ../../nbs/baselines/18_incontext.ipynb #h
-_NEEDED = ("observation", "direction", "pocket", "action", "reward", "done")
+def _make_validation(structure, histories: Histories, imitation: ImitationConfig, seed: int, numbers):
+    "The function from parameters to `{'validation_loss': ...}`, on windows of the histories `numbers`; {} for None."
+    if numbers is None:
+        return lambda parameters: {}
+    windows = sample(histories, imitation.batch, imitation.length, seed=seed, fields=_fields(imitation), among=numbers)
+    inputs, wanted = windows_to_inputs(windows), jnp.swapaxes(windows[imitation.target], 0, 1)
+    loss = jax.jit(lambda parameters: imitation_loss(nnx.merge(structure, parameters), inputs, wanted)[0])
+    return lambda parameters: {"validation_loss": float(loss(parameters))}
 
+def _fields(imitation: ImitationConfig) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*_NEEDED, imitation.target)))
+
+# %% ../../nbs/baselines/18_incontext.ipynb #h
 def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfig = ImitationConfig(), *,
             resume: bool = False, progress: bool = True, log_every: int = 50) -> Training:
     """Train a network of `config.network` to predict the actions of histories.
 
     config: the world of the histories, the network, the seed, and `out`, the folder for checkpoints and metrics. Fields
     about reinforcement learning have no effect. resume: continue from the latest checkpoint, as if there had been no
-    break. log_every: updates between rows of metrics, the mean `loss` (nats) and `accuracy` since the last row.
+    break. log_every: updates between rows of metrics, the mean `loss` (nats) and `accuracy` since the last row, and
+    `validation_loss` if `imitation.validation` is not 0.
     Returns what `train` returns: an `Agent` to evaluate, the metrics and the checkpoint.
     Ctrl-C ends training after the current update and leaves a checkpoint.
     Raises `ValueError` for histories of another world or shorter than a window, `FileExistsError` if `out` has a run
@@ -291,7 +316,13 @@ def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfi
     with checkpoints, Interrupts() as interrupts, open_loggers(out, about, config.loggers, start) as loggers:
         save = lambda state, done: checkpoints.save(done * per_update, state, about | {"steps": done * per_update})
         update = _make_update(agent.structure, optimizer, imitation.target)
-        state, done = _learn(histories, config, imitation, state, update, save, interrupts, loggers, log_every,
+        share = imitation.validation
+        train, held = split_histories(histories, share, config.seed) if share else (None, None)
+        validate = _make_validation(agent.structure, histories, imitation, config.seed, held)
+        # The number of the update and the seed determine the windows, so a run can resume.
+        draw = lambda number: sample(histories, imitation.batch, imitation.length, seed=(config.seed, number),
+                                     fields=_fields(imitation), among=train)
+        state, done = _learn(draw, validate, config, imitation, state, update, save, interrupts, loggers, log_every,
                              progress)
         checkpoints.wait()
     steps = done * per_update
@@ -299,23 +330,23 @@ def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfi
     return Training(agent, loggers.rows, interrupts.happened, checkpoints.path(steps))
 
 # %% ../../nbs/baselines/18_incontext.ipynb #i
-def _learn(histories, config: TrainConfig, imitation: ImitationConfig, state: RunState, update, save, interrupts,
+def _learn(draw, validate, config: TrainConfig, imitation: ImitationConfig, state: RunState, update, save, interrupts,
            loggers, log_every: int, progress: bool):
     "Update until done or Ctrl-C: the state and the number of updates."
     begun = saved = time.monotonic()
-    done, seen, needed = int(state.round), [], {*_NEEDED, imitation.target}
+    done, seen = int(state.round), []
     with progress_bar(imitation.updates, progress, "imitating", "updates", done) as bar:
         while done < imitation.updates and not interrupts.happened:
-            # The number of the update and the seed determine the windows, so a run can resume.
-            windows = sample(histories, imitation.batch, imitation.length, seed=(config.seed, done))
-            state, *found = update(state, {name: windows[name] for name in needed})
+            windows = draw(done)
+            state, *found = update(state, {name: windows[name] for name in _fields(imitation)})
             done, seen = done + 1, [*seen, found]
             if done % log_every == 0 or done == imitation.updates:
                 loss, accuracy = np.mean(np.asarray(seen), axis=0)
                 if not np.isfinite(loss):
                     raise FloatingPointError(f"Learning diverged after {done:,} updates: lower lr or max_grad_norm.")
                 row = {"steps": done * imitation.batch * imitation.length,
-                       "seconds": round(time.monotonic() - begun, 2), "loss": float(loss), "accuracy": float(accuracy)}
+                       "seconds": round(time.monotonic() - begun, 2), "loss": float(loss), "accuracy": float(accuracy),
+                       **validate(state.parameters)}
                 loggers.log(row)
                 bar.set_postfix({name: f"{row[name]:.3f}" for name in ("loss", "accuracy")}, refresh=False)
                 seen = []

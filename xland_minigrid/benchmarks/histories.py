@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['STEP_FIELDS', 'TASK_FIELDS', 'TIME_OUT', 'ENDED', 'NO_ADVICE', 'NO_STEPS', 'Histories', 'sample', 'Windows',
-           'NoisyExpert', 'record', 'load_histories', 'returns_by_tenth', 'check_histories']
+           'split_histories', 'NoisyExpert', 'record', 'load_histories', 'returns_by_tenth', 'check_histories',
+           'Replayed', 'watch_history']
 
 # %% ../../nbs/benchmarks/16_histories.ipynb #a
 import functools
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +26,13 @@ from .benchmark import Benchmark, row_numbers
 from .expert import consult, plan_steps, task_plan
 from .files import (
     BenchmarkFileError, array_digest, blake, damaged, kinds_used, open_container, write_container)
+from .generate import identities
 from .oracle import exceeds_encoding, rows_of, shared_env, start_keys
+from .splits import first_groups, seeded
 from ..core.actions import NUM_ACTIONS
 from ..core.helpers import appearing, checked_int, progress_bar
 from ..core.tiles import pack_pairs
+from ..envs.environment import StepType
 from ..envs.wrappers import GymAutoResetWrapper, without_reset
 
 # %% ../../nbs/benchmarks/16_histories.ipynb #b
@@ -57,6 +62,8 @@ class Histories:
     """
 
     def __init__(self, parts, about: dict):
+        if isinstance(parts, dict):
+            raise ValueError("parts is one dictionary; give a list of parts, such as [part].")
         self.parts, self.about = tuple(parts), about
         if not self.parts:
             raise ValueError("There are no histories: give at least one part.")
@@ -82,7 +89,11 @@ class Histories:
         return (self[i] for i in range(len(self)))
 
     def array(self, name: str) -> np.ndarray:
-        "One field of all histories `(H, ...)`; copied where there are several parts."
+        """One field of all histories `(H, ...)`; copied where there are several parts.
+
+        Raises `ValueError` for an unknown name.
+        """
+        _check_names([name])
         arrays = [part[name] for part in self.parts]
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
@@ -95,11 +106,22 @@ class Histories:
         return f"Histories({len(self):,} of {self.num_steps:,} steps, {ended:,} trials, {side}x{side} observations)"
 
 # %% ../../nbs/benchmarks/16_histories.ipynb #d
+def _check_names(names) -> tuple[str, ...]:
+    "Names of fields, all for None. Raises `ValueError` for a name that is no field."
+    known = (*STEP_FIELDS, *TASK_FIELDS)
+    names = known if names is None else (names,) if isinstance(names, str) else tuple(names)
+    if wrong := [name for name in names if name not in known]:
+        raise ValueError(f"There is no field {wrong[0]!r}: choose from {', '.join(known)}.")
+    return names
+
 def _check_arrays(part: dict, first: dict) -> None:
     "Raise `ValueError` unless the arrays have the names, types and shapes of a part and fit the first part."
     wanted = STEP_FIELDS | TASK_FIELDS
-    if set(part) != set(wanted):
-        raise ValueError(f"The arrays of a part are {', '.join(wanted)}, not {', '.join(part)}.")
+    if not isinstance(part, dict) or set(part) != set(wanted):
+        found = ", ".join(map(str, part)) if isinstance(part, dict) else f"a {type(part).__name__}"
+        raise ValueError(f"A part is a dictionary of the arrays {', '.join(wanted)}, not {found}.")
+    if wrong := [name for name, array in part.items() if not isinstance(array, np.ndarray)]:
+        raise ValueError(f"{wrong[0]} has type {type(part[wrong[0]]).__name__}; it must be a NumPy array.")
     lead = part["action"].shape
     if len(lead) != 2 or not all(lead):
         raise ValueError(f"action has the shape {lead}; it must be (histories, steps), at least one of each.")
@@ -113,28 +135,43 @@ def _check_arrays(part: dict, first: dict) -> None:
                              "histories of one set come from one world and have equally many steps.")
 
 # %% ../../nbs/benchmarks/16_histories.ipynb #e
-def sample(histories: Histories, count: int, length: int, seed=0) -> dict[str, np.ndarray]:
+def sample(histories: Histories, count: int, length: int, seed=0, *, fields=None, among=None) -> dict[str, np.ndarray]:
     """Draw windows of steps at random from all histories.
 
     Returns the arrays of `STEP_FIELDS` `(count, length, ...)` and `TASK_FIELDS` `(count, ...)`, and `start` `(count,)`:
-    where each window begins in its history. seed: an integer or a sequence of integers, such as `(seed, batch)`.
-    Raises `ValueError` for a length that exceeds that of the histories.
+    where each window begins in its history.
+    seed: an integer or a sequence of integers, such as `(seed, batch)`. fields: names of the arrays wanted, by default
+    all. among: numbers of the histories to draw from, by default all.
+    Raises `ValueError` for a length that exceeds that of the histories, an unknown field or an impossible seed, and
+    `IndexError` for a history that does not exist.
     """
     _check_length(histories, length)
     checked_int("count", count, 1)
-    rng = np.random.default_rng(seed)
-    which, start = rng.integers(len(histories), size=count), rng.integers(histories.num_steps - length + 1, size=count)
-    part, found = np.searchsorted(histories._ends, which, "right"), {"start": start}
-    for name, of_first in histories.parts[0].items():
+    names, numbers = _check_names(fields), _numbers(histories, among)
+    try:
+        rng = np.random.default_rng(seed)
+    except (TypeError, ValueError):
+        raise ValueError(f"seed is {seed!r}; it must be an integer from 0 on, or a sequence of them.") from None
+    which, start = rng.integers(len(numbers), size=count), rng.integers(histories.num_steps - length + 1, size=count)
+    which, first, found = numbers[which], histories.parts[0], {"start": start}
+    part = np.searchsorted(histories._ends, which, "right")
+    for name in names:
         steps = name in STEP_FIELDS
-        found[name] = np.empty((count, *(length,) * steps, *of_first.shape[1 + steps:]), of_first.dtype)
+        found[name] = np.empty((count, *(length,) * steps, *first[name].shape[1 + steps:]), first[name].dtype)
     for number in np.unique(part):
         here = np.flatnonzero(part == number)
         rows = which[here] - histories._ends[number]  # from the end: negative
-        for name, array in histories.parts[number].items():
+        for name in names:
             at = (rows[:, None], start[here, None] + np.arange(length)) if name in STEP_FIELDS else rows
-            found[name][here] = array[at]
+            found[name][here] = histories.parts[number][name][at]
     return found
+
+def _numbers(histories: Histories, among) -> np.ndarray:
+    "Numbers of histories, all for None. Raises `IndexError`, `TypeError` or `ValueError`."
+    numbers = np.arange(len(histories)) if among is None else row_numbers(among, len(histories), "history")
+    if not len(numbers):
+        raise ValueError("among is empty: give the number of at least one history.")
+    return numbers
 
 def _check_length(histories: Histories, length: int) -> None:
     checked_int("length", length, 1)
@@ -142,32 +179,54 @@ def _check_length(histories: Histories, length: int) -> None:
         raise ValueError(f"length is {length}, and these histories have {histories.num_steps} steps: "
                          "choose a shorter window.")
 
-@dataclass(frozen=True)
+# %% ../../nbs/benchmarks/16_histories.ipynb #windows-in-order
+@dataclass(frozen=True, eq=False)
 class Windows:
     """All windows of `length` steps, `stride` apart, in order: a map-style data set for PyTorch (2.3 or newer).
 
-    Each window is a dictionary of arrays, `(length, ...)` for steps.
+    Each window is a dictionary of arrays, `(length, ...)` for steps. fields, among: as for `sample`.
     """
     histories: Histories
     length: int
     stride: int
+    fields: tuple[str, ...] | None = None
+    among: np.ndarray | None = None
 
     def __post_init__(self):
         _check_length(self.histories, self.length)
         checked_int("stride", self.stride, 1)
+        for name, value in (("fields", _check_names(self.fields)), ("among", _numbers(self.histories, self.among))):
+            object.__setattr__(self, name, value)
 
     @property
     def _each(self) -> int:
         return (self.histories.num_steps - self.length) // self.stride + 1
 
     def __len__(self) -> int:
-        return len(self.histories) * self._each
+        return len(self.among) * self._each
 
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
         number, at = divmod(int(row_numbers([number], len(self), "window")[0]), self._each)
-        cut = slice(at * self.stride, at * self.stride + self.length)
-        return {name: np.array(array[cut] if name in STEP_FIELDS else array)
-                for name, array in self.histories[number].items()}
+        cut, history = slice(at * self.stride, at * self.stride + self.length), self.histories[self.among[number]]
+        return {name: np.array(history[name][cut] if name in STEP_FIELDS else history[name]) for name in self.fields}
+
+# %% ../../nbs/benchmarks/16_histories.ipynb #03d7f098
+def split_histories(histories: Histories, share: float = 0.1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the histories for training and for validation, two sorted int64 arrays without a common goal.
+
+    share: of the histories that validation gets, as close as whole groups allow. A group has one goal and rules, or one
+    task number where the tasks themselves are unknown (files of others). The seed orders the groups.
+    Raises `ValueError` for a share outside 0 to 1, or if one side would be empty.
+    """
+    if isinstance(share, bool) or not isinstance(share, (int, float, np.number)) or not 0 < share < 1:
+        raise ValueError(f"share is {share!r}; it must lie between 0 and 1.")
+    goals, rules, tiles = (histories.array(name) for name in ("goals", "rules", "init_tiles"))
+    keys = identities(goals, rules, tiles)[1] if goals.any() else histories.array("task").astype(np.uint64)
+    held = first_groups(keys, share, seeded(keys, checked_int("seed", seed, 0)))
+    if held.all() or not held.any():
+        raise ValueError(f"With {len(np.unique(keys))} goals a share of {share} leaves one side empty: "
+                         "choose another share, or record tasks with more goals.")
+    return np.flatnonzero(~held), np.flatnonzero(held)
 
 # %% ../../nbs/benchmarks/16_histories.ipynb #f
 @dataclass(frozen=True)
@@ -183,8 +242,9 @@ class NoisyExpert:
 
     def __post_init__(self):
         for name in ("start", "end", "ramp"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be a share from 0 to 1.")
+            share = getattr(self, name)
+            if not isinstance(share, (int, float, np.number)) or not 0 <= share <= 1:
+                raise ValueError(f"{name} is {share!r}; it must be a share from 0 to 1.")
 
     def begin(self, parameters, timestep, rulesets, keys):
         return jnp.full(timestep.reward.shape, self.start, jnp.float32)
@@ -244,6 +304,16 @@ def _world(env, params):
         raise TypeError("Histories hold plain observations, the tile and colour of each cell: "
                         "pass the environment without observation wrappers.")
     return _with_reset(env)
+
+def _check_player(player) -> None:
+    "Raise `TypeError` unless `record` can use the player."
+    if isinstance(player, type) or not all(callable(getattr(player, name, None)) for name in ("begin", "act")):
+        raise TypeError(f"The player is {player!r}; it must be an object with begin and act, such as NoisyExpert().")
+    try:
+        hash(player)
+    except TypeError:
+        raise TypeError(f"The player ({type(player).__name__}) is not hashable, and jit needs that: "
+                        "make it a frozen dataclass.") from None
 
 def _tasks(benchmark: Benchmark, numbers) -> Benchmark:
     "The tasks with these numbers, as NumPy arrays. Raises `ValueError` for tasks that an encoding cannot express."
@@ -307,10 +377,11 @@ def record(player, env, params, benchmark: Benchmark, numbers, *, steps: int, se
         steps: steps of each history. seed: of all starts and choices.
         folder: where to write parts of `per_file` histories and a card; an unfinished folder is continued. Without a
             folder, everything stays in memory.
-        batch: worlds played at once. command: noted on the card. progress: show a bar.
+        batch: worlds played at once. command: noted in the files and on the card. progress: show a bar.
     Raises `TypeError`, `ValueError` or `IndexError` for wrong arguments;
     `BenchmarkFileError` for a damaged file in the folder.
     """
+    _check_player(player)
     numbers, env = row_numbers(numbers, len(benchmark), "task", 0), _world(env, params)
     for name, value, low, high in (("steps", steps, 1, 2**24), ("seed", seed, 0, 2**31 - 1),
                                    ("per_file", per_file, 1, 2**20), ("batch", batch, 1, 2**20)):
@@ -321,13 +392,14 @@ def record(player, env, params, benchmark: Benchmark, numbers, *, steps: int, se
     about = _about(player, env, params, numbers, tasks, steps, seed, per_file)
     if parameters is not None:
         about["parameters"] = array_digest({str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(parameters))})
-    keys, parts = start_keys(numbers, _times_before(numbers), seed), []
+    keys, parts, commands = start_keys(numbers, _times_before(numbers), seed), [], []
     with progress_bar(len(numbers) * steps, progress, "recording", "steps") as bar:
         for number, first in enumerate(range(0, len(numbers), per_file)):
             rows = np.arange(first, min(first + per_file, len(numbers)))
             path = None if folder is None else Path(folder).expanduser() / f"part-{number:05}.safetensors"
             if path is not None and path.exists():
-                part, known = _read_part(path)
+                part, known, made = _read_part(path)
+                commands.append(made)
                 if differs := _difference(known, about | {"part": number}):
                     raise ValueError(f"{path} belongs to other histories ({differs}): "
                                      "choose another folder, or delete this one.")
@@ -336,12 +408,12 @@ def record(player, env, params, benchmark: Benchmark, numbers, *, steps: int, se
                 part = _record(player, parameters, env, params, tasks.take(rows), numbers[rows], rows_of(keys, rows),
                                steps, min(batch, len(rows)), bar)
                 if path is not None:
-                    _write_part(path, part, about | {"part": number})
-                    part = _read_part(path)[0]
+                    _write_part(path, part, about | {"part": number}, command)
+                    part, commands = _read_part(path)[0], [*commands, command]
             parts.append(part)
     histories = Histories(parts, about)
     if folder is not None:
-        _write_card(Path(folder).expanduser(), histories, command)
+        _write_card(Path(folder).expanduser(), histories, commands)
     return histories
 
 # %% ../../nbs/benchmarks/16_histories.ipynb #k
@@ -360,19 +432,20 @@ def _difference(a: dict, b: dict) -> str:
                      for name in sorted(set(a) | set(b)) if a.get(name) != b.get(name))[:400]
 
 # %% ../../nbs/benchmarks/16_histories.ipynb #l
-def _write_part(path: Path, part: dict, about: dict) -> None:
-    manifest = {"about": about, "digests": {name: array_digest({name: part[name]}) for name in part},
+def _write_part(path: Path, part: dict, about: dict, command: str | None = None) -> None:
+    digests = {name: array_digest({name: part[name]}) for name in part}
+    manifest = {"about": about, "command": command, "digests": digests,
                 "kinds": kinds_used(part["goals"], part["rules"])}
     write_container(path, "histories", manifest, part)
 
 _SMALL_FILE = 64 << 20
 
-def _read_part(path: Path, verify: bool | None = None) -> tuple[dict[str, np.ndarray], dict]:
-    "The arrays of a file and how they were made. Raises `BenchmarkFileError`."
+def _read_part(path: Path, verify: bool | None = None) -> tuple[dict[str, np.ndarray], dict, str | None]:
+    "The arrays of a file, how they were made, and by which command. Raises `BenchmarkFileError`."
     file = open_container(path, "histories")
     verify = file.path.stat().st_size <= _SMALL_FILE if verify is None else verify
     try:
-        about = dict(file.manifest["about"])
+        about, command = dict(file.manifest["about"]), file.manifest.get("command")
         _check_arrays(file.arrays, file.arrays)
         digests = [file.manifest["digests"][name] for name in file.arrays]
         wrong = [name for name, known in zip(file.arrays, digests)
@@ -381,7 +454,7 @@ def _read_part(path: Path, verify: bool | None = None) -> tuple[dict[str, np.nda
         raise damaged(path, f"its parts contradict each other: {str(error)[:160]}") from None
     if wrong:
         raise damaged(path, f"{wrong[0]} does not match its digest")
-    return file.arrays, about
+    return file.arrays, about, None if command is None else str(command)
 
 def load_histories(path, *, verify: bool | None = None) -> Histories:
     """Map the histories of a finished folder, or of one of its files, into memory as read-only arrays.
@@ -393,7 +466,7 @@ def load_histories(path, *, verify: bool | None = None) -> Histories:
     """
     path = Path(path).expanduser()
     if path.is_file():
-        part, about = _read_part(path, verify)
+        part, about, _ = _read_part(path, verify)
         return Histories([part], about)
     if not (path / "card.json").is_file():
         raise FileNotFoundError(f"{path} has no card.json: it holds no histories, or its recording was cut short; "
@@ -404,8 +477,8 @@ def load_histories(path, *, verify: bool | None = None) -> Histories:
         if verify is None:
             verify = sum((path / name).stat().st_size for name in names) <= _SMALL_FILE
         read = [_read_part(path / name, verify) for name in names]
-        histories = Histories([part for part, _ in read], about)
-        if [known for _, known in read] != [about | {"part": i} for i in range(len(read))]:
+        histories = Histories([part for part, *_ in read], about)
+        if [known for _, known, _ in read] != [about | {"part": i} for i in range(len(read))]:
             raise ValueError("a file belongs to other histories, or to another place")
         if len(histories) != about["histories"] or verify and card["files"] != _digests(histories):
             raise ValueError("its files are not those that it lists")
@@ -424,20 +497,32 @@ def _digests(histories: Histories) -> dict[str, str]:
     return {f"part-{number:05}.safetensors": digest(part)
             for number, part in enumerate(histories.parts)}
 
-def returns_by_tenth(histories: Histories) -> np.ndarray:
-    "The mean return of trials that end in each tenth of the histories, float64 `(10,)`; NaN where none ends."
-    sums, counts = np.zeros(10), np.zeros(10)
+def _in_tenths(histories: Histories) -> tuple[np.ndarray, np.ndarray]:
+    "Sums of returns, and numbers of trials, that end in each tenth of each history: float64 `(H, 10)`."
+    tenth = np.arange(histories.num_steps) * 10 // histories.num_steps
+    member, found = (tenth[:, None] == np.arange(10)).astype(np.float64), []
     for part in histories.parts:
-        tenth = np.arange(histories.num_steps) * 10 // histories.num_steps
         ended = part["done"] > 0
-        counts += np.bincount(tenth, ended.sum(0), 10)
-        sums += np.bincount(tenth, (part["reward"] * ended).sum(0, dtype=np.float64), 10)
+        found.append(((part["reward"] * ended) @ member, ended @ member))
+    return tuple(map(np.concatenate, zip(*found)))
+
+def returns_by_tenth(histories: Histories, each: bool = False) -> np.ndarray:
+    """The mean return of trials that end in each tenth of the histories, float64 `(10,)`; NaN where none ends.
+
+    each: of every history for itself, `(H, 10)`.
+    """
+    sums, counts = (x if each else x.sum(0) for x in _in_tenths(histories))
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
-def _write_card(folder: Path, histories: Histories, command: str | None) -> None:
+def _made_by(commands) -> str | None:
+    "What the card says: None if all files were made from Python, else who began and who continued."
+    names = list(dict.fromkeys(commands))
+    return None if names == [None] else "; continued by ".join(name or "record, called from Python" for name in names)
+
+def _write_card(folder: Path, histories: Histories, commands) -> None:
     from xland_minigrid import __version__
     means = [None if np.isnan(x) else round(float(x), 4) for x in returns_by_tenth(histories)]
-    card = {"about": histories.about, "command": command, "steps": len(histories) * histories.num_steps,
+    card = {"about": histories.about, "command": _made_by(commands), "steps": len(histories) * histories.num_steps,
             "returns_by_tenth": means, "files": _digests(histories),
             "versions": {"xland_minigrid": __version__, "jax": jax.__version__, "numpy": np.__version__}}
     with appearing(folder / "card.json") as temporary:
@@ -464,10 +549,10 @@ def _restart(env, params, rulesets, keys):
     keys = jax.vmap(jax.random.split)(keys)[:, 0]
     return jax.vmap(env.reset, (params.axes("ruleset"), 0))(params.replace(ruleset=rulesets), keys)
 
-def check_histories(histories: Histories, env, params, *, batch: int = 256, progress: bool = False) -> None:
+def check_histories(histories: Histories, env, params, *, batch: int = 256, progress: bool = False) -> str:
     """Step the environment again with the keys and actions of all histories and compare what follows, bit for bit.
 
-    The fields `expert_action` and `steps_to_go` are not compared. Raises `ValueError` with a step that differs: the
+    Returns a sentence that says what was compared and what was not. Raises `ValueError` with a step that differs: the
     data are damaged, or they come from another world or version.
     """
     env, seen, batch = _world(env, params), 0, checked_int("batch", batch, 1)
@@ -487,6 +572,12 @@ def check_histories(histories: Histories, env, params, *, batch: int = 256, prog
                     _compare(part, found, rows, at[:histories.num_steps - t], seen)
                 bar.update(min(batch, len(part["task"]) - first) * histories.num_steps)
             seen += len(part["task"])
+    return (f"All {seen * histories.num_steps:,} steps of {seen:,} histories happened again as recorded: what the "
+            "agent saw, where it looked, what it carried, each reward and each end of a trial. Not compared: the "
+            "expert's action and its steps to go.")
+
+_IN_WORDS = {"observation": "What the agent sees", "direction": "Where the agent looks",
+             "pocket": "What the agent carries", "reward": "The reward", "done": "The end of a trial"}
 
 def _compare(part: dict, found: dict, rows, at, seen: int) -> None:
     "Raise `ValueError` for the first step of `rows` that differs; `seen` histories are in earlier parts."
@@ -495,6 +586,50 @@ def _compare(part: dict, found: dict, rows, at, seen: int) -> None:
         wrong = wrong.reshape(len(rows), len(at), -1).any(-1)
         if wrong.any():
             row, step = np.argwhere(wrong)[0]
-            raise ValueError(f"{name} of history {seen + rows[row]} comes out differently at step {at[step]} "
-                             "when it is played again: "
+            raise ValueError(f"{_IN_WORDS[name]} in history {seen + rows[row]} comes out differently at step "
+                             f"{at[step]} when it is played again: "
                              "the data are damaged, or were made in another world or with another version.")
+
+# %% ../../nbs/benchmarks/16_histories.ipynb #b97ebd34
+class Replayed(NamedTuple):
+    "A moment of a history: the time step (NumPy), the trial from 1, and the action; None once the trial is over."
+    timestep: Any
+    trial: int
+    action: int | None
+    belief: None = None  # a history does not hold one
+
+@functools.partial(jax.jit, static_argnames="env")
+def _scenes(env, params, key, actions):
+    "Time steps `(L, ...)` of one history before each action, and after it where no reset follows."
+    def one(timestep, action):
+        fresh, plain = timestep.last(), timestep.replace(final_observation=None)
+        before = plain.replace(step_type=jnp.where(fresh, StepType.FIRST, plain.step_type),
+                               reward=jnp.where(fresh, 0, plain.reward), discount=jnp.where(fresh, 1, plain.discount))
+        after = without_reset(env).step(params, before, action)
+        shown = (x.replace(state=x.state.replace(key=None)) for x in (before, after))
+        return env.step(params, timestep, action), tuple(shown)
+
+    return jax.lax.scan(one, env.reset(params, jax.random.split(key)[0]), actions)[1]
+
+def watch_history(histories: Histories, number: int, env, params, *, stop: int | None = None) -> list[Replayed]:
+    """Play one history again and return its moments, for `viz.widgets.RolloutViewer`.
+
+    env, params: the world of the histories. stop: how many steps to show, by default all.
+    Raises `IndexError` for a history that does not exist, `ValueError` if the world shows something else.
+    """
+    history, env = histories[number], _world(env, params)
+    stop = histories.num_steps if stop is None else checked_int("stop", stop, 1, histories.num_steps)
+    tasks = Benchmark.from_arrays(*(history[name][None] for name in ("goals", "rules", "init_tiles")))
+    key, own = jax.random.wrap_key_data(jnp.asarray(history["key"])), params.replace(ruleset=tasks.get_ruleset(0))
+    before, after = jax.device_get(_scenes(env, own, key, history["action"]))
+    seen = np.asarray(pack_pairs(before.observation))
+    if seen.shape != history["observation"].shape or (seen != history["observation"]).any():
+        raise ValueError(f"History {number} shows something else when it is played again: "
+                         "pass env and params as it was made with (histories.about tells).")
+    moments, trial = [], 1
+    for t in range(stop):
+        moments.append(Replayed(jax.tree.map(lambda x: x[t], before), trial, int(history["action"][t])))
+        if history["done"][t]:
+            moments.append(Replayed(jax.tree.map(lambda x: x[t], after), trial, None))
+            trial += 1
+    return moments

@@ -185,7 +185,7 @@ def or_ours(answer: Callable) -> Callable:
 
 # %% ../../nbs/tutor/01_exercise.ipynb #g
 MODULES = ("five_minutes", "anatomy", "environment", "benchmarks", "scaling", "ppo", "rl2", "probing", "sessions", "grpo",
-           "yours")  # of tutorials 0 to 10
+           "yours", "histories")  # of tutorials 0 to 11
 
 def all_exercises() -> dict[str, Exercise]:
     "Every exercise of every tutorial, by number."
@@ -233,6 +233,10 @@ SHORT = {
     # 10
     'for core in ("fading", "nothing")': 'for core in ("fading",)',
     "MiniGrid-StarMaze-7x7\", total_steps=500_000": "MiniGrid-StarMaze-7x7\", num_envs=16, steps_per_task=32, total_steps=1024",
+    # 11
+    "n=2048, seed=1": "n=16, seed=1",
+    "n=256, seed=2": "n=16, seed=2",
+    "batch=64, updates=400, lr": "batch=8, updates=2, lr",
 }
 
 def shortened(source: str) -> str:

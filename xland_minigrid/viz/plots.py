@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'MARKERS', 'empty_figure', 'draw_curve', 'adaptation_curve', 'dress_axis', 'training_curve',
-           'learning_curves', 'generalization_curves', 'group_bars']
+           'learning_curves', 'generalization_curves', 'history_curves', 'group_bars']
 
 # %% ../../nbs/viz/03_plots.ipynb #a
 import os
@@ -203,6 +203,27 @@ def generalization_curves(benchmarks: Mapping[str, Mapping[str, Sequence[Mapping
     bottoms, tops = zip(*(axis.get_ylim() for axis in figure.axes))
     for axis in figure.axes:
         axis.set_ylim(min(bottoms), max(tops))
+    return figure
+
+# %% ../../nbs/viz/03_plots.ipynb #2c0688b0
+def history_curves(histories: Mapping, *, title: str = "Returns over the course of a history"):
+    """Draw mean returns over the steps of histories; returns a matplotlib `Figure`.
+
+    histories: name to `Histories`. A line is the mean over trials, its band goes from the 20th to the 80th percentile
+    of single histories. Raises `ValueError` for anything but a mapping with at least one entry.
+    """
+    from xland_minigrid.benchmarks.histories import returns_by_tenth
+    if not isinstance(histories, Mapping) or not histories:
+        raise ValueError("There is nothing to draw: give a dictionary of names and Histories.")
+    figure, (axis,) = empty_figure(1, 5.4)
+    for i, (name, some) in enumerate(histories.items()):
+        at, each = (np.arange(10) + 0.5) * some.num_steps / 10, returns_by_tenth(some, each=True)
+        known = ~np.isnan(each).all(0)
+        low, high = np.nanquantile(each[:, known], (0.2, 0.8), axis=0)
+        draw_curve(axis, i, at[known], returns_by_tenth(some)[known], low, high, name)
+    dress_axis(axis, "step of the history", _LONG["return"])
+    axis.set_ylim(-.02, 1.02)
+    axis.set_title(title, fontsize="medium")
     return figure
 
 # %% ../../nbs/viz/03_plots.ipynb #i
