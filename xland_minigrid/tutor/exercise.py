@@ -185,7 +185,7 @@ def or_ours(answer: Callable) -> Callable:
 
 # %% ../../nbs/tutor/01_exercise.ipynb #g
 MODULES = ("five_minutes", "anatomy", "environment", "benchmarks", "scaling", "ppo", "rl2", "probing", "sessions", "grpo",
-           "yours")  # of tutorials 0 to 10
+           "yours", "jax_basics")  # of tutorials 0 to 10, and of the appendix, whose exercises are 11.1 and 11.2
 
 def all_exercises() -> dict[str, Exercise]:
     "Every exercise of every tutorial, by number."
