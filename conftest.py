@@ -70,5 +70,5 @@ def pytest_collection_modifyitems(items):
         directives = {m[1]: m[2].strip().lower() for m in re.finditer(r"^#\|\s*([\w-]+):?(.*)$", cell.source, re.MULTILINE)}
         if directives.get("eval") == "false" or FLAGS & directives.keys():
             item.options["skip"] = True
-        if os.environ.get("XLAND_FAST") and item.path.parent == ROOT / "colab":
+        if os.environ.get("XLAND_FAST") and getattr(item, "path", ROOT).parent == ROOT / "colab":
             cell.source = shortened(item.path.stem, cell.source)

@@ -185,7 +185,7 @@ def or_ours(answer: Callable) -> Callable:
 
 # %% ../../nbs/tutor/01_exercise.ipynb #g
 MODULES = ("five_minutes", "anatomy", "environment", "benchmarks", "scaling", "ppo", "rl2", "probing", "sessions", "grpo",
-           "yours", "histories")  # of tutorials 0 to 11
+           "yours", "histories", "jax_basics")  # of tutorials 0 to 11; 12: the appendix
 
 def all_exercises() -> dict[str, Exercise]:
     "Every exercise of every tutorial, by number."
