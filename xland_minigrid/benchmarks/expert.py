@@ -50,9 +50,9 @@ class TaskPlan(PyTreeNode):
     sided: jax.Array  # bool (U,), `near` is also checked after putting down
     pair: jax.Array  # uint8 (U,), where the second input may lie, seen from the first
     used: jax.Array  # bool (U,), part of the plan
-    maker: jax.Array  # int32 (U, 2), the use that makes the input; the use's own number if there is none
-    consumer: jax.Array  # int32 (U,), the use that takes the product; its own number if there is none
-    after: jax.Array  # int32 (U,), another use that must come first; its own number if there is none
+    maker: jax.Array  # int32 (U, 2), the use that makes the input; the use's own number without one
+    consumer: jax.Array  # int32 (U,), the use that takes the product; its own number without one
+    after: jax.Array  # int32 (U,), another use that must come first; its own number without one
     carry: jax.Array  # bool (U, 2), the input can be picked up without turning into something else
     room: jax.Array  # uint8 (U, 3), sides on which the product needs room, for its consumer and the uses that follow
     walk: jax.Array  # bool (U, 3), True if that room is for the agent, False if it is for an object
