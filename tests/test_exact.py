@@ -25,7 +25,7 @@ from xland_minigrid.core.rules import (
 from xland_minigrid.core.ruleset import RuleSet, empty_ruleset, make_ruleset, stack_rulesets
 from xland_minigrid.core.tiles import EMPTY, FLOOR, WALL, Colors, Tiles, pack, unpack
 from xland_minigrid.envs.wrappers import GymAutoResetWrapper
-from xland_minigrid.measure.exact import SMALL, Cases, Compared, compare, judge_prover, small_cases
+from xland_minigrid.measure.tables.exact import SMALL, Cases, Compared, compare, judge_prover, small_cases
 from worlds import compiled, refusals
 
 pytestmark = pytest.mark.newest

@@ -16,7 +16,7 @@ from xland_minigrid.benchmarks.expert import NO_PLAN, consult, expert_action, pl
 from xland_minigrid.benchmarks.oracle import solve_tasks, starts_of
 from xland_minigrid.core.goals import AgentHoldGoal
 from xland_minigrid.core.ruleset import RuleSet
-from xland_minigrid.measure.exact import Cases, small_cases
+from xland_minigrid.measure.tables.exact import Cases, small_cases
 
 pytestmark = pytest.mark.newest
 

@@ -5,7 +5,8 @@ import pytest
 import xland_minigrid.benchmarks.registry as keeping
 from xland_minigrid.benchmarks import generate_benchmark
 from xland_minigrid.benchmarks.statistics import benchmark_statistics
-from xland_minigrid.measure import exact, expert, layouts, load, oracle, single_tasks, statistics, throughput
+from xland_minigrid.measure import statistics, throughput
+from xland_minigrid.measure.tables import exact, expert, layouts, load, oracle, single_tasks
 from xland_minigrid.measure.report import run, script
 from xland_minigrid.measure.statistics import PAPER_TABLE_5, figure_4, mean_of, plot_statistics, save_figures, statistics_page
 
@@ -26,14 +27,14 @@ def page_of(program, words, tmp_path):
 @pytest.mark.optimized
 def test_oracle(tmp_path):
     text = page_of(oracle.report, "--pairs 3 --presets trivial", tmp_path)
-    assert "python -m xland_minigrid.measure.oracle --pairs 3 --presets trivial" in text and text.count("| trivial |") == 2
+    assert "python -m xland_minigrid.measure.tables.oracle --pairs 3 --presets trivial" in text and text.count("| trivial |") == 2
 
 
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_expert(tmp_path):
     text = page_of(expert.report, "--pairs 3 --presets trivial --batch 4 --reference-tasks 0", tmp_path)
-    assert "python -m xland_minigrid.measure.expert --pairs 3 --presets trivial --batch 4 --reference-tasks 0" in text and text.count("| trivial |") == 3
+    assert "python -m xland_minigrid.measure.tables.expert --pairs 3 --presets trivial --batch 4 --reference-tasks 0" in text and text.count("| trivial |") == 3
 
 
 # ---------------------------------------------------------------- statistics
@@ -155,4 +156,4 @@ def test_exact(tmp_path, monkeypatch):
     monkeypatch.setattr(exact, "SMALL", ())
     monkeypatch.setattr(exact, "JUDGED", ())
     text = page_of(exact.report, "--seed 3", tmp_path)
-    assert "measure.exact --seed 3" in text and "## The prover" in text and text.endswith("### Surprises\n\nNone.\n")
+    assert "measure.tables.exact --seed 3" in text and "## The prover" in text and text.endswith("### Surprises\n\nNone.\n")

@@ -25,8 +25,8 @@ from xland_minigrid.core.rules import (
 from xland_minigrid.core.ruleset import RuleSet, make_ruleset
 from xland_minigrid.core.tiles import EMPTY, FLOOR, WALL, Colors, Tiles, pack, unpack
 from xland_minigrid.envs.environment import EnvCarry, State, advance
-from xland_minigrid.measure.exact import Cases, compare, small_cases
-from xland_minigrid.measure.oracle import measure as measure_oracle
+from xland_minigrid.measure.tables.exact import Cases, compare, small_cases
+from xland_minigrid.measure.tables.oracle import measure as measure_oracle
 from worlds import refusals
 
 pytestmark = pytest.mark.newest

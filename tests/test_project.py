@@ -218,10 +218,11 @@ def test_the_wheel_is_small():
 
     import tomllib
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    (pattern,), data = project["tool"]["setuptools"]["packages"]["find"]["include"], project["tool"]["setuptools"]["package-data"]
-    assert pattern == "xland_minigrid*" and list(data) == ["xland_minigrid"]
+    find, data = project["tool"]["setuptools"]["packages"]["find"], project["tool"]["setuptools"]["package-data"]
+    assert find == {"include": ["xland_minigrid*"], "exclude": ["xland_minigrid.measure.tables*"]} and list(data) == ["xland_minigrid"]
     package = ROOT / "xland_minigrid"
     names = [path.relative_to(package).as_posix() for path in package.rglob("*") if path.is_file()]
+    names = [name for name in names if not name.startswith("measure/tables/")]
     packed = [name for name in names if name.endswith(".py") and (package / name).with_name("__init__.py").exists() or any(fnmatch(name, kind) for kind in data["xland_minigrid"])]
     assert "_modidx.py" not in packed, "nbdev's index is not for users: make sync removes it"
     size = sum(len(zlib.compress((package / name).read_bytes())) + 200 for name in packed if not name.startswith("baselines/box/"))  # 200: two headers and a line of RECORD

@@ -5,9 +5,9 @@ import time
 import numpy as np
 import pytest
 
-from xland_minigrid.measure import trainers
+from xland_minigrid.measure.tables import trainers
 from xland_minigrid.measure.report import run, script
-from xland_minigrid.measure.trainers import Trainer, TrainerRow, load_theirs, our_config, report, take_turns, trainers_page, trainers_table
+from xland_minigrid.measure.tables.trainers import Trainer, TrainerRow, load_theirs, our_config, report, take_turns, trainers_page, trainers_table
 
 
 def row(gru=64, theirs=(100, 200, 300), ours=(400, 600, 1500), epochs=1):

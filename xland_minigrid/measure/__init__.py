@@ -1,4 +1,4 @@
-"""Programs that write the tables in `docs/results/`: `python -m xland_minigrid.measure.NAME --out FILE`.
+"""Measurements that users make, too: `xland-minigrid throughput`, `statistics`, `compiled`, and others.
 
 In the package, only the command line imports this room.
 """
