@@ -40,7 +40,7 @@ def exercises(path):
 
 def table(root=ROOT):
     rows = ["| exercise | level | minutes | section |", "|---|---|--:|---|"]
-    for path in numbered(root).values():
+    for path in (*numbered(root).values(), root / "tutorials" / "appendix_jax.ipynb"):
         for number, title, level, minutes, section in exercises(path):
             rows.append(f"| {number} {title} | {level} | {minutes} | {section if section.isdigit() else f'*{section}*'} |")
     return "\n".join(rows)

@@ -153,6 +153,7 @@ def test_one_task_in_words():
     plan = plan_of(make_ruleset(AgentHoldGoal(HEX), [TileNearRule(BALL, STAR, HEX), AgentNearRule(STAR, KEY)], [BALL, STAR]))
     assert plan.steps == (0,) and plan.depth == 1 and plan.dead_ends == (1,)
     assert "Then hold a red hex" in str(plan) and "Avoid this rule: a red star next to you becomes a red key" in str(plan)
+    assert str(plan_of(make_ruleset(AgentHoldGoal(BALL), [], [BALL]))) == "1. Hold a red ball.", "nothing comes before it"
     assert plan_of(make_ruleset(AgentHoldGoal(HEX), [], [BALL])) is None
     assert plan_of(make_ruleset(AnyOf(AgentHoldGoal(HEX), AgentHoldGoal(BALL)), [], [BALL])) is None
 

@@ -467,6 +467,7 @@ def test_tree_takes_a_ruleset_apart():
 def test_dead_ends_and_missing_objects_are_marked():
     svg = draw_ruleset(task([1, *RED_BALL, 0, 0], [[1, *RED_BALL, 3, 9, 0, 0], [1, *GREY_HEX, *BLUE_STAR, 0, 0]], [RED_BALL, GREY_HEX])).svg
     assert svg.count("dead end") == 1 and "vanishes · dead end: uses up red ball" in svg and "nowhere" not in svg
+    assert "Not part of the plan" in svg, "a dead end may show objects that the plan needs"
     assert "red ball (nowhere)" in draw_ruleset(task([1, *RED_BALL, 0, 0])).svg
 
 

@@ -367,7 +367,8 @@ class Plan:
         "The plan in English, a line for each step."
         rules = np.asarray(self.ruleset.rules)
         lines = [f"{i}. Trigger this rule: {describe_rule(rules[step])}." for i, step in enumerate(self.steps, 1)]
-        lines.append(f"{len(lines) + 1}. Then {describe_goal(self.ruleset.goal)}.")
+        goal = describe_goal(self.ruleset.goal)
+        lines.append(f"{len(lines) + 1}. Then {goal}." if lines else f"1. {goal[:1].upper()}{goal[1:]}.")
         return "\n".join(lines + [f"Avoid this rule: {describe_rule(rules[bad])}." for bad in self.dead_ends])
 
     def __str__(self):

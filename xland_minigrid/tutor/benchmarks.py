@@ -48,7 +48,11 @@ def easiest(answer):
     "`easiest(benchmark, k)`: the rows of the k easiest tasks, easiest first."
     tasks, steps, dead = _planned()
     for k in (300, 1):
-        found = np.asarray(answer(tasks, k))
+        try:
+            found = np.asarray(answer(tasks, k))
+        except OverflowError as error:
+            raise WrongAnswer(f"{error}: the numbers of a plan are small unsigned integers, so cast them to `int` "
+                              "(`.astype(int)`) before you do arithmetic.") from None
         refuse(found.shape != (k,) or found.dtype.kind not in "iu" or not 0 <= found.min() <= found.max() < len(tasks),
                f"For k = {k} it returns {found.dtype} of shape {found.shape}; {k} row numbers from 0 to "
                f"{len(tasks) - 1} are needed.")
@@ -118,9 +122,9 @@ def diet(answer):
     easy, hard = (_tasks("small", 1000, goal_kinds=(kind,), num_distractor_rules=distractors).pad_to(4, 10)
                   for kind, distractors in ((1, 0), (3, 2)))
     draw = jax.jit(answer, static_argnums=3)
-    batch = draw(jax.random.key(0), easy, hard, 4000, .25)
-    _check_batch(batch, easy)
-    batch = jax.tree.map(np.asarray, batch)
+    batches = [draw(jax.random.key(k), easy, hard, 4000, .25) for k in range(5)]
+    _check_batch(batches[0], easy)
+    batch, other, *_ = batches = jax.tree.map(np.asarray, batches)
     kind, rows = batch.goal[:, 0], {1: _rows_of(easy), 3: _rows_of(hard)}
     tasks = map(_bytes, batch.goal, batch.rules, batch.init_tiles)
     number = np.array([rows.get(int(k), {}).get(task, -1) for k, task in zip(kind, tasks)])
@@ -135,9 +139,21 @@ def diet(answer):
                f"{mine.mean():.0f} of 1000): the coin and the choice share a key.")
     ends = [set(np.asarray(draw(jax.random.key(3), easy, hard, 4000, share).goal)[:, 0].tolist()) for share in (0., 1.)]
     refuse(ends != [{3}, {1}], "With share = 0 no task may be easy, and with share = 1 all must be.")
-    other = draw(jax.random.key(1), easy, hard, 4000, .25).goal
-    refuse(np.array_equal(other, batch.goal), "Another key gives the same tasks: use the key that is passed.")
-    return f"Right: of 4,000 tasks {share:.0%} are easy, and the coin tells nothing about the choice."
+    for name, k in (("easy", 1), ("hard", 3)):
+        both = (kind == k) & (other.goal[:, 0] == k)
+        refuse(both.any() and np.array_equal(batch.goal[both], other.goal[both]),
+               f"Another key gives the same {name} tasks: use the key that is passed.")
+    _check_coins(np.array([one.goal[:, 0] == 1 for one in batches]))
+    return f"Right: of 4,000 tasks {share:.0%} are easy, in other places with every key."
+
+def _check_coins(easy):
+    "Raise `WrongAnswer` unless the easy tasks, bool `(keys, n)`, lie in random places, a random number of them."
+    middle = np.flatnonzero(easy[0]).mean() / easy.shape[1]
+    refuse(abs(middle - .5) > .1, "The easy tasks are not spread over the batch: toss a coin for every task.")
+    refuse(np.array_equal(easy[0], easy[1]), "Another key has its easy tasks in the same places: toss the coins with "
+           "a key that comes from the key that is passed.")
+    refuse(len(set(easy.sum(1).tolist())) == 1, f"With five keys there are {easy[0].sum()} easy tasks each time; if "
+           "each task is easy with probability 0.25, that number varies.")
 
 @ours
 def _our_diet(key, easy, hard, n, share):

@@ -19,18 +19,6 @@ from ..envs.environment import reward_table
 from ..envs.registration import make
 from .exercise import WrongAnswer, exercise, function, number, or_ours, ours, refuse
 
-# %% ../../nbs/tutor/04_environment.ipynb #b
-_NO_VALUE = (jax.errors.TracerBoolConversionError, jax.errors.ConcretizationTypeError,
-             jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
-
-def _under_jit(call, name):
-    "The result of `call()`. Raises `WrongAnswer` if the answer cannot be compiled."
-    try:
-        return call()
-    except _NO_VALUE:
-        raise WrongAnswer(f"`{name}` cannot be compiled. Under jit an array has no value yet, so `if`, `while`, "
-                          "`int(...)` and NumPy do not work on it. Use jnp.where, and jnp instead of np.") from None
-
 # %% ../../nbs/tutor/04_environment.ipynb #c
 @functools.cache
 def _numbered(view_size):
@@ -122,7 +110,7 @@ def trial_return(answer):
     play = jax.jit(lambda actions, gamma: answer(env, params, jax.random.key(0), actions, gamma))
     for name, actions in TRIALS.items():
         for gamma in (1.0, 0.9):
-            found = number(_under_jit(lambda: play(jnp.array(actions), gamma), "trial_return"), "trial_return")
+            found = number(play(jnp.array(actions), gamma), "trial_return")
             right = _true_return(actions, gamma)
             refuse(not np.isclose(found, right, atol=1e-5), f"In the trial '{name}', {list(actions)} with gamma "
                    f"{gamma:g}, the return is {right:.4f}; your function says {found:.4f}.")
@@ -161,11 +149,11 @@ def policy(answer):
     "From an observation (7, 7, 2) to an action 0 to 5: it reaches the goal in an empty room."
     function(answer, "policy", "observation")
     start, asked = _hall()[1], "return one action, an integer from 0 to 5"
-    action = _under_jit(lambda: jax.jit(answer)(start.observation[0]), "policy")
+    action = jax.jit(answer)(start.observation[0])
     number(action, "policy", asked)
     kind = jnp.asarray(action).dtype
     refuse(not jnp.issubdtype(kind, jnp.integer), f"It returned {kind}: {asked}.")
-    steps = _under_jit(lambda: arrivals(answer), "policy")
+    steps = arrivals(answer)
     there = steps > 0
     if there.mean() < NEEDED:
         lost = int(np.argmax(~there))

@@ -100,9 +100,18 @@ def exercise(number: str, title: str, *, level: int, minutes: int, answer: str |
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) if "__file__" in globals() else "xland_minigrid"
 
+_NO_VALUE = ("TracerBoolConversionError", "TracerIntegerConversionError", "TracerArrayConversionError",
+             "ConcretizationTypeError")  # by name, without JAX
+
+def _words_of(error):
+    if type(error).__name__ in _NO_VALUE:
+        return ("under jit an array has no value yet, so `if`, `and`, `while`, `int(...)` and NumPy do not work on it. "
+                "Use jnp.where, `&`, and jnp instead of np.")
+    return f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
+
 def _blame(error, answer):
     "An error in words, with the learner's last own line that led to it."
-    what = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
+    what = _words_of(error)
     own = [frame for frame in traceback.extract_tb(error.__traceback__)[2:] if not frame.filename.startswith(_PACKAGE)
            and not any(part in frame.filename for part in ("site-packages", "dist-packages", "lib/python"))]
     if not own:
@@ -200,10 +209,10 @@ SHORT = {
     # 01
     # 02
     # 03
-    'generate_benchmark("high", n=1_000_000)': 'generate_benchmark("high", n=20_000)',
+    'generate_benchmark("high", n=1_000_000, seed=0)': 'generate_benchmark("high", n=20_000, seed=0)',
     # 04
     "(1, 8, 64, 512, 4096, 32_768, 131_072)": "(1, 256)",
-    "seconds(function, *args, repeats=20)": "seconds(function, *args, repeats=2)",
+    "seconds(function, *args, repeats=50)": "seconds(function, *args, repeats=2)",
     "timestep, 0, repeats=1000": "timestep, 0, repeats=3",
     "num_worlds, num_steps = 1024, 128": "num_worlds, num_steps = 64, 16",
     'find_spec("xminigrid")': 'find_spec("left_out")',

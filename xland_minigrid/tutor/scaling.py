@@ -43,7 +43,12 @@ def _our_crowd(env, params, tasks, keys):
 def crowd(answer):
     "`crowd(env, params, tasks, keys)`: the first time steps of all pairs, arrays `(T, K, ...)`."
     env, params, tasks, keys, cells, goals = _three_by_four()
-    program = jax.jit(lambda tasks, keys: answer(env, params, tasks, keys)).trace(tasks, keys)
+    try:
+        program = jax.jit(lambda tasks, keys: answer(env, params, tasks, keys)).trace(tasks, keys)
+    except ValueError as error:
+        refuse("inconsistent sizes" in str(error), "One vmap over tasks and keys pairs task i with key i, and there are "
+               "3 tasks and 4 keys. For every task with every key apply vmap twice: inside over keys, outside over tasks.")
+        raise
     shapes = program.out_info
     refuse(not isinstance(shapes, TimeStep),
            f"It returns {_kind(shapes)}. Return what `env.reset` returns, with two more axes.")
@@ -78,10 +83,10 @@ class _Counted:
 
 @functools.cache
 def _walk():
-    "An environment, its compiled step, parameters, a start, actions int32 (8,), and what a loop makes of them."
+    "An environment, its compiled step, parameters, a start, actions int32 (12,), and what a loop makes of them."
     env, params = make("MiniGrid-Empty-5x5")
     start, step = jax.jit(env.reset)(params, jax.random.key(0)), jax.jit(env.step)
-    actions, timestep, total = jnp.array([0, 0, 1, 0, 0, 1, 1, 2]), start, 0.
+    actions, timestep, total = jnp.array([1, 0, 0, 2, 0, 0, 1, 1, 0, 1, 1, 0]), start, 0.
     for action in actions:
         timestep = step(params, timestep, action)
         total += float(timestep.reward)
@@ -152,7 +157,7 @@ def _our_hands(cell, pocket, action):
     ahead = jnp.where(picks, FLOOR, jnp.where(puts, pocket, cell))
     return ahead, jnp.where(picks, cell, jnp.where(puts, EMPTY, pocket))
 
-@exercise("4.3", "Hands without branches", level=3, minutes=25)
+@exercise("4.3", "Hands without branches", level=2, minutes=20)
 def hands(answer):
     "`hands(cell, pocket, action)`: the cell ahead and the pocket afterwards, packed bytes, without a branch."
     cases = _situations()
@@ -194,7 +199,7 @@ def _our_same_room(tasks):
     rules, tiles = (max(len(getattr(task, name)) for task in tasks) for name in ("rules", "init_tiles"))
     return [pad_ruleset(task, rules, tiles) for task in tasks]
 
-@exercise("4.4", "One program for all", level=2, minutes=15)
+@exercise("4.4", "One program for all", level=1, minutes=10)
 def same_room(answer):
     "`same_room(tasks)`: the same tasks, all of one shape, no larger than needed."
     tasks, traced = _unequal(), []

@@ -229,7 +229,7 @@ def _distractors(tree, y):
     needed = set().union(*(_things(n) for n in tree.roots))
     out, width, top = [], 0., y
     if tree.distractor_rules or tree.distractor_objects:
-        out.append(_text(18, y + 14, "Distractors", _MUTED, "start", "bold"))
+        out.append(_text(18, y + 14, "Not part of the plan", _MUTED, "start", "bold"))
         y += 28
     for i in tree.distractor_rules:
         row, end = _distractor_rule(tree, i, y, needed)
