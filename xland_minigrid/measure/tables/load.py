@@ -327,8 +327,8 @@ def _sockets_part(found):
     if alone := found.get("64 sessions, uvloop, one tick a request"):
         said.append(f"Batching is worth {ours / alone['per_second']:.1f} ×.")
     return ["## Over sockets",
-            "The load comes from a second process (`measure.tables.load.Load`, on uvloop if installed); each session has one "
-            "step in flight. Medians of runs taken in turns.",
+            "The load comes from a second process (`measure.tables.load`, on uvloop if installed); each session has "
+            "one step in flight. Medians of runs taken in turns.",
             markdown_table(["server", "steps/s", "p50 (ms)", "p99 (ms)"],
                            [(name, f"{x['per_second']:,.0f}", f"{x['p50']:.2f}", f"{x['p99']:.2f}")
                             for name, x in found.items()]), "\n".join(said)]
