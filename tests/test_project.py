@@ -208,7 +208,7 @@ for module in ("baselines.rl2", "baselines.cores", "baselines.ppo", "baselines.e
 
 # The wheel ---------------------------------------------------------------------------------------------------------------------------
 
-WHEEL = 698_000  # bytes without the agents in the box; 10 kB of them came with the checkers of tutorial 9, the players side by side and the recorded learners
+WHEEL = 682_000  # bytes without the agents in the box
 
 
 def test_the_wheel_is_small():
