@@ -28,7 +28,7 @@ PAD, TURN, END = 0, 1, 2
 _FIRST = 3
 
 class Vocabulary:
-    "A token for each of `words`: runs of letters and digits, or single signs. Others are skipped. Raises `ValueError`."
+    "One token for each of `words` (runs of letters and digits, or single signs); skips others. Raises `ValueError`."
     def __init__(self, words: Sequence[str]):
         self.list = words = tuple(words)
         if not words or len(set(words)) < len(words) or any(self._parts(word) != [word] for word in words):
@@ -42,7 +42,7 @@ class Vocabulary:
         return [self._number[word] for word in self._parts(text) if word in self._number]
 
     def decode(self, ids: Iterable[int]) -> str:
-        "The text of tokens, without the special ones. Raises `ValueError`."
+        "Convert tokens to text, without the special ones. Raises `ValueError`."
         ids = [int(i) for i in ids]
         if any(not 0 <= i < self.size for i in ids):
             raise ValueError(f"The tokens of this vocabulary are 0 to {self.size - 1}.")
@@ -52,7 +52,7 @@ class Vocabulary:
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     "Sizes of the model. Raises `ValueError`."
-    context: int = 17  # most tokens that it reads at once
+    context: int = 17  # maximum number of tokens that the model reads at once
     width: int = 64
     layers: int = 2
     heads: int = 4
@@ -76,7 +76,7 @@ def normed(x, scale):
 class Block(nnx.Module):
     "Attention and a dense layer: `(B, L, width)` to `(B, K, width)`, at the positions `at (B, K)`."
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        n, quiet = config.width, (2 * config.layers) ** -0.5  # the residual stream starts with a deviation of 1
+        n, quiet = config.width, (2 * config.layers) ** -0.5  # the residual stream starts with standard deviation 1
         self.heads, dense = config.heads, functools.partial(linear, rngs=rngs)
         self.query, self.known, self.mix = dense(n, n), dense(n, 2 * n), dense(n, n, quiet)
         self.up, self.down = dense(n, config.wide * n), dense(config.wide * n, n, quiet)
@@ -98,7 +98,7 @@ class Block(nnx.Module):
         return found.reshape(*at.shape, -1)
 
 def pick(x, at):
-    "The rows `at (B, K)` of `x (B, L, n)`: `(B, K, n)`; `x` itself if `at` is as long."
+    "Pick the rows `at (B, K)` of `x (B, L, n)`: `(B, K, n)`; `x` itself if `at` is as long."
     return x if at.shape[1] == x.shape[1] else jnp.take_along_axis(x, at[:, :, None], axis=1)
 
 # %% ../../nbs/baselines/19_language_model.ipynb #e46b0b04
@@ -177,7 +177,7 @@ class Sampler:
     """Batched generation of one token for each prompt: `generate(prompts, keys)`. Raises `ValueError`.
 
     model: its `parameters` may be replaced between batches. allowed: see `allowed_tokens`. temperature: divides logits.
-    greedy: take the likeliest token. rows: batch sizes, in different prompts, ascending.
+    greedy: take the likeliest token. rows: batch sizes (numbers of different prompts), ascending.
     """
     def __init__(self, model: Transformer, *, allowed: Iterable[int] | None = None, temperature: float = 1.0,
                  greedy: bool = False, rows: Sequence[int] = (32, 128, 512)):
@@ -193,7 +193,7 @@ class Sampler:
         "Log-probabilities of the next token, float32 `(N, size)`; equal prompts are computed once."
         if not all(0 < len(prompt) <= self.context for prompt in prompts):
             raise ValueError(f"A prompt has from 1 to {self.context} tokens: give the model a larger context.")
-        different = sorted(set(map(tuple, prompts)))  # in an order that does not depend on who asked first
+        different = sorted(set(map(tuple, prompts)))  # in an order that does not depend on the order of requests
         places = {prompt: i for i, prompt in enumerate(different)}
         parts, found = [different[i:i + self.rows[-1]] for i in range(0, len(different), self.rows[-1])], []
         self.asked, self.computed = self.asked + len(prompts), self.computed + len(different)
@@ -204,7 +204,7 @@ class Sampler:
         return np.concatenate(found)[[places[tuple(prompt)] for prompt in prompts]]
 
     def generate(self, prompts: list, keys: Sequence[int]) -> list[Turn]:
-        "A reply to each prompt, drawn with its own key, the same whatever else is in the batch. One call at a time."
+        "Draw a reply to each prompt with its own key, the same whatever else is in the batch. One call at a time."
         with self._lock:
             logprobs = self.next_logprobs(prompts)
         tokens = chosen(logprobs, np.array(keys, np.uint64), self.greedy)
@@ -217,16 +217,16 @@ class TokenRows(NamedTuple):
     at: np.ndarray  # int32 (R, 1), the position of the last token of each
     row: np.ndarray
     target: np.ndarray  # int32, the drawn token
-    old: np.ndarray  # float32, its log-probability then
+    old: np.ndarray  # float32, its log-probability when it was drawn
     advantage: np.ndarray  # float32
     weight: np.ndarray  # float32
 
 def padded_size(n: int) -> int:
-    "`n` rounded up to a power of two, at least 64."
+    "Round `n` up to a power of two, at least 64."
     return max(64, 1 << (n - 1).bit_length())
 
 def pack(turns: list[Turn], advantages: Sequence[float], context: int) -> TokenRows:
-    "Turns and their advantages as padded arrays of few different shapes."
+    "Pack turns and their advantages into padded arrays of a few different shapes."
     numbers = {}
     row = [numbers.setdefault(tuple(turn.prompt), len(numbers)) for turn in turns]
     flat = lambda values, dtype: np.pad(np.array(values, dtype), (0, padded_size(len(turns)) - len(turns)))

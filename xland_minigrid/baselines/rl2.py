@@ -55,7 +55,7 @@ class TrainConfig:
     benchmark: str = "trivial-1m"  # a registered name or a file's path; "" for an environment that is a single task
     held_out: float = HELD_OUT  # share of tasks that are never trained on; the default is the named split
     rooms: tuple[int, ...] = ()  # sizes of smaller worlds to begin in
-    grow: float = 0.5  # share of training after which all worlds have full size; until then ever fewer are rooms
+    grow: float = 0.5  # share of training after which all worlds have full size; until then fewer and fewer are small
     show_goal: float = 0.0  # share of agents that see their goal, with network.goal_conditioned_core
     total_steps: int = 10_000_000  # environment steps, over all agents
     num_envs: int = 256  # parallel agents
@@ -131,7 +131,7 @@ def _accelerated(device: str, num_envs: int, memory: int, dtype: str = "bfloat16
     return TrainConfig(**rhythm | {"num_envs": num_envs, "device": device, "ppo": ppo, "network": network} | changes)
 
 def finding_out(**changes) -> TrainConfig:
-    """The recipe of the agent in the box (`14_agents`): a second memory, goals shown to half of the agents, pay for
+    """Training recipe of the bundled agent (`14_agents`): a second memory, goals shown to half of the agents, pay for
     progress, growing rooms, short trials. `changes` replace fields."""
     shaping = {"shaping": "progress", "shaping_coef": 0.03}
     ppo = PPOConfig(gamma=0.99, gae_lambda=0.97, belief_coef=0.1, clip_value=False, **shaping)
@@ -150,7 +150,7 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
 }
 
 def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainConfig:
-    """`PRESETS[name]()`, for recurrent PPO if `env_id` is a single task. `changes` replace fields.
+    """Return the configuration of a preset, for recurrent PPO if `env_id` is a single task. `changes` replace fields.
 
     Raises `ValueError` for an unknown preset or environment."""
     if name not in PRESETS:
@@ -163,7 +163,7 @@ def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainC
     return replace(config, **changes)
 
 def single_task(config: TrainConfig) -> TrainConfig:
-    "`config` for a single task: short sequences, separate episodes, on a laptop also a small network."
+    "Adapt `config` to a single task: short sequences, separate episodes, and on a laptop a small network."
     small = {}
     ppo = replace(config.ppo, across_trials=False, belief_coef=0.0, gamma=0.99, ent_coef=0.02, num_minibatches=8)
     network = replace(config.network, event=0, attention=False, neighbors=False, goal_conditioned_core=0)
@@ -175,11 +175,11 @@ def single_task(config: TrainConfig) -> TrainConfig:
 
 # %% ../../nbs/baselines/10_rl2.ipynb #k
 def to_dict(config: TrainConfig) -> dict:
-    "The configuration as nested dictionaries, for JSON."
+    "Convert a configuration to nested dictionaries, for JSON."
     return asdict(config)
 
 def from_dict(values: dict) -> TrainConfig:
-    "The inverse of `to_dict`. Raises `TypeError` for a field that does not exist."
+    "Convert the dictionaries of `to_dict` back to a configuration. Raises `TypeError` for a field that does not exist."
     parts = {"ppo": PPOConfig, "network": NetworkConfig, "curriculum": CurriculumConfig}
     values = values | {name: made(**values[name]) for name, made in parts.items() if name in values}
     lists = [name for name in ("loggers", "rooms") if values.get(name) is not None]
@@ -187,7 +187,7 @@ def from_dict(values: dict) -> TrainConfig:
 
 # %% ../../nbs/baselines/10_rl2.ipynb #n
 def make_world(config: TrainConfig):
-    "The environment and parameters of a configuration, with auto-reset."
+    "Make the environment and parameters of a configuration, with auto-reset."
     chosen = {"view_size": config.view_size, "max_steps": config.max_steps, "height": config.size, "width": config.size}
     env, params = make(config.env_id, **{name: value for name, value in chosen.items() if value is not None})
     if config.benchmark and not hasattr(params, "ruleset"):
@@ -197,7 +197,7 @@ def make_world(config: TrainConfig):
 
 # %% ../../nbs/baselines/10_rl2.ipynb #p
 def begin(env, params, rulesets, keys):
-    """Begin a task per agent, from `rulesets (B,)` (None: the task of `params`) and random `keys (B,)`.
+    """Begin one task per agent, from `rulesets (B,)` (None: the task of `params`) and random `keys (B,)`.
 
     Returns the first time steps `(B,)`, and `step(timestep, action (B,), reset=True)`; `reset=False` has no auto-reset.
     """
@@ -211,7 +211,7 @@ def begin(env, params, rulesets, keys):
     return timestep, step
 
 def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]:
-    """Tasks to train on and tasks held out, which share no pair of goal and rules; None and None for a single task.
+    """Load the training and held-out tasks, which share no pair of goal and rules; None and None for a single task.
 
     A registered benchmark is split by `splits.named_split`, unless `held_out` is another share.
     """
@@ -229,7 +229,7 @@ def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]
 
 @dataclass(frozen=True)
 class Agent:
-    "A network's structure and parameters, its configuration, and its environment steps of training."
+    "A network's structure and parameters, its configuration, and the environment steps that it was trained for."
     config: TrainConfig
     structure: GraphDef = field(repr=False)
     parameters: Any = field(repr=False)
@@ -261,7 +261,7 @@ class RunState(PyTreeNode):
     curriculum: Any = None
 
 def start_run(config: TrainConfig, num_tasks: int = 0, curriculum=None) -> RunState:
-    "The initial state, for a `curriculum` of `num_tasks` tasks or None."
+    "Make the initial state of a run, for a `curriculum` of `num_tasks` tasks or None."
     parameters = new_agent(config).parameters
     optimizer = make_optimizer(config.ppo, config.rounds * (config.steps_per_task // config.steps_per_update))
     key, known = jax.random.key(config.seed), None if curriculum is None else curriculum.start(num_tasks)
@@ -293,7 +293,7 @@ def growing_worlds(config: TrainConfig, params, round, keys):
     return jax.tree.map(lambda x: jnp.asarray(x)[chosen], plans)
 
 def worlds_of(config: TrainConfig, params, round, keys):
-    "The parameters of the worlds of agents with these `keys (B,)` in a round; see `growing_worlds`."
+    "Choose the world parameters for agents with `keys (B,)` in a round; see `growing_worlds`."
     if not config.rooms:
         return params
     keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
@@ -301,9 +301,9 @@ def worlds_of(config: TrainConfig, params, round, keys):
 
 # %% ../../nbs/baselines/10_rl2.ipynb #v
 def potential_of(config: TrainConfig, params, rulesets) -> Callable:
-    """The potential for `ppo.shaping_reward` in the tasks `rulesets (B,)`: a function of states `(B,)`, float32 `(B,)`.
+    """Make the potential for `ppo.shaping_reward` in `rulesets (B,)`: a function of states `(B,)`, float32 `(B,)`.
 
-    "potential": 1 - 0.9 (t + steps to go) / T, or 0 where that exceeds the time limit T or no way leads to the goal.
+    "potential": 1 - 0.9 (t + steps to go) / T, or 0 past the time limit T or where no way leads to the goal.
     "progress": minus the steps to go, at least -T.
     """
     plans, limit = jax.vmap(task_plan)(rulesets), params.max_steps
@@ -318,7 +318,7 @@ def potential_of(config: TrainConfig, params, rulesets) -> Callable:
 
 # %% ../../nbs/baselines/10_rl2.ipynb #y
 def make_round(config: TrainConfig, curriculum=None, mesh=None) -> Callable:
-    """`one_round(state, benchmark)` gives the next `RunState` and metrics, compiled for a mesh (None: of `config`).
+    """Compile `one_round(state, benchmark)` to the next `RunState` and metrics for a mesh (None: that of `config`).
 
     It donates `state`. Without a curriculum all tasks are equally likely. Metrics are averages over the round,
     and `ppo.task_metrics` of its tasks. `metrics_row` makes a row of them.
@@ -326,7 +326,7 @@ def make_round(config: TrainConfig, curriculum=None, mesh=None) -> Callable:
     return _compiled(_round, _without_names(config), curriculum, mesh or mesh_of(config))
 
 def make_refresh(config: TrainConfig, curriculum) -> Callable:
-    "`refresh(state, benchmark)` lets the agent try the curriculum's candidates; returns the state with the outcome."
+    "Compile `refresh(state, benchmark)`: the agent tries the curriculum's candidates; returns the updated state."
     return _compiled(_refresh, _without_names(config), curriculum, mesh_of(config))
 
 def _without_names(config: TrainConfig) -> TrainConfig:
@@ -339,7 +339,7 @@ def _compiled(made, config: TrainConfig, curriculum, mesh) -> Callable:
     return spread(made(config, curriculum, mesh), mesh, donate=(0,))
 
 def mesh_of(config: TrainConfig):
-    "The devices that share the agents. Raises `ValueError` if they are too few or cannot share minibatches equally."
+    "Make a mesh to share the agents. Raises `ValueError` if devices are too few or cannot share minibatches equally."
     mesh, each = make_mesh(config.devices, config.device), config.num_envs // config.ppo.num_minibatches
     if each % (mesh.size * config.ppo.accumulate):
         parts = f" in {config.ppo.accumulate} parts" if config.ppo.accumulate > 1 else ""
@@ -429,7 +429,7 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
 
 # %% ../../nbs/baselines/10_rl2.ipynb #D
 def metrics_row(metrics: dict) -> dict[str, float]:
-    """The metrics of a round as numbers by name.
+    """Convert the metrics of a round to numbers by name.
 
     `success_trial/3` is the success in trial 3 of all tasks, `success_first` and `success_last` that in the first and
     last trial that each task has time for. If there are several kinds of goal, these also come by kind
@@ -449,7 +449,7 @@ def metrics_row(metrics: dict) -> dict[str, float]:
 
 # %% ../../nbs/baselines/10_rl2.ipynb #G
 class EndTraining(KeyboardInterrupt):
-    "Raise it in `on_round` to end training after this round, as with Ctrl-C but silently."
+    "Exception that `on_round` raises to end training after this round, as with Ctrl-C but silently."
 
 # %% ../../nbs/baselines/10_rl2.ipynb #I
 _MAY_DIFFER = {"out", "checkpoint_minutes", "keep", "total_steps", "devices", "device", "loggers"}
@@ -466,7 +466,7 @@ def differences(a: dict, b: dict, prefix: str = "") -> list[str]:
     return found
 
 def _resumed(checkpoints: Checkpoints, config: TrainConfig, tasks: str, fresh: RunState) -> RunState:
-    "The state of the latest checkpoint; raises `CheckpointError` if it has another configuration or other tasks."
+    "Load the latest checkpoint; raises `CheckpointError` if it has another configuration or other tasks."
     about = first_says(lambda: checkpoints.record()["about"])
     other = differences(to_dict(from_dict(about["config"])), to_dict(config))
     if other := ", ".join(name for name in other if name not in _MAY_DIFFER):
@@ -479,7 +479,7 @@ def _resumed(checkpoints: Checkpoints, config: TrainConfig, tasks: str, fresh: R
 
 # %% ../../nbs/baselines/10_rl2.ipynb #K
 def warn_if_short(config: TrainConfig) -> None:
-    "Warn if tasks have time for fewer than five trials: such a training cannot show that the agent adapts."
+    "Warn if tasks have time for fewer than five trials: such a run cannot show that the agent adapts."
     max_steps = make_world(config)[1].max_steps
     if config.benchmark and config.ppo.across_trials and config.steps_per_task < 5 * max_steps:
         warnings.warn(f"A trial takes up to {max_steps} steps and a task {config.steps_per_task}, "
@@ -488,7 +488,7 @@ def warn_if_short(config: TrainConfig) -> None:
 
 @dataclass(frozen=True)
 class Training:
-    "The result of `train`: the agent, a row of metrics per round, whether it was interrupted, the checkpoint's path."
+    "The result of `train`: the agent, a row of metrics per round, whether training was interrupted, the checkpoint."
     agent: Agent
     metrics: list = field(repr=False)
     interrupted: bool
@@ -499,13 +499,13 @@ def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bo
     """Train an RL² agent, or a recurrent PPO agent on a single task (`config.benchmark == ""`).
 
     Args:
-        benchmark: tasks to train on; None loads `config.benchmark` without the share that is held out.
-        resume: go on from the latest checkpoint in `config.out`, as if never interrupted; `"auto"`: if there is one.
-        on_round: called with the metrics of every round, after the present `Agent` if it has a true attribute
-            `wants_agent`. If it raises `EndTraining`, training ends there.
-        par: steps that each task takes a good player `(n,)`, for the curriculum of true regret; None estimates them.
-    Several processes (`scale.initialize`) all call this alike; the first one writes. Ctrl-C ends training after the
-    present round. Either end leaves a checkpoint. Warns if tasks are too short to show adaptation.
+        benchmark: tasks to train on; None loads `config.benchmark` without its held-out share.
+        resume: go on from the latest checkpoint in `config.out`, as if never interrupted; `"auto"`: if one exists.
+        on_round: called after every round with its metrics; if `on_round.wants_agent` is true, with the current
+        `Agent` first. If it raises `EndTraining`, training ends there.
+        par: steps that a good player needs for each task, `(n,)`, for the true-regret curriculum; None estimates them.
+    If there are several processes (`scale.initialize`), all make the same call and the first one writes. Ctrl-C
+    ends training after the current round. Every end leaves a checkpoint. Warns if tasks are too short to adapt in.
     Raises `CheckpointError` if there is nothing to resume or it belongs to another configuration, `FileExistsError`
     if `out` holds a run, `ValueError` if the devices do not fit, `FloatingPointError` if learning diverges.
     """
@@ -552,7 +552,7 @@ class _Run:
         if config.ppo.shaping_coef and benchmark.extended is not None:
             raise ValueError("Composed goals and several products have no plans: set ppo.shaping_coef to 0.")
         self.curriculum = None
-        if benchmark is not None and config.curriculum.kind != "uniform":  # which needs no memory
+        if benchmark is not None and config.curriculum.kind != "uniform":  # uniform tasks need no state
             self.curriculum = make_curriculum(config.curriculum, benchmark, par, world=make_world(config))
         self.structure = abstract_agent(config).structure
 
@@ -573,7 +573,7 @@ def _loop(run: _Run, state, benchmark, save, interrupts, bar, loggers, on_round)
             state = refresh(state, benchmark)
         state, metrics = next_round(state, benchmark)
         metrics = metrics_row(metrics)
-        if not all(map(np.isfinite, metrics.values())):  # before a diverged run replaces good checkpoints
+        if not all(map(np.isfinite, metrics.values())):  # before it overwrites good checkpoints
             raise FloatingPointError(f"Learning diverged after {done:,} steps: lower ppo.lr or ppo.max_grad_norm, "
                                      "and resume from the last checkpoint.")
         done = (number + 1) * config.steps_per_round
@@ -615,7 +615,7 @@ def _draw(rows: list, path: Path):
 
 # %% ../../nbs/baselines/10_rl2.ipynb #P
 def load_run(run, step: int | None = None) -> Agent:
-    """The agent in the folder of a run (or in its `checkpoints`), by default from the latest checkpoint.
+    """Load the agent from the folder of a run (or its `checkpoints`), by default from the latest checkpoint.
 
     Raises `CheckpointError` if it is missing or damaged.
     """

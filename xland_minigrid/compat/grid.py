@@ -28,7 +28,7 @@ def check_pickable(grid, position) -> jax.Array:
     return _ask(grid, position, PICKABLE)
 
 def check_can_put(grid, position) -> jax.Array:
-    "Whether things can be put down at `position`; bool scalar."
+    "Whether an object can be put down at `position`; bool scalar."
     return _ask(grid, position, FREE_TO_PUT_DOWN)
 
 def check_see_behind(grid, position) -> jax.Array:
@@ -37,7 +37,7 @@ def check_see_behind(grid, position) -> jax.Array:
 
 # %% ../../nbs/compat/01_grid.ipynb #c
 def get_neighbouring_tiles(grid, y, x) -> tuple[jax.Array, ...]:
-    "(tile, colour) above, right of, below and left of row `y`, column `x`; END_OF_MAP off the grid."
+    "Get (tile, colour) above, right of, below and left of row `y`, column `x`; END_OF_MAP off the grid."
     tiles = []
     for dy, dx in DIRECTIONS.tolist():
         here = grid[jnp.clip(y + dy, 0, grid.shape[0] - 1), jnp.clip(x + dx, 0, grid.shape[1] - 1)]
@@ -50,14 +50,14 @@ def free_tiles_mask(grid) -> jax.Array:
     return is_one_of(grid[..., 0], tile_set(FREE_TO_PUT_DOWN))
 
 def sample_coordinates(key, grid, num: int, mask=None) -> jax.Array:
-    "`num` distinct positions `(num, 2)`, uniform over the free cells of `grid` (and of the bool `mask`)."
+    "Draw `num` distinct positions `(num, 2)` uniformly from the free cells of `grid` (and of the bool `mask`)."
     free = free_tiles_mask(grid) if mask is None else free_tiles_mask(grid) & mask
     weights = free.ravel().astype(jnp.float32)
     flat = jax.random.choice(key, free.size, (num,), replace=False, p=weights / weights.sum())
     return jnp.stack(jnp.divmod(flat, grid.shape[1]), axis=-1)
 
 def sample_direction(key) -> jax.Array:
-    "A direction 0 to 3, int32 scalar, uniformly."
+    "Draw a direction 0 to 3 uniformly; int32 scalar."
     return jax.random.randint(key, (), 0, 4)
 
 # %% ../../nbs/compat/01_grid.ipynb #e

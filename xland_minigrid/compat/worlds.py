@@ -36,7 +36,7 @@ class RuleSet(PyTreeNode):
         return ruleset_from_upstream(self)._repr_html_()
 
 def ruleset_out(ruleset) -> RuleSet:
-    "Our ruleset, batched or not, in the numbers of 0.9.3."
+    "Convert our ruleset, batched or not, to the numbers of 0.9.3."
     goal, rules = goal_to_upstream(ruleset.goal), rules_to_upstream(ruleset.rules)
     return RuleSet(goal=goal, rules=rules, init_tiles=tiles_to_upstream(ruleset.init_tiles))
 
@@ -80,12 +80,12 @@ class State(PyTreeNode):
         return rules_to_upstream(decompile_rules(self.rules))
 
 def state_in(state: State) -> environment.State:
-    "The state in our numbers."
+    "Convert a state of 0.9.3 to our numbers."
     return environment.State(key=state.key, step_num=state.step_num, cells=state.cells, agent=agent_in(state.agent),
                              goal_encoding=state.goal, rules=state.rules, carry=state.carry)
 
 def state_out(state: environment.State) -> State:
-    "Our state in the numbers of 0.9.3."
+    "Convert our state to the numbers of 0.9.3."
     return State(key=state.key, step_num=state.step_num, cells=state.cells, agent=agent_out(state.agent),
                  goal=state.goal_encoding, rules=state.rules, carry=state.carry)
 

@@ -25,7 +25,7 @@ from ..pool.slots import benchmark_of, environment_of
 
 # %% ../../nbs/interop/02_bridge.ipynb #c
 def key_of(seed: int) -> jax.Array:
-    "`jax.random.key(seed)`, with the bits above 32 folded in. Raises `ValueError` if negative."
+    "Make `jax.random.key(seed)`, with the bits above 32 folded in. Raises `ValueError` if negative."
     if (seed := operator.index(seed)) < 0:
         raise ValueError(f"The seed {seed} is negative: give an integer of at least 0.")
     key = jax.random.key(seed % 2**32)
@@ -36,7 +36,7 @@ def key_of(seed: int) -> jax.Array:
 _many_keys = jax.jit(jax.vmap(jax.random.key))
 
 def keys_of(seeds) -> jax.Array:
-    "The keys `(n,)` of many seeds."
+    "Make the keys `(n,)` of many seeds."
     if all(0 <= seed < 2**32 for seed in seeds):
         return _many_keys(np.asarray(seeds, np.uint32))
     return jnp.stack([key_of(seed) for seed in seeds])
@@ -73,15 +73,15 @@ class World(NamedTuple):
 
 def build(env_id, *, ruleset=None, benchmark=None, ruleset_id=None, weights=None, direction=False,
           rules_and_goals=False, images=None, num_envs: int | None = None, around=None, **params) -> World:
-    """Make an environment in its wrappers. Raises `ValueError` or `TypeError`.
+    """Make a wrapped environment and its parameters. Raises `ValueError` or `TypeError`.
 
     env_id: a registered id, or the pair `(env, params)` that `xland_minigrid.make` returns.
     ruleset: the task, with an optional leading axis for `num_envs` worlds.
     benchmark: a `Benchmark`, its name, or a batched `RuleSet`; each reset draws a task unless `ruleset_id` chooses one.
     weights: relative frequency of each task, `(n,)`; None draws uniformly.
-    direction, rules_and_goals: add these to the observation, then a dictionary with the view under `"img"`.
+    direction, rules_and_goals: add these to the observation, which becomes a dictionary with the view under `"img"`.
     images: `"rgb"` for pictures. around: a wrapper around all others, such as `GymAutoResetWrapper`.
-    params: of the environment, such as `height`, `view_size`, `max_steps`, `see_through_walls`.
+    params: parameters of the environment, such as `height`, `view_size`, `max_steps`, `see_through_walls`.
     """
     if images not in (None, "rgb"):
         raise ValueError(f"images is {images!r}: choose 'rgb', or None for tiles and colours.")
@@ -128,7 +128,7 @@ class Seen(NamedTuple):
     ruleset_id: Any = None
 
 def seen_of(timestep, draws: bool) -> Seen:
-    "The `Seen` part of a time step."
+    "Extract the `Seen` part of a time step."
     last, ended = timestep.last(), timestep.discount == 0
     task = timestep.state.carry.ruleset_id if draws else None
     return Seen(timestep.observation, timestep.reward, last & ended, last & ~ended, task)
@@ -138,7 +138,7 @@ def to_numpy(tree):
     return jax.tree.map(np.array, tree)
 
 def check_one_action(action) -> int:
-    "An action as an int. Raises `TypeError` or `ValueError` unless it is an integer 0 to 5."
+    "Convert an action to an int. Raises `TypeError` or `ValueError` unless it is an integer 0 to 5."
     try:
         number = operator.index(action)
     except TypeError:
@@ -197,7 +197,7 @@ class Simulator:
 
 # %% ../../nbs/interop/02_bridge.ipynb #i
 class Bounds(NamedTuple):
-    "The least and greatest observation, arrays of its shape and dtype."
+    "Lowest and highest values of an observation, arrays of its shape and dtype."
     low: np.ndarray
     high: np.ndarray
 

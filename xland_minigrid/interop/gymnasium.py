@@ -26,7 +26,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #b
 def space_of(bounds: Bounds | dict) -> "gymnasium.Space":
-    "The `Box` for the bounds of an observation, or a `Dict` of boxes."
+    "Make the `Box` for the bounds of an observation, or a `Dict` of boxes."
     if isinstance(bounds, dict):
         return gymnasium.spaces.Dict({name: space_of(part) for name, part in bounds.items()})
     return gymnasium.spaces.Box(*bounds, dtype=bounds.low.dtype.type)
@@ -53,7 +53,7 @@ def _info(seen):
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #c
 class XLandEnv(gymnasium.Env):
-    """One world.
+    """One world as a Gymnasium environment.
 
     env_id, kwargs: see `bridge.build`. render_mode: `"rgb_array"`, `"ansi"` (text with rich markup) or None.
     seed: for the first `reset`, if that has no seed.
@@ -94,7 +94,7 @@ class XLandEnv(gymnasium.Env):
         return seen.observation, float(seen.reward), bool(seen.terminated), bool(seen.truncated), _info(seen)
 
     def render(self):
-        "An image, uint8 `(H, W, 3)`, or text, or None: see `render_mode`."
+        "Draw the world: an image, uint8 `(H, W, 3)`, or text, or None; see `render_mode`."
         return self._simulator.render(mode) if (mode := _drawn_as(self)) else None
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #d
@@ -109,7 +109,7 @@ def register_envs():
 _AROUND = {AutoresetMode.NEXT_STEP: DmEnvAutoResetWrapper, AutoresetMode.SAME_STEP: GymAutoResetWrapper}
 
 def check_mode(mode) -> AutoresetMode:
-    "The `AutoresetMode` of a mode or its value. Raises `ValueError`."
+    "Convert a mode or its value to an `AutoresetMode`. Raises `ValueError`."
     try:
         return AutoresetMode(mode)
     except ValueError:
@@ -129,7 +129,7 @@ def without_tensors(actions):
 
 # %% ../../nbs/interop/04_gymnasium.ipynb #f
 def seed_list(seed, num_envs: int) -> list:
-    "One seed or None for each world. Raises `ValueError` or `TypeError`."
+    "List one seed or None for each world. Raises `ValueError` or `TypeError`."
     if seed is None:
         return [None] * num_envs
     if isinstance(seed, (list, tuple, np.ndarray)):
@@ -139,7 +139,7 @@ def seed_list(seed, num_envs: int) -> list:
     return [operator.index(seed) + i for i in range(num_envs)]
 
 def mask_in(options, num_envs: int, begun: bool) -> np.ndarray | None:
-    "The `reset_mask` of some options, or None. Raises `ValueError`, or `ResetNeeded` if no trial has begun."
+    "Read the `reset_mask` in some options, or None. Raises `ValueError`, or `ResetNeeded` if no trial has begun."
     if (mask := _check_options(options, ("reset_mask",)).get("reset_mask")) is None:
         return None
     mask = np.asarray(mask)
@@ -206,7 +206,7 @@ class _BatchEnv(VectorBase):
     _programs = property(lambda self: compiled(self._world.env, self._world.draws, self._world.batched))
 
     def render(self):
-        "An image or text for each world, as a tuple, or None: see `render_mode`."
+        "Draw an image or text for each world, as a tuple, or return None: see `render_mode`."
         if (mode := _drawn_as(self)) is None:
             return None
         params, of = self.params.replace(render_mode=mode), lambda tree, i: jax.tree.map(lambda x: x[i], tree)

@@ -54,7 +54,7 @@ class ChatTokens:
 
 # %% ../../nbs/interop/08_trl.ipynb #c
 def generate_with_model(contexts: list[list[int]], trainer) -> list[tuple[list[int], list[float]]]:
-    "Sample completions and log-probabilities from the trainer's model, by the trainer's settings and in one process."
+    "Sample completions and log-probabilities from the trainer's model, with its settings and in one process."
     import torch
     model, args = trainer.accelerator.unwrap_model(trainer.model), trainer.args
     tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
@@ -80,7 +80,7 @@ def generate_with_model(contexts: list[list[int]], trainer) -> list[tuple[list[i
 
 # %% ../../nbs/interop/08_trl.ipynb #d
 def task_in_prompt(prompt):
-    "The task in a prompt: JSON, alone or in the last message. Raises `ValueError`."
+    "Parse the task in a prompt: JSON, alone or in the last message. Raises `ValueError`."
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"] if isinstance(prompt, list) and prompt else None
     try:
         task = json.loads(text)
@@ -99,7 +99,7 @@ def _runs(prompts, most):
 
 # %% ../../nbs/interop/08_trl.ipynb #e
 def trl_fields(groups: list[RolloutGroup], end: int) -> dict:
-    """Columns of a TRL rollout function, with one entry per episode of the groups.
+    """Build the columns that a TRL rollout function returns, with one entry per episode of the groups.
 
     `prompt_ids`, `completion_ids`, `logprobs` (None if any are missing), `env_mask` (1: a token of the model), and
     `env_reward` (None: unknown), `env_error`, `env_turns`. end: the token that fills an empty completion.
@@ -160,13 +160,14 @@ def _conversation(player, tokens, answers):
 class RolloutFunc(_Player):
     """Rollout function, and context manager: `GRPOTrainer(..., rollout_func=..., reward_funcs=pool_reward)`.
 
-    pool: an `EnvPool` or its `.sync`, with at least `num_generations` sessions, best one per completion of a batch.
+    pool: an `EnvPool` or its `.sync`, with at least `num_generations` sessions, ideally one per completion of a batch.
         A new pool is opened here, and closed by `close` or the end of a `with`. Its `max_total_tokens` limits tokens.
     generate: `generate(contexts, trainer)` returns `(completion_ids, logprobs or None)` for each list of tokens.
     task_of: a function from prompt to task. None: the curriculum of the pool if it has one, else `task_in_prompt`.
     observe, act: observation to text, and text to action, for environments that do not speak text.
-    max_turns: the most answers. tokens: an object like `ChatTokens`. deadline, over_provision: see `EnvPool.run_group`.
-    `groups` and `batches` (sizes) belong to the last call. Raises `TypeError`, `ValueError` or a `PoolError`.
+    max_turns: at most this many answers. tokens: an object like `ChatTokens`. deadline, over_provision: see
+    `EnvPool.run_group`.
+    `groups` and `batches` (their sizes) describe the last call. Raises `TypeError`, `ValueError` or a `PoolError`.
     """
     def __init__(self, pool, generate: Callable | None = None, *, task_of=None, observe=None, act=None,
                  max_turns: int = 20, tokens=None, deadline: float | None = None, over_provision: int = 0):
@@ -228,7 +229,7 @@ class PoolEnvironment:
         return "\n".join(filter(None, [first.info.get("system_message"), factory.observe(first.observation)]))
 
     def get_reward(self):
-        "The sum of the rewards; None, which TRL leaves out of the group, after a failure."
+        "Return the sum of the rewards; after a failure None, which TRL leaves out of the group."
         return None if self._error is not None or self._session is None else self._total
 
     async def _act(self, action):
@@ -260,7 +261,7 @@ def _with_tool(factory, name, description):
     return type("PoolEnvironment", (PoolEnvironment,), {name: tool, "_factory": factory, "__module__": __name__})
 
 def task_in_row(row: dict):
-    "The task in a dataset row: its `task`, `env_config` or `seed`, without entries that are None."
+    "Read the task in a dataset row: its `task`, `env_config` or `seed`, without entries that are None."
     task = next((row[name] for name in ("task", "env_config", "seed") if row.get(name) is not None), None)
     return {name: value for name, value in task.items() if value is not None} if isinstance(task, dict) else task
 

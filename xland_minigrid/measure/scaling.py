@@ -52,9 +52,9 @@ class Point:
 # %% ../../nbs/measure/03_scaling.ipynb #c
 @dataclass(frozen=True)
 class Sizes:
-    "How much to measure."
+    "Sizes of the measurements of all figures."
     num_envs: tuple[int, ...]  # environments on one device
-    num_steps: int  # of one timed rollout
+    num_steps: int # steps of one timed rollout
     repeats: int  # timed rollouts
     environments: int | None  # evenly chosen ones that Figure 5a averages over; None takes all
     grids: tuple[int, ...] = (9, 13, 17, 25, 33)
@@ -63,11 +63,11 @@ class Sizes:
     image_steps: int = 4
     training: tuple[int, ...] = (64, 256)  # environments in training, on one device
     sequence: int = 256  # steps of a training update and of its gradients (Table 6: 256)
-    units: int = 64  # of the GRU in training (Table 6: 1024)
+    units: int = 64  # units of the GRU in training (Table 6: 1024)
 
     @property
     def middle(self) -> int:
-        "The number of environments of figures that show only one."
+        "Number of environments in figures that show only one batch size."
         return self.num_envs[len(self.num_envs) // 2]
 
 _SIZES = {
@@ -78,7 +78,7 @@ _SIZES = {
                    sequence=32, units=32)}
 
 def sizes_for(quick: bool = False, **changes) -> Sizes:
-    "The sizes for this platform, with `changes` that are not None."
+    "Choose the sizes for this platform, with `changes` that are not None."
     kind = "quick" if quick else "cpu" if jax.devices()[0].platform == "cpu" else "accelerator"
     return dataclasses.replace(_SIZES[kind], **{name: value for name, value in changes.items() if value is not None})
 
@@ -200,7 +200,7 @@ def lines_of(name: str, points: list[Point]) -> dict[str, list[tuple[float, floa
             for line, places in lines.items()}
 
 def note(points: list[Point], repeats: int) -> str:
-    "The circumstances of a figure."
+    "Describe the circumstances of a figure."
     device, processor = circumstances().split("; ")[:2]
     kinds = {p.case.env for p in points if isinstance(p.case, Case)}
     said = f"{device}; {processor}. Median, slowest and fastest of {repeats}."
@@ -240,7 +240,7 @@ def draw_figure(name: str, points: list[Point], below: str = "", path=None):
 
 # %% ../../nbs/measure/03_scaling.ipynb #i
 def figure_table(name: str, points: list[Point]) -> str:
-    "The lines of a figure as Markdown, with ours over xminigrid's."
+    "Format the lines of a figure as Markdown, with the ratio of ours to xminigrid's."
     lines, axis = lines_of(name, points), FIGURES[name].axis
     theirs = {line.replace("xminigrid", "xland_minigrid", 1): {row[0]: row[1] for row in rows}
               for line, rows in lines.items() if line.startswith("xminigrid")}
@@ -265,7 +265,7 @@ def report(figure: tuple[str, ...] = ("all",), quick: bool = False, environments
     if units is not None:
         checked_int("units", units, 1)
     sizes = sizes_for(quick, environments=environments, units=units)
-    paper_environments(sizes.environments)  # raises for an impossible number
+    paper_environments(sizes.environments)  # raises `ValueError` for an invalid number
     for name in names:
         points = measure_figure(name, sizes, folder)
         below = note(points, sizes.repeats)
