@@ -246,7 +246,7 @@ class Event(nnx.Module):
 
 # %% ../../nbs/baselines/02_encoders.ipynb #R
 class Attention(nnx.Module):
-    "Score of each cell the memory looks for: memory `(..., H)`, view `(..., V, V, 2)` to `dtype` `(..., V * V)`."
+    "How much the memory wants each cell in view: memory `(..., H)`, view `(..., V, V, 2)` to `dtype` `(..., V * V)`."
 
     def __init__(self, units: int, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.wanted = dense(units, 2 * SYMBOLS, 1.0, dtype=dtype, rngs=rngs)

@@ -534,7 +534,7 @@ def _oracle_anchor(env, params, benchmark, chosen, keys, num_trials: int, compar
 
 @functools.lru_cache(maxsize=8)
 def _world_of(config: TrainConfig):
-    "Made once, because programs are compiled for an environment object."
+    "Make the world once, because programs are compiled for an environment object."
     return make_world(config)
 
 def _unpacked(policy, world, greedy: bool, show_goal: float | None):
@@ -661,7 +661,7 @@ def belief_over(belief, objects) -> np.ndarray:
 # %% ../../nbs/baselines/12_evaluation.ipynb #ag
 @functools.cache
 def _probe_world():
-    "Made once, because programs are compiled for an environment object."
+    "Make the world once, because programs are compiled for an environment object."
     from xland_minigrid.benchmarks.probes import ProbeEnv
     return GymAutoResetWrapper(ProbeEnv())
 

@@ -41,7 +41,7 @@ class PPOConfig:
     vf_coef: float = 0.5  # weight of the critic's error
     belief_coef: float = 0.5  # weight of the belief's error; 0 is plain RL²
     shaping: Literal["potential", "progress"] = "potential"  # see shaping_reward
-    shaping_coef: float = 0.0  # weight of the shaping reward, which only the learner sees; 0: none
+    shaping_coef: float = 0.0  # weight of the shaping reward, which only the learner sees; 0 disables it
     max_grad_norm: float = 0.5  # maximum global gradient norm
     num_minibatches: int = 8  # minibatches per pass; each agent is in one
     update_epochs: int = 2  # passes over the collected steps

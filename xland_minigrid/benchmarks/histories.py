@@ -214,9 +214,8 @@ class Windows:
 def split_histories(histories: Histories, share: float = 0.1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the histories for training and for validation, two sorted int64 arrays without a common goal.
 
-    share: fraction of the histories for validation, as close as whole groups allow. A group has one goal and rules,
-    or one
-    task number where the tasks themselves are unknown (files from elsewhere). The seed orders the groups.
+    share: part of the histories for validation, as close as whole groups allow. A group has one goal and rules, or
+    one task number where the tasks themselves are unknown (files from elsewhere). The seed orders the groups.
     Raises `ValueError` for a share outside 0 to 1, or if one side would be empty.
     """
     if isinstance(share, bool) or not isinstance(share, (int, float, np.number)) or not 0 < share < 1:

@@ -54,7 +54,7 @@ class Point:
 class Sizes:
     "Sizes of the measurements of all figures."
     num_envs: tuple[int, ...]  # environments on one device
-    num_steps: int # steps of one timed rollout
+    num_steps: int  # steps of one timed rollout
     repeats: int  # timed rollouts
     environments: int | None  # evenly chosen ones that Figure 5a averages over; None takes all
     grids: tuple[int, ...] = (9, 13, 17, 25, 33)

@@ -40,7 +40,7 @@ class Case:
     tasks: str | None = "trivial"  # preset of the rulesets, None; "near": one task with `rules` equal rules (Figure 5c)
     rules: int | None = None  # only rulesets with exactly this many rules
     num_envs: int = 1024  # worlds in the batch
-    num_steps: int = 128 # steps of one timed rollout
+    num_steps: int = 128  # steps of one timed rollout
     size: int | None = None  # height and width, instead of those of `env`
     devices: int = 1  # devices that share the worlds, for engines with our interface
     images: bool = False  # observations as images, 7x7 cells of 32x32 pixels
