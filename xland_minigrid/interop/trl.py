@@ -161,13 +161,12 @@ class RolloutFunc(_Player):
     """Rollout function, and context manager: `GRPOTrainer(..., rollout_func=..., reward_funcs=pool_reward)`.
 
     pool: an `EnvPool` or its `.sync`, with at least `num_generations` sessions, ideally one per completion of a batch.
-        A new pool is opened here, and closed by `close` or the end of a `with`. Its `max_total_tokens` limits tokens.
+    A new pool is opened here, and closed by `close` or the end of a `with`. Its `max_total_tokens` limits tokens.
     generate: `generate(contexts, trainer)` returns `(completion_ids, logprobs or None)` for each list of tokens.
     task_of: a function from prompt to task. None: the curriculum of the pool if it has one, else `task_in_prompt`.
-    observe, act: observation to text, and text to action, for environments that do not speak text.
-    max_turns: at most this many answers. tokens: an object like `ChatTokens`. deadline, over_provision: see
-    `EnvPool.run_group`.
-    `groups` and `batches` (their sizes) describe the last call. Raises `TypeError`, `ValueError` or a `PoolError`.
+    observe, act: observation to text, and text to action, for environments that do not speak text. max_turns: at most
+    this many answers. tokens: an object like `ChatTokens`. deadline, over_provision: see `EnvPool.run_group`. `groups`
+    and `batches` (their sizes) describe the last call. Raises `TypeError`, `ValueError` or a `PoolError`.
     """
     def __init__(self, pool, generate: Callable | None = None, *, task_of=None, observe=None, act=None,
                  max_turns: int = 20, tokens=None, deadline: float | None = None, over_provision: int = 0):

@@ -160,17 +160,15 @@ def _observed(observation, parts):
 
 def timestep_from_upstream(timestep) -> TimeStep:
     "Their time step as ours; its observations must see through walls."
-    return TimeStep(
-        state=state_from_upstream(timestep.state), step_type=_bytes(timestep.step_type),
-        reward=jnp.asarray(timestep.reward, jnp.float32), discount=jnp.asarray(timestep.discount, jnp.float32),
-        observation=_observed(timestep.observation, _FROM))
+    return TimeStep(state=state_from_upstream(timestep.state), observation=_observed(timestep.observation, _FROM),
+                    step_type=_bytes(timestep.step_type), reward=jnp.asarray(timestep.reward, jnp.float32),
+                    discount=jnp.asarray(timestep.discount, jnp.float32))
 
 def timestep_to_upstream(timestep: TimeStep):
     "Our time step as `xminigrid.types.TimeStep`, without `final_observation`."
     from xminigrid.types import TimeStep as Theirs
-    return Theirs(
-        state=state_to_upstream(timestep.state), step_type=timestep.step_type, reward=timestep.reward,
-        discount=timestep.discount, observation=jax.tree.map(jnp.asarray, _observed(timestep.observation, _TO)))
+    return Theirs(state=state_to_upstream(timestep.state), step_type=timestep.step_type, discount=timestep.discount,
+                  reward=timestep.reward, observation=jax.tree.map(jnp.asarray, _observed(timestep.observation, _TO)))
 
 # %% ../../nbs/interop/01_upstream.ipynb #i
 _COMMON = ("height", "width", "view_size", "max_steps", "render_mode")

@@ -137,11 +137,11 @@ class Servers:
 # %% ../../nbs/pool/13_pool.ipynb #d
 def claim(sessions: list) -> contextlib.ExitStack:
     "Claim all of these sessions, or none; leaving the result releases them. Raises `SessionBusy` or `PoolClosed`."
-    with contextlib.ExitStack() as claimed:
-        for session in sessions:
-            session._claim()
-            claimed.callback(session._busy.release)
-        return claimed.pop_all()
+    claimed = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: [session._busy.release() for session in claimed])
+        claimed.extend(session._claim() or session for session in sessions)  # as far as it comes
+        return stack.pop_all()
 
 def wake(future: Future, error: Exception | None = None):
     with contextlib.suppress(InvalidStateError):
