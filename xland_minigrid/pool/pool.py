@@ -140,7 +140,7 @@ def claim(sessions: list) -> contextlib.ExitStack:
     claimed = []
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: [session._busy.release() for session in claimed])
-        claimed.extend(session._claim() or session for session in sessions)  # as far as it comes
+        claimed.extend(session._claim() or session for session in sessions)  # keeps those before an error
         return stack.pop_all()
 
 def wake(future: Future, error: Exception | None = None):
