@@ -219,7 +219,7 @@ async def talk(host: Host, ws, seat: Seat, max_size: int):
         if seat.socket is not ws:  # another connection has taken over and gets the replies
             return
         asked += 1
-        if not asked % 8:  # a flood takes turns with the other clients
+        if not asked % 32:  # a flood takes turns with the other clients
             await asyncio.sleep(0)
         try:
             number, op, value = read_request(raw)

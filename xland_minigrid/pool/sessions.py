@@ -44,12 +44,11 @@ NO_NUMBER = "The environment gave a reward that is not a finite number; the epis
 def outcomes(slots: Slots, rows: np.ndarray) -> list:
     "Outcomes of steps from rows of bytes; an `EnvFault` where the reward is not a finite number."
     split, data, width = slots.layout.nbytes, rows.tobytes(), rows.shape[1]
-    def outcome(at, reward, flag):
-        if not math.isfinite(reward):
-            return EnvFault(NO_NUMBER)
-        info = {"terminated": bool(flag & TERMINATED)} if flag else {}
-        return Outcome(data[at : at + split], reward, bool(flag & DONE), info)
-    return list(map(outcome, range(0, len(data), width), *(x.tolist() for x in rewards_and_flags(rows))))
+    rewards, flags = rewards_and_flags(rows)
+    return [Outcome(data[at : at + split], reward, bool(flag & DONE),
+                    {"terminated": bool(flag & TERMINATED)} if flag else {})
+            if math.isfinite(reward) else EnvFault(NO_NUMBER)
+            for at, reward, flag in zip(range(0, len(data), width), rewards.tolist(), flags.tolist())]
 
 # %% ../../nbs/pool/07_sessions.ipynb #c
 class SlotBackend:
@@ -403,11 +402,13 @@ def write_request(number: int, op: str, value) -> str:
 
 def read_request(raw) -> tuple[int, str, Any]:
     "The number, operation and value in a frame. Raises `BadRequest`."
-    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError):
+    try:
         frame = json.loads(raw) if isinstance(raw, str) else {}
         number, op = frame["id"], frame["op"]
         if type(number) is int and 0 < number <= MAX_ID and isinstance(op, str):
             return number, op, frame.get("value")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError):
+        pass
     raise BadRequest('This frame is not a request: send text such as {"id": 1, "op": "step", "value": 0}, ids growing.')
 
 def write_reply(reply: Reply) -> str:

@@ -87,9 +87,11 @@ class Task(NamedTuple):
     ruleset_id: int | None = None
 
 def _natural(value, what, below):
-    with contextlib.suppress(TypeError):
+    try:
         if not isinstance(value, (bool, np.bool_)) and 0 <= (number := operator.index(value)) < below:
             return number
+    except TypeError:
+        pass
     raise BadRequest(f"{what} is {repr(value)[:60]}: give an integer from 0 to {below - 1:,}.")
 
 _PLAIN = "Slots hold tasks of Tables 2 and 3, without registered, composed or many-product rules."
