@@ -165,35 +165,24 @@ def test_damaged_hdf5(histories, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.optimized
-def test_imitating_a_player_that_finds_out_adapts(tmp_path):
-    "Held-out objects: an agent that imitates the reference player gets better from trial to trial, and further than a clone of the expert, which knows the goal."
-    held, base = held_out_objects(), demo_plan().config
-    env, params = make_world(base)
-    tasks, unseen = hold_tasks(OBJECTS[~held], 2048, 1), hold_tasks(OBJECTS[held], 300, 2)
-    success = {}
-    for name, (player, parameters) in {"clone": (NoisyExpert(0, 0), None), "reference": player_of("reference", tasks, env, params)}.items():
-        histories = record(player, env, params, tasks, range(2048), steps=120, parameters=parameters)
-        agent = imitate(histories, dataclasses.replace(base, out=str(tmp_path / name)), ImitationConfig(length=120, batch=128, updates=300, lr=2e-3), progress=False).agent
-        success[name] = evaluate(agent, unseen, num_trials=8, num_tasks=None).success.mean(0)
-    clone, reference = success["clone"], success["reference"]
-    assert reference[7] > reference[0] + 0.3 and reference[7] > clone[7] + 0.03, success
-    assert reference[7] - reference[0] > clone[7] - clone[0] + 0.15, success
+def test_learners_on_histories_adapt_to_unseen_goals(tmp_path):
+    """Held-out objects, equal data and updates. AD (noise that is gone after a fifth of each history) and a clone of the reference player get better from trial to trial.
 
-
-@pytest.mark.slow
-@pytest.mark.optimized
-def test_algorithm_distillation_ends_above_a_clone_of_the_expert(tmp_path):
-    """Held-out objects, equal sizes: a clone starts higher; AD from noise that is gone by trial 5 imitates that noise first, and ends higher.
-
-    Measured: AD 12 % of the first trials, 43 % of the fifth, 75 % of the last three; the clone 41 %, 65 %, 68 %.
+    Behaviour cloning whose memory is one trial stays where it began, and AD beats it in trial 5. With its memory kept, the same clone of the expert infers
+    the goal from its own successes, as DPT does, and is no worse than AD here. Measured over three seeds, trials 1, 5 and 10: AD 13, 61 to 73, 80 to 84 %;
+    the clone with one trial 44, 44, 45 %, with its memory 44, 67 to 78, 70 to 82 %; the clone of the
+    reference player 31, 59 to 72, 77 to 83 %.
     """
     held, base = held_out_objects(), dataclasses.replace(demo_plan().config, network=NetworkConfig(encoder_width=64, memory=96, head=64))
     tasks, unseen = hold_tasks(OBJECTS[~held], 2048, 1), hold_tasks(OBJECTS[held], 256, 2)
-    success = {}
-    for name, player in {"clone": NoisyExpert(0, 0), "AD": NoisyExpert(ramp=0.4)}.items():
-        histories = record(player, *make_world(base), tasks, range(2048), steps=120)
-        agent = imitate(histories, dataclasses.replace(base, out=str(tmp_path / name)), ImitationConfig(length=120, batch=64, updates=400, lr=3e-3), progress=False).agent
-        success[name] = evaluate(agent, unseen, num_trials=10, num_tasks=None).success.mean(0)
-    clone, ad = success["clone"], success["AD"]
-    assert clone[0] > ad[0] + 0.1 and ad[9] > ad[0] + 0.4, success
-    assert ad[7:].mean() > clone[7:].mean() + 0.02, success
+    env, params = make_world(base)
+    players, success = {"clone": (NoisyExpert(0, 0), None), "AD": (NoisyExpert(ramp=0.2), None), "reference": player_of("reference", tasks, env, params)}, {}
+    for name, (player, parameters) in players.items():
+        histories = record(player, env, params, tasks, range(2048), steps=120, parameters=parameters)
+        agent = imitate(histories, dataclasses.replace(base, out=str(tmp_path / name)), ImitationConfig(length=120, batch=64, updates=600, lr=3e-3), progress=False).agent
+        for wiped in (False, True)[: 2 if name == "clone" else 1]:
+            found = evaluate(agent, unseen, num_trials=10, num_tasks=None, wipe_each_trial=wiped)
+            success["one trial" if wiped else name] = found.success.mean(0)
+    gain = {name: x[7:].mean() - x[0] for name, x in success.items()}
+    assert abs(gain["one trial"]) < 0.12 and success["AD"][4] > success["one trial"][4] + 0.08, success
+    assert gain["AD"] > 0.4 and gain["reference"] > 0.2, success
