@@ -71,12 +71,14 @@ _KL = np.array([0.0, 0.1, 0.2, 0.0, 0.3, 0.0, 0.1, 0.2, 0.4])
 
 @ours
 def _our_loss(new, old, advantage, kl, beta, clip):
-    ratio = np.exp(new - old)
-    return beta * kl - np.minimum(ratio * advantage, np.clip(ratio, 1 - clip, 1 + clip) * advantage)
+    import jax.numpy as jnp
+    ratio = jnp.exp(new - old)
+    return beta * kl - jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage)
 
 @exercise("9.2", "The loss, move by move", answer="loss", level=2, minutes=10)
 def loss(answer):
     "`loss(new, old, advantage, kl, beta, clip)`: the loss of GRPO for each move."
+    import jax
     arguments = "new", "old", "advantage", "kl", "beta", "clip"
     function(answer, "loss", *arguments)
     for beta, clip in ((0.0, 0.2), (0.25, 0.2), (0.5, 0.4)):
@@ -85,6 +87,9 @@ def loss(answer):
                         "return one number per move, without the mean")
         right, case = _our_loss(*given), f"With beta {beta:g} and clip {clip:g}"
         compare(found, right, _first_wrong(case, found, right), _mistakes(case, *given))
+        slope = lambda loss: jax.jit(jax.grad(lambda *x: loss(*x, clip).sum()))(*given[:5])  # as in training
+        compare(slope(answer), slope(_our_loss), f"{case} the values are right, but their gradient with respect to "
+                "`new` is not: leave the ratio as it is, without stop_gradient.", atol=1e-5)
     return "Right: the clip acts only where it takes an incentive away."
 
 def _first_wrong(case, found, right):
