@@ -42,7 +42,7 @@ class Generator(Sampler, Answers):
 
 # %% ../../nbs/pool/15_grpo.ipynb #i
 def token_loss(new, old, advantage, kl, beta, clip):
-    "The loss of each token; `grpo_loss` names the arguments."
+    "The loss of each token; see `grpo_loss`."
     ratio = jnp.exp(new - old)
     return beta * kl - jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage)
 
@@ -50,7 +50,7 @@ def grpo_loss(logprobs, old, advantages, kl, weights, *, clip: float = 0.2, beta
     """The loss, a weighted mean over tokens, and metrics. All arrays have one shape.
 
     logprobs, old: of the drawn tokens, under the current policy and the one that drew them. kl: divergence from the
-    reference. clip: how far the ratio may move from 1. weights: 0 for padding, which has no gradient in any case.
+    reference. clip: how far the ratio may move from 1. weights: 0 for padding.
     """
     new = jnp.where(own := weights > 0, logprobs, old)
     mean = lambda x: jnp.sum(weights * jnp.where(own, x, 0.0)) / jnp.maximum(jnp.sum(weights), 1e-8)
@@ -188,7 +188,7 @@ async def play(learner: Learner, rollout: Rollout, turns: list[Turn], key, gener
 SOLVED = 0.99  # from this reward on an episode counts as a success
 
 async def grpo_step(learner: Learner, pool: EnvPool) -> tuple[dict, list[RolloutGroup]]:
-    "One step of GRPO (seed: parallel-rollouts §3): metrics, and the groups that were played."
+    "One step of GRPO: metrics, and the groups that were played."
     c, step, turns, generator = learner.config, int(learner.state.step), {}, learner.generator
     tasks = learner.curriculum.next_tasks(c.groups)  # 1. the curriculum chooses tasks
     number = {id(task): i for i, task in enumerate(tasks)}
@@ -243,7 +243,7 @@ def test_tasks(count: int = 500, *, size: int = 4, p: float = 0.8) -> list[dict]
     return lake_tasks(count, size=size, ice=(p,), first=TEST_SEED)
 
 def lake_learner(config: GRPOConfig = GRPOConfig(), *, size: int = 4, count: int = 30_000, **given) -> Learner:
-    "A `Learner` of FrozenLake with `count` training maps: new ones, and again those partly solved. given: its options."
+    "A `Learner` of FrozenLake with `count` training maps: new ones, and again those partly solved."
     if config.model.context < (need := size * size + 1):
         raise ValueError(f"A map of {size}x{size} cells takes {need} tokens: set model.context.")
     tasks = SomeSolve(lake_tasks(count, size=size), seed=config.seed)
