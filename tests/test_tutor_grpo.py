@@ -2,6 +2,7 @@
 import re
 import warnings
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tutorial_answers import answers, colab
@@ -14,7 +15,7 @@ NAMES = ("advantages", "loss", "group_size")
 
 
 def given(how):
-    return answers("09_grpo", how, np=np)
+    return answers("09_grpo", how, np=np, jnp=jnp)
 
 
 def test_there_are_three():
@@ -33,8 +34,8 @@ def test_a_stub_is_not_an_answer_and_gives_no_traceback(name):
     assert not verdict and "Error" not in verdict.message, verdict
 
 
-def test_the_librarys_advantages_are_right():
-    assert check.advantages(grpo.advantages)
+def test_the_librarys_functions_are_right():
+    assert check.advantages(grpo.advantages) and check.loss(grpo.token_loss)
 
 
 @pytest.mark.parametrize("answer, says", [
@@ -65,7 +66,15 @@ def test_the_page_goes_on_with_our_function(name):
     assert check.or_ours(ours) is ours and check.or_ours(stub) is not stub
 
 
-def test_a_learner_uses_the_advantages_it_is_given():
+def test_a_loss_that_jax_cannot_trace_is_told_so():
+    def loss(new, old, advantage, kl, beta, clip):
+        return beta * kl - np.minimum(np.exp(new - old) * advantage, np.clip(np.exp(new - old), 1 - clip, 1 + clip) * advantage)
+
+    verdict = check.loss(loss)
+    assert not verdict and "jnp instead of np" in verdict.message and check.or_ours(loss) is not loss, verdict
+
+
+def test_a_learner_uses_the_functions_it_is_given():
     seen = []
 
     def mine(returns, floor):
@@ -83,3 +92,7 @@ def test_a_learner_uses_the_advantages_it_is_given():
     assert len(seen) == 2 and all(len(returns) == 4 and floor == config.floor for returns, floor in seen)
     assert rows[0]["loss"] == run_here(lambda: steps(config))[0]["loss"]
     assert run_here(lambda: steps(config, advantages=lambda returns, floor: np.ones(4)))[0]["loss"] != rows[0]["loss"]
+    called, loss = [], given(colab.solution)["loss"]
+    mine = lambda *args: called.append(len(args)) or loss(*args)
+    assert run_here(lambda: steps(config, loss=mine))[0] | {"seconds": 0, "cpu_seconds": 0} == rows[0] | {"seconds": 0, "cpu_seconds": 0} and set(called) == {6}
+    assert run_here(lambda: steps(config, loss=lambda new, old, advantage, *_: -new * advantage))[0]["loss"] != rows[0]["loss"]

@@ -71,20 +71,23 @@ _KL = np.array([0.0, 0.1, 0.2, 0.0, 0.3, 0.0, 0.1, 0.2, 0.4])
 
 @ours
 def _our_loss(new, old, advantage, kl, beta, clip):
-    ratio = np.exp(new - old)
-    return beta * kl - np.minimum(ratio * advantage, np.clip(ratio, 1 - clip, 1 + clip) * advantage)
+    import jax.numpy as jnp
+    ratio = jnp.exp(new - old)
+    return beta * kl - jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage)
 
 @exercise("9.2", "The loss, move by move", answer="loss", level=2, minutes=10)
 def loss(answer):
     "`loss(new, old, advantage, kl, beta, clip)`: the loss of GRPO for each move."
-    arguments = "new", "old", "advantage", "kl", "beta", "clip"
-    function(answer, "loss", *arguments)
+    from jax import grad, jit
+    function(answer, "loss", "new", "old", "advantage", "kl", "beta", "clip")
     for beta, clip in ((0.0, 0.2), (0.25, 0.2), (0.5, 0.4)):
         given = _OLD + np.log(_RATIOS), _OLD, _GAINS, _KL, beta, clip
         found = numbers(answer(*(np.copy(x) for x in given[:4]), beta, clip), _KL.shape, "loss",
                         "return one number per move, without the mean")
         right, case = _our_loss(*given), f"With beta {beta:g} and clip {clip:g}"
         compare(found, right, _first_wrong(case, found, right), _mistakes(case, *given))
+        slope = lambda loss: jit(grad(lambda *x: loss(*x, clip).sum()))(*given[:5])
+        compare(slope(answer), slope(_our_loss), f"{case} the gradient is wrong.")
     return "Right: the clip acts only where it takes an incentive away."
 
 def _first_wrong(case, found, right):
