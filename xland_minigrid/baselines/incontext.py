@@ -26,7 +26,7 @@ from .encoders import Inputs, first_inputs, next_inputs
 from .evaluation import NetworkPolicy, Tasks, reference_player
 from .metrics import open_loggers
 from .networks import ActorCritic, NetworkConfig
-from .options import add_options, check_fields, chosen, count, with_options
+from .options import add_command, check_fields, count, with_options
 from .ppo import (
     PPOConfig, RolloutState, Transition, advantages, make_optimizer, policy_step, run_epochs)
 from .belief import log_prob_of
@@ -360,46 +360,38 @@ def _learn(draw, validate, config: TrainConfig, imitation: ImitationConfig, stat
 # %% ../../nbs/baselines/18_incontext.ipynb #j
 def histories_parser(commands) -> None:
     "Add the command `histories` to the command line."
-    parser = commands.add_parser("histories", allow_abbrev=False)
-    parser.add_argument("folder", type=Path, help="where to write; an unfinished folder is continued")
-    parser.add_argument("--player", default="expert", help="expert (with noise that falls; default), reference, ppo "
-                        "(which learns: 32 histories of each task, of about 4k steps), or an agent: a folder or a name "
-                        "in the box")
-    parser.add_argument("--noise", nargs=3, type=float, default=(1.0, 0.0, 0.8), metavar=("START", "END", "RAMP"),
-                        help="the expert's share of random actions at the start and at the end, and the part of the "
-                             "history over which it falls (default 1 0 0.8)")
-    parser.add_argument("--histories", type=count, default=4096,
-                        help="how many, each on a task of its own (default 4096)")
-    parser.add_argument("--steps", type=count, default=1250, help="steps of each (default 1250: 25 trials of 50)")
-    settings = parser.add_argument_group("settings", "the world and its tasks; the others are for training")
-    add_options(settings, TrainConfig())
-    parser.set_defaults(run_command=_record_command)
+    add_command(commands, "histories", _histories, TrainConfig())
 
-def _record_command(args) -> None:
-    config = with_options(TrainConfig(), chosen(TrainConfig(), args))
+def _histories(changes, words, /, folder: Path, player: str = "expert", noise: tuple[float, ...] = (1.0, 0.0, 0.8),
+               histories: count = 4096, steps: count = 1250) -> None:
+    """Record what a player does, for learning from data. Of the settings, only the world and its tasks have an effect
+
+    folder: where to write; an unfinished folder is continued
+    player: expert (with falling noise), reference, ppo (which learns: 32 histories of each task), or an agent
+    noise: share of random actions of the expert: at the start, at the end, and over which part of the history it falls
+    histories: how many, each on a task of its own
+    steps: steps of each, by default 25 trials of 50
+    """
+    config = with_options(TrainConfig(), changes)
     tasks, (env, params) = load_tasks(config)[0], make_world(config)
-    player, parameters = player_of(args.player, tasks, env, params)
-    numbers = draw_tasks(player, len(tasks), args.histories, config.seed)
-    if args.player == "expert":
-        player = NoisyExpert(*args.noise)
-    histories = record(player, env, params, tasks, numbers, steps=args.steps, seed=config.seed, parameters=parameters,
-                       folder=args.folder, command=" ".join(["xland-minigrid", *args.words]), progress=True)
-    print(f"{histories!r} in {args.folder}. Next: xland-minigrid imitate {args.folder}")
+    made, parameters = player_of(player, tasks, env, params)
+    numbers = draw_tasks(made, len(tasks), histories, config.seed)
+    made = NoisyExpert(*noise) if player == "expert" else made
+    found = record(made, env, params, tasks, numbers, steps=steps, seed=config.seed, parameters=parameters,
+                   folder=folder, command=" ".join(["xland-minigrid", *words]), progress=True)
+    print(f"{found!r} in {folder}. Next: xland-minigrid imitate {folder}")
 
 def imitate_parser(commands) -> None:
     "Add the command `imitate` to the command line."
-    parser = commands.add_parser("imitate", allow_abbrev=False)
-    parser.add_argument("folder", type=Path, help="histories, as `xland-minigrid histories` writes them")
-    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
-    add_options(parser.add_argument_group("imitation"), ImitationConfig())
-    settings = parser.add_argument_group(
-        "settings", "the world of the histories and the network; the others are for reinforcement learning")
-    add_options(settings, TrainConfig())
-    parser.set_defaults(run_command=_imitate_command)
+    add_command(commands, "imitate", _imitate, ImitationConfig(), TrainConfig())
 
-def _imitate_command(args) -> None:
-    imitation = with_options(ImitationConfig(), chosen(ImitationConfig(), args))
-    config = with_options(TrainConfig(out="runs/imitation"), chosen(TrainConfig(), args))
-    trained = imitate(load_histories(args.folder), config, imitation, resume=args.resume)
+def _imitate(imitation, changes, /, folder: Path, resume: bool = False) -> None:
+    """Learn from histories. Of TrainConfig, only their world and the network have an effect
+
+    folder: histories, as `xland-minigrid histories` writes them
+    resume: go on with an interrupted run
+    """
+    config = with_options(TrainConfig(out="runs/imitation"), changes)
+    trained = imitate(load_histories(folder), config, ImitationConfig(**imitation), resume=resume)
     if not trained.interrupted:
         print(f"The checkpoint is {trained.checkpoint}. Next: xland-minigrid evaluate {config.out}")
