@@ -41,8 +41,8 @@ def _comments(owner) -> dict[str, str]:
 def options_of(owner, prefix: str = "") -> Iterator[Option]:
     """Yield the settings of a dataclass object (its values are the defaults) or a function.
 
-    A nested dataclass, or one that is a parameter's default, is replaced by its own fields. Parameters that are positional
-    only are left out; required keywords have the default `...`.
+    A nested dataclass, or one that is a parameter's default, is replaced by its own fields. Positional-only parameters
+    are left out; required keywords have the default `...`.
     """
     about = _comments(owner)
     if is_dataclass(owner):
@@ -121,8 +121,8 @@ def chosen(owner, args: argparse.Namespace) -> dict[str, Any]:
 def add_command(commands, name: str, function, *settings, **aliases: str) -> None:
     """Add a command that calls a function, whose parameters and docstring become its options and help.
 
-    settings: dataclass objects, whose fields become options, too. The function's positional-only parameters get what the
-    command line sets of each, by dotted name, and its words.
+    settings: dataclass objects, whose fields become options, too. Positional-only parameters of the function get what
+    the command line sets of each, by dotted name, and then its words.
     """
     about = " ".join(function.__doc__.partition("\n\n")[0].split())
     parser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
