@@ -140,8 +140,8 @@ def policy(answer):
     refuse(there.mean() < NEEDED, f"{there.mean():.0%} of 256 agents reached the goal within {STEPS} steps; "
            f"{NEEDED:.0%} are needed. One of the others started at {lost}.")
     average = f"{there.mean():.0%} arrived, in {steps[there].mean():.1f} steps on average"
-    refuse(steps[there].mean() > AVERAGE, f"{average}; {AVERAGE} are enough for a policy that heads for the goal as soon "
-           "as it sees it.")
+    refuse(steps[there].mean() > AVERAGE, f"{average}; {AVERAGE} are enough for a policy that heads for the goal as "
+           "soon as it sees it.")
     return f"Right: {average}."
 
 @ours

@@ -164,11 +164,10 @@ class _Run:
 
     async def everything(self, numbers):
         "Run the student's cells, then ask about each exercise: number to verdict."
-        env = {**os.environ, "XLAND_FAST": "" if self.full else "1"}
-        nowhere = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        env, nowhere = {**os.environ, "XLAND_FAST": "" if self.full else "1"}, subprocess.DEVNULL
         with tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True) as folder:
             self.client = _client(self.nb)
-            async with self.client.async_setup_kernel(cwd=folder, env=env, **nowhere):
+            async with self.client.async_setup_kernel(cwd=folder, env=env, stdout=nowhere, stderr=nowhere):
                 try:
                     for at, cell in enumerate([*self.nb.cells]):
                         if self.over is None and cell.cell_type == "code":
@@ -182,12 +181,12 @@ class _Run:
     async def cell(self, cell, at, name):
         "Run a cell and note what went wrong."
         from nbclient.exceptions import DeadKernelError
-        limit = min(self.timeout, self.end - time.monotonic())
+        begin = time.monotonic()
+        limit = min(self.timeout, self.end - begin)
         if limit <= 0:
             self.trouble.append((name, "was not run: the time for the whole notebook was over"))
             return
         self.client.timeout = max(1, round(limit))
-        begin = time.monotonic()
         try:
             await asyncio.wait_for(self.client.async_execute_cell(cell, at), limit + 15)
         except (DeadKernelError, asyncio.TimeoutError):
@@ -277,8 +276,8 @@ def grade_parser(commands) -> None:
     parser = commands.add_parser(
         "grade", help="which exercises of students' notebooks are solved",
         description="Run notebooks in fresh kernels and judge their exercises. Notebooks are programs and run as you: "
-                    "grade those of strangers in a container. Exit status: 0 all solved, 1 some not, 2 a notebook could "
-                    "not be graded.")
+                    "grade those of strangers in a container. Exit status: 0 all solved, 1 some not, 2 a notebook "
+                    "could not be graded.")
     add = parser.add_argument
     add("notebooks", nargs="+", type=Path, metavar="NOTEBOOK", help="files, or folders with notebooks somewhere below")
     add("--out", type=Path, help="write the rows here, as .csv or .json")
