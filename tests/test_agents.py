@@ -35,18 +35,19 @@ def test_it_is_tested_on_the_named_split():
     assert agents.read_card(NAME)["evaluation"]["agent"]["tasks"] >= 1024
 
 
-def test_a_damaged_box_is_not_opened(tmp_path):
+def test_a_damaged_box_is_not_opened(tmp_path, monkeypatch):
     for name in (f"{NAME}.json", f"{NAME}.safetensors"):
         (tmp_path / name).write_bytes((agents.the_box() / name).read_bytes())
-    assert agents.open_box(NAME, tmp_path).steps == agents.read_card(NAME)["steps"]
+    monkeypatch.setattr(agents, "the_box", lambda: tmp_path)
+    assert agents.open_box(NAME).steps == agents.read_card(NAME)["steps"]
     data = bytearray((tmp_path / f"{NAME}.safetensors").read_bytes())
     data[-100] ^= 1
     (tmp_path / f"{NAME}.safetensors").write_bytes(data)
     with pytest.raises(CheckpointError, match="install the package again"):
-        agents.open_box(NAME, tmp_path)
+        agents.open_box(NAME)
     (tmp_path / f"{NAME}.safetensors").unlink()
     with pytest.raises(CheckpointError):
-        agents.open_box(NAME, tmp_path)
+        agents.open_box(NAME)
 
 
 def test_who_is_not_in_the_box():

@@ -343,11 +343,13 @@ def test_wrong_arguments(tmp_path, call, error, words):
 
 # Several processes ----------------------------------------------------------------------------------------------------------------------
 
-def test_a_process_that_does_not_write_leaves_no_trace(tmp_path):
-    with Checkpoints(tmp_path / "c", writer=False) as silent:
+def test_a_process_that_does_not_write_leaves_no_trace(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with Checkpoints(tmp_path / "c") as silent:
         assert silent.save(1, TREE) == tmp_path / "c" / "1.safetensors"
         silent.wait()
     assert not (tmp_path / "c").exists() and first_says(lambda: {"a": 1}) == {"a": 1}
+    monkeypatch.undo()
     Checkpoints(tmp_path / "c").save(1, TREE)
     assert same_bits(load_together(silent, TREE)[0], TREE)
 
@@ -372,11 +374,10 @@ loaded, record = load_together(mine, tree)
 a, b = to_arrays(loaded), to_arrays(tree)
 assert a.keys() == b.keys() and all(a[k].tobytes() == b[k].tobytes() and a[k].dtype == b[k].dtype for k in a) and record["about"] == {"step": 3}
 assert first_says(lambda: mine.steps()) == [2, 3]
-for like, step in (({"other": jnp.zeros(3)}, None), (tree, 17)):
-    try:
-        load_together(mine, like, step)
-    except CheckpointError as error:
-        print(error)
+try:
+    load_together(mine, {"other": jnp.zeros(3)})
+except CheckpointError as error:
+    print(error)
 if i == 1:
     assert Checkpoints(folder).load(tree)[1] == record, "each may also read by itself"
 """
@@ -396,7 +397,7 @@ def test_two_processes_one_writes_both_get_the_same(tmp_path):
         [p.kill() for p in start]
     assert [p.returncode for p in start] == [0, 0], told
     said = [[line for line in out.splitlines() if "checkpoint" in line] for out, _ in told]
-    assert said[0] == said[1] and "has no ['other']" in said[0][0] and "no checkpoint 17" in said[0][1]
+    assert said[0] == said[1] and "has no ['other']" in said[0][0]
 
 
 # Killed ---------------------------------------------------------------------------------------------------------------------------------

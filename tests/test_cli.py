@@ -47,15 +47,16 @@ def test_evaluate_plays_held_out_tasks(run, tmp_path, capsys):
     assert (tmp_path / "adaptation.png").exists() and "| trial" in said and "score" in said
 
 
-def test_a_run_goes_into_a_box(run, tmp_path):
+def test_a_run_goes_into_a_box(run, tmp_path, monkeypatch):
     "With what the card says of it next to a random policy and the reference player, as plain JSON."
     found = agents.examine(agents.load_agent(run), Protocol(num_tasks=20, num_trials=3, by=()))
-    agents.put_into_box(run, "tiny", "train", found, tmp_path)
+    monkeypatch.setattr(agents, "the_box", lambda: tmp_path)
+    agents.put_into_box(run, "tiny", "train", found)
     card = json.loads((tmp_path / "tiny.json").read_text(), parse_constant=lambda c: pytest.fail(f"{c} is no JSON"))
     said = card["evaluation"]
     assert list(said) == ["agent", "random", "reference"] and said["reference"]["overall"]["score"] == [1, 1, 1]
-    assert "score" in table(said) and agents.boxed_agents(tmp_path) == ["tiny"]
-    assert agents.open_box("tiny", tmp_path).steps == 1920
+    assert "score" in table(said) and agents.boxed_agents() == ["tiny"]
+    assert agents.open_box("tiny").steps == 1920
 
 
 @pytest.mark.slow

@@ -259,7 +259,7 @@ def test_a_world_with_one_task():
     world = GymAutoResetWrapper(env), params
     found = evaluate(RandomPolicy(), None, world=world, num_trials=2, num_tasks=24, batch=16)
     assert found.steps.shape == (24, 2) and found.task_ids.tolist() == list(range(24)) and len(np.unique(found.steps[:, 0])) > 2 and found.labels == {}
-    for wrong in (dict(num_tasks=None), dict(anchors="oracle"), dict(labels={"a": [1]})):
+    for wrong in (dict(num_tasks=None), dict(anchors="oracle"), dict(show_goal=1.0)):
         with pytest.raises(ValueError, match="Without a benchmark"):
             evaluate(RandomPolicy(), None, world=world, **wrong)
     found = evaluate(RandomPolicy(), None, world=world, num_trials=2, num_tasks=24, batch=16, anchors=True)
@@ -269,7 +269,7 @@ def test_a_world_with_one_task():
 def test_refused_before_anything_is_compiled(agent, tasks, monkeypatch):
     monkeypatch.setattr(ev, "play_trials", None)
     for more, says in [(dict(mesh="gpu"), "row of devices"), (dict(mesh=jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))), "row of devices"),
-                       (dict(labels={"depth": [1, 2]}), "one value for each"), (dict(show_goal=True), "told nothing"), (dict(num_trials=0), "at least one"),
+                       (dict(show_goal=True), "told nothing"), (dict(num_trials=0), "at least one"),
                        (dict(batch=0), "at least one"), (dict(num_tasks=0), "at least one")]:
         with pytest.raises(ValueError, match=says):
             evaluate(agent, tasks, **more)

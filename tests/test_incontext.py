@@ -15,7 +15,7 @@ from xland_minigrid.baselines.evaluation import NetworkPolicy, evaluate
 from xland_minigrid.baselines.incontext import ImitationConfig, PolicyPlayer, PPOPlayer, draw_tasks, imitate, imitation_loss, player_of, windows_to_inputs
 from xland_minigrid.baselines.networks import NetworkConfig
 from xland_minigrid.baselines.rl2 import TrainConfig, make_world, new_agent
-from xland_minigrid.benchmarks.histories import NO_ADVICE, Histories, NoisyExpert, check_histories, load_histories, record, split_histories
+from xland_minigrid.benchmarks.histories import NO_ADVICE, Histories, NoisyExpert, check_histories, load_histories, record
 from xland_minigrid.interop.xland100b import load_xland100b, save_xland100b
 from worlds import refusals
 
@@ -94,20 +94,6 @@ def test_one_command_each(tasks, tmp_path, capsys):
     assert len(load_histories(tmp_path / "h")) == 8
 
 
-def test_goals_kept_for_validation_are_not_trained_on(histories, tmp_path):
-    "Their loss stands in the metrics. Weights depend on the other histories alone: changing a kept one changes nothing."
-    ask = lambda name, histories: imitate(histories, dataclasses.replace(SMALL, out=str(tmp_path / name)), ImitationConfig(length=32, batch=8, updates=4, validation=0.3), progress=False, log_every=2)
-    train, held = split_histories(histories, 0.3, SMALL.seed)
-    changed = histories.array("action").copy()
-    changed[held] = 5 - changed[held]
-    found = [ask("a", histories), ask("b", Histories([histories.parts[0] | {"action": changed}], histories.about))]
-    weights = [nnx.to_pure_dict(nnx.state(training.agent.network())) for training in found]
-    same = lambda a, b: bool((np.asarray(a) == np.asarray(b)).all())
-    assert all(jax.tree.leaves(jax.tree.map(same, *weights)))
-    rows = [[row["validation_loss"] for row in training.metrics] for training in found]
-    assert len(rows[0]) == 2 and rows[0] != rows[1] and [row["loss"] for row in found[0].metrics] == [row["loss"] for row in found[1].metrics]
-
-
 def test_wrong_input(histories, tasks, tmp_path):
     ask = lambda config=SMALL, imitation=ImitationConfig(), **more: imitate(histories, dataclasses.replace(config, out=str(tmp_path / "run")), imitation, progress=False, **more)
     change = lambda **fields: dataclasses.replace(SMALL, **fields)
@@ -116,7 +102,7 @@ def test_wrong_input(histories, tasks, tmp_path):
         "goal": lambda: ask(change(network=NetworkConfig(neighbors=True, goal_conditioned_core=8))), "long windows": lambda: ask(imitation=ImitationConfig(length=65, updates=1)),
         "nothing to resume": lambda: ask(resume=True), "batch": lambda: ImitationConfig(batch=0), "unknown target": lambda: ImitationConfig(target="reward"),
         "player": lambda: player_of("nobody", tasks, *make_world(SMALL)),
-        "validation": lambda: ImitationConfig(validation=1.0), "missing field": lambda: windows_to_inputs({"action": np.zeros((2, 3), np.uint8)}),
+        "missing field": lambda: windows_to_inputs({"action": np.zeros((2, 3), np.uint8)}),
         "one window": lambda: windows_to_inputs(histories[0]), "other lengths": lambda: windows_to_inputs(histories.parts[0] | {"reward": np.zeros((8, 3))}),
         "target": lambda: imitation_loss(new_agent(SMALL).network(), windows_to_inputs(histories.parts[0]), np.zeros((8, 64), np.uint8))}
     assert refusals({name: (call, ValueError, r"\.$") for name, call in wrong.items()}) == {}

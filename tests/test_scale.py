@@ -66,8 +66,8 @@ def alike_on_one_and_four(folder, network=SMALL, **changes):
 
 
 def test_four_devices_train_as_one_does(tmp_path):
-    "Parameters and metrics, in minibatches whose gradients are added up in two parts."
-    alike_on_one_and_four(tmp_path, ppo=PPOConfig(num_minibatches=4, accumulate=2, update_epochs=1))
+    "Parameters and metrics."
+    alike_on_one_and_four(tmp_path, ppo=PPOConfig(num_minibatches=4, update_epochs=1))
 
 
 @pytest.mark.slow
@@ -101,8 +101,6 @@ def test_devices_that_do_not_fit_are_refused():
     for wrong, sentence in [(dict(devices=10_000), "there are"), (dict(device="tpu"), "finds no tpu"), (dict(devices=0), "choose from 1")]:
         with pytest.raises(ValueError, match=sentence):
             rl2.train(rl2.TrainConfig(**config, **wrong, ppo=PPOConfig(num_minibatches=4)))
-    with pytest.raises(ValueError, match="accumulate"):
-        rl2.TrainConfig(**config, ppo=PPOConfig(num_minibatches=4, accumulate=3))
 
     class Three:
         size = 3

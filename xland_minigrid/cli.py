@@ -15,62 +15,52 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
-from .baselines.options import add_options, chosen, count, with_options
+from .baselines.options import add_command, count, with_options
 
 # %% ../nbs/90_cli.ipynb #b
-def _command(commands, name: str, function):
-    "Make a command from a function, with help from its docstring."
-    about = " ".join(function.__doc__.partition("\n\n")[0].split())
-    parser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
-    add_options(parser, function)
-    parser.set_defaults(run_command=lambda args: function(**chosen(function, args)))
-
 def _benchmark_parser(commands):
+    from xland_minigrid.benchmarks.generate import Recipe
     parser = commands.add_parser("benchmark")
     names = "generate | info | list | convert | deduplicate | stats | sizes"
     verbs = parser.add_subparsers(dest="verb", required=True, metavar=names)
-    _generate_parser(verbs)
+    add_command(verbs, "generate", _generate, Recipe(), random_seed="--seed")
     for verb in (_info, _list, _convert, _deduplicate, _stats, _sizes):
-        _command(verbs, verb.__name__[1:], verb)
+        add_command(verbs, verb.__name__[1:], verb)
 
 # %% ../nbs/90_cli.ipynb #c
-def _generate_parser(verbs):
-    from xland_minigrid.benchmarks.generate import PRESETS, Recipe
-    make = verbs.add_parser("generate", help="make a file of tasks", description="Make a file of tasks. After an "
-                            "interruption, the same command continues from OUT.part.")
-    make.add_argument("--preset", default="high", help=f"{', '.join(PRESETS)} (default high)")
-    make.add_argument("--n", type=count, default=10_000, help="how many tasks: 5000, 20k, 1m (default 10k)")
-    make.add_argument("--out", type=Path, required=True, help="file to write")
-    make.add_argument("--packed", action="store_true", help="write the small form, for sending")
-    make.add_argument("--force", action="store_true", help="replace OUT if it exists")
-    make.add_argument("--workers", type=int, help="threads (default: one per core)")
-    make.set_defaults(run_command=_generate)
-    fields = make.add_argument_group("recipe", "fields of the preset to change")
-    add_options(fields, Recipe(), {"random_seed": "--seed"})
-
 def _free(out: Path, force: bool):
     if out.expanduser().exists() and not force:
         raise ValueError(f"{out} exists: give another name, or --force to replace it.")
 
-def _generate(args):
+def _generate(changes, /, *, out: Path, preset: str = "high", n: count = 10_000, packed: bool = False,
+              force: bool = False, workers: int | None = None):
+    """Make a file of tasks. After an interruption, the same command continues from OUT.part
+
+    out: file to write
+    preset: trivial, small, medium or high, whose recipe the settings change
+    n: how many tasks, for example 5000, 20k or 1m
+    packed: write the small form, for sending
+    force: replace the file if it exists
+    workers: threads (default: one per core)
+    """
     from xland_minigrid.benchmarks.files import write_file
-    from xland_minigrid.benchmarks.generate import Recipe, generate_rulesets, recipe_of
-    recipe = recipe_of(args.preset, **chosen(Recipe(), args))
-    part = args.out.expanduser().with_name(args.out.name + ".part")
+    from xland_minigrid.benchmarks.generate import generate_rulesets, recipe_of
+    recipe, part = recipe_of(preset, **changes), out.expanduser().with_name(out.name + ".part")
     tally, begin = collections.Counter(), time.perf_counter()
-    _free(args.out, args.force)
+    _free(out, force)
     part.parent.mkdir(parents=True, exist_ok=True)
     if part.exists():
         print(f"continuing from {part}", file=sys.stderr)
     try:
-        made = generate_rulesets(recipe, args.n, workers=args.workers, progress=True, resume=part, tally=tally)
+        made = generate_rulesets(recipe, n, workers=workers, progress=True, resume=part, tally=tally)
     except KeyboardInterrupt:
         print(f"\ninterrupted; the same command continues from {part}", file=sys.stderr)
         raise
     seconds = time.perf_counter() - begin
-    path = write_file(args.out, made._asdict(), packed=args.packed, recipe=recipe, identities=made[4:])
-    print(f"{args.n:,} tasks made in {seconds:.1f} s, saved in {args.out} ({path.stat().st_size / 1e6:.1f} MB)")
+    path = write_file(out, made._asdict(), packed=packed, recipe=recipe, identities=made[4:])
+    print(f"{n:,} tasks made in {seconds:.1f} s, saved in {out} ({path.stat().st_size / 1e6:.1f} MB)")
     if thrown := [f"{k:,} {why}" for why, k in tally.items() if why not in ("candidates", "kept")]:
         print(f"rejected of {tally['candidates']:,} candidates: {', '.join(thrown)}")
 
@@ -168,92 +158,86 @@ def _measure(words: list[str]):
 # %% ../nbs/90_cli.ipynb #g
 def _train_parser(commands):
     from xland_minigrid.baselines.rl2 import TrainConfig
-    parser = commands.add_parser("train", allow_abbrev=False)
-    parser.add_argument("--preset", default="laptop", help="initial settings: laptop (default), box, colab-t4, "
-                        "colab-tpu, gpu or paper (Table 6)")
-    parser.add_argument("--env", help="the world; a MiniGrid environment is a single task")
-    parser.add_argument("--resume", nargs="?", const=True, default=False, choices=("auto",),
-                        help="continue an interrupted run; auto: if there is one, else begin")
-    parser.add_argument("--supervise", action="store_true", help="restart crashed training from its last checkpoint")
-    several = parser.add_argument_group("several hosts", "if no cluster (SLURM, Open MPI, Kubernetes, TPU pods) is "
-                                        "recognised")
-    several.add_argument("--coordinator", metavar="HOST:PORT", help="address of the first process, the same for all")
-    several.add_argument("--processes", type=int, help="how many there are; with --supervise and no coordinator, how "
-                         "many to start here")
-    several.add_argument("--process", type=int, help="number of this process, from 0")
-    settings = parser.add_argument_group("settings", "the defaults shown are those of the preset laptop")
-    add_options(settings, TrainConfig())
-    parser.set_defaults(run_command=_train)
+    add_command(commands, "train", _train, TrainConfig())
 
-def _train(args) -> int | None:
-    from xland_minigrid.baselines.rl2 import TrainConfig, preset, train
+def _train(changes, words, /, preset: str = "laptop", env: str | None = None, resume: bool | Literal["auto"] = False,
+           supervise: bool = False, coordinator: str | None = None, processes: int | None = None,
+           process: int | None = None) -> int | None:
+    """Train an agent; the defaults shown are those of the preset laptop. The last three options are for several hosts,
+    if no cluster (SLURM, Open MPI, Kubernetes, TPU pods) is recognised.
+
+    preset: initial settings, laptop, box, colab-t4, colab-tpu, gpu or paper (Table 6)
+    env: the world; a MiniGrid environment is a single task
+    resume: continue an interrupted run; auto, if there is one, else begin
+    supervise: restart crashed training from its last checkpoint
+    coordinator: HOST:PORT of the first process, the same for all
+    processes: how many there are; with --supervise and no coordinator, how many to start here
+    process: number of this process, from 0
+    """
+    from xland_minigrid.baselines import rl2
     from xland_minigrid.baselines.scale import initialize
-    changes = chosen(TrainConfig(), args)
-    if args.supervise:
-        return _supervised(args, changes.get("out", TrainConfig.out))
-    initialize(args.coordinator, args.processes, args.process)
-    config = with_options(preset(args.preset, args.env), changes)
-    trained = train(config, resume=args.resume)
+    if supervise:
+        local = 1 if coordinator else processes or 1
+        return _supervised(words, Path(changes.get("out", rl2.TrainConfig.out)), resume, local)
+    initialize(coordinator, processes, process)
+    config = with_options(rl2.preset(preset, env), changes)
+    trained = rl2.train(config, resume=resume)
     if not trained.interrupted:
         print(f"Trained for {trained.agent.steps:,} steps; the checkpoint is {trained.checkpoint}. Next: "
               f"xland-minigrid evaluate {config.out}")
 
-def _supervised(args, out: str):
+def _supervised(words: list[str], out: Path, resume: bool | str, local: int):
     from xland_minigrid.baselines.checkpoint import Checkpoints
     from xland_minigrid.baselines.supervise import supervise
-    local, words = args.coordinator is None and args.processes or 1, [w for w in args.words if w != "--supervise"]
-    if args.resume == "auto":  # decided here; the supervisor adds --resume later
-        begun = bool(Checkpoints(Path(out) / "checkpoints").steps())
+    words = [word for word in words if word != "--supervise"]
+    if resume == "auto":  # decided here; the supervisor adds --resume later
+        begun = bool(Checkpoints(out / "checkpoints").steps())
         words = [w for w in words if w not in ("--resume", "auto", "--resume=auto")] + ["--resume"] * begun
     if local > 1:
         at = next(i for i, w in enumerate(words) if w.startswith("--processes"))
         words = words[:at] + words[at + (1 if "=" in words[at] else 2):]
-    return supervise([sys.executable, "-m", "xland_minigrid", *words], folder=out, processes=local)
+    return supervise([sys.executable, "-m", "xland_minigrid", *words], folder=str(out), processes=local)
 
 # %% ../nbs/90_cli.ipynb #h
-def _evaluate_parser(commands):
-    parser = commands.add_parser("evaluate")
-    parser.add_argument("run", type=Path, help="folder of a run (runs/rl2) or its checkpoints")
-    parser.add_argument("--benchmark", help="a registered name (its held-out tasks) or a file (all of its tasks), "
-                        "instead of the tasks that the run held out")
-    parser.add_argument("--tasks", type=count, default=1024, help="how many tasks (default 1024)")
-    parser.add_argument("--trials", type=int, default=25, help="trials per task (default 25, as in the paper)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--greedy", action="store_true", help="take the most likely action instead of sampling")
-    parser.add_argument("--oracle", nargs="?", type=int, const=True, default=False, metavar="N",
-                        help="compare with the grid oracle in all trials, or in the first N: its share, and regret")
-    parser.add_argument("--score", action=argparse.BooleanOptionalAction, default=True,
-                        help="score between a random policy (0) and the reference player (1) on the same trials")
-    parser.add_argument("--out", type=Path, help="folder for tables (CSV, JSON, Markdown) and figures")
-    parser.set_defaults(run_command=_evaluate)
-
-def _tasks_for(args, config):
+def _tasks_for(benchmark: str | None, config, seed: int):
     "Tasks to test on; of a benchmark with a named split only its held-out tasks."
     from xland_minigrid.baselines import demo, rl2
     from xland_minigrid.benchmarks.splits import HELD_OUT, NAMED_SPLITS
-    if args.benchmark is not None:
-        named = args.benchmark in NAMED_SPLITS
-        other = dataclasses.replace(config, benchmark=args.benchmark, held_out=HELD_OUT if named else 0.0)
+    if benchmark is not None:
+        named = benchmark in NAMED_SPLITS
+        other = dataclasses.replace(config, benchmark=benchmark, held_out=HELD_OUT if named else 0.0)
         return rl2.load_tasks(other)[named]
     if config.benchmark == demo.demo_plan().config.benchmark:
-        return demo.hold_tasks(demo.OBJECTS[demo.held_out_objects()], demo.demo_plan().test_tasks, seed=args.seed + 1)
+        return demo.hold_tasks(demo.OBJECTS[demo.held_out_objects()], demo.demo_plan().test_tasks, seed=seed + 1)
     return rl2.load_tasks(config)[1]
 
-def _evaluate(args):
+def _evaluate(words, /, run: str, benchmark: str | None = None, tasks: count = 1024, trials: int = 25, seed: int = 0,
+              greedy: bool = False, oracle: bool | int = False, score: bool = True, out: Path | None = None):
+    """Evaluate an agent trial by trial, on held-out tasks
+
+    run: folder of a run (runs/rl2) or its checkpoints, or an agent that comes with the package
+    benchmark: a registered name (its held-out tasks) or a file (all its tasks), instead of those that the run held out
+    tasks: how many tasks
+    trials: trials per task, in the paper 25
+    greedy: take the most likely action instead of sampling
+    oracle: compare with the grid oracle in all trials, or in the first N: its share, and regret
+    score: score between a random policy (0) and the reference player (1) on the same trials
+    out: folder for tables (CSV, JSON, Markdown) and figures
+    """
     from xland_minigrid.baselines.evaluation import evaluate
     from xland_minigrid.baselines.agents import load_agent
     from xland_minigrid.baselines.report import report, table, with_anchors
-    agent = load_agent(args.run)
-    anchors = "random", *["reference"] * args.score, *["oracle"] * bool(args.oracle)
-    trained = evaluate(agent, _tasks_for(args, agent.config), num_trials=args.trials, num_tasks=args.tasks,
-                       seed=args.seed, greedy=args.greedy, anchors=anchors, progress=bool(args.oracle),
-                       oracle_trials=None if args.oracle is True else args.oracle or None)
+    agent = load_agent(run)
+    anchors = "random", *["reference"] * score, *["oracle"] * bool(oracle)
+    trained = evaluate(agent, _tasks_for(benchmark, agent.config, seed), num_trials=trials, num_tasks=tasks, seed=seed,
+                       greedy=greedy, anchors=anchors, progress=bool(oracle),
+                       oracle_trials=None if oracle is True else oracle or None)
     found = {"RL² agent": trained}
     print(table(with_anchors(found)))
-    if args.out is not None:
-        about = {"command": " ".join(["xland-minigrid", *args.words])}
-        files = report(found, args.out, by=("goal kind",), about=about, title=f"Evaluation of {args.run.name}")
-        print(f"written to {args.out}: {', '.join(files)}")
+    if out is not None:
+        about = {"command": " ".join(["xland-minigrid", *words])}
+        files = report(found, out, by=("goal kind",), about=about, title=f"Evaluation of {Path(run).name}")
+        print(f"written to {out}: {', '.join(files)}")
 
 # %% ../nbs/90_cli.ipynb #i
 def _demo(out: Path = Path("runs/demo"), seed: int = 1, steps: count = None, fast: bool = False):
@@ -312,7 +296,7 @@ _COMMANDS = {
                   "xland_minigrid.baselines.incontext:histories_parser"),
     "imitate": ("learn from histories, without reinforcement learning",
                 "xland_minigrid.baselines.incontext:imitate_parser"),
-    "evaluate": ("trial by trial, on held-out tasks", _evaluate_parser),
+    "evaluate": ("trial by trial, on held-out tasks", _evaluate),
     "benchmark": ("make tasks, look at them, send them", _benchmark_parser),
     "play": ("play by hand, in the terminal", _play),
     "throughput": ("steps per second, with all circumstances; --figure redraws the paper's", None),
@@ -329,8 +313,8 @@ def _parser(words=()) -> argparse.ArgumentParser:
         elif isinstance(add, str):
             module, _, function = add.partition(":")
             getattr(importlib.import_module(module), function)(commands)
-        elif add in (_demo, _play):
-            _command(commands, name, add)
+        elif add in (_demo, _play, _evaluate):
+            add_command(commands, name, add)
         else:
             add(commands)
     return parser

@@ -28,23 +28,23 @@ def the_box() -> Path:
     "The package's folder of agents."
     return Path(str(importlib.resources.files("xland_minigrid.baselines"))) / "box"
 
-def boxed_agents(folder: Path | None = None) -> list[str]:
+def boxed_agents() -> list[str]:
     "Names of the agents in the package."
-    return sorted(path.stem for path in (folder or the_box()).glob("*.safetensors"))
+    return sorted(path.stem for path in the_box().glob("*.safetensors"))
 
-def read_card(name: str, folder: Path | None = None) -> dict:
+def read_card(name: str) -> dict:
     "The card of an agent in the box. Raises `ValueError` for an unknown name."
-    path = (folder or the_box()) / f"{name}.json"
+    path = the_box() / f"{name}.json"
     if not path.exists():
-        known = ", ".join(boxed_agents(folder)) or "none"
+        known = ", ".join(boxed_agents()) or "none"
         raise ValueError(f"There is no agent {name!r} in the box: choose from {known}, or give the folder of a run.")
     return json.loads(path.read_text())
 
 # %% ../../nbs/baselines/14_agents.ipynb #i
-def open_box(name: str, folder: Path | None = None) -> Agent:
+def open_box(name: str) -> Agent:
     "The agent `name` of the box. Raises `ValueError` for an unknown name, `CheckpointError` if its file is damaged."
     from safetensors.numpy import load
-    card, path = read_card(name, folder), (folder or the_box()) / f"{name}.safetensors"
+    card, path = read_card(name), the_box() / f"{name}.safetensors"
     data = path.read_bytes() if path.exists() else b""
     if hashlib.sha256(data).hexdigest() != card["sha256"]:
         raise CheckpointError(f"{path} is not the file that its card describes: install the package again.")
@@ -67,19 +67,18 @@ def examine(agent: Agent, protocol: Protocol = EXAM, progress: bool = False) -> 
     "Evaluate an agent and the protocol's anchors on tasks that the agent's training held out."
     return with_anchors({"agent": protocol.play(agent, load_tasks(agent.config)[1], progress=progress)})
 
-def put_into_box(run, name: str, command: str, found: dict[str, Evaluation] | None = None,
-                 folder: Path | None = None) -> Path:
+def put_into_box(run, name: str, command: str, found: dict[str, Evaluation] | None = None) -> Path:
     """Write the agent in the folder `run` and its card. Returns the path of the parameters.
 
     found: from `examine`; None runs it. Raises `ValueError` for more than 3 MB of parameters.
     """
     from safetensors.numpy import save
-    agent, folder = load_run(run), folder or the_box()
+    agent, path = load_run(run), the_box() / f"{name}.safetensors"
     found = examine(agent) if found is None else found
     data = save({key: np.ascontiguousarray(x) for key, x in to_arrays(agent.parameters).items()})
     if len(data) > 3_000_000:
         raise ValueError(f"The parameters take {len(data):,} bytes: train a network of at most 3 MB.")
-    rows = read_metrics(Path(run).expanduser() / "metrics.jsonl")
+    rows = read_metrics(run)
     keys = "steps", "seconds", "return", "success_first", "success_last", "trial_steps", "belief_nats"
     curve = {key: [round(float(row[key]), 4) for row in rows] for key in keys if key in rows[-1]}
     config = {**to_dict(agent.config), "out": "runs/box"}
@@ -87,10 +86,9 @@ def put_into_box(run, name: str, command: str, found: dict[str, Evaluation] | No
             "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data), "device": jax.devices()[0].device_kind,
             "versions": versions(), "made": time.strftime("%Y-%m-%d"), "config": config,
             "evaluation": {key: told(evaluation) for key, evaluation in found.items()}, "curve": curve}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.safetensors").write_bytes(data)
-    (folder / f"{name}.json").write_text(json.dumps(card, indent=1) + "\n")
-    return folder / f"{name}.safetensors"
+    path.write_bytes(data)
+    path.with_suffix(".json").write_text(json.dumps(card, indent=1) + "\n")
+    return path
 
 # %% ../../nbs/baselines/14_agents.ipynb #r
 def main(words: list[str] | None = None) -> None:

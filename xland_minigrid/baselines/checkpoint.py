@@ -122,10 +122,10 @@ class CheckpointFolder:
         there = self.steps()
         if not there:
             raise CheckpointError(f"There is no checkpoint in {self.folder}: train first, or name the folder of a run.")
-        if step is not None and step not in there:
+        step = there[-1] if step is None else step
+        if step not in there:
             raise CheckpointError(f"There is no checkpoint {step} in {self.folder}: "
                                   f"there are {', '.join(map(str, there))}.")
-        step = there[-1] if step is None else step
         try:
             return step, *read_checkpoint(self.path(step), values)
         except ValueError as error:
@@ -199,18 +199,18 @@ def _lock(folder: Path):
 class Checkpoints(CheckpointFolder):
     """Reads and writes the checkpoints of one run; the latest `keep` stay.
 
-    writer: whether this process writes, else saving does nothing; None means the first process of `jax.distributed`.
+    The first process of `jax.distributed` writes; in the others saving does nothing.
     In a `with` block saving runs in the background, and leaving the block waits for it. Elsewhere `save` waits.
     """
 
-    def __init__(self, folder, keep: int = 3, *, writer: bool | None = None):
+    def __init__(self, folder, keep: int = 3):
         super().__init__(folder)
-        self.keep, self.writer = checked_int("keep", keep, 1), writer
+        self.keep = checked_int("keep", keep, 1)
         self._thread = self._file = self._writing = None
 
     def open(self) -> "Checkpoints":
         "Open for writing in the background, as `with` does. Raises `CheckpointError` if this process cannot."
-        if self._thread is None and (jax.process_index() == 0 if self.writer is None else self.writer):
+        if self._thread is None and jax.process_index() == 0:
             self._file = _lock(self.folder)
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         return self
@@ -287,17 +287,12 @@ def _why_not(self: Checkpoints, step: int, error: BaseException) -> str:
             f"make room for it or choose another out; {last}.")
 
 # %% ../../nbs/baselines/07_checkpoint.ipynb #A
-_PIECE = 1 << 26  # bytes per broadcast
-
 def _hand_on(data: bytes) -> bytes:
     "Broadcast the first process's `data`."
     from jax.experimental.multihost_utils import broadcast_one_to_all
-    first = jax.process_index() == 0
-    pieces, last = (int(x) for x in broadcast_one_to_all(np.array(divmod(len(data), _PIECE), np.int32)))
-    def piece(i, size):
-        mine = np.frombuffer(data, np.uint8, size, i * _PIECE) if first else np.zeros(size, np.uint8)
-        return np.asarray(broadcast_one_to_all(mine)).tobytes()
-    return b"".join(piece(i, size) for i, size in enumerate([_PIECE] * pieces + [last] * (last > 0)))
+    size = int(broadcast_one_to_all(np.int32(len(data))))
+    mine = np.zeros(size, np.uint8) if jax.process_index() else np.frombuffer(data, np.uint8)
+    return np.asarray(broadcast_one_to_all(mine)).tobytes()
 
 def first_says(call: Callable) -> Any:
     """The first process's `call()`, which returns a JSON value, for all processes of `jax.distributed`. Collective.
@@ -320,13 +315,13 @@ def first_says(call: Callable) -> Any:
     _hand_on(data.encode())
     return answer["result"]
 
-def load_together(checkpoints: CheckpointFolder, like, step: int | None = None) -> tuple[Any, dict]:
+def load_together(checkpoints: CheckpointFolder, like) -> tuple[Any, dict]:
     "`checkpoints.load` on all processes of `jax.distributed`, read by the first one. Collective."
     if jax.process_count() == 1:
-        return checkpoints.load(like, step)
+        return checkpoints.load(like)
     arrays = {}
     def read():
-        number, record, values = checkpoints.read(step)
+        number, record, values = checkpoints.read(None)
         _check_fit(checkpoints.path(number), record["arrays"], _forms(like))
         arrays.update(values)
         return record

@@ -64,8 +64,7 @@ def uniform_tasks(num_tasks, keys) -> jax.Array:
 # %% ../../nbs/baselines/06_curriculum.ipynb #n
 def _checked_outcome(tasks, outcome: Outcome) -> tuple[jax.Array, Outcome]:
     "Check tasks and outcome: int32 `(B,)` and arrays `(B,)`. Raises `ValueError`."
-    tasks = jnp.asarray(tasks)
-    outcome = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), outcome)
+    tasks, outcome = jnp.asarray(tasks), jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), outcome)
     if tasks.ndim != 1 or not tasks.size or not jnp.issubdtype(tasks.dtype, jnp.integer):
         raise ValueError(f"tasks are {tasks.dtype}{tasks.shape}: give one task number for each agent, integers (B,).")
     for name, x in vars(outcome).items():
@@ -296,10 +295,9 @@ class PLR:
         return uniform_tasks(state.num_tasks, keys)
 
     def refresh(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
-        return self.shared(learnt(state, tasks, outcome, SCORES[self.config.score]))
+        return self._shared(learnt(state, tasks, outcome, SCORES[self.config.score]))
 
-    def shared(self, state: Buffer) -> Buffer:
-        "Work out the shares of the slots."
+    def _shared(self, state: Buffer) -> Buffer:
         c = self.config
         return _shared_out(state, c.weights, c.temperature, c.staleness, c.fill)
 
@@ -325,7 +323,7 @@ class SFL(PLR):
 
     def record(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
         _checked_outcome(tasks, outcome)
-        return self.shared(state.replace(round=state.round + 1))
+        return self._shared(state.replace(round=state.round + 1))
 
     def refresh(self, state: Buffer, tasks, outcome: Outcome) -> Buffer:
         fresh = empty_buffer(len(state.task), len(state.task)).replace(num_tasks=state.num_tasks, round=state.round)

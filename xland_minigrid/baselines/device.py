@@ -6,6 +6,7 @@
 __all__ = ['DRIVE', 'Device', 'precision_of', 'read_device', 'agents_for', 'config_for', 'run_folder', 'find_run']
 
 # %% ../../nbs/baselines/17_device.ipynb #d
+import contextlib
 import math
 import re
 from dataclasses import dataclass, replace
@@ -19,10 +20,6 @@ from .ppo import PPOConfig
 from .rl2 import TrainConfig, from_dict, preset
 
 # %% ../../nbs/baselines/17_device.ipynb #g
-_MEMORY = (("T4", 15), ("L4", 22), ("P100", 16), ("V100", 16), ("A100-SXM4-80GB", 80), ("A100", 40), ("H100", 80),
-           ("H200", 140), ("TPU v2", 8), ("TPU v3", 16), ("TPU v4", 32), ("TPU v5 lite", 16), ("TPU v5", 95),
-           ("TPU v6 lite", 32))  # GB of a device, where JAX does not say
-
 @dataclass(frozen=True)
 class Device:
     "A device: platform (`cpu`, `gpu`, `tpu`), name, GB of memory for JAX, and its fastest type for matrix products."
@@ -36,34 +33,23 @@ class Device:
         return f"{name}, {self.memory:.0f} GB for JAX, matrix products in {self.precision}"
 
 # %% ../../nbs/baselines/17_device.ipynb #i
-# Compute capability 7 has matrix units, but not for bfloat16; older cards have no matrix units.
-_FLOAT16 = re.compile(r"\b(T4|V100|TITAN (V|RTX)|RTX 20\d\d|Quadro (RTX|GV100))\b", re.IGNORECASE)
-_FLOAT32 = re.compile(r"\b(P4|P40|P100|K80|M60|GTX|TITAN|Quadro)\b", re.IGNORECASE)
-
-def precision_of(platform: str, kind: str, capability: str | None = None) -> str:
+def precision_of(platform: str, capability: str | None = None) -> str:
     "The fastest type of matrix products: bfloat16, float16 or float32. capability: an NVIDIA card's, `\"7.5\"`."
     if platform != "gpu":
         return "bfloat16" if platform == "tpu" else "float32"
-    if capability and re.fullmatch(r"\d+\.\d+", capability):
-        return "bfloat16" if float(capability) >= 8 else "float16" if float(capability) >= 7 else "float32"
-    return "float16" if _FLOAT16.search(kind) else "float32" if _FLOAT32.search(kind) else "bfloat16"
+    if not re.fullmatch(r"\d+\.\d+", capability or ""):  # another maker's
+        return "bfloat16"
+    return "bfloat16" if float(capability) >= 8 else "float16" if float(capability) >= 7 else "float32"
 
 # %% ../../nbs/baselines/17_device.ipynb #k
 def read_device(device=None) -> Device:
-    "Describe a JAX device; None takes the first one."
+    "Describe a JAX device; None takes the first one. Where JAX does not say how much memory there is, it is 8 GB."
     device = jax.devices()[0] if device is None else device
-    platform = {"cuda": "gpu", "rocm": "gpu"}.get(device.platform, device.platform)
-    kind, capability = device.device_kind, getattr(device, "compute_capability", None)
-    return Device(platform, kind, _memory_of(device, platform), precision_of(platform, kind, capability))
-
-def _memory_of(device, platform: str) -> float:
-    "GB that JAX may use: as it says, else by the device's name, else of 8."
-    try:
+    platform, limit = {"cuda": "gpu", "rocm": "gpu"}.get(device.platform, device.platform), 0
+    with contextlib.suppress(Exception):  # not on every back end
         limit = (device.memory_stats() or {}).get("bytes_limit", 0)
-    except Exception:  # not on every back end
-        limit = 0
-    known = next((size for name, size in _MEMORY if name in device.device_kind), 8)
-    return limit / 2**30 or known * (0.75 if platform == "gpu" else 1)
+    precision = precision_of(platform, getattr(device, "compute_capability", None))
+    return Device(platform, device.device_kind, limit / 2**30 or 8, precision)
 
 # %% ../../nbs/baselines/17_device.ipynb #o
 def agents_for(device: Device) -> int:

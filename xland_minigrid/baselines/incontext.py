@@ -23,17 +23,17 @@ import optax
 from .agents import load_agent
 from .checkpoint import Checkpoints, Interrupts, load_together
 from .encoders import Inputs, first_inputs, next_inputs
-from .evaluation import NetworkPolicy, Tasks, reference_player
+from .evaluation import NetworkPolicy, Tasks, begun, reference_player, shown
 from .metrics import open_loggers
 from .networks import ActorCritic, NetworkConfig
-from .options import add_options, check_fields, chosen, count, with_options
+from .options import add_command, check_fields, count, with_options
 from .ppo import (
     PPOConfig, RolloutState, Transition, advantages, make_optimizer, policy_step, run_epochs)
 from .belief import log_prob_of
 from .rl2 import (
     Agent, RunState, TrainConfig, Training, load_tasks, make_world, new_agent, to_dict)
 from ..benchmarks.histories import (
-    NO_ADVICE, Histories, NoisyExpert, load_histories, record, sample, split_histories)
+    NO_ADVICE, Histories, NoisyExpert, load_histories, record, sample)
 from ..core.actions import NUM_ACTIONS
 from ..core.helpers import progress_bar
 from ..core.tiles import unpack
@@ -51,22 +51,17 @@ class PolicyPlayer:
 
     def begin(self, parameters, timestep, rulesets, keys):
         inputs = first_inputs(timestep, self.num_actions, neighbors=True)
-        if hasattr(self.policy, "begin"):
-            memory = self.policy.begin(parameters, Tasks(keys, rulesets))
-        else:
-            memory = self.policy.start(len(keys))
-        return inputs, jnp.zeros(len(keys), jnp.int32), memory
+        return inputs, jnp.zeros(len(keys), jnp.int32), begun(self.policy, parameters, Tasks(keys, rulesets))
 
     def act(self, parameters, memory, timestep, advice, keys, passed):
         before, action, memory = memory
         after = next_inputs(before, action, timestep)
         inputs = jax.tree.map(lambda a, b: jnp.where(passed == 0, a, b), before, after)
-        if hasattr(self.policy, "shown"):
-            memory = self.policy.shown(memory, timestep.state)
+        memory = shown(self.policy, memory, timestep.state)
         action, memory = self.policy.act(parameters, inputs, memory, keys)
         return action, (inputs, action, memory)
 
-def player_of(name: str, benchmark, env, params, *, greedy: bool = False) -> tuple[Any, Any]:
+def player_of(name: str, benchmark, env, params) -> tuple[Any, Any]:
     """Make a player and its parameters by name.
 
     name: `"expert"` (noise falls from 1 to 0), `"reference"`, `"ppo"` (see `PPOPlayer`), or an agent: a folder or a
@@ -82,7 +77,7 @@ def player_of(name: str, benchmark, env, params, *, greedy: bool = False) -> tup
             raise ValueError("Composed goals or products have no reference player: choose another player.")
         return PolicyPlayer(player), None
     agent = load_agent(name)
-    return PolicyPlayer(NetworkPolicy(agent.structure, greedy)), agent.parameters
+    return PolicyPlayer(NetworkPolicy(agent.structure)), agent.parameters
 
 def draw_tasks(player, num_tasks: int, histories: int, seed: int = 0) -> np.ndarray:
     "Draw numbers of different tasks out of `num_tasks`, int64 (up to `histories`,); for a `PPOPlayer` in groups."
@@ -192,7 +187,7 @@ class _Seen(NamedTuple):
 
 _NEEDED = ("observation", "direction", "pocket", "action", "reward", "done")
 
-def windows_to_inputs(windows: dict, num_actions: int = NUM_ACTIONS) -> Inputs:
+def windows_to_inputs(windows: dict) -> Inputs:
     """The `Inputs (T, B)` of an agent, from windows of histories, arrays `(B, T, ...)`.
 
     Raises `ValueError` for a missing field, or for other axes.
@@ -207,7 +202,7 @@ def windows_to_inputs(windows: dict, num_actions: int = NUM_ACTIONS) -> Inputs:
     view, action = unpack(swap("observation")), swap("action").astype(jnp.int32)
     reward, ended = swap("reward").astype(jnp.float32), swap("done") > 0
     part = lambda cut, *more: _Seen(view[cut], direction[cut], pocket[cut], *more)
-    first = first_inputs(part(slice(1)), num_actions, neighbors=True)
+    first = first_inputs(part(slice(1)), NUM_ACTIONS, neighbors=True)
     before = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], (len(action) - 1, *x.shape[1:])), first)
     before = before.replace(view=view[:-1], direction=direction[:-1], pocket=pocket[:-1])
     after = next_inputs(before, action[:-1], part(slice(1, None), reward[:-1], ended[:-1]))
@@ -225,11 +220,10 @@ class ImitationConfig:
     warmup: float = 0.05  # share of the updates over which lr rises from 0
     weight_decay: float = 1e-4  # of AdamW
     max_grad_norm: float = 1.0  # maximum global gradient norm
-    validation: float = 0.0  # share of the histories kept for a validation loss, with goals that are not trained on
 
     def __post_init__(self):
         check_fields(self, length="[1, inf)", batch="[1, inf)", updates="[1, inf)", lr="(0, inf)", warmup="[0, 1]",
-                     validation="[0, 1)", weight_decay="[0, inf)", max_grad_norm="(0, inf)")
+                     weight_decay="[0, inf)", max_grad_norm="(0, inf)")
 
 def _optimizer(config: ImitationConfig) -> optax.GradientTransformation:
     rise = round(config.warmup * config.updates)
@@ -273,15 +267,6 @@ def _make_update(structure, optimizer, target: str):
         return state.replace(parameters=parameters, optimizer=moments, round=state.round + 1), value, right
     return jax.jit(update, donate_argnums=0)
 
-def _make_validation(structure, histories: Histories, imitation: ImitationConfig, seed: int, numbers):
-    "Make a function from parameters to `{'validation_loss': ...}` on windows of histories `numbers`; {} for None."
-    if numbers is None:
-        return lambda parameters: {}
-    windows = sample(histories, imitation.batch, imitation.length, seed=seed, fields=_fields(imitation), among=numbers)
-    inputs, wanted = windows_to_inputs(windows), jnp.swapaxes(windows[imitation.target], 0, 1)
-    loss = jax.jit(lambda parameters: imitation_loss(nnx.merge(structure, parameters), inputs, wanted)[0])
-    return lambda parameters: {"validation_loss": float(loss(parameters))}
-
 def _fields(imitation: ImitationConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*_NEEDED, imitation.target)))
 
@@ -292,8 +277,7 @@ def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfi
 
     config: the world of the histories, the network, the seed, and `out`, the folder for checkpoints and metrics. Fields
     about reinforcement learning have no effect. resume: continue from the latest checkpoint, as if there had been no
-    break. log_every: updates between rows of metrics, the mean `loss` (nats) and `accuracy` since the last row, and
-    `validation_loss` if `imitation.validation` is not 0.
+    break. log_every: updates between rows of metrics, the mean `loss` (nats) and `accuracy` since the last row.
     Returns what `train` returns: an `Agent` to evaluate, the metrics and the checkpoint.
     Ctrl-C ends training after the current update and leaves a checkpoint.
     Raises `ValueError` for histories of another world or shorter than a window, `FileExistsError` if `out` has a run
@@ -316,22 +300,18 @@ def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfi
     with checkpoints, Interrupts() as interrupts, open_loggers(out, about, config.loggers, start) as loggers:
         save = lambda state, done: checkpoints.save(done * per_update, state, about | {"steps": done * per_update})
         update = _make_update(agent.structure, optimizer, imitation.target)
-        share = imitation.validation
-        train, held = split_histories(histories, share, config.seed) if share else (None, None)
-        validate = _make_validation(agent.structure, histories, imitation, config.seed, held)
         # The number of the update and the seed determine the windows, so a run can resume.
         draw = lambda number: sample(histories, imitation.batch, imitation.length, seed=(config.seed, number),
-                                     fields=_fields(imitation), among=train)
-        state, done = _learn(draw, validate, config, imitation, state, update, save, interrupts, loggers, log_every,
-                             progress)
+                                     fields=_fields(imitation))
+        state, done = _learn(draw, config, imitation, state, update, save, interrupts, loggers, log_every, progress)
         checkpoints.wait()
     steps = done * per_update
     agent = dataclasses.replace(agent, parameters=state.parameters, steps=steps)
     return Training(agent, loggers.rows, interrupts.happened, checkpoints.path(steps))
 
 # %% ../../nbs/baselines/18_incontext.ipynb #i
-def _learn(draw, validate, config: TrainConfig, imitation: ImitationConfig, state: RunState, update, save, interrupts,
-           loggers, log_every: int, progress: bool):
+def _learn(draw, config: TrainConfig, imitation: ImitationConfig, state: RunState, update, save, interrupts, loggers,
+           log_every: int, progress: bool):
     "Update until done or Ctrl-C: the state and the number of updates."
     begun = saved = time.monotonic()
     done, seen = int(state.round), []
@@ -345,8 +325,7 @@ def _learn(draw, validate, config: TrainConfig, imitation: ImitationConfig, stat
                 if not np.isfinite(loss):
                     raise FloatingPointError(f"Learning diverged after {done:,} updates: lower lr or max_grad_norm.")
                 row = {"steps": done * imitation.batch * imitation.length,
-                       "seconds": round(time.monotonic() - begun, 2), "loss": float(loss), "accuracy": float(accuracy),
-                       **validate(state.parameters)}
+                       "seconds": round(time.monotonic() - begun, 2), "loss": float(loss), "accuracy": float(accuracy)}
                 loggers.log(row)
                 bar.set_postfix({name: f"{row[name]:.3f}" for name in ("loss", "accuracy")}, refresh=False)
                 seen = []
@@ -360,46 +339,38 @@ def _learn(draw, validate, config: TrainConfig, imitation: ImitationConfig, stat
 # %% ../../nbs/baselines/18_incontext.ipynb #j
 def histories_parser(commands) -> None:
     "Add the command `histories` to the command line."
-    parser = commands.add_parser("histories", allow_abbrev=False)
-    parser.add_argument("folder", type=Path, help="where to write; an unfinished folder is continued")
-    parser.add_argument("--player", default="expert", help="expert (with noise that falls; default), reference, ppo "
-                        "(which learns: 32 histories of each task, of about 4k steps), or an agent: a folder or a name "
-                        "in the box")
-    parser.add_argument("--noise", nargs=3, type=float, default=(1.0, 0.0, 0.8), metavar=("START", "END", "RAMP"),
-                        help="the expert's share of random actions at the start and at the end, and the part of the "
-                             "history over which it falls (default 1 0 0.8)")
-    parser.add_argument("--histories", type=count, default=4096,
-                        help="how many, each on a task of its own (default 4096)")
-    parser.add_argument("--steps", type=count, default=1250, help="steps of each (default 1250: 25 trials of 50)")
-    settings = parser.add_argument_group("settings", "the world and its tasks; the others are for training")
-    add_options(settings, TrainConfig())
-    parser.set_defaults(run_command=_record_command)
+    add_command(commands, "histories", _histories, TrainConfig())
 
-def _record_command(args) -> None:
-    config = with_options(TrainConfig(), chosen(TrainConfig(), args))
+def _histories(changes, words, /, folder: Path, player: str = "expert", noise: tuple[float, ...] = (1.0, 0.0, 0.8),
+               histories: count = 4096, steps: count = 1250) -> None:
+    """Record what a player does, for learning from data. Of the settings, only the world and its tasks have an effect
+
+    folder: where to write; an unfinished folder is continued
+    player: expert (with falling noise), reference, ppo (which learns: 32 histories of each task), or an agent
+    noise: share of random actions of the expert: at the start, at the end, and over which part of the history it falls
+    histories: how many, each on a task of its own
+    steps: steps of each, by default 25 trials of 50
+    """
+    config = with_options(TrainConfig(), changes)
     tasks, (env, params) = load_tasks(config)[0], make_world(config)
-    player, parameters = player_of(args.player, tasks, env, params)
-    numbers = draw_tasks(player, len(tasks), args.histories, config.seed)
-    if args.player == "expert":
-        player = NoisyExpert(*args.noise)
-    histories = record(player, env, params, tasks, numbers, steps=args.steps, seed=config.seed, parameters=parameters,
-                       folder=args.folder, command=" ".join(["xland-minigrid", *args.words]), progress=True)
-    print(f"{histories!r} in {args.folder}. Next: xland-minigrid imitate {args.folder}")
+    made, parameters = player_of(player, tasks, env, params)
+    numbers = draw_tasks(made, len(tasks), histories, config.seed)
+    made = NoisyExpert(*noise) if player == "expert" else made
+    found = record(made, env, params, tasks, numbers, steps=steps, seed=config.seed, parameters=parameters,
+                   folder=folder, command=" ".join(["xland-minigrid", *words]), progress=True)
+    print(f"{found!r} in {folder}. Next: xland-minigrid imitate {folder}")
 
 def imitate_parser(commands) -> None:
     "Add the command `imitate` to the command line."
-    parser = commands.add_parser("imitate", allow_abbrev=False)
-    parser.add_argument("folder", type=Path, help="histories, as `xland-minigrid histories` writes them")
-    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
-    add_options(parser.add_argument_group("imitation"), ImitationConfig())
-    settings = parser.add_argument_group(
-        "settings", "the world of the histories and the network; the others are for reinforcement learning")
-    add_options(settings, TrainConfig())
-    parser.set_defaults(run_command=_imitate_command)
+    add_command(commands, "imitate", _imitate, ImitationConfig(), TrainConfig())
 
-def _imitate_command(args) -> None:
-    imitation = with_options(ImitationConfig(), chosen(ImitationConfig(), args))
-    config = with_options(TrainConfig(out="runs/imitation"), chosen(TrainConfig(), args))
-    trained = imitate(load_histories(args.folder), config, imitation, resume=args.resume)
+def _imitate(imitation, changes, /, folder: Path, resume: bool = False) -> None:
+    """Learn from histories. Of TrainConfig, only their world and the network have an effect
+
+    folder: histories, as `xland-minigrid histories` writes them
+    resume: go on with an interrupted run
+    """
+    config = with_options(TrainConfig(out="runs/imitation"), changes)
+    trained = imitate(load_histories(folder), config, ImitationConfig(**imitation), resume=resume)
     if not trained.interrupted:
         print(f"The checkpoint is {trained.checkpoint}. Next: xland-minigrid evaluate {config.out}")

@@ -37,15 +37,15 @@ class OverSeeds(NamedTuple):
     std: float
     seeds: tuple[float, ...]
 
-def student_interval(values, level: float = 0.95):
-    "Mean over the first axis of `values (S, ...)` and Student's interval: three arrays `(...)`; NaN limits for S = 1."
+def student_interval(values):
+    "Mean over the first axis of `values (S, ...)` and Student's 95 % interval: `(...)` each; NaN limits for S = 1."
     from scipy.special import stdtrit
     values = np.asarray(values, np.float64)
     if not len(values):
         raise ValueError("values has no runs to average over: give at least one.")
     mean, half = values.mean(0), np.nan
     if len(values) > 1:
-        half = stdtrit(len(values) - 1, (1 + level) / 2) * values.std(0, ddof=1) / np.sqrt(len(values))
+        half = stdtrit(len(values) - 1, 0.975) * values.std(0, ddof=1) / np.sqrt(len(values))
     return mean, mean - half, mean + half
 
 def _over_runs(name: str, values):
@@ -60,11 +60,11 @@ def interquartile_mean(values) -> float:
     from scipy.stats import trim_mean
     return float(trim_mean(values, 0.25, axis=None))
 
-def _iqm_interval(scores, resamples: int = 400, level: float = 0.95, seed: int = 0) -> tuple[float, float, float]:
-    random, (runs, tasks) = np.random.default_rng(seed), scores.shape
+def _iqm_interval(scores) -> tuple[float, float, float]:
+    random, (runs, tasks) = np.random.default_rng(0), scores.shape
     some = lambda n: random.integers(0, n, n)
-    draws = [interquartile_mean(scores[np.ix_(some(runs), some(tasks))]) for _ in range(resamples)]
-    return interquartile_mean(scores), *map(float, np.quantile(draws, [(1 - level) / 2, (1 + level) / 2]))
+    draws = [interquartile_mean(scores[np.ix_(some(runs), some(tasks))]) for _ in range(400)]
+    return interquartile_mean(scores), *map(float, np.quantile(draws, [0.025, 0.975]))
 
 def _alike(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     evaluations = [evaluations] if isinstance(evaluations, Evaluation) else list(evaluations)
@@ -184,10 +184,9 @@ def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def markdown(rows: Sequence[Mapping]) -> str:
     "Rows of `table_rows` as a Markdown table: values with their intervals."
-    keys = [key for key in _SHOWN if any(key in row for row in rows)]
-    groups = ["all" if row["by"] == "all" else f"{row['by']}: {row['group']}" for row in rows]
-    lines = []
-    for row, group in zip(rows, groups):
+    keys, lines = [key for key in _SHOWN if any(key in row for row in rows)], []
+    for row in rows:
+        group = "all" if row["by"] == "all" else f"{row['by']}: {row['group']}"
         names = (str(name).replace("|", "\\|") for name in (row["agent"], group))
         cells = (_cell(key, *(row.get(f"{key}{end}") for end in ("", "_lo", "_hi"))) for key in keys)
         lines.append([*names, f"{row['tasks']:,}", str(row["runs"]), *cells])

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'finding_out', 'preset', 'single_task', 'to_dict', 'from_dict', 'make_world',
-           'begin', 'load_tasks', 'Agent', 'new_agent', 'abstract_agent', 'RunState', 'start_run', 'enter',
-           'growing_worlds', 'worlds_of', 'potential_of', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of',
-           'metrics_row', 'EndTraining', 'differences', 'warn_if_short', 'Training', 'train', 'load_run']
+           'begin', 'load_tasks', 'Agent', 'new_agent', 'abstract_agent', 'RunState', 'start_run', 'enter', 'worlds_of',
+           'potential_of', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of', 'metrics_row', 'EndTraining',
+           'differences', 'warn_if_short', 'Training', 'train', 'load_run']
 
 # %% ../../nbs/baselines/10_rl2.ipynb #d
 import functools
@@ -99,8 +99,6 @@ def _check_config(config: TrainConfig) -> None:
     if not config.rounds:
         raise ValueError(f"total_steps is {config.total_steps:,}, but a round takes num_envs * steps_per_task = "
                          f"{config.steps_per_round:,}: raise the one or lower the others.")
-    if (agents := config.num_envs // ppo.num_minibatches) % ppo.accumulate:
-        raise ValueError(f"ppo.accumulate is {ppo.accumulate}: choose a divisor of the {agents} agents in a minibatch.")
     if config.show_goal and not network.goal_conditioned_core:
         raise ValueError(f"show_goal is {config.show_goal}, but this network cannot read a goal: "
                          "set network.goal_conditioned_core as well.")
@@ -181,7 +179,9 @@ def to_dict(config: TrainConfig) -> dict:
 def from_dict(values: dict) -> TrainConfig:
     "Convert the dictionaries of `to_dict` back to a configuration. Raises `TypeError` for a field that does not exist."
     parts = {"ppo": PPOConfig, "network": NetworkConfig, "curriculum": CurriculumConfig}
-    values = values | {name: made(**values[name]) for name, made in parts.items() if name in values}
+    gone = {"accumulate", "warmup"}  # in configurations of earlier versions
+    values = values | {name: made(**{x: y for x, y in values[name].items() if x not in gone})
+                       for name, made in parts.items() if name in values}
     lists = [name for name in ("loggers", "rooms") if values.get(name) is not None]
     return TrainConfig(**values | {name: tuple(values[name]) for name in lists})
 
@@ -247,7 +247,6 @@ def abstract_agent(config: TrainConfig) -> Agent:
     return Agent(config, *nnx.split(nnx.eval_shape(_constructor(config))))
 
 def _constructor(config: TrainConfig) -> Callable[[], ActorCritic]:
-    "A function that makes the network of a configuration."
     env, params = make_world(config)
     return lambda: ActorCritic(config.network, config.view_size, env.num_actions(params), rngs=nnx.Rngs(config.seed))
 
@@ -280,24 +279,22 @@ def enter(config: TrainConfig, env, params, network: ActorCritic, rulesets, numb
     inputs = first_inputs(timestep, env.num_actions(params), config.network.neighbors)
     return RolloutState(timestep, inputs, network.start(len(number)), play, number, told), step
 
-def growing_worlds(config: TrainConfig, params, round, keys):
-    "Draw a layout for each of `keys (B,)`: at first the sizes of `config.rooms`, then more and more of full size."
+def worlds_of(config: TrainConfig, params, round, keys):
+    """Choose the world parameters for agents with `keys (B,)` in a round.
+
+    With `config.rooms` the layouts are small at first, and more and more of full size until `config.grow` of training.
+    """
+    if not config.rooms:
+        return params
     sizes = [(params.height, params.width), *((size, size) for size in config.rooms)]
     plans = stack_layouts([layout(params.grid_type, *size) for size in sizes])
     small = 1 - round / max(1, int(config.grow * config.rounds))
 
     def one(key):
-        which, lot = jax.random.split(key)
+        which, lot = jax.random.split(jax.random.fold_in(key, 1))
         return jnp.where(jax.random.uniform(lot) < small, jax.random.randint(which, (), 1, len(sizes)), 0)
     chosen = jax.vmap(one)(keys)
-    return jax.tree.map(lambda x: jnp.asarray(x)[chosen], plans)
-
-def worlds_of(config: TrainConfig, params, round, keys):
-    "Choose the world parameters for agents with `keys (B,)` in a round; see `growing_worlds`."
-    if not config.rooms:
-        return params
-    keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
-    return params.replace(layout=growing_worlds(config, params, round, keys))
+    return params.replace(layout=jax.tree.map(lambda x: jnp.asarray(x)[chosen], plans))
 
 # %% ../../nbs/baselines/10_rl2.ipynb #v
 def potential_of(config: TrainConfig, params, rulesets) -> Callable:
@@ -329,10 +326,9 @@ def make_refresh(config: TrainConfig, curriculum) -> Callable:
     "Compile `refresh(state, benchmark)`: the agent tries the curriculum's candidates; returns the updated state."
     return _compiled(_refresh, _without_names(config), curriculum, mesh_of(config))
 
-def _without_names(config: TrainConfig) -> TrainConfig:
-    "The configuration without fields that do not change the program, so that runs share compiled programs."
+def _without_names(config: TrainConfig) -> TrainConfig:  # runs with the same program share it
     return replace(config, seed=0, out="", benchmark="some" if config.benchmark else "", held_out=0.0,
-                               checkpoint_minutes=1.0, keep=1, loggers=())
+                   checkpoint_minutes=1.0, keep=1, loggers=())
 
 @functools.lru_cache(maxsize=16)
 def _compiled(made, config: TrainConfig, curriculum, mesh) -> Callable:
@@ -341,9 +337,8 @@ def _compiled(made, config: TrainConfig, curriculum, mesh) -> Callable:
 def mesh_of(config: TrainConfig):
     "Make a mesh to share the agents. Raises `ValueError` if devices are too few or cannot share minibatches equally."
     mesh, each = make_mesh(config.devices, config.device), config.num_envs // config.ppo.num_minibatches
-    if each % (mesh.size * config.ppo.accumulate):
-        parts = f" in {config.ppo.accumulate} parts" if config.ppo.accumulate > 1 else ""
-        raise ValueError(f"{each} agents a minibatch cannot be shared equally by {mesh.size} devices{parts}: "
+    if each % mesh.size:
+        raise ValueError(f"{each} agents a minibatch cannot be shared equally by {mesh.size} devices: "
                          "raise num_envs, lower ppo.num_minibatches, or choose other devices.")
     if (config.curriculum.candidates or 0) % mesh.size:
         raise ValueError(f"{config.curriculum.candidates} candidates cannot be shared equally by {mesh.size} devices: "
@@ -362,10 +357,10 @@ def _round(config: TrainConfig, curriculum, mesh) -> Callable:
         key, draw, begin_key = jax.random.split(state.key, 3)
         draws = jax.vmap(jax.random.fold_in, (None, 0))(draw, number)
         known, rulesets = state.curriculum, None
-        if benchmark is not None and curriculum is None:
-            tasks = uniform_tasks(len(benchmark), draws)
-        elif benchmark is not None:
+        if curriculum is not None:
             known, tasks = curriculum.draw(known, draws)
+        elif benchmark is not None:
+            tasks = uniform_tasks(len(benchmark), draws)
         if benchmark is not None:
             rulesets = jax.vmap(benchmark.get_ruleset)(tasks)
         world = worlds_of(config, params, state.round, draws)
@@ -431,8 +426,8 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
 def metrics_row(metrics: dict) -> dict[str, float]:
     """Convert the metrics of a round to numbers by name.
 
-    `success_trial/3` is the success in trial 3 of all tasks, `success_first` and `success_last` that in the first and
-    last trial that each task has time for. If there are several kinds of goal, these also come by kind
+    `success_trial/3` is the success in trial 3 of all tasks; `success_first` and `success_last` are those of the first
+    and last trial that each task has time for, by kind of goal, too, if there are several
     (`success_last/AgentHoldGoal`).
     """
     tasks = np.asarray(metrics["tasks"])
@@ -469,12 +464,10 @@ def _resumed(checkpoints: Checkpoints, config: TrainConfig, tasks: str, fresh: R
     "Load the latest checkpoint; raises `CheckpointError` if it has another configuration or other tasks."
     about = first_says(lambda: checkpoints.record()["about"])
     other = differences(to_dict(from_dict(about["config"])), to_dict(config))
-    if other := ", ".join(name for name in other if name not in _MAY_DIFFER):
-        raise CheckpointError(f"The run in {checkpoints.folder.parent} was made with another {other}: "
-                              "resume with the same configuration, or choose another out.")
-    if about["tasks"] != tasks:
-        raise CheckpointError(f"The run in {checkpoints.folder.parent} was trained on other tasks: "
-                              "resume with the same benchmark, or choose another out.")
+    wrong = f"made with another {names}" if (names := ", ".join(n for n in other if n not in _MAY_DIFFER)) else ""
+    if wrong := wrong or "trained on other tasks" * (about["tasks"] != tasks):
+        raise CheckpointError(f"The run in {checkpoints.folder.parent} was {wrong}: "
+                              "resume with the same configuration and benchmark, or choose another out.")
     return load_together(checkpoints, fresh)[0]
 
 # %% ../../nbs/baselines/10_rl2.ipynb #K
@@ -502,10 +495,10 @@ def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bo
         benchmark: tasks to train on; None loads `config.benchmark` without its held-out share.
         resume: go on from the latest checkpoint in `config.out`, as if never interrupted; `"auto"`: if one exists.
         on_round: called after every round with its metrics; if `on_round.wants_agent` is true, with the current
-        `Agent` first. If it raises `EndTraining`, training ends there.
+            `Agent` first. If it raises `EndTraining`, training ends there.
         par: steps that a good player needs for each task, `(n,)`, for the true-regret curriculum; None estimates them.
-    If there are several processes (`scale.initialize`), all make the same call and the first one writes. Ctrl-C
-    ends training after the current round. Every end leaves a checkpoint. Warns if tasks are too short to adapt in.
+    Several processes (`scale.initialize`) all make the same call, and the first one writes. Ctrl-C ends training after
+    the current round. Every end leaves a checkpoint.
     Raises `CheckpointError` if there is nothing to resume or it belongs to another configuration, `FileExistsError`
     if `out` holds a run, `ValueError` if the devices do not fit, `FloatingPointError` if learning diverges.
     """

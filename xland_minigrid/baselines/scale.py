@@ -86,23 +86,18 @@ def initialize(coordinator: str | None = None, processes: int | None = None, pro
         processes, process: their number, and the number of this one. timeout: seconds to wait for the others.
     Returns whether there are several. Raises `ValueError` for an incomplete address, `RuntimeError` if joining fails.
     """
-    if coordinator is None and (processes or 1) > 1:
-        raise ValueError("Several processes need to know where the first one listens: give coordinator host:port.")
-    if coordinator is not None and (processes is None or process is None or not 0 <= process < processes):
-        raise ValueError(f"processes is {processes} and process {process}: with a coordinator give both, "
-                         "process from 0 to processes - 1.")
+    if (processes or 1) > 1 if coordinator is None else process not in range(processes or 0):
+        raise ValueError(f"coordinator is {coordinator}, processes {processes} and process {process}: for several "
+                         "processes give the coordinator's host:port, their number, and process from 0 on.")
     if coordinator is None and not on_cluster():
         return False
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         jax.distributed.initialize(coordinator, processes, process, initialization_timeout=timeout)
     except Exception as error:
-        if "before any JAX" in str(error):
-            raise RuntimeError("JAX is in use already and cannot join other processes: "
-                               "call initialize before anything else touches JAX.") from error
         why = str(error).splitlines()[0]
-        raise RuntimeError(f"The other processes could not be joined within {timeout} s ({why}): "
-                           "start all of them, with the same coordinator.") from error
+        raise RuntimeError(f"The other processes could not be joined within {timeout} s ({why}): start all of them "
+                           "with the same coordinator, and call initialize before anything touches JAX.") from error
     return jax.process_count() > 1
 
 # %% ../../nbs/baselines/08_scale.ipynb #s

@@ -31,16 +31,12 @@ def wanted(answer):
     holds, count = np.asarray(tasks.goals)[:, 0] == 1, np.asarray(tasks.num_rules)
     for i in np.flatnonzero(found != (holds & (count >= 2)))[:1]:
         raise WrongAnswer(f"It {'keeps' if found[i] else 'drops'} a task whose goal {'is' if holds[i] else 'is not'} "
-                          f"to hold something, with {_number(count[i], 'rule')} in a table of {tasks.rules.shape[1]} "
-                          "rows.")
+                          f"to hold something; rules: {count[i]}, in a table of {tasks.rules.shape[1]} rows.")
     return f"Right: it keeps {found.sum()} of 500 tasks, the right ones."
 
 @ours
 def _our_wanted(goal, rules):
     return (goal[0] == 1) & ((rules[:, 0] != 0).sum() >= 2)
-
-def _number(count, what):
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 # %% ../../nbs/tutor/05_benchmarks.ipynb #d
 @exercise("3.2", "Easy ones first", level=2, minutes=15)
@@ -75,11 +71,10 @@ def _planned():
 
 def _check_order(found, steps, dead):
     right = np.lexsort((dead, steps))[:len(found)]
-    for key, what, before in ((steps, "rule", "a task whose plan triggers"),
-                              (dead, "dead end", "among tasks with as many rules, one with")):
+    for key, what in ((steps, "rules to trigger"), (dead, "dead ends, among tasks with as many rules")):
         for i in np.flatnonzero(key[found] != key[right])[:1]:
-            raise WrongAnswer(f"In place {i} is {before} {_number(key[found[i]], what)}; one with {key[right[i]]} "
-                              "belongs there.")
+            raise WrongAnswer(f"In place {i} is a task with {key[found[i]]} {what}; one with {key[right[i]]} belongs "
+                              "there.")
     refuse((found != right).any(), "Among equals the order of the benchmark is lost: use a stable sort, such as "
            "np.lexsort.")
 
@@ -89,16 +84,12 @@ def by_goal(answer):
     "`by_goal(benchmark)`: rows to train on and rows to test on that share no goal."
     tasks = _tasks("small", 2000, goal_kinds=(1, 3))
     train, test = _two_sides(answer(tasks), len(tasks))
-    both, missing = np.intersect1d(train, test), len(tasks) - len(np.union1d(train, test))
-    refuse(both.size, f"{both.size} tasks are on both sides, such as number {both[:1]}.")
-    refuse(missing, f"{missing} of {len(tasks)} tasks are on neither side.")
+    twice, missing = len(np.intersect1d(train, test)), len(tasks) - len(np.union1d(train, test))
+    refuse(twice or missing, f"Of {len(tasks)} tasks, {twice} are on both sides and {missing} on neither.")
     share = len(test) / len(tasks)
     refuse(not .1 <= share <= .3, f"The test has {share:.0%} of the tasks; it must have 10 to 30 %.")
-    goals = [[bytes(goal) for goal in np.asarray(tasks.goals)[rows]] for rows in (train, test)]
-    known, new = map(set, goals)
-    refuse(known & new, f"It leaks: {len(known & new)} goals are on both sides, so "
-           f"{np.mean([g in known for g in goals[1]]):.0%} of "
-           "the test tasks have a goal that occurs in training.")
+    known, new = ({bytes(goal) for goal in np.asarray(tasks.goals)[rows]} for rows in (train, test))
+    refuse(known & new, f"It leaks: {len(known & new)} of the {len(new)} goals in the test occur in training.")
     return f"Right: {len(known)} goals to train on, {len(new)} others to test on."
 
 @ours

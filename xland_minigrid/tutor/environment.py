@@ -17,7 +17,7 @@ from ..core.tiles import Tiles
 from ..core.walls import DIRECTION_NAMES
 from ..envs.environment import reward_table
 from ..envs.registration import make
-from .exercise import WrongAnswer, exercise, function, number, or_ours, ours, refuse
+from .exercise import exercise, function, number, numbers, or_ours, ours, refuse  # noqa: F401
 
 # %% ../../nbs/tutor/04_environment.ipynb #c
 @functools.cache
@@ -31,32 +31,24 @@ def _numbered(view_size):
 def on_the_map(answer):
     "From a cell of the view, and the place of the agent, to row and column on the map."
     function(answer, "on_the_map", "row", "col", "position", "direction", "view_size")
-    tried = 0
     for view_size in (3, 5, 7):
         for direction, name in enumerate(DIRECTION_NAMES):
             position = (7, 6 + direction // 2)
             seen = np.asarray(_numbered(view_size)(jnp.array(position), direction))
-            for (row, col), cell in np.ndenumerate(seen):
-                found, agent = answer(row, col, position, direction, view_size), f"{position} facing {name}"
-                _same_place(found, divmod(int(cell), 15), (row, col), agent, view_size)
-                tried += 1
-    return f"Right for all {tried} cells."
+            for cell, number in np.ndenumerate(seen):
+                row, col = numbers(answer(*cell, position, direction, view_size), (2,), "on_the_map",
+                                   "return a pair, row and column")
+                right = divmod(int(number), 15)
+                where = "the cell on which it stands" if right == position else f"cell {cell} of its view"
+                refuse((row, col) != right, f"An agent at {position} facing {name} sees {view_size} x {view_size} "
+                       f"cells. On the map, {where} is at {right}; your function says ({row:g}, {col:g}).")
+    return "Right for all cells of all views."
 
 @ours
 def _our_on_the_map(row, col, position, direction, view_size):
     ahead, right = view_size - 1 - row, col - view_size // 2
     down, across = [(-ahead, right), (right, ahead), (ahead, -right), (-right, -ahead)][direction]
     return position[0] + down, position[1] + across
-
-def _same_place(found, place, cell, agent, view_size):
-    try:
-        row, col = (int(v) for v in found)
-    except (TypeError, ValueError):
-        raise WrongAnswer(f"It returned {found!r}: return a pair, row and column.") from None
-    if (row, col) != place:
-        where = "the cell on which it stands" if cell == (view_size - 1, view_size // 2) else f"cell {cell} of its view"
-        raise WrongAnswer(f"An agent at {agent} sees {view_size} x {view_size} cells. On the map, {where} is at "
-                          f"{place}; your function says {(row, col)}.")
 
 # %% ../../nbs/tutor/04_environment.ipynb #d
 @exercise("2.2", "Back from the reward", level=1, minutes=10)
@@ -87,31 +79,20 @@ TRIALS = {
     "never there": (1,) * 12,
 }
 
-@functools.cache
-def _empty_room():
+@functools.lru_cache(maxsize=4)
+def _play(answer):
+    "Compiled: an answer's return of `actions (n,)` in an empty room."
     env, params = make("MiniGrid-Empty-5x5")
-    return env, params, jax.jit(env.reset), jax.jit(env.step)
-
-def _true_return(actions, gamma):
-    _, params, reset, step = _empty_room()
-    timestep, total = reset(params, jax.random.key(0)), 0.0
-    for t, action in enumerate(actions):
-        timestep = step(params, timestep, action)
-        total += gamma**t * float(timestep.reward)
-        if timestep.last():
-            break
-    return total
+    return jax.jit(lambda actions, gamma: answer(env, params, jax.random.key(0), actions, gamma))
 
 @exercise("2.3", "The return of a trial", level=2, minutes=20)
 def trial_return(answer):
     "The discounted sum of rewards up to the end of the trial, under jit."
     function(answer, "trial_return", "env", "params", "key", "actions", "gamma")
-    env, params, _, _ = _empty_room()
-    play = jax.jit(lambda actions, gamma: answer(env, params, jax.random.key(0), actions, gamma))
     for name, actions in TRIALS.items():
         for gamma in (1.0, 0.9):
-            found = number(play(jnp.array(actions), gamma), "trial_return")
-            right = _true_return(actions, gamma)
+            right, found = (number(_play(one)(jnp.array(actions), gamma), "trial_return")
+                            for one in (_our_trial_return, answer))
             refuse(not np.isclose(found, right, atol=1e-5), f"In the trial '{name}', {list(actions)} with gamma "
                    f"{gamma:g}, the return is {right:.4f}; your function says {found:.4f}.")
     return f"Right, for {len(TRIALS)} trials and two discounts."
@@ -155,15 +136,12 @@ def policy(answer):
     refuse(not jnp.issubdtype(kind, jnp.integer), f"It returned {kind}: {asked}.")
     steps = arrivals(answer)
     there = steps > 0
-    if there.mean() < NEEDED:
-        lost = int(np.argmax(~there))
-        where = tuple(np.asarray(start.state.agent.position[lost]).tolist())
-        facing = DIRECTION_NAMES[int(start.state.agent.direction[lost])]
-        raise WrongAnswer(f"{there.mean():.0%} of 256 agents reached the goal within {STEPS} steps; {NEEDED:.0%} are "
-                          f"needed. One of the others started at {where} facing {facing}.")
+    lost = start.state.agent.position[int(np.argmin(there))].tolist()
+    refuse(there.mean() < NEEDED, f"{there.mean():.0%} of 256 agents reached the goal within {STEPS} steps; "
+           f"{NEEDED:.0%} are needed. One of the others started at {lost}.")
     average = f"{there.mean():.0%} arrived, in {steps[there].mean():.1f} steps on average"
-    refuse(steps[there].mean() > AVERAGE, f"{average}; {AVERAGE} are enough for a policy that heads for the goal as soon "
-           "as it sees it.")
+    refuse(steps[there].mean() > AVERAGE, f"{average}; {AVERAGE} are enough for a policy that heads for the goal as "
+           "soon as it sees it.")
     return f"Right: {average}."
 
 @ours

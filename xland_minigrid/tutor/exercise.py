@@ -44,8 +44,10 @@ class Verdict:
 
     def _repr_html_(self):
         ink = "46,158,91" if self.ok else "214,120,30"
-        return (f'<div style="border-left:4px solid rgb({ink});background:rgba({ink},.12);padding:6px 12px;border-radius:3px;max-width:760px">'
-                f'<b>{"✓" if self.ok else "✗"} {escape(self.exercise.number)} {escape(self.exercise.title)}</b><br>{escape(self.message)}</div>')
+        style = f"border-left:4px solid rgb({ink});background:rgba({ink},.12);padding:6px 12px;max-width:760px"
+        mark, exercise = "✓" if self.ok else "✗", self.exercise
+        return (f'<div style="{style}"><b>{mark} {exercise.number} {escape(exercise.title)}</b><br>'
+                f"{escape(self.message)}</div>")
 
 # %% ../../nbs/tutor/01_exercise.ipynb #c
 EXERCISES: dict[str, "Exercise"] = {}  # by number, of the modules imported so far
@@ -78,11 +80,12 @@ class Exercise:
             return Verdict(self, False, f"Not yet. {_blame(error, self.answer)}", error)
 
     def __repr__(self):
-        return f"Exercise({self.number} {self.title!r}, {'●' * self.level + '○' * (3 - self.level)}, {self.minutes} minutes)"
+        level = "●" * self.level + "○" * (3 - self.level)
+        return f"Exercise({self.number} {self.title!r}, {level}, {self.minutes} minutes)"
 
 # %% ../../nbs/tutor/01_exercise.ipynb #d
-def exercise(number: str, title: str, *, level: int, minutes: int, answer: str | None = None) -> Callable[[Callable], Exercise]:
-    """Make a checker an exercise.
+def exercise(number: str, title: str, *, level: int, minutes: int, answer: str | None = None) -> Callable:
+    """Make a checker an `Exercise`.
 
     answer: default: the checker's name. Raises `ValueError` for a taken number or a wrong level.
     """
@@ -90,12 +93,11 @@ def exercise(number: str, title: str, *, level: int, minutes: int, answer: str |
         raise ValueError(f"The level {level} is none of 1 (easy), 2 (medium), 3 (hard).")
 
     def make(check):
-        made = Exercise(check, number, title, answer or check.__name__, level, minutes)
         other = EXERCISES.get(number)
         if other is not None and other.__name__ != check.__name__:  # a chapter run as a notebook defines its own again
             raise ValueError(f"There is an exercise {number} already, {other.title!r}: choose another number.")
-        EXERCISES[number] = made
-        return made
+        EXERCISES[number] = Exercise(check, number, title, answer or check.__name__, level, minutes)
+        return EXERCISES[number]
     return make
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) if "__file__" in globals() else "xland_minigrid"
@@ -175,8 +177,8 @@ def rejects(check: Exercise, right, wrong: Mapping[str, object], *, stumbles: tu
     for name, answer in wrong.items():
         verdict = check(answer)
         assert not verdict, f"accepted, and wrong: {name}"
-        if name not in stumbles and verdict.error is not None:
-            raise AssertionError(f"{name}: the checker stumbles over {type(verdict.error).__name__}: {verdict.error}") from verdict.error
+        if name not in stumbles and (error := verdict.error) is not None:
+            raise AssertionError(f"{name}: the checker stumbles over {type(error).__name__}: {error}") from error
         print(f"{name}: {verdict.message}")
 
 # %% ../../nbs/tutor/01_exercise.ipynb #i
@@ -206,8 +208,6 @@ def all_exercises() -> dict[str, Exercise]:
 SHORT = {
     # 00
     "num_tasks=512, num_trials=10": "num_tasks=64, num_trials=10",
-    # 01
-    # 02
     # 03
     'generate_benchmark("high", n=1_000_000, seed=0)': 'generate_benchmark("high", n=20_000, seed=0)',
     # 04
@@ -233,7 +233,6 @@ SHORT = {
     "seed=0, num_trials=10, parameters": "seed=0, num_trials=6, parameters",
     "units, draws=500": "units, draws=20",
     "copies=64, num_trials=4": "copies=8, num_trials=4",
-    # 08
     # 09
     "steps=40, groups=32, group_size=8, warmup=20": "steps=2, groups=4, group_size=4, warmup=2",
     "range(8, config.steps + 1, 8)": "range(1, config.steps + 1)",

@@ -89,10 +89,9 @@ def attempts(ruleset: RuleSet) -> np.ndarray:
 @exercise("0.3", "A riddle", level=2, minutes=15)
 def riddle(answer):
     "Check a task: the agent has to solve it seldom at first, and nearly always in the end."
-    if not isinstance(answer, RuleSet) or np.ndim(answer.goal) != 1 or answer.extended is not None:
-        kind = f"of the type {type(answer).__name__}"
-        what = "several tasks, or one that uses goals or rules of your own" if isinstance(answer, RuleSet) else kind
-        raise WrongAnswer(f"`riddle` is {what}: make one plain task, with parse_ruleset for example.")
+    plain = isinstance(answer, RuleSet) and np.ndim(answer.goal) == 1 and answer.extended is None
+    refuse(not plain, f"`riddle` is of the type {type(answer).__name__}, several tasks, or one with goals or rules of "
+           "your own: make one plain task, with parse_ruleset for example.")
     try:
         answer.validate()
         success = attempts(answer)

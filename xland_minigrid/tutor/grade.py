@@ -9,6 +9,7 @@ __all__ = ['Grade', 'Grades', 'NotGraded', 'read_notebook', 'exercises_in', 'fin
 # %% ../../nbs/tutor/13_grade.ipynb #a
 import asyncio
 import csv
+import functools
 import importlib
 import json
 import logging
@@ -20,7 +21,6 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,13 +51,9 @@ class Grades(list):
         lines = []
         for name, (solved, number) in self.totals().items():
             lines.append(f"{name}: {solved} of {number} solved" if number else f"{name}: not graded")
-            lines += [f"  {'✓' if row.ok else '✗'} {f'{row.exercise} {row.title}: ' if row.exercise else ''}{row.message}" for row in self if row.notebook == name]
+            lines += [f"  {'✓' if row.ok else '✗'} {row.exercise} {row.title}: {row.message}"
+                      for row in self if row.notebook == name]
         return "\n".join(lines)
-
-    def _repr_html_(self):
-        body = "".join(f"<tr><td>{escape(row.notebook)}</td><td>{escape(row.exercise)} {escape(row.title)}</td><td>{'✓' if row.ok else '✗'}</td><td style='text-align:left'>{escape(row.message)}</td></tr>"
-                       for row in self)
-        return f"<table><tr><th>notebook</th><th>exercise</th><th>solved</th><th>verdict</th></tr>{body}</table>"
 
     def save(self, path) -> Path:
         "Write the rows as .csv or .json. Raises `ValueError` for another ending."
@@ -84,36 +80,26 @@ def read_notebook(path) -> list[tuple[str, str]]:
     except (ValueError, RecursionError):
         raise NotGraded("This is no notebook: the file holds no JSON. Download it as .ipynb.") from None
     if not isinstance(nb, dict) or not isinstance(nb.get("cells"), list):
-        raise NotGraded("This is no notebook of Jupyter's format 4: the file has no list of cells. Open it in JupyterLab and save it again.")
+        raise NotGraded("This is no notebook of Jupyter's format 4: the file has no list of cells. "
+                        "Open it in JupyterLab and save it again.")
     language = nb
     for key in ("metadata", "kernelspec", "language"):
         language = language.get(key) if isinstance(language, dict) else None
     if language not in (None, "python"):
         raise NotGraded(f"The notebook is written in {language}, not in Python.")
-    cells = [(cell.get("cell_type", "raw"), _source(cell.get("source", ""))) for cell in nb["cells"] if isinstance(cell, dict)]
+    cells = [(cell.get("cell_type", "raw"), "".join(cell.get("source", ""))) for cell in nb["cells"]
+             if isinstance(cell, dict)]
     if not any(kind == "code" and source.strip() for kind, source in cells):
         raise NotGraded("The notebook is empty: it has no cell of code.")
     return cells
 
-def _source(source):
-    return "".join(map(str, source)) if isinstance(source, list) else str(source)
-
 # %% ../../nbs/tutor/13_grade.ipynb #d
 _HEADING = re.compile(r"^#{1,6}\s+Exercise\s+(\d+\.\d+)\b", re.MULTILINE)
-_IMPORT = re.compile(r"^\s*from\s+xland_minigrid\.tutor\s+import\s+(\w+)", re.MULTILINE)
-
 def exercises_in(cells) -> list[str]:
-    "Numbers of a notebook's exercises, in order. Raises `NotGraded` for none."
-    from xland_minigrid.tutor.exercise import EXERCISES, MODULES
-    text = {kind: "\n\n".join(source for k, source in cells if k == kind) for kind in ("markdown", "code")}
-    numbers = list(dict.fromkeys(_HEADING.findall(text["markdown"])))
+    "Numbers of the exercises whose headings are in a notebook, in order. Raises `NotGraded` for none."
+    numbers = {number for kind, source in cells if kind == "markdown" for number in _HEADING.findall(source)}
     if not numbers:
-        modules = [f"xland_minigrid.tutor.{name}" for name in _IMPORT.findall(text["code"]) if name in MODULES]
-        list(map(importlib.import_module, modules))
-        called = set(re.findall(r"\bcheck\.(\w+)\(", text["code"]))
-        numbers = [number for number, one in EXERCISES.items() if one.check.__module__ in modules and one.__name__ in called]
-    if not numbers:
-        raise NotGraded("No exercise was found: neither a heading `### Exercise N.M` nor a call `check.NAME(...)`.")
+        raise NotGraded("No exercise was found: the notebook has no heading `### Exercise N.M`.")
     return sorted(numbers, key=lambda number: [int(part) for part in number.split(".")])
 
 def find_exercise(number: str):
@@ -128,9 +114,14 @@ def find_exercise(number: str):
 # %% ../../nbs/tutor/13_grade.ipynb #e
 _MIME = "application/vnd.xland-minigrid.grade+json"
 
-def _question(number, token):
-    return (f"import sys as _sys\nfor _name in [*_sys.modules]:\n    if _name.startswith('xland_minigrid.tutor'):\n        del _sys.modules[_name]\n"
-            f"from xland_minigrid.tutor.grade import _judge\n_judge({number!r}, {token!r})")
+_QUESTION = """
+import sys as _sys
+for _name in [*_sys.modules]:
+    if _name.startswith('xland_minigrid.tutor'):
+        del _sys.modules[_name]
+from xland_minigrid.tutor.grade import _judge
+_judge({number!r}, {token!r})
+"""
 
 def _judge(number, token):
     "In the student's kernel: judge an answer and send the verdict."
@@ -147,15 +138,18 @@ def _judge(number, token):
 # %% ../../nbs/tutor/13_grade.ipynb #f
 def _notebook(cells):
     import nbformat.v4 as v4
-    return v4.new_notebook(cells=[v4.new_code_cell(source) if kind == "code" else v4.new_raw_cell(source) for kind, source in cells])
+    make = {"code": v4.new_code_cell}
+    return v4.new_notebook(cells=[make.get(kind, v4.new_raw_cell)(source) for kind, source in cells])
 
 def _client(nb):
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
     km = AsyncKernelManager()
-    km._kernel_spec = KernelSpec(argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], display_name="grade", language="python")
-    client = NotebookClient(nb, km=km, allow_errors=True, interrupt_on_timeout=True, store_widget_state=False, record_timing=False, startup_timeout=600, iopub_timeout=10)
+    km._kernel_spec = KernelSpec(argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+                                 display_name="grade", language="python")
+    client = NotebookClient(nb, km=km, allow_errors=True, interrupt_on_timeout=True, store_widget_state=False,
+                            record_timing=False, startup_timeout=600, iopub_timeout=10)
     client.owns_km, client.log = True, logging.Logger("grade", logging.CRITICAL + 1)
     return client
 
@@ -170,10 +164,10 @@ class _Run:
 
     async def everything(self, numbers):
         "Run the student's cells, then ask about each exercise: number to verdict."
+        env, nowhere = {**os.environ, "XLAND_FAST": "" if self.full else "1"}, subprocess.DEVNULL
         with tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True) as folder:
             self.client = _client(self.nb)
-            env = {key: value for key, value in os.environ.items() if key != "XLAND_FAST"} | ({} if self.full else {"XLAND_FAST": "1"})
-            async with self.client.async_setup_kernel(cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+            async with self.client.async_setup_kernel(cwd=folder, env=env, stdout=nowhere, stderr=nowhere):
                 try:
                     for at, cell in enumerate([*self.nb.cells]):
                         if self.over is None and cell.cell_type == "code":
@@ -187,46 +181,49 @@ class _Run:
     async def cell(self, cell, at, name):
         "Run a cell and note what went wrong."
         from nbclient.exceptions import DeadKernelError
-        limit = min(self.timeout, self.end - time.monotonic())
+        begin = time.monotonic()
+        limit = min(self.timeout, self.end - begin)
         if limit <= 0:
             self.trouble.append((name, "was not run: the time for the whole notebook was over"))
             return
         self.client.timeout = max(1, round(limit))
-        begin = time.monotonic()
         try:
             await asyncio.wait_for(self.client.async_execute_cell(cell, at), limit + 15)
         except (DeadKernelError, asyncio.TimeoutError):
-            alive = await self.client.km.is_alive()
-            self.over = f"{name} {'took longer than %.0f s and could not be interrupted' % limit if alive else 'ended the kernel'}"
+            stubborn = f"took longer than {limit:.0f} s and could not be interrupted"
+            self.over = f"{name} {stubborn if await self.client.km.is_alive() else 'ended the kernel'}"
         failed = [output for output in cell.outputs if output.output_type == "error"]
         if time.monotonic() - begin >= self.client.timeout and not self.over:
             self.trouble.append((name, f"took longer than {limit:.0f} s"))
         elif failed:
-            self.trouble.append((name, f"stopped with {failed[0].ename}: {(failed[0].evalue.splitlines() or [''])[0]}"))
+            reason = (failed[0].evalue.splitlines() or [""])[0]
+            self.trouble.append((name, f"stopped with {failed[0].ename}: {reason}"))
 
     async def ask(self, number):
         "The verdict on an exercise."
         if self.over:
             return {"ok": False, "message": f"{self.over}, so nothing could be checked."}
-        cell, before = _notebook([("code", _question(number, self.token))]).cells[0], len(self.trouble)
+        question, before = _QUESTION.format(number=number, token=self.token), len(self.trouble)
+        (cell,) = _notebook([("code", question)]).cells
         self.nb.cells.append(cell)
         await self.cell(cell, len(self.nb.cells) - 1, f"The check of {number}")
         for output in cell.outputs:
             found = output.get("data", {}).get(_MIME, {})
             if found.get("token") == self.token and found.get("exercise") == number:
-                told = next((f" {name} {what}." for name, what in self.trouble[:before]), "") if found.get("missing") else ""
-                return {"ok": bool(found["ok"]), "message": found["message"] + told}
+                why = [f" {name} {what}." for name, what in self.trouble[:before][:1] if found.get("missing")]
+                return {"ok": bool(found["ok"]), "message": "".join([found["message"], *why])}
         why = self.over or " ".join(next(iter(self.trouble[before:]), ("The check", "gave no verdict")))
-        return {"ok": False, "message": f"{why}. Does the answer come to an end?" if "took longer" in why else f"{why}."}
+        return {"ok": False, "message": f"{why}.{' Does the answer come to an end?' * ('took longer' in why)}"}
 
 # %% ../../nbs/tutor/13_grade.ipynb #h
-def grade_notebook(path, *, name: str | None = None, exercises=None, timeout: float = 120, total: float = 1800, full: bool = False) -> Grades:
+def grade_notebook(path, *, name: str | None = None, exercises=None, timeout: float = 120, total: float = 1800,
+                   full: bool = False) -> Grades:
     """Run a notebook in a fresh kernel and judge its exercises. It is only read; every failure becomes a row.
 
     name: in the rows (default: the path). exercises: numbers (default: those in headings). timeout: seconds for each
     cell and check. total: seconds for all of the student's cells. full: run without `XLAND_FAST`.
     """
-    name = str(path) if name is None else name
+    name = name or str(path)
     try:
         cells = read_notebook(path)
         known = [find_exercise(number) for number in exercises or exercises_in(cells)]
@@ -234,16 +231,20 @@ def grade_notebook(path, *, name: str | None = None, exercises=None, timeout: fl
         with ThreadPoolExecutor(1) as thread:
             found = thread.submit(asyncio.run, run.everything([one.number for one in known])).result()
     except (RuntimeError, OSError, NotGraded) as error:  # the kernel or its folder could not be made
-        return Grades([Grade(name, "", "", False, str(error) if isinstance(error, NotGraded) else f"The notebook could not be run: {error}", 0)])
-    return Grades(Grade(name, one.number, one.title, found[one.number]["ok"], found[one.number]["message"], one.minutes) for one in known)
+        why = "" if isinstance(error, NotGraded) else "The notebook could not be run: "
+        return Grades([Grade(name, "", "", False, f"{why}{error}", 0)])
+    return Grades(Grade(name, one.number, one.title, **found[one.number], minutes=one.minutes) for one in known)
 
 def find_notebooks(paths) -> dict[str, Path]:
     "Name to file of the notebooks in `paths`, files or folders of any depth. Raises `ValueError`."
     found = {}
+    hidden = lambda path: any(part.startswith(".") for part in path.parts)
     for path in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):
         if not path.exists():
             raise ValueError(f"{path} is not there: give notebooks or folders that hold some.")
-        inside = sorted(p for p in path.rglob("*.ipynb") if p.is_file() and not any(part.startswith(".") for part in p.relative_to(path).parts)) if path.is_dir() else [path]
+        inside = [path]
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*.ipynb") if p.is_file() and not hidden(p.relative_to(path)))
         if not inside:
             raise ValueError(f"{path} holds no notebook.")
         found |= {str(p): p for p in inside}
@@ -260,9 +261,10 @@ def grade(paths, *, jobs: int = 1, progress=None, timeout: float = 120, total: f
     import nbclient  # noqa: F401  raised once, not for each notebook
     if timeout <= 0 or total <= 0 or jobs < 1:
         raise ValueError("timeout, total and jobs have to be positive.")
+    one = functools.partial(grade_notebook, timeout=timeout, total=total, **how)
     rows = Grades()
     with ThreadPoolExecutor(jobs) as pool:
-        for grades in pool.map(lambda item: grade_notebook(item[1], name=item[0], timeout=timeout, total=total, **how), find_notebooks(paths).items()):
+        for grades in pool.map(one, find_notebooks(paths).values()):
             rows += grades
             if progress is not None:
                 progress(grades)
@@ -271,24 +273,31 @@ def grade(paths, *, jobs: int = 1, progress=None, timeout: float = 120, total: f
 # %% ../../nbs/tutor/13_grade.ipynb #i
 def grade_parser(commands) -> None:
     "The command `xland-minigrid grade`."
-    parser = commands.add_parser("grade", help="which exercises of students' notebooks are solved", description="Run notebooks in fresh kernels and judge their exercises. "
-                                 "Notebooks are programs and run as you: grade those of strangers in a container. Exit status: 0 all solved, 1 some not, 2 a notebook could not be graded.")
-    parser.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK", help="files, or folders with notebooks somewhere below")
-    parser.add_argument("--out", type=Path, help="write the rows here, as .csv or .json")
-    parser.add_argument("--exercises", type=lambda text: text.split(","), metavar="8.1,8.2", help="these, instead of those whose headings stand in the notebook")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds for each cell and each check (default 120)")
-    parser.add_argument("--total", type=float, default=1800, help="seconds for all cells of a notebook (default 1800)")
-    parser.add_argument("--jobs", type=int, default=1, help="notebooks at once (default 1)")
-    parser.add_argument("--full", action="store_true", help="train as long as the tutorials say, instead of a few steps (XLAND_FAST)")
+    parser = commands.add_parser(
+        "grade", help="which exercises of students' notebooks are solved",
+        description="Run notebooks in fresh kernels and judge their exercises. Notebooks are programs and run as you: "
+                    "grade those of strangers in a container. Exit status: 0 all solved, 1 some not, 2 a notebook "
+                    "could not be graded.")
+    add = parser.add_argument
+    add("notebooks", nargs="+", type=Path, metavar="NOTEBOOK", help="files, or folders with notebooks somewhere below")
+    add("--out", type=Path, help="write the rows here, as .csv or .json")
+    add("--exercises", type=lambda text: text.split(","), metavar="8.1,8.2",
+        help="these, instead of those whose headings stand in the notebook")
+    add("--timeout", type=float, default=120, help="seconds for each cell and each check (default 120)")
+    add("--total", type=float, default=1800, help="seconds for all cells of a notebook (default 1800)")
+    add("--jobs", type=int, default=1, help="notebooks at once (default 1)")
+    add("--full", action="store_true", help="train as long as the tutorials say, not a few steps (XLAND_FAST)")
     parser.set_defaults(run_command=run_grade)
 
 def run_grade(args) -> int:
     "Run the command; returns the exit status."
     if args.out is not None:
         Grades().save(args.out)  # refuse an unusable name now
-    found = grade(args.notebooks, exercises=args.exercises, timeout=args.timeout, total=args.total, full=args.full, jobs=args.jobs, progress=lambda grades: print(grades, flush=True))
-    totals = found.totals().values()
-    print(f"{len(totals)} notebook{'s' * (len(totals) != 1)}, {sum(solved for solved, _ in totals)} of {sum(number for _, number in totals)} exercises solved")
+    found = grade(args.notebooks, exercises=args.exercises, timeout=args.timeout, total=args.total, full=args.full,
+                  jobs=args.jobs, progress=lambda grades: print(grades, flush=True))
+    solved, exercises = sum(row.ok for row in found), sum(bool(row.exercise) for row in found)
+    notebooks = len(found.totals())
+    print(f"{notebooks} notebook{'s' * (notebooks != 1)}, {solved} of {exercises} exercises solved")
     if args.out is not None:
         print(f"written to {found.save(args.out)}")
     return found.status

@@ -23,11 +23,6 @@ _ACTION = np.array([3, 1, 4, 1, 5, 2, 0, 5, 3, 4])
 _REWARD = np.array([.5, 0, 0, .9, 0, .2, 0, 0, .7, .1])
 _PARTS = "last_action", "last_reward", "target", "mask"
 
-def _checked_mask(found, right, case: str) -> None:
-    compare(found, right, f"{case} the mask is {found.astype(int).tolist()}, not {right.astype(int).tolist()}.", {
-        f"{case} the mask is upside down: it is true where the step is real.": ~right,
-        f"{case} the mask is true everywhere, but this window reaches beyond the end.": np.ones(len(right))})
-
 @exercise("11.1", "A window of a history", answer="window", level=2, minutes=15)
 def window(answer):
     "`window(action, reward, start, length)`: last action, last reward, target and mask of each step."
@@ -39,7 +34,10 @@ def window(answer):
                f"`window` gives back {type(found).__name__}; return four arrays: {', '.join(_PARTS)}.")
         found = [numbers(x, (length,), "window", f"{name} has one entry per step") for name, x in zip(_PARTS, found)]
         case, real = f"For start {start} and length {length}", right[3]
-        _checked_mask(found[3], real, case)
+        shown = found[3].astype(int).tolist()
+        compare(found[3], real, f"{case} the mask is {shown}, not {real.astype(int).tolist()}.", {
+            f"{case} the mask is upside down: it is true where the step is real.": ~real,
+            f"{case} the mask is true everywhere, but this window reaches beyond the end.": np.ones(length)})
         target, last = right[2][real], right[0][real]
         compare(found[2][real], target, f"{case} the targets are {found[2][real].astype(int).tolist()}, not "
                 f"{target.tolist()}: the actions of the window itself.")

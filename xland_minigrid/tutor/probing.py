@@ -67,9 +67,8 @@ def normalised_score(answer):
     "`answer(returns (tasks, trials), par (tasks,), max_steps)`: the mean return over the oracle's, where known."
     returns = np.array([[0.0, 0.41, 0.82], [0.0, 0.0, 0.0], [0.95, 0.94, 0.95], [0.0, 0.275, 0.55]])  # one beats par
     par, steps = np.array([10.0, np.nan, 5.0, 25.0]), 50
-    best = 1 - 0.9 * par / steps
+    best, right = 1 - 0.9 * par / steps, _our_normalised_score(returns, par, steps)
     scores = (returns / best[:, None]).mean(1)
-    right = np.nanmean(scores)
     with np.errstate(all="ignore"):
         found = number(answer(returns.copy(), par.copy(), steps), "normalised_score")
     compare(found, right, f"You get {found:.4f}, not {right:.4f}: is the oracle's return 1 - 0.9 * par / max_steps?", {
@@ -82,8 +81,8 @@ def normalised_score(answer):
         "You clip scores at 1: an agent that is luckier than the oracle scores more. Leave it as it is.":
             np.nanmean(np.minimum(returns / best[:, None], 1).mean(1)),
         "That is the regret, the oracle's return minus yours.": np.nanmean(best[:, None] - returns)})
-    other = float(answer(np.full((2, 1), 0.5), np.array([50.0, 50.0]), 100))
-    compare(other, 0.5 / 0.55, "With max_steps = 100 it goes wrong: use the argument, not 50.")
+    compare(answer(np.full((2, 1), 0.5), np.array([50.0, 50.0]), 100), 0.5 / 0.55,
+            "With max_steps = 100 it goes wrong: use the argument, not 50.")
     return "Right: each task is compared with what was possible there."
 
 # %% ../../nbs/tutor/09_probing.ipynb #d
@@ -133,16 +132,15 @@ def _many(answer, right, goals, draws=600):
 @exercise("7.4", "Resample goals, not rows", level=2, minutes=15)
 def resampled(answer):
     "`answer(right (n,), goals (n,), rng)`: the accuracy in one resample of whole goals, with replacement."
-    goals = np.repeat([7, 3, 9, 4, 12, 5], [30, 30, 30, 30, 30, 30])
+    goals = np.repeat([7, 3, 9, 4, 12, 5], 30)
     right = np.isin(goals, [7, 3, 5])
     found, true = _many(answer, right, goals), _many(_our_resampled, right, goals)
     refuse((_many(answer, right, goals, draws=20) != found[:20]).any(),
            "With the same `rng`, two runs differ: draw with the argument `rng`, not with NumPy's global generator.")
     refuse(found.std() == 0, f"Every draw gives {found[0]:.3f}: draw goals with rng.choice, with replacement.")
     refuse(abs(found.mean() - 0.5) > 0.06, f"Your draws have the mean {found.mean():.2f}, and the accuracy is 0.50.")
-    spread = f"Your draws spread by {found.std():.3f}, and those of whole goals by {true.std():.3f}: "
-    refuse(found.std() < 0.6 * true.std(), spread + "draw goals, and take all rows of each.")
-    refuse(found.std() > 1.3 * true.std(), spread + "draw as many goals as there are.")
+    refuse(not 0.6 < found.std() / true.std() < 1.3, f"Your draws spread by {found.std():.3f}, and those of whole "
+           f"goals by {true.std():.3f}: draw as many goals as there are, and take all rows of each.")
     goals = np.repeat([1, 2, 3], [1, 1, 60])
     right = goals < 3
     found = _many(answer, right, goals)
@@ -166,8 +164,7 @@ def _our_exchange(memory, belief, twin):
 def _same(found, right) -> bool:
     import jax
     return jax.tree.structure(found) == jax.tree.structure(right) and all(
-        np.shape(a) == np.shape(b) and bool((np.asarray(a) == b).all())
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(right)))
+        map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(right)))
 
 @exercise("7.5", "Exchange memories and beliefs", level=2, minutes=10)
 def exchange(answer):
@@ -184,10 +181,8 @@ def exchange(answer):
     pairs = isinstance(found, (list, tuple)) and len(found) == 4 and all(
         isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in found)
     refuse(not pairs, "Return a list of four pairs (memory, belief).")
-    parts = [(name, pair, part) for name, right in zip(EXCHANGES, _our_exchange(memory(), belief, twin))
-             for pair, part in zip(right, ("memory", "belief"))]
-    given = [thing for pair in found for thing in pair]
-    for i, ((name, right, part), thing) in enumerate(zip(parts, given)):
-        refuse(not _same(thing, right), f"Pair {i // 2 + 1} should be {name!r}, and its {part} is another one. The twin "
-                                        f"of agent i is agent `twin[i]`, in every array of the {part}.")
+    for name, pair, right in zip(EXCHANGES, found, _our_exchange(memory(), belief, twin)):
+        for part, *both in zip(("memory", "belief"), pair, right):
+            refuse(not _same(*both), f"The pair {name!r} has another {part}. The twin of agent i is agent `twin[i]`, "
+                   f"in every array of the {part}.")
     return "Right: two things to exchange make four pairs."

@@ -7,6 +7,7 @@ __all__ = ['crowd', 'play', 'hands', 'same_room']
 
 # %% ../../nbs/tutor/06_scaling.ipynb #a
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -19,20 +20,17 @@ from ..core.rules import AgentHoldRule
 from ..core.ruleset import RuleSet, make_ruleset, pad_ruleset
 from ..envs.environment import TimeStep
 from ..envs.registration import make
-from ..core.tiles import EMPTY, FLOOR, PICKABLE, Colors, Tiles, tile_name
-from .exercise import OURS, WrongAnswer, exercise, or_ours, ours, refuse  # noqa: F401
+from ..core.tiles import EMPTY, FLOOR, PICKABLE, Colors, Tiles, pack, tile_name
+from .exercise import OURS, exercise, or_ours, ours, refuse  # noqa: F401
 
 # %% ../../nbs/tutor/06_scaling.ipynb #f
 @functools.cache
 def _three_by_four():
-    "An environment, parameters, three tasks, four keys, and single resets: cells (3, 4, 9, 9), goals (3, 4, 5)."
+    "An environment, parameters, three tasks, four keys, and their worlds `(3, 4)`."
     env, params = make("XLand-MiniGrid-R1-9x9")
     tasks = generate_benchmark("trivial", n=3, solvable=False).get_rulesets(np.arange(3))
     keys = jax.random.split(jax.random.key(5), 4)
-    reset = jax.jit(lambda task, key: env.reset(params.replace(ruleset=task), key).state)
-    states = [[reset(jax.tree.map(lambda x: x[i], tasks), key) for key in keys] for i in range(3)]
-    found = (np.array([[getattr(s, name) for s in row] for row in states]) for name in ("cells", "goal_encoding"))
-    return env, params, tasks, keys, *found
+    return env, params, tasks, keys, jax.jit(lambda *given: _our_crowd(env, params, *given))(tasks, keys).state
 
 @ours
 def _our_crowd(env, params, tasks, keys):
@@ -42,7 +40,7 @@ def _our_crowd(env, params, tasks, keys):
 @exercise("4.1", "Every task with every key", level=1, minutes=10)
 def crowd(answer):
     "`crowd(env, params, tasks, keys)`: the first time steps of all pairs, arrays `(T, K, ...)`."
-    env, params, tasks, keys, cells, goals = _three_by_four()
+    env, params, tasks, keys, right = _three_by_four()
     try:
         program = jax.jit(lambda tasks, keys: answer(env, params, tasks, keys)).trace(tasks, keys)
     except ValueError as error:
@@ -57,9 +55,9 @@ def crowd(answer):
            "The outer vmap makes the first axis.")
     refuse(lead != (3, 4), f"For 3 tasks and 4 keys the shapes should begin with (3, 4); here they begin with {lead}.")
     found = program.lower().compile()(tasks, keys)
-    refuse(not np.array_equal(found.state.goal_encoding, goals),
+    refuse(not np.array_equal(found.state.goal_encoding, right.goal_encoding),
            "A world has the goal of another task: place [i, j] belongs to task i.")
-    refuse(not np.array_equal(found.state.cells, cells),
+    refuse(not np.array_equal(found.state.cells, right.cells),
            "A world was made with another key: place [i, j] is `env.reset` with task i and key j.")
     return "Right: twelve worlds, each with its own task and key."
 
@@ -83,14 +81,11 @@ class _Counted:
 
 @functools.cache
 def _walk():
-    "An environment, its compiled step, parameters, a start, actions int32 (12,), and what a loop makes of them."
+    "An environment, its compiled step, parameters, a start, actions int32 (12,), and our answer for them."
     env, params = make("MiniGrid-Empty-5x5")
-    start, step = jax.jit(env.reset)(params, jax.random.key(0)), jax.jit(env.step)
-    actions, timestep, total = jnp.array([1, 0, 0, 2, 0, 0, 1, 1, 0, 1, 1, 0]), start, 0.
-    for action in actions:
-        timestep = step(params, timestep, action)
-        total += float(timestep.reward)
-    return env, step, params, start, actions, timestep, total
+    start, actions = jax.jit(env.reset)(params, jax.random.key(0)), jnp.array([1, 0, 0, 2, 0, 0, 1, 1, 0, 1, 1, 0])
+    right = jax.jit(lambda *given: _our_play(env, params, *given))(start, actions)
+    return env, jax.jit(env.step), params, start, actions, *right
 
 @ours
 def _our_play(env, params, timestep, actions):
@@ -124,31 +119,12 @@ def play(answer):
     return "Right: one step is compiled, however many actions there are."
 
 # %% ../../nbs/tutor/06_scaling.ipynb #d
-def _hands(cell, pocket, action):
-    if action == 3 and cell >> 4 in PICKABLE and pocket == EMPTY:
-        return int(FLOOR), cell
-    if action == 4 and pocket != EMPTY and cell == FLOOR:
-        return pocket, int(EMPTY)
-    return cell, pocket
-
 def _situations():
     "What lies ahead, what is carried, what is done: uint8 `(n, 3)`."
-    byte = lambda tile, color: tile << 4 | color
-    things = [byte(Tiles.BALL, Colors.RED), byte(Tiles.KEY, Colors.BLUE), byte(Tiles.SQUARE, Colors.GREEN)]
-    ahead = [*things, int(FLOOR), byte(Tiles.WALL, Colors.GREY), byte(Tiles.GOAL, Colors.GREEN),
-             byte(Tiles.DOOR_OPEN, Colors.RED), byte(Tiles.FLOOR, Colors.RED)]
-    cases = [(cell, pocket, action) for cell in ahead for pocket in (int(EMPTY), *things) for action in range(6)]
-    return np.array(cases, np.uint8)
-
-def _primitives(jaxpr):
-    names = set()
-    for equation in jaxpr.eqns:
-        names.add(equation.primitive.name)
-        for value in equation.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                names |= _primitives(inner) if hasattr(inner, "eqns") else set()
-    return names
+    things = [pack(Tiles.BALL, Colors.RED), pack(Tiles.KEY, Colors.BLUE), pack(Tiles.SQUARE, Colors.GREEN)]
+    ahead = [*things, FLOOR, pack(Tiles.WALL, Colors.GREY), pack(Tiles.GOAL, Colors.GREEN),
+             pack(Tiles.DOOR_OPEN, Colors.RED), pack(Tiles.FLOOR, Colors.RED)]
+    return np.array([*itertools.product(ahead, (EMPTY, *things), range(6))], np.uint8)
 
 @ours
 def _our_hands(cell, pocket, action):
@@ -165,13 +141,13 @@ def hands(answer):
     two = isinstance(found, (tuple, list)) and len(found) == 2
     refuse(not two or any(np.shape(part) != (len(cases),) for part in found),
            "Return two bytes: the cell ahead, and the pocket.")
-    for case, cell, pocket in zip(cases.tolist(), *(np.asarray(part).tolist() for part in found)):
-        right = _hands(*case)
-        refuse((cell, pocket) != right,
-               f"{_words(*case)}: afterwards there should be {_thing(right[0])} ahead and {_thing(right[1])} in the "
-               f"pocket; yours has {_thing(cell)} and {_thing(pocket)}.")
-    if branches := _primitives(jax.make_jaxpr(answer)(*map(jnp.asarray, cases[0])).jaxpr) & {"cond", "while", "scan"}:
-        raise WrongAnswer(f"All cases are right, but the program contains `{branches.pop()}`. Use `jnp.where` instead.")
+    right = _our_hands(*map(jnp.asarray, cases.T))
+    for case, *now, ahead, carried in zip(cases.tolist(), *map(np.asarray, (*found, *right))):
+        refuse(now != [ahead, carried], f"{_words(*case)}: afterwards there should be {_thing(ahead)} ahead and "
+               f"{_thing(carried)} in the pocket; yours has {_thing(now[0])} and {_thing(now[1])}.")
+    program = str(jax.make_jaxpr(answer)(*map(jnp.asarray, cases[0])))
+    branch = next((name for name in ("cond", "while", "scan") if f"{name}[" in program), None)
+    refuse(branch, f"All cases are right, but the program contains `{branch}`. Use `jnp.where` instead.")
     return f"Right in all {len(cases)} cases, without a branch."
 
 def _thing(byte):

@@ -63,22 +63,18 @@ def _check_passing(task, facing, side, where):
                f"{what} a ball lies {where}: it should {'become a star' if changes else 'stay a ball'}, and is a "
                f"{tile_name(thing >> 4, thing & 15)}.")
 
-
-
 # %% ../../nbs/tutor/12_yours.ipynb #d
-_SCRIPTS = (  # what happens, things, actions, and after which action the goal is reached
+_SCRIPTS = (  # what happens, where the key lies, actions, and after which action the goal is reached
     ("The agent picks up the key, walks to the ball and puts the key down there",
-     {(2, 3): KEY, (2, 7): BALL}, (3, 0, 0, 0, 0, 1, 4, 1), 7),
-    ("The agent walks to the ball without ever having had the key",
-     {(4, 3): KEY, (2, 7): BALL}, (0, 0, 0, 0, 1, 1), None),
+     (2, 3), (3, 0, 0, 0, 0, 1, 4, 1), 7),
+    ("The agent walks to the ball without ever having had the key", (4, 3), (0, 0, 0, 0, 1, 1), None),
     ("The agent picks up the key, puts it down at once, and walks to the ball",
-     {(2, 3): KEY, (2, 7): BALL}, (3, 1, 4, 2, 0, 0, 0, 0, 1), 8),
-    ("The agent picks up the key and walks about, far from the ball",
-     {(2, 3): KEY, (2, 7): BALL}, (3, 0, 1, 4, 2), None),
+     (2, 3), (3, 1, 4, 2, 0, 0, 0, 0, 1), 8),
+    ("The agent picks up the key and walks about, far from the ball", (2, 3), (3, 0, 1, 4, 2), None),
     ("The agent carries the key past the ball, walks back and puts it down far from the ball",
-     {(2, 3): KEY, (2, 7): BALL}, (3, 0, 0, 0, 0, 1, 1, 0, 0, 0, 4, 1), None),
+     (2, 3), (3, 0, 0, 0, 0, 1, 1, 0, 0, 0, 4, 1), None),
     ("The agent puts the key down, picks it up again and carries it to the ball",
-     {(2, 3): KEY, (2, 7): BALL}, (3, 4, 3, 0, 0, 0, 0, 1), None),
+     (2, 3), (3, 4, 3, 0, 0, 0, 0, 1), None),
 )
 
 @exercise("10.2", "First and then", level=2, minutes=15)
@@ -88,8 +84,8 @@ def first_and_then(answer):
            "Give a goal: an instance of a goal class, or AllOf, AnyOf, Not, InOrder of goals.")
     task = make_ruleset(answer, [], [KEY, BALL]).extend()
     task = pad_ruleset(task, 1, 2, max(8, len(compose(answer))))
-    for what, things, actions, right in _SCRIPTS:
-        seen = _play(task, things, (2, 2), 1, actions)
+    for what, place, actions, right in _SCRIPTS:
+        seen = _play(task, {place: KEY, (2, 7): BALL}, (2, 2), 1, actions)
         won = next((i for i, timestep in enumerate(seen, 1) if float(timestep.reward) > 0), None)
         at = lambda step: "never" if step is None else f"after action {step}"
         refuse(won != right, f"{what} (actions {list(actions)}). The goal should be reached {at(right)}; here it is "
@@ -118,9 +114,8 @@ def hall(answer):
 
 def _check_hall(n, plan):
     cells, wall = np.asarray(plan.cells), _is_wall(n)
-    for row, col in np.argwhere((cells == WALL) != wall)[:1]:
+    for row, col in np.argwhere(cells != np.where(wall, WALL, FLOOR))[:1]:
         raise WrongAnswer(f"In hall({n}), row {row}, column {col} should be {'wall' if wall[row, col] else 'floor'}.")
-    refuse((cells[~wall] != FLOOR).any(), f"In hall({n}) a cell is neither wall nor floor.")
     free = np.asarray(plan.free)[:int(plan.num_free)]
     refuse(not np.array_equal(np.sort(free), np.flatnonzero(~wall.ravel())), f"hall({n}) has {(~wall).sum()} cells of "
            f"floor, and `free` lists {int(plan.num_free)} "
@@ -153,9 +148,8 @@ def decoy(answer):
     starts = jax.jit(jax.vmap(env.reset, (None, 0)))(other, keys)
     _check_rooms(np.asarray(starts.state.cells), np.asarray(starts.state.agent.position))
     _check_chance(starts.state)
-    _check_shapes(env, other, starts)
+    _check_asked(env, other, jax.tree.map(lambda x: x[0], starts.state))
     _check_outcome(env, other, starts)
-    _check_coincidence(env, other, starts)
     return "Right: three hundred rooms, all different; the star wins and the ball loses."
 
 def _check_rooms(cells, position):
@@ -195,17 +189,14 @@ def _check_keys(env, params):
                           "the state belongs to the next reset.") from None
 
 # %% ../../nbs/tutor/12_yours.ipynb #8d6823da
-def _check_shapes(env, params, starts):
-    state = jax.tree.map(lambda x: x[0], starts.state)
-    ask = lambda state: env._outcome(params, state, jnp.uint8(FLOOR), jnp.bool_(False))
-    for answer in pair(jax.eval_shape(ask, state), "_outcome", "whether the trial is won, and whether it is lost"):
+def _check_asked(env, params, state):
+    outcome = lambda state, reached: env._outcome(params, state, jnp.uint8(FLOOR), reached)
+    asked = "whether the trial is won, and whether it is lost"
+    for answer in pair(jax.eval_shape(outcome, state, jnp.bool_(False)), "_outcome", asked):
         refuse(answer.shape != (), f"`_outcome` returned arrays of shape {answer.shape}: compare both numbers of "
                "`pocket`, then `.all()`.")
-
-def _check_coincidence(env, params, starts):
-    state = jax.tree.map(lambda x: x[0], starts.state)
-    state = state.replace(agent=state.agent.replace(pocket=jnp.array(BALL, jnp.uint8)))
-    won, lost = env._outcome(params, state, jnp.uint8(FLOOR), jnp.bool_(True))
+    carried = state.replace(agent=state.agent.replace(pocket=jnp.array(BALL, jnp.uint8)))
+    won, lost = outcome(carried, jnp.bool_(True))
     refuse(won or not lost, "If the same step takes the ball and reaches the star, the trial should be lost and not "
            f"won; here `_outcome` says won: {bool(won)}, lost: {bool(lost)}.")
 
@@ -215,21 +206,20 @@ def _check_outcome(env, params, starts):
     star, ball = (np.argwhere(cells == pack(*thing))[:, 1:] for thing in (STAR, BALL))
     apart = int(np.abs(star - ball).sum(1).argmax())  # far enough apart to test each by itself
     start = jax.tree.map(lambda x: x[apart], starts)
-    for thing, name in ((BALL, "ball"), (STAR, "star")):
-        row, col = np.argwhere(np.asarray(start.state.cells) == pack(*thing))[0]
-        spots = ((d, [(row - i * dr, col - i * dc) for i in (1, 2)]) for d, (dr, dc) in enumerate(DIRECTIONS))
-        facing, spot = next((d, there) for d, (here, there) in spots
-                            if start.state.cells[here] == FLOOR == start.state.cells[there])
-        agent = start.state.agent.replace(position=jnp.array(spot, jnp.int32), direction=jnp.int32(facing))
-        near = step(params, start.replace(state=start.state.replace(agent=agent)), jnp.int32(0))
-        ended = "goes on" if not near.last() else "is won" if float(near.reward) > 0 else "is lost"
-        right = "is won" if name == "star" else "goes on"
-        refuse(ended != right, f"When the agent steps up to the {name}, the trial {ended}; it should {_VERB[right]}.")
-        if name == "ball":
-            held = step(params, near, jnp.int32(3))
-            ended = "goes on" if not held.last() else "is won" if float(held.reward) > 0 else "is lost"
-            refuse(ended != "is lost", f"When the agent picks up the ball, the trial {ended}; it should be lost: "
-                   "return (won, lost) from `_outcome`.")
-            refuse(float(held.discount) != 0, "A lost trial has the discount 0; here it is 1, as if time had run out.")
 
-_VERB = {"is won": "be won", "goes on": "go on"}
+    def up_to(row, col):
+        ways = ((d, [(row - i * dr, col - i * dc) for i in (1, 2)]) for d, (dr, dc) in enumerate(DIRECTIONS))
+        facing, spot = next((d, far) for d, (near, far) in ways if cells[apart][near] == FLOOR == cells[apart][far])
+        agent = start.state.agent.replace(position=jnp.array(spot, jnp.int32), direction=jnp.int32(facing))
+        return step(params, start.replace(state=start.state.replace(agent=agent)), jnp.int32(0))
+
+    near, won = up_to(*ball[apart]), up_to(*star[apart])
+    refuse(near.last(), f"When the agent steps up to the ball, the trial {_ended(near)}; it should go on.")
+    held = step(params, near, jnp.int32(3))
+    refuse(_ended(held) != "is lost", f"When the agent picks up the ball, the trial {_ended(held)}; it should be lost: "
+           "return (won, lost) from `_outcome`.")
+    refuse(held.discount != 0, "A lost trial has the discount 0; here it is 1, as if time had run out.")
+    refuse(_ended(won) != "is won", f"When the agent steps up to the star, the trial {_ended(won)}; it should be won.")
+
+def _ended(timestep):
+    return "goes on" if not timestep.last() else "is won" if timestep.reward > 0 else "is lost"
