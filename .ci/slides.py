@@ -3,7 +3,8 @@
     python .ci/slides.py [NAME ...]   the given tutorials (default: 00, 01 and 06)
 
 Nothing about slides is stored in a tutorial. A heading begins a slide; a section that grows too tall goes on below it. Of a long paragraph the first sentences are shown, and all of it stands in the
-speaker's notes (press S). Exercises show their stubs. reveal.js comes from the package sphinx-revealjs and is copied beside the slides, so that they need no network; formulas do.
+speaker's notes (press S); a summary is shown in full. Long code that draws, and code that only imports, is folded. Exercises show their stubs, and neither the solution nor the verdict on it. reveal.js comes
+from the package sphinx-revealjs and is copied beside the slides, so that they need no network; formulas do.
 """
 import importlib.util
 import re
@@ -18,7 +19,7 @@ from settings import ROOT
 OUT = ROOT / "_docs" / "html" / "slides"
 TEMPLATE = Path(__file__).parent / "site" / "slides.html.j2"
 NAMES = ("00_five_minutes", "01_anatomy_of_a_ruleset", "06_rl2")
-ROOM = 21  # lines on a slide, about
+ROOM = 20  # lines on a slide
 
 BLOCK = re.compile(r"<details>.*?</details>|```.*?\n```|\$\$.*?\$\$|(?:^[ \t]*(?:[*|-]|\d+\.) .*(?:\n(?!\n).*)*)|^#+ .*$|(?:^(?!#|```|<details>).+\n?)+", re.DOTALL | re.MULTILINE)
 
@@ -37,7 +38,7 @@ def shortened(paragraph, words=34):
     "Its first sentences, about so many words; None where that is all of it."
     if re.match(r"\s*([#|<>!$`*]|- |\d+\. )", paragraph):
         return None
-    sentences = re.split(r"(?<=[.?!:])(?<!e\.g\.)(?<!i\.e\.)\s+(?=[A-Z(*`\[¿\"])", " ".join(paragraph.split()))
+    sentences = re.split(r"(?<=[.?!])(?<!e\.g\.)(?<!i\.e\.)\s+(?=[A-Z(*`\[¿\"])", " ".join(paragraph.split()))
     kept = sentences[0]
     for sentence in sentences[1:]:
         if len(kept.split()) + len(sentence.split()) > words or sentence.count("(") != sentence.count(")"):
@@ -46,14 +47,30 @@ def shortened(paragraph, words=34):
     return kept if len(kept) < len(" ".join(paragraph.split())) else None
 
 
+PICTURES = ("image/png", "image/svg+xml", "text/html")
+
+
+def draws(cell):
+    return any(kind in output.get("data", {}) for output in cell["outputs"] for kind in PICTURES)
+
+
+def is_folded(cell):
+    "Whether the code is shown on request only: it draws and is long, or it only imports."
+    lines = [line for line in cell["source"].splitlines() if line.strip()]
+    return len(lines) > 5 and draws(cell) or all(re.match(r"import |from \S+ import ", line) for line in lines)
+
+
 def height(cell):
-    "How many lines a cell takes, about."
+    "How many lines of text a cell takes, about: 35 of the 700 pixels of a slide each, where a line of code has 22."
     if cell["cell_type"] == "markdown":
         text = re.sub(r"<details>.*?</details>", "folded", cell["source"], flags=re.DOTALL)
-        return sum(1 + len(line) // 95 for line in text.splitlines()) + (16 if re.search(r"<img|!\[", text) else 0)
-    pictures = sum(15 for output in cell["outputs"] if any(kind in output.get("data", {}) for kind in ("image/png", "image/svg+xml", "text/html")))
-    texts = sum(min(12, str("".join(output.get("text", output.get("data", {}).get("text/plain", "")))).count("\n") + 1) for output in cell["outputs"] if output["output_type"] != "error")
-    return cell["source"].count("\n") + 2 + (pictures or texts)
+        return 0.8 + 0.85 * sum(1 + len(line) // 100 for line in text.splitlines()) + (11 if re.search(r"<img|!\[", text) else 0)
+    code = 1.8 if cell["metadata"].get("folded") else 0.7 + 0.62 * sum(1 + len(line) // 115 for line in cell["source"].splitlines())
+    for output in cell["outputs"]:
+        data = output.get("data", {})
+        text = "".join(output.get("text", data.get("text/plain", "")))
+        code += 13 if "text/html" in data else 10 if "image/png" in data or "image/svg+xml" in data else 0.4 + 0.62 * (text.count("\n") + 1)
+    return code
 
 
 def cell_of(kind, source, slide, outputs=()):
@@ -64,37 +81,40 @@ def cell_of(kind, source, slide, outputs=()):
 def pieces(nb):
     "The cells of a notebook as smaller ones: (cell, notes) each."
     import docs
-    exercise, above = False, ""
+    exercise, summary, above, values = False, False, "", []  # values: the names of answers that are no functions
     for cell in nb["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             above = source
             for part in blocks(colab.BADGE_LINE.sub("", source)):
                 if part.startswith("#"):
-                    exercise = part.lstrip("# ").startswith("Exercise")
-                short = None if exercise else shortened(part)
+                    exercise, summary = (part.lstrip("# ").startswith(word) for word in ("Exercise", "Summary"))
+                short = None if exercise or summary else shortened(part)
                 yield cell_of("markdown", short or part, ""), part.strip() if short else None
         elif cell["cell_type"] == "code" and source.strip():
             if colab.is_exercise(cell):
+                values += re.findall(r"^(\w+) = \.\.\.", colab.stub(source), re.MULTILINE)
                 yield cell_of("code", colab.stub(source), ""), None
             else:
-                made = cell_of("code", source, "", () if exercise else cell["outputs"])
-                made["metadata"]["alt"] = docs.described(above)
+                verdict, shows_answer = re.match(r"check\.\w+\(.*\)$", source), any(re.search(rf"(?<!\.)\b{name}\b", source) for name in values)
+                made = cell_of("code", source, "", () if verdict or shows_answer else cell["outputs"])
+                made["metadata"] |= {"alt": docs.described(above), "folded": is_folded(made)}
                 yield made, None
 
 
 def slides_of(nb):
     "The same notebook with what nbconvert needs to make slides of it."
-    made, notes, filled = [], [], 0
+    made, notes, filled, bare = [], [], 0, False  # bare: so far the slide is a heading alone
     for cell, note in pieces(nb):
         heading = re.match(r"(#+) ", cell["source"]) if cell["cell_type"] == "markdown" else None
         tall = height(cell)
-        kind = "slide" if heading and len(heading[1]) <= 2 else "subslide" if heading or (filled > 5 and filled + tall > ROOM) else "-"
+        full = filled > 5 and filled + tall > ROOM and not cell["source"].startswith("<details>")  # an answer stays with its question
+        kind = "slide" if heading and len(heading[1]) <= 2 else "subslide" if not bare and (heading or full) else "-"
         if kind != "-":
             made, notes, filled = [*made, *notes], [], 0
         cell["metadata"]["slideshow"]["slide_type"] = kind
         made.append(cell)
-        filled += tall
+        filled, bare = filled + tall, bool(heading)
         notes += [cell_of("markdown", note, "notes")] if note else []
     return {"cells": [*made, *notes], "metadata": {"language_info": {"name": "python", "pygments_lexer": "ipython3"}}, "nbformat": 4, "nbformat_minor": 4}
 

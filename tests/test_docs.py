@@ -224,10 +224,15 @@ def test_slides_begin_at_headings_and_hide_solutions():
     cells = [{"cell_type": "markdown", "source": f"# Title\n\n{long}\n\n## Next\n\nShort."}, {"cell_type": "code", "source": "1", "metadata": {}, "outputs": []},
              {"cell_type": "markdown", "source": "### Exercise 1.1 · Try\n\n<details><summary>Hint</summary>\n\nLook.\n\n</details>"},
              {"cell_type": "code", "source": "### BEGIN SOLUTION: a = ...\na = 1\n### END SOLUTION", "metadata": {"tags": ["exercise"]}, "outputs": [{"output_type": "stream", "text": "1"}]}]
+    shown = [{"output_type": "display_data", "data": {"image/png": "x"}}]
+    cells += [{"cell_type": "code", "source": source, "metadata": {}, "outputs": shown} for source in ("check.a(a)", "draw(a)", "draw()\n" * 6)]
     made = slides.slides_of({"cells": cells})["cells"]
-    assert [c["metadata"]["slideshow"]["slide_type"] for c in made] == ["slide", "-", "notes", "slide", "-", "-", "subslide", "-", "-"]
+    assert [c["metadata"]["slideshow"]["slide_type"] for c in made] == ["slide", "-", "notes", "slide", "-", "-", "subslide", "-", "-", "-", "-", "-"]
     assert len(made[1]["source"].split()) < 40 and made[2]["source"] == long.strip()
-    assert made[-1]["source"] == "a = ...  # your answer here" and made[-1]["outputs"] == [] and "<details>" in made[-2]["source"]
+    *_, hint, answer, verdict, its_use, figure = made
+    assert answer["source"] == "a = ...  # your answer here" and "<details>" in hint["source"]
+    assert not answer["outputs"] + verdict["outputs"] + its_use["outputs"], "the solution shows"
+    assert figure["outputs"] == shown and figure["metadata"]["folded"] and not its_use["metadata"]["folded"]
 
 
 @pytest.mark.slow
