@@ -404,9 +404,8 @@ def read_request(raw) -> tuple[int, str, Any]:
     "The number, operation and value in a frame. Raises `BadRequest`."
     try:
         frame = json.loads(raw) if isinstance(raw, str) else {}
-        number, op = frame["id"], frame["op"]
-        if type(number) is int and 0 < number <= MAX_ID and isinstance(op, str):
-            return number, op, frame.get("value")
+        if type(frame["id"]) is int and 0 < frame["id"] <= MAX_ID and isinstance(frame["op"], str):
+            return frame["id"], frame["op"], frame.get("value")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError):
         pass
     raise BadRequest('This frame is not a request: send text such as {"id": 1, "op": "step", "value": 0}, ids growing.')
