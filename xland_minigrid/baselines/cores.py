@@ -59,13 +59,13 @@ affine.defvjp(_affine_forward, _affine_backward)
 def apply(layer: nnx.Linear, x, dtype):
     "`layer` on `x`, computed and returned in `dtype`."
     if dtype == jnp.float32:
-        return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)  # XLA multiplies matrices best
+        return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)  # XLA is fastest on 2-D matrices
     bias = jnp.zeros(layer.out_features) if layer.bias is None else layer.bias[...]
     return affine(x.astype(dtype), layer.kernel[...], bias)
 
 # %% ../../nbs/baselines/01_cores.ipynb #k
 class Core(nnx.Module):
-    "A memory over sequences. Products run in `dtype`; parameters, outputs and all that is carried on are float32."
+    "A memory over sequences. Products run in `dtype`; parameters, outputs and carried sums are float32."
 
     def __init__(self, inputs: int, units: int, layers: int, context: int, dtype):
         sizes = dict(inputs=inputs, units=units, layers=layers, context=context)
@@ -161,7 +161,7 @@ def recur_plain(x, h, u):
 
 def _recur_saving(x, h, u):
     "`recur_plain`, and per step the memory before it and its `gates`, these in `x.dtype`."
-    # Split here: in every step it would keep a CPU from vectorising the gates.
+    # Split here: splitting in every step would keep a CPU from vectorising the gates.
     xs, us = (jnp.split(whole.astype(x.dtype), 3, axis=-1) for whole in (x, u))
     def step(h, x):
         r, z, n, u_n = gates(x, h, us)
@@ -259,7 +259,7 @@ fold.defvjp(_fold_forward, _fold_backward)
 
 # %% ../../nbs/baselines/01_cores.ipynb #D
 class MinGRULayer(nnx.Module):
-    "Gates that see only the input. The outputs are the memories, with `residual` plus the input."
+    "Gates that see only the input. The outputs are the memories, plus the input if `residual`."
 
     def __init__(self, inputs: int, units: int, dtype, residual: bool, *, rngs: nnx.Rngs):
         self.dtype, self.residual = dtype, residual
@@ -316,7 +316,7 @@ class SSMLayer(nnx.Module):
         return x + value * jax.nn.sigmoid(gate), states[-1]
 
 class SSM(Stack):
-    "A diagonal complex state-space model after S5 (Smith et al. 2023) and LRU (Orvieto et al. 2023), with `enters`."
+    "A diagonal complex SSM after S5 (Smith et al. 2023) and LRU (Orvieto et al. 2023), with a linear input layer."
     enters = True
     carried = property(lambda self: self.features + self.features % 2)
 
@@ -325,7 +325,7 @@ class SSM(Stack):
 
 # %% ../../nbs/baselines/01_cores.ipynb #M
 class Gate(nnx.Module):
-    "GTrXL's GRU-type gate for a stream `x` and news `y`, float32 `(..., units)`; `CLOSED` is its bias."
+    "GTrXL's GRU-type gate for a stream `x` and an update `y`, float32 `(..., units)`; `CLOSED` is its bias."
     CLOSED = 2.0
 
     def __init__(self, units: int, dtype, *, rngs: nnx.Rngs):
@@ -343,12 +343,12 @@ class Gate(nnx.Module):
 
 # %% ../../nbs/baselines/01_cores.ipynb #O
 def waves(number, width: int, longest: float):
-    "Sines and cosines of `number (...)`, float32 `(..., width)`: wave lengths 2π to almost 2π `longest`; even `width`."
+    "Sines and cosines of `number (...)`, float32 `(..., width)`: wavelengths 2π to almost 2π `longest`; even `width`."
     angle = jnp.asarray(number)[..., None] / (longest ** (np.arange(0, width, 2) / width)).astype(np.float32)
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 def skew(scores):
-    "Move row i of scores by distance `(..., S, C + 1)` by i to their places `(..., S, C + S)`; the rest is arbitrary."
+    "Shift row i of the distance scores `(..., S, C + 1)` right by i: `(..., S, C + S)`; the rest is arbitrary."
     *batch, size, width = scores.shape
     padded = jnp.pad(scores, [(0, 0)] * (len(batch) + 1) + [(0, size)])
     return padded.reshape(*batch, -1)[..., : size * (width + size - 1)].reshape(*batch, size, width + size - 1)
@@ -389,7 +389,7 @@ class RelativeAttention(nnx.Module):
         return content, distance, self.split(apply(self.distance, ago, self.dtype))
 
     def sequence(self, x, entries, count):
-        "Attend from `x (B, T, units)` to it and to `entries (B, context, units)`, the last `count (B,)` of them real."
+        "Attend from `x (B, T, units)` to itself and `entries (B, context, units)`, the last `count (B,)` of them real."
         batch, steps, _ = x.shape
         size = min(steps, self.context)
         blocks = -(-steps // size)
@@ -458,7 +458,7 @@ class Window(PyTreeNode):
     count: jax.Array
 
 class Transformer(Stack):
-    """A gated Transformer-XL (Parisotto et al. 2020). Layers see the present step and `context` before it.
+    """A gated Transformer-XL (Parisotto et al. 2020). Layers see the present step and the `context` steps before it.
 
     The memory is a `Window`. Gradients reach back `layers * context` steps within a call,
     never into the incoming memory.

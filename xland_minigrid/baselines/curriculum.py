@@ -33,7 +33,7 @@ class Outcome(PyTreeNode):
 # %% ../../nbs/baselines/06_curriculum.ipynb #h
 @runtime_checkable
 class Curriculum(Protocol):
-    """Chooses tasks of training, row numbers of the benchmark; a number outside of it means no task.
+    """Chooses training tasks by row number of the benchmark; a number outside of it means no task.
 
     Those here are pure functions of JAX arrays. One on the host may use NumPy, change its state, and take integer keys.
     """
@@ -108,7 +108,7 @@ SCORES = {  # of outcomes and reference returns, float32 (n,); NaN if unknown
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #v
 def combined(tasks, outcome: Outcome, known) -> tuple[jax.Array, Outcome]:
-    """Merge outcomes of the same task; arrays are `(B,)`, `known` says whose outcome counts.
+    """Merge outcomes of the same task; arrays are `(B,)`, `known` says which outcomes count.
 
     Returns the different tasks in increasing order, padded with 2³¹ − 1, and their outcomes: `success` and `returns`
     averaged over trials, `value_loss` over agents, the maximum of `best`, the sum of `trials`.
@@ -149,7 +149,7 @@ def _inserted(state: Buffer, task, score, best) -> Buffer:
 
 # %% ../../nbs/baselines/06_curriculum.ipynb #D
 def learnt(state: Buffer, tasks, outcome: Outcome, rule) -> Buffer:
-    "The buffer after `tasks (B,)` were played: its own scored again by `rule`, of `SCORES`; new ones replace lower."
+    "The buffer after `tasks (B,)` were played: its own rescored by `rule` (of `SCORES`), new ones replacing lower."
     tasks, outcome = _checked_outcome(tasks, outcome)
     exists = (tasks >= 0) & (tasks < state.num_tasks)
     known = jnp.isfinite(outcome.trials) & jnp.isfinite(rule(outcome, state.reference_of(tasks)))
@@ -188,7 +188,7 @@ def probabilities(state: Buffer, how: str, temperature: float, staleness: float)
 def _shared_out(state: Buffer, how: str, temperature: float, staleness: float, fill: float) -> Buffer:
     "Work out the shares of the slots; all are 0 while less than the share `fill` of the slots is taken."
     shares = jnp.floor(probabilities(state, how, temperature, staleness) * _UNIT).astype(jnp.int32)
-    taken = (state.task >= 0).sum()  # counted, for a mean of ones may round to less than 1
+    taken = (state.task >= 0).sum()  # counted, because a mean of ones may round to less than 1
     ready = taken >= np.ceil(fill * len(state.task) - 1e-6)
     return state.replace(ends=jnp.where(ready, jnp.cumsum(shares), 0))
 
@@ -220,7 +220,7 @@ class CurriculumConfig:
     kind: Literal["uniform", "plr", "sfl", "regret"] = "uniform"  # what chooses tasks
     buffer: int | None = None  # tasks that it remembers
     score: Literal["maxmc", "value_loss", "learnability", "regret"] | None = None  # plr: one of the first three
-    weights: Literal["rank", "score", "equal"] | None = None  # by what tasks in the buffer weigh
+    weights: Literal["rank", "score", "equal"] | None = None  # what decides the weight of a task in the buffer
     temperature: float | None = None  # weights have the power 1/temperature: low ones prefer the highest scores
     staleness: float | None = None  # share of the probability that goes by the age of scores
     replay: float | None = None  # share of the agents that draw from the buffer (SFL's ρ), not from all tasks
@@ -264,7 +264,7 @@ def _check_config(config: CurriculumConfig):
 class PLR:
     """Prioritised level replay (Jiang et al. 2021): a buffer of tasks with the highest scores, drawn by rank and age.
 
-    Unlike in the paper each agent decides whether it replays, new tasks are drawn from all, equal scores share a rank.
+    Unlike the paper's: each agent decides whether it replays, new tasks come from all, equal scores share a rank.
     The score "regret" needs `reference`, float32 `(num_tasks,)`, from `reference_returns`, which the state then holds.
     """
     config: CurriculumConfig
@@ -364,7 +364,7 @@ def reference_returns(par, max_steps) -> np.ndarray:
 # %% ../../nbs/baselines/06_curriculum.ipynb #ae
 def make_curriculum(config: CurriculumConfig, benchmark=None, par=None, max_steps: int | None = None, *,
                     world=None) -> Curriculum:
-    """The curriculum of a configuration.
+    """Make the curriculum of a configuration.
 
     "regret" needs `par`, the reference steps of every task, and `max_steps`; or a `benchmark` and its `world`,
     `(env, params)`, for `difficulty.estimated_steps`. Raises `ValueError` for what is missing or does not fit.

@@ -26,7 +26,7 @@ class Inputs(PyTreeNode):
     Attributes:
         view: cells in view, tile and colour, uint8 `(..., V, V, 2)`; or an image, uint8 `(..., height, width, 3)`.
         direction: the direction that the agent faces on the map, int32, 0 to 3.
-        action: the previous action, int32; the number of actions if none. reward (float32), done (bool): its result.
+        action: the previous action, int32; `num_actions` before the first. reward (float32), done (bool): its result.
         front: the cell in front when that action was chosen, uint8 `(..., 2)`; zeros for images.
         neighbors: the cells up, right, down and left of `front` on the map at that time, uint8 `(..., 4, 2)`, or None.
         held, pocket: what the agent carried then, and carries now, uint8 `(..., 2)`, or None.
@@ -279,7 +279,7 @@ def tell(keys, rulesets: RuleSet, show_goal: float = 1.0) -> TaskHint:
 
 # %% ../../nbs/baselines/02_encoders.ipynb #W
 def check_tellable(rulesets: RuleSet) -> None:
-    "Raise `ValueError` if a ruleset or batch has composed goals; if traced, if its shapes have room for one."
+    "Raise `ValueError` if a ruleset or batch has composed goals; under `jit`, if its shapes have room for one."
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(rulesets)):
         composed = rulesets.extended is not None and rulesets.extended.goals.shape[-2] > 1
     else:

@@ -148,7 +148,7 @@ class _TensorBoard:
 
 # %% ../../nbs/baselines/09_metrics.ipynb #s
 class _WandB:
-    "Sends rows to W&B; a run that is new there gets those so far."
+    "Sends rows to W&B; a run that is new there gets all rows so far."
 
     def __init__(self, folder: Path, config: dict, rows: list):
         import wandb
@@ -172,7 +172,7 @@ class _WandB:
 LOGGERS = ("jsonl", "tensorboard", "wandb")
 
 class Loggers:
-    "Logs the `rows` of a run, with those before a resume; made by `open_loggers`. A context manager."
+    "Logs the `rows` of a run, including those before a resume; made by `open_loggers`. A context manager."
 
     def __init__(self, rows: list):
         self.rows, self._truth, self._copies = rows, None, {}

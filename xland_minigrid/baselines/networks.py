@@ -38,7 +38,7 @@ class NetworkConfig:
     embedding: int = 8  # numbers per cell in view
     encoder_width: int = 128  # width of the encoder
     event: int = 32  # numbers for what was done to which cell; 0 leaves the event out
-    neighbors: bool = False  # whether it also perceives what it carries and the cells around the one in front
+    neighbors: bool = False  # whether the agent also perceives what it carries and the cells around the one in front
     core: str = "gru"  # memory, a name in `CORES`: gru, mingru, ssm, transformer, or one that you added
     memory: int = 128  # units of the core
     layers: int = 1  # of the core
@@ -46,7 +46,7 @@ class NetworkConfig:
     context: int = 64  # steps that a transformer looks back
     head: int = 128  # width of the layer that actor and critic share
     attention: bool = True  # whether the memory may look for tiles and colours in view
-    goal_conditioned_core: int = 0  # units of a second memory, which acts on the goal believed in or shown; 0: none
+    goal_conditioned_core: int = 0  # units of a second memory, which acts on the believed or shown goal; 0: none
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of matrix products; float16 suits a T4
 
     def __post_init__(self):
@@ -147,7 +147,7 @@ class ActorCritic(nnx.Module):
 
 # %% ../../nbs/baselines/04_networks.ipynb #p
 def to_act(network: ActorCritic) -> ActorCritic:
-    "Store half-precision weights in their type, for loops that only act: they would convert at every step."
+    "Convert weights to the network's 16-bit type once, for loops that only act and would convert at every step."
     dtype = jnp.dtype(network.config.dtype)
     if dtype == jnp.float32:
         return network

@@ -205,8 +205,8 @@ def told(evaluation: Evaluation) -> dict:
 def table(found: Mapping[str, Evaluation | Mapping], every: int = 1) -> str:
     """Agents side by side, trial by trial, and overall below, as Markdown that also reads as plain text.
 
-    found: name to an evaluation, or to what `told` makes of one. every: shows the first three trials, the last,
-    and one in so many between.
+    found: name to an evaluation, or to what `told` makes of one. every: shows one trial in so many, and always the
+    first three and the last.
     """
     found = {name: told(e) if isinstance(e, Evaluation) else e for name, e in found.items()}
     curves, overall = ({name: e[part] for name, e in found.items()} for part in ("per_trial", "overall"))
@@ -230,8 +230,8 @@ class Evaluator:
         config: the training's; rows go to `evaluation.jsonl` in `config.out`.
         tasks: a benchmark, or several by name (`{"goals trained on": ..., "goals held out": ...}`); None for a world
             with a single task.
-        every_steps: environment steps between two evaluations (default: forty in a training).
-        options: further ones of `evaluate`; anchors play once.
+        every_steps: environment steps between two evaluations (default: forty evaluations per run).
+        options: passed on to `evaluate`; anchors play once.
     Raises `ValueError` for numbers below 1 or a benchmark without tasks.
     """
 

@@ -129,7 +129,7 @@ def _accelerated(device: str, num_envs: int, memory: int, dtype: str = "bfloat16
     return TrainConfig(**rhythm | {"num_envs": num_envs, "device": device, "ppo": ppo, "network": network} | changes)
 
 def finding_out(**changes) -> TrainConfig:
-    """Training recipe of the bundled agent (`14_agents`): a second memory, goals shown to half of the agents, pay for
+    """Training recipe of the bundled agent (`14_agents`): a second memory, goals shown to half of the agents, reward for
     progress, growing rooms, short trials. `changes` replace fields."""
     shaping = {"shaping": "progress", "shaping_coef": 0.03}
     ppo = PPOConfig(gamma=0.99, gae_lambda=0.97, belief_coef=0.1, clip_value=False, **shaping)
@@ -497,8 +497,8 @@ def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bo
         on_round: called after every round with its metrics; if `on_round.wants_agent` is true, with the current
             `Agent` first. If it raises `EndTraining`, training ends there.
         par: steps that a good player needs for each task, `(n,)`, for the true-regret curriculum; None estimates them.
-    Several processes (`scale.initialize`) all make the same call, and the first one writes. Ctrl-C ends training after
-    the current round. Every end leaves a checkpoint.
+    Several processes (`scale.initialize`) all make the same call, and the first one writes. Ctrl-C ends training
+    after the round, with a checkpoint as at a normal end.
     Raises `CheckpointError` if there is nothing to resume or it belongs to another configuration, `FileExistsError`
     if `out` holds a run, `ValueError` if the devices do not fit, `FloatingPointError` if learning diverges.
     """

@@ -83,7 +83,7 @@ def initialize(coordinator: str | None = None, processes: int | None = None, pro
 
     Args:
         coordinator: `host:port` of process 0, the same for all; None asks the cluster, if there is one.
-        processes, process: their number, and the number of this one. timeout: seconds to wait for the others.
+        processes, process: how many there are, and the number of this one. timeout: seconds to wait for the others.
     Returns whether there are several. Raises `ValueError` for an incomplete address, `RuntimeError` if joining fails.
     """
     if (processes or 1) > 1 if coordinator is None else process not in range(processes or 0):
