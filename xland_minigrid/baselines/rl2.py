@@ -129,8 +129,8 @@ def _accelerated(device: str, num_envs: int, memory: int, dtype: str = "bfloat16
     return TrainConfig(**rhythm | {"num_envs": num_envs, "device": device, "ppo": ppo, "network": network} | changes)
 
 def finding_out(**changes) -> TrainConfig:
-    """Training recipe of the bundled agent (`14_agents`): a second memory, goals shown to half of the agents, reward for
-    progress, growing rooms, short trials. `changes` replace fields."""
+    """Training recipe of the bundled agent (`14_agents`): a second memory, goals shown to half of the agents, reward
+    for progress, growing rooms, short trials. `changes` replace fields."""
     shaping = {"shaping": "progress", "shaping_coef": 0.03}
     ppo = PPOConfig(gamma=0.99, gae_lambda=0.97, belief_coef=0.1, clip_value=False, **shaping)
     network = NetworkConfig(event=24, memory=160, goal_conditioned_core=128, neighbors=True, chrono_horizon=200)
