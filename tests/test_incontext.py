@@ -94,6 +94,19 @@ def test_one_command_each(tasks, tmp_path, capsys):
     assert len(load_histories(tmp_path / "h")) == 8
 
 
+def test_four_devices_share_the_windows_and_learn_the_same(histories, tmp_path):
+    weights = {}
+    for devices in (1, 4):
+        config = dataclasses.replace(SMALL, devices=devices, out=str(tmp_path / str(devices)))
+        agent = imitate(histories, config, ImitationConfig(length=20, batch=8, updates=3), progress=False).agent
+        weights[devices] = jax.tree.leaves(agent.parameters)
+        assert {len(x.sharding.device_set) for x in weights[devices]} == {devices}
+    for one, four in zip(weights[1], weights[4]):
+        np.testing.assert_allclose(one, four, atol=2e-5)
+    with pytest.raises(ValueError, match="6 windows cannot be shared equally by 4 devices"):
+        imitate(histories, config, ImitationConfig(length=20, batch=6, updates=1), resume=True)
+
+
 def test_wrong_input(histories, tasks, tmp_path):
     ask = lambda config=SMALL, imitation=ImitationConfig(), **more: imitate(histories, dataclasses.replace(config, out=str(tmp_path / "run")), imitation, progress=False, **more)
     change = lambda **fields: dataclasses.replace(SMALL, **fields)

@@ -30,6 +30,7 @@ from .options import add_command, check_fields, count, with_options
 from .ppo import (
     PPOConfig, RolloutState, Transition, advantages, make_optimizer, policy_step, run_epochs)
 from .belief import log_prob_of
+from .scale import AXIS, make_mesh, replicate
 from .rl2 import (
     Agent, RunState, TrainConfig, Training, load_tasks, make_world, new_agent, to_dict)
 from ..benchmarks.histories import (
@@ -275,8 +276,8 @@ def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfi
             resume: bool = False, progress: bool = True, log_every: int = 50) -> Training:
     """Train a network of `config.network` to predict the actions of histories.
 
-    config: the world of the histories, the network, the seed, and `out`, the folder for checkpoints and metrics. Fields
-    about reinforcement learning have no effect. resume: continue from the latest checkpoint, as if there had been no
+    config: the world of the histories, the network, the seed, the devices, which share the windows of each update, and
+    `out`, the folder for checkpoints and metrics. Fields about reinforcement learning have no effect. resume: continue from the latest checkpoint, as if there had been no
     break. log_every: updates between rows of metrics, the mean `loss` (nats) and `accuracy` since the last row.
     Returns what `train` returns: an `Agent` to evaluate, the metrics and the checkpoint.
     Ctrl-C ends training after the current update and leaves a checkpoint.
@@ -284,6 +285,10 @@ def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfi
     and `resume` is False, `CheckpointError` for an unreadable checkpoint, `FloatingPointError` if the loss diverges.
     """
     _fitting(config, histories)
+    mesh = make_mesh(config.devices, config.device)
+    if imitation.batch % mesh.size:
+        raise ValueError(f"{imitation.batch} windows cannot be shared equally by {mesh.size} devices: "
+                         "choose another batch or other devices.")
     agent, optimizer, out = new_agent(config), _optimizer(imitation), Path(config.out).expanduser()
     checkpoints, per_update = Checkpoints(out / "checkpoints", config.keep), imitation.batch * imitation.length
     if checkpoints.steps() and not resume:
@@ -296,13 +301,13 @@ def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfi
                      if known["about"].get(name) != json.loads(json.dumps(about[name]))]:
             raise ValueError(f"{out} was trained with other {wrong[0]} settings: resume with those, "
                              "or choose another out.")
-    start = int(state.round) * per_update if resume else None
+    start, state = int(state.round) * per_update if resume else None, replicate(state, mesh)
     with checkpoints, Interrupts() as interrupts, open_loggers(out, about, config.loggers, start) as loggers:
         save = lambda state, done: checkpoints.save(done * per_update, state, about | {"steps": done * per_update})
         update = _make_update(agent.structure, optimizer, imitation.target)
         # The number of the update and the seed determine the windows, so a run can resume.
-        draw = lambda number: sample(histories, imitation.batch, imitation.length, seed=(config.seed, number),
-                                     fields=_fields(imitation))
+        draw = lambda number: replicate(sample(histories, imitation.batch, imitation.length,
+                                               seed=(config.seed, number), fields=_fields(imitation)), mesh, AXIS)
         state, done = _learn(draw, config, imitation, state, update, save, interrupts, loggers, log_every, progress)
         checkpoints.wait()
     steps = done * per_update
