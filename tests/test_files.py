@@ -161,7 +161,7 @@ PAPER = {"trivial": 5.7, "small": 13.7, "medium": 17.7, "high": 31.6}  # MB for 
 @pytest.mark.parametrize("preset", PAPER)
 def test_packed_files_are_as_small_as_the_papers(preset, tmp_path):
     tasks = generate_benchmark(preset, n=70_000)
-    assert tasks.export(tmp_path / "packed").stat().st_size / 70_000 <= 1.1 * PAPER[preset]
+    assert tasks.save(tmp_path / "packed", packed=True).stat().st_size / 70_000 <= 1.1 * PAPER[preset]
 
 
 # ---------------------------------------------------------------- ten thousand ways to be wrong

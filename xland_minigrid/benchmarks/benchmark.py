@@ -21,7 +21,6 @@ from .generate import Recipe, generate_rulesets, identities, recipe_of
 from .solve import Reason, check_tiles, checked_arrays, prove
 from .splits import Split, split_rows
 from ..core.compose import BUILT_IN, ExtendedTask, all_declarations
-from ..core.goals import goal_kinds
 from ..core.language import further_products
 from ..core.ruleset import COMPOSED, RuleSet, stack_rulesets
 from ..core.struct import PyTreeNode
@@ -89,10 +88,8 @@ def find_device(device):
         return device
     if not isinstance(device, str):
         raise TypeError(f"device is a {type(device).__name__}; pass a name such as 'cpu', or one of jax.devices().")
-    here = {}
-    for platform in {jax.devices()[0].platform, "cpu"}:
-        devices = jax.devices(platform)
-        here |= {platform: devices[0]} | {f"{platform}:{i}": d for i, d in enumerate(devices)}
+    devices = {d for platform in (None, "cpu") for d in jax.devices(platform)}
+    here = {f"{d.platform}:{d.id}": d for d in devices} | {d.platform: d for d in devices if d.id == 0}
     if device not in here:
         raise ValueError(f"Unknown device {device!r}; choose one of {', '.join(sorted(here))}.")
     return here[device]
@@ -217,9 +214,9 @@ class TaskSampler(TaskArrays):
     def sample_rulesets(self, key: jax.Array, n: int, weights=None) -> RuleSet:
         """Draw `n` tasks as one batch, with replacement; a key gives the same tasks wherever the benchmark is.
 
-        Without `weights` they are those of `jax.vmap(benchmark.sample_ruleset)(jax.random.split(key, n))`. `weights`
-        (a number of at least 0 per task, known outside of `jit`) make task i as likely as its share, to within 2⁻³².
-        Raises `ValueError` for an empty benchmark or impossible weights.
+        Without `weights`, the tasks of `jax.vmap(benchmark.sample_ruleset)(jax.random.split(key, n))`. `weights` (a
+        number of at least 0 per task, known outside of `jit`) make task i as likely as its share. Raises `ValueError`
+        for an empty benchmark or impossible weights.
         """
         if not self.num_rulesets():
             raise ValueError(_EMPTY)
@@ -252,8 +249,8 @@ class SplittableTasks(TaskSampler):
               **options) -> tuple["SplittableTasks", "SplittableTasks"]:
         """Split into two benchmarks: the first `prop` of the tasks and the rest. Shuffle first for a random split.
 
-        `by` and its `options` are those of `splits.split_rows`, with `prop` as the share of whole groups; tasks on
-        neither side are left out. Raises what `split_rows` raises, and `ValueError` for a share outside 0 to 1.
+        `by` and its `options` are those of `splits.split_rows`, with `prop` as the share. Raises what `split_rows`
+        raises, and `ValueError` for a share outside 0 to 1.
         """
         return tuple(map(self._rows, _sides(self, prop, by, options)))
 
@@ -301,17 +298,13 @@ class Benchmark(SplittableTasks):
     def save(self, path, recipe: Recipe | None = None, packed: bool = False) -> Path:
         """Write the tasks to a file for `load_benchmark_from_path`, whole or not at all. Returns the path.
 
-        Loading maps the file. A `packed` one is at least five times smaller, to send to others. Give the `recipe` for
-        the manifest if these are its first tasks. Raises `ValueError` for composed goals and several products.
+        Loading maps the file; a `packed` one is at least five times smaller. The manifest records the `recipe`.
+        Raises `ValueError` for composed goals and several products.
         """
         if self.extended is not None:
             raise ValueError("The file format has no room for composed goals and several products; "
                              "keep the code that makes these tasks.")
         return write_file(Path(path).expanduser(), self.arrays(), packed=packed, recipe=recipe)
-
-    def export(self, path, recipe: Recipe | None = None) -> Path:
-        "Write a packed file: `save(path, recipe, packed=True)`."
-        return self.save(path, recipe, packed=True)
 
     def __repr__(self):
         return _summary(self)
@@ -357,26 +350,22 @@ def histogram(values) -> dict[int, int]:
     counts = np.bincount(np.asarray(values).reshape(-1))
     return {int(v): int(counts[v]) for v in np.flatnonzero(counts)}
 
-def _bars(counts, title, names=str):
-    "A small histogram as SVG; hovering over a bar shows its name from `names`."
-    most, width = max(counts.values()), 26
-    parts = []
-    for i, (label, count) in enumerate(counts.items()):
-        tall = 44 * count / most
-        parts.append(f'<rect x="{i * width + 3}" y="{56 - tall:.1f}" width="{width - 6}" height="{tall:.1f}" '
-                     f'opacity=".55"><title>{names(label)}: {count:,}</title></rect>'
-                     f'<text x="{(i + 0.5) * width}" y="70" text-anchor="middle">{label}</text>')
+def _bars(counts, title, width=26):
+    "A small histogram as SVG; hovering over a bar shows its count."
+    parts = [f'<text x="3" y="9">{title}</text>']
+    for x, (label, count) in zip(range(0, len(counts) * width, width), counts.items()):
+        tall = 44 * count / max(counts.values())
+        parts.append(f'<rect x="{x + 3}" y="{56 - tall:.1f}" width="{width - 6}" height="{tall:.1f}" opacity=".55">'
+                     f'<title>{count:,}</title></rect><text x="{x + 6}" y="70">{label}</text>')
     wide = max(len(counts) * width, 7 * len(title))
-    return (f'<svg width="{wide}" height="76" style="margin-right:2em;vertical-align:top" fill="currentColor" '
-            f'font-size="11" role="img" aria-label="{title}"><text x="3" y="9">{title}</text>{"".join(parts)}</svg>')
+    return f'<svg width="{wide}" height="76" fill="currentColor" font-size="11">{"".join(parts)}</svg>'
 
 def _card(benchmark):
     line = f"<b>{_summary(benchmark)}</b>"
     if not benchmark.num_rulesets():
         return line
-    name = lambda i: goal_kinds.classes[i].__name__ if i in goal_kinds.classes else str(i)
-    kinds = _bars(histogram(benchmark.goals[:, 0]), "kinds of goals", name)
-    return f'<div>{line}<br>{_bars(histogram(benchmark.num_rules), "rules per task")}{kinds}</div>'
+    counted = {"rules per task": benchmark.num_rules, "kinds of goals": benchmark.goals[:, 0]}
+    return f"<div>{line}<br>{''.join(_bars(histogram(values), title) for title, values in counted.items())}</div>"
 
 # %% ../../nbs/benchmarks/06_benchmark.ipynb #o
 def generate_benchmark(preset: str = "high", n: int = 1000, seed: int | None = None, *, workers: int | None = None,

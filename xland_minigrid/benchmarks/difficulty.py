@@ -97,9 +97,9 @@ def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None, 
     """Estimate the par of every task, float32 `(n,)`: the mean of `expert.steps_to_go` over four starts.
 
     benchmark: a `Benchmark`, or anything with `goals`, `rules`, `init_tiles`. params, env: of an XLand environment, by
-    default `XLandMiniGrid()`. plans: from `solve.prove`, to save time. progress: show a bar.
-    Starts that the expert cannot solve do not count. If it solves none of the four, up to four more are tried, and the
-    first solved one counts. NaN without a plan or such a start. Raises `ValueError` for another number of plans.
+    default `XLandMiniGrid()`. plans: from `solve.prove`, to save time.
+    Starts that the expert cannot solve do not count; if it solves none, up to four more are tried. NaN without a plan
+    or such a start. Raises `ValueError` for another number of plans.
     """
     arrays = [np.asarray(x) for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles)]
     plans = prove(*arrays) if plans is None else plans
@@ -182,11 +182,10 @@ def difficulty(benchmark, env=None, params=None, *, plans: Plans | None = None, 
                seed: int = 0, progress: bool = False, **options) -> Difficulty:
     """Compute the difficulty of every task of a benchmark.
 
-    env, params: for measuring steps; without them, only the numbers from plans are known.
-    plans: from `benchmark.plans()`, to save time. progress: show bars.
-    measure: the number of tasks that the oracle plays, or their indices; `estimated_steps` are scaled to fit them.
-    starts: per measured task. options: see `oracle.solve_tasks`.
-    Raises `ValueError` for another number of plans, or for `env` without `params`.
+    env, params: for measuring steps; without them, only the numbers from plans are known. measure: the number of tasks
+    that the oracle plays, or their indices, each from `starts` starts; `estimated_steps` are scaled to fit them. plans:
+    from `benchmark.plans()`, to save time. options: see `oracle.solve_tasks`. Raises `ValueError` for another number of
+    plans, or for `env` without `params`.
     """
     if (env is None) != (params is None):
         raise ValueError("Only one of env and params is given: give both, as make(...) returns them, or neither.")

@@ -286,9 +286,9 @@ def write_file(path, arrays: dict, *, packed: bool = False, recipe=None, generat
                identities=None) -> Path:
     """Write the four arrays of a benchmark (uint8, see `FIELDS`) to a file, whole or not at all. Returns the path.
 
-    `packed` makes the file small. The manifest records `recipe` (a `Recipe` or its dict) and `generator_version`, which
-    is the current one if only a recipe is given. Pass `identities` (ruleset ids, goal ids) if you have them, to save
-    time. Raises `ValueError` for arrays that the format has no room for, and `OSError`.
+    `packed` makes the file small. The manifest records `recipe` (a `Recipe` or its dict) and `generator_version`. Pass
+    `identities` (ruleset ids, goal ids) if you have them, to save time.
+    Raises `ValueError` for arrays that the format has no room for, and `OSError`.
     """
     arrays = {name: np.ascontiguousarray(np.asarray(arrays[name]), np.uint8) for name in FIELDS}
     check_tiles(arrays["rules"], arrays["init_tiles"])
@@ -314,8 +314,8 @@ _REQUIRED = {**dict.fromkeys(_COUNTS, _is_count), "digest": _is_digest, "canonic
 def read_file(path) -> tuple[dict[str, np.ndarray], dict]:
     """Read the arrays (uint8; read-only if the file is mapped) and the manifest of a file of tasks; check every byte.
 
-    Do not overwrite a mapped file in place; `write_file` replaces it, which is safe. Raises `FileNotFoundError`, or
-    `BenchmarkFileError` for a damaged, newer or foreign file.
+    Do not overwrite a mapped file in place. Raises `FileNotFoundError`, or `BenchmarkFileError` for a damaged, newer or
+    foreign file.
     """
     file = _open(path)
     n, manifest = file.manifest["num_rulesets"], file.manifest

@@ -99,8 +99,8 @@ def _opposite(sides):
 def _threats(uses, producer):
     """Triggers of the other rules that take each input; `producer (R + 1, 2)` is the rule that makes it, or −1.
 
-    Returns trigger bits `(R + 1, 2)` of all such rules, of those before the use, and of those after the producer. The
-    fourth array `(R + 1,)` holds directions: there the second tile of a pair would trigger an earlier rule.
+    Returns trigger bits `(R + 1, 2)` of all such rules, of those before the use, of those after the producer, and
+    `(R + 1,)` directions in which the second tile of a pair would trigger an earlier rule.
     """
     number, tile = np.arange(len(uses.product)), uses.tile
     others = (number[:, None] != number) & (number < len(number) - 1)  # (use, rule): the goal threatens nothing
@@ -378,8 +378,7 @@ class Plan:
 def plan_of(ruleset) -> Plan | None:
     """The plan of one task (a `RuleSet`), or None if none is found; `prove` says why.
 
-    Tasks with composed goals, several products or registered kinds give None: use `exact.shortest` for small worlds.
-    Raises `TypeError` for anything but one task.
+    Composed goals, several products and registered kinds give None. Raises `TypeError` for anything but one task.
     """
     if not isinstance(ruleset, RuleSet) or np.ndim(ruleset.goal) != 1:
         raise TypeError("plan_of takes one task; give a RuleSet, such as benchmark.get_ruleset(0), "
