@@ -447,9 +447,9 @@ def test_padding_widens_and_narrows_without_loss(bench):
 def test_from_arrays(bench):
     again = Benchmark.from_arrays(*(np.asarray(a, np.int64) for a in (bench.goals, bench.rules, bench.init_tiles)))
     assert digest(again) == digest(bench) and again.goals.dtype == jnp.uint8
-    good = [np.array(a) for a in (bench.goals, bench.rules, bench.init_tiles, bench.num_rules)]
+    good = [np.array(a) for a in (bench.goals, bench.rules, bench.init_tiles)]
     for i, wrong in [(0, good[0][:, :4]), (0, good[0][:5]), (1, good[1][..., :6]), (1, good[1][0]), (2, good[2][..., :1]), (0, good[0] * 1.0),
-                     (0, good[0].astype(int) - 1), (0, good[0].astype(int) + 256), (1, good[1] + 16), (2, good[2] + 16), (3, good[3] + 1), (3, good[3][:-1])]:
+                     (0, good[0].astype(int) - 1), (0, good[0].astype(int) + 256), (1, good[1] + 16), (2, good[2] + 16)]:
         with pytest.raises(ValueError):
             Benchmark.from_arrays(*(wrong if i == j else part for j, part in enumerate(good)))
 
@@ -704,16 +704,11 @@ def test_hub_names_go_to_the_hub(bench, tmp_path, monkeypatch):
 # ---------------------------------------------------------------- where the tasks are
 
 
-def test_devices_by_name(bench):
-    for device in ("cpu", "cpu:0", jax.devices("cpu")[0], None):
+def test_devices(bench):
+    for device in (jax.devices("cpu")[0], None):
         got = bench.to_numpy().to_device(device)
         assert isinstance(got.rules, jax.Array) and got.rules.devices() == {jax.devices("cpu")[0]}
         assert digest(got) == digest(bench)
-    for wrong in ("abacus", "cpu:99", "cpu:", "cpu:-1", "cpu:x", "", ":0"):
-        with pytest.raises(ValueError, match="choose one of cpu"):
-            bench.to_device(wrong)
-    with pytest.raises(TypeError, match="device"):
-        bench.to_device(3)
 
 
 def test_draws_are_the_same_wherever_the_tasks_are(bench):

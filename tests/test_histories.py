@@ -22,7 +22,7 @@ from xland_minigrid.benchmarks import Benchmark, BenchmarkFileError
 from xland_minigrid.benchmarks.expert import consult, plan_steps, task_plan
 from xland_minigrid.benchmarks.files import blake
 from xland_minigrid.benchmarks.histories import (
-    ENDED, NO_ADVICE, NO_STEPS, STEP_FIELDS, TASK_FIELDS, TIME_OUT, Histories, NoisyExpert, Windows, check_histories, load_histories, record,
+    ENDED, NO_ADVICE, NO_STEPS, STEP_FIELDS, TASK_FIELDS, TIME_OUT, Histories, NoisyExpert, check_histories, load_histories, record,
     returns_by_tenth, sample, split_histories, watch_history)
 from xland_minigrid.core.goals import OneTileGoal, register_goal
 from xland_minigrid.core.rules import on_cells
@@ -166,26 +166,12 @@ def test_windows_are_pieces_of_one_history(noisy):
     assert not np.array_equal(a["task"], b["task"]) and not a["start"].any()
 
 
-def test_windows_in_order(noisy):
-    windows = Windows(noisy, 60, 35)
-    assert len(windows) == 7 * 5
-    for i in (0, 4, 5, 34, -1):
-        h, k = divmod(i % 35, 5)
-        assert np.array_equal(windows[i]["action"], noisy[h]["action"][35 * k:35 * k + 60]) and windows[i]["task"] == NUMBERS[h]
-    with pytest.raises(IndexError):
-        windows[35]
-    assert [len(window["done"]) for window in windows] == [60] * 35, "iteration ends, as PyTorch's loader asks"
-
-
 def test_only_what_is_asked_for(noisy):
     "Fields and histories; the windows are those of a call that asks for everything."
     whole, some = (sample(noisy, 20, 30, seed=4, **more) for more in ({}, {"fields": ("action", "task")}))
     assert set(some) == {"start", "action", "task"} and all(np.array_equal(some[name], whole[name]) for name in some)
     among = sample(noisy, 50, 30, among=[2, -1])
     assert set(among["task"]) == {7, 11} and {NUMBERS[2], NUMBERS[-1]} == {7, 11}
-    windows = Windows(noisy, 60, 35, fields=("reward", "task"), among=[1, 4])
-    assert len(windows) == 10 and set(windows[9]) == {"reward", "task"} and windows[9]["task"] == NUMBERS[4]
-    assert np.array_equal(windows[9]["reward"], noisy[4]["reward"][140:200])
 
 
 def test_training_and_validation_share_no_goal(noisy, tasks, world):
@@ -436,13 +422,13 @@ def test_wrong_requests(tasks, world, noisy):
     assert refusals({
         "seed": (lambda: sample(noisy, 1, 20, seed="a"), ValueError, ONE_SENTENCE), "seed below 0": (lambda: sample(noisy, 1, 20, seed=(1, -1)), ValueError, ONE_SENTENCE),
         "field": (lambda: sample(noisy, 1, 20, fields=["view"]), ValueError, r"'view'.*\.$"), "no field": (lambda: noisy.array("view"), ValueError, r"'view'.*\.$"),
-        "field of windows": (lambda: Windows(noisy, 20, 20, fields=[3]), ValueError, r"\.$"), "among": (lambda: sample(noisy, 1, 20, among=[7]), IndexError, r"\.$"),
+        "no name": (lambda: sample(noisy, 1, 20, fields=[3]), ValueError, r"\.$"), "among": (lambda: sample(noisy, 1, 20, among=[7]), IndexError, r"\.$"),
         "among nothing": (lambda: sample(noisy, 1, 20, among=[]), ValueError, ONE_SENTENCE), "one part": (lambda: Histories(part, {}), ValueError, r"\[part\]\.$"),
         "no dictionary": (lambda: Histories([3], {}), ValueError, r"\.$"), "lists": (lambda: Histories([part | {"action": [[0]]}], {}), ValueError, ONE_SENTENCE),
         "a class": (lambda: ask({"player": NoisyExpert}), TypeError, r"\.$"), "no player": (lambda: ask({"player": None}), TypeError, r"\.$"),
         "not hashable": (lambda: ask({"player": Unhashable()}), TypeError, r"\.$")}) == {}
     assert refusals({"long": (lambda: sample(noisy, 1, 201), ValueError, r"\.$"), "none": (lambda: sample(noisy, 0, 20), ValueError, r"\.$"),
-                     "stride": (lambda: Windows(noisy, 20, 0), ValueError, r"\.$"), "beyond": (lambda: noisy[7], IndexError, r"\.$"), "half": (lambda: noisy[0.0], TypeError, r"\.$")}) == {}
+                     "beyond": (lambda: noisy[7], IndexError, r"\.$"), "half": (lambda: noisy[0.0], TypeError, r"\.$")}) == {}
     with pytest.raises(TypeError, match="ruleset"):
         record(NoisyExpert(), *make("MiniGrid-Empty-5x5"), tasks, [0], steps=10)
     for env in (DirectionObservationWrapper(world[0]), DirectionObservationWrapper(GymAutoResetWrapper(world[0]))):

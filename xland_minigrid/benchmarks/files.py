@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FORMAT_VERSION', 'FIELDS', 'BenchmarkFileError', 'damaged', 'blake', 'array_digest', 'digest', 'task_identities',
            'counted_identities', 'data_folder', 'write_container', 'Container', 'open_container', 'kinds_used',
-           'write_file', 'read_file', 'read_manifest']
+           'write_file', 'read_file']
 
 # %% ../../nbs/benchmarks/04_files.ipynb #a
 import dataclasses
@@ -317,7 +317,9 @@ def read_file(path) -> tuple[dict[str, np.ndarray], dict]:
     Do not overwrite a mapped file in place. Raises `FileNotFoundError`, or `BenchmarkFileError` for a damaged, newer or
     foreign file.
     """
-    file = _open(path)
+    file = open_container(path, "benchmark")
+    if not all(check(file.manifest.get(name)) for name, check in _REQUIRED.items()):
+        raise damaged(file.path, "its manifest is incomplete")
     n, manifest = file.manifest["num_rulesets"], file.manifest
     shapes = dict(zip(FIELDS, ((n, 5), (n, manifest["max_rules"], 7), (n, manifest["max_init_tiles"], 2), (n,))))
     arrays = _unpacked(file, shapes) if manifest["form"] == "packed" else file.arrays
@@ -335,13 +337,3 @@ def read_file(path) -> tuple[dict[str, np.ndarray], dict]:
         if (registry.what, kind) not in named:
             raise damaged(file.path, f"it does not describe the {registry.what} {kind}, which is not built in")
     return arrays, manifest
-
-def _open(path):
-    file = open_container(path, "benchmark")
-    if not all(check(file.manifest.get(name)) for name, check in _REQUIRED.items()):
-        raise damaged(file.path, "its manifest is incomplete")
-    return file
-
-def read_manifest(path) -> dict:
-    "Read only the manifest of a file of tasks. Raises what `read_file` raises."
-    return _open(path).manifest
