@@ -500,9 +500,6 @@ def test_tables_of_scores():
     lines = scores.table().split("\n")
     assert len(lines) == 4 and lines[1].split() == ["first-step", "75%", "100%", "1", "44.0"] and lines[3].split() == ["key-twice", "0%", "0%", "22", "2.0"]
     assert {k: v.tolist() for k, v in scores.by_category().items()} == {"basics": [.5, .5], "sequencing": [0, 0]}
-    assert scores.table(by="category").split("\n")[1].split() == ["basics", "50%", "50%"]
-    with pytest.raises(ValueError, match="choose 'probe' or 'category'"):
-        scores.table(by="name")
 
 
 def test_scores_need_something_to_score():

@@ -502,7 +502,7 @@ def _replay(env, params, rulesets, carry, actions):
 
     return jax.lax.scan(one, carry, actions)
 
-def check_histories(histories: Histories, env, params, *, batch: int = 256, progress: bool = False) -> str:
+def check_histories(histories: Histories, env, params, *, batch: int = 256) -> str:
     """Step the environment again with the keys and actions of all histories and compare what follows, bit for bit.
 
     Returns a sentence that says what was compared. Raises `ValueError` with a step that differs.
@@ -511,19 +511,17 @@ def check_histories(histories: Histories, env, params, *, batch: int = 256, prog
     if histories.parts[0]["observation"].shape[-1] != params.view_size:
         raise ValueError("These histories come from another world: "
                          "pass env and params as they were made with (histories.about tells).")
-    with progress_bar(len(histories) * histories.num_steps, progress, "replaying", "steps") as bar:
-        for part in histories.parts:
-            tasks = Benchmark.from_arrays(*map(part.get, _TASK))
-            for first in range(0, len(part["task"]), batch):
-                rows = np.minimum(np.arange(first, first + min(batch, len(part["task"]))), len(part["task"]) - 1)
-                rulesets = tasks.get_rulesets(rows)
-                carry, _ = _start(env, params, rulesets, jax.random.wrap_key_data(jnp.asarray(part["key"][rows])))
-                for t in range(0, histories.num_steps, _STRETCH):
-                    at = np.minimum(np.arange(t, t + _STRETCH), histories.num_steps - 1)
-                    carry, found = _replay(env, params, rulesets, carry, part["action"][rows][:, at].T)
-                    _compare(part, found, rows, at[:histories.num_steps - t], seen)
-                bar.update(min(batch, len(part["task"]) - first) * histories.num_steps)
-            seen += len(part["task"])
+    for part in histories.parts:
+        tasks = Benchmark.from_arrays(*map(part.get, _TASK))
+        for first in range(0, len(part["task"]), batch):
+            rows = np.minimum(np.arange(first, first + min(batch, len(part["task"]))), len(part["task"]) - 1)
+            rulesets = tasks.get_rulesets(rows)
+            carry, _ = _start(env, params, rulesets, jax.random.wrap_key_data(jnp.asarray(part["key"][rows])))
+            for t in range(0, histories.num_steps, _STRETCH):
+                at = np.minimum(np.arange(t, t + _STRETCH), histories.num_steps - 1)
+                carry, found = _replay(env, params, rulesets, carry, part["action"][rows][:, at].T)
+                _compare(part, found, rows, at[:histories.num_steps - t], seen)
+        seen += len(part["task"])
     return (f"All {seen * histories.num_steps:,} steps of {seen:,} histories happened again as recorded. "
             "Not compared: the expert's action and its steps to go.")
 

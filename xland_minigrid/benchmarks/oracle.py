@@ -180,10 +180,9 @@ def solve_tasks(benchmark, numbers, env, params, *, starts: int = 1, seed: int =
     keys, actions = np.asarray(jax.random.key_data(keys)), [s.actions for s in solutions]
     return Attempts(task, start, keys, steps, solved, failure, seconds, actions)
 
-def reference_steps(benchmark, numbers, env, params, starts: int = 4, seed: int = 0, *, progress: bool = False,
-                    **options) -> np.ndarray:
+def reference_steps(benchmark, numbers, env, params, starts: int = 4, seed: int = 0, **options) -> np.ndarray:
     "Par: the mean steps over solved starts, float32 `(k,)`, NaN without any; arguments and errors: see `solve_tasks`."
-    attempts = solve_tasks(benchmark, numbers, env, params, starts=starts, seed=seed, progress=progress, **options)
+    attempts = solve_tasks(benchmark, numbers, env, params, starts=starts, seed=seed, **options)
     solved = attempts.solved.reshape(-1, starts)
     steps, count = attempts.steps.reshape(-1, starts).sum(axis=1), solved.sum(axis=1)
     return np.where(count > 0, steps / np.maximum(count, 1), np.nan).astype(np.float32)

@@ -601,18 +601,13 @@ class ProbeScores:
         of = np.array([p.category for p in self.probes])
         return {category: self.success[of == category].mean((0, 1)) for category in dict.fromkeys(of.tolist())}
 
-    def table(self, by: str = "probe") -> str:
-        "The scores as text: a line per probe, or per category with `by='category'`. Raises `ValueError`."
-        if by not in ("probe", "category"):
-            raise ValueError(f"by is {by!r}: choose 'probe' or 'category'.")
+    def table(self) -> str:
+        "The scores as text, a line per probe."
         shown = sorted({0, self.success.shape[-1] - 1})
-        line = lambda name, success: f"{name:<20}" + "".join(f"{success[k]:9.0%}" for k in shown)
-        head = f"{by:<20}" + "".join(f"{f'trial {k + 1}':>9}" for k in shown)
-        if by == "category":
-            means = self.by_category() | {"all": self.success.mean((0, 1))}
-            return "\n".join([head, *(line(*pair) for pair in means.items())])
-        lines = [line(r["name"], r["success"]) + f"{r['par']:6}{r['ratio'][-1]:11.1f}" for r in self.rows()]
-        return "\n".join([f"{head}{'par':>6}{'steps/par':>11}", *lines])
+        head = f"{'probe':<20}" + "".join(f"{f'trial {k + 1}':>9}" for k in shown) + f"{'par':>6}{'steps/par':>11}"
+        success = lambda row: "".join(f"{row['success'][k]:9.0%}" for k in shown)
+        lines = [f"{r['name']:<20}{success(r)}{r['par']:6}{r['ratio'][-1]:11.1f}" for r in self.rows()]
+        return "\n".join([head, *lines])
 
     def __repr__(self):
         probes, copies, trials = self.success.shape
