@@ -265,14 +265,16 @@ def test_a_limit_is_no_proof():
     for limits in (dict(max_steps=2), dict(max_states=3)):
         short = search(">..b", AgentHoldGoal(BALL), **limits)
         assert not short.solved and not short.exhausted and short.steps == -1 and len(short.actions) == 0
-    assert whole.solved and search(">..", AgentHoldGoal(BALL)).exhausted
+        assert "Given up" in short.describe() and "raise max_states or max_steps" in short.describe()
+    assert "3 steps are needed" in whole.describe() and "1 step is needed" in search(">b", AgentHoldGoal(BALL)).describe()
+    assert "cannot be reached" in search(">..", AgentHoldGoal(BALL)).describe()
 
 
 def test_one_that_is_given_up_does_not_disturb_the_others():
     env, params, start = drawn(">.b.s")
     answers = shortest([make_ruleset(EmptyGoal()), make_ruleset(AgentHoldGoal(HEX)), make_ruleset(AgentHoldGoal(BALL))], start, env, params, max_states=12)
     assert answers.solved.tolist() == [False, False, True] and not answers.exhausted.any()
-    assert answers[2].steps == 2
+    assert answers[2].steps == 2 and "1 solved, 0 proved impossible, 2 given up" in answers.describe()
 
 
 def test_time_limits_and_auto_reset_do_not_enter():

@@ -57,6 +57,20 @@ class Shortest:
         return one if np.ndim(one.steps) else dataclasses.replace(
             one, actions=one.actions[:max(one.steps, 0)], frontier=one.frontier[:np.flatnonzero(one.frontier)[-1] + 1])
 
+    def describe(self) -> str:
+        "The answer in one sentence; for a batch, the number of each result."
+        if np.ndim(self.steps):
+            solved, proved = self.solved.sum(), self.exhausted.sum()
+            unsure = len(self) - solved - proved
+            return f"{len(self):,} starts: {solved:,} solved, {proved:,} proved impossible, {unsure:,} given up."
+        if self.solved:
+            needed = "1 step is" if self.steps == 1 else f"{self.steps} steps are"
+            return f"{needed} needed ({self.states:,} states searched)."
+        if self.exhausted:
+            return f"The goal cannot be reached from here: all {self.states:,} reachable states were searched."
+        limits = f"{self.states:,} states and {len(self.frontier) - 1} steps"
+        return f"Given up after {limits} without an answer: raise max_states or max_steps."
+
 # %% ../../nbs/benchmarks/13_exact.ipynb #c
 class _Scene(NamedTuple):
     "The parts that all states of a search share."

@@ -147,7 +147,8 @@ class RulesetSamplingWrapper(Wrapper):
         "Replace the weights, `(n,)` of any scale, also under `jit`; recompiles nothing. Raises `ValueError`."
         n = _rows(params.tasks)
         if np.shape(weights) != (n,):
-            raise ValueError(f"There are {n:,} tasks and weights of shape {np.shape(weights)}: give one weight per task.")
+            raise ValueError(f"There are {n:,} tasks and weights of shape {np.shape(weights)}: "
+                             "give one weight per task.")
         return params.replace(bounds=cumulate(weights))
 
     def check(self, params):
