@@ -10,7 +10,7 @@ import pytest
 from xland_minigrid.baselines import agents, rl2
 from xland_minigrid.baselines.report import Protocol, table
 from xland_minigrid.benchmarks import Recipe, benchmark_file, digest, generate_benchmark, load_benchmark_from_path
-from xland_minigrid.benchmarks.files import read_manifest
+from xland_minigrid.benchmarks.files import read_file
 from xland_minigrid.cli import main
 
 TINY = ["--size", "5", "--max-steps", "6", "--num-envs", "16", "--steps-per-task", "12", "--steps-per-update", "12", "--total-steps", "1920",
@@ -107,7 +107,7 @@ def test_every_field_of_a_recipe_is_an_option(tmp_path, capsys):
     path = tmp_path / "tasks"
     assert main(["benchmark", "generate", "--preset", "high", "--n", "200", "--packed", "--out", str(path), *words]) == 0
     assert capsys.readouterr().out.startswith("200 tasks made") and [p.name for p in tmp_path.iterdir()] == ["tasks"]
-    manifest = read_manifest(path)
+    manifest = read_file(path)[1]
     assert manifest["recipe"] == json.loads(json.dumps(changed)) and manifest["form"] == "packed" and manifest["distinct_ruleset_ids"] == 200
     assert digest(load_benchmark_from_path(path)) == digest(generate_benchmark("high", n=200, **changed))
 
@@ -137,7 +137,7 @@ def test_an_interrupted_generate_goes_on(tmp_path, monkeypatch, capsys):
 def test_convert_there_and_back(tasks, tmp_path, capsys):
     there, back = tmp_path / "packed", tmp_path / "back"
     assert main(["benchmark", "convert", str(tasks), str(there)]) == main(["benchmark", "convert", str(there), str(back)]) == 0
-    assert [read_manifest(p)["form"] for p in (tasks, there, back)] == ["cache", "packed", "cache"] and back.read_bytes() == tasks.read_bytes()
+    assert [read_file(p)[1]["form"] for p in (tasks, there, back)] == ["cache", "packed", "cache"] and back.read_bytes() == tasks.read_bytes()
     assert "packed" in capsys.readouterr().out
     before, words = back.read_bytes(), ["benchmark", "convert", str(tasks), str(back), "--packed"]
     assert main(words) == 1 and "--force" in capsys.readouterr().err and back.read_bytes() == before

@@ -477,7 +477,7 @@ FEW = Protocol(num_tasks=16, num_trials=2, by=(), anchors=("random",))
 
 def test_experiments_refuse_before_they_train(tasks, tmp_path, monkeypatch):
     monkeypatch.setattr(experiments, "train", lambda *_, **__: pytest.fail("trained"))
-    sides = tasks.split(0.5, by="goal_id")
+    sides = tasks.split(0.5, by="random")
     do = lambda configs, seeds=1, **more: experiments.compare(configs, seeds, tmp_path / "x", **{"tasks": sides, "protocol": FEW, "progress": False, **more})
     wrong = [(lambda: do({}), "nothing to compare"), (lambda: do({"a": TINY, "b": dataclasses.replace(TINY, total_steps=960)}), "environment steps"),
              (lambda: do({"a": TINY, "b": dataclasses.replace(TINY, view_size=3)}), "view_size"), (lambda: do({"a": TINY}, 0), "different whole numbers"),
@@ -532,7 +532,7 @@ def test_generalization_from_a_command_and_again(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_cores_are_compared_with_and_without_belief(tasks, tmp_path):
     cores = ("gru", "ssm")
-    sides = tasks.split(0.5, by="goal_id")
+    sides = tasks.split(0.5, by="random")
     found = experiments.compare(experiments.core_configs(TINY, cores), 2, tmp_path, tasks=sides, protocol=FEW, progress=False, curve_tasks=16)
     assert len(found["found"]) == 2 * len(cores) and all(len(said["return"].seeds) == 2 for said in found["found"].values())
     half = tmp_path / "gru" / "seed-1" / "final-held-out.npz"

@@ -44,6 +44,10 @@ def wholes(made, tmp_path_factory):
     return {form: files.write_file(folder / form, arrays_of(made), packed=packed, recipe=PRESETS["medium"]).read_bytes() for form, packed in FORMS.items()}
 
 
+def manifest_of(path):
+    return files.read_file(path)[1]
+
+
 def equal(one, two):
     return all(one[name].dtype == np.uint8 and np.array_equal(one[name], two[name]) for name in files.FIELDS)
 
@@ -111,10 +115,10 @@ def test_cache_files_are_mapped_and_aligned(made, tmp_path):
 def test_the_canonical_hash_is_of_the_tasks(made, tmp_path):
     wide = Benchmark(**arrays_of(made)).pad_to(rules=20, tiles=30)
     mixed = wide.take(np.random.default_rng(0).permutation(60))
-    hashes = {files.read_manifest(b.save(tmp_path / "file", packed=packed))["canonical_hash"] for b in (wide, mixed) for packed in (False, True)}
+    hashes = {manifest_of(b.save(tmp_path / "file", packed=packed))["canonical_hash"] for b in (wide, mixed) for packed in (False, True)}
     assert hashes == {files.counted_identities(made.ruleset_ids, made.goal_ids)["canonical_hash"]}
-    assert files.read_manifest(wide.take([0, 0, 1]).save(tmp_path / "file"))["distinct_ruleset_ids"] == 2
-    assert files.read_manifest(wide.take(range(59)).save(tmp_path / "file"))["canonical_hash"] not in hashes
+    assert manifest_of(wide.take([0, 0, 1]).save(tmp_path / "file"))["distinct_ruleset_ids"] == 2
+    assert manifest_of(wide.take(range(59)).save(tmp_path / "file"))["canonical_hash"] not in hashes
 
 
 def test_registered_kinds_travel(tmp_path):
@@ -131,7 +135,7 @@ def test_registered_kinds_travel(tmp_path):
         paths = [tasks.save(tmp_path / form, packed=packed) for form, packed in FORMS.items()]
         for path in paths:
             again, at_home = load_benchmark_from_path(path), load_benchmark_from_path(path, as_numpy=True)
-            assert digest(again) == digest(tasks) and files.read_manifest(path)["kinds"][0][:3] == ["rule", mine.ID, "Travelled"]
+            assert digest(again) == digest(tasks) and manifest_of(path)["kinds"][0][:3] == ["rule", mine.ID, "Travelled"]
             leaves = [jax.tree.leaves(b.sample_rulesets(jax.random.key(0), 4)) for b in (again, at_home)]
             assert again.sample_rulesets(jax.random.key(0), 4).extended is not None and all((x == y).all() for x, y in zip(*leaves, strict=True))
         cell(Actions.PICK_UP)
@@ -161,7 +165,7 @@ PAPER = {"trivial": 5.7, "small": 13.7, "medium": 17.7, "high": 31.6}  # MB for 
 @pytest.mark.parametrize("preset", PAPER)
 def test_packed_files_are_as_small_as_the_papers(preset, tmp_path):
     tasks = generate_benchmark(preset, n=70_000)
-    assert tasks.export(tmp_path / "packed").stat().st_size / 70_000 <= 1.1 * PAPER[preset]
+    assert tasks.save(tmp_path / "packed", packed=True).stat().st_size / 70_000 <= 1.1 * PAPER[preset]
 
 
 # ---------------------------------------------------------------- ten thousand ways to be wrong

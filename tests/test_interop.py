@@ -167,23 +167,6 @@ def test_tasks_beyond_the_tables_are_drawn_whole(inside):
         assert same((a.observation, a.state.cells, a.state.carry), (b.observation, b.state.cells, b.state.carry))
 
 
-class Generator:
-    "Makes its tasks itself; no pytree, no numbers."
-
-    def sample_ruleset(self, key):
-        return jax.tree.map(lambda x: jnp.asarray(x)[jax.random.randint(key, (), 0, 2)], TASKS)
-
-
-@pytest.mark.slow
-def test_tasks_from_a_generator(inside):
-    env = RulesetSamplingWrapper(inside[0])
-    params = env.default_params(tasks=Generator(), **SMALL)
-    timestep = jax.jit(jax.vmap(env.reset, (None, 0)))(params, jax.random.split(jax.random.key(0), 30))
-    assert len(np.unique(timestep.state.goal_encoding, axis=0)) == 2 and (timestep.state.carry.ruleset_id == -1).all()
-    with pytest.raises(ValueError, match="without numbers cannot be weighed"):
-        env.weigh(params, [1, 2])
-
-
 def test_sampled_parameters_read_and_change_like_those_inside(inside):
     params = RulesetSamplingWrapper(inside[0]).with_tasks(inside[1], TASKS)
     assert params.height == 5 and params.replace(max_steps=3).inner.max_steps == 3 and params.replace(bounds=None).max_steps == LIMIT

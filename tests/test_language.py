@@ -17,7 +17,7 @@ from xland_minigrid.benchmarks.generate import identities
 from xland_minigrid.core.actions import Actions
 from xland_minigrid.core.compose import MAX_PARTS, AllOf, AnyOf, InOrder, Not, compose, several
 from xland_minigrid.core.goals import GOALS, AgentHoldGoal, AgentNearGoal, AgentOnPositionGoal, OneTileGoal, TileNearGoal, TwoTileGoal, BaseGoal, goal_kinds, register_goal, tile_at
-from xland_minigrid.core.language import LEVELS, asked_after, describe_goal, describe_rule, describe_ruleset, ruleset_to_dict, thing_name
+from xland_minigrid.core.language import LEVELS, describe_goal, describe_rule, describe_ruleset, ruleset_to_dict, thing_name
 from xland_minigrid.core.parse import ParseError, parse_goal, parse_rule, parse_ruleset, ruleset_from_dict
 from xland_minigrid.core.rules import (
     RULES, AgentHoldRule, OneTileRule, TileNearRule, TwoTileRule, beside_agent, beside_object, in_pocket, on_cells, register_rule, rule_kinds,
@@ -172,17 +172,6 @@ def test_saved_text_is_pinned():
         2. purple square and yellow ball next to each other disappear
         Objects: blue pyramid, purple square, green ball, yellow ball""")
     assert describe_ruleset(FIGURE, "goal") == "Your goal: put a red ball and a green ball next to each other."
-    assert describe_ruleset(FIGURE, "story").endswith("A purple square and a yellow ball next to each other disappear. "
-                                                      "Your goal: put a red ball and a green ball next to each other.")
-
-def test_precise_text_says_what_the_classes_declare():
-    text = describe_ruleset(SimpleNamespace(goal=[11, *RED_BALL, 0, 0], rules=[[1, *RED_BALL, *BLUE_KEY, 0, 0], [2, *RED_BALL, *FLOOR, 0, 0]], init_tiles=[RED_BALL]), "precise")
-    assert re.findall(r"asked after ([^)]*)", text) == ["moving or putting down", "picking up", "moving"]
-    assert [asked_after(c) for c in (GOALS[5], RULES[3], RULES[9])] == ["each step", "putting down", "moving or putting down"] and asked_after(AllOf(GOALS[1](RED_BALL))) == "each step"
-    with pytest.raises(ParseError, match="AgentHoldGoal is asked after picking up"):
-        parse_goal("hold a red ball (asked after toggling)")
-    with pytest.raises(ParseError, match="AgentNearRule is asked after moving"):
-        parse_rule("a red ball next to you becomes a blue key (asked after putting down)")
 
 
 # Exactly back: beyond the tables -------------------------------------------------------------------------------------------------------------
@@ -366,7 +355,7 @@ def test_tasks_as_people_write_them():
     full = describe_ruleset(FIGURE)
     versions = [full.lower(), full.replace("\n", " "), textwrap.fill(full, 40), re.sub(r"\ba ", "", full), full.replace("Your goal:", "Goal:"), STUDENT, full.replace("\n", "\r\n"),
                 full.replace("In this world:", "Rules:").replace("At the start there are:", "Objects:"), full.replace("In this world:\n", ""),
-                "\n".join(full.split("\n")[i] for i in (1, 2, 3, 4, 0)), textwrap.fill(describe_ruleset(FIGURE, "story"), 50), describe_ruleset(FIGURE, "short").upper()]
+                "\n".join(full.split("\n")[i] for i in (1, 2, 3, 4, 0)), describe_ruleset(FIGURE, "short").upper()]
     for text in versions:
         assert no_padding(parse_ruleset(text)) == wanted, text
     assert no_padding(parse_ruleset("hold a red ball")) == [[1, 5, 3, 0, 0], [], []]
@@ -415,7 +404,7 @@ def test_a_misspelt_word_is_found():
 def test_mutilated_texts_are_read_or_refused():
     "Words dropped, doubled, swapped, letters changed: a ruleset that describes itself and comes back, or a ParseError of one line; nothing else."
     chance, read, refused = random.Random(0), 0, 0
-    texts = [describe_ruleset(random_task(np.random.default_rng(i)), COMPLETE[i % 4]) for i in range(40)] + [STUDENT]
+    texts = [describe_ruleset(random_task(np.random.default_rng(i)), COMPLETE[i % len(COMPLETE)]) for i in range(40)] + [STUDENT]
     for i in range(200):
         words = re.split(r"(\s+)", texts[i % len(texts)])
         for _ in range(chance.randint(1, 4)):

@@ -84,7 +84,7 @@ def test_what_is_rejected_has_a_rule_that_spoils_it(drawn):
 def test_one_by_one_in_a_batch_padded_and_in_any_number_of_threads(drawn):
     made, plans = drawn
     arrays = made[:3]
-    again = prove(*arrays, workers=1)
+    again = prove(*arrays)
     wide = prove(arrays[0], np.pad(arrays[1], ((0, 0), (0, 3), (0, 0))), np.pad(arrays[2], ((0, 0), (0, 4), (0, 0))))
     for name in plans._fields:
         assert (getattr(plans, name) == getattr(again, name)).all()

@@ -277,8 +277,9 @@ def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfi
     """Train a network of `config.network` to predict the actions of histories.
 
     config: the world of the histories, the network, the seed, the devices, which share the windows of each update, and
-    `out`, the folder for checkpoints and metrics. Fields about reinforcement learning have no effect. resume: continue from the latest checkpoint, as if there had been no
-    break. log_every: updates between rows of metrics, the mean `loss` (nats) and `accuracy` since the last row.
+    `out`, the folder for checkpoints and metrics. Fields about reinforcement learning have no effect. resume: continue
+    from the latest checkpoint, as if there had been no break. log_every: updates between rows of metrics, the mean
+    `loss` (nats) and `accuracy` since the last row.
     Returns what `train` returns: an `Agent` to evaluate, the metrics and the checkpoint.
     Ctrl-C ends training after the current update and leaves a checkpoint.
     Raises `ValueError` for histories of another world or shorter than a window, `FileExistsError` if `out` has a run

@@ -1,6 +1,6 @@
 """Many tasks: make them, keep them, sample and split them."""
 from .benchmark import Benchmark, generate_benchmark
-from .files import BenchmarkFileError, data_folder, digest, read_file, read_manifest, write_file
+from .files import BenchmarkFileError, data_folder, digest, read_file, write_file
 from .generate import GENERATOR_VERSION, GOAL_KINDS, PRESETS, RULE_KINDS, Recipe, canonical, generate_rulesets, identities
 from .generate import max_init_tiles, max_rules, recipe_of
 from .registry import benchmark_file, benchmark_info, find_benchmark, load_benchmark, load_benchmark_from_path

@@ -16,7 +16,7 @@ from .benchmark import row_numbers
 from .expert import plan_steps, steps_to_go, task_plan
 from .oracle import reference_steps, reset_tasks, shared_env, start_keys
 from .solve import Plans, prove
-from ..core.helpers import checked_int, progress_bar
+from ..core.helpers import checked_int
 from ..core.ruleset import RuleSet, empty_ruleset
 from ..envs.xland import XLandMiniGrid
 
@@ -93,13 +93,13 @@ def _wide_steps(plans):
     return np.pad(steps, ((0, 0), (0, width - steps.shape[1])), constant_values=255)
 
 # %% ../../nbs/benchmarks/18_difficulty.ipynb #e
-def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None, progress: bool = False) -> np.ndarray:
+def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None) -> np.ndarray:
     """Estimate the par of every task, float32 `(n,)`: the mean of `expert.steps_to_go` over four starts.
 
     benchmark: a `Benchmark`, or anything with `goals`, `rules`, `init_tiles`. params, env: of an XLand environment, by
-    default `XLandMiniGrid()`. plans: from `solve.prove`, to save time. progress: show a bar.
-    Starts that the expert cannot solve do not count. If it solves none of the four, up to four more are tried, and the
-    first solved one counts. NaN without a plan or such a start. Raises `ValueError` for another number of plans.
+    default `XLandMiniGrid()`. plans: from `solve.prove`, to save time.
+    Starts that the expert cannot solve do not count; if it solves none, up to four more are tried. NaN without a plan
+    or such a start. Raises `ValueError` for another number of plans.
     """
     arrays = [np.asarray(x) for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles)]
     plans = prove(*arrays) if plans is None else plans
@@ -108,20 +108,18 @@ def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None, 
     env, params = shared_env(XLandMiniGrid() if env is None else env), params.replace(ruleset=empty_ruleset())
     steps, planned = _wide_steps(plans), np.flatnonzero(plans.solvable)
     found = np.full(len(plans.solvable), np.nan, np.float32)
-    with progress_bar(len(planned), progress, "estimating", "tasks") as bar:
-        for first in range(0, len(planned), _CHUNK):
-            rows = planned[np.minimum(np.arange(first, first + _CHUNK), len(planned) - 1)]
-            tasks = [x[rows] for x in arrays]
-            total, count = np.zeros((2, _CHUNK), np.float32)
-            for start in range(_MOST_STARTS):
-                if not (wanted := (count == 0) | (start < _STARTS)).any():
-                    break
-                seen = np.asarray(_estimates(env, params, RuleSet(*tasks), steps[rows],
-                                             start_keys(_fingerprint(tasks), np.full(_CHUNK, start))))
-                known = wanted & np.isfinite(seen)
-                total, count = total + np.where(known, seen, 0), count + known
-            found[rows] = total / np.where(count > 0, count, np.nan)
-            bar.update(len(np.unique(rows)))
+    for first in range(0, len(planned), _CHUNK):
+        rows = planned[np.minimum(np.arange(first, first + _CHUNK), len(planned) - 1)]
+        tasks = [x[rows] for x in arrays]
+        total, count = np.zeros((2, _CHUNK), np.float32)
+        for start in range(_MOST_STARTS):
+            if not (wanted := (count == 0) | (start < _STARTS)).any():
+                break
+            seen = np.asarray(_estimates(env, params, RuleSet(*tasks), steps[rows],
+                                         start_keys(_fingerprint(tasks), np.full(_CHUNK, start))))
+            known = wanted & np.isfinite(seen)
+            total, count = total + np.where(known, seen, 0), count + known
+        found[rows] = total / np.where(count > 0, count, np.nan)
     return found
 
 # %% ../../nbs/benchmarks/18_difficulty.ipynb #f
@@ -179,26 +177,25 @@ def _known_mean(values):
 
 # %% ../../nbs/benchmarks/18_difficulty.ipynb #h
 def difficulty(benchmark, env=None, params=None, *, plans: Plans | None = None, measure=64, starts: int = 2,
-               seed: int = 0, progress: bool = False, **options) -> Difficulty:
+               seed: int = 0, **options) -> Difficulty:
     """Compute the difficulty of every task of a benchmark.
 
-    env, params: for measuring steps; without them, only the numbers from plans are known.
-    plans: from `benchmark.plans()`, to save time. progress: show bars.
-    measure: the number of tasks that the oracle plays, or their indices; `estimated_steps` are scaled to fit them.
-    starts: per measured task. options: see `oracle.solve_tasks`.
-    Raises `ValueError` for another number of plans, or for `env` without `params`.
+    env, params: for measuring steps; without them, only the numbers from plans are known. measure: the number of tasks
+    that the oracle plays, or their indices, each from `starts` starts; `estimated_steps` are scaled to fit them. plans:
+    from `benchmark.plans()`, to save time. options: see `oracle.solve_tasks`. Raises `ValueError` for another number of
+    plans, or for `env` without `params`.
     """
     if (env is None) != (params is None):
         raise ValueError("Only one of env and params is given: give both, as make(...) returns them, or neither.")
     if plans is None:
-        plans = prove(benchmark.goals, benchmark.rules, benchmark.init_tiles, progress=progress)
+        plans = prove(benchmark.goals, benchmark.rules, benchmark.init_tiles)
     if len(plans.solvable) != len(benchmark.goals):
         raise ValueError(f"{len(plans.solvable):,} plans for {len(benchmark.goals):,} tasks: give benchmark.plans().")
     par, estimate = np.full((2, len(plans.solvable)), np.nan, np.float32)
     if env is not None:
         numbers = _to_measure(measure, plans, seed)
-        par[numbers] = reference_steps(benchmark, numbers, env, params, starts, seed, progress=progress, **options)
-        estimate = estimated_steps(benchmark, params, env, plans=plans, progress=progress)
+        par[numbers] = reference_steps(benchmark, numbers, env, params, starts, seed, **options)
+        estimate = estimated_steps(benchmark, params, env, plans=plans)
         known = ~np.isnan(par) & ~np.isnan(estimate)
         estimate = estimate * (par[known] @ estimate[known] / (estimate[known] @ estimate[known]) if known.any() else 1)
     return Difficulty(*(np.asarray(getattr(plans, name)) for name in ("solvable", *QUANTITIES[:5])), par, estimate)

@@ -34,8 +34,7 @@ class Shortest:
     Attributes:
         steps: the least number of actions that reach the goal, int32; -1 if no solution was found.
         actions: a shortest solution, uint8 `(T,)`, or empty; in a batch `(n, T)`, padded with `NO_ACTION`.
-        solved, exhausted: bool. `exhausted` proves that the start is impossible: all reachable states were searched.
-            If both are false, the search gave up.
+        solved: bool. exhausted: bool, all reachable states were searched, a proof that the start is impossible.
         states: the number of distinct states, int64.
         frontier: the numbers of states first reached after 0, 1, 2, ... steps, int64 `(D,)` or `(n, D)`.
     """
@@ -287,8 +286,7 @@ def shortest(ruleset, states, env: Environment, params: EnvParams, *, max_states
         ruleset: the task, a batch or a list of them; None for the tasks that the states hold.
         states: a `State` or `TimeStep`, a batch or a list of them, as many as tasks (or one of either).
         env, params: as `make` returns them; wrappers and the time limit are ignored.
-        max_states: the search of a task gives up beyond this many states, checked after every step.
-        max_steps: the longest solution to look for; None for any. progress: show a bar.
+        max_states: states per task before the search gives up. max_steps: the longest solution to look for.
     Raises `TypeError` for other types, and `ValueError` if the numbers of tasks and starts differ.
     """
     checked_int("max_states", max_states, 1)

@@ -26,9 +26,8 @@ NO_PLAN = 254  # fills the row of a task without a plan, in place of rule number
 def plan_steps(plans) -> np.ndarray:
     """List the rules to trigger for each task of a benchmark, uint8 `(n, M)`, from `benchmark.plans()`.
 
-    M is the length of the longest plan, at least 1; 255 fills shorter ones. A task without a plan (unproven, or
-    with registered kinds or a composed goal) has a row of `NO_PLAN`, for which `steps_to_go` is infinite and no
-    action is useful.
+    M is the length of the longest plan, at least 1; 255 fills shorter ones. A task without a plan has a row of
+    `NO_PLAN`, for which `steps_to_go` is infinite and no action is useful.
     """
     longest = max(1, int(np.max(plans.num_steps, initial=0)))
     steps = plans.steps[:, :longest]
@@ -384,8 +383,8 @@ _WEIGHTS = np.array([0.80, 4.48, 0.15, 0.138, 0.447, 0.035], np.float32)
 def _features(plan: TaskPlan, scene: _Scene, todo: _Todo) -> jax.Array:
     """Features of the work after the first target, float32 (6,).
 
-    They are the steps between the parts of pairs, the number of pairs, the number of other uses, and the walks
-    between uses; then the first and the last of these again if the grid has doors, else 0.
+    The steps between the parts of pairs, the numbers of pairs and of other uses, the walks between uses; then the first
+    and the last of these again if the grid has doors, else 0.
     """
     stride, cell = scene.shape[1] + 1, jnp.where(todo.in_hand, scene.here, todo.cell)
     for _ in range(min(len(plan.product) - 1, 4)):  # a missing object will be made where its maker's inputs are
@@ -416,8 +415,7 @@ def steps_to_go(state, plan: TaskPlan) -> jax.Array:
 def explore(state, view_size: int) -> tuple[jax.Array, jax.Array]:
     """Find the next action towards a view of unseen cells, and the number of steps to that view.
 
-    state: has `agent`, and `cells` with UNSEEN where the agent has not looked yet. Only unseen cells next to a
-    known free cell, door or object count, because walls hide what is behind them.
+    state: has `agent`, and `cells` with UNSEEN where the agent has not looked yet.
     Returns int32 and float32 scalars; the steps are infinite if no unseen cell can be brought into view.
     """
     scene = _scene(state)

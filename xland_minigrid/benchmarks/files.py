@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FORMAT_VERSION', 'FIELDS', 'BenchmarkFileError', 'damaged', 'blake', 'array_digest', 'digest', 'task_identities',
            'counted_identities', 'data_folder', 'write_container', 'Container', 'open_container', 'kinds_used',
-           'write_file', 'read_file', 'read_manifest']
+           'write_file', 'read_file']
 
 # %% ../../nbs/benchmarks/04_files.ipynb #a
 import dataclasses
@@ -286,9 +286,9 @@ def write_file(path, arrays: dict, *, packed: bool = False, recipe=None, generat
                identities=None) -> Path:
     """Write the four arrays of a benchmark (uint8, see `FIELDS`) to a file, whole or not at all. Returns the path.
 
-    `packed` makes the file small. The manifest records `recipe` (a `Recipe` or its dict) and `generator_version`, which
-    is the current one if only a recipe is given. Pass `identities` (ruleset ids, goal ids) if you have them, to save
-    time. Raises `ValueError` for arrays that the format has no room for, and `OSError`.
+    `packed` makes the file small. The manifest records `recipe` (a `Recipe` or its dict) and `generator_version`. Pass
+    `identities` (ruleset ids, goal ids) if you have them, to save time.
+    Raises `ValueError` for arrays that the format has no room for, and `OSError`.
     """
     arrays = {name: np.ascontiguousarray(np.asarray(arrays[name]), np.uint8) for name in FIELDS}
     check_tiles(arrays["rules"], arrays["init_tiles"])
@@ -314,10 +314,12 @@ _REQUIRED = {**dict.fromkeys(_COUNTS, _is_count), "digest": _is_digest, "canonic
 def read_file(path) -> tuple[dict[str, np.ndarray], dict]:
     """Read the arrays (uint8; read-only if the file is mapped) and the manifest of a file of tasks; check every byte.
 
-    Do not overwrite a mapped file in place; `write_file` replaces it, which is safe. Raises `FileNotFoundError`, or
-    `BenchmarkFileError` for a damaged, newer or foreign file.
+    Do not overwrite a mapped file in place. Raises `FileNotFoundError`, or `BenchmarkFileError` for a damaged, newer or
+    foreign file.
     """
-    file = _open(path)
+    file = open_container(path, "benchmark")
+    if not all(check(file.manifest.get(name)) for name, check in _REQUIRED.items()):
+        raise damaged(file.path, "its manifest is incomplete")
     n, manifest = file.manifest["num_rulesets"], file.manifest
     shapes = dict(zip(FIELDS, ((n, 5), (n, manifest["max_rules"], 7), (n, manifest["max_init_tiles"], 2), (n,))))
     arrays = _unpacked(file, shapes) if manifest["form"] == "packed" else file.arrays
@@ -335,13 +337,3 @@ def read_file(path) -> tuple[dict[str, np.ndarray], dict]:
         if (registry.what, kind) not in named:
             raise damaged(file.path, f"it does not describe the {registry.what} {kind}, which is not built in")
     return arrays, manifest
-
-def _open(path):
-    file = open_container(path, "benchmark")
-    if not all(check(file.manifest.get(name)) for name, check in _REQUIRED.items()):
-        raise damaged(file.path, "its manifest is incomplete")
-    return file
-
-def read_manifest(path) -> dict:
-    "Read only the manifest of a file of tasks. Raises what `read_file` raises."
-    return _open(path).manifest

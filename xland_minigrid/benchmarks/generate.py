@@ -412,8 +412,8 @@ def canonical(goals, rules, init_tiles) -> tuple[np.ndarray, np.ndarray, np.ndar
     """Spell each task in the canonical way, so that equal tasks have equal encodings; generated tasks already are.
 
     Takes goals `(n, 5)`, rules `(n, R, 7)`, init_tiles `(n, N, 2)`, uint8; returns NumPy arrays of the same shapes. The
-    smaller tile of a pair comes first (directions turn with it). Objects are sorted, and rules where their order cannot
-    matter. Padding is last, unused bytes are zero. Raises `ValueError` for other shapes or dtypes.
+    smaller tile of a pair comes first; objects are sorted, and rules where their order cannot matter; padding is last.
+    Raises `ValueError` for other shapes or dtypes.
     """
     goals, rules, init_tiles = checked_arrays(goals, rules, init_tiles)
     goals = _one_spelling(goals, _ARGUMENTS_OF_GOAL, _SYMMETRIC_GOAL, _MIRROR_GOAL)
@@ -594,8 +594,7 @@ def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, pro
     Args:
         workers: threads (default: one per core, at most 8); the tasks do not depend on it.
         progress: show a bar, named by `label`.
-        resume: path of a checkpoint, from which the run continues if it exists. Written every few seconds and at an
-            interrupt, removed at the end.
+        resume: path of a checkpoint, written every few seconds and at an interrupt, removed at the end.
         tally: counts the candidates that were tried, kept and rejected, and why.
     Raises `ValueError` if the recipe has fewer distinct tasks, or if the checkpoint belongs to another recipe.
     """

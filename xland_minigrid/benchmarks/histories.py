@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from .oracle import exceeds_encoding, rows_of, shared_env, start_keys
 from .splits import first_groups, seeded
 from ..core.actions import NUM_ACTIONS
 from ..core.helpers import appearing, checked_int, progress_bar
+from ..core.struct import field_names
 from ..core.tiles import pack_pairs
 from ..envs.environment import StepType
 from ..envs.wrappers import GymAutoResetWrapper, without_reset
@@ -49,6 +50,7 @@ TASK_FIELDS = {  # per history
     "task": (np.int64, 0),  # number in the benchmark
     "key": (np.uint32, 1),  # (H, W), data of the random key of the first reset
     "goals": (np.uint8, 1), "rules": (np.uint8, 2), "init_tiles": (np.uint8, 2)}  # the encoded task
+_TASK = "goals", "rules", "init_tiles"
 TIME_OUT, ENDED = 1, 2
 NO_ADVICE, NO_STEPS = 255, 65_535
 
@@ -56,8 +58,7 @@ NO_ADVICE, NO_STEPS = 255, 65_535
 class Histories:
     """Runs of L steps, each on one task: H histories in one or more parts, read as if they were one.
 
-    parts: dictionaries of NumPy arrays with the names of `STEP_FIELDS` and `TASK_FIELDS`.
-    about: plain values that say how they were made.
+    parts: dictionaries of NumPy arrays, see `STEP_FIELDS` and `TASK_FIELDS`. about: plain values, how they were made.
     Raises `ValueError` for arrays with other names, types or shapes.
     """
 
@@ -99,7 +100,7 @@ class Histories:
 
     def benchmark(self) -> Benchmark:
         "The tasks of the histories, in their order."
-        return Benchmark.from_arrays(*(self.array(name) for name in ("goals", "rules", "init_tiles")))
+        return Benchmark.from_arrays(*map(self.array, _TASK))
 
     def __repr__(self) -> str:
         side, ended = self.parts[0]["observation"].shape[-1], sum(int((part["done"] > 0).sum()) for part in self.parts)
@@ -117,20 +118,18 @@ def _check_names(names) -> tuple[str, ...]:
 def _check_arrays(part: dict, first: dict) -> None:
     "Raise `ValueError` unless the arrays have the names, types and shapes of a part and fit the first part."
     wanted = STEP_FIELDS | TASK_FIELDS
-    if not isinstance(part, dict) or set(part) != set(wanted):
-        found = ", ".join(map(str, part)) if isinstance(part, dict) else f"a {type(part).__name__}"
-        raise ValueError(f"A part is a dictionary of the arrays {', '.join(wanted)}, not {found}.")
-    if wrong := [name for name, array in part.items() if not isinstance(array, np.ndarray)]:
-        raise ValueError(f"{wrong[0]} has type {type(part[wrong[0]]).__name__}; it must be a NumPy array.")
+    arrays = part.values() if isinstance(part, dict) and set(part) == set(wanted) else [None]
+    if not all(isinstance(array, np.ndarray) for array in arrays):
+        raise ValueError(f"A part is a dictionary of the NumPy arrays {', '.join(wanted)}.")
     lead = part["action"].shape
     if len(lead) != 2 or not all(lead):
         raise ValueError(f"action has the shape {lead}; it must be (histories, steps), at least one of each.")
     for name, (dtype, dims) in wanted.items():
-        array, known = part[name], lead if name in STEP_FIELDS else lead[:1]
-        if array.dtype != dtype or array.shape[:len(known)] != known or array.ndim != len(known) + dims:
+        array, axes = part[name], 2 if name in STEP_FIELDS else 1
+        if array.dtype != dtype or array.shape[:axes] != lead[:axes] or array.ndim != axes + dims:
             raise ValueError(f"{name} is {array.dtype} {array.shape}; "
-                             f"it must be {np.dtype(dtype)} {known} with {dims} more axes.")
-        if array.shape[len(known):] != first[name].shape[len(known):] or lead[1] != first["action"].shape[1]:
+                             f"it must be {np.dtype(dtype)} {lead[:axes]} with {dims} more axes.")
+        if array.shape[1:] != first[name].shape[1:]:
             raise ValueError(f"{name} has the shape {array.shape} in one part and {first[name].shape} in another: "
                              "histories of one set come from one world and have equally many steps.")
 
@@ -138,12 +137,12 @@ def _check_arrays(part: dict, first: dict) -> None:
 def sample(histories: Histories, count: int, length: int, seed=0, *, fields=None, among=None) -> dict[str, np.ndarray]:
     """Draw windows of steps at random from all histories.
 
-    Returns the arrays of `STEP_FIELDS` `(count, length, ...)` and `TASK_FIELDS` `(count, ...)`, and `start` `(count,)`:
-    where each window begins in its history.
-    seed: an integer or a sequence of integers, such as `(seed, batch)`. fields: names of the arrays wanted, by default
-    all. among: numbers of the histories to draw from, by default all.
-    Raises `ValueError` for a length that exceeds that of the histories, an unknown field or an invalid seed, and
-    `IndexError` for a history that does not exist.
+    Returns the arrays of `STEP_FIELDS` `(count, length, ...)` and `TASK_FIELDS` `(count, ...)`, and the `start` of each
+    window in its history `(count,)`.
+    seed: an integer or a sequence of integers. fields: names of the arrays wanted, among: numbers of the histories to
+    draw from, by default all.
+    Raises `ValueError` for a length beyond that of the histories, an unknown field or an invalid seed, `IndexError` for
+    a history that does not exist.
     """
     _check_length(histories, length)
     checked_int("count", count, 1)
@@ -214,13 +213,13 @@ class Windows:
 def split_histories(histories: Histories, share: float = 0.1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the histories for training and for validation, two sorted int64 arrays without a common goal.
 
-    share: part of the histories for validation, as close as whole groups allow. A group has one goal and rules, or
-    one task number where the tasks themselves are unknown (files from elsewhere). The seed orders the groups.
-    Raises `ValueError` for a share outside 0 to 1, or if one side would be empty.
+    share: part of the histories for validation, as close as whole groups allow; the seed orders the groups. A group has
+    one goal and rules, or one task number where the tasks are unknown (files from elsewhere). Raises `ValueError` for a
+    share outside 0 to 1, or if one side would be empty.
     """
-    if isinstance(share, bool) or not isinstance(share, (int, float, np.number)) or not 0 < share < 1:
+    if not isinstance(share, (int, float, np.number)) or not 0 < share < 1:
         raise ValueError(f"share is {share!r}; it must lie between 0 and 1.")
-    goals, rules, tiles = (histories.array(name) for name in ("goals", "rules", "init_tiles"))
+    goals, rules, tiles = map(histories.array, _TASK)
     keys = identities(goals, rules, tiles)[1] if goals.any() else histories.array("task").astype(np.uint64)
     held = first_groups(keys, share, seeded(keys, checked_int("seed", seed, 0)))
     if held.all() or not held.any():
@@ -259,12 +258,26 @@ class NoisyExpert:
 # %% ../../nbs/benchmarks/16_histories.ipynb #g
 _STRETCH = 64  # steps of one compiled call, after which the host reads the results
 
+@functools.partial(jax.jit, static_argnames="env")
+def _start(env, params, rulesets, keys):
+    "First time steps of a batch of tasks, and the keys for the player's choices."
+    reset, choose = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+    return jax.vmap(env.reset, (params.axes("ruleset"), 0))(params.replace(ruleset=rulesets), reset), choose
+
 @functools.partial(jax.jit, static_argnames=("player", "env"))
 def _begin(player, env, parameters, params, rulesets, keys):
-    "First time steps of a batch of tasks, the player's memory, and the keys for its choices."
-    reset, choose = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-    timestep = jax.vmap(env.reset, (params.axes("ruleset"), 0))(params.replace(ruleset=rulesets), reset)
+    "`_start`, with the player's memory."
+    timestep, choose = _start(env, params, rulesets, keys)
     return timestep, player.begin(parameters, timestep, rulesets, choose), choose
+
+def _happened(before, after) -> dict:
+    "The fields of `STEP_FIELDS` that follow from the world and the action, before their types are set."
+    agent, ended = before.state.agent, after.last() * jnp.where(after.discount == 0, ENDED, TIME_OUT)
+    return dict(observation=pack_pairs(before.observation), direction=agent.direction, pocket=pack_pairs(agent.pocket),
+                reward=after.reward, done=ended)
+
+def _typed(fields: dict) -> dict:
+    return {name: x.astype(STEP_FIELDS[name][0]) for name, x in fields.items()}
 
 @functools.partial(jax.jit, static_argnames=("player", "env"))
 def _play(player, env, parameters, params, rulesets, plans, choose, carry, steps):
@@ -281,12 +294,9 @@ def _play(player, env, parameters, params, rulesets, plans, choose, carry, steps
         keys = jax.vmap(jax.random.fold_in, (0, None))(choose, t)
         action, memory = player.act(parameters, memory, timestep, advice, keys, t / steps)
         after = jax.vmap(env.step, (axes, 0, 0))(worlds, timestep, action)
-        ended = after.last() * jnp.where(after.discount == 0, ENDED, TIME_OUT)
         to_go = jnp.where(advice.found, jnp.minimum(jnp.round(advice.steps), NO_STEPS - 1), NO_STEPS)
-        step = dict(observation=pack_pairs(timestep.observation), direction=state.agent.direction,
-                    pocket=pack_pairs(state.agent.pocket), action=action, reward=after.reward, done=ended,
-                    expert_action=jnp.where(advice.found, advice.action, NO_ADVICE), steps_to_go=to_go)
-        return (t + 1, after, memory), {name: step[name].astype(dtype) for name, (dtype, _) in STEP_FIELDS.items()}
+        chosen = dict(action=action, expert_action=jnp.where(advice.found, advice.action, NO_ADVICE), steps_to_go=to_go)
+        return (t + 1, after, memory), _typed(_happened(timestep, after) | chosen)
 
     return jax.lax.scan(one, carry, None, _STRETCH)
 
@@ -353,8 +363,7 @@ def _record(player, parameters, env, params, tasks: Benchmark, numbers, keys, st
         finally:
             stop.set()
     return part | {"task": np.asarray(numbers, np.int64), "key": np.asarray(jax.random.key_data(keys)),
-                   "goals": np.asarray(tasks.goals), "rules": np.asarray(tasks.rules),
-                   "init_tiles": np.asarray(tasks.init_tiles)}
+                   **{name: np.asarray(getattr(tasks, name)) for name in _TASK}}
 
 def _times_before(numbers) -> np.ndarray:
     "How often each number occurs earlier in the list."
@@ -371,15 +380,12 @@ def record(player, env, params, benchmark: Benchmark, numbers, *, steps: int, se
     Args:
         player: `NoisyExpert()`, or anything hashable with `begin` and `act`; its `repr` names it.
         parameters: a pytree for the player, such as the weights of a network.
-        env, params: the world. The wrapper that resets in the same step replaces other auto-reset wrappers, and the
-            tasks replace `params.ruleset`.
-        numbers: task numbers; a task named twice gives two histories with different starts.
-        steps: steps of each history. seed: for all starts and choices.
-        folder: where to write parts of `per_file` histories and a card; an unfinished folder is continued. Without a
-            folder, everything stays in memory.
+        env, params: the world; auto-reset wrappers and `params.ruleset` are replaced.
+        numbers: of the tasks; a task named twice gives two histories with different starts.
+        steps: of each history. seed: for all starts and choices.
+        folder: where to write parts of `per_file` histories and a card, and to continue an unfinished recording.
         batch: worlds played at once. command: noted in the files and on the card. progress: show a bar.
-    Raises `TypeError`, `ValueError` or `IndexError` for wrong arguments;
-    `BenchmarkFileError` for a damaged file in the folder.
+    Raises `TypeError`, `ValueError` or `IndexError` for wrong arguments, `BenchmarkFileError` for a damaged file.
     """
     _check_player(player)
     numbers, env = row_numbers(numbers, len(benchmark), "task", 0), _world(env, params)
@@ -419,13 +425,12 @@ def record(player, env, params, benchmark: Benchmark, numbers, *, steps: int, se
 # %% ../../nbs/benchmarks/16_histories.ipynb #k
 def _about(player, env, params, numbers, tasks, steps: int, seed: int, per_file: int) -> dict:
     "Describe how histories were made, as plain values; a recording continues only if these are equal."
-    plain = {f.name: getattr(params, f.name) for f in fields(params)
-             if isinstance(getattr(params, f.name), (bool, int, float, str))}
-    asked = array_digest({"numbers": np.asarray(numbers),
-                          **{name: np.asarray(getattr(tasks, name)) for name in ("goals", "rules", "init_tiles")}})
+    settings = {name: getattr(params, name) for name in field_names(params)}
+    plain = {name: value for name, value in settings.items() if isinstance(value, (bool, int, float, str))}
+    arrays = {"numbers": np.asarray(numbers), **{name: np.asarray(getattr(tasks, name)) for name in _TASK}}
     return {"player": repr(player), "world": {"environment": type(without_reset(env)).__name__, **plain},
             "steps": int(steps), "seed": int(seed), "histories": len(numbers),
-            "per_file": int(per_file), "tasks": asked}
+            "per_file": int(per_file), "tasks": array_digest(arrays)}
 
 def _difference(a: dict, b: dict) -> str:
     return ", ".join(f"{name} {a.get(name)!r} instead of {b.get(name)!r}"
@@ -459,10 +464,9 @@ def _read_part(path: Path, verify: bool | None = None) -> tuple[dict[str, np.nda
 def load_histories(path, *, verify: bool | None = None) -> Histories:
     """Map the histories of a finished folder, or of one of its files, into memory as read-only arrays.
 
-    Headers, names and shapes are always checked. `verify` also compares every byte with its digest and with the card,
-    by default where all files together have up to 64 MB.
-    Raises `FileNotFoundError` for a folder without a card, and `BenchmarkFileError` (a `ValueError`) for
-    a damaged, newer, foreign or missing file.
+    `verify` compares every byte with its digest and with the card, by default where all files together have up to 64
+    MB. Raises `FileNotFoundError` for a folder without a card, and `BenchmarkFileError` (a `ValueError`) for a damaged,
+    newer, foreign or missing file.
     """
     path = Path(path).expanduser()
     if path.is_file():
@@ -494,17 +498,13 @@ def load_histories(path, *, verify: bool | None = None) -> Histories:
 def _digests(histories: Histories) -> dict[str, str]:
     "A digest of each file's arrays, by name of the file."
     digest = lambda part: blake("".join(array_digest({name: part[name]}) for name in sorted(part)).encode())
-    return {f"part-{number:05}.safetensors": digest(part)
-            for number, part in enumerate(histories.parts)}
+    return {f"part-{number:05}.safetensors": digest(part) for number, part in enumerate(histories.parts)}
 
 def _in_tenths(histories: Histories) -> tuple[np.ndarray, np.ndarray]:
     "Sums of returns, and numbers of trials, that end in each tenth of each history: float64 `(H, 10)`."
     tenth = np.arange(histories.num_steps) * 10 // histories.num_steps
-    member, found = (tenth[:, None] == np.arange(10)).astype(np.float64), []
-    for part in histories.parts:
-        ended = part["done"] > 0
-        found.append(((part["reward"] * ended) @ member, ended @ member))
-    return tuple(map(np.concatenate, zip(*found)))
+    member, ended = (tenth[:, None] == np.arange(10)).astype(np.float64), histories.array("done") > 0
+    return (histories.array("reward") * ended) @ member, ended @ member
 
 def returns_by_tenth(histories: Histories, each: bool = False) -> np.ndarray:
     """The mean return of trials that end in each tenth of the histories, float64 `(10,)`; NaN where none ends.
@@ -536,48 +536,32 @@ def _replay(env, params, rulesets, carry, actions):
 
     def one(timestep, action):
         after = jax.vmap(env.step, (axes, 0, 0))(worlds, timestep, action)
-        agent = timestep.state.agent
-        found = dict(observation=pack_pairs(timestep.observation), direction=agent.direction,
-                     pocket=pack_pairs(agent.pocket), reward=after.reward,
-                     done=after.last() * jnp.where(after.discount == 0, ENDED, TIME_OUT))
-        return after, {name: x.astype(STEP_FIELDS[name][0]) for name, x in found.items()}
+        return after, _typed(_happened(timestep, after))
 
     return jax.lax.scan(one, carry, actions)
 
-@functools.partial(jax.jit, static_argnames="env")
-def _restart(env, params, rulesets, keys):
-    keys = jax.vmap(jax.random.split)(keys)[:, 0]
-    return jax.vmap(env.reset, (params.axes("ruleset"), 0))(params.replace(ruleset=rulesets), keys)
-
-def check_histories(histories: Histories, env, params, *, batch: int = 256, progress: bool = False) -> str:
+def check_histories(histories: Histories, env, params, *, batch: int = 256) -> str:
     """Step the environment again with the keys and actions of all histories and compare what follows, bit for bit.
 
-    Returns a sentence that says what was compared and what was not. Raises `ValueError` with a step that differs: the
-    data are damaged, or they come from another world or version.
+    Returns a sentence that says what was compared. Raises `ValueError` with a step that differs.
     """
     env, seen, batch = _world(env, params), 0, checked_int("batch", batch, 1)
     if histories.parts[0]["observation"].shape[-1] != params.view_size:
         raise ValueError("These histories come from another world: "
                          "pass env and params as they were made with (histories.about tells).")
-    with progress_bar(len(histories) * histories.num_steps, progress, "replaying", "steps") as bar:
-        for part in histories.parts:
-            tasks = Benchmark.from_arrays(part["goals"], part["rules"], part["init_tiles"])
-            for first in range(0, len(part["task"]), batch):
-                rows = np.minimum(np.arange(first, first + min(batch, len(part["task"]))), len(part["task"]) - 1)
-                rulesets = tasks.get_rulesets(rows)
-                carry = _restart(env, params, rulesets, jax.random.wrap_key_data(jnp.asarray(part["key"][rows])))
-                for t in range(0, histories.num_steps, _STRETCH):
-                    at = np.minimum(np.arange(t, t + _STRETCH), histories.num_steps - 1)
-                    carry, found = _replay(env, params, rulesets, carry, part["action"][rows][:, at].T)
-                    _compare(part, found, rows, at[:histories.num_steps - t], seen)
-                bar.update(min(batch, len(part["task"]) - first) * histories.num_steps)
-            seen += len(part["task"])
-    return (f"All {seen * histories.num_steps:,} steps of {seen:,} histories happened again as recorded: what the "
-            "agent saw, where it looked, what it carried, each reward and each end of a trial. Not compared: the "
-            "expert's action and its steps to go.")
-
-_IN_WORDS = {"observation": "What the agent sees", "direction": "Where the agent looks",
-             "pocket": "What the agent carries", "reward": "The reward", "done": "The end of a trial"}
+    for part in histories.parts:
+        tasks = Benchmark.from_arrays(*map(part.get, _TASK))
+        for first in range(0, len(part["task"]), batch):
+            rows = np.minimum(np.arange(first, first + min(batch, len(part["task"]))), len(part["task"]) - 1)
+            rulesets = tasks.get_rulesets(rows)
+            carry, _ = _start(env, params, rulesets, jax.random.wrap_key_data(jnp.asarray(part["key"][rows])))
+            for t in range(0, histories.num_steps, _STRETCH):
+                at = np.minimum(np.arange(t, t + _STRETCH), histories.num_steps - 1)
+                carry, found = _replay(env, params, rulesets, carry, part["action"][rows][:, at].T)
+                _compare(part, found, rows, at[:histories.num_steps - t], seen)
+        seen += len(part["task"])
+    return (f"All {seen * histories.num_steps:,} steps of {seen:,} histories happened again as recorded. "
+            "Not compared: the expert's action and its steps to go.")
 
 def _compare(part: dict, found: dict, rows, at, seen: int) -> None:
     "Raise `ValueError` for the first step of `rows` that differs; `seen` histories are in earlier parts."
@@ -586,8 +570,7 @@ def _compare(part: dict, found: dict, rows, at, seen: int) -> None:
         wrong = wrong.reshape(len(rows), len(at), -1).any(-1)
         if wrong.any():
             row, step = np.argwhere(wrong)[0]
-            raise ValueError(f"{_IN_WORDS[name]} in history {seen + rows[row]} comes out differently at step "
-                             f"{at[step]} when it is played again: "
+            raise ValueError(f"{name} in history {seen + rows[row]} comes out differently at step {at[step]}: "
                              "the data are damaged, or were made in another world or with another version.")
 
 # %% ../../nbs/benchmarks/16_histories.ipynb #b97ebd34
@@ -614,22 +597,22 @@ def _scenes(env, params, key, actions):
 def watch_history(histories: Histories, number: int, env, params, *, stop: int | None = None) -> list[Replayed]:
     """Play one history again and return its moments, for `viz.widgets.RolloutViewer`.
 
-    env, params: the world of the histories. stop: how many steps to show, by default all.
-    Raises `IndexError` for a history that does not exist, `ValueError` if the world shows something else.
+    stop: how many steps to show, by default all. Raises `IndexError` for a history that does not exist, `ValueError` if
+    the world of `env` and `params` shows something else.
     """
     history, env = histories[number], _world(env, params)
     stop = histories.num_steps if stop is None else checked_int("stop", stop, 1, histories.num_steps)
-    tasks = Benchmark.from_arrays(*(history[name][None] for name in ("goals", "rules", "init_tiles")))
+    tasks = Benchmark.from_arrays(*(history[name][None] for name in _TASK))
     key, own = jax.random.wrap_key_data(jnp.asarray(history["key"])), params.replace(ruleset=tasks.get_ruleset(0))
     before, after = jax.device_get(_scenes(env, own, key, history["action"]))
     seen = np.asarray(pack_pairs(before.observation))
     if seen.shape != history["observation"].shape or (seen != history["observation"]).any():
         raise ValueError(f"History {number} shows something else when it is played again: "
                          "pass env and params as it was made with (histories.about tells).")
-    moments, trial = [], 1
+    moments, trial, at = [], 1, lambda steps, t: jax.tree.map(lambda x: x[t], steps)
     for t in range(stop):
-        moments.append(Replayed(jax.tree.map(lambda x: x[t], before), trial, int(history["action"][t])))
+        moments.append(Replayed(at(before, t), trial, int(history["action"][t])))
         if history["done"][t]:
-            moments.append(Replayed(jax.tree.map(lambda x: x[t], after), trial, None))
+            moments.append(Replayed(at(after, t), trial, None))
             trial += 1
     return moments

@@ -75,12 +75,10 @@ def _bars(shown):
 def fetch(spec: str, sha256: str | None = None, *, progress: bool = True, cache=None) -> Path:
     """Get the path of a dataset's file on the Hugging Face hub, `hub:OWNER/REPO/FILE[@REVISION]`; download if needed.
 
-    The file stays in the cache of `huggingface_hub` (or the folder `cache`) and is fetched again after it changed.
-    Without a network the cached file is used. With `sha256` (64 hexadecimal digits), a cached file with that sum is
-    used without asking the hub, and a file that arrives with another sum is deleted.
-
-    Raises `ValueError` or `TypeError` for an impossible `spec` or `sha256`, `ImportError` without huggingface_hub, and
-    `HubError` (an `OSError`) otherwise.
+    The file stays in the cache of `huggingface_hub` (or the folder `cache`), which also serves without a network. With
+    `sha256` (64 hexadecimal digits), a cached file with that sum is used without asking the hub, and a file that
+    arrives with another sum is deleted. Raises `ValueError` or `TypeError` for an impossible `spec` or `sha256`,
+    `ImportError` without huggingface_hub, and `HubError` (an `OSError`) otherwise.
     """
     repo, file, revision = _parsed(spec)
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256 := str(sha256).lower()):

@@ -159,8 +159,7 @@ def solve_tasks(benchmark, numbers, env, params, *, starts: int = 1, seed: int =
         benchmark: a `Benchmark`. numbers: indices of its tasks, integers `(k,)`.
         env, params: an XLand environment and its parameters; their ruleset is replaced.
         starts: starts per task, drawn by `env.reset` with `start_keys`. progress: show a bar. options: of `solve_from`.
-    Returns `Attempts` on k · starts pairs, grouped by task. Tasks without a plan (`solve.prove`) are not tried.
-    Raises `IndexError` for numbers outside of the benchmark, and `ValueError` for `starts` below 1.
+    Returns `Attempts` on k · starts pairs, grouped by task. Raises `IndexError` or `ValueError` for invalid numbers.
     """
     numbers = row_numbers(np.atleast_1d(np.asarray(numbers)), len(benchmark.goals), "task", 0)
     if starts < 1:
@@ -181,10 +180,9 @@ def solve_tasks(benchmark, numbers, env, params, *, starts: int = 1, seed: int =
     keys, actions = np.asarray(jax.random.key_data(keys)), [s.actions for s in solutions]
     return Attempts(task, start, keys, steps, solved, failure, seconds, actions)
 
-def reference_steps(benchmark, numbers, env, params, starts: int = 4, seed: int = 0, *, progress: bool = False,
-                    **options) -> np.ndarray:
+def reference_steps(benchmark, numbers, env, params, starts: int = 4, seed: int = 0, **options) -> np.ndarray:
     "Par: the mean steps over solved starts, float32 `(k,)`, NaN without any; arguments and errors: see `solve_tasks`."
-    attempts = solve_tasks(benchmark, numbers, env, params, starts=starts, seed=seed, progress=progress, **options)
+    attempts = solve_tasks(benchmark, numbers, env, params, starts=starts, seed=seed, **options)
     solved = attempts.solved.reshape(-1, starts)
     steps, count = attempts.steps.reshape(-1, starts).sum(axis=1), solved.sum(axis=1)
     return np.where(count > 0, steps / np.maximum(count, 1), np.nan).astype(np.float32)
@@ -193,9 +191,7 @@ def reference_steps(benchmark, numbers, env, params, starts: int = 4, seed: int 
 def trial_starts(env, params, rulesets, keys, num_trials: int):
     """The first time steps of trials that follow one another, without playing them.
 
-    Args:
-        env: an environment without auto-reset.
-        rulesets: tasks with a leading axis `(B,)`; keys: of each first reset, `(B,)`.
+    Takes an environment without auto-reset, tasks `(B,)` and the keys of their first resets `(B,)`.
     Returns the time steps and the key of every reset, both with leading axes `(B, num_trials)`.
     """
     found, env = [], shared_env(env)
@@ -217,11 +213,10 @@ def _plan(ruleset, state, params):
     return solve_from(ruleset if plain else ruleset.replace(extended=None), state, params).actions
 
 def play_expert(env, params, rulesets, timesteps, expert=None) -> tuple[np.ndarray, np.ndarray]:
-    """Play an expert's plans from starts `(R,)` of the tasks `rulesets (R,)`.
+    """Play the plans of an `expert`, by default the planner, from starts `(R,)` of the tasks `rulesets (R,)`.
 
-    expert: a function `(ruleset, state, params) -> actions or None`; the grid oracle by default.
-    Gives the returns, float32 `(R,)`, NaN where the expert does not reach the goal in time, and the steps, int32
-    `(R,)`.
+    expert: a function `(ruleset, state, params) -> actions or None`.
+    Returns float32 `(R,)`, NaN where the plan does not reach the goal in time, and the steps, int32 `(R,)`.
     """
     tasks, states = jax.device_get((rulesets, timesteps.state.replace(key=None)))
     row = lambda tree, i: jax.tree.map(lambda x: x[i], tree)

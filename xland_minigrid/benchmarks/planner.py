@@ -577,7 +577,7 @@ def _solve(ruleset, start, budget, efforts):
 
 # %% ../../nbs/benchmarks/11_planner.ipynb #r
 def solve_from(ruleset: RuleSet, state, params=None, *, budget: int = 4000, efforts=EFFORTS) -> Solution:
-    """Find actions that solve a task from a concrete start.
+    """Find actions that solve a task from a concrete start; returns a `Solution`, which `oracle.replay` can check.
 
     Args:
         ruleset: the plain task (Tables 2 and 3), unbatched.
@@ -585,8 +585,6 @@ def solve_from(ruleset: RuleSet, state, params=None, *, budget: int = 4000, effo
         params: limits the length to `params.max_steps` less the steps already done; None sets no limit.
         budget: number of situations to search before giving up; each takes a millisecond.
         efforts: searches to try until one succeeds: (width of the beam, whether to try rarely useful subgoals).
-
-    Returns a `Solution`, which `oracle.replay` can check.
     Raises `TypeError` or `ValueError` for anything but one task and one start.
     """
     if not isinstance(ruleset, RuleSet):

@@ -8,6 +8,7 @@ __all__ = ['PROBES', 'named_tile', 'Starts', 'draw_starts', 'ProbeParams', 'Prob
 
 # %% ../../nbs/benchmarks/17_probes.ipynb #a
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from html import escape
@@ -57,7 +58,7 @@ def draw_starts(drawings, legend: dict[str, str]) -> Starts:
     legend: letter to tile in English. Raises `ValueError` for unknown letters, ragged rows, or not exactly one agent.
     """
     letters = {"~": "red lava", **legend}
-    key = {"#": int(WALL), ".": int(FLOOR)} | {c: int(pack(*named_tile(w))) for c, w in letters.items()}
+    key = {"#": WALL, **dict.fromkeys(".^>v<", FLOOR)} | {c: pack(*named_tile(w)) for c, w in letters.items()}
     drawn = [_read_drawing(text, key) for text in ([drawings] if isinstance(drawings, str) else drawings)]
     cells, position, direction = zip(*drawn)
     return Starts(np.stack(cells), np.array(position, np.int32), np.array(direction, np.int32), np.int32(len(drawn)))
@@ -65,13 +66,13 @@ def draw_starts(drawings, legend: dict[str, str]) -> Starts:
 def _read_drawing(text, key):
     rows = text.split()
     agents = [(y, x, "^>v<".index(c)) for y, row in enumerate(rows) for x, c in enumerate(row) if c in "^>v<"]
-    if len({len(row) for row in rows}) != 1 or len(agents) != 1:
-        found = f"{len(agents)} agents and rows of {sorted({len(r) for r in rows})} cells"
-        raise ValueError(f"The drawing has {found}: draw a rectangle with one agent, ^>v<.")
-    if unknown := sorted(set("".join(rows)) - set(key) - set("^>v<")):
+    if len(widths := {len(row) for row in rows}) != 1 or len(agents) != 1:
+        raise ValueError(f"The drawing has {len(agents)} agents and rows of {sorted(widths)} cells: draw a rectangle "
+                         "with one agent, ^>v<.")
+    if unknown := sorted(set("".join(rows)) - set(key)):
         raise ValueError(f"The legend lacks {unknown[0]!r}: add it, for example {{{unknown[0]!r}: 'red ball'}}.")
-    y, x, facing = agents[0]
-    return np.array([[key.get(c, int(FLOOR)) for c in row] for row in rows], np.uint8), (y, x), facing
+    *position, facing = agents[0]
+    return np.array([[key[c] for c in row] for row in rows], np.uint8), position, facing
 
 # %% ../../nbs/benchmarks/17_probes.ipynb #d
 class ProbeParams(XLandEnvParams):
@@ -148,13 +149,10 @@ class Probe:
         return (_ENV, _ENV.default_params(**_fields(params), starts=self.start)) if fixed else (env, params)
 
     @functools.cached_property
-    def _reset(self):
+    def reset(self) -> Callable[[jax.Array], TimeStep]:
+        "Begin a trial: `reset(key)`, compiled once per probe."
         env, params = self.make()
         return jax.jit(functools.partial(env.reset, params))
-
-    def reset(self, key: jax.Array) -> TimeStep:
-        "Begin a trial (compiled once per probe)."
-        return self._reset(key)
 
     def describe(self) -> str:
         "The question, the task and its par in English."
@@ -600,23 +598,16 @@ class ProbeScores:
 
     def by_category(self) -> dict[str, np.ndarray]:
         "Mean success per trial, `(N,)`, over the probes of each category."
-        found: dict = {}
-        for row in self.rows():
-            found.setdefault(row["category"], []).append(row["success"])
-        return {category: np.mean(values, axis=0) for category, values in found.items()}
+        of = np.array([p.category for p in self.probes])
+        return {category: self.success[of == category].mean((0, 1)) for category in dict.fromkeys(of.tolist())}
 
-    def table(self, by: str = "probe") -> str:
-        "The scores as text: a line per probe, or per category with `by='category'`. Raises `ValueError`."
-        if by not in ("probe", "category"):
-            raise ValueError(f"by is {by!r}: choose 'probe' or 'category'.")
+    def table(self) -> str:
+        "The scores as text, a line per probe."
         shown = sorted({0, self.success.shape[-1] - 1})
-        line = lambda name, success: f"{name:<20}" + "".join(f"{success[k]:9.0%}" for k in shown)
-        head = f"{by:<20}" + "".join(f"{f'trial {k + 1}':>9}" for k in shown)
-        if by == "category":
-            means = self.by_category() | {"all": self.success.mean((0, 1))}
-            return "\n".join([head, *(line(*pair) for pair in means.items())])
-        lines = [line(r["name"], r["success"]) + f"{r['par']:6}{r['ratio'][-1]:11.1f}" for r in self.rows()]
-        return "\n".join([f"{head}{'par':>6}{'steps/par':>11}", *lines])
+        head = f"{'probe':<20}" + "".join(f"{f'trial {k + 1}':>9}" for k in shown) + f"{'par':>6}{'steps/par':>11}"
+        success = lambda row: "".join(f"{row['success'][k]:9.0%}" for k in shown)
+        lines = [f"{r['name']:<20}{success(r)}{r['par']:6}{r['ratio'][-1]:11.1f}" for r in self.rows()]
+        return "\n".join([head, *lines])
 
     def __repr__(self):
         probes, copies, trials = self.success.shape

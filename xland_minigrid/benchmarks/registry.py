@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from .benchmark import Benchmark, declared_kinds, find_device, histogram
+from .benchmark import Benchmark, declared_kinds, histogram
 from .files import BenchmarkFileError, counted_identities, data_folder, digest, read_file, write_file
 from .generate import GENERATOR_VERSION, generate_rulesets, ids_of_goals, recipe_of
 from .hub import fetch
@@ -44,20 +44,14 @@ def _read(path):
     except ValueError as error:
         raise BenchmarkFileError(str(error)) from None
 
-def load_benchmark_from_path(path, *, device=None, as_numpy: bool = False, pad_rules: int | None = None,
-                             pad_tiles: int | None = None) -> Benchmark:
-    """Load and check a file that `Benchmark.save`, `Benchmark.export` or xminigrid wrote.
+def load_benchmark_from_path(path, *, as_numpy: bool = False) -> Benchmark:
+    """Load and check a file that `Benchmark.save` or xminigrid wrote.
 
-    device: see `Benchmark.to_device`. as_numpy: keep the arrays in host memory. There, and on a CPU, the arrays are the
-    mapped file itself, read-only. pad_rules, pad_tiles: see `Benchmark.pad_to`. Raises `FileNotFoundError`, or
-    `BenchmarkFileError` (a `ValueError`) for a damaged, newer or foreign file.
+    as_numpy: keep the arrays in host memory. There, and on a CPU, the arrays are the mapped file itself, read-only.
+    Raises `FileNotFoundError`, or `BenchmarkFileError` (a `ValueError`) for a damaged, newer or foreign file.
     """
-    find_device(device)
-    return _delivered(_read(path)[0], device, as_numpy, pad_rules, pad_tiles)
-
-def _delivered(benchmark, device, as_numpy, pad_rules, pad_tiles):
-    benchmark = benchmark.pad_to(pad_rules, pad_tiles)
-    return benchmark.to_numpy() if as_numpy else benchmark.to_device(device)
+    benchmark = _read(path)[0]
+    return benchmark if as_numpy else benchmark.to_device()
 
 # %% ../../nbs/benchmarks/19_registry.ipynb #c
 class _Named(NamedTuple):
@@ -132,11 +126,11 @@ def _alone(path):
             checkpoint = None
         yield checkpoint
 
-def _made(name, workers, progress, checkpoint):
+def _made(name, progress, checkpoint):
     "Make a named benchmark, from its checkpoint if possible, and keep it."
     entry = _REGISTERED[name]
     recipe = recipe_of(entry.preset, **entry.overrides)
-    options = dict(workers=workers, progress=progress, label=f"making {name}")
+    options = dict(progress=progress, label=f"making {name}")
     try:
         made = generate_rulesets(recipe, entry.n, resume=checkpoint, **options)
     except (ValueError, OSError) as error:
@@ -157,25 +151,23 @@ def _made(name, workers, progress, checkpoint):
     return benchmark
 
 # %% ../../nbs/benchmarks/19_registry.ipynb #g
-def load_benchmark(name: str, *, device=None, as_numpy: bool = False, pad_rules: int | None = None,
-                   pad_tiles: int | None = None, workers: int | None = None, progress: bool = True,
+def load_benchmark(name: str, *, as_numpy: bool = False, progress: bool = True,
                    sha256: str | None = None) -> Benchmark:
     """Load a named benchmark (paper, Tables 4 and 5), made on first use and kept; see `registered_benchmarks`.
 
-    name: also `"hub:OWNER/REPO/FILE"`, a file on the Hugging Face hub, checked against `sha256` if given. workers:
-    threads for making a benchmark. progress: show a bar. Other arguments: see `load_benchmark_from_path`.
-    A damaged file is made again, with a warning. Raises `ValueError` for an unknown name or device, and as `hub.fetch`.
+    name: also `"hub:OWNER/REPO/FILE"`, a file on the Hugging Face hub, checked against `sha256` if given.
+    as_numpy: keep the arrays in host memory. progress: show a bar.
+    A damaged file is made again, with a warning. Raises `ValueError` for an unknown name, and as `hub.fetch`.
     """
-    find_device(device)
     if isinstance(name, str) and name.startswith("hub:"):
         benchmark = _read(fetch(name, sha256=sha256, progress=progress))[0]
     elif sha256 is not None:
         raise ValueError(f"sha256 is only for hub:OWNER/REPO/FILE, but the name is {name!r}: leave it out.")
     else:
-        benchmark = _named(name, workers, progress)
-    return _delivered(benchmark, device, as_numpy, pad_rules, pad_tiles)
+        benchmark = _named(name, progress)
+    return benchmark.to_numpy() if as_numpy else benchmark.to_device()
 
-def _named(name, workers=None, progress=False):
+def _named(name, progress):
     if name == _PROBES:
         from xland_minigrid.benchmarks.probes import probes_benchmark
         return probes_benchmark()
@@ -184,37 +176,32 @@ def _named(name, workers=None, progress=False):
         return benchmark
     with _alone(path) as checkpoint:
         from_another = _kept(name, quietly=True) if checkpoint else None
-        return _made(name, workers, progress, checkpoint) if from_another is None else from_another
+        return _made(name, progress, checkpoint) if from_another is None else from_another
 
 # %% ../../nbs/benchmarks/19_registry.ipynb #h
 def find_benchmark(source, *, progress: bool = False) -> tuple[Benchmark, dict]:
     """Find a benchmark; returns it in host memory, and a dict with `path` and `manifest` if it has a file.
 
-    source: a `Benchmark`, a name (registered or `hub:…`) or a path. Raises as loading does, and `BenchmarkFileError`
-    for other sources.
+    source: a `Benchmark`, a name (registered or `hub:…`) or a path. Raises as loading does.
     """
     if isinstance(source, Benchmark):
         return source.to_numpy(), {}
     if source in registered_benchmarks():
-        benchmark = _named(source, progress=progress).to_numpy()
-        path = None if source == _PROBES else benchmark_file(source)
-        return (benchmark, {}) if path is None or not path.exists() else _from_file(path)
-    if isinstance(source, str) and source.startswith("hub:"):
-        return _from_file(fetch(source, progress=progress))
-    if not Path(source).expanduser().exists():
+        benchmark = _named(source, progress).to_numpy()
+        if source == _PROBES or not (path := benchmark_file(source)).exists():
+            return benchmark, {}
+    elif isinstance(source, str) and source.startswith("hub:"):
+        path = fetch(source, progress=progress)
+    elif not (path := Path(source).expanduser()).exists():
         raise BenchmarkFileError(f"{str(source)!r} is neither a file nor one of {', '.join(registered_benchmarks())}.")
-    return _from_file(Path(source).expanduser())
-
-def _from_file(path):
     benchmark, manifest = _read(path)
     return benchmark, {"path": str(path), "manifest": manifest}
 
 def benchmark_info(benchmark) -> dict:
     """Describe a benchmark (a `Benchmark`, a name or a path) as a dict of plain values, ready for JSON.
 
-    Sizes, digest, histograms of rules, objects, kinds of goals and of rules, numbers of distinct goals, goal ids and
-    ruleset ids. If known: path, manifest, recipe and generator version. Raises as loading does, and
-    `BenchmarkFileError` if the manifest contradicts the arrays.
+    Sizes, digest, histograms, numbers of distinct goals, goal ids and ruleset ids; if known path, manifest, recipe and
+    generator version. Raises as loading does, and `BenchmarkFileError` if the manifest contradicts the arrays.
     """
     benchmark, source = find_benchmark(benchmark)
     found, manifest = _contents(benchmark), source.get("manifest", {})

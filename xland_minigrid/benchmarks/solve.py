@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.goals import NUM_GOALS
-from ..core.helpers import num_workers, progress_bar
+from ..core.helpers import num_workers
 from ..core.language import describe_goal, describe_rule
 from ..core.rules import NUM_RULES
 from ..core.ruleset import RuleSet
@@ -99,8 +99,8 @@ def _opposite(sides):
 def _threats(uses, producer):
     """Triggers of the other rules that take each input; `producer (R + 1, 2)` is the rule that makes it, or −1.
 
-    Returns trigger bits `(R + 1, 2)` of all such rules, of those before the use, and of those after the producer. The
-    fourth array `(R + 1,)` holds directions: there the second tile of a pair would trigger an earlier rule.
+    Returns trigger bits `(R + 1, 2)` of all such rules, of those before the use, of those after the producer, and
+    `(R + 1,)` directions in which the second tile of a pair would trigger an earlier rule.
     """
     number, tile = np.arange(len(uses.product)), uses.tile
     others = (number[:, None] != number) & (number < len(number) - 1)  # (use, rule): the goal threatens nothing
@@ -325,25 +325,19 @@ def _prove_chunk(goals, rules, init_tiles):
         plans = Plans(*(np.asarray(part)[:n] for part in _prover()(*padded)))
     return plans._replace(steps=plans.steps[:, :rules.shape[1]])
 
-def prove(goals, rules, init_tiles, *, workers: int | None = None, progress: bool = False) -> Plans:
+def prove(goals, rules, init_tiles) -> Plans:
     """Plan many tasks, or say why a task has no plan. A plan holds for starts whose geometry allows it.
 
-    Args:
-        goals: uint8 `(n, 5)`; rules: `(n, R, 7)`; init_tiles: `(n, N, 2)`, encodings of Tables 1 to 3.
-        workers: threads (default: one per core, at most 8). progress: show a bar.
+    Takes encodings of Tables 1 to 3, uint8: goals `(n, 5)`, rules `(n, R, 7)`, init_tiles `(n, N, 2)`.
     Raises `ValueError` for other shapes or dtypes.
     """
     arrays = checked_arrays(goals, rules, init_tiles)
     if not arrays[1].shape[1]:
         arrays[1] = np.zeros((len(arrays[0]), 1, 7), np.uint8)
-    if not (n := len(arrays[0])):
+    if not len(arrays[0]):
         return _prove_chunk(*arrays)
-    parts = []
-    with ThreadPoolExecutor(workers or num_workers()) as pool, progress_bar(n, progress, "proving tasks") as bar:
-        for part in _prove_chunks(arrays, pool):
-            parts.append(part)
-            bar.update(len(part.solvable))
-    return Plans(*map(np.concatenate, zip(*parts)))
+    with ThreadPoolExecutor(num_workers()) as pool:
+        return Plans(*map(np.concatenate, zip(*_prove_chunks(arrays, pool))))
 
 def _prove_chunks(arrays, pool):
     starts = range(0, len(arrays[0]), _CHUNK)
@@ -378,8 +372,7 @@ class Plan:
 def plan_of(ruleset) -> Plan | None:
     """The plan of one task (a `RuleSet`), or None if none is found; `prove` says why.
 
-    Tasks with composed goals, several products or registered kinds give None: use `exact.shortest` for small worlds.
-    Raises `TypeError` for anything but one task.
+    Composed goals, several products and registered kinds give None. Raises `TypeError` for anything but one task.
     """
     if not isinstance(ruleset, RuleSet) or np.ndim(ruleset.goal) != 1:
         raise TypeError("plan_of takes one task; give a RuleSet, such as benchmark.get_ruleset(0), "
@@ -388,7 +381,7 @@ def plan_of(ruleset) -> Plan | None:
     goal, rules, tiles = (np.asarray(x) for x in (ruleset.goal, ruleset.rules, ruleset.init_tiles))
     if ruleset.extended is not None:
         return None
-    plans = prove(goal[None], rules[None], tiles[None], workers=1)
+    plans = prove(goal[None], rules[None], tiles[None])
     if not plans.solvable[0]:
         return None
     steps = tuple(plans.steps[0, :plans.num_steps[0]].tolist())

@@ -151,13 +151,13 @@ def _split(side, goal_ids, description, may_be_empty=()):
     return Split(train, test, left_out, check_apart(goal_ids[train], goal_ids[test]), description)
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #g
-def first_groups(keys: np.ndarray, share: float, rank: np.ndarray | None = None) -> np.ndarray:
+def first_groups(keys: np.ndarray, share: float, rank: np.ndarray) -> np.ndarray:
     """Select (bool) the first groups of equal keys, as many as come closest to a share of all rows.
 
-    `rank` (a number per row, equal within a group) orders the groups; the default is first appearance.
+    `rank` (a number per row, equal within a group) orders the groups.
     """
     _, first, group, size = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
-    order = np.argsort(first if rank is None else rank[first], kind="stable")
+    order = np.argsort(rank[first], kind="stable")
     ends = np.concatenate([[0], np.cumsum(size[order])])
     chosen = np.zeros(len(first), bool)
     chosen[order[: np.abs(ends - share * len(keys)).argmin()]] = True
@@ -177,19 +177,14 @@ def _by_share(by, arrays, goal_ids, share=0.8, seed=0, group="goal_id"):
     if isinstance(share, bool) or not isinstance(share, (int, float, np.number)) or not 0 <= share <= 1:
         raise ValueError(f"share is {share!r}; it must be the training side's share, from 0 to 1.")
     checked_int("seed", seed, 0, 2**64 - 1)
-    group = by if by in ("goal_id", "goal") else group
     if group not in ("goal_id", "goal"):
         raise ValueError(f"group is {group!r}; it must be 'goal_id' (goal and rules) or 'goal'.")
     keys = goal_ids if group == "goal_id" else ids_of_goals(arrays[0])
     hashes = seeded(keys, seed)
-    if by == "hash":
-        chosen = below_share(hashes, share)
-    else:
-        chosen = first_groups(keys, share, hashes if by == "random" else None)
-    about = f", seed {seed}, groups of one {group}" if by in ("random", "hash") else ""
+    chosen = below_share(hashes, share) if by == "hash" else first_groups(keys, share, hashes)
+    description = f"by {by}, share {float(share):g}, seed {seed}, groups of one {group}"
     may_be_empty = {0: ("train",), 1: ("test",)}.get(share, ())
-    sides = np.where(chosen, _TRAIN, _TEST)
-    return _split(sides, goal_ids, f"by {by}, share {float(share):g}{about}", may_be_empty)
+    return _split(np.where(chosen, _TRAIN, _TEST), goal_ids, description, may_be_empty)
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #i
 HELD_OUT = 0.1  # the share of the tasks that every named split holds out
@@ -249,7 +244,7 @@ def _number(by, value):
 
 def _read_values(by, name, values):
     single = not isinstance(values, (list, tuple, set, frozenset, range, np.ndarray))
-    if single or by == "object" and len(values) == 2 and all(isinstance(v, (str, int, np.integer)) for v in values):
+    if single or by == "object" and isinstance(values, tuple) and np.ndim(values[:1]) == 1:
         values = (values,)
     table, what = np.zeros(256, bool), _ONE.get(by, by)
     for value in values:
@@ -286,17 +281,17 @@ def _tables(by, train, test):
     return train, test, given
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #l
-def _mentioned(by, goals, rules, init_tiles, trees):
+def _mentioned(by, goals, rules, init_tiles, depth=None, in_tree=None):
     "All values of tasks, and those they need: `(n, W)` uint8, `_NONE` for none."
     if by in ("goal_kind", "depth"):
         # a task without depth still has a value, so NEVER must not become _NONE
-        values = goals[:, 0] if by == "goal_kind" else np.minimum(trees.depth, NEVER - 1)
+        values = goals[:, 0] if by == "goal_kind" else np.minimum(depth, NEVER - 1)
         return values[:, None], values[:, None]
     if by == "rule_kind":
         values = np.where(rules[..., 0] == 0, np.uint8(_NONE), rules[..., 0])
-        return values, np.where(trees.in_tree, values, np.uint8(_NONE))
+        return values, np.where(in_tree, values, np.uint8(_NONE))
     goal, ruled, placed = goal_objects(goals).T, [part.T for part in rule_objects(rules)], pack_pairs(init_tiles)
-    needed = [goal, *(np.where(trees.in_tree, part, 0) for part in ruled)]
+    needed = [goal, *(np.where(in_tree, part, 0) for part in ruled)]
     return tuple(_aspect(by, np.concatenate(parts, axis=1)) for parts in ([goal, *ruled, placed], needed))
 
 def _aspect(by, objects):
@@ -317,26 +312,18 @@ def _side(seen, needed, train, test, merely):
     side[known & test[needed].any(axis=1)] = _TEST
     return side
 
-def _by_values(by, arrays, goal_ids, train=None, test=None, distractors="leave out", depth=None, chunk=1 << 16):
+_CHUNK = 1 << 16
+
+def _by_values(by, arrays, goal_ids, train=None, test=None, distractors="leave out"):
     if distractors not in _DISTRACTORS:
         raise ValueError(f"distractors is {distractors!r}; choose 'leave out', 'train' or 'test'.")
     *tables, given = _tables(by, train, test)
-    trees = Trees(None, None) if by == "goal_kind" or depth is not None else task_trees(*arrays)
-    trees = trees if depth is None else trees._replace(depth=_checked_depth(depth, len(goal_ids)))
-    side = np.empty(len(goal_ids), np.uint8)
-    for start in range(0, len(side), chunk):
-        part = slice(start, start + chunk)
-        values = _mentioned(by, *(a[part] for a in arrays), Trees(*(t if t is None else t[part] for t in trees)))
+    trees, side = () if by == "goal_kind" else task_trees(*arrays), np.empty(len(goal_ids), np.uint8)
+    for start in range(0, len(side), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        values = _mentioned(by, *(array[part] for array in (*arrays, *trees)))
         side[part] = _side(*values, *tables, _DISTRACTORS[distractors])
     return _split(side, goal_ids, _about(by, tables, given, distractors))
-
-def _checked_depth(depth, n):
-    "The caller's depths as uint8; negative ones and those above 255 become `NEVER`."
-    depth = np.asarray(depth)
-    if depth.shape != (n,) or depth.dtype.kind not in "iu":
-        raise ValueError(f"depth has shape {depth.shape} and dtype {depth.dtype}; "
-                         f"it must hold one integer for each of the {n:,} tasks.")
-    return np.where((depth < 0) | (depth > NEVER), NEVER, depth).astype(np.uint8)
 
 def _about(by, tables, given, distractors):
     known = _known(by)
@@ -347,10 +334,8 @@ def _about(by, tables, given, distractors):
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #n
 _OPTIONS = {
-    **dict.fromkeys(("goal_id", "goal"), ("share",)),
     **dict.fromkeys(("random", "hash"), ("share", "seed", "group")),
-    "goal_kind": ("train", "test"),
-    "depth": ("train", "test", "depth"),
+    **dict.fromkeys(("goal_kind", "depth"), ("train", "test")),
     **dict.fromkeys(("rule_kind", "colour", "shape", "object"), ("train", "test", "distractors")),
 }
 SPLITS = tuple(_OPTIONS)
@@ -360,23 +345,19 @@ def split_rows(goals, rules, init_tiles, by: str = "random", *, goal_ids=None, *
 
     Takes goals `(n, 5)`, rules `(n, R, 7)`, init_tiles `(n, N, 2)`, and what to split by, with its options:
 
-    * `"random"` (`share=0.8`, `seed=0`, `group="goal_id"`): whole groups, drawn by the seed, until the training side
-      has its share. `group="goal"` holds goals out whatever their rules.
-    * `"hash"` (the same): each group's hash decides alone, so adding or shuffling tasks changes no task's side.
-    * `"goal_id"`, `"goal"` (`share=0.8`): whole groups in the order of the rows.
-    * `"goal_kind"` (`train=(1, 3, 4)`, `test=the rest`): the paper's Figure 8. Identifiers or classes.
-    * `"depth"` (`train`, `test`): levels of rules under the goal, from `task_trees` or your own `depth=` `(n,)`.
-    * `"rule_kind"`, `"colour"`, `"shape"`, `"object"` (`train`, `test`, `distractors="leave out"`): training tasks
-      never contain held-out values, and each test task needs one. Tasks that contain one only in distractors go to
-      `distractors` (`"leave out"`, `"train"`, `"test"`).
+    * `"random"` (`share=0.8`, `seed=0`, `group="goal_id"`): whole groups in an order drawn by the seed; `group="goal"`
+      holds goals out whatever their rules. `"hash"` (the same): the hash of each group alone decides its side.
+    * `"goal_kind"` (`train=(1, 3, 4)`, the paper's Figure 8), `"depth"` (levels of rules, see `task_trees`).
+    * `"rule_kind"`, `"colour"`, `"shape"`, `"object"`, also with `distractors` (`"leave out"`, `"train"`, `"test"`):
+      the side of tasks with held-out values only in distractors. Each test task needs a held-out value.
 
-    Give `train` or `test`, and the other side gets the rest. With both, tasks with other values are left out. Test
-    tasks whose goal_id is in training are always left out. Pass `goal_ids` `(n,)` if you have them, to save time.
+    Give the values of `train` or of `test`, and the other side gets the rest. With both, tasks with other values are
+    left out. Pass `goal_ids` `(n,)` if you have them, to save time.
 
     Raises `ValueError` for an unknown split, value or kind, a share outside 0 to 1, and an empty side (unless the share
-    is 0 or 1). Raises `TypeError` for an option that the split does not have.
+    is 0 or 1); `TypeError` for an option that the split does not have.
     """
-    by = {"color": "colour"}.get(by, by) if isinstance(by, str) else by
+    by = "colour" if by == "color" else by
     if by not in SPLITS:
         raise ValueError(f"Unknown split {by!r}; choose one of {', '.join(SPLITS)}.")
     options = {name: value for name, value in options.items() if value is not None}

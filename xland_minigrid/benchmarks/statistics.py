@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .benchmark import Benchmark, histogram
+from .benchmark import Benchmark
 from .generate import canonical, identities, ids_of_goals
 from .solve import checked_arrays
 from .splits import NEVER, goal_objects, rule_objects, task_trees
@@ -57,12 +57,9 @@ def _count_piece(goals, rules, init_tiles):
     return np.stack([np.bincount(v, minlength=256) for v in values])
 
 def _identify_piece(*arrays):
-    "Ruleset ids, goal ids and ids of goals alone `(3, n)`, and the number of tasks not in canonical spelling."
+    "Ruleset ids, goal ids, ids of goals alone, and whether each task has the canonical spelling: `(4, n)` uint64."
     same = [(x == y).reshape(len(x), -1).all(axis=1) for x, y in zip(arrays, canonical(*arrays))]
-    return np.stack([*identities(*arrays), ids_of_goals(arrays[0])]), int((~np.logical_and.reduce(same)).sum())
-
-def _histogram(counts, names=int):
-    return {names(int(i)): int(counts[i]) for i in np.flatnonzero(counts)}
+    return np.stack([*identities(*arrays), ids_of_goals(arrays[0]), np.logical_and.reduce(same).astype(np.uint64)])
 
 _NAMES = {
     "depth": lambda i: "none" if i == NEVER else i,
@@ -71,56 +68,43 @@ _NAMES = {
     "products": lambda i: TILE_NAMES[i],
 }
 
-def _of_plans(plans):
-    parts = plans.num_steps, plans.dead_ends, plans.risk
-    num_steps, dead_ends, risk = (np.asarray(part)[plans.solvable] for part in parts)
-    return {"solvable": int(plans.solvable.sum()), "plan_steps": histogram(num_steps),
-            "dead_end_rules": histogram(dead_ends), "risk": float(risk.mean())}
-
 # %% ../../nbs/benchmarks/07_statistics.ipynb #d
-def benchmark_statistics(benchmark: Benchmark, *, plans=None, workers: int | None = None, progress: bool = False,
-                         chunk: int = 1 << 14) -> dict:
+_PIECE = 1 << 14  # tasks that a thread counts at once
+
+def benchmark_statistics(benchmark: Benchmark, *, progress: bool = False) -> dict:
     """Describe the tasks of a benchmark in plain numbers and `{value: number of tasks}` histograms.
 
-    * Of the benchmark: `num_rulesets`, `nbytes` (in memory), `distinct_ruleset_ids`, `duplicates` (repeat an earlier
-      task), `distinct_goal_ids`, `distinct_goals`, `not_canonical`.
-    * Per task: `rules_per_task` (all), `tree_rules` (lead to the goal) and `distractor_rules`; `depth` (`"none"`: no
-      rules lead to the goal).
-    * Per task: `objects` (all), `needed_objects`, `objects_of_distractor_rules` and `distractor_objects` (nothing takes
-      them).
+    * Of the benchmark: `num_rulesets`, `nbytes` (in memory), `distinct_ruleset_ids`, `duplicates`,
+      `distinct_goal_ids`, `distinct_goals`, `not_canonical`.
+    * Per task: `rules_per_task`, of them `tree_rules` (lead to the goal) and `distractor_rules`; `depth` (`"none"`: no
+      rules lead to the goal); `objects`, of them `needed_objects`, `objects_of_distractor_rules`, `distractor_objects`.
     * `goal_kinds`, `rule_kinds`, and `products`, the tiles that rules make (`"floor"`: the inputs disappear).
-    * With `plans` (from `solve.prove`): `solvable`, and of those tasks `plan_steps`, `dead_end_rules` (take away what
-      the plan needs) and the mean `risk`.
 
-    `workers` threads (default: one per core, at most 8) share the work. Raises `ValueError` for an empty benchmark or
-    an unknown kind.
+    Raises `ValueError` for an empty benchmark or an unknown kind.
     """
     arrays = checked_arrays(benchmark.goals, benchmark.rules, benchmark.init_tiles)
     if not (n := len(arrays[0])):
         raise ValueError("This benchmark is empty, so nothing can be counted; check the split it comes from.")
-    if plans is not None and len(plans.solvable) != n:
-        raise ValueError(f"Got {len(plans.solvable):,} plans for {n:,} tasks; pass one for each task.")
-    counts, ids, strange = _scan(arrays, workers or num_workers(), progress, chunk)
+    counts, (*ids, canonical_ones) = _look_at_all(arrays, progress)
     rulesets, with_rules, alone = (len(np.unique(row)) for row in ids)
     found = {"num_rulesets": n, "nbytes": sum(a.nbytes for a in arrays) + n, "distinct_ruleset_ids": rulesets,
              "duplicates": n - rulesets, "distinct_goal_ids": with_rules, "distinct_goals": alone,
-             "not_canonical": strange}
-    histograms = {name: _histogram(row, _NAMES.get(name, int)) for name, row in zip(_COUNTED, counts)}
-    return found | histograms | (_of_plans(plans) if plans is not None else {})
+             "not_canonical": n - int(canonical_ones.sum())}
+    histograms = {name: {_NAMES.get(name, int)(int(i)): int(row[i]) for i in np.flatnonzero(row)}
+                  for name, row in zip(_COUNTED, counts)}
+    return found | histograms
 
-def _scan(arrays, workers, progress, chunk):
-    "Histograms, identities `(3, n)` and the number of tasks not in canonical spelling."
-    n = len(arrays[0])
-    counts, ids, strange = np.zeros((len(_COUNTED), 256), np.int64), np.empty((3, n), np.uint64), 0
-    piece = lambda start: [a[start:start + chunk] for a in arrays]
-    look = lambda start: (start, _count_piece(*piece(start)), _identify_piece(*piece(start)))
-    with ThreadPoolExecutor(workers) as pool, progress_bar(n, progress, "looking at every task") as bar:
-        for start, counted, (identified, others) in pool.map(look, range(0, n, chunk)):
+def _look_at_all(arrays, progress):
+    "Histograms `(len(_COUNTED), 256)` and `_identify_piece` of all tasks."
+    counts, ids, n = 0, [], len(arrays[0])
+    piece = lambda start: [a[start:start + _PIECE] for a in arrays]
+    look = lambda start: (_count_piece(*piece(start)), _identify_piece(*piece(start)))
+    with ThreadPoolExecutor(num_workers()) as pool, progress_bar(n, progress, "looking at every task") as bar:
+        for counted, identified in pool.map(look, range(0, n, _PIECE)):
             counts += counted
-            ids[:, start:start + chunk] = identified
-            strange += others
+            ids.append(identified)
             bar.update(identified.shape[1])
-    return counts, ids, strange
+    return counts, np.concatenate(ids, axis=1)
 
 # %% ../../nbs/benchmarks/07_statistics.ipynb #e
 class Merged(NamedTuple):
@@ -137,8 +121,7 @@ class Merged(NamedTuple):
 def deduplicate(benchmark: Benchmark, by: str = "ruleset_id") -> tuple[Benchmark, Merged]:
     """Keep the first task of each identity, unchanged and in order; also report what was merged.
 
-    by: `"ruleset_id"` (goal, rules and objects) or `"goal_id"` (goal and rules). `canonical` says which differences are
-    ignored. Raises `ValueError` for another `by`.
+    by: `"ruleset_id"` (goal, rules and objects) or `"goal_id"` (goal and rules). Raises `ValueError` for another.
     """
     if by not in ("ruleset_id", "goal_id"):
         raise ValueError(f"by is {by!r}; it must be 'ruleset_id' or 'goal_id'.")

@@ -106,9 +106,7 @@ GOALS = (EmptyGoal, AgentHoldGoal, AgentOnTileGoal, AgentNearGoal, TileNearGoal,
          AgentOnPositionGoal, TileOnPositionGoal, *_TILE_NEAR, *_AGENT_NEAR)
 
 goal_kinds = Registry("goal")
-goal_kinds.add(EmptyGoal, 0)
-for _i, _cls in enumerate(GOALS[1:], 1):
-    check_declaration(_cls, BaseGoal, "goal", products=0)
+for _i, _cls in enumerate(GOALS):
     goal_kinds.add(_cls, _i)
 goal_kinds.built_in = NUM_GOALS
 _BUILT_IN = goal_kinds.declared[:16].copy()  # the fifteen, and a row of zeros

@@ -55,9 +55,9 @@ def num_workers() -> int:
     "Default number of threads: one per core, at most 8."
     return min(os.cpu_count() or 1, 8)
 
-def in_threads(work, items, workers: int | None = None) -> list:
-    "Compute `work(item)` for all items, in order, in `workers` threads (default `num_workers()`)."
-    with ThreadPoolExecutor(workers or num_workers()) as pool:
+def in_threads(work, items) -> list:
+    "Compute `work(item)` for all items, in order, in `num_workers()` threads."
+    with ThreadPoolExecutor(num_workers()) as pool:
         return list(pool.map(work, items))
 
 # %% ../../nbs/core/00_helpers.ipynb #d

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LEVELS', 'thing_name', 'plain_words', 'kind_name', 'placeholder', 'describe_goal', 'describe_rule',
-           'further_products', 'declared_since', 'goal_of', 'asked_after', 'describe_ruleset', 'ruleset_to_dict']
+           'further_products', 'declared_since', 'goal_of', 'describe_ruleset', 'ruleset_to_dict']
 
 # %% ../../nbs/core/09_language.ipynb #a
 import re
@@ -234,40 +234,14 @@ def _short(task):
     lines = [f"Goal: {describe_goal(task.goal)}", *(f"{i}. {clause}" for i, clause in enumerate(task.clauses, 1))]
     return _ARTICLE.sub("", "\n".join([*lines, f"Objects: {', '.join(task.things) or 'none'}"]))
 
-def _story(task):
-    room = f"a room with {_listed(task.things, 'and')}" if task.things else "an empty room"
-    clauses = [_sentence(clause.replace(". ", "; ")) for clause in task.clauses] or ["Nothing ever changes by itself."]
-    return " ".join([f"You are in {room}.", *clauses, _goal_only(task)])
-
-def asked_after(goal_or_rule) -> str:
-    "Actions after which a rule or goal (object, class or encoding) is checked, such as `'moving or putting down'`."
-    item = goal_or_rule
-    if isinstance(item, Composed):
-        return "each step"
-    if not hasattr(item, "when"):
-        item = (goal_kinds if len(item) == 5 else rule_kinds)[item[0]]
-    return _declared_when(item) if item.when else ""
-
-def _with_when(words, item):
-    "The words, followed by the actions after which it is checked unless they contain them."
-    when = asked_after(item)
-    known = not when or f"(asked after {when})" in words or words.startswith(f"after {when}, ")
-    return words if known else f"{words} (asked after {when})"
-
-def _precise(task):
-    clauses = [_with_when(clause, rule[0]) for clause, rule in zip(task.clauses, task.rules)]
-    _, rest = _full(task._replace(clauses=clauses + task.clauses[len(clauses):])).split("\n", 1)
-    return f"Your goal: {_with_when(describe_goal(task.goal), task.goal)}.\n{rest}"
-
-LEVELS = {"full": _full, "short": _short, "precise": _precise, "story": _story, "goal": _goal_only}
+LEVELS = {"full": _full, "short": _short, "goal": _goal_only}
 
 def describe_ruleset(ruleset, level: str = "full") -> str:
     """Describe a whole task in English.
 
     Args:
         ruleset: has `goal (5,)`, `rules (R, 7)`, `init_tiles (N, 2)` and perhaps `extended`.
-        level: `"full"`: numbered sentences, goal first; `"short"`: the same without articles; `"precise"`: full, with
-            the actions after which each is checked; `"story"`: one paragraph, goal last; `"goal"`: the goal alone.
+        level: `"full"`: numbered sentences; `"short"`: the same without articles; `"goal"`: the goal alone.
     `parse.parse_ruleset` reads all levels but `"goal"` back. Raises `ValueError` for another level or a batch of tasks.
     """
     if level not in LEVELS:

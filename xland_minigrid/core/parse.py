@@ -15,11 +15,11 @@ import numpy as np
 
 from .compose import MAX_PARTS, AllOf, AnyOf, InOrder, MultiProduct, Not, several
 from .goals import BaseGoal, goal_kinds
-from .language import asked_after, describe_goal, describe_rule, kind_name, placeholder, plain_words, thing_name
+from .language import describe_goal, describe_rule, kind_name, placeholder, plain_words, thing_name
 from .rules import BaseRule, rule_kinds
 from .ruleset import RuleSet, assemble
 from .struct import field_names
-from .tiles import COLOR_NAMES, TILE_NAMES, Colors, Tiles
+from .tiles import COLOR_NAMES, PICKABLE, TILE_NAMES, Colors, Tiles
 
 class ParseError(ValueError):
     "Error for a text that cannot be read; it names the words not understood and the nearest known ones."
@@ -51,6 +51,7 @@ def _plain(text, what="This"):
 _COLORS = {name: i for i, name in enumerate(COLOR_NAMES) if i >= Colors.RED}
 _TILES = {name: i for i, name in enumerate(TILE_NAMES) if i >= Tiles.FLOOR}
 _TILE_OF = {frozenset(name.split()): i for name, i in _TILES.items()}
+_SHAPES = (*PICKABLE, Tiles.GOAL)
 _FILLERS = {"a", "an", "the", "one", "some", "any"}
 
 def loose_noun(words: str) -> tuple[int, list[int], list[str]]:
@@ -78,20 +79,18 @@ def _near(word, known):
     return f"did you mean {close[0]!r}?" if close else ""
 
 def _thing_trouble(words, tile, colors, unknown):
-    said, all_colors = _shown(words), f"the colours are {', '.join(_COLORS)}."
-    all_shapes = f"the shapes are {', '.join(TILE_NAMES[t] for t in (5, 6, 7, 9, 13, 14, 8))}."
+    said = _shown(words)
     if not (tile or colors or unknown):
         return "A thing is missing: name it by colour and shape, for example 'a red ball'."
     if len(colors) > 1:
         return f"{said} has {len(colors)} colours: a thing has one, for example 'a {COLOR_NAMES[colors[0]]} ball'."
+    *before, last = unknown or [""]
+    wrong, known = ("colour", _COLORS) if tile or last in _TILES else ("shape", [TILE_NAMES[t] for t in _SHAPES])
+    listed = f"the {wrong}s are {', '.join(known)}."
     if not unknown:
-        return f"{said} has no colour: {all_colors}" if tile else f"{said} has no shape: {all_shapes}"
-    *before, last = unknown
-    if last in _TILES:
-        odd = " ".join(before)
-        return f"{_shown(odd)} in {said} is not a colour: {_near(odd, _COLORS) or all_colors}"
-    odd = " ".join(unknown) if colors else last
-    return f"{_shown(odd)} in {said} is not a shape: {_near(odd, _TILES) or all_shapes}"
+        return f"{said} has no {wrong}: {listed}"
+    odd = " ".join(before if last in _TILES else unknown if colors else [last])
+    return f"{_shown(odd)} in {said} is not a {wrong}: {_near(odd, known) or listed}"
 
 # %% ../../nbs/core/11_parse.ipynb #d
 def _texts(item):
@@ -106,7 +105,7 @@ def _forms(cls, classes):
         for form in map(re.escape, sorted(_texts(thing))):
             for shown, blank, what in _blanks(thing):
                 form = form.replace(re.escape(shown), f"(?P<{blank}>{what})", 1).replace(re.escape(shown), what)
-            forms.append(re.compile(form + r"(?: \(asked after (?P<when>[^()]*)\))?"))
+            forms.append(re.compile(form))
     return forms
 
 def _blanks(thing):
@@ -153,8 +152,6 @@ def _read(words, registry):
                 again = filter(None, map(m.re.fullmatch, _texts(thing)))
                 if cls.ID >= registry.built_in and not any(_values(cls, text) == values for text in again):
                     raise _incomplete(cls, m)
-                if m["when"] and m["when"] != plain_words(asked_after(cls)):
-                    raise ParseError(f"'{m['when']}' is wrong: {cls.__name__} is asked after {asked_after(cls)}.")
                 return thing
             except ParseError as error:
                 trouble = trouble or error
@@ -189,7 +186,6 @@ def _goal(words):
             return found
     except ParseError as error:
         trouble = error
-    words = words.removesuffix(" (asked after each step)")
     if words.count("(") != words.count(")"):
         raise ParseError(f"The brackets in {_shown(words)} do not match: every '(' needs a ')'.")
     if _is_wrapped(words):
@@ -238,7 +234,7 @@ def parse_goal(text: str):
         raise ParseError(f"{_shown(words)} is nested too deeply: a goal has at most {MAX_PARTS} parts.") from None
 
 # %% ../../nbs/core/11_parse.ipynb #i
-_MORE = re.compile(r"(.*), and (.+?) appears? next to you(?P<when> \(asked after [^()]*\))?")
+_MORE = re.compile(r"(.*), and (.+?) appears? next to you")
 
 def parse_rule(text: str) -> BaseRule | MultiProduct:
     """Parse a rule of Table 3 or a registered one, perhaps with several products; the inverse of `describe_rule`.
@@ -258,24 +254,20 @@ def parse_rule(text: str) -> BaseRule | MultiProduct:
     things = re.split(r",? and |, ", more[2])
     if len(things) > 2:
         raise ParseError(f"{len(things)} further products in {_shown(words)}: a rule makes up to three things.")
-    return several(parse_rule(more[1] + (more["when"] or "")), *map(_thing_of, things))
+    return several(parse_rule(more[1]), *map(_thing_of, things))
 
 # %% ../../nbs/core/11_parse.ipynb #j
 _HEADING = re.compile(r"""(?:^|(?<=[.:\n]))\s*(?:
     (?P<goal>(?:your\s+)?goal:)|(?P<rules>in\s+this\s+world:|rules:|(?=\d+\.\s))
-    |(?P<objects>at\s+the\s+start\s+there\s+(?:are|is):?|objects:|you\s+are\s+in\s+a\s+room\s+with)
-    |(?P<none>(?:in\s+this\s+world\s+)?nothing\s+ever\s+changes\s+by\s+itself\.?|you\s+are\s+in\s+an\s+empty\s+room\.?)
+    |(?P<objects>at\s+the\s+start\s+there\s+(?:are|is):?|objects:)
+    |(?P<none>(?:in\s+this\s+world\s+)?nothing\s+ever\s+changes\s+by\s+itself\.?)
     )""", re.IGNORECASE | re.VERBOSE)
 
 def _sections(text):
     marks = list(_HEADING.finditer(text))
     found = {"goal": text[:marks[0].start()] if marks else text, "rules": "", "objects": ""}
     for m, end in zip(marks, [*(m.start() for m in marks[1:]), len(text)]):
-        piece = text[m.end():end]
-        if m["objects"]:
-            piece, *rules = re.split(r"\.\s", piece, maxsplit=1)  # a story goes on with its rules
-            found["rules"] += "".join(rules)
-        found["rules" if m["none"] else m.lastgroup] += piece
+        found["rules" if m["none"] else m.lastgroup] += text[m.end():end]
     if not plain_words(found["goal"]):
         raise ParseError(f"The goal is missing in {_shown(text)}: begin with 'Your goal: ', such as 'hold a red ball.'")
     is_numbered = re.match(r"\s*\d+\.\s", found["rules"])

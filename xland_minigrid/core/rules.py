@@ -77,8 +77,6 @@ def on_cells(*cells: str) -> Neighborhood:
 MAX_RULE_ENCODING_LEN = 7
 NUM_RULES = 12
 
-
-
 class Declared(PyTreeNode):
     "Base class of rules and goals: a declaration, and an encoding of `LENGTH` bytes."
     ID: ClassVar[int]
@@ -288,9 +286,7 @@ def register_rule(cls=None, *, id: int | None = None):
 
 RULES = (EmptyRule, AgentHoldRule, AgentNearRule, TileNearRule, *_TILE_NEAR, *_AGENT_NEAR)
 
-rule_kinds.add(EmptyRule, 0)
-for _i, _cls in enumerate(RULES[1:], 1):
-    check_declaration(_cls, BaseRule, "rule", products=1)
+for _i, _cls in enumerate(RULES):
     rule_kinds.add(_cls, _i)
 rule_kinds.built_in = NUM_RULES
 _BUILT_IN = rule_kinds.declared[:16].copy()  # the twelve, and rows of zeros

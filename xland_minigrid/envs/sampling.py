@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.ruleset import RuleSet
-from ..core.struct import PyTreeNode, assign, field_names, static
+from ..core.struct import PyTreeNode, assign, field_names
 from .environment import EnvParams, Environment, compiled_outside_jit, typed_key
 from .wrappers import DmEnvAutoResetWrapper, GymAutoResetWrapper, Wrapper
 
@@ -23,20 +23,18 @@ class SampledParams(EnvParams):
 
     Attributes:
         inner: parameters of the wrapped environment; their `ruleset` is a placeholder.
-        tasks: a `RuleSet` with a leading axis, or an object with `get_ruleset` or `sample_ruleset` (a `Benchmark`).
+        tasks: a `RuleSet` with a leading axis, or a pytree with `num_rulesets` and `get_ruleset` (a `Benchmark`).
         bounds: cumulative weights, uint32 `(n,)`, see `RulesetSamplingWrapper.weigh`; None draws uniformly.
-        source: an object with `sample_ruleset(key)` that is not a pytree, else None. Static.
 
     Other attributes are read from and replaced in `inner`.
     """
     inner: EnvParams = None
     tasks: Any = None
     bounds: jax.Array | None = None
-    source: Any = static(None)
 
-    def __init__(self, inner, tasks=None, bounds=None, source=None, **static):
+    def __init__(self, inner, tasks=None, bounds=None, **static):
         static = static or {name: getattr(inner, name) for name in field_names(EnvParams)}
-        assign(self, {**static, "inner": inner, "tasks": tasks, "bounds": bounds, "source": source})
+        assign(self, {**static, "inner": inner, "tasks": tasks, "bounds": bounds})
 
     def __getattr__(self, name):
         if name.startswith("__") or name in field_names(SampledParams):
@@ -45,20 +43,20 @@ class SampledParams(EnvParams):
 
     def replace(self, **updates) -> "SampledParams":
         "Copy with fields changed, here or in `inner`. Raises `TypeError` for unknown ones."
-        own = {name: updates.pop(name, getattr(self, name)) for name in ("inner", "tasks", "bounds", "source")}
+        own = {name: updates.pop(name, getattr(self, name)) for name in ("inner", "tasks", "bounds")}
         return SampledParams(**own | {"inner": own["inner"].replace(**updates)})
 
     def axes(self, *names: str) -> "SampledParams":
         "Make `in_axes` like `EnvParams.axes`, also for the fields of `inner`."
         own = {"tasks", "bounds"} & set(names)
         inner = self.inner.axes(*(name for name in names if name not in own))
-        return SampledParams(inner, source=self.source, **dict.fromkeys(own, 0))
+        return SampledParams(inner, **dict.fromkeys(own, 0))
 
 class SampledCarry(PyTreeNode):
     """Memory of the wrapper in a trial.
 
     Attributes:
-        ruleset_id: number of the task, int32 scalar; -1 if tasks have no numbers.
+        ruleset_id: number of the task, int32 scalar.
         inner: carry of the wrapped environment.
     """
     ruleset_id: jax.Array
@@ -66,10 +64,8 @@ class SampledCarry(PyTreeNode):
 
 # %% ../../nbs/envs/05_sampling.ipynb #e
 def _rows(tasks):
-    "Number of tasks; None if they are not numbered."
-    if isinstance(tasks, RuleSet):
-        return tasks.goal.shape[0] if np.ndim(tasks.goal) == 2 else None
-    return tasks.num_rulesets() if hasattr(tasks, "num_rulesets") and hasattr(tasks, "get_ruleset") else None
+    "Number of tasks."
+    return tasks.goal.shape[0] if isinstance(tasks, RuleSet) else tasks.num_rulesets()
 
 def _row(tasks, number):
     if isinstance(tasks, RuleSet):
@@ -106,22 +102,17 @@ def _fullest(tasks):
 
 def try_out(env: Environment, params: EnvParams, tasks) -> EnvParams:
     "Put the task with the most objects into `params`, and raise the errors that a reset with it raises."
-    if hasattr(tasks, "init_tiles"):
-        ruleset = _fullest(tasks)
-    else:
-        ruleset = _row(tasks, 0) if _rows(tasks) else tasks.sample_ruleset(jax.random.key(0))
-    params = params.replace(ruleset=ruleset)
+    params = params.replace(ruleset=_fullest(tasks) if hasattr(tasks, "init_tiles") else _row(tasks, 0))
     jax.eval_shape(lambda key: env.reset(params, key), jax.random.key(0))
     return params
 
 def _check_tasks(params, tasks):
     if not hasattr(params, "ruleset"):
         raise TypeError(f"{type(params).__name__} has no ruleset to draw: use one of the XLand-MiniGrid environments.")
-    if isinstance(tasks, RuleSet) and _rows(tasks) is None:
+    if isinstance(tasks, RuleSet) and np.ndim(tasks.goal) != 2:
         raise ValueError(f"The tasks have a goal of shape {np.shape(tasks.goal)}: give a batch with goals (n, 5).")
-    if not isinstance(tasks, RuleSet) and not hasattr(tasks, "sample_ruleset"):
-        raise TypeError(f"Cannot draw tasks from {type(tasks).__name__}: give a batched RuleSet, a Benchmark, or an "
-                        "object with sample_ruleset(key).")
+    if not isinstance(tasks, RuleSet) and not (hasattr(tasks, "num_rulesets") and hasattr(tasks, "get_ruleset")):
+        raise TypeError(f"Cannot draw tasks from {type(tasks).__name__}: give a batched RuleSet or a Benchmark.")
     if _rows(tasks) == 0:
         raise ValueError("The tasks are empty: check the split that they come from.")
 
@@ -149,14 +140,16 @@ class RulesetSamplingWrapper(Wrapper):
         """
         params = _inner(params)
         _check_tasks(params, tasks)
-        is_leaf = jax.tree_util.all_leaves([tasks])
-        made = SampledParams(try_out(self._env, params, tasks),
-                             **{"source": tasks} if is_leaf else {"tasks": jax.tree.map(jnp.asarray, tasks)})
+        made = SampledParams(try_out(self._env, params, tasks), jax.tree.map(jnp.asarray, tasks))
         return made if weights is None else self.weigh(made, weights)
 
     def weigh(self, params: SampledParams, weights) -> SampledParams:
         "Replace the weights, `(n,)` of any scale, also under `jit`; recompiles nothing. Raises `ValueError`."
-        return params.replace(bounds=_bounds(weights, _rows(params.tasks)))
+        n = _rows(params.tasks)
+        if np.shape(weights) != (n,):
+            raise ValueError(f"There are {n:,} tasks and weights of shape {np.shape(weights)}: "
+                             "give one weight per task.")
+        return params.replace(bounds=cumulate(weights))
 
     def check(self, params):
         self._env.check(_inner(params))
@@ -202,13 +195,6 @@ def _remember(timestep, number):
     state = timestep.state
     return timestep.replace(state=state.replace(carry=SampledCarry(ruleset_id=number, inner=state.carry)))
 
-def _bounds(weights, n):
-    if n is None:
-        raise ValueError("Tasks without numbers cannot be weighed: give a batched RuleSet or a Benchmark.")
-    if np.shape(weights) != (n,):
-        raise ValueError(f"There are {n:,} tasks and weights of shape {np.shape(weights)}: give one weight per task.")
-    return cumulate(weights)
-
 def _check_layers(env):
     while env is not None:
         if isinstance(env, (GymAutoResetWrapper, DmEnvAutoResetWrapper)):
@@ -220,9 +206,5 @@ def _draw_task(params, key):
     "Draw a task: its number, and the inner parameters with it. `key` is consumed."
     if not isinstance(params, SampledParams):
         raise TypeError("These parameters hold no tasks: make both with sample_tasks(env, params, benchmark).")
-    tasks = params.tasks if params.source is None else params.source
-    n = _rows(tasks)
-    if n is None:
-        return jnp.int32(-1), params.inner.replace(ruleset=tasks.sample_ruleset(key))
-    number = draw(key, n, params.bounds)
-    return number, params.inner.replace(ruleset=_row(tasks, number))
+    number = draw(key, _rows(params.tasks), params.bounds)
+    return number, params.inner.replace(ruleset=_row(params.tasks, number))

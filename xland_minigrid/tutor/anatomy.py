@@ -122,7 +122,7 @@ def _plan(ruleset, name):
     plan = plan_of(ruleset)
     if plan is None:
         rows = (np.asarray(x)[None] for x in (ruleset.goal, ruleset.rules, ruleset.init_tiles))
-        raise WrongAnswer(f"`{name}` cannot be solved: {REASONS[int(prove(*rows, workers=1).reason[0])]}.")
+        raise WrongAnswer(f"`{name}` cannot be solved: {REASONS[int(prove(*rows).reason[0])]}.")
     return plan
 
 def _solved(ruleset, name):
@@ -179,7 +179,7 @@ def trap(answer):
     for room, (objects, _) in zip(rooms, ends):
         room[:len(objects)] = _rows([(c >> 4, c & 15) for c in objects], 2)
     spread = [np.repeat(np.asarray(x)[None], len(ends), 0) for x in (task.goal, task.rules)]
-    hopes = prove(*spread, rooms, workers=1).solvable if ends else ()
+    hopes = prove(*spread, rooms).solvable if ends else ()
     lost = [count for (_, count), hope in zip(ends, hopes) if not hope]
     refuse(not lost, "512 agents acted at random for 150 steps, and each still had everything that the goal needs: "
            "add a rule that takes something away for good.")
