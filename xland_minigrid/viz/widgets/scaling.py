@@ -108,28 +108,6 @@ def series_of(rows) -> dict[str, list[dict]]:
         found.setdefault(f"{_world_name(r)}, {_rules(r)}", []).append(r)
     return found
 
-def _free_places(figure, axes, points, lines, alone):
-    """Offsets in points at which the label of each point touches no line, point or other label; None where all touch.
-
-    alone: with one series labels may stand on any side, otherwise they stand to the right.
-    """
-    figure.draw_without_rendering()  # fixes the layout
-    at = lambda xy: axes.transData.transform(xy) * 72 / figure.dpi
-    along = [at(np.exp(np.linspace(*np.log(ends), 60))) for line in lines for ends in zip(line[:-1], line[1:])]
-    taken = [np.concatenate([xy - 2, xy + 2], 1) for xy in (*along, at(points[:, :2]))]
-    boxes, found = [np.concatenate(taken)], []
-    for x, y in points:
-        half, found = np.array([2.45 * len(short_number(y)), 4.5]), [*found, None]
-        right = 9 + half[0]
-        sides = ((half[0], -14), (right, -3), (0, 12), (-half[0], 14)) if alone else [(right, k) for k in (0, 8, -8)]
-        for offset in sides:
-            middle = at((x, y)) + offset
-            box = np.concatenate([middle - half, middle + half])
-            if not any(((b[:, :2] < box[2:]) & (b[:, 2:] > box[:2])).all(1).any() for b in boxes):
-                boxes, found[-1] = [*boxes, box[None]], offset
-                break
-    return found
-
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #e2
 def draw_scaling(rows):
     "Draw steps per second over the number of worlds; returns a matplotlib `Figure`."
@@ -137,28 +115,19 @@ def draw_scaling(rows):
     figure, axes = axes_of("Steps a second", "worlds side by side", "steps/s", width=5.2, height=3.3)
     axes.set_xscale("log", base=4)
     axes.set_yscale("log")
-    lines, points, inks, series = [], [], [], series_of(rows)
-    for i, (name, some) in enumerate(series.items()):
-        x, y = xy = np.array([(r["num_envs"], r["steps_per_second"]) for r in some]).T
+    for i, (name, some) in enumerate(series_of(rows).items()):
+        x, y = np.array([(r["num_envs"], r["steps_per_second"]) for r in some]).T
         color, marker = COLORS[i % len(COLORS)], "os^D"[i // len(COLORS) % 4]
         axes.plot(x, y, color=color, marker=marker, markersize=5, linewidth=1.4, label=name)
-        ideal = np.array([[x[0], y[0]], [x[-1], y[0] * x[-1] / x[0]]])
-        axes.plot(*ideal.T, color=color, linewidth=.9, linestyle="--", alpha=.5)
-        labelled = xy.T if len(series) == 1 else xy.T[-1:]  # the table has the others
-        lines, points, inks = [*lines, xy.T, ideal], [*points, *labelled], inks + [color] * len(labelled)
+        axes.plot(x[[0, -1]], y[0] * x[[0, -1]] / x[0], color=color, linewidth=.9, linestyle="--", alpha=.5)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: short_number(v)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
     counts, speeds = ([r[key] for r in rows] for key in ("num_envs", "steps_per_second"))
-    axes.set_xlim(.7, 6 * max([4096, *counts]))  # wide, so that points keep their place
+    axes.set_xlim(.7, 2 * max([4096, *counts]))  # wide, so that points keep their place
     axes.set_ylim(min([1e4, *(s / 3 for s in speeds)]), max([1e6, *(s * 4 for s in speeds)]))
     legend(axes, loc="upper left")
-    offsets = _free_places(figure, axes, np.array(points), lines, len(series) == 1) if points else []
-    for (x, y), color, offset in zip(points, inks, offsets):
-        if offset is not None:
-            axes.annotate(short_number(y), (x, y), offset, textcoords="offset points", ha="center", va="center",
-                          fontsize=8, color=color)
     return figure
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #f
