@@ -1,5 +1,6 @@
 """The command line, from the outside: what it prints, what it leaves behind, and how it fails."""
 import dataclasses
+import importlib
 import json
 import pickle
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from xland_minigrid.baselines import agents, rl2
 from xland_minigrid.baselines.report import Protocol, table
 from xland_minigrid.benchmarks import Recipe, benchmark_file, digest, generate_benchmark, load_benchmark_from_path
 from xland_minigrid.benchmarks.files import read_manifest
+from xland_minigrid import cli
 from xland_minigrid.cli import main
 
 TINY = ["--size", "5", "--max-steps", "6", "--num-envs", "16", "--steps-per-task", "12", "--steps-per-update", "12", "--total-steps", "1920",
@@ -251,3 +253,9 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(capsys):
     for words, sentence in table:
         assert main(words) == 1, words
         assert sentence in capsys.readouterr().err, words
+
+
+def test_commands_without_a_parser_of_their_own_are_programs_that_measure():
+    "Of the wheel, which has no `measure/tables`."
+    names = [name for name, (_, add) in cli._COMMANDS.items() if add is None]
+    assert "grpo" in names and all(callable(importlib.import_module(f"xland_minigrid.measure.{name}").report) for name in names)

@@ -42,7 +42,7 @@ def fake(monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(FIGURES))
 def test_an_interrupted_figure_goes_on_and_measures_nothing_twice(name, fake, tmp_path):
-    sizes = sizes_for(quick=True, rules=(1, 3, 6, 9))
+    sizes = dataclasses.replace(sizes_for(quick=True), rules=(1, 3, 6, 9))
     jobs = FIGURES[name].jobs(sizes)
     if len(jobs) > 2:
         with pytest.raises(KeyboardInterrupt):
@@ -59,14 +59,14 @@ def test_an_interrupted_figure_goes_on_and_measures_nothing_twice(name, fake, tm
 
 
 def test_other_circumstances_are_measured_again(fake, tmp_path):
-    sizes = sizes_for(quick=True, grids=(9,), num_envs=(16,))
+    sizes = dataclasses.replace(sizes_for(quick=True), grids=(9,), num_envs=(16,))
     measure_figure("5b", sizes, tmp_path, progress=False)
     measure_figure("5b", dataclasses.replace(sizes, num_steps=17), tmp_path, progress=False)
     assert len(fake) == 2 and len(json.loads((tmp_path / "5b.json").read_text())) == 4
 
 
 def test_with_ours_known_only_the_peer_is_measured(fake, tmp_path, monkeypatch):
-    sizes = sizes_for(quick=True, grids=(9,), num_envs=(16,))
+    sizes = dataclasses.replace(sizes_for(quick=True), grids=(9,), num_envs=(16,))
     with monkeypatch.context() as patch:
         patch.setattr(scaling, "peers", lambda: ("xland_minigrid",))
         measure_figure("5b", sizes, tmp_path, progress=False)
@@ -88,7 +88,7 @@ def test_figures_hold_what_the_paper_shows():
     assert all(isinstance(c, TrainConfig) and c.steps_per_update == 256 for c in cases["5f"])
     assert [getattr(c, "network", None) and c.network.dtype for c in cases["10"]] == [None, "float32", "bfloat16"]
     assert all(c.images for c in cases["13"])
-    assert scaling.training_config(16_384, sizes_for(units=1024)).network == table_6().network
+    assert scaling.training_config(16_384, dataclasses.replace(sizes_for(), units=1024)).network == table_6().network
 
 
 def test_the_rule_of_5c_really_is_there_as_often_as_said():
@@ -142,8 +142,7 @@ def test_a_round_collects_once_and_an_epoch_costs_three_passes():
 
 
 @pytest.mark.parametrize("words, says", [
-    (["--figure", "6"], "choose from 5a"), (["--figure", "5a", "7"], "Unknown figure '7'"), (["--figure", "5a", "--environments", "45"], "choose from 1 to 44"),
-    (["--figure", "5f", "--units", "-1"], "at least 1")])
+    (["--figure", "6"], "choose from 5a"), (["--figure", "5a", "7"], "Unknown figure '7'")])
 def test_wrong_words_are_refused_before_anything_is_written(words, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=says):
