@@ -25,7 +25,7 @@ from ..benchmarks.benchmark import generate_benchmark
 from ..envs.registration import registered_environments
 from .report import Page, circumstances, deliver, in_turns, markdown_table, script
 from .throughput import Case, measure
-from ..viz.plots import PALETTE, draw_curve, dress_axis, empty_figure
+from ..viz.plots import PALETTE, draw_curve, empty_figure
 
 # %% ../../nbs/measure/03_scaling.ipynb #b
 class Job(NamedTuple):
@@ -224,8 +224,9 @@ def draw_figure(name: str, points: list[Point], below: str = "", path=None):
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.yaxis.set_major_formatter(EngFormatter(sep=" "))
-    dress_axis(axis, about.axis, "steps per second")
-    axis.set_title(about.title)
+    axis.set(xlabel=about.axis, ylabel="steps per second", title=about.title)
+    if about.axis:
+        axis.legend(frameon=False)
     figure.supxlabel(below, fontsize=6, wrap=True)
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
