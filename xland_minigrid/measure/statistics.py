@@ -10,7 +10,6 @@ __all__ = ['PAPER_TABLE_5', 'mean_of', 'figure_4', 'plot_statistics', 'sizes_tab
 import contextlib
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from ..benchmarks.generate import GENERATOR_VERSION
 from ..benchmarks.registry import (
     benchmark_file, find_benchmark, load_benchmark, load_benchmark_from_path, registered_benchmarks)
 from ..benchmarks.statistics import benchmark_statistics
-from .report import Page, markdown_table, script
+from .report import Page, markdown_table, script, seconds_of
 from ..viz.plots import PALETTE, draw_curve, dress_axis, empty_figure
 
 # %% ../../nbs/measure/06_statistics.ipynb #b
@@ -218,14 +217,10 @@ def benchmark_sizes(source) -> dict:
     with tempfile.TemporaryDirectory() as place:
         cache, packed = (write_file(Path(place) / name, arrays, packed=name == "packed", identities=(none, none))
                          for name in ("cache", "packed"))
+        load = lambda path: seconds_of(lambda: load_benchmark_from_path(path, as_numpy=True))
         return {"tasks": len(benchmark), "memory": sum(a.nbytes for a in arrays.values()) / 1e6,
                 "cache": cache.stat().st_size / 1e6, "packed": packed.stat().st_size / 1e6,
-                "load": min(_seconds(cache) for _ in range(3)), "unpack": _seconds(packed)}
-
-def _seconds(path):
-    begin = time.perf_counter()
-    load_benchmark_from_path(path, as_numpy=True)
-    return time.perf_counter() - begin
+                "load": min(load(cache) for _ in range(3)), "unpack": load(packed)}
 
 # %% ../../nbs/measure/06_statistics.ipynb #g
 def report(names: tuple[str, ...] = (), all: bool = False, sizes: bool = False,
