@@ -405,7 +405,8 @@ def _trial_markers(steps, rewards):
     markers = {t: f"trial {i}" if i == 1 else str(i) for i, t in enumerate(starts, 1)} if len(starts) > 1 else {}
     return markers, [f"trial {i}, " * bool(markers) + f"step {s}{r}" for i, s, r in zip(trial, steps, won)]
 
-def play_rollout(rollout, captions=None, bars=None, *, view_size: int | None = None, tile_size: int = 16, **look) -> Player:
+def play_rollout(rollout, captions=None, bars=None, *, view_size: int | None = None, tile_size: int = 16,
+                 **look) -> Player:
     """A `Player` of one rollout with a leading time axis.
 
     rollout: stacked `TimeStep`s or `State`s, or `(grids, agents)`: grids `(T, H, W, 2)` or packed `(T, H, W)`, and T

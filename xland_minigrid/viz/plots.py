@@ -185,8 +185,8 @@ def learning_curves(curves: Mapping[str, Sequence[Mapping]], what: Sequence[str]
                     title: str = "Learning"):
     """Draw evaluations over training (the paper's Figures 6 and 11), a panel per quantity; returns a `Figure`.
 
-    curves: name to rows with `steps` and the quantities; `return_lo` and `return_hi` draw a band, `return_seeds` (a number
-    per seed) thin lines. Raises `ValueError` for a quantity that no row has.
+    curves: name to rows with `steps` and the quantities; `return_lo` and `return_hi` draw a band, `return_seeds` (a
+    number per seed) thin lines. Raises `ValueError` for a quantity that no row has.
     """
     return _panels([("", curves, key) for key in what], title)
 
