@@ -1,5 +1,6 @@
 """The command line, from the outside: what it prints, what it leaves behind, and how it fails."""
 import dataclasses
+import importlib
 import json
 import pickle
 from types import SimpleNamespace
@@ -148,8 +149,8 @@ def test_convert_there_and_back(tasks, tmp_path, capsys):
 def test_convert_from_xminigrid(tasks, tmp_path, capsys):
     from xland_minigrid.interop.upstream import benchmark_to_upstream
     ours = load_benchmark_from_path(tasks)
-    np.savez(tmp_path / "theirs.npz", **benchmark_to_upstream(ours))
-    assert main(["benchmark", "convert", str(tmp_path / "theirs.npz"), str(tmp_path / "ours")]) == 0
+    (tmp_path / "theirs").write_bytes(pickle.dumps(benchmark_to_upstream(ours)))
+    assert main(["benchmark", "convert", str(tmp_path / "theirs"), str(tmp_path / "ours")]) == 0
     assert load_benchmark_from_path(tmp_path / "ours").ruleset_ids().tolist() == ours.ruleset_ids().tolist()
 
 
@@ -252,3 +253,9 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(capsys):
     for words, sentence in table:
         assert main(words) == 1, words
         assert sentence in capsys.readouterr().err, words
+
+
+def test_commands_without_a_parser_of_their_own_are_programs_that_measure():
+    "Of the wheel, which has no `measure/tables`."
+    names = [name for name, (_, add) in cli._COMMANDS.items() if add is None]
+    assert "grpo" in names and all(callable(importlib.import_module(f"xland_minigrid.measure.{name}").report) for name in names)

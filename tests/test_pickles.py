@@ -582,13 +582,6 @@ def test_without_a_place_to_keep_it(tmp_path, tasks, monkeypatch):
         load_upstream_benchmark(path)
 
 
-def test_a_file_on_the_hub(tmp_path, tasks, monkeypatch):
-    path = tmp_path / "few"
-    theirs.save_bz2_pickle(tasks, str(path))
-    monkeypatch.setattr(upstream, "fetch", lambda spec, progress: path if spec == "hub:someone/tasks/few" and not progress else pytest.fail(spec))
-    assert load_upstream_benchmark("hub:someone/tasks/few", progress=False).num_rulesets() == 30
-
-
 # Wrong files
 
 @pytest.mark.parametrize("change, says", [
@@ -612,9 +605,9 @@ def test_positions_may_be_larger_than_tiles(tmp_path, tasks):
 
 
 def test_other_files(tmp_path, tasks):
-    for content, says in [(b"", "neither"), (b"hello world", "neither"), (b"PK\x03\x04 and more", r"not an \.npz archive"), (b"\x89PNG", "neither")]:
+    for content in [b"", b"hello world", b"PK\x03\x04 and more", b"\x89PNG"]:
         (tmp_path / "file").write_bytes(content)
-        with pytest.raises(BenchmarkFileError, match=says):
+        with pytest.raises(BenchmarkFileError, match="not a pickle of arrays"):
             load_upstream_benchmark(tmp_path / "file")
     with pytest.raises(FileNotFoundError):
         load_upstream_benchmark(tmp_path / "nowhere")
@@ -622,26 +615,6 @@ def test_other_files(tmp_path, tasks):
         pickled_arrays(tmp_path / "nowhere")
     with pytest.raises(OSError):
         load_upstream_benchmark(tmp_path)
-
-
-def test_archives(tmp_path, tasks, monkeypatch):
-    monkeypatch.setattr(pickles, "_SLACK", 1 << 20)
-    plain = {part: np.asarray(tasks[part]) for part in PARTS}
-    np.savez_compressed(tmp_path / "plain.npz", **plain)
-    assert load_upstream_benchmark(tmp_path / "plain.npz").num_rulesets() == 30
-    whole = (tmp_path / "plain.npz").read_bytes()
-    np.savez(tmp_path / "objects.npz", **{**plain, "goals": np.array([{}], object)})
-    np.savez_compressed(tmp_path / "bomb.npz", **{**plain, "goals": np.zeros((4 << 20, 5), np.uint8)})
-    for name, says in [("objects.npz", "allow_pickle"), ("bomb.npz", "max_bytes")]:
-        with pytest.raises(BenchmarkFileError, match=says):
-            load_upstream_benchmark(tmp_path / name)
-    rng = random.Random(0)
-    for _ in range(200):
-        (tmp_path / "file").write_bytes(_mutated(whole, rng))
-        try:
-            load_upstream_benchmark(tmp_path / "file")
-        except BenchmarkFileError:
-            pass
 
 
 def test_a_benchmark_of_arrays_is_accepted_as_before():

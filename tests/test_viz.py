@@ -276,43 +276,6 @@ print(_table.cache_info().currsize, draw_tile.cache_info().currsize, os.listdir(
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout.strip() == "0 0 [] []"
 
 
-class Bomb:
-    def __reduce__(self):
-        return print, ("a pickle was loaded",)
-
-
-def test_the_cache_variables_are_honoured(tmp_path, monkeypatch, capsys):
-    from xland_minigrid.viz.images import _table
-    fresh = lambda: _table.__wrapped__(4)  # as a new process would
-    monkeypatch.delenv("XLAND_MINIGRID_CACHE", raising=False)
-    monkeypatch.delenv("XLAND_MINIGRID_RELOAD_CACHE", raising=False)
-    table = fresh()
-    monkeypatch.setenv("XLAND_MINIGRID_CACHE", str(tmp_path / "made"))
-    fresh()
-    path, = (tmp_path / "made").iterdir()
-    first = path.stat().st_ino
-    assert (fresh() == table).all() and path.stat().st_ino == first, "read, not written again"
-    for value, again in (("0", False), ("False", False), ("True", True), ("1", True)):
-        monkeypatch.setenv("XLAND_MINIGRID_RELOAD_CACHE", value)
-        before = path.stat().st_ino, path.stat().st_mtime_ns
-        fresh()
-        assert ((path.stat().st_ino, path.stat().st_mtime_ns) != before) == again, value
-    monkeypatch.delenv("XLAND_MINIGRID_RELOAD_CACHE")
-    whole = path.read_bytes()
-    flipped = bytearray(whole)
-    flipped[999] ^= 4
-    bomb = io.BytesIO()
-    np.save(bomb, np.array([Bomb()], object), allow_pickle=True)
-    for damage in (b"", whole[:-1], b"junk" * 99, bytes(flipped), bomb.getvalue()):
-        path.write_bytes(damage)
-        assert (fresh() == table).all() and path.read_bytes() == whole
-    assert "pickle" not in capsys.readouterr().out and len(list((tmp_path / "made").iterdir())) == 1
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XLAND_MINIGRID_CACHE", str(tmp_path / "file"))
-    with pytest.raises(OSError):
-        fresh()
-
-
 # Players -----------------------------------------------------------------------------------------------------------------------------
 
 class Tags(HTMLParser):

@@ -149,12 +149,12 @@ async def _close(env, seconds):
     return why
 
 # %% ../../nbs/interop/09_swift.ipynb #f
-def register(*names: str, scheduler: str = "xland_gym_scheduler") -> list[str]:
+def register(*names: str) -> list[str]:
     "Register text environments and the scheduler with ms-swift, again if need be; returns all names."
     names = names or ("frozen_lake", "sudoku", "xland")
     need("swift.rollout.gym_env", "swift").envs.update({name: swift_env(name) for name in names})
-    need("swift.rollout.multi_turn", "swift").multi_turns[scheduler] = swift_scheduler()
-    return [*names, scheduler]
+    need("swift.rollout.multi_turn", "swift").multi_turns["xland_gym_scheduler"] = swift_scheduler()
+    return [*names, "xland_gym_scheduler"]
 
 def plugin_path() -> str:
     "The path to pass to `--external_plugins`."

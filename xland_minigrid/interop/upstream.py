@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..benchmarks import Benchmark, BenchmarkFileError, data_folder, load_benchmark_from_path
-from ..benchmarks.hub import fetch
 from ..benchmarks.registry import register_reader
 from ..core.actions import AgentState
 from ..core.goals import GOALS, AgentOnPositionGoal, OneTileGoal, TileOnPositionGoal, TwoTileGoal
@@ -31,7 +30,7 @@ from ..core.ruleset import RuleSet
 from ..core.tiles import EMPTY, END_OF_MAP, Colors, Tiles, pack_pairs, unpack
 from ..envs.environment import EnvCarry, EnvParams, State, TimeStep
 from ..envs.xland import XLandEnvParams
-from .pickles import archived_arrays, pickled_arrays
+from .pickles import pickled_arrays
 
 # %% ../../nbs/interop/01_upstream.ipynb #b
 def _lib(*arrays):
@@ -234,18 +233,6 @@ def benchmark_to_upstream(benchmark) -> dict[str, np.ndarray]:
                 num_rules=(rules[..., 0] != 0).sum(-1).astype(np.uint8))
 
 # %% ../../nbs/interop/01_upstream.ipynb #k
-def _start(path):
-    with open(path, "rb") as file:
-        return file.read(3)
-
-def _upstream_arrays(path):
-    start = _start(path)
-    if start.startswith(b"PK"):
-        return archived_arrays(path)
-    if start.startswith((b"BZh", b"\x80", b"(", b"}", b"c", b"]")):
-        return pickled_arrays(path)
-    raise BenchmarkFileError(f"{path} is neither a pickle nor an .npz archive: pass a file of xminigrid.")
-
 def _kept(path):
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
@@ -256,18 +243,17 @@ def _kept(path):
         warnings.warn(f"{error} It is converted again now.", stacklevel=3)
         return kept, None
 
-def load_upstream_benchmark(path, *, cache: bool = True, progress: bool = True) -> Benchmark:
-    """Load a benchmark of xminigrid 0.9.3 from its pickle (plain or bz2, never run) or from an `.npz` archive.
+def load_upstream_benchmark(path, *, cache: bool = True) -> Benchmark:
+    """Load a benchmark of xminigrid 0.9.3 from its pickle (plain or bz2), which is never run.
 
-    path: a file, or `"hub:OWNER/REPO/FILE"`. cache: keep the tasks in our format in `data_folder()`.
-    progress: show a bar. Raises `FileNotFoundError`, `RefusedPickleError` for a pickle that asks for more than arrays,
-    `BenchmarkFileError` for a damaged or foreign file, and the errors of `benchmarks.hub.fetch`.
+    cache: keep the tasks in our format in `data_folder()`. Raises `FileNotFoundError`, `RefusedPickleError` for a
+    pickle that asks for more than arrays, and `BenchmarkFileError` for a damaged or foreign file.
     """
-    path = fetch(path, progress=progress) if str(path).startswith("hub:") else Path(path).expanduser()
+    path = Path(path).expanduser()
     kept, benchmark = _kept(path) if cache else (None, None)
     if benchmark is not None:
         return benchmark
-    arrays = _upstream_arrays(path)
+    arrays = pickled_arrays(path)
     try:
         benchmark = benchmark_from_upstream(arrays)
     except ValueError as error:
@@ -281,7 +267,8 @@ def load_upstream_benchmark(path, *, cache: bool = True, progress: bool = True) 
     return benchmark
 
 def is_upstream_file(path: Path) -> bool:
-    "Whether a file begins like a pickle or a bz2 archive, or has the suffix `.npz`."
-    return _start(path).startswith((b"BZh", b"\x80")) or path.suffix == ".npz"
+    "Whether a file begins like a pickle or a bz2 archive."
+    with open(path, "rb") as file:
+        return file.read(3).startswith((b"BZh", b"\x80"))
 
 register_reader("xminigrid", is_upstream_file, load_upstream_benchmark)  # for load_benchmark_from_path

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..benchmarks.histories import ENDED, NO_STEPS, STEP_FIELDS, TIME_OUT, Histories
-from ..core.helpers import appearing, need, progress_bar
+from ..core.helpers import appearing, need
 from ..core.tiles import EMPTY, END_OF_MAP, pack_pairs, unpack
 from .upstream import tiles_from_upstream, tiles_to_upstream
 
@@ -30,11 +30,10 @@ def _from_states(states) -> np.ndarray:
     return np.asarray(pack_pairs(tiles_from_upstream(pairs, zero=unpack(np.uint8(END_OF_MAP)))))
 
 # %% ../../nbs/interop/05_xland100b.ipynb #c
-def save_xland100b(histories: Histories, path, *, env_id: str, benchmark_id: str, level: int = 6,
-                   progress: bool = False) -> Path:
+def save_xland100b(histories: Histories, path, *, env_id: str, benchmark_id: str) -> Path:
     """Write histories in the layout of XLand-100B, whole or not at all. Returns the path.
 
-    env_id, benchmark_id: attributes by which readers load the tasks. level: gzip level, 0 to 9. progress: show a bar.
+    env_id, benchmark_id: attributes by which readers load the tasks.
     Raises `ValueError` if tasks have different numbers of histories, and `ModuleNotFoundError` without h5py.
     """
     h5py, path = need("h5py", "hdf5"), Path(path).expanduser()
@@ -42,8 +41,7 @@ def save_xland100b(histories: Histories, path, *, env_id: str, benchmark_id: str
     if len(set(count)) > 1:
         raise ValueError(f"Tasks have {count.min()} to {count.max()} histories: keep equally many of each.")
     owner = histories.array("task")
-    with (appearing(path) as temporary, h5py.File(temporary, "w", libver="latest") as file,
-          progress_bar(len(tasks), progress, "writing", "tasks") as bar):
+    with appearing(path) as temporary, h5py.File(temporary, "w", libver="latest") as file:
         for number, task in enumerate(tasks):
             rows = [histories[int(i)] for i in np.flatnonzero(owner == task)]
             group = file.create_group(str(number))
@@ -52,9 +50,8 @@ def save_xland100b(histories: Histories, path, *, env_id: str, benchmark_id: str
             data |= {"states": _to_states(data["states"]), "dones": np.stack([row["done"] > 0 for row in rows])}
             for name, array in data.items():
                 chunks = (1, min(4096, array.shape[1]), *array.shape[2:])
-                group.create_dataset(name, data=array, chunks=chunks, compression="gzip", compression_opts=level)
+                group.create_dataset(name, data=array, chunks=chunks, compression="gzip", compression_opts=6)
             group.attrs.update({name: np.stack([row[name] for row in rows]) for name in _TASK})
-            bar.update(1)
     return path
 
 # %% ../../nbs/interop/05_xland100b.ipynb #d

@@ -22,11 +22,10 @@ import numpy as np
 from ..baselines.rl2 import TrainConfig, make_round, mesh_of, start_run, table_6
 from ..baselines.scale import replicate
 from ..benchmarks.benchmark import generate_benchmark
-from ..core.helpers import checked_int
 from ..envs.registration import registered_environments
 from .report import Page, circumstances, deliver, in_turns, markdown_table, script
 from .throughput import Case, measure
-from ..viz.plots import MARKERS, PALETTE, empty_figure
+from ..viz.plots import PALETTE, draw_curve, empty_figure
 
 # %% ../../nbs/measure/03_scaling.ipynb #b
 class Job(NamedTuple):
@@ -77,21 +76,18 @@ _SIZES = {
     "quick": Sizes((64, 256), 16, 3, 2, grids=(9, 25), rules=(1, 24), images=(4,), image_steps=2, training=(16, 32),
                    sequence=32, units=32)}
 
-def sizes_for(quick: bool = False, **changes) -> Sizes:
-    "Choose the sizes for this platform, with `changes` that are not None."
-    kind = "quick" if quick else "cpu" if jax.devices()[0].platform == "cpu" else "accelerator"
-    return dataclasses.replace(_SIZES[kind], **{name: value for name, value in changes.items() if value is not None})
+def sizes_for(quick: bool = False) -> Sizes:
+    "Choose the sizes for this platform."
+    return _SIZES["quick" if quick else "cpu" if jax.devices()[0].platform == "cpu" else "accelerator"]
 
 def _device_counts():
     return tuple(2**i for i in range(jax.device_count().bit_length()))
 
 def paper_environments(count: int | None = None) -> tuple[str, ...]:
-    "Ids of xminigrid 0.9.3's 44 environments, or `count` evenly chosen ones. Raises `ValueError`."
+    "Ids of xminigrid 0.9.3's 44 environments, or `count` evenly chosen ones."
     ours = ("-Maze-", "-Rooms-", "LavaGap")
     ids = [name for name in registered_environments() if not any(part in name for part in ours)]
     count = len(ids) if count is None else count
-    if not 1 <= count <= len(ids):
-        raise ValueError(f"environments is {count}: choose from 1 to {len(ids)}.")
     return tuple(ids[i] for i in np.linspace(0, len(ids) - 1, count).round().astype(int))
 
 # %% ../../nbs/measure/03_scaling.ipynb #d
@@ -217,12 +213,11 @@ def draw_figure(name: str, points: list[Point], below: str = "", path=None):
     figure, (axis,) = empty_figure(1, 5.4, 3.8)
     for i, (line, rows) in enumerate(lines_of(name, points).items()):
         x, y, low, high = map(np.array, zip(*rows))
-        bars = np.maximum([y - low, high - y], 0)
-        look = {"color": PALETTE[i % len(PALETTE)], "label": line, "capsize": 3}
         if about.axis:
-            axis.errorbar(x, y, bars, marker=MARKERS[i % len(MARKERS)], markersize=5, linewidth=2, **look)
+            draw_curve(axis, i, x, y, low, high, line)
         else:
-            axis.bar([line.replace(" in ", "\nin ")], y, yerr=bars, **look)
+            axis.bar([line.replace(" in ", "\nin ")], y, yerr=np.maximum([y - low, high - y], 0),
+                     color=PALETTE[i % len(PALETTE)], capsize=3)
     if 0 < 10 * min(rates) < max(rates):
         axis.set_yscale("log")
     if about.axis == SIDE_BY_SIDE and len({p.x for p in points}) > 1:
@@ -231,7 +226,7 @@ def draw_figure(name: str, points: list[Point], below: str = "", path=None):
     axis.yaxis.set_major_formatter(EngFormatter(sep=" "))
     axis.set(xlabel=about.axis, ylabel="steps per second", title=about.title)
     if about.axis:
-        axis.legend(fontsize=8, frameon=False)
+        axis.legend(frameon=False)
     figure.supxlabel(below, fontsize=6, wrap=True)
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -249,8 +244,7 @@ def figure_table(name: str, points: list[Point]) -> str:
         (f"{x:g}" if axis else line, line, f"{y:,.0f}", f"{low:,.0f} – {high:,.0f}", ratio(line, x, y))
         for line, rows in lines.items() for x, y, low, high in rows])
 
-def report(figure: tuple[str, ...] = ("all",), quick: bool = False, environments: int | None = None,
-           units: int | None = None, out: Path | None = None) -> Iterator[Page]:
+def report(figure: tuple[str, ...] = ("all",), quick: bool = False, out: Path | None = None) -> Iterator[Page]:
     """Redraw the paper's figures of throughput and training.
 
     Saves measurements and pictures in a folder next to the page, or `scaling`; delete it to measure again.
@@ -258,14 +252,9 @@ def report(figure: tuple[str, ...] = ("all",), quick: bool = False, environments
     Args:
         figure: 5a to 5f, 10, 13, or all
         quick: few and small sizes
-        environments: with 5a, average over this many environments (default 6 on a CPU, otherwise all)
-        units: with 5f and 10, units of the GRU (default 64 on a CPU, otherwise the paper's 1024)
     """
     names, folder, parts = chosen_figures(figure), (out or Path("scaling.md")).with_suffix(""), []
-    if units is not None:
-        checked_int("units", units, 1)
-    sizes = sizes_for(quick, environments=environments, units=units)
-    paper_environments(sizes.environments)  # raises `ValueError` for an invalid number
+    sizes = sizes_for(quick)
     for name in names:
         points = measure_figure(name, sizes, folder)
         below = note(points, sizes.repeats)

@@ -8,10 +8,8 @@ __all__ = ['PAPER_TABLE_5', 'mean_of', 'figure_4', 'plot_statistics', 'sizes_tab
 
 # %% ../../nbs/measure/06_statistics.ipynb #a
 import contextlib
-import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,8 +20,8 @@ from ..benchmarks.generate import GENERATOR_VERSION
 from ..benchmarks.registry import (
     benchmark_file, find_benchmark, load_benchmark, load_benchmark_from_path, registered_benchmarks)
 from ..benchmarks.statistics import benchmark_statistics
-from .report import Page, markdown_table, script
-from ..viz.plots import MARKERS, PALETTE, empty_figure
+from .report import Page, markdown_table, script, seconds_of
+from ..viz.plots import PALETTE, draw_curve, dress_axis, empty_figure
 
 # %% ../../nbs/measure/06_statistics.ipynb #b
 def _percent(axis):
@@ -54,12 +52,11 @@ def figure_4(statistics: Mapping[str, Mapping]):
         raise ValueError("There is nothing to draw: give {name: benchmark_statistics(benchmark)} of at least one.")
     figure, (axis,) = empty_figure(1, 6.4, 3.6)
     for i, (name, found) in enumerate(statistics.items()):
-        axis.plot(*_shares(found["rules_per_task"]), color=PALETTE[i % len(PALETTE)], marker=MARKERS[i % len(MARKERS)],
-                  markersize=5, linewidth=1.8, label=f"{name} (mean {mean_of(found['rules_per_task']):.1f})")
-    axis.set(xlabel="rules per task (tree and distractors)", ylabel="share of tasks", title="How many rules a task has",
-             ylim=(0, None))
+        draw_curve(axis, i, *_shares(found["rules_per_task"]),
+                   label=f"{name} (mean {mean_of(found['rules_per_task']):.1f})")
+    dress_axis(axis, "rules per task (tree and distractors)", "share of tasks")
+    axis.set_title("How many rules a task has")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True)), _percent(axis.yaxis)
-    axis.legend(frameon=False)
     _make_room(axis)
     return figure
 
@@ -141,11 +138,11 @@ def sizes_table(sizes: Mapping[str, Mapping]) -> str:
     for name, found in sizes.items():
         memory, compressed = PAPER_TABLE_5.get(name, (None, None))
         numbers = (memory, found["memory"], found["cache"], compressed, found["packed"],
-                   compressed and found["packed"] / compressed, found["load_cold"], found["load_warm"], found["unpack"])
-        cells = ("" if x is None else f"{x:,.{digits}f}" for x, digits in zip(numbers, (1, 1, 1, 1, 2, 2, 3, 3, 2)))
+                   compressed and found["packed"] / compressed, found["load"], found["unpack"])
+        cells = ("" if x is None else f"{x:,.{digits}f}" for x, digits in zip(numbers, (1, 1, 1, 1, 2, 2, 3, 2)))
         rows.append([Path(name).name, f"{found['tasks']:,}", *cells])
     head = ["benchmark", "tasks", "paper, in memory", "memory, MB", "cache file, MB", "paper, compressed",
-            "packed file, MB", "packed / paper", "load cold, s", "load warm, s", "unpack, s"]
+            "packed file, MB", "packed / paper", "load, s", "unpack, s"]
     return markdown_table(head, rows, "---:")
 
 def statistics_page(statistics: Mapping[str, Mapping], sizes: Mapping | None = None) -> Page:
@@ -213,32 +210,17 @@ def _chosen(names, everything):
 def benchmark_sizes(source) -> dict:
     """Measure a benchmark (name, path or `Benchmark`) as arrays, cache file and packed file.
 
-    Returns `tasks`; MB (10⁶ bytes) of `memory`, `cache`, `packed`; seconds of `load_cold` (None if the system cannot
-    drop a file from memory), `load_warm`, `unpack`.
+    Returns `tasks`; MB (10⁶ bytes) of `memory`, `cache`, `packed`; seconds of `load` (from the cache) and `unpack`.
     """
     benchmark, _ = find_benchmark(source)
     arrays, none = benchmark.arrays(), np.zeros(0, np.uint64)
     with tempfile.TemporaryDirectory() as place:
         cache, packed = (write_file(Path(place) / name, arrays, packed=name == "packed", identities=(none, none))
                          for name in ("cache", "packed"))
+        load = lambda path: seconds_of(lambda: load_benchmark_from_path(path, as_numpy=True))
         return {"tasks": len(benchmark), "memory": sum(a.nbytes for a in arrays.values()) / 1e6,
                 "cache": cache.stat().st_size / 1e6, "packed": packed.stat().st_size / 1e6,
-                "load_cold": _seconds(cache) if _forgotten(cache) else None,
-                "load_warm": min(_seconds(cache) for _ in range(3)), "unpack": _seconds(packed)}
-
-def _seconds(path):
-    begin = time.perf_counter()
-    load_benchmark_from_path(path, as_numpy=True)
-    return time.perf_counter() - begin
-
-def _forgotten(path):
-    "Drop a file from the system's memory; returns whether that is possible."
-    if not hasattr(os, "posix_fadvise"):
-        return False
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return True
+                "load": min(load(cache) for _ in range(3)), "unpack": load(packed)}
 
 # %% ../../nbs/measure/06_statistics.ipynb #g
 def report(names: tuple[str, ...] = (), all: bool = False, sizes: bool = False,

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import Any, Literal, NamedTuple
 from unittest import mock
 
@@ -25,11 +26,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import xland_minigrid.compat as compat
 from ..benchmarks.benchmark import generate_benchmark
 from ..compat.worlds import ruleset_out
+from ..core.actions import NUM_ACTIONS
 from ..core.ruleset import RuleSet, pad_ruleset
 from ..envs.registration import make, registered_environments
 from ..envs.wrappers import GymAutoResetWrapper
 from ..interop.upstream import ruleset_to_upstream
-from ..viz.widgets.scaling import lab_task
+from ..viz.widgets.scaling import begin_apart, lab_task
 from .report import Page, in_turns, markdown_table, ratio_of, script, seconds_of
 
 # %% ../../nbs/measure/02_throughput.ipynb #b
@@ -82,14 +84,14 @@ class Engine(NamedTuple):
     start: Callable
     run: Callable
 
-def rollout(step, read, num_steps: int, num_envs: int, num_actions: int = 6) -> Callable:
+def rollout(step, read, num_steps: int, num_envs: int) -> Callable:
     "Make `run(carry, key)`: `num_steps` batched random steps, and the sum of what `read` returns for each."
     def run(carry, key):
         def body(carry, action):
             carry = step(carry, action)
             return carry, jax.tree.map(lambda x: x.sum(dtype=jnp.float32), read(carry))
 
-        carry, sums = jax.lax.scan(body, carry, jax.random.randint(key, (num_steps, num_envs), 0, num_actions))
+        carry, sums = jax.lax.scan(body, carry, jax.random.randint(key, (num_steps, num_envs), 0, NUM_ACTIONS))
         return carry, jax.tree.map(jnp.sum, sums)
     return run
 
@@ -98,13 +100,8 @@ def engine_of(env, params, case: Case, tasks=None) -> Engine:
     if tasks is not None:
         params = params.replace(ruleset=jax.tree.map(jnp.asarray, tasks))
     axes = None if tasks is None else 0
-    reset, step = jax.vmap(env.reset, (axes, 0)), jax.vmap(env.step, (axes, 0, 0))
-    num_envs = case.num_envs // case.devices
-
-    def start(params, key):
-        timestep = reset(params, jax.random.split(key, num_envs))
-        ages = jax.random.randint(key, (num_envs,), 0, params.max_steps - 1, timestep.state.step_num.dtype)
-        return timestep.replace(state=timestep.state.replace(step_num=ages))
+    step, num_envs = jax.vmap(env.step, (axes, 0, 0)), case.num_envs // case.devices
+    start = lambda params, key: begin_apart(env, params, key, num_envs, axes)
 
     def run(params, carry, key):
         read = lambda t: (t.observation, t.reward, t.last())
@@ -256,7 +253,7 @@ def summary(rows: list[Row]) -> str:
     for peer in dict.fromkeys(r.engine for r in rows if not r.engine.startswith("xland_minigrid")):
         theirs = [r for r in rows if r.engine == peer]
         least = min(theirs, key=lambda r: r.ratio)
-        mean = np.exp(np.mean([np.log(r.ratio) for r in theirs]))
+        mean = geometric_mean(r.ratio for r in theirs)
         lines.append(f"Against {peer}, {len(theirs)} cases: geometric mean {mean:.3g}, smallest {least.ratio:.3g} "
                      f"({least.case.env}).")
     return "\n".join(lines)

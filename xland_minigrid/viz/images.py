@@ -7,21 +7,15 @@ __all__ = ['tile_table', 'images_from_observations', 'RGBImgObservationWrapper']
 
 # %% ../../nbs/viz/05_images.ipynb #a
 import functools
-import hashlib
-import inspect
-import os
-import sys
-from pathlib import Path
-from zipfile import BadZipFile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.helpers import appearing, checked_int
+from ..core.helpers import checked_int
 from ..core.tiles import FLOOR, NUM_COLORS, Tiles, pack_pairs
 from ..envs.wrappers import ObservationWrapper
-from .render import agent_sprite, draw_tile, render, stamp
+from .render import agent_sprite, draw_tile, stamp
 
 # %% ../../nbs/viz/05_images.ipynb #b
 def _cell_picture(byte, size):
@@ -31,48 +25,21 @@ def _cell_picture(byte, size):
     dark = np.indices((size, size)).sum(0) * 4 // size % 2 == 0
     return np.where(dark[..., None], np.uint8([90, 0, 90]), np.uint8([255, 0, 255]))
 
-def _draw_table(size):
-    plain = np.stack([_cell_picture(byte, size) for byte in range(256)])
-    with_agent = plain.copy()
-    for picture in with_agent:
-        stamp(picture, agent_sprite(0, None, size), 0, 0)
-    return np.stack([plain, with_agent])
-
 # %% ../../nbs/viz/05_images.ipynb #c
-def _cache_file(size):
-    folder = os.environ.get("XLAND_MINIGRID_CACHE")
-    if not folder:
-        return None
-    version = hashlib.sha256(inspect.getsource(sys.modules[render.__module__]).encode()).hexdigest()[:12]
-    return Path(folder).expanduser() / f"tiles-{size}-{version}.npz"
-
-def _read_table(path, size):
-    "The table in a cache file; None if it is missing, damaged, or to be drawn again."
-    if os.environ.get("XLAND_MINIGRID_RELOAD_CACHE", "").strip().lower() not in ("", "0", "false", "no"):
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            table = file["table"]
-    except (OSError, ValueError, EOFError, KeyError, BadZipFile):
-        return None
-    return table if table.dtype == np.uint8 and table.shape == (2, 256, size, size, 3) else None
-
 def tile_table(tile_size: int = 32) -> np.ndarray:
     """All packed cells, uint8 `(2, 256, tile_size, tile_size, 3)`, read-only: plain, and under the agent looking up.
 
-    Cached in memory, and in the folder `XLAND_MINIGRID_CACHE`. tile_size: at least 4. Raises `ValueError` or `OSError`.
+    Cached in memory. tile_size: at least 4. Raises `ValueError`.
     """
     return _table(checked_int("tile_size", tile_size, 4))
 
 @functools.lru_cache(maxsize=8)
 def _table(size):
-    path = _cache_file(size)
-    table = None if path is None else _read_table(path, size)
-    if table is None:
-        table = _draw_table(size)
-        if path is not None:
-            with appearing(path) as part, open(part, "wb") as file:
-                np.savez(file, table=table)
+    plain = np.stack([_cell_picture(byte, size) for byte in range(256)])
+    with_agent = plain.copy()
+    for picture in with_agent:
+        stamp(picture, agent_sprite(0, None, size), 0, 0)
+    table = np.stack([plain, with_agent])
     table.flags.writeable = False
     return table
 

@@ -405,16 +405,16 @@ def _trial_markers(steps, rewards):
     markers = {t: f"trial {i}" if i == 1 else str(i) for i, t in enumerate(starts, 1)} if len(starts) > 1 else {}
     return markers, [f"trial {i}, " * bool(markers) + f"step {s}{r}" for i, s, r in zip(trial, steps, won)]
 
-def play_rollout(rollout, captions=None, bars=None, *, view_size: int | None = None, tile_size: int = 16, markers=None,
+def play_rollout(rollout, captions=None, bars=None, *, view_size: int | None = None, tile_size: int = 16,
                  **look) -> Player:
     """A `Player` of one rollout with a leading time axis.
 
     rollout: stacked `TimeStep`s or `State`s, or `(grids, agents)`: grids `(T, H, W, 2)` or packed `(T, H, W)`, and T
     agents or a stack (`position` (T, 2), `direction` (T,), `pocket` (T, 2)). view_size: as for `render`.
-    Captions and markers default to step and trial numbers. Other arguments: as for `Player`.
+    captions: by default step and trial numbers. Other arguments: as for `Player`.
     """
     grids, agents, steps = _unstack(rollout)
-    auto_markers, auto_captions = _trial_markers(steps, getattr(rollout, "reward", None))
+    markers, auto_captions = _trial_markers(steps, getattr(rollout, "reward", None))
     frames = np.stack([render(*pair, view_size, tile_size) for pair in zip(grids, agents)])
     return Player(frames, auto_captions if captions is None else captions, bars,
-                  markers=auto_markers if markers is None else markers, tile_size=tile_size, **look)
+                  markers=markers, tile_size=tile_size, **look)

@@ -108,14 +108,13 @@ def dress_axis(axis, x: str, y: str, share: bool = False):
 def _is_number(value):
     return isinstance(value, Real) and not isinstance(value, bool)
 
-def training_curve(rows: Sequence[Mapping], what: Sequence[str | tuple[str, ...]] | None = None, *, x: str = "steps",
-                   title: str = "Training"):
+def training_curve(rows: Sequence[Mapping], what: Sequence[str | tuple[str, ...]] | None = None):
     """Draw metrics over training, a panel each; returns a matplotlib `Figure`.
 
     rows: dictionaries, as in a JSONL file. what: metrics, or tuples of metrics that share a panel (default: the first
-    four). x: key of the horizontal axis. Raises `ValueError` without rows, or for an unknown metric.
+    four). Raises `ValueError` without rows, or for an unknown metric.
     """
-    numbers = list(dict.fromkeys(k for row in rows for k, v in row.items() if k != x and _is_number(v)))
+    numbers = list(dict.fromkeys(k for row in rows for k, v in row.items() if k != "steps" and _is_number(v)))
     panels = [(keys,) if isinstance(keys, str) else tuple(keys) for keys in what or numbers[:4]]
     missing = [key for keys in panels for key in keys if key not in numbers]
     if not numbers or missing:
@@ -126,15 +125,15 @@ def training_curve(rows: Sequence[Mapping], what: Sequence[str | tuple[str, ...]
     for axis, keys in zip(axes, panels):
         stem, names = _named_together(keys)
         for i, (key, name) in enumerate(zip(keys, names), first):
-            points = [(row.get(x, at), row[key]) for at, row in enumerate(rows) if _is_number(row.get(key))]
+            points = [(row.get("steps", at), row[key]) for at, row in enumerate(rows) if _is_number(row.get(key))]
             draw_curve(axis, i, *np.array(points, float).T, label=name)
         first += 1 if len(keys) == 1 else 0
         share = len(keys) > 1 and stem.startswith("success")
-        dress_axis(axis, x if any(x in row for row in rows) else "row", stem, share=share)
+        dress_axis(axis, "steps" if any("steps" in row for row in rows) else "row", stem, share=share)
         if len(keys) > 4:
             axis.legend(frameon=False, fontsize="xx-small", ncols=2)
         _short_numbers(axis)
-    figure.suptitle(title)
+    figure.suptitle("Training")
     return figure
 
 def _named_together(keys):
@@ -153,60 +152,60 @@ def _column(rows, key):
     width = max(map(len, values))
     return np.stack([np.pad(v, (0, width - len(v)), constant_values=np.nan) for v in values])
 
-def _panel(axis, curves, key, x, title):
+def _panel(axis, curves, key, title):
     for i, (name, rows) in enumerate(curves.items()):
-        rows = sorted((row for row in rows if row.get(key) is not None), key=lambda row: row[x])
+        rows = sorted((row for row in rows if row.get(key) is not None), key=lambda row: row["steps"])
         if not rows:
             continue
-        at, y = np.array([row[x] for row in rows], float), _column(rows, key)[:, 0]
+        at, y = np.array([row["steps"] for row in rows], float), _column(rows, key)[:, 0]
         bounds = [_column(rows, f"{key}_{end}")[:, 0] for end in ("lo", "hi")]
         draw_curve(axis, i, at, y, *(bounds if not np.isnan(bounds).all() else (None, None)), name)
         if any(row.get(f"{key}_seeds") is not None for row in rows):
             color = PALETTE[i % len(PALETTE)]
             axis.plot(at, _column(rows, f"{key}_seeds"), color=color, linewidth=.6, alpha=.55, label="_seed")
     name = _LONG.get(key, key.replace("_", " "))
-    dress_axis(axis, "environment steps" if x == "steps" else x, name, share=key in _SHARES)
+    dress_axis(axis, "environment steps", name, share=key in _SHARES)
     _short_numbers(axis)
     axis.set_title(title, fontsize="medium")
 
-def _panels(panels, x, title):
+def _panels(panels, title):
     for _, curves, key in panels or [("", {}, "a benchmark")]:
         rows = [row for found in curves.values() for row in found]
-        if not any(row.get(key) is not None and row.get(x) is not None for row in rows):
+        if not any(row.get(key) is not None and row.get("steps") is not None for row in rows):
             held = sorted(set().union(*rows)) if rows else "nothing"
-            raise ValueError(f"No row has {key} together with {x}: the rows hold {held}.")
+            raise ValueError(f"No row has {key} together with steps: the rows hold {held}.")
     figure, axes = empty_figure(len(panels))
     for axis, (name, curves, key) in zip(axes, panels):
-        _panel(axis, curves, key, x, name)
+        _panel(axis, curves, key, name)
     figure.suptitle(title)
     return figure
 
 # %% ../../nbs/viz/03_plots.ipynb #g
 def learning_curves(curves: Mapping[str, Sequence[Mapping]], what: Sequence[str] = ("return", "return_p20"), *,
-                    x: str = "steps", title: str = "Learning"):
+                    title: str = "Learning"):
     """Draw evaluations over training (the paper's Figures 6 and 11), a panel per quantity; returns a `Figure`.
 
-    curves: name to rows with `x` and the quantities; `return_lo` and `return_hi` draw a band, `return_seeds` (a number
-    per seed) thin lines. Raises `ValueError` for a quantity that no row has.
+    curves: name to rows with `steps` and the quantities; `return_lo` and `return_hi` draw a band, `return_seeds` (a
+    number per seed) thin lines. Raises `ValueError` for a quantity that no row has.
     """
-    return _panels([("", curves, key) for key in what], x, title)
+    return _panels([("", curves, key) for key in what], title)
 
 # %% ../../nbs/viz/03_plots.ipynb #h
-def generalization_curves(benchmarks: Mapping[str, Mapping[str, Sequence[Mapping]]], what: str = "return", *,
-                          x: str = "steps", title: str = "Goals trained on, and goals never met"):
-    """Draw a quantity over training, a panel per benchmark (the paper's Figure 8); returns a matplotlib `Figure`.
+def generalization_curves(benchmarks: Mapping[str, Mapping[str, Sequence[Mapping]]]):
+    """Draw the mean return over training, a panel per benchmark (the paper's Figure 8); returns a matplotlib `Figure`.
 
     benchmarks: name to curves as for `learning_curves`, such as `{"goals trained on": rows, "goals held out": rows}`.
     Raises `ValueError` without benchmarks, or as `learning_curves`.
     """
-    figure = _panels([(name, curves, what) for name, curves in benchmarks.items()], x, title)
+    figure = _panels([(name, curves, "return") for name, curves in benchmarks.items()],
+                     "Goals trained on, and goals never met")
     bottoms, tops = zip(*(axis.get_ylim() for axis in figure.axes))
     for axis in figure.axes:
         axis.set_ylim(min(bottoms), max(tops))
     return figure
 
 # %% ../../nbs/viz/03_plots.ipynb #2c0688b0
-def history_curves(histories: Mapping, *, title: str = "Returns over the course of a history"):
+def history_curves(histories: Mapping):
     """Draw mean returns over the steps of histories; returns a matplotlib `Figure`.
 
     histories: name to `Histories`. A line is the mean over trials, its band goes from the 20th to the 80th percentile
@@ -223,7 +222,7 @@ def history_curves(histories: Mapping, *, title: str = "Returns over the course 
         draw_curve(axis, i, at[known], returns_by_tenth(some)[known], low, high, name)
     dress_axis(axis, "step of the history", _LONG["return"])
     axis.set_ylim(-.02, 1.02)
-    axis.set_title(title, fontsize="medium")
+    axis.set_title("Returns over the course of a history", fontsize="medium")
     return figure
 
 # %% ../../nbs/viz/03_plots.ipynb #i

@@ -215,11 +215,11 @@ class Picture:
         with open(path, "wb") as file:
             file.write(to_png(self.pixels))
 
-def show(*images, gap: int = 8, background=(255, 255, 255)) -> Picture:
+def show(*images, gap: int = 8) -> Picture:
     "Pictures side by side, vertically centred."
     images = [np.asarray(i) for i in images]
     (heights, widths), left = zip(*(i.shape[:2] for i in images)), 0
-    sheet = np.full((max(heights), sum(widths) + gap * (len(images) - 1), 3), background, np.uint8)
+    sheet = np.full((max(heights), sum(widths) + gap * (len(images) - 1), 3), 255, np.uint8)
     for image, height, width in zip(images, heights, widths):
         top = (len(sheet) - height) // 2
         sheet[top:top + height, left:left + width] = image
@@ -373,11 +373,10 @@ def describe_grid(grid, agent=None) -> str:
     return "; ".join([*parts, *(f"{tile_name(b >> 4, b & 15)} ({r}, {c})" for b, (r, c) in objects)])
 
 # %% ../../nbs/viz/01_render.ipynb #s
-def grid_html(grid, agent=None, view_size: int | None = None, *, caption: str = "", tile_size: int | None = None,
-              visible=None) -> str:
-    "Draw a grid as HTML with alternative text and a caption; by default about 320 pixels wide."
+def grid_html(grid, agent=None, view_size: int | None = None, *, caption: str = "", visible=None) -> str:
+    "Draw a grid as HTML with alternative text and a caption, about 320 pixels wide."
     cells = _cells(grid)
-    tile_size = tile_size or int(np.clip(320 // max(cells.shape), 12, 32))
+    tile_size = int(np.clip(320 // max(cells.shape), 12, 32))
     image = render(cells, agent, view_size, tile_size, visible=visible)
     note = f'<figcaption style="font-size:12px;margin-top:4px">{escape(caption)}</figcaption>' if caption else ""
     return (f'<figure style="margin:4px 0;display:inline-block;color:inherit">'

@@ -144,12 +144,9 @@ def _quick(facts, goal_kind, num_rules, text):
     return np.flatnonzero(fits)
 
 # %% ../../../nbs/viz/widgets/03_explorer.ipynb #e
-def find(facts: Facts, *, goal_kind=None, num_rules=None, difficulty=None, solvable=None, text: str = "", limit=None,
-         **proved) -> Found:
+def find(facts: Facts, *, goal_kind=None, num_rules=None, depth=None, num_steps=None, dead_ends=None, difficulty=None,
+         solvable=None, text: str = "", limit=None) -> Found:
     "The rows that fit; see `RulesetExplorer.filter`."
-    if unknown := proved.keys() - {"depth", "num_steps", "dead_ends"}:
-        raise TypeError(f"{unknown.pop()!r} is not a filter: choose goal_kind, num_rules, depth, num_steps, dead_ends, "
-                        "difficulty, solvable, text or limit.")
     if solvable not in (None, True, False):
         raise ValueError(f"solvable is {solvable!r}: give True, False or None.")
     if limit is not None:
@@ -157,7 +154,8 @@ def find(facts: Facts, *, goal_kind=None, num_rules=None, difficulty=None, solva
     steps = DIFFICULTY.get(difficulty) if isinstance(difficulty, str) else difficulty
     if steps is None and difficulty is not None:
         raise ValueError(f"difficulty is {difficulty!r}: choose {', '.join(DIFFICULTY)}, or the fewest and most steps.")
-    ranges = {name: _limits(name, value) for name, value in {**proved, "steps": steps}.items() if value is not None}
+    given = {"depth": depth, "num_steps": num_steps, "dead_ends": dead_ends, "steps": steps}
+    ranges = {name: _limits(name, value) for name, value in given.items() if value is not None}
     quick = _quick(facts, goal_kind, num_rules, text)
     if not ranges and solvable is None:
         return Found(quick, len(quick), len(quick))

@@ -45,11 +45,11 @@ def axes_of(title: str, x: str, y: str, share: bool = False, width: float = 2.75
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     return figure, axes
 
-def png_of(figure, dpi: int = 160) -> bytes:
+def png_of(figure) -> bytes:
     "A figure as PNG bytes."
     file = io.BytesIO()
     with _DRAWING:
-        figure.savefig(file, format="png", dpi=dpi, facecolor="none")
+        figure.savefig(file, format="png", dpi=160, facecolor="none")
     return file.getvalue()
 
 def _width_of(png):
