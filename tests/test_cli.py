@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from xland_minigrid import cli
 from xland_minigrid.baselines import agents, rl2
 from xland_minigrid.baselines.report import Protocol, table
 from xland_minigrid.benchmarks import Recipe, benchmark_file, digest, generate_benchmark, load_benchmark_from_path
