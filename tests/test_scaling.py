@@ -1,16 +1,19 @@
-"""The throughput figures and what a round computes: nothing here depends on how fast the machine is."""
+"""The throughput figures and the profile: nothing here depends on how fast the machine is."""
 import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from xland_minigrid.baselines.networks import NetworkConfig
 from xland_minigrid.baselines.ppo import PPOConfig
 from xland_minigrid.baselines.rl2 import TrainConfig, make_round, start_run, table_6
 from xland_minigrid.benchmarks.benchmark import generate_benchmark
-from xland_minigrid.measure import scaling
+from xland_minigrid.measure import profile, scaling
 from xland_minigrid.measure.scaling import FIGURES, Point, draw_figure, lines_of, measure_figure, sizes_for
 from xland_minigrid.measure.report import run
 from xland_minigrid.measure.throughput import Case, Stepper, engine_named, sample_tasks
@@ -117,25 +120,40 @@ def test_averages_and_lines():
 # ---------------------------------------------------------------- counting
 
 
-def product_flops(jaxpr):
-    "FLOPs of all matrix products, those in a loop as often as it runs."
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            total += 2 * equation.outvars[0].aval.size * int(np.prod([equation.invars[0].aval.shape[axis] for axis in contracted]))
-        inner = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr"))
-        total += equation.params.get("length", 1) * sum(product_flops(getattr(x, "jaxpr", x)) for x in inner if hasattr(x, "eqns") or hasattr(x, "jaxpr"))
-    return total
+@settings(max_examples=25)
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))
+def test_products_are_counted_wherever_they_hide(m, k, n, batch, length):
+    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
+    assert profile.matrix_flops(lambda a, b: jax.vmap(jnp.matmul, (0, None))(a, b).sum() + 1, shape(batch, m, k), shape(k, n)) == 2 * batch * m * k * n
+    looped = lambda x, w: jax.lax.scan(lambda h, _: (jax.jit(jnp.matmul)(h, w), None), x, length=length)[0]
+    assert profile.matrix_flops(looped, shape(m, k), shape(k, k)) == 2 * length * m * k * k
+    assert profile.matrix_flops(jax.grad(lambda x, w: looped(x, w).sum(), argnums=(0, 1)), shape(m, k), shape(k, k)) == 3 * 2 * length * m * k * k
+    branch = lambda p, x, w: jax.lax.cond(p, lambda: x @ w, lambda: x)
+    assert profile.matrix_flops(branch, jax.ShapeDtypeStruct((), bool), shape(m, k), shape(k, k)) == 2 * m * k * k
+    conv = lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    assert profile.matrix_flops(conv, shape(batch, 6, 6, k), shape(2, 2, k, n)) == 2 * batch * 25 * 4 * k * n
 
 
-def test_a_round_collects_once_and_an_epoch_costs_three_passes():
-    "The program that trains, counted whole: once the network to collect, three times per epoch. Backwards nothing flows below the first layer, so a little less."
+@pytest.mark.parametrize("changes", [{"encoder_kind": "conv", "core": "mingru"}, {"layers": 2, "dtype": "bfloat16"}])
+def test_the_networks_flops_are_counted_for_every_kind(changes):
+    config = dataclasses.replace(TINY, network=dataclasses.replace(TINY.network, **changes))
+    count, plain = profile.network_flops(config), profile.network_flops(TINY)
+    second_layer = 2 * (16 * 3 * 16 + 16 * 3 * 16)
+    assert count == plain + second_layer if "layers" in changes else count > 0.7 * plain and count != plain
+
+
+def test_a_round_does_the_products_that_the_profile_needs_and_little_more():
+    "The program that trains, counted whole: collect once, and three times the network per epoch. Backwards nothing flows below the first layer, so a little less."
     tasks = generate_benchmark("trivial", n=16)
-    configs = [dataclasses.replace(TINY, ppo=dataclasses.replace(TINY.ppo, update_epochs=epochs)) for epochs in (1, 2)]
-    one, two = (product_flops(jax.make_jaxpr(make_round(config))(jax.eval_shape(lambda: start_run(config)), tasks).jaxpr) for config in configs)
-    collecting = 2 * one - two
-    assert 0.85 < two / (collecting * (1 + 3 * 2)) < 1.15
+    whole = profile.matrix_flops(lambda state, tasks: make_round(TINY)(state, tasks), jax.eval_shape(lambda: start_run(TINY)), tasks)
+    needed = (1 + 3 * TINY.ppo.update_epochs) * profile.network_flops(TINY) * TINY.num_envs * TINY.steps_per_task
+    assert 0.85 < whole / needed < 1.15
+
+
+def test_the_share_of_the_peak_by_hand():
+    parts = {"update": profile.Part(0, None, 100), "environment": profile.Part(1, None)}
+    found = profile.Profile(TINY, parts, {"update": np.array([2.0, 4.0]), "environment": np.array([0.1, 0.2])}, np.array([100.0, 50.0]), 7)
+    assert found.shares().tolist() == [0.5, 0.5] and "| &nbsp;&nbsp;&nbsp;&nbsp;environment | 150.0 | 5% |  |  |" in profile.profile_table(found)
 
 
 # ---------------------------------------------------------------- wrong input
@@ -154,6 +172,10 @@ def test_wrong_circumstances_are_refused():
     for wrong, says in ((dict(devices=3), "multiple of devices"), (dict(devices=0), "at least 1"), (dict(devices=64), "from 1 to 4")):
         with pytest.raises(ValueError, match=says):
             Case("XLand-MiniGrid-R1-9x9", num_envs=64, **wrong)
+    with pytest.raises(ValueError, match="preset 'toaster'"):
+        next(profile.report(("laptop", "toaster")))
+    with pytest.raises(ValueError, match="turns is 0"):
+        profile.profile_update(TINY, turns=0)
 
 
 # ---------------------------------------------------------------- the commands, whole
@@ -170,3 +192,11 @@ def test_figures_from_the_command_line(tmp_path, monkeypatch):
         assert f"## Figure {name}:" in text and f"(found/{name}.png)" in text
         assert (tmp_path / "found" / f"{name}.png").stat().st_size > 3000 and (tmp_path / "found" / f"{name}.json").exists()
     assert "forced host devices" in text and "training in bfloat16" in text
+
+
+@pytest.mark.slow
+def test_a_profile_from_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(profile, "config_named", lambda name: TINY)
+    run(profile.report, ["--preset", "laptop", "demo", "--turns", "1", "--out", str(tmp_path / "profile.md")])
+    text = (tmp_path / "profile.md").read_text()
+    assert text.count("of that peak") == 2 and "| update |" in text and "## demo" in text

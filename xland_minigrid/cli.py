@@ -289,6 +289,7 @@ _COMMANDS = {
     "grpo": ("a small transformer learns FrozenLake by GRPO; all settings: xland-minigrid grpo --help", None),
     "experiment": ("several agents, several seeds, the same tasks",
                    "xland_minigrid.measure.experiments:experiment_parser"),
+    "profile": ("where the time of a training update goes", None),
     "serve": ("many environments at once, over WebSockets", "xland_minigrid.pool.server:serve_parser"),
     "grade": ("which exercises of students' notebooks are solved", "xland_minigrid.tutor.grade:grade_parser"),
     "histories": ("record what players do, for learning from data",
