@@ -166,7 +166,7 @@ def beyond_encodings(tasks: TaskArrays) -> np.ndarray:
 _EMPTY = "This benchmark is empty, so no task can be drawn; check the split it comes from."
 
 class TaskSampler(TaskArrays):
-    "Tasks by number, and at random."
+    "Tasks that you get by number, or draw at random."
 
     def get_ruleset(self, ruleset_id) -> RuleSet:
         """The task with this number, from 0 (or, as in lists, from −1 backwards); a traced number is clamped.
@@ -309,7 +309,7 @@ def _plans(tasks):
         steps=np.where(whole[:, None], plans.steps, np.uint8(255)),
         num_steps=plans.num_steps * whole, depth=plans.depth * whole)
 
-@jax.jit  # many small steps
+@jax.jit  # one program instead of many small ones
 def _in_extended_form(rulesets):
     return stack_rulesets([r.extend(BUILT_IN) for r in rulesets])
 

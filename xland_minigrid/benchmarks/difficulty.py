@@ -98,8 +98,8 @@ def estimated_steps(benchmark, params, env=None, *, plans: Plans | None = None) 
 
     benchmark: a `Benchmark`, or anything with `goals`, `rules`, `init_tiles`. params, env: of an XLand environment, by
     default `XLandMiniGrid()`. plans: from `solve.prove`, to save time.
-    Starts that the expert cannot solve do not count; if it solves none, up to four more are tried. NaN without a plan
-    or such a start. Raises `ValueError` for another number of plans.
+    Starts that the expert cannot solve do not count; if it solves none, up to four more are tried. NaN without a
+    plan or such a start. Raises `ValueError` for the wrong number of plans.
     """
     arrays = [np.asarray(x) for x in (benchmark.goals, benchmark.rules, benchmark.init_tiles)]
     plans = prove(*arrays) if plans is None else plans
@@ -182,8 +182,8 @@ def difficulty(benchmark, env=None, params=None, *, plans: Plans | None = None, 
 
     env, params: for measuring steps; without them, only the numbers from plans are known. measure: the number of tasks
     that the oracle plays, or their indices, each from `starts` starts; `estimated_steps` are scaled to fit them. plans:
-    from `benchmark.plans()`, to save time. options: see `oracle.solve_tasks`. Raises `ValueError` for another number of
-    plans, or for `env` without `params`.
+    from `benchmark.plans()`, to save time. options: see `oracle.solve_tasks`. Raises `ValueError` for the wrong number
+    of plans, or if only one of `env` and `params` is given.
     """
     if (env is None) != (params is None):
         raise ValueError("Only one of env and params is given: give both, as make(...) returns them, or neither.")

@@ -336,7 +336,7 @@ def _distractor_rule(recipe, tasks, slot, exists, product, tree):
     tasks.rules.append((recipe.chain_depth, np.where(exists, _rule_words(kind, a, b, product), np.uint64(0))))
 
 def _beyond_gap(bag, position, patch, tree):
-    "The object at a position of a stack without its gap, and whether it lies outside the tree."
+    "The object at a position of a stack that skips the gap, and whether the object lies outside the tree."
     begin, end = np.where(patch, tree[1], tree[0]), np.where(patch, bag.p, bag.c)
     new = position >= begin
     position = position + new * (end - begin)
@@ -438,7 +438,7 @@ def _identities(goal_words, rule_words, init_tiles):
 def identities(goals, rules, init_tiles, chunk: int = 1 << 16) -> tuple[np.ndarray, np.ndarray]:
     """Compute ruleset ids (of goal, rules, objects) and goal ids (of goal, rules), each `(n,)` uint64.
 
-    Equal ids mean equal canonical tasks, up to collisions of chance 2⁻⁶⁴. For arguments and errors see `canonical`.
+    Equal ids mean equal canonical tasks, up to collisions, 2⁻⁶⁴ per pair. For arguments and errors see `canonical`.
     """
     arrays = checked_arrays(goals, rules, init_tiles)
     def work(start):
@@ -453,7 +453,7 @@ def ids_of_goals(goals) -> np.ndarray:
 
 # %% ../../nbs/benchmarks/02_generate.ipynb #v
 def _listed(placed, width):
-    "The packed tiles that count, as sorted objects (n, width, 2), zeros last."
+    "The packed tiles whose mask is True, as sorted objects (n, width, 2), zeros last."
     n, nobody = len(placed[0][0]), len(OBJECTS)
     marks = np.zeros((nobody + 1, n), bool)
     task = np.arange(n)
@@ -609,7 +609,7 @@ def generate_rulesets(recipe: Recipe, n: int, *, workers: int | None = None, pro
         with ThreadPoolExecutor(workers) as pool, progress_bar(n, progress, label, initial=state.have) as bar:
             _search(state, pool, bar, path)
     except BaseException as error:
-        if path is not None and not isinstance(error, ValueError):  # a recipe that ran dry will not go on
+        if path is not None and not isinstance(error, ValueError):  # a recipe that ran dry cannot continue
             state.write(path)
         raise
     if path is not None:

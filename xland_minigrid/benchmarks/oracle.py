@@ -28,7 +28,7 @@ def _first(cls):
     return cls()
 
 def shared_env(env):
-    "One instance per environment class without attributes, so that compiled programs are reused."
+    "Return one instance per environment class without attributes, so that compiled programs are reused."
     return env if vars(env) else _first(type(env))
 
 def rows_of(tree, rows):
@@ -189,7 +189,7 @@ def reference_steps(benchmark, numbers, env, params, starts: int = 4, seed: int 
 
 # %% ../../nbs/benchmarks/12_oracle.ipynb #tr2
 def trial_starts(env, params, rulesets, keys, num_trials: int):
-    """The first time steps of trials that follow one another, without playing them.
+    """Compute the first time steps of consecutive trials, without playing them.
 
     Takes an environment without auto-reset, tasks `(B,)` and the keys of their first resets `(B,)`.
     Returns the time steps and the key of every reset, both with leading axes `(B, num_trials)`.

@@ -86,7 +86,7 @@ class ProbeEnv(XLandMiniGrid):
     "XLand-MiniGrid with the fixed starts of `params.starts`."
 
     def default_params(self, **kwargs) -> ProbeParams:
-        "As for XLand-MiniGrid. Raises `ValueError` if `starts` has another size than the grid."
+        "Make the parameters, with `starts`. Raises `ValueError` if `starts` has another size than the grid."
         starts = kwargs.pop("starts", None)
         params = super().default_params(**kwargs)
         if starts is not None and (size := np.shape(starts.cells)[-2:]) != (params.height, params.width):

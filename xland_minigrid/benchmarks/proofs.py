@@ -24,7 +24,7 @@ def _could_do(world, goods):
     return goods.issuperset(world.goal.inputs)
 
 def _pinned(world, c, pocket):
-    "Fragile things: code → two sets of cells, where it lies and where arriving puts the goal out of reach."
+    "Map each fragile thing to two sets of cells: where it lies, and where arriving puts the goal out of reach."
     out, goods = {}, {*c, pocket}
     for code in world.fragile:
         if c.count(code) != 1 or pocket == code:

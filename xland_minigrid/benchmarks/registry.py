@@ -28,7 +28,7 @@ from ..core.rules import rule_kinds
 _READERS: dict[str, tuple[Callable, Callable]] = {}
 
 def register_reader(name: str, is_one: Callable[[Path], bool], read: Callable[[Path], Benchmark]) -> None:
-    "Let this module `read` files of another format, those with `is_one(path)` true."
+    "Register a reader for another file format: `read` loads the files for which `is_one(path)` is true."
     _READERS[name] = is_one, read
 
 def _read(path):
@@ -47,7 +47,8 @@ def _read(path):
 def load_benchmark_from_path(path, *, as_numpy: bool = False) -> Benchmark:
     """Load and check a file that `Benchmark.save` or xminigrid wrote.
 
-    as_numpy: keep the arrays in host memory. There, and on a CPU, the arrays are the mapped file itself, read-only.
+    as_numpy: keep the arrays in host memory. There, and on a CPU, arrays that are not packed or padded are the
+    mapped file itself, read-only.
     Raises `FileNotFoundError`, or `BenchmarkFileError` (a `ValueError`) for a damaged, newer or foreign file.
     """
     benchmark = _read(path)[0]

@@ -66,7 +66,7 @@ def _makers(there, other, level):
     return (other == 0) & ~there[:, None] & (level[None] == _since(there, other, level)[:, None])
 
 def _in_tree(goal_makers, feeds):
-    "Rules `(R, n)` under the goal: the `goal_makers`, and back from there along `feeds` (fed, feeding, n)."
+    "Rules `(R, n)` under the goal: `goal_makers`, and all that feed them, by `feeds` (fed, feeding, n)."
     tree = goal_makers.any(axis=0)
     for _ in range(len(tree)):
         wider = tree | (feeds & tree[:, None]).any(axis=0)
@@ -87,7 +87,7 @@ def _tree_of(goals, rules, init_tiles):
 # %% ../../nbs/benchmarks/03_splits.ipynb #e
 class Trees(NamedTuple):
     "Depths and needed rules of `n` tasks."
-    depth: np.ndarray  # (n,) uint8, levels of rules between placed objects and goal; `NEVER` (255) for no way
+    depth: np.ndarray  # (n,) uint8, levels of rules between placed objects and goal; `NEVER` (255) if unreachable
     in_tree: np.ndarray  # (n, R) bool, rules that the goal needs; the others are distractors or empty
 
 def task_trees(goals, rules, init_tiles, chunk: int = 1 << 11) -> Trees:
@@ -216,7 +216,7 @@ def named_split(name: str, goal_ids) -> Split:
 
 # %% ../../nbs/benchmarks/03_splits.ipynb #j
 _NONE = 255  # no value; as a packed object, tile and colour 15, which do not exist
-_ONE = {"goal_kind": "kind of goal", "rule_kind": "kind of rule"}  # what one value is called, if not like the split
+_ONE = {"goal_kind": "kind of goal", "rule_kind": "kind of rule"}  # name of one value, if it differs from the split's
 
 def _known(by):
     "Number and name of each value of a split."

@@ -21,7 +21,7 @@ from ..interop.upstream import tiles_from_upstream, tiles_to_upstream
 
 # %% ../../nbs/compat/03_identifiers.ipynb #c
 def _numbered(table, what):
-    "The identifiers of a table that 0.9.3 has, with its numbers: ours minus 2."
+    "Class with the identifiers that 0.9.3 also has, in its numbers (ours minus 2)."
     known = {name: number - 2 for name, number in vars(table).items() if name.isupper() and 2 <= number < 15}
     doc = f"{what} identifiers of xminigrid 0.9.3."
     return type(table.__name__, (), {**known, "__module__": __name__, "__doc__": doc})
@@ -41,11 +41,11 @@ def __getattr__(name: str):
 _EMPTY = np.uint8(tiles.EMPTY)
 
 def cells_in(pairs) -> jnp.ndarray:
-    "(tile, colour) pairs of 0.9.3 `(..., 2)` as our packed cells, uint8 `(...)`; (0, 0) becomes EMPTY."
+    "Convert (tile, colour) pairs of 0.9.3 `(..., 2)` to our packed cells, uint8 `(...)`; (0, 0) becomes EMPTY."
     return tiles.pack_pairs(jnp.asarray(pairs)) + _EMPTY
 
 def cells_out(cells) -> jnp.ndarray:
-    "Our packed cells as pairs of 0.9.3, uint8 `(..., 2)`."
+    "Convert our packed cells to pairs of 0.9.3, uint8 `(..., 2)`."
     return tiles.unpack(jnp.maximum(cells, _EMPTY) - _EMPTY)
 
 # %% ../../nbs/compat/03_identifiers.ipynb #e
@@ -56,11 +56,11 @@ class AgentState(PyTreeNode):
     pocket: jnp.ndarray = field(default_factory=lambda: jnp.zeros(2, jnp.uint8))
 
 def agent_in(agent: AgentState) -> NativeAgent:
-    "The agent in our numbers."
+    "Convert an agent of 0.9.3 to our numbers."
     return NativeAgent(position=agent.position, direction=agent.direction, pocket=tiles_from_upstream(agent.pocket))
 
 def agent_out(agent: NativeAgent) -> AgentState:
-    "Our agent in the numbers of 0.9.3."
+    "Convert our agent to the numbers of 0.9.3."
     return AgentState(position=agent.position, direction=agent.direction, pocket=tiles_to_upstream(agent.pocket))
 
 # %% ../../nbs/compat/03_identifiers.ipynb #f

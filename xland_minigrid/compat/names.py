@@ -36,7 +36,7 @@ EnvParamsT = TypeVar("EnvParamsT", bound=EnvParams)
 NUM_LAYERS = 2  # tile and colour
 
 def tables_for(num_tiles: int, num_colors: int, shift: int = 0) -> dict:
-    "xminigrid's tables, by name, for as many tiles and colours, numbered `shift` lower than ours."
+    "Make xminigrid's tables, by name, for this many tiles and colours, numbered `shift` lower than ours."
     sets = {name: np.array([t - shift for t in getattr(tiles, name) if t - shift < num_tiles])
             for name in ("WALKABLE", "PICKABLE", "FREE_TO_PUT_DOWN", "LOS_BLOCKING")}
     registry = np.stack(np.indices((num_tiles, num_colors), dtype=np.uint8), axis=-1)
@@ -63,7 +63,7 @@ def __getattr__(name: str):
 _HOMES = "core.constants core.grid core.goals core.rules core.actions core.observation types environment".split()
 
 def imported_names(module: str):
-    "`__getattr__` for the path of an environment: finds names that 0.9.3's module imports."
+    "Make `__getattr__` for an environment's module: it finds the names that 0.9.3's module imports."
     root = module.rpartition(".envs.")[0]
 
     def find(name: str):

@@ -144,7 +144,7 @@ def point_in_hexagon(s: float) -> Callable:
 COLORS_MAP = {value: np.array(RGB[value + 2], np.uint8) for name, value in vars(Colors).items() if name.isupper()}
 
 def draw(tile, agent_direction: int | None = None, highlight: bool = False, tile_size: int = 32) -> np.ndarray:
-    "Draw a (tile, colour) of ours, uint8 `(tile_size, tile_size, 3)`, under the agent if a direction is given."
+    "Draw a (tile, colour) in our numbers, uint8 `(tile_size, tile_size, 3)`, under the agent if a direction is given."
     img = np.array(draw_tile(int(tile[0]), int(tile[1]), tile_size))
     if agent_direction is not None:
         stamp(img, agent_sprite(agent_direction, None, tile_size), 0, 0)

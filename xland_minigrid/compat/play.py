@@ -55,7 +55,7 @@ class ManualControl:
     `timestep` is the current time step. Subclasses may override `reset`, `step` and `render`.
 
     Args:
-        env, env_params: from `make`, of this package or `compat`, or a program's own. agent_view: show only its view.
+        env, env_params: from `make`, of this package or `compat`, or your own. agent_view: show only the agent's view.
         save_video, video_path, video_format, video_fps: write `manual_control_rollout.gif` or `.html` to that folder.
     Raises `ValueError` for another format, or without a folder.
     """

@@ -36,7 +36,7 @@ def save_bz2_pickle(ruleset: Mapping[str, jax.Array], path, protocol: int = -1) 
         pickle.dump({name: np.asarray(array) for name, array in ruleset.items()}, file, protocol=protocol)
 
 def load_bz2_pickle(path) -> dict[str, np.ndarray]:
-    "Read arrays by name from such a file without executing it; raises as `interop.pickles.pickled_arrays`."
+    "Read arrays by name from a bz2 pickle without executing it; raises as `interop.pickles.pickled_arrays`."
     return pickled_arrays(path)
 
 # %% ../../nbs/compat/06_tasks.ipynb #c
@@ -82,7 +82,7 @@ def _upstream(benchmark):
     return Benchmark(**jax.tree.map(jnp.asarray, benchmark_to_upstream(benchmark)))
 
 def load_benchmark(name: str) -> Benchmark:
-    "Load a benchmark of ours, with other tasks than that of 0.9.3. Raises as `benchmarks.load_benchmark`."
+    "Load one of our benchmarks; its tasks differ from those of 0.9.3. Raises as `benchmarks.load_benchmark`."
     return _upstream(registry.load_benchmark(name))
 
 def load_benchmark_from_path(path) -> Benchmark:

@@ -70,7 +70,7 @@ class InOrder(Composed):
 MAX_PARTS = 32  # bits of a word
 
 def compose(goal) -> np.ndarray:
-    """Compile a goal, plain (one row, checked as always) or composed, to a table, uint32 `(K, 4)`.
+    """Compile a goal, plain (one row, checked after its own actions) or composed, to a table, uint32 `(K, 4)`.
 
     Raises `TypeError` for anything else, `ValueError` for an empty combination, over 32 parts, or an order in an order.
     """
@@ -185,7 +185,7 @@ class ExtendedState(PyTreeNode):
 
     Attributes:
         goals: as in the task.
-        pairs, done: uint32 scalars; bit i: part i has neighbouring tiles, and part i is done.
+        pairs, done: uint32 scalars; bit i of `pairs`: the tiles of part i are neighbours; of `done`: part i is done.
     """
     goals: jax.Array
     pairs: jax.Array

@@ -27,7 +27,7 @@ MAX_GOAL_ENCODING_LEN = 5
 NUM_GOALS = 15
 
 class BaseGoal(Declared):
-    """A goal of Table 2, or a registered one.
+    """Base class of goals, both those of Table 2 and registered ones.
 
     `goal(grid, agent, action, position)` returns whether it is reached; arguments and result as for `check_goal`.
     """
@@ -40,11 +40,11 @@ class BaseGoal(Declared):
 
 # %% ../../nbs/core/07_goals.ipynb #c
 def agent_at() -> Neighborhood:
-    "The agent stands at a position, given as (row, column)."
+    "Declare that the agent stands at a position, given as (row, column)."
     return Neighborhood(at=1)
 
 def tile_at() -> Neighborhood:
-    "The tile lies at a position, given as (row, column)."
+    "Declare that the tile lies at a position, given as (row, column)."
     return Neighborhood(at=2)
 
 class OneTileGoal(BaseGoal):

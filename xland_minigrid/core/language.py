@@ -187,7 +187,7 @@ def further_products(rules) -> np.ndarray:
     return unpack(np.stack([second >> 16 & 255, second >> 24], axis=1).astype(np.uint8))
 
 def declared_since(ruleset) -> bool:
-    "Whether a class of an extended task's rules was registered again since, with another declaration."
+    "Whether a rule class of an extended task was later registered again with another declaration."
     now = compile_rules(np.asarray(ruleset.rules), declared=rule_kinds.declared)
     return bool(((now ^ np.asarray(ruleset.extended.rules)) & np.uint32([0xFFFFFFFF, 0xFFFF])).any())
 

@@ -382,5 +382,5 @@ class Environment(abc.ABC):
         return unpack(visible_cells(params, view))
 
     def render(self, params: EnvParams, timestep: TimeStep) -> np.ndarray | str:
-        "See `render`."
+        "Draw a time step; see the function `render`."
         return render(params, timestep)

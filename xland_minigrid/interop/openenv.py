@@ -37,7 +37,7 @@ def as_arrays(observation: dict) -> dict:
 # %% ../../nbs/interop/07_openenv.ipynb #c
 @functools.cache
 def openenv_client_class() -> type:
-    "`XLandOpenEnvClient`. Raises `ImportError` with the pip command without OpenEnv."
+    "Make the class `XLandOpenEnvClient`. Without OpenEnv, raises `ImportError` with the pip command."
     stock = need("openenv.core", "openenv").GenericEnvClient
 
     class XLandOpenEnvClient(stock):

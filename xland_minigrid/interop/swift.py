@@ -101,7 +101,7 @@ def swift_scheduler() -> type:
             except BaseException:
                 await asyncio.shield(asyncio.gather(*(self.on_trajectory_end(r) for r in requests)))
                 raise
-        async def _begin(self, request):  # enters the environment before its reset, so it is always closed
+        async def _begin(self, request):  # records the environment before its reset, so that it is always closed
             uuid = request.uuid = request.uuid or uuid4().hex
             await self._close_and_remove(uuid)
             self._envs[uuid] = self._create_env((request.data_dict or {}).get("env_config") or {})
@@ -121,7 +121,7 @@ def swift_scheduler() -> type:
                 await self.on_trajectory_end(infer_request)
             return result
         async def on_trajectory_end(self, request):
-            "Close the environment of a finished trajectory, once or twice. Overrides must call this method."
+            "Close the environment of a finished trajectory; may run twice. Overrides must call this method."
             await self._close_and_remove(request.uuid)
         async def _close_and_remove(self, uuid):
             tables = self._envs, self._total_rewards, self._step_rewards, self._pending_obs

@@ -235,7 +235,7 @@ def mesh_of(card: Card) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(topology.devices[:card.devices]), (AXIS,))
 
 class Program(NamedTuple):
-    "Something to compile."
+    "A function to compile, and the shapes of its arguments."
     function: Callable
     arguments: tuple  # shapes
     worlds: int  # side by side on all devices

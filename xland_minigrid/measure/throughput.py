@@ -39,7 +39,7 @@ from .report import Page, in_turns, markdown_table, ratio_of, script, seconds_of
 class Case:
     "One case to measure. Raises `ValueError` if `devices` cannot share the worlds."
     env: str  # id of the environment
-    tasks: str | None = "trivial"  # preset of the rulesets, None; "near": one task with `rules` equal rules (Figure 5c)
+    tasks: str | None = "trivial"  # preset, or None for none; "near": one task with `rules` equal rules (Figure 5c)
     rules: int | None = None  # only rulesets with exactly this many rules
     num_envs: int = 1024  # worlds in the batch
     num_steps: int = 128  # steps of one timed rollout

@@ -118,7 +118,7 @@ def _film(self, tile_size=16, fps=4):
 class Session:
     """A world played by hand: `do(command)` changes it, `frame()` shows it as `rich` markup.
 
-    env, params: from `make`, without auto-reset. seed: of the first trial; others follow. view: show only the view.
+    env, params: from `make`, without auto-reset. seed: determines all trials. view: show only the view.
     Attributes: `timestep`; `trial`, from 1; `trials`, finished; `moments`; `seen`, the view; `message`.
     """
 
@@ -165,7 +165,7 @@ class Session:
         return command != "quit"
 
     def frame(self) -> str:
-        "The present state as `rich` markup."
+        "Format the current state as `rich` markup."
         from rich.markup import escape
         state, (tile, color) = self.timestep.state, (int(v) for v in self.timestep.state.agent.pocket)
         carried = tile_name(tile, color) if tile > Tiles.FLOOR else "nothing"
@@ -213,7 +213,7 @@ def world_of(env, params=None, ruleset=None) -> tuple[str, Environment, EnvParam
     """Name, environment and parameters of a world with one task.
 
     env: a name or an `Environment`. params: by default its own. ruleset: by default that of `params`, or `figure_task`.
-    Raises `TypeError` or `ValueError` for auto-reset, a batch of tasks, or a ruleset for other environments than XLand.
+    Raises `TypeError` or `ValueError` for auto-reset, a batch of tasks, or a ruleset for a non-XLand environment.
     """
     name, env, params = _environment(env, params)
     if not hasattr(params, "ruleset"):

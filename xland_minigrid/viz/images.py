@@ -68,7 +68,7 @@ def images_from_observations(observations, tile_size: int = 32) -> jax.Array:
 
 # %% ../../nbs/viz/05_images.ipynb #f
 class RGBImgObservationWrapper(ObservationWrapper):
-    'Observations as images, uint8 `(V * tile_size, V * tile_size, 3)`; of a dict, the entry `"img"`.'
+    'Turn observations into images, uint8 `(V * tile_size, V * tile_size, 3)`; in a dict, the entry `"img"`.'
 
     def __init__(self, env, tile_size: int = 32):
         inner = env

@@ -48,7 +48,7 @@ def _few(made, cases):
     return (made.init_tiles[..., 0] != 0).sum(axis=1) <= cases.objects
 
 def small_cases(cases: Cases, seed: int = 1) -> tuple[RuleSet, State, Environment, EnvParams]:
-    "Tasks and starts, with their environment. Raises `ValueError` for too few such tasks."
+    "Draw tasks and starts, with their environment. Raises `ValueError` for too few such tasks."
     made = generate_rulesets(recipe_of(cases.preset, seed=seed), max(4000, 20 * cases.count))
     few = np.flatnonzero(_few(made, cases))[:cases.count]
     if len(few) < cases.count:
@@ -75,13 +75,13 @@ class Compared(NamedTuple):
         return np.isin(self.failure, (Failure.NO_PLAN, Failure.IMPOSSIBLE_START))
 
     def contradictions(self) -> np.ndarray:
-        "Pairs for which one of the two must be wrong."
+        "Pairs on which planner and exact search contradict each other."
         best, found = self.optimal, self.steps >= 0
         return np.flatnonzero(best.solved & (found & (self.steps < best.steps) | self.proofs) | best.exhausted & found)
 
 def compare(tasks: RuleSet, states: State, env, params, *, max_states: int = 300_000,
             progress: bool = False) -> Compared:
-    "Planner and exact search on batches of tasks and starts."
+    "Run planner and exact search on batches of tasks and starts."
     optimal = shortest(tasks, states, env, params, max_states=max_states, progress=progress)
     pairs = jax.tree.map(np.asarray, (tasks, states.replace(key=None)))
     found = [solve_from(*jax.tree.map(lambda x: x[i], pairs)) for i in range(len(optimal))]

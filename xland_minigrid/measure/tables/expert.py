@@ -42,7 +42,7 @@ _plans, _consult = jax.jit(jax.vmap(task_plan)), jax.jit(jax.vmap(consult))
 
 @functools.partial(jax.jit, static_argnames="env")
 def _play(env, params, timesteps, plans):
-    "Play to the end: the last time steps, and the steps of each trial."
+    "Play all trials to the end; returns the last time steps, and the steps of each trial."
     def step(carry):
         timesteps, taken = carry
         over, advice = timesteps.last(), jax.vmap(consult)(timesteps.state, plans)

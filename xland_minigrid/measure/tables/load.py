@@ -250,7 +250,7 @@ def measure_memory() -> dict:
     "Kilobytes per session for a thousand sessions, and steps per second with all of them."
     sessions = 1000
     with start_server(env=ENV, benchmark="trivial-21k", slots=sessions, drain=0.0) as server:
-        with EnvPool.connect(server, 8).sync as pool:  # loads what is not a session's
+        with EnvPool.connect(server, 8).sync as pool:  # loads what all sessions share
             pool.reset_group(1)
         before = _resident_bytes(server.pid)
         with EnvPool.connect(server, sessions).sync as pool:

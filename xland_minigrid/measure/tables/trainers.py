@@ -175,7 +175,7 @@ def trainers_table(rows: list[TrainerRow]) -> str:
 
 # %% ../../../nbs/measure/tables/02_trainers.ipynb #h
 def trainers_page(rows: list[TrainerRow], config: TrainConfig, repeats: int) -> Page:
-    "The circumstances and the table."
+    "Make the page: circumstances and table."
     peak = np.median(np.concatenate([r.peak for r in rows])) / 1e9
     return Page("Our trainer and xminigrid's own", f"Matrix products ran at {peak:.0f} GFLOP/s (median over turns).",
         f"{config.env_id}, {TASKS:,} generated `trivial` tasks, {config.num_envs} agents, {config.steps_per_update} "

@@ -219,8 +219,8 @@ class _Selection:
         """Replace all filters, show the first task that fits, and return the explorer.
 
         goal_kind: a kind of goal by name (`"AgentHold"`), class or number, or a list.
-        num_rules, depth, num_steps, dead_ends: rules, longest chain of rules, rules that the plan triggers, other rules
-        that take what it needs; a number, or the lowest and the highest.
+        num_rules, depth, num_steps, dead_ends: number of rules, longest chain of rules, rules that the plan
+        triggers, other rules that take what the plan needs; each a number, or (lowest, highest).
         difficulty: `"easy"`, `"medium"`, `"hard"`, or the fewest and most expected steps.
         solvable: whether there is a plan. text: as for `read_search`, such as `"goal: key, makes: hex"`.
         limit: the most tasks to prove (default: all that need it).
@@ -381,7 +381,7 @@ def _as_chosen(self, name):
     return value if isinstance(value, (int, str, tuple)) and value in offered else _ANY
 
 def _set_controls(self):
-    "Set the controls to the present filter; keep criteria that they cannot show."
+    "Set the controls to the current filter; keep criteria that they cannot show."
     self._unsaid = dict(self.criteria)
     for name, control in self.controls.items():
         control.value = _as_chosen(self, name)
@@ -418,7 +418,7 @@ class RulesetExplorer(_Selection, Shown):
         return super()._update()
 
     def still(self) -> str:
-        "The task shown, and how many fit, as HTML."
+        "The current task and the number of tasks that fit, as HTML."
         solved = (f'<div style="flex:0 1 420px;min-width:min(260px,100%)">{_plan_html(self)}</div>'
                   f'<div style="max-width:100%">{_film_html(self)}</div>')
         body = (f'{_count_html(self)}<div style="margin:8px 0">{_task_html(self)}</div>'

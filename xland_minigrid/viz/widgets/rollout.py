@@ -65,13 +65,13 @@ def _kind_of(goal):
     return goal_kinds.classes.get(int(goal[0]), BaseGoal)
 
 def _goal_pair(moments):
-    "The first object of the goal, `(1, 2)`; `(0, 2)` for a goal about a position or beyond the paper's tables."
+    "The first object of the goal, `(1, 2)`; `(0, 2)` for a goal without objects or beyond the paper's tables."
     goal = _goal_of(moments)
     has_object = issubclass(_kind_of(goal), (OneTileGoal, TwoTileGoal, TileOnPositionGoal))
     return goal[None, 1:3][:has_object and moments[0].timestep.state.extended is None]
 
 def over_objects(belief, objects) -> np.ndarray:
-    "The belief `(..., 5, 16)` in each of `objects (K, 2)` as first object of the goal, normalised: `(..., K)`."
+    "Belief that each of `objects (K, 2)` is the goal's first, from `(..., 5, 16)`; normalised, `(..., K)`."
     belief, objects = np.asarray(belief, np.float64), np.asarray(objects)
     joint = belief[..., 1, objects[:, 0]] * belief[..., 2, objects[:, 1]]
     return joint / np.maximum(joint.sum(-1, keepdims=True), 1e-30)
@@ -170,7 +170,7 @@ def _checked_moments(moments):
     return [SimpleNamespace(**{name: getattr(m, name, None) for name in _FIELDS}) for m in moments]
 
 def _in_step(recordings):
-    "The recordings on one timeline: a trial begins for all at once, and the player that is done with one waits."
+    "Put recordings on one timeline: each trial begins for all at once, and a player that finishes early waits."
     trials = [[[*trial] for _, trial in groupby(moments, lambda m: m.trial)] for moments in recordings]
     starts = [[trial[0].timestep.state.cells.tolist() for trial in played] for played in trials]
     if any(start != starts[0] for start in starts):
@@ -204,7 +204,7 @@ class RolloutViewer:
 
     moments: as `baselines.evaluation.watch` returns them. Each has `timestep`, `belief` (probabilities `(5, 16)` or
     None), `trial`, and perhaps `value`, `probabilities`, `action` and `remaining` (possible goals `(n, 5)`).
-    Or the moments of several players of the same starts by name, to see side by side, trial by trial.
+    Or a mapping from names to the moments of players with the same starts, shown side by side, trial by trial.
     objects: `(K, 2)` of (tile, colour) for the belief (default: the room's).
     frame: the first moment shown. tile_size: pixels per cell. fps: moments per second.
     Attributes: `trials`, one row per trial, or by name; `player`; `frame`, which can be set.

@@ -53,7 +53,7 @@ def png_of(figure) -> bytes:
     return file.getvalue()
 
 def _width_of(png):
-    "Three fifths of its pixels, to be sharp."
+    "Display width of a PNG: three fifths of its pixels, so that it is sharp."
     return int.from_bytes(png[16:20], "big") * 3 // 5
 
 def legend(axes, **where):
@@ -437,7 +437,7 @@ class TrainingDashboard(_Training):
     def _paint(self):
         if self._images is None:
             return
-        with _DRAWING:  # until shown, so that the latest rows are shown last
+        with _DRAWING:  # held until shown, so that the latest rows are shown last
             pictures = self._pictures()
             if len(self._images.children) != len(pictures):
                 self._images.children = [picture(b"", "panel", 264) for _ in pictures]
