@@ -78,7 +78,8 @@ def _rooms(product, tile, near, pair, used, consumer):
     patch = used & (product != 0) & ~is_one_of(product >> 4, tile_set(PICKABLE)) & (consumer != number)
     first, of_pair = product == tile[consumer, 0], pair[consumer] != 0
     sides = jnp.where(of_pair, jnp.where(first, pair[consumer], _opposite(pair[consumer])), _opposite(near[consumer]))
-    sides, room, walk, at, live = jnp.where(patch, sides, 0).astype(jnp.uint8), [], [], jnp.asarray(number), jnp.ones(len(product), bool)
+    sides, room, walk = jnp.where(patch, sides, 0).astype(jnp.uint8), [], []
+    at, live = jnp.asarray(number), jnp.ones(len(product), bool)
     for _ in range(_CHAIN):
         room.append(jnp.where(live, sides[at], 0))
         walk.append(~of_pair[at])
@@ -96,17 +97,20 @@ def task_plan(ruleset, steps=None) -> TaskPlan:
     goal, rules = jnp.asarray(ruleset.goal), jnp.asarray(ruleset.rules)
     if steps is None:
         proof = plan_one(goal, rules, jnp.asarray(ruleset.init_tiles)) if rules.shape[0] else None
-        steps = jnp.full(1, 255, jnp.uint8) if proof is None else jnp.where(proof.solvable, proof.steps, np.uint8(NO_PLAN))
+        steps = (jnp.full(1, 255, jnp.uint8) if proof is None
+                 else jnp.where(proof.solvable, proof.steps, np.uint8(NO_PLAN)))
     steps = jnp.asarray(steps)
     uses, num_rules, last = uses_of(goal, rules), rules.shape[0], steps.shape[0]
     number, used = np.arange(last + 1), jnp.append(steps < NO_PLAN, (steps != NO_PLAN).all())
     which = jnp.append(jnp.where(steps < NO_PLAN, steps, 0).astype(jnp.int32), num_rules)
-    tile, product, trigger, pair = (jnp.where(used.reshape(-1, *[1] * (x.ndim - 1)), x[which], 0) for x in (uses.tile, uses.product, uses.trigger, uses.around))
+    tile, product, trigger, pair = (jnp.where(used.reshape(-1, *[1] * (x.ndim - 1)), x[which], 0)
+                                    for x in (uses.tile, uses.product, uses.trigger, uses.around))
     near, held = _near_sides(trigger), trigger == HELD
     takes = (product[:, None, None] == tile) & (product != 0)[:, None, None] & (number[:, None] < number)[..., None]
     consumer = jnp.where(takes.any((1, 2)), takes.any(2).argmax(1), number).astype(jnp.int32)
     maker = jnp.where(takes.any(0), takes.argmax(0), number[:, None]).astype(jnp.int32)
-    rivals = (consumer[:, None] == consumer) & (number[:, None] > number) & used & (number[:, None] < last) & (number < last)
+    earlier = number < last
+    rivals = (consumer[:, None] == consumer) & (number[:, None] > number) & used & earlier[:, None] & earlier
     own = (np.arange(num_rules) == which[:, None]) & (used & (number < last))[:, None]
     spoiled = (uses.tile[:num_rules, 0] == tile[..., None]) & (uses.trigger[:num_rules] == HELD) & ~own[:, None]
     room, walk = _rooms(product, tile, near, pair, used, consumer)
@@ -114,12 +118,16 @@ def task_plan(ruleset, steps=None) -> TaskPlan:
     first = lambda found, other: jnp.where(found.any(-1), found.argmax(-1), other).astype(jnp.int32)
     places = jnp.array([5, 6, 2]) == goal[0]
     return TaskPlan(
-        tile=tile, product=product, held=held, near=near, sided=trigger >= 4, pair=pair, used=used, maker=maker, consumer=consumer,
-        after=jnp.where(held & rivals.any(1), rivals.argmax(1), number).astype(jnp.int32),  # make a product in the hands last
+        tile=tile, product=product, held=held, near=near, sided=trigger >= 4, pair=pair, used=used, maker=maker,
+        consumer=consumer,
+        # make a product in the hands last
+        after=jnp.where(held & rivals.any(1), rivals.argmax(1), number).astype(jnp.int32),
         carry=is_one_of(tile >> 4, tile_set(PICKABLE)) & ~spoiled.any(-1), room=room, walk=walk,
-        rule_tile=uses.tile[:num_rules], rule_near=_near_sides(uses.trigger[:num_rules]), rule_sided=uses.trigger[:num_rules] >= 4,
+        rule_tile=uses.tile[:num_rules], rule_near=_near_sides(uses.trigger[:num_rules]),
+        rule_sided=uses.trigger[:num_rules] >= 4,
         rule_pair=uses.around[:num_rules], rule_use=first(own.T, -1), rule_input=first(takes_input, -1),
-        place=jnp.where(places.any(), jnp.stack([goal[0], *jnp.where(places[0], goal[1:3], goal[3:5])]), 0).astype(jnp.int32))
+        place=jnp.where(places.any(), jnp.stack([goal[0], *jnp.where(places[0], goal[1:3], goal[3:5])]),
+                        0).astype(jnp.int32))
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #f
 class _Scene(NamedTuple):
@@ -146,8 +154,10 @@ def _scene(state) -> _Scene:
     of = lambda *tiles: is_one_of(tile, tile_set(tiles))
     fits = (tile == Tiles.DOOR_LOCKED) & (pocket >> 4 == Tiles.KEY) & ((pocket & 15) == (cells & 15))
     sets = cells_where(of(Tiles.FLOOR, Tiles.GOAL, Tiles.DOOR_OPEN), of(Tiles.DOOR_CLOSED) | fits,
-                       of(Tiles.DOOR_LOCKED, Tiles.DOOR_CLOSED, Tiles.DOOR_OPEN), of(Tiles.FLOOR), of(*PICKABLE), of(Tiles.LAVA))
-    return _Scene(cells.shape, jnp.pad(cells, ((0, 0), (0, 1))).ravel(), jnp.full(256, -1, jnp.int32).at[cells.ravel()].set(numbers.ravel()),
+                       of(Tiles.DOOR_LOCKED, Tiles.DOOR_CLOSED, Tiles.DOOR_OPEN), of(Tiles.FLOOR), of(*PICKABLE),
+                       of(Tiles.LAVA))
+    return _Scene(cells.shape, jnp.pad(cells, ((0, 0), (0, 1))).ravel(),
+                  jnp.full(256, -1, jnp.int32).at[cells.ravel()].set(numbers.ravel()),
                   cells_at(cells.shape, (here[None], True)), here, agent.direction, pocket, *sets)
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #g
@@ -207,7 +217,8 @@ def _hazards(plan: TaskPlan, scene: _Scene, todo: _Todo, fine) -> _Hazards:
     takes = (plan.rule_input >= 0) & wanted[plan.rule_input]
     planned = (plan.rule_use >= 0) & todo.need[plan.rule_use]
     cell, steps, near = scene.where[plan.rule_tile], np.array(steps_of(scene.shape[1] + 1)), _bits(plan.rule_near)
-    spoils = takes[:, 0] & ~planned | planned & plan.rule_sided & ~fine[plan.rule_use, 0]  # or makes a product against a wall
+    # or makes a product against a wall
+    spoils = takes[:, 0] & ~planned | planned & plan.rule_sided & ~fine[plan.rule_use, 0]
     reacts = ((plan.rule_pair != 0) & ~planned & takes.any(1))[:, None, None]
     reacts &= ((plan.rule_tile == scene.pocket) & (cell[:, ::-1] >= 0))[..., None] & _bits(plan.rule_pair)[:, None]
     return _Hazards(
@@ -237,7 +248,8 @@ def _pair_cells(plan: TaskPlan, todo: _Todo, around: _Around, close: CellSet):
     now = plan.carry & (valid & swapped.floor & close.holds(swapped.cell)).any(-1)
     return valid, possible, now, swapped
 
-def _targets(plan: TaskPlan, scene: _Scene, todo: _Todo, around: _Around, hazards: _Hazards, close: CellSet) -> _Targets:
+def _targets(plan: TaskPlan, scene: _Scene, todo: _Todo, around: _Around, hazards: _Hazards,
+             close: CellSet) -> _Targets:
     ready, at = todo.ready, functools.partial(cells_at, scene.shape)
     valid, possible, now, other = _pair_cells(plan, todo, around, close)
     near, lies = ready & (plan.near != 0), todo.cell >= 0
@@ -248,23 +260,29 @@ def _targets(plan: TaskPlan, scene: _Scene, todo: _Todo, around: _Around, hazard
     cornered = near & ~(stand & around.walk[:, 0]).any(1)  # the agent has no place to stand: the object has to be moved
     nowhere = pair & ~possible.any(1)  # no room for a pair: move first one, then the other, to where there is room
     liftable = is_one_of(plan.tile[:, 0] >> 4, tile_set(PICKABLE))
-    lift = jnp.stack([hold & liftable | (cornered | last & place_it) & plan.carry[:, 0], jnp.zeros_like(hold)], axis=1) | now | (nowhere & plan.carry.all(1))[:, None]
+    lift = hold & liftable | (cornered | last & place_it) & plan.carry[:, 0]
+    lift = jnp.stack([lift, jnp.zeros_like(hold)], axis=1) | now | (nowhere & plan.carry.all(1))[:, None]
     side_by_side = (valid & (other.cell == todo.cell[..., None])).any(-1) & ~todo.in_hand.any(1, keepdims=True)
     carried_near, fits = near & todo.in_hand[:, 0], _fitting(plan, scene, near & todo.in_hand[:, 0])
-    come = at((around.cell[:, 0], stand), (jnp.stack([place, todo.cell[-1, 0]]), jnp.stack([kind == 5, (kind == 2) & lies[-1, 0]]) & ready[-1]))
+    come = at((around.cell[:, 0], stand),
+              (jnp.stack([place, todo.cell[-1, 0]]), jnp.stack([kind == 5, (kind == 2) & lies[-1, 0]]) & ready[-1]))
     fetch = (hold[:, None] & np.array([True, False]) | possible & pair[:, None]) & lies
-    far = at((todo.cell, fetch & ~in_reach), (other.cell, valid & other.room & (fetch & in_reach & pair[:, None])[..., None]))
+    far = at((todo.cell, fetch & ~in_reach),
+             (other.cell, valid & other.room & (fetch & in_reach & pair[:, None])[..., None]))
     return _Targets(
         at((todo.cell, lift & lies)),
-        (at((other.cell, valid & todo.in_hand[..., None]), (place[None], place_it & todo.in_hand[-1, 0])) - hazards.put) & scene.floor,
-        at((todo.cell, side_by_side)), fits, (_bits(plan.near) & (carried_near & plan.sided)[:, None]).any(0), come, far)
+        (at((other.cell, valid & todo.in_hand[..., None]), (place[None], place_it & todo.in_hand[-1, 0]))
+         - hazards.put) & scene.floor,
+        at((todo.cell, side_by_side)), fits, (_bits(plan.near) & (carried_near & plan.sided)[:, None]).any(0),
+        come, far)
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #k
 def _fitting(plan: TaskPlan, scene: _Scene, carried) -> CellSet:
     "Floor cells where the object carried for one of the uses `carried (U,)` may be put down."
     room, walk = scene.floor | scene.things, union(scene.open, scene.doors, scene.things, scene.agent)
     cells = scene.floor.when(carried.any())
-    for sides, for_agent in zip(jnp.where(carried[:, None], plan.room, 0).max(0), (carried[:, None] & plan.walk).any(0)):
+    for sides, for_agent in zip(jnp.where(carried[:, None], plan.room, 0).max(0),
+                                (carried[:, None] & plan.walk).any(0)):
         free = walk.when(for_agent) | room.when(~for_agent)
         beside_free = union(*[behind(free, d).when(sides >> d & 1 == 1) for d in range(4)])
         cells = cells - (cells - beside_free).when(sides != 0)
@@ -303,7 +321,8 @@ def _search(scene: _Scene, seeds, stand: CellSet, enter: CellSet, doors: CellSet
     `stand`: where the agent can be; `enter`, `doors`: cells that it can enter in one action and in two.
     `last_seed`: the last level with seeds.
     """
-    looking, (agent, stand, enter, doors) = [scene.direction == d for d in range(4)], [x.split() for x in (scene.agent, stand, enter, doors)]
+    looking = [scene.direction == d for d in range(4)]
+    agent, stand, enter, doors = (x.split() for x in (scene.agent, stand, enter, doors))
     seeds, nothing = [[x.split() for x in sets] for sets in seeds], (agent - agent,) * 4
     at_agent = lambda sets: (union(*[x.when(look) for x, look in zip(sets, looking)]) & agent).any()
 
@@ -312,11 +331,13 @@ def _search(scene: _Scene, seeds, stand: CellSet, enter: CellSet, doors: CellSet
         left = tuple(a - b for a, b in zip(left, front))
         moved = [behind(f & enter | b & doors, d) for d, (f, b) in enumerate(zip(front, before))]
         turned = (front[1] | front[3], front[0] | front[2]) * 2
-        new = tuple(union(moved[d], turned[d], *[s[d].when(level + 1 == at) for s, at in zip(seeds, _AT_LEVEL)]) & left[d] for d in range(4))
+        new = tuple(union(moved[d], turned[d], *[s[d].when(level + 1 == at) for s, at in zip(seeds, _AT_LEVEL)])
+                    & left[d] for d in range(4))
         going_on = union(*front, *before).any() | (level < last_seed)
         return level + 1, new, front, before, left, going_on & ~at_agent(front)
 
-    level, _, front, before, _, _ = jax.lax.while_loop(lambda carry: carry[-1], step, (jnp.int32(-1), nothing, nothing, nothing, (stand,) * 4, jnp.bool_(True)))
+    start = jnp.int32(-1), nothing, nothing, nothing, (stand,) * 4, jnp.bool_(True)
+    level, _, front, before, _, _ = jax.lax.while_loop(lambda carry: carry[-1], step, start)
     return _Search(level - 1, at_agent(front), tuple(x.joined() for x in before))
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #o
@@ -345,23 +366,28 @@ def consult(state, plan: TaskPlan) -> Advice:
     enter, carrying, safe = scene.open - hazards.arrive, scene.pocket != EMPTY, ~hazards.facing
     facing = lambda cells, which=(True,) * 4: [behind(cells, d).when(which[d]) & stand for d in range(4)]
     come, pick = targets.come - (hazards.arrive - scene.agent), targets.pick.when(~carrying)
-    walls = [stand - behind(scene.open | scene.lava, d) for d in range(4)]  # facing an obstacle: a step forward goes nowhere but counts
+    # facing an obstacle: a step forward goes nowhere but counts
+    walls = [stand - behind(scene.open | scene.lava, d) for d in range(4)]
     arrive = [behind(come & enter, d) & stand | come & walls[d] for d in range(4)]
-    beside_it = [x | y for x, y in zip(facing(targets.put_near, targets.put_sides), facing(targets.put_near.when(~targets.put_sides.any())))]
+    beside_it = [x | y for x, y in zip(facing(targets.put_near, targets.put_sides),
+                                       facing(targets.put_near.when(~targets.put_sides.any())))]
     do = [union(*sets) for sets in zip(facing(pick | targets.check), facing(targets.put, safe), arrive, beside_it)]
     feasible = (union(*do) & area).any()
-    in_the_way = _obstacles(scene, hazards, (targets.far | targets.come & walkable).when(~feasible & ~carrying), area, close)
+    in_the_way = _obstacles(scene, hazards, (targets.far | targets.come & walkable).when(~feasible & ~carrying), area,
+                            close)
     useless = carrying & (~(todo.in_hand & todo.ready[:, None]).any() | ~feasible)
     places = _put_aside(scene, hazards)
     aside = [facing(cells.when(useless), safe) for cells in places]
     arrived = facing((scene.floor - hazards.put).when(useless & ~places[0].any()), safe)
-    aside[0] = [x | y & beside(targets.pick) for x, y in zip(aside[0], arrived)]  # an agent next to its target cannot be blocked any more
+    # an agent next to its target cannot be blocked any more
+    aside[0] = [x | y & beside(targets.pick) for x, y in zip(aside[0], arrived)]
     seeds = ([x | y for x, y in zip(do, facing(in_the_way))], *aside)
     found = _search(scene, seeds, stand, enter, scene.doors - hazards.arrive, jnp.where(useless, _AT_LEVEL[-1], 0))
     in_hand = (todo.ready & plan.held & todo.in_hand[:, 0]).any()  # already in the pocket: PICK_UP triggers the use
     action = _action(scene, found, seeds, arrive, pick - targets.check | in_the_way, enter)
     action = jnp.where(in_hand, Actions.PICK_UP, jnp.where(found.found, action, 0))
-    steps, sees = _steps_left(plan, scene, todo, jnp.where(in_hand, 0, found.steps)), (found.found | in_hand) & todo.ready.any()
+    steps = _steps_left(plan, scene, todo, jnp.where(in_hand, 0, found.steps))
+    sees = (found.found | in_hand) & todo.ready.any()
     return Advice(action.astype(jnp.int32), jnp.where(sees, steps, jnp.inf), todo.ready, todo.need, sees)
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #p
@@ -373,9 +399,11 @@ def _action(scene: _Scene, found: _Search, seeds, arrive, pick: CellSet, enter: 
     front = seen([ahead(scene.agent, d) for d in range(4)])
     arrived = [here(sets) & (found.steps == at) for sets, at in zip(seeds, _AT_LEVEL)]
     return jnp.select(
-        [arrived[0] & here(arrive), arrived[0] & (front & pick).any(), arrived[0] | arrived[1] | arrived[2] | arrived[3],
+        [arrived[0] & here(arrive), arrived[0] & (front & pick).any(),
+         arrived[0] | arrived[1] | arrived[2] | arrived[3],
          (front & seen(found.nearer) & enter).any(), here(found.nearer, 1), here(found.nearer, 3)],
-        [Actions.MOVE_FORWARD, Actions.PICK_UP, Actions.PUT_DOWN, Actions.MOVE_FORWARD, Actions.TURN_CLOCKWISE, Actions.TURN_COUNTERCLOCKWISE], Actions.TOGGLE)
+        [Actions.MOVE_FORWARD, Actions.PICK_UP, Actions.PUT_DOWN, Actions.MOVE_FORWARD, Actions.TURN_CLOCKWISE,
+         Actions.TURN_COUNTERCLOCKWISE], Actions.TOGGLE)
 
 # %% ../../nbs/benchmarks/15_expert.ipynb #q
 _WEIGHTS = np.array([0.80, 4.48, 0.15, 0.138, 0.447, 0.035], np.float32)
@@ -390,11 +418,13 @@ def _features(plan: TaskPlan, scene: _Scene, todo: _Todo) -> jax.Array:
     for _ in range(min(len(plan.product) - 1, 4)):  # a missing object will be made where its maker's inputs are
         made_at = jnp.where(plan.pair != 0, cell[:, 1], cell[:, 0])
         cell = jnp.where(cell < 0, made_at[plan.maker], cell)
-    apart = jnp.abs(cell // stride - cell[:, ::-1] // stride)[:, 0] + jnp.abs(cell % stride - cell[:, ::-1] % stride)[:, 0]
+    row, col = cell // stride, cell % stride
+    apart = jnp.abs(row - row[:, ::-1])[:, 0] + jnp.abs(col - col[:, ::-1])[:, 0]
     in_hand, pair, count = todo.in_hand.any(1), todo.need & (plan.pair != 0), todo.need.sum()
     apart = jnp.where(pair & ~in_hand & (cell >= 0).all(1), apart, 0).sum()
     walks, doors = (count - 1) * sum(scene.shape), scene.all_doors.any()
-    return jnp.stack([apart, (pair & ~in_hand).sum(), count - pair.sum(), walks, apart * doors, walks * doors]).astype(jnp.float32)
+    return jnp.stack([apart, (pair & ~in_hand).sum(), count - pair.sum(), walks, apart * doors,
+                      walks * doors]).astype(jnp.float32)
 
 def _steps_left(plan: TaskPlan, scene: _Scene, todo: _Todo, first) -> jax.Array:
     return jnp.float32(first) + 1 + jnp.maximum(_features(plan, scene, todo) @ _WEIGHTS - 1, 0)
@@ -420,10 +450,13 @@ def explore(state, view_size: int) -> tuple[jax.Array, jax.Array]:
     """
     scene = _scene(state)
     known = union(scene.open, scene.doors, scene.things, scene.agent)
-    unseen, stand, half = cells_where(state.cells == UNSEEN) & beside(known), union(scene.open, scene.doors, scene.agent), view_size // 2
+    unseen, half = cells_where(state.cells == UNSEEN) & beside(known), view_size // 2
+    stand = union(scene.open, scene.doors, scene.agent)
     reach = lambda cells, d, times: functools.reduce(lambda found, _: found | behind(found, d), range(times), cells)
-    seeds = [reach(reach(reach(unseen, (d + 1) % 4, half), (d + 3) % 4, half), d, view_size - 1) & stand for d in range(4)]
+    seeds = [reach(reach(reach(unseen, (d + 1) % 4, half), (d + 3) % 4, half), d, view_size - 1) & stand
+             for d in range(4)]
     nothing = [scene.agent - scene.agent] * 4
     found = _search(scene, (seeds, nothing, nothing, nothing), stand, scene.open, scene.doors, 0)
     action = _action(scene, found, (nothing,) * 4, nothing, nothing[0], scene.open)
-    return jnp.where(found.found, action, 0).astype(jnp.int32), jnp.where(found.found, found.steps.astype(jnp.float32), jnp.inf)
+    steps = jnp.where(found.found, found.steps.astype(jnp.float32), jnp.inf)
+    return jnp.where(found.found, action, 0).astype(jnp.int32), steps

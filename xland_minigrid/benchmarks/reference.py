@@ -37,7 +37,8 @@ class Candidates(NamedTuple):
 def candidates(num_objects: int) -> Candidates:
     "List every goal of the kinds that benchmarks use, about any of `num_objects` objects."
     pairs = [(a, b) for a in range(num_objects) for b in range(num_objects) if a != b]
-    rows = [(kind, a, b) for kind in GOAL_KINDS for a, b in (pairs if OF_GOAL.around[kind] else [(a, a) for a in range(num_objects)])]
+    rows = [(kind, a, b) for kind in GOAL_KINDS
+            for a, b in (pairs if OF_GOAL.around[kind] else [(a, a) for a in range(num_objects)])]
     return Candidates(*np.array(rows, np.int32).T)
 
 def _goals(objects) -> jax.Array:
@@ -45,7 +46,8 @@ def _goals(objects) -> jax.Array:
     kind, first, second = candidates(len(objects))
     tiles = unpack(objects)
     two = (OF_GOAL.around[kind] != 0)[:, None]
-    return jnp.concatenate([jnp.asarray(kind[:, None], jnp.uint8), tiles[first], jnp.where(two, tiles[second], 0)], axis=1)
+    return jnp.concatenate([jnp.asarray(kind[:, None], jnp.uint8), tiles[first], jnp.where(two, tiles[second], 0)],
+                           axis=1)
 
 # %% ../../nbs/benchmarks/20_reference.ipynb #c
 class Knowledge(PyTreeNode):
@@ -59,9 +61,11 @@ class Knowledge(PyTreeNode):
     shown: tuple | None = None  # the true map and the agent's place on it, for a player that is shown them
 
 def _start(size: int, num_objects: int) -> Knowledge:
-    agent = AgentState(position=jnp.full(2, size // 2, jnp.int32), direction=jnp.int32(0), pocket=jnp.asarray(unpack(EMPTY)))
+    agent = AgentState(position=jnp.full(2, size // 2, jnp.int32), direction=jnp.int32(0),
+                       pocket=jnp.asarray(unpack(EMPTY)))
     count = len(candidates(num_objects).kind)
-    return Knowledge(cells=jnp.full((size, size), UNSEEN, jnp.uint8), agent=agent, objects=jnp.zeros(num_objects, jnp.uint8),
+    return Knowledge(cells=jnp.full((size, size), UNSEEN, jnp.uint8), agent=agent,
+                     objects=jnp.zeros(num_objects, jnp.uint8),
                      alive=jnp.ones(count, bool), skip=jnp.zeros(count, bool), target=jnp.int32(-1))
 
 def _seen(known: Knowledge, view, direction) -> Knowledge:
@@ -109,7 +113,8 @@ def conclude(known: Knowledge, action, success) -> Knowledge:
     agent = known.agent
     around, _ = cells_around(known.cells, agent)
     patch, position, pocket = around[:8], agent.position, pack_pairs(agent.pocket)
-    fires = jax.vmap(lambda goal: goal_reached(goal, known.cells, position, agent.direction, pocket, patch, action))(goals)
+    fires = jax.vmap(lambda goal: goal_reached(goal, known.cells, position, agent.direction, pocket, patch,
+                                               action))(goals)
     _, lies, carried = _located(known)
     listed = known.objects != 0
     lost = ~(lies | carried)
@@ -133,9 +138,11 @@ def test_costs(known: Knowledge) -> jax.Array:
     drop = jnp.where((pack_pairs(known.agent.pocket) != EMPTY), 2.0, 0.0)
     apart = jnp.abs(place[first] - place[second]).sum(-1)
     in_hand = carried[first] | carried[second]
-    bring = jnp.minimum(jnp.where(can[first], walk[first], _FAR), jnp.where(can[second], walk[second], _FAR)) + apart + 2 + drop
+    bring = jnp.minimum(jnp.where(can[first], walk[first], _FAR),
+                        jnp.where(can[second], walk[second], _FAR)) + apart + 2 + drop
     pair = jnp.where(in_hand, jnp.where(carried[first], walk[second], walk[first]) + 1, bring)
-    one = jnp.where(carried[first], jnp.where(kind == 1, 3.0, 2.0), walk[first] + jnp.where(kind == 1, drop + 1, jnp.where(kind == 3, 0.0, 1.0)))
+    one = jnp.where(carried[first], jnp.where(kind == 1, 3.0, 2.0),
+                    walk[first] + jnp.where(kind == 1, drop + 1, jnp.where(kind == 3, 0.0, 1.0)))
     possible = known.alive & ~known.skip & found[first] & found[second] & jnp.where(kind == 1, can[first], True)
     return jnp.where(possible, jnp.where(OF_GOAL.around[kind] != 0, pair, one), _FAR)
 
@@ -154,7 +161,8 @@ def _choose(known: Knowledge, view_size: int) -> tuple[Knowledge, jax.Array]:
     seen = SimpleNamespace(cells=jnp.where(known.cells == UNSEEN, FLOOR, known.cells), agent=known.agent)
     advice = consult(seen, task_plan(ruleset, jnp.full(1, 255, jnp.uint8)))
     helpless = (target >= 0) & ~advice.found  # for example, it lies against a wall: skip it in this trial
-    known = known.replace(target=jnp.where(helpless, -1, target), skip=known.skip.at[target].set(known.skip[target] | helpless))
+    known = known.replace(target=jnp.where(helpless, -1, target),
+                          skip=known.skip.at[target].set(known.skip[target] | helpless))
     look = (target < 0) | helpless
     return known, jnp.where(look, jnp.where(until_seen < jnp.inf, looks, Actions.TURN_CLOCKWISE), advice.action)
 
@@ -179,7 +187,8 @@ class ReferencePlayer:
 
     def __post_init__(self):
         if min(self.size, self.num_objects) < 1:
-            raise ValueError("size and num_objects are at least 1: the longer side of the grid, and the most objects in a task.")
+            raise ValueError("size and num_objects are at least 1: the longer side of the grid, and the most objects "
+                             "in a task.")
 
     def start(self, batch: int) -> Knowledge:
         one = _start(2 * self.size - 1, self.num_objects)
@@ -201,7 +210,8 @@ class ReferencePlayer:
         "Update the knowledge after a step of one task; `action` is `NUM_ACTIONS` before the first."
         shown, known = known.shown, known.replace(shown=None)
         concluded = conclude(_imagined(known, action), action, done & (reward > 0))
-        known = jax.tree.map(lambda a, b: jnp.where(action < NUM_ACTIONS, a, b), concluded, known)  # no action came before the first view
+        # no action came before the first view
+        known = jax.tree.map(lambda a, b: jnp.where(action < NUM_ACTIONS, a, b), concluded, known)
         fresh = _start(2 * self.size - 1, self.num_objects).replace(objects=known.objects, alive=known.alive)
         known = jax.tree.map(lambda a, b: jnp.where(done, a, b), fresh, known)
         if shown is not None:
@@ -214,7 +224,8 @@ class ReferencePlayer:
 def _with_map(known: Knowledge, cells, position) -> Knowledge:
     "Fill in the whole map in the knowledge, with the agent at `position`."
     whole = jnp.full_like(known.cells, END_OF_MAP)
-    return known.replace(cells=jax.lax.dynamic_update_slice(whole, cells, tuple(known.agent.position - position)), objects=_listed(known.objects, cells))
+    return known.replace(cells=jax.lax.dynamic_update_slice(whole, cells, tuple(known.agent.position - position)),
+                         objects=_listed(known.objects, cells))
 
 # %% ../../nbs/benchmarks/20_reference.ipynb #h
 @dataclass(frozen=True)
@@ -223,7 +234,8 @@ class ExpertPlayer:
 
     def begin(self, parameters, tasks):
         if tasks.rulesets is None or tasks.rulesets.extended is not None:
-            raise ValueError("The expert plays tasks of a benchmark with built-in rules and goals: it has no plan for others.")
+            raise ValueError("The expert plays tasks of a benchmark with built-in rules and goals: it has no plan for "
+                             "others.")
         return jax.vmap(task_plan)(tasks.rulesets), None
 
     def shown(self, memory, states):
