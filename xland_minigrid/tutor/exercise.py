@@ -44,7 +44,8 @@ class Verdict:
 
     def _repr_html_(self):
         ink = "46,158,91" if self.ok else "214,120,30"
-        style = f"border-left:4px solid rgb({ink});background:rgba({ink},.12);padding:6px 12px;max-width:760px"
+        style = (f"border-left:4px solid rgb({ink});background:rgba({ink},.12);padding:6px 12px;border-radius:3px;"
+                 "max-width:760px")
         mark, exercise = "✓" if self.ok else "✗", self.exercise
         return (f'<div style="{style}"><b>{mark} {exercise.number} {escape(exercise.title)}</b><br>'
                 f"{escape(self.message)}</div>")
