@@ -117,17 +117,18 @@ def informed(answer):
 # %% ../../nbs/tutor/14_histories.ipynb #4ad500a6
 TRIALS = (1, 2, 3, 5, 10)
 CURVES = {  # share of the trials solved
-    "A": (.12, .14, .19, .31, .70), "B": (.43, .50, .58, .62, .65), "C": (.26, .45, .55, .70, .83)}
-_WHICH = {"A": "AD", "B": "BC", "C": "DPT"}
+    "A": (.12, .14, .19, .31, .70), "B": (.43, .50, .58, .62, .65), "C": (.26, .45, .55, .70, .83),
+    "D": (.29, .48, .59, .71, .80)}
+_WHICH = {"A": "AD", "B": "BC", "C": "DPT", "D": "reference"}
 _WHY = {"A": "A begins like a random policy. Which learner imitates random actions at the beginning of a history?",
-        "B": "B is best in trial 1 and gains little. Which learner has only seen a player that knows the goal?",
-        "C": "C climbs at once. Which learner reads noisy histories, but predicts what the expert would do?"}
+        "B": "B is best in trial 1 and gains little. Which learner has only seen a player that knows the goal?"}
 
 @exercise("11.4", "Which curve is whose?", answer="which", level=1, minutes=5)
 def which(answer):
-    "`which`: the learners `AD`, `BC` and `DPT` behind the curves `A`, `B` and `C`."
+    "`which`: the learners `AD`, `BC`, `DPT` and `reference` behind the curves `A` to `D`; `C` and `D` may be swapped."
     refuse(not isinstance(answer, dict) or set(answer) != set(_WHICH),
-           'Give a dictionary with a learner for each curve, such as {"A": "BC", "B": "AD", "C": "DPT"}.')
-    refuse(sorted(map(str, answer.values())) != sorted(_WHICH.values()), "Use each of AD, BC and DPT once.")
-    refuse(wrong := next((name for name in _WHICH if answer[name] != _WHICH[name]), ""), _WHY.get(wrong, ""))
-    return "Right. Your own run follows."
+           'Give a dictionary with a learner for each curve, such as {"A": "BC", "B": "AD", ...}.')
+    refuse(sorted(map(str, answer.values())) != sorted(_WHICH.values()), "Use AD, BC, DPT and reference once each.")
+    for name in "AB":
+        refuse(answer[name] != _WHICH[name], _WHY[name])
+    return "Right: C is DPT and D the reference, but they are too close to tell apart. Your own run follows."
