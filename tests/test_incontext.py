@@ -172,7 +172,7 @@ def test_learners_on_histories_adapt_to_unseen_goals(tmp_path):
     the clone with one trial 44, 44, 45 %, with its memory 44, 67 to 78, 70 to 82 %; the clone of the
     reference player 31, 59 to 72, 77 to 83 %.
     """
-    held, base = held_out_objects(), dataclasses.replace(demo_plan().config, network=NetworkConfig(encoder_width=64, memory=96, head=64))
+    held, base = held_out_objects(), dataclasses.replace(demo_plan().config, devices=1, network=NetworkConfig(encoder_width=64, memory=96, head=64))
     tasks, unseen = hold_tasks(OBJECTS[~held], 2048, 1), hold_tasks(OBJECTS[held], 256, 2)
     env, params = make_world(base)
     players, success = {"clone": (NoisyExpert(0, 0), None), "AD": (NoisyExpert(ramp=0.2), None), "reference": player_of("reference", tasks, env, params)}, {}

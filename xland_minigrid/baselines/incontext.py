@@ -324,6 +324,7 @@ def _learn(draw, config: TrainConfig, imitation: ImitationConfig, state: RunStat
     with progress_bar(imitation.updates, progress, "imitating", "updates", done) as bar:
         while done < imitation.updates and not interrupts.happened:
             windows = draw(done)
+            jax.block_until_ready(seen[-1:])  # one update at a time, or the devices of a CPU wait for each other
             state, *found = update(state, {name: windows[name] for name in _fields(imitation)})
             done, seen = done + 1, [*seen, found]
             if done % log_every == 0 or done == imitation.updates:
