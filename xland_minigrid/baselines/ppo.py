@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['LOSS_SCALE', 'PPOConfig', 'make_optimizer', 'RolloutState', 'Transition', 'policy_step', 'draw_actions', 'TrialLog',
-           'start_log', 'log_trials', 'cut_off_value', 'collect', 'shaping_reward', 'advantages', 'normalised',
-           'pmean_if', 'actor_loss', 'critic_loss', 'entropy', 'approx_kl', 'clip_fraction', 'explained_variance',
-           'gradient_norms', 'loss', 'minibatch_indices', 'run_epochs', 'update', 'Record', 'record_of', 'task_metrics']
+           'start_log', 'log_trials', 'cut_off_value', 'potentials', 'collect', 'shaping_reward', 'advantages',
+           'normalised', 'pmean_if', 'actor_loss', 'critic_loss', 'entropy', 'approx_kl', 'clip_fraction',
+           'explained_variance', 'gradient_norms', 'loss', 'minibatch_indices', 'run_epochs', 'update', 'Record',
+           'record_of', 'task_metrics']
 
 # %% ../../nbs/baselines/05_ppo.ipynb #d
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ class RolloutState(PyTreeNode):
     trials: Any = None
 
 class Transition(PyTreeNode):
-    "One step of each agent; every field has leading axes `(..., B)`."
+    "One step of each agent; every field but `potential` has leading axes `(..., B)`."
     inputs: Inputs
     action: jax.Array  # int32
     log_prob: jax.Array  # of the action when it was taken, float32
@@ -86,7 +87,7 @@ class Transition(PyTreeNode):
     success: jax.Array  # it ended because the goal was reached, bool
     goal: jax.Array  # the hidden goal, uint8 (..., 5): only for the belief's loss
     cut_off_value: jax.Array | None = None  # float32, 0 unless a time limit ended the trial; see `cut_off_value`
-    potential: jax.Array | None = None  # of the state before the action, float32; or None
+    potential: jax.Array | None = None  # before each step and after the last, float32 (T + 1, B); or None
 
 def policy_step(network: ActorCritic, inputs: Inputs, memory, told=None):
     "Compute the network's `Outputs` for a single step: `Inputs (B,)`, without a time axis."
@@ -143,6 +144,19 @@ def cut_off_value(network: ActorCritic, step: Callable, rollout: RolloutState, a
         return jnp.where(cut, policy_step(network, seen, memory, rollout.told).value, 0.0)
     return jax.lax.cond(cut.any(), value, lambda: jnp.zeros(cut.shape))
 
+def potentials(potential: Callable, states, last, at_once: int = 16_384) -> jax.Array:
+    """Compute the potential of `states (T, B)` and of the `last (B,)`, float32 `(T + 1, B)`.
+
+    `potential` is a function of states `(B,)`. About `at_once` states share a call: the searches of the expert are
+    loops, and on a GPU each turn of a loop costs the same for one state as for thousands.
+    """
+    steps, agents = states.step_num.shape
+    batches = -(-(steps + 1) * agents // at_once)
+    each = -(-(steps + 1) // batches)
+    more = lambda x, end: jnp.concatenate([x, jnp.broadcast_to(end, (batches * each - steps, *end.shape))])
+    whole = jax.tree.map(lambda x, end: more(x, end).reshape(batches, each, *end.shape), states, last)
+    return jax.lax.map(jax.vmap(potential), whole).reshape(-1, agents)[: steps + 1]
+
 def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_steps: int,
             across_trials: bool = True, potential: Callable | None = None) -> tuple[RolloutState, Transition]:
     """Let the agents act for `num_steps`; returns the rollout afterwards, and `Transition (T, B)`.
@@ -164,12 +178,14 @@ def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_ste
             inputs=now.inputs, action=action, log_prob=log_prob_of(out.logits, action), value=out.value,
             reward=after.reward, done=after.last(), success=(after.discount == 0) & (after.reward > 0),
             goal=now.timestep.state.goal_encoding,
-            cut_off_value=None if across_trials else cut_off_value(network, step, now, action, after, out.memory),
-            potential=None if potential is None else potential(now.timestep.state))
+            cut_off_value=None if across_trials else cut_off_value(network, step, now, action, after, out.memory))
         inputs = next_inputs(now.inputs, action, after)
-        return now.replace(timestep=after, inputs=inputs, memory=out.memory, key=key), seen
+        state = None if potential is None else now.timestep.state
+        return now.replace(timestep=after, inputs=inputs, memory=out.memory, key=key), (seen, state)
 
-    rollout, seen = jax.lax.scan(act, rollout.replace(trials=None), length=num_steps)
+    rollout, (seen, states) = jax.lax.scan(act, rollout.replace(trials=None), length=num_steps)
+    if potential is not None:
+        seen = seen.replace(potential=potentials(potential, states, rollout.timestep.state))
     return rollout.replace(trials=None if log is None else log_trials(log, seen)), seen
 
 # %% ../../nbs/baselines/05_ppo.ipynb #q
@@ -350,8 +366,8 @@ def update(structure, config: PPOConfig, optimizer, step: Callable, num_steps: i
     last_value = policy_step(network, rollout.inputs, rollout.memory, rollout.told).value
     earned, cut = batch.reward, None
     if potential is not None:
-        path = jnp.concatenate([batch.potential, potential(rollout.timestep.state)[None]])
-        earned += config.shaping_coef * shaping_reward(config.shaping, path, batch.done, batch.success, config.gamma)
+        paid = shaping_reward(config.shaping, batch.potential, batch.done, batch.success, config.gamma)
+        earned += config.shaping_coef * paid
         batch = batch.replace(potential=None)
     if not config.across_trials:
         earned, cut = earned + config.gamma * batch.cut_off_value, batch.done
