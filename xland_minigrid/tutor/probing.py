@@ -86,7 +86,7 @@ def normalised_score(answer):
     return "Right: each task is compared with what was possible there."
 
 # %% ../../nbs/tutor/09_probing.ipynb #d
-_REASONS = {0: "solved", 1: "exploration", 2: "inference", 3: "execution"}
+_REASONS = {0: "solved", 1: "undecided", 2: "inference", 3: "execution"}
 
 @ours
 def _our_reasons(won, left, right):
@@ -94,7 +94,7 @@ def _our_reasons(won, left, right):
 
 @exercise("7.3", "Three ways to fail", level=1, minutes=10)
 def reasons(answer):
-    "`answer(won, left, right)`, arrays of any one shape: 0 solved, 1 exploration, 2 inference, 3 execution."
+    "`answer(won, left, right)`, arrays of any one shape: 0 solved, 1 undecided, 2 inference, 3 execution."
     won, left, right = (x.ravel() for x in np.meshgrid([True, False], [1, 2, 40], [True, False], indexing="ij"))
     true = _our_reasons(won, left, right)
     try:
