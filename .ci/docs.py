@@ -2,10 +2,10 @@
 
     python .ci/docs.py             build it; a warning is an error
     python .ci/docs.py --lenient   warnings are only shown
-    python .ci/docs.py --links     build nothing; ask the network whether the external links still lead somewhere
+    python .ci/docs.py --links     build nothing; check that the external links still work
 
-No notebook is executed: a page shows what its notebook keeps. Pages lie as their sources do in the repository, so that a relative link means the same here and there; what is no page of the site is
-linked on GitHub. The pictures of the environments are drawn here, once (.cache/docs keeps them), and signatures and docstrings are read from the source (apidocs.py).
+No notebook is executed: a page shows the saved outputs of its notebook. Pages have the same layout as their sources, so a relative link works in both places. A link to a file that is not a page of the site
+leads to GitHub. The pictures of the environments are drawn here, once (.cache/docs keeps them), and signatures and docstrings are read from the source (apidocs.py).
 """
 import hashlib
 import json
@@ -28,17 +28,17 @@ HOUSE = Path(__file__).parent / "site"  # the landing page and what all pages lo
 BLOB = f"https://github.com/{GITHUB}/blob/{settings['branch']}"
 PICTURES = (".png", ".svg", ".gif", ".jpg")
 
-# What a reader should know of each figure; the tests see to it that none is without.
+# A caption for each figure; a test checks that every figure has one.
 CAPTIONS = {
-    "figure_01_rule": "Figure 1 of the paper, redrawn: a near rule at work. The agent puts one object beside another, and both become a third.",
-    "figure_02_path": "Figure 2: a task solved on the shortest way.",
-    "figure_03_tree": "Figure 3: the same task as a tree, from the goal at its root to the objects that lie there at the start.",
-    "figure_04_rules": "Figure 4: how many rules the tasks of each benchmark have.",
+    "figure_01_rule": "Figure 1 of the paper, redrawn: a near rule takes effect. The agent puts one object next to another, and both become a third.",
+    "figure_02_path": "Figure 2: the shortest solution of a task.",
+    "figure_03_tree": "Figure 3: the same task as a tree, from the goal at its root to the objects that lie in the room at the start.",
+    "figure_04_rules": "Figure 4: numbers of rules in the tasks of each benchmark.",
     "figure_14_layouts": "Figure 14: the five layouts, with their doors and objects.",
     "figure_15_minigrid": "Figure 15: environments of the MiniGrid family.",
-    "grpo_frozen_lake": "A small transformer learns FrozenLake by GRPO: success on maps that it was not trained on, and length of its answers, over training.",
+    "grpo_frozen_lake": "A small transformer learns FrozenLake by GRPO: success on maps that it was not trained on, and the length of its answers, during training.",
     "probes": "The starts of the thirty probes.",
-    "statistics_trivial_1m": "What the million tasks of `trivial-1m` are made of: goals, rules, objects, depth.",
+    "statistics_trivial_1m": "The million tasks of `trivial-1m`: goals, rules, objects, depth.",
     "statistics_small_1m": "The same for `small-1m`.",
     "statistics_medium_1m": "The same for `medium-1m`.",
     "statistics_high_1m": "The same for `high-1m`.",
