@@ -2,10 +2,10 @@
 
     python .ci/docs.py             build it; a warning is an error
     python .ci/docs.py --lenient   warnings are only shown
-    python .ci/docs.py --links     build nothing; ask the network whether the external links still lead somewhere
+    python .ci/docs.py --links     build nothing; check that the external links still work
 
-No notebook is executed: a page shows what its notebook keeps. Pages lie as their sources do in the repository, so that a relative link means the same here and there; what is no page of the site is
-linked on GitHub. The pictures of the environments are drawn here, once (.cache/docs keeps them), and signatures and docstrings are read from the source (apidocs.py).
+No notebook is executed: a page shows the saved outputs of its notebook. Pages have the same layout as their sources, so a relative link works in both places. A link to a file that is not a page of the site
+leads to GitHub. The pictures of the environments are drawn here, once (.cache/docs keeps them), and signatures and docstrings are read from the source (apidocs.py).
 """
 import hashlib
 import json
@@ -28,17 +28,17 @@ HOUSE = Path(__file__).parent / "site"  # the landing page and what all pages lo
 BLOB = f"https://github.com/{GITHUB}/blob/{settings['branch']}"
 PICTURES = (".png", ".svg", ".gif", ".jpg")
 
-# What a reader should know of each figure; the tests see to it that none is without.
+# A caption for each figure; a test checks that every figure has one.
 CAPTIONS = {
-    "figure_01_rule": "Figure 1 of the paper, redrawn: a near rule at work. The agent puts one object beside another, and both become a third.",
-    "figure_02_path": "Figure 2: a task solved on the shortest way.",
-    "figure_03_tree": "Figure 3: the same task as a tree, from the goal at its root to the objects that lie there at the start.",
-    "figure_04_rules": "Figure 4: how many rules the tasks of each benchmark have.",
+    "figure_01_rule": "Figure 1 of the paper, redrawn: a near rule takes effect. The agent puts one object next to another, and both become a third.",
+    "figure_02_path": "Figure 2: the shortest solution of a task.",
+    "figure_03_tree": "Figure 3: the same task as a tree, from the goal at its root to the objects that lie in the room at the start.",
+    "figure_04_rules": "Figure 4: numbers of rules in the tasks of each benchmark.",
     "figure_14_layouts": "Figure 14: the five layouts, with their doors and objects.",
     "figure_15_minigrid": "Figure 15: environments of the MiniGrid family.",
-    "grpo_frozen_lake": "A small transformer learns FrozenLake by GRPO: success on maps that it was not trained on, and length of its answers, over training.",
+    "grpo_frozen_lake": "A small transformer learns FrozenLake by GRPO: success on maps that it was not trained on, and the length of its answers, during training.",
     "probes": "The starts of the thirty probes.",
-    "statistics_trivial_1m": "What the million tasks of `trivial-1m` are made of: goals, rules, objects, depth.",
+    "statistics_trivial_1m": "The million tasks of `trivial-1m`: goals, rules, objects, depth.",
     "statistics_small_1m": "The same for `small-1m`.",
     "statistics_medium_1m": "The same for `medium-1m`.",
     "statistics_high_1m": "The same for `high-1m`.",
@@ -192,9 +192,9 @@ def tutorials():
         told = re.search(r"^\*((?:\d+|[A-Z]\w+) minutes)\b", text_of(read(path)["cells"][0]), re.MULTILINE)
         rows.append(f"| {path.stem[:2] if path.stem[:2].isdigit() else 'appendix'} | [{title_of(path)}]({path.name}) | {told[1] if told else ''} | [Colab]({badge_url(path.stem)}) |")
         pages.append(name.stem)
-    text = ["# Tutorials", "", "Each is a notebook that runs on a laptop or on Colab, with questions, and exercises that check themselves. They build on each other a little; who is in a hurry reads 00, 01 and 06.", "",
+    text = ["# Tutorials", "", "Each is a notebook that runs on a laptop or on Colab, with questions, and exercises that check themselves. They build on each other a little. If you are in a hurry, read 00, 01 and 06.", "",
             *rows, "", "In Colab, exercises are open and their solutions folded. Here every exercise shows its check; the solution is behind *Show the solution*.", "",
-            "Whoever teaches finds schedules, set-ups and grading in the [instructor's guide](../docs/instructors.md).", "", "## Notebooks for Colab alone", "", *colab_alone(), "", toctree(pages)]
+            "If you teach, the [instructor's guide](../docs/instructors.md) has schedules, set-ups and grading.", "", "## Notebooks for Colab alone", "", *colab_alone(), "", toctree(pages)]
     write("tutorials/index.md", "\n".join(text))
 
 
@@ -208,7 +208,7 @@ def colab_alone():
 
 
 def chapters():
-    "Pages of the library's notebooks, a page for each room, and one for the house."
+    "Pages of the library's notebooks, a page for each subpackage, and one for all of them."
     for room, about in ROOMS.items():
         folder, pages, rows = ROOT / "nbs" / room, [], ["| chapter | |", "|---|---|"]
         for path in sorted(folder.rglob("*.ipynb")):
@@ -222,8 +222,8 @@ def chapters():
     put_notebook(ROOT / "nbs" / "90_cli.ipynb", links_of(ROOT / "nbs" / "90_cli.ipynb"))
     rooms = [room for room in ROOMS if (SOURCE / "nbs" / room / "index.md").exists()]
     write("nbs/library.md", "\n".join([
-        "# Library", "", "The notebooks *are* the source of the package: each is a chapter that explains one module, shows it at work and tests it. In the order in which the data flows:", "",
-        "| room | what lives there |", "|---|---|", *(f"| [{room}]({room}/index.md) | {ROOMS[room]} |" for room in rooms),
+        "# Library", "", "The notebooks *are* the source of the package: each is a chapter that explains one module, shows what it does and tests it. They follow the data:", "",
+        "| subpackage | contents |", "|---|---|", *(f"| [{room}]({room}/index.md) | {ROOMS[room]} |" for room in rooms),
         f"| [cli](90_cli.ipynb) | {ROOMS['cli']} |", "", toctree([*(f"{room}/index" for room in rooms), "90_cli"])]))
 
 
@@ -240,7 +240,7 @@ def links_of(path):
 # Reference ---------------------------------------------------------------------------------------------------------------------------
 
 def reference():
-    "The pages of apidocs, by room."
+    "The pages of apidocs, by subpackage."
     found, parts = apidocs.modules(), []
     for module, path in found.items():
         write(f"api/{module}.md", apidocs.page(module, path))
@@ -285,7 +285,7 @@ def environments():
     if not (kept / "names.json").exists():  # in a process of its own: Sphinx forks, and JAX must not be forked
         subprocess.run([sys.executable, str(Path(__file__).resolve()), "--draw", str(kept)], check=True, cwd=ROOT)
     names = json.loads((kept / "names.json").read_text(encoding="utf-8"))
-    kinds = {"XLand": "The layouts R1 to R9 of the paper and more sizes, procedural mazes and random rooms. A task is drawn from `medium`; every reset places its objects anew.",
+    kinds = {"XLand": "The layouts R1 to R9 of the paper and more sizes, procedural mazes and random rooms. The task is drawn from `medium`; every reset places its objects in new cells.",
              "MiniGrid": "Tasks of the MiniGrid family, each with a goal of its own, and gaps in lava."}
     parts = ["# Environments", "", f"The start of each of the {len(names)} registered environments, `env.reset(params, jax.random.key(0))`; "
              "the steps per second of each are [measured](../docs/results/environments.md).", ""]

@@ -105,25 +105,25 @@ def probes_table(scores: ProbeScores) -> str:
 
 _PAGE = """# Thirty probes
 
-Each of these small, hand-made tasks asks one question. `xland_minigrid.benchmarks.probes` contains them: `probe("key-twice")`
-returns one, `PROBES` lists all, `probes_benchmark()` has their rulesets, and `score_probes(agent)` plays them. This page is
-made by `python .ci/gallery.py`.
+Each of these small, hand-made tasks asks one question about an agent. They are in `xland_minigrid.benchmarks.probes`:
+`probe("key-twice")` returns one, `PROBES` lists all, `probes_benchmark()` has their rulesets, and `score_probes(agent)`
+plays them. `python .ci/gallery.py` makes this page.
 
 ![The starts of all thirty probes](figures/probes.png)
 
 *Par* is the length of a shortest solution from `reset(jax.random.key(0))` for a player who knows rules, goal and map.
-Breadth-first search over everything the agent can do found it. The solution is `probe.plan`, and a test plays it. A fixed
-start is the same in every trial; random starts differ in par.
+A breadth-first search over everything that the agent can do found it. The solution is `probe.plan`, and a test plays
+it. A fixed start is the same in every trial. Random starts differ in par.
 
-*Random actions* is the share of trials in which uniformly random actions reach the goal in time ({copies} trials each, seed
-{seed}). The standard error is at most {error:.1%}.
+*Random actions* is the share of trials in which uniformly random actions reach the goal in time ({copies} trials for
+each probe, seed {seed}). The standard error is at most {error:.1%}.
 
 {table}
 
-By category, random actions: {categories}.
+{categories}
 
-Time limits are those of the environments (243 steps on 9x9, 507 on 13x13). The exceptions are `cue-and-fork` (12) and
-`two-ways` (14), where the limit is the question.
+The time limits are those of the environments (243 steps on 9x9, 507 on 13x13). The exceptions are `cue-and-fork` (12)
+and `two-ways` (14), where the limit is part of the question.
 """
 
 
@@ -133,7 +133,8 @@ def write_page(folder="docs", copies: int = 1024, seed: int = 0, progress: bool 
     folder = Path(folder)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     draw_gallery().savefig(folder / "figures" / "probes.png")
-    categories = ", ".join(f"{name} {success[0]:.0%}" for name, success in scores.by_category().items())
+    means = ", ".join(f"{name} {success[0]:.0%}" for name, success in scores.by_category().items())
+    categories = textwrap.fill(f"Means over the probes of each category, for random actions: {means}.", 120)
     text = _PAGE.format(copies=copies, seed=seed, error=.5 / copies**.5, table=probes_table(scores), categories=categories)
     (folder / "probes.md").write_text(text, encoding="utf-8")
     return folder / "probes.md"

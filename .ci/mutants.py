@@ -2,7 +2,7 @@
 
     python .ci/mutants.py [--seed 0] [--each 12] [--lanes 2] [--only NUMBER ...]
 
-From each of five rooms the seed draws `--each` places in function bodies, and changes each of them a little (`OPERATORS`). A fault is put into a copy of the tree, into the module and
+From each of five subpackages the seed draws `--each` places in function bodies, and changes each of them a little (`OPERATORS`). A fault is put into a copy of the tree, into the module and
 its chapter, and the checks that the module reaches run there, nearest first, until one fails. Results are kept in `.cache/mutants.jsonl`, so an interrupted run goes on where it was;
 when all are known, the table `docs/results/mutants.md` is written. Reasons for survivors are written into that table by hand, and are kept. `--only` runs some faults again.
 """
@@ -124,7 +124,7 @@ def faults_of(module):
 
 
 def draw(seed, each):
-    "`each` faults from each room: its modules in turn, the operators in turn, no function twice."
+    "`each` faults from each subpackage: its modules in turn, the operators in turn, no function twice."
     rng, graph, found = random.Random(seed), Graph(), []
     for room in ROOMS:
         modules = sorted(module for module in graph.chapters if module.startswith(f"{PACKAGE}/{room}/") and Path(module).stem not in MEASURING)
@@ -231,8 +231,8 @@ def write_table(faults, known, seed, reasons):
             for i, fault in enumerate(faults)]
     TABLE.write_text("\n".join([
         "# Seeded faults", "", f"Made by `make mutants` (seed {seed}): {caught} of {len(faults)} faults are caught by the fast tests.", "",
-        "A tool draws places in function bodies, equally many from each of five rooms and from its modules in turn. It changes",
-        "each a little: another operator, comparison or connective, a missing negation, swapped branches, a constant one larger,",
+        "A tool draws places in function bodies, equally many from each of five subpackages and from its modules in turn. It",
+        "changes each a little: another operator, comparison or connective, a missing negation, swapped branches, a constant one larger,",
         "a statement left out. One fault at a time goes into a copy of the package. The chapters, tests and tutorials that import",
         "the module run, nearest first, until one fails. Programs that only measure are left out.", "",
         "| | module | function | fault | caught by |", "|---|---|---|---|---|", *rows, ""]), encoding="utf-8")
@@ -250,7 +250,7 @@ def copy_tree(to):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--each", type=int, default=12, help="faults from each room")
+    parser.add_argument("--each", type=int, default=12, help="faults from each subpackage")
     parser.add_argument("--lanes", type=int, default=2, help="faults that are judged at the same time")
     parser.add_argument("--batches", type=int, help="give a fault up after so many processes, without calling it a survivor: a first look")
     parser.add_argument("--only", type=int, nargs="*", metavar="NUMBER", help="judge these again, known or not")

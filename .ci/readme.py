@@ -3,7 +3,7 @@
     python .ci/readme.py
 
 Cells marked `#| hide` are left out, directives are dropped, and links are turned to where README.md lies. Pictures are linked
-(`../docs/...`), never kept as outputs: a README must not change because a figure was drawn anew.
+(`../docs/...`), never kept as outputs: a README must not change because a figure was drawn again.
 """
 import re
 import sys
@@ -17,7 +17,7 @@ DIRECTIVE = re.compile(r"^#\|.*\n?", re.MULTILINE)
 
 
 def rehome(markdown):
-    "Links in the notebook start in nbs/, links in README.md one floor higher."
+    "Links in the notebook start in nbs/, links in README.md one folder higher."
     return LINK.sub(lambda m: m[1] + (m[2].removeprefix("../") if m[2].startswith("../") else f"nbs/{m[2]}"), markdown)
 
 

@@ -1,4 +1,4 @@
-"""What settings.ini says, and the tables of CONTRIBUTING.md that draw the house, for the tools in this folder."""
+"""What settings.ini says, and the tables of CONTRIBUTING.md about subpackages and their imports, for the tools in this folder."""
 import configparser
 from pathlib import Path
 
@@ -8,10 +8,10 @@ _ini = configparser.ConfigParser()
 _ini.read(ROOT / "settings.ini", encoding="utf-8")
 settings = dict(_ini["DEFAULT"])
 
-_floors = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("### Floors")[2].partition("\n## ")[0]
-_rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in _floors.splitlines() if line.startswith("| `")]
-ROOMS = {row[0].strip("`"): row[1] for row in _rows if len(row) == 2}  # from top to bottom: name -> what lives there
-EXCEPTIONS = [(row[0].strip("`"), row[1].strip("`")) for row in _rows if len(row) == 3]  # (module, room that it may import)
+_imports = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("### Allowed imports")[2].partition("\n## ")[0]
+_rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in _imports.splitlines() if line.startswith("| `")]
+ROOMS = {row[0].strip("`"): row[1] for row in _rows if len(row) == 2}  # from top to bottom: name -> contents
+EXCEPTIONS = [(row[0].strip("`"), row[1].strip("`")) for row in _rows if len(row) == 3]  # (module, subpackage that it may import)
 
 GITHUB = f"{settings['user']}/{settings['repo']}"
 

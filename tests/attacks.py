@@ -377,8 +377,8 @@ Made by `{command}`.
 
 {about}
 
-Each attack is made on a server in a process of its own, while a bystander steps in a session of the same server and compares every observation, reward and end with the same episodes played without any pool, bit for bit.
-Memory is what the server has resident, before the first round of the attack and after the last; attacks are repeated in rounds, and it is an error if every round leaves the server larger.
+Each attack is made on a server in its own process. Meanwhile a bystander steps in a session of the same server. It compares every observation, reward and end, bit for bit, with the same episodes played without a pool.
+Memory is the server's resident memory, before the first round of the attack and after the last. Attacks are repeated in rounds, and it is an error if every round leaves the server larger.
 
 """ + "\n".join(lines) + "\n", encoding="utf-8")
 

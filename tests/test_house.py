@@ -1,4 +1,4 @@
-"""The house is as CONTRIBUTING.md draws it: every import, also inside functions, goes to a room above or to a notebook with a lower number."""
+"""The package is built as CONTRIBUTING.md says: every import, also inside functions, goes to a subpackage above or to a notebook with a lower number."""
 import ast
 import importlib.util
 import json
@@ -55,7 +55,7 @@ def violations(root):
         short = "__init__" if is_package else module.removeprefix(PACKAGE + ".")
         if name.startswith("_") and not name.startswith("__") and not is_package:
             yield f"{where}: {name} is private to {target}"
-        if any(fnmatch(short, pattern) and allowed in (other, "any room") for pattern, allowed in EXCEPTIONS):
+        if any(fnmatch(short, pattern) and allowed in (other, "any subpackage") for pattern, allowed in EXCEPTIONS):
             continue
         if room in below and other in below:
             if below[other] > below[room]:

@@ -110,8 +110,8 @@ SCORES = {  # of outcomes and reference returns, float32 (n,); NaN if unknown
 def combined(tasks, outcome: Outcome, known) -> tuple[jax.Array, Outcome]:
     """Merge outcomes of the same task; arrays are `(B,)`, `known` says which outcomes count.
 
-    Returns the different tasks in increasing order, padded with 2³¹ − 1, and their outcomes: `success` and `returns`
-    averaged over trials, `value_loss` over agents, the maximum of `best`, the sum of `trials`.
+    Returns the different tasks in increasing order, padded with 2³¹ − 1, and their outcomes. `success` and `returns`
+    are averaged over trials, `value_loss` over agents; `best` is a maximum and `trials` a sum.
     """
     tasks = jnp.where(known, tasks, _NOBODY)
     order = jnp.argsort(tasks)

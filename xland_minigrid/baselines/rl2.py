@@ -426,8 +426,8 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
 def metrics_row(metrics: dict) -> dict[str, float]:
     """Convert the metrics of a round to numbers by name.
 
-    `success_trial/3` is the success in trial 3 of all tasks; `success_first` and `success_last` are those of the first
-    and last trial that each task has time for, by kind of goal, too, if there are several
+    `success_trial/3` is the success in trial 3 of all tasks. `success_first` and `success_last` are those of the first
+    and last trial that each task has time for. If there are several kinds of goal, they are also given by kind
     (`success_last/AgentHoldGoal`).
     """
     tasks = np.asarray(metrics["tasks"])

@@ -411,8 +411,8 @@ _WEIGHTS = np.array([0.80, 4.48, 0.15, 0.138, 0.447, 0.035], np.float32)
 def _features(plan: TaskPlan, scene: _Scene, todo: _Todo) -> jax.Array:
     """Features of the work after the first target, float32 (6,).
 
-    The steps between the parts of pairs, the numbers of pairs and of other uses, the walks between uses; then the first
-    and the last of these again if the grid has doors, else 0.
+    The steps between the parts of pairs, the numbers of pairs and of other uses, the walks between uses. Then follow
+    the first and the last of these again if the grid has doors, else 0.
     """
     stride, cell = scene.shape[1] + 1, jnp.where(todo.in_hand, scene.here, todo.cell)
     for _ in range(min(len(plan.product) - 1, 4)):  # a missing object will be made where its maker's inputs are

@@ -262,7 +262,7 @@ _REMEMBERING = (
 # %% ../../nbs/benchmarks/17_probes.ipynb #k
 _SEQUENCES = (
     _probe("chain-of-three", "Lift the pyramid, walk up to it, put it next to the ball; pick up the star.",
-        "Three rules, each fed by the one before. An agent that acts by chance or stops halfway never gets there.",
+        "Three rules, each fed by the one before. An agent that acts by chance or stops halfway rarely gets there.",
         "hold a white star", "a blue pyramid in your hands becomes a purple pyramid",
         "a purple pyramid next to you becomes a yellow hex",
         "a yellow hex and a red ball next to each other become a white star",

@@ -99,8 +99,8 @@ def _opposite(sides):
 def _threats(uses, producer):
     """Triggers of the other rules that take each input; `producer (R + 1, 2)` is the rule that makes it, or −1.
 
-    Returns trigger bits `(R + 1, 2)` of all such rules, of those before the use, of those after the producer, and
-    `(R + 1,)` directions in which the second tile of a pair would trigger an earlier rule.
+    Returns trigger bits `(R + 1, 2)` of all such rules, of those before the use, and of those after the producer. The
+    fourth result, `(R + 1,)`, has the directions in which the second tile of a pair would trigger an earlier rule.
     """
     number, tile = np.arange(len(uses.product)), uses.tile
     others = (number[:, None] != number) & (number < len(number) - 1)  # (use, rule): the goal threatens nothing

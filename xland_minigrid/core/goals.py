@@ -40,11 +40,11 @@ class BaseGoal(Declared):
 
 # %% ../../nbs/core/07_goals.ipynb #c
 def agent_at() -> Neighborhood:
-    "Declare that the agent stands at a position, given as (row, column)."
+    "Declare that the agent stands at a position (row, column)."
     return Neighborhood(at=1)
 
 def tile_at() -> Neighborhood:
-    "Declare that the tile lies at a position, given as (row, column)."
+    "Declare that the tile lies at a position (row, column)."
     return Neighborhood(at=2)
 
 class OneTileGoal(BaseGoal):
@@ -82,13 +82,13 @@ class TileNearGoal(TwoTileGoal):
 
 # %% ../../nbs/core/07_goals.ipynb #d
 class AgentOnPositionGoal(BaseGoal):
-    "Whether agent is on (x, y) position, given as (row, column). Checked after every action."
+    "Whether agent is at the position (row, column). Checked after every action."
     ID = 5
     when, looks = tuple(range(NUM_ACTIONS)), agent_at()
     position: jax.Array
 
 class TileOnPositionGoal(BaseGoal):
-    "Whether a is on (x, y) position, given as (row, column). Checked after every action."
+    "Whether a is at the position (row, column). Checked after every action."
     ID = 6
     when, looks = tuple(range(NUM_ACTIONS)), tile_at()
     tile: jax.Array

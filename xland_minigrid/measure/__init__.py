@@ -1,4 +1,4 @@
 """Measurements that users make, too: `xland-minigrid throughput`, `statistics`, `compiled`, and others.
 
-In the package, only the command line imports this room.
+In the package, only the command line imports this subpackage.
 """

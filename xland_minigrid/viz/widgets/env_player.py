@@ -30,7 +30,7 @@ _TONE = {WON: "good", LOST: "bad", LATE: "bad", LEFT: ""}
 def trials_html(trials) -> str:
     "The latest twelve trials as a table, newest first."
     if not trials:
-        return div("head", "Trials") + div("soft small", "None is over yet.")
+        return div("head", "Trials") + div("soft small", "No trial has ended yet.")
     won = f"{sum(t.how == WON for t in trials)} of {len(trials)} won"
     rows = [(t.number, f'<span class="xmg-w-tag xmg-w-{_TONE[t.how]}">{t.how}</span>', t.steps, f"{t.reward:.2f}")
             for t in trials[:-13:-1]]

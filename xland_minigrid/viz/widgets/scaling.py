@@ -112,9 +112,9 @@ def series_of(rows) -> dict[str, list[dict]]:
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #e2
 def draw_scaling(rows):
-    "Draw steps per second over the number of worlds; returns a matplotlib `Figure`."
+    "Draw steps per second against the number of worlds; returns a matplotlib `Figure`."
     from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
-    figure, axes = axes_of("Steps a second", "worlds side by side", "steps/s", width=5.2, height=3.3)
+    figure, axes = axes_of("Steps per second", "worlds side by side", "steps/s", width=5.2, height=3.3)
     axes.set_xscale("log", base=4)
     axes.set_yscale("log")
     for i, (name, some) in enumerate(series_of(rows).items()):
@@ -187,14 +187,14 @@ class _Measuring(Background):
 def _sentence(r):
     speed, slowest, fastest = (short_number(r[key]) for key in ("steps_per_second", "slowest", "fastest"))
     return (f"{r['num_envs']:,} worlds of {_world_name(r)} with {_rules(r)}: {speed} steps/s ({slowest} to {fastest}), "
-            f"compiled in {r['compile_seconds']:.1f} s, {r['bytes_per_env']:.0f} bytes a world.")
+            f"compiled in {r['compile_seconds']:.1f} s, {r['bytes_per_env']:.0f} bytes per world.")
 
 def _table(rows):
     cells = [[f"{r['num_envs']:,}", _world_name(r), r["rules"], r["steps"], short_number(r["steps_per_second"]),
               f"{short_number(r['slowest'])} – {short_number(r['fastest'])}", f"{r['compile_seconds']:.1f} s",
               f"{r['bytes_per_env']:.0f} B", f"{r['num_envs'] * r['bytes_per_env'] / 2**20:.2f} MiB"]
              for r in reversed(rows[-12:])]
-    names = ["worlds", "size", "rules", "steps", "steps/s", "range", "compiled in", "a world", "all worlds"]
+    names = ["worlds", "size", "rules", "steps", "steps/s", "range", "compiled in", "per world", "all worlds"]
     return f'<div style="overflow-x:auto">{table_html(names, cells) if cells else ""}</div>'
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #i
@@ -226,7 +226,7 @@ class ScalingLab(_Measuring):
 
     def still(self) -> str:
         "Figure and table as HTML without scripts."
-        alt = "steps a second over the number of worlds: what is in the table, drawn"
+        alt = "steps per second against the number of worlds; the numbers are in the table"
         image = picture_html(png_of(draw_scaling(self.rows)), alt, 520) if self.rows else ""
         device = f"{jax.devices()[0].device_kind}, {jax.device_count()} device{'s' * (jax.device_count() > 1)}"
         body = f"<b>Scaling</b> {span('soft', escape(device))}<div>{image}</div>{_table(self.rows)}"
