@@ -27,6 +27,7 @@ from xland_minigrid.viz.images import RGBImgObservationWrapper
 gym_adapter = pytest.importorskip("xland_minigrid.interop.gymnasium")
 dm_adapter = pytest.importorskip("xland_minigrid.interop.dm_env")
 
+pytestmark = pytest.mark.newest
 BATCH, STEPS = 16, 60
 env, params = make("XLand-MiniGrid-R1-9x9")
 params = params.replace(max_steps=STEPS)
