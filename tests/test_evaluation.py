@@ -27,6 +27,8 @@ from xland_minigrid.envs.wrappers import GymAutoResetWrapper
 from xland_minigrid.measure import experiments
 from xland_minigrid.viz.plots import adaptation_curve, generalization_curves, group_bars, learning_curves
 
+pytestmark = pytest.mark.newest
+
 TINY = TrainConfig(size=5, max_steps=12, total_steps=2 * 960, num_envs=16, steps_per_task=60, steps_per_update=60,
                    devices=1, loggers=("jsonl",), ppo=PPOConfig(num_minibatches=4),
                    network=NetworkConfig(embedding=4, encoder_width=16, event=4, memory=16, head=16))

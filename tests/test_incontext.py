@@ -19,6 +19,8 @@ from xland_minigrid.benchmarks.histories import NO_ADVICE, Histories, NoisyExper
 from xland_minigrid.interop.xland100b import load_xland100b, save_xland100b
 from worlds import refusals
 
+pytestmark = pytest.mark.newest
+
 SMALL = TrainConfig(size=5, max_steps=12, network=NetworkConfig(embedding=4, encoder_width=32, event=8, memory=16, head=32))
 ASKED = dict(steps=64, batch=8)
 
