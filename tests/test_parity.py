@@ -282,10 +282,10 @@ def test_xland_steps_like_upstream():
 
 @pytest.mark.slow
 def test_xland_steps_like_upstream_at_length():
-    "A quarter of a million steps with other tasks, and starts of both packages in every environment."
-    results, counts, used = run_xland(XLAND, 165, seed=1000)
+    "Half a million steps with other tasks, and starts of both packages in every environment."
+    results, counts, used = run_xland(XLAND, 330, seed=1000)
     assert [explain(name, *found) for name, found in results.items() if explain(name, *found)] == []
-    assert len(results) == 21 and sum(equal.shape[0] * equal.shape[1] for equal, _ in results.values()) > 250_000
+    assert len(results) == 21 and sum(equal.shape[0] * equal.shape[1] for equal, _ in results.values()) > 500_000
     check_hard(results, counts, used)
 
 
