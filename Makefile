@@ -65,8 +65,8 @@ test-slow: test-floor
 	@$(AS_FOR_USERS) .ci/step 'Slow tests, optimised' $(BIN)/python $(PYTEST) $(STEAL) -m 'slow and optimized' tests
 	@.ci/step 'The other slow tests' $(BIN)/python $(PYTEST) $(STEAL) -m 'slow and not optimized' tests
 
-# The packages of Colab, as far as they can be had elsewhere. They stop at Python 3.13. All notebooks of colab/ run there, all fast tests but those that say nothing about versions
-# (marked `newest`), and the chapters that draw, show widgets or talk to other packages.
+# The packages of Colab, as far as they can be had elsewhere. They stop at Python 3.13. All notebooks of colab/ run there, all fast tests but those that say nothing about versions, or
+# nothing that these notebooks do not (marked `newest`), and the chapters that draw, show widgets or talk to other packages.
 test-floor:
 	@.ci/venv .venv-floor train,notebook,gym,dm,hub,server,peers,test .ci/colab-floor.txt 13
 	@.ci/step 'Colab floor: requirements' .venv-floor/bin/python -m pip check
