@@ -5,6 +5,8 @@ import pytest
 
 from xland_minigrid.measure.compiled import AIMED, environment_of, figures_of
 
+pytestmark = pytest.mark.newest
+
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "results" / "compiled.md"
 
 

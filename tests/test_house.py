@@ -14,6 +14,8 @@ sys.path.insert(0, str(ROOT / ".ci"))
 from graph import MADE_FROM, PACKAGE, code_of, parsed
 from settings import EXCEPTIONS, ROOMS
 
+pytestmark = pytest.mark.newest
+
 LONGEST = 60  # lines of an exported cell
 
 

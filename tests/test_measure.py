@@ -24,14 +24,12 @@ def page_of(program, words, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.optimized
 def test_oracle(tmp_path):
     text = page_of(oracle.report, "--pairs 3 --presets trivial", tmp_path)
     assert "python -m xland_minigrid.measure.tables.oracle --pairs 3 --presets trivial" in text and text.count("| trivial |") == 2
 
 
 @pytest.mark.slow
-@pytest.mark.optimized
 def test_expert(tmp_path):
     text = page_of(expert.report, "--pairs 3 --presets trivial --reference-tasks 0", tmp_path)
     assert "python -m xland_minigrid.measure.tables.expert --pairs 3 --presets trivial --reference-tasks 0" in text and text.count("| trivial |") == 3

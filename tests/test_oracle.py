@@ -129,7 +129,7 @@ def test_the_small_world_is_the_real_one():
 @pytest.mark.slow
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("seed", range(2, 12, 2))
+@pytest.mark.parametrize("seed", (2, 4))
 def test_the_small_world_is_the_real_one_long(seed):
     check_small_world(1000, 60, seed)
 
@@ -288,8 +288,7 @@ def test_almost_all_starts_are_solved():
 @pytest.mark.slow
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("preset", ["trivial", "small", "medium", "high"])
-@pytest.mark.parametrize("name", [R1, R4])
+@pytest.mark.parametrize("preset, name", [("trivial", R1), ("medium", R1), ("small", R4), ("high", R4)])
 def test_at_least_995_of_1000(preset, name):
     row = measure_oracle(preset, name, 400, seed=17)
     assert row.attempts.solved[row.possible].mean() >= 0.995

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from xland_minigrid.pool import curriculum as module
 from xland_minigrid.pool.curriculum import DUE, RECENT, TIERS, UNTRIED, Curriculum, Schedule, SomeSolve, Tier, TierCurriculum, decayed_success
 
+pytestmark = pytest.mark.newest
+
 
 NAMES = {"easy": [f"e{i}" for i in range(4)], "middle": [{"name": "lake", "seed": i} for i in range(4)], "hard": [f"h{i}" for i in range(3)]}
 EVERY = [task for tasks in NAMES.values() for task in tasks]

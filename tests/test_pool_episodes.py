@@ -25,6 +25,8 @@ from xland_minigrid.pool.episodes import Env, RolloutRequest, blocking, envs, fi
 from xland_minigrid.pool.errors import DeadlineExceeded, EnvFault
 from xland_minigrid.pool.pool import EnvPool
 
+pytestmark = pytest.mark.newest
+
 
 class Counts(Env):
     "Done after `turns` answers; `break_in`, `hang_in`, `say` inject faults."

@@ -24,6 +24,8 @@ from xland_minigrid.pool.group import (
     Answers,
     PrefixMismatch, Rollout, RolloutGroup, TokenBudget, TokenTrack, group_advantages, group_result, pad)
 
+pytestmark = pytest.mark.newest
+
 
 class Step(NamedTuple):
     observation: Any

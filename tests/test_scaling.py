@@ -19,6 +19,8 @@ from xland_minigrid.measure.report import run
 from xland_minigrid.measure.throughput import Case, Stepper, engine_named, sample_tasks
 from xland_minigrid.viz.widgets.scaling import lab_task
 
+pytestmark = pytest.mark.newest
+
 TINY = TrainConfig(size=5, max_steps=12, num_envs=8, steps_per_task=8, steps_per_update=8, total_steps=10_000, devices=1, ppo=PPOConfig(num_minibatches=2),
                    network=NetworkConfig(embedding=4, encoder_width=16, event=8, memory=16, head=16))
 POINT = Point(9.0, "xland_minigrid", Case("XLand-MiniGrid-R1-9x9", num_envs=64, num_steps=16), 1e6, 9e5, 1.1e6)

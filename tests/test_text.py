@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.newest
+
 ROOT = Path(__file__).parent.parent
 HABITS = {
     "anew": r"\banew\b", "beside": r"\bbeside\b", "whoever": r"\b[Ww]hoever\b", "somebody": r"\b[Ss]omebody\b", "therein": r"\btherein\b", "whereof": r"\bwhereof\b",

@@ -9,6 +9,8 @@ from xland_minigrid.measure.tables import trainers
 from xland_minigrid.measure.report import run, script
 from xland_minigrid.measure.tables.trainers import Trainer, TrainerRow, load_theirs, our_config, report, take_turns, trainers_page, trainers_table
 
+pytestmark = pytest.mark.newest
+
 
 def row(gru=64, theirs=(100, 200, 300), ours=(400, 600, 1500), epochs=1):
     return TrainerRow(gru, epochs, np.array(theirs, float), np.array(ours, float), np.full(3, 1e9), 250_000, 500_000)

@@ -241,7 +241,7 @@ SHORT = {
     "test_tasks(200)": "test_tasks(20)",
     # 10
     'for core in ("fading", "nothing")': 'for core in ("fading",)',
-    "MiniGrid-StarMaze-7x7\", total_steps=500_000": "MiniGrid-StarMaze-7x7\", num_envs=16, steps_per_task=32, total_steps=1024",
+    "MiniGrid-Signpost\", view_size=3, total_steps=300_000": "MiniGrid-Signpost\", view_size=3, num_envs=16, steps_per_task=32, total_steps=1024",
     "num_tasks=1000, ": "num_tasks=16, ",
     # 11
     "n=2048, seed=1": "n=16, seed=1",
