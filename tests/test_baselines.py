@@ -499,7 +499,7 @@ def test_single_tasks_are_solved(env_id, tmp_path):
 
 
 def test_presets():
-    assert rl2.preset() == TrainConfig() and set(rl2.PRESETS) == {"laptop", "colab-t4", "colab-tpu", "gpu", "paper", "box"}
+    assert rl2.preset() == TrainConfig() and set(rl2.PRESETS) == {"laptop", "quarter-hour", "colab-t4", "colab-tpu", "gpu", "paper", "box"}
     paper = rl2.preset("paper")
     table_6 = {"rnn_hidden_dim": paper.network.memory, "rnn_num_layers": paper.network.layers, "head_hidden_dim": paper.network.head, "num_envs": paper.num_envs,
                "num_steps_per_env": paper.steps_per_task, "num_steps_per_update": paper.steps_per_update, "update_epochs": paper.ppo.update_epochs,

@@ -166,7 +166,7 @@ def _train(changes, words, /, preset: str = "laptop", env: str | None = None, re
     """Train an agent; the defaults shown are those of the preset laptop. The last three options are for several hosts,
     if no cluster (SLURM, Open MPI, Kubernetes, TPU pods) is recognised.
 
-    preset: initial settings, laptop, box, colab-t4, colab-tpu, gpu or paper (Table 6)
+    preset: initial settings, laptop, quarter-hour, box, colab-t4, colab-tpu, gpu or paper (Table 6)
     env: the world; a MiniGrid environment is a single task
     resume: continue an interrupted run; auto, if there is one, else begin
     supervise: restart crashed training from its last checkpoint

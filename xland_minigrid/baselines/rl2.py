@@ -139,6 +139,8 @@ def finding_out(**changes) -> TrainConfig:
 
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "laptop": TrainConfig,
+    "quarter-hour": lambda: finding_out(total_steps=13_312_000, steps_per_task=500, steps_per_update=100,
+                                        ppo=replace(finding_out().ppo, gamma=0.97, gae_lambda=0.9)),
     "colab-t4": lambda: _accelerated("gpu", 4096, 256, "float16", total_steps=200_000_000),
     "colab-tpu": lambda: _accelerated("tpu", 8192, 512, total_steps=500_000_000),
     "gpu": lambda: _accelerated("gpu", 16_384, 1024, env_id="XLand-MiniGrid-R4-13x13", max_steps=None,
