@@ -40,10 +40,12 @@ endif
 # What trains, searches or draws millions of tasks (marked `optimized`) is compiled as it is for users: there an optimised program is worth its compilation.
 AS_FOR_USERS := JAX_DISABLE_MOST_OPTIMIZATIONS=0 XLA_FLAGS=
 PYTEST := -m pytest -p no:nbval --quiet --durations 10 --durations-min 5
-# Two workers, each file on one of them: the tests of a file share what they compiled.
-TWO := -n 2 --dist loadfile
-# Slow tests share little, and a file of them can take half of the time: an idle worker takes some from another. Many of them wait, so there are three.
-STEAL := -n 3 --dist worksteal
+# Two workers. Each begins with one half of the tests, in order, because neighbours share what they compiled; an idle one takes some from the other.
+TWO := -n 2 --dist worksteal
+# Many slow tests wait, so there are three.
+THREE := -n 3 --dist worksteal
+# The cells of a notebook stay together.
+NOTEBOOKS := -n 2 --dist loadfile
 # Library notebooks share two processes. XLA's flags come from the environment that .ci/venv made; conftest.py does the same for pytest.
 CHAPTERS = XLA_FLAGS="$${XLA_FLAGS-$$(cat .venv/xla-flags)}" .ci/step 'Library notebooks' $(BIN)/nbdev_test --n_workers 2 --timing
 # Every notebook gets a kernel of its own, of this environment.
@@ -52,26 +54,25 @@ NBVAL := -m pytest --quiet --nbval-current-env --nbval-cell-timeout 600
 test:
 	@.ci/venv .venv dev
 	@.ci/step 'Notebooks and what is made from them agree' $(BIN)/python .ci/sync.py --check
-	@$(CHAPTERS)
-	@.ci/step 'Tutorials, outputs compared' $(BIN)/python $(NBVAL) $(TWO) --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg tutorials
+	@$(CHAPTERS) $(if $(CI),--flags slow)
+	@.ci/step 'Tutorials, outputs compared' $(BIN)/python $(NBVAL) $(NOTEBOOKS) --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg tutorials
 	@.ci/step 'Tests' $(BIN)/python $(PYTEST) $(TWO) -m 'not slow' tests
 
-# Chapters with cells flagged slow.
+# Chapters with cells flagged slow. In continuous integration, `make test` runs these cells with the others, and no chapter runs twice.
 SLOW_CHAPTERS = $(shell grep -l '"\#| slow' -r nbs --include=*.ipynb | xargs -n1 basename | paste -sd '|')
 
 test-slow: test-floor
 	@.ci/venv .venv dev,docs
-	@$(CHAPTERS) --flags slow --file_re '^($(SLOW_CHAPTERS))$$'
-	@$(AS_FOR_USERS) .ci/step 'Slow tests, optimised' $(BIN)/python $(PYTEST) $(STEAL) -m 'slow and optimized' tests
-	@.ci/step 'The other slow tests' $(BIN)/python $(PYTEST) $(STEAL) -m 'slow and not optimized' tests
+	@$(if $(CI),,$(CHAPTERS) --flags slow --file_re '^($(SLOW_CHAPTERS))$$')
+	@$(AS_FOR_USERS) .ci/step 'Slow tests, optimised' $(BIN)/python $(PYTEST) $(THREE) -m 'slow and optimized' tests
+	@.ci/step 'The other slow tests' $(BIN)/python $(PYTEST) $(THREE) -m 'slow and not optimized' tests
 
-# The packages of Colab, as far as they can be had elsewhere. They stop at Python 3.13. All notebooks of colab/ run there, all fast tests but those that say nothing about versions, or
-# nothing that these notebooks do not (marked `newest`), and the chapters that draw, show widgets or talk to other packages.
+# The packages of Colab, as far as they can be had elsewhere. They stop at Python 3.13. All notebooks of colab/ run there, and all fast tests but those that say nothing about versions, or
+# nothing that these notebooks do not (marked `newest`).
 test-floor:
 	@.ci/venv .venv-floor train,notebook,gym,dm,hub,server,peers,test .ci/colab-floor.txt 13
 	@.ci/step 'Colab floor: requirements' .venv-floor/bin/python -m pip check
-	@.ci/step 'Colab floor: chapters of viz and interop' .venv-floor/bin/python $(NBVAL) $(TWO) --nbval-lax nbs/viz nbs/interop
-	@.ci/step 'Colab floor: the notebooks of colab/, exercises open' .venv-floor/bin/python $(NBVAL) $(TWO) --nbval-lax colab
+	@.ci/step 'Colab floor: the notebooks of colab/, exercises open' .venv-floor/bin/python $(NBVAL) $(NOTEBOOKS) --nbval-lax colab
 	@.ci/step 'Colab floor: tests' .venv-floor/bin/python $(PYTEST) $(TWO) -m 'not slow and not newest' tests
 
 # The compilers for GPUs and TPUs run without them. Their two environments are made once and kept; a gigabyte.
