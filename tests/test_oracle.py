@@ -344,7 +344,6 @@ def test_wrong_input_is_refused_in_one_sentence():
 
 @pytest.mark.optimized
 def test_no_contradiction_with_exhaustive_search_long():
-    for seed in range(30, 33):
-        for cases in (Cases("trivial", 5, 5, 60), Cases("small", 6, 4, 60), Cases("small", 5, 5, 100), Cases("medium", 5, 5, 60)):
-            compared = compare(*small_cases(cases, seed=seed))
-            assert not len(compared.contradictions()) and compared.ratio.mean() < 1.2
+    for cases in (Cases("trivial", 5, 5, 60), Cases("small", 6, 4, 60), Cases("small", 5, 5, 100), Cases("medium", 5, 5, 60)):
+        compared = compare(*small_cases(cases, seed=30))
+        assert not len(compared.contradictions()) and compared.ratio.mean() < 1.2
