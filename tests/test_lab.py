@@ -21,7 +21,7 @@ from PIL import Image
 
 pytest.importorskip("jupyterlab")
 ROOT = Path(__file__).resolve().parent.parent
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 SCREENSHOTS = os.environ.get("XLAND_SCREENSHOTS")
 READY = "() => { const s = window.jupyterapp?.shell?.currentWidget?.sessionContext; return s && s.isReady && s.session?.kernel?.status == 'idle' }"
 
