@@ -18,8 +18,6 @@ from xland_minigrid.pool.errors import (BadRequest, ConnectFailed, DeadlineExcee
                                         SessionLost, Unauthorized, WrongThread)
 from xland_minigrid.pool.remote import OpenEnvClient, OpenEnvWrapper, observation_to_text, socket_address, text_to_action
 
-pytestmark = pytest.mark.newest
-
 serve = pytest.importorskip("websockets.asyncio.server").serve
 ConnectionClosed = pytest.importorskip("websockets.exceptions").ConnectionClosed
 
