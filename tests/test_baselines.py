@@ -573,7 +573,7 @@ def test_demo_resumes_what_was_interrupted_and_replaces_what_was_finished(tmp_pa
 def demonstration(tmp_path_factory):
     "The results of `make demo` after half of its training, and where they are."
     out = tmp_path_factory.mktemp("runs") / "demo"
-    return demo.run_demo(out, steps=2_500_000, progress=False), out
+    return demo.run_demo(out, steps=1_250_000, progress=False), out
 
 
 @pytest.mark.slow

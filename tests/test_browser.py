@@ -6,6 +6,8 @@ import pytest
 
 from xland_minigrid.viz import play, render
 
+pytestmark = pytest.mark.newest
+
 
 @pytest.fixture
 def page(browser):

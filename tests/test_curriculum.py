@@ -22,6 +22,8 @@ from xland_minigrid.benchmarks import generate_benchmark
 from xland_minigrid.benchmarks.difficulty import estimated_steps
 from xland_minigrid.envs.registration import make
 
+pytestmark = pytest.mark.newest
+
 N, B, K = 9, 6, 4  # tasks, agents, slots: small, so that everything collides
 PAR = np.array([5, 10, np.nan, 20, 30, np.nan, 40, 90, 200], np.float32)  # of trials of 100 steps: the last one cannot be done in time
 NEEDS = {"maxmc": ("best", "returns"), "value_loss": ("value_loss",), "learnability": ("success",), "regret": ("returns",)}

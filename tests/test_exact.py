@@ -399,6 +399,6 @@ def test_planner_is_near_the_optimum():
 @pytest.mark.optimized
 def test_prover_is_sound():
     for preset in ("small", "medium"):
-        accepted, rejected = (judge_prover(Cases(preset, 5, 3, 15), word) for word in (True, False))
+        accepted, rejected = (judge_prover(Cases(preset, 5, 3, 10), word) for word in (True, False))
         assert not len(accepted.surprises()) and accepted.answers.solved.mean() > .9
         assert rejected.answers.solved.mean() < .3 and (rejected.reasons != Reason.PROVED).all()  # some are, by luck, or because the prover is careful

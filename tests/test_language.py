@@ -137,8 +137,8 @@ def test_describe_and_parse_are_inverse():
     check_round_trips(2_000, 0)
 
 @pytest.mark.slow
-def test_describe_and_parse_are_inverse_on_100_000():
-    check_round_trips(100_000, 1)
+def test_describe_and_parse_are_inverse_on_20_000():
+    check_round_trips(20_000, 1)
 
 def test_generated_tasks_keep_their_identity():
     for preset in ("trivial", "high"):

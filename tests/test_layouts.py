@@ -22,6 +22,8 @@ from xland_minigrid.envs.xland import XLandMiniGrid
 
 from worlds import refusals
 
+pytestmark = pytest.mark.newest
+
 ENV = XLandMiniGrid()
 OBJECTS = np.array([(Tiles.BALL, 3), (Tiles.SQUARE, 4), (0, 0), (Tiles.KEY, 5)], np.uint8)   # with a row of padding, as benchmarks have them
 TASK = RuleSet(goal=goals.AgentNearGoal((Tiles.KEY, 5)).encode(), init_tiles=OBJECTS,

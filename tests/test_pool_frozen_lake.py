@@ -12,6 +12,8 @@ from xland_minigrid.pool.errors import ResetRequired
 from xland_minigrid.pool.text.frozen_lake import MOVES, FrozenLakeEnv, find, go, parse_action, random_map, random_success, shortest_path, shortest_path_success, slip
 from xland_minigrid.pool.text.helpers import last_reply, probability, whole_number
 
+pytestmark = pytest.mark.newest
+
 GYM_MOVES = ("left", "down", "right", "up")  # Gymnasium's numbers 0 to 3
 sizes, seeds = st.integers(2, 8), st.integers(0, 2**63 - 1)
 

@@ -409,7 +409,6 @@ def test_baselines():
     assert 0.05 < found["random"] < 0.4 and found["shortest path"] == 1.0
 
 
-@pytest.mark.optimized
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_the_command_learns_clearly_more_than_chance(tmp_path):

@@ -16,6 +16,8 @@ from xland_minigrid.pool.text.sudoku import (
     Score, SudokuEnv, candidates, checked_puzzle, hints, objection, parse_move, random_puzzle, read_board, render, solutions, write_board)
 from xland_minigrid.pool.text.textarena import TextArenaEnv, new_part
 
+pytestmark = pytest.mark.newest
+
 CLASSIC = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 UNITS = [[(r, c) for c in range(9)] for r in range(9)] + [[(r, c) for r in range(9)] for c in range(9)] + \
         [[(3 * (b // 3) + i // 3, 3 * (b % 3) + i % 3) for i in range(9)] for b in range(9)]

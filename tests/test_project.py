@@ -20,6 +20,8 @@ import readme
 import settings as project
 import sync
 
+pytestmark = pytest.mark.newest
+
 TUTORIALS = sorted((ROOT / "tutorials").glob("*.ipynb"))
 COPIES = sorted((ROOT / "colab").glob("*.ipynb"))
 

@@ -11,6 +11,8 @@ from xland_minigrid.pool import grpo
 from xland_minigrid.tutor import all_exercises
 from xland_minigrid.tutor import grpo as check
 
+pytestmark = pytest.mark.newest
+
 NAMES = ("advantages", "loss", "group_size")
 
 

@@ -61,8 +61,8 @@ def demo_plan(out="runs/demo", seed: int = 1, steps: int | None = None, fast: bo
     "The plan of the demonstration; `fast` takes seconds, for tests, and learns next to nothing."
     config = TrainConfig(
         env_id="XLand-MiniGrid-R1-9x9", size=5, max_steps=12, benchmark="hold one of four objects", held_out=0.2,
-        seed=seed, out=str(out), total_steps=steps or 5_000_000, loggers=("jsonl",), num_envs=256, steps_per_task=120,
-        steps_per_update=60, ppo=PPOConfig(num_minibatches=16))
+        seed=seed, out=str(out), total_steps=steps or 2_500_000, loggers=("jsonl",), num_envs=256, steps_per_task=120,
+        steps_per_update=60, ppo=PPOConfig(gamma=0.95, gae_lambda=0.8, num_minibatches=16))
     if not fast:
         return Plan(config)
     small = replace(
