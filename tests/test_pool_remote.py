@@ -685,7 +685,7 @@ def test_a_full_server_is_asked_again_for_a_while():
                     first = await OpenEnvClient(fake.url).connect()
                     await first.reset()
                 playing = asyncio.create_task(OpenEnvScheduler().run(row(fake.url, wait=HANG), act))
-                assert await soon(lambda: fake.asked >= 3)
+                assert await soon(lambda: fake.asked >= 3 or playing.done()) and not playing.done(), playing
                 if fake.status:
                     fake.status = None
                 else:
@@ -693,6 +693,25 @@ def test_a_full_server_is_asked_again_for_a_while():
                 t = await playing
                 assert t.reward == 1.0, t.error
                 assert await soon(lambda: not fake.live)
+    run(main())
+
+
+def test_a_refusal_is_heard_after_the_server_has_hung_up():
+    "It arrived a moment after the client had looked, and the connection was closed before the request was sent."
+    async def main():
+        async with Fake(capacity=0) as fake:
+            client = await OpenEnvClient(fake.url).connect()
+            await client._ws.wait_closed()
+            recv, looks = client._ws.recv, iter([TimeoutError()])
+
+            async def late():
+                for nothing_yet in looks:
+                    raise nothing_yet
+                return await recv()
+            client._ws.recv = late
+            with pytest.raises(PoolExhausted, match="at capacity"):
+                await client.reset()
+            await client.close()
     run(main())
 
 

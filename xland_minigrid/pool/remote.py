@@ -79,15 +79,22 @@ def _headers(headers, token):
     return headers if token is None else {**headers, "Authorization": token}
 
 # %% ../../nbs/pool/14_remote.ipynb #f
+async def _unasked(ws) -> PoolError:
+    "What a frame means that came before the request."
+    said = _frame(await ws.recv())
+    return _said_error(said["data"]) if said["type"] == "error" else SessionLost(
+        f"The server sent an answer that nobody asked for, so answers may be shifted; {_VOID}.")
+
 async def _exchange(session, text):
     try:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0):
-                said = _frame(await session._ws.recv())
-                raise _said_error(said["data"]) if said["type"] == "error" else SessionLost(
-                    f"The server sent an answer that nobody asked for, so answers may be shifted; {_VOID}.")
+                raise await _unasked(session._ws)
         async with asyncio.timeout(session.request_timeout):
-            await session._ws.send(text)
+            try:
+                await session._ws.send(text)
+            except Exception:  # closed; what the server said last, such as a refusal, can still be read
+                raise await _unasked(session._ws) from None
             return _frame(await session._ws.recv())
     except PoolError as error:
         raise session._end(error) from None
