@@ -375,10 +375,10 @@ def played(name, steps, worlds, **changes):
 @pytest.mark.parametrize("name, changes", [
     ("XLand-MiniGrid-R4-9x9", dict(see_through_walls=False)), *(pytest.param(name, {}, marks=pytest.mark.slow) for name in CLASSES)])
 def test_every_platform_gives_the_same_bytes(name, changes, monkeypatch):
-    "The straight-line programs of accelerators, run on this machine, against those of a CPU."
+    "The straight-line programs of accelerators, run on this machine, against those of a CPU. (A TPU's are those of a GPU, without gathers.)"
     expected = played(name, 60, 48, max_steps=25, **changes)
     assert int((expected[1].step_type == 2).sum()) >= 96, "trials end, so resets are compared as well"
-    for platform in ("gpu", "tpu"):
+    for platform in ("gpu", "tpu") if changes else ("tpu",):
         monkeypatch.setenv("XLAND_MINIGRID_PLATFORM", platform)
         assert_same(played(name, 60, 48, max_steps=25, **changes), expected)
 

@@ -281,7 +281,8 @@ def test_what_is_saved_shows_without_a_kernel(notebook):
 # Training ----------------------------------------------------------------------------------------------------------------------------
 
 SETUP = """
-import tempfile
+import jax, tempfile
+jax.config.update("jax_disable_most_optimizations", True)  # the board is looked at, not the agent
 from xland_minigrid.baselines.demo import OBJECTS, held_out_objects, hold_tasks
 from xland_minigrid.baselines.live import dashboard
 from xland_minigrid.baselines.ppo import PPOConfig

@@ -417,7 +417,7 @@ def test_trials_begin_alike(name):
 
 @pytest.mark.slow
 @pytest.mark.optimized
-@pytest.mark.parametrize("name", XLAND)
+@pytest.mark.parametrize("name", XLAND[::2])  # every layout is among them
 def test_trials_begin_with_the_same_chances(name):
     "Chi-square on where agent, objects and doors lie, on their kinds and on how they lie to each other; 20,000 resets a side."
     minigrid = pytest.importorskip("test_minigrid")
