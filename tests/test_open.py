@@ -31,6 +31,8 @@ from xland_minigrid.envs.wrappers import GymAutoResetWrapper
 
 from worlds import jit_for_long, refusals
 
+pytestmark = pytest.mark.newest
+
 T = lambda tile, color=Colors.RED: np.array((tile, color), np.uint8)
 BALL, KEY, STAR, HEX, SQUARE = (T(t) for t in (Tiles.BALL, Tiles.KEY, Tiles.STAR, Tiles.HEX, Tiles.SQUARE))
 TOGGLE, TURNS = (Actions.TOGGLE,), (Actions.TURN_CLOCKWISE, Actions.TURN_COUNTERCLOCKWISE)
