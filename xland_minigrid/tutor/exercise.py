@@ -234,8 +234,7 @@ SHORT = {
     "num_tasks=384, num_trials=10": "num_tasks=48, num_trials=4",
     "NUM_TASKS = 384": "NUM_TASKS = 48",
     "seed=0, num_trials=10, parameters": "seed=0, num_trials=6, parameters",
-    "units, draws=500": "units, draws=20",
-    "copies=64, num_trials=4": "copies=8, num_trials=4",
+    "goals, draws=500": "goals, draws=20",
     # 09
     "steps=40, groups=32, group_size=8, warmup=20": "steps=2, groups=4, group_size=4, warmup=2",
     "range(8, config.steps + 1, 8)": "range(1, config.steps + 1)",
