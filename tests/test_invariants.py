@@ -375,7 +375,7 @@ def played(name, steps, worlds, **changes):
 @pytest.mark.parametrize("name, changes", [
     ("XLand-MiniGrid-R4-9x9", dict(see_through_walls=False)), *(pytest.param(name, {}, marks=pytest.mark.slow) for name in CLASSES)])
 def test_every_platform_gives_the_same_bytes(name, changes, monkeypatch):
-    "The straight-line programs of accelerators, run on this machine, against those of a CPU. (A TPU's are those of a GPU, without gathers.)"
+    "The straight-line programs of accelerators, run on this machine, against those of a CPU: both in one world, a TPU's (a GPU's without gathers) in all."
     expected = played(name, 60, 48, max_steps=25, **changes)
     assert int((expected[1].step_type == 2).sum()) >= 96, "trials end, so resets are compared as well"
     for platform in ("gpu", "tpu") if changes else ("tpu",):

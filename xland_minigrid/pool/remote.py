@@ -80,7 +80,7 @@ def _headers(headers, token):
 
 # %% ../../nbs/pool/14_remote.ipynb #f
 async def _unasked(ws) -> PoolError:
-    "What a frame means that came before the request."
+    "The error to raise for a frame that arrived before the request was sent."
     said = _frame(await ws.recv())
     return _said_error(said["data"]) if said["type"] == "error" else SessionLost(
         f"The server sent an answer that nobody asked for, so answers may be shifted; {_VOID}.")
