@@ -123,6 +123,12 @@ def test_no_exported_cell_is_a_wall(room):
     assert long == {}
 
 
+def test_nothing_refills_the_environment():
+    "`patch.dict(os.environ)` clears and refills all of it when it ends; a compiler's thread that reads it meanwhile crashes."
+    assert [path.name for folder in ("nbs", "tests", "tutorials", "colab") for path in (ROOT / folder).rglob("*.*") if path.suffix in (".py", ".ipynb") and path.name != "test_house.py"
+            and "patch.dict(os.environ" in path.read_text(encoding="utf-8")] == []
+
+
 def written(path):
     "The Python in a notebook's code cells, or between the fences of a text."
     text = path.read_text(encoding="utf-8")

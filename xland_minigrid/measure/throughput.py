@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any, Literal, NamedTuple
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -129,14 +128,21 @@ def spread(engine: Engine, batched: bool, devices: int) -> Engine:
     params = jax.device_put(engine.params, NamedSharding(mesh, given))
     return Engine(params, start, over(run, (given, mine, everywhere), (mine, everywhere)))
 
+# %% ../../nbs/measure/02_throughput.ipynb #b3f8126c
 def world_of(package: str, case: Case):
     "Make an environment with auto-reset, and images if asked for, and its parameters. Raises `ImportError`."
     part = lambda name: importlib.import_module(f"{package}{name}")
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):
-        os.environ.setdefault("XLAND_MINIGRID_CACHE", folder)  # xminigrid writes its drawings there
-        env, params = part("").make(case.env, **case.params)
-        env = part(".wrappers").GymAutoResetWrapper(env)
-        return (part(".experimental.img_obs").RGBImgObservationWrapper(env) if case.images else env), params
+    env, params = part("").make(case.env, **case.params)
+    env = part(".wrappers").GymAutoResetWrapper(env)
+    if not case.images:
+        return env, params
+    with tempfile.TemporaryDirectory() as folder:
+        given = os.environ.setdefault("XLAND_MINIGRID_CACHE", folder)  # xminigrid writes its drawings there
+        try:
+            return part(".experimental.img_obs").RGBImgObservationWrapper(env), params
+        finally:
+            if given == folder:
+                del os.environ["XLAND_MINIGRID_CACHE"]
 
 # what navix observes: the whole grid, or the agent's view, as in our package
 NAVIX = {"navix": "symbolic", "navix, first person": "symbolic_first_person"}
