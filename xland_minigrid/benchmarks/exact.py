@@ -62,7 +62,8 @@ class Shortest:
         if np.ndim(self.steps):
             solved, proved = self.solved.sum(), self.exhausted.sum()
             unsure = len(self) - solved - proved
-            return f"{len(self):,} starts: {solved:,} solved, {proved:,} proved impossible, {unsure:,} given up."
+            return (f"{len(self):,} start{'s' * (len(self) != 1)}: {solved:,} solved, {proved:,} proved impossible, "
+                    f"{unsure:,} given up.")
         if self.solved:
             needed = "1 step is" if self.steps == 1 else f"{self.steps} steps are"
             return f"{needed} needed ({self.states:,} states searched)."
