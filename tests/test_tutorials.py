@@ -66,6 +66,8 @@ def test_it_says_what_it_is_about(path):
     assert re.search(r"\*.*(\d+|Five) minutes? to (read|watch).*comput", first, re.DOTALL), "say how long it takes, for a reader and for a machine"
     assert re.search(r"\bneed\b", first), "say what a reader needs to know"
     assert re.search(r"\*\*You will learn\*\*\n\n1\. ", prose(path))
+    numbers = [int(number) for number in re.findall(r"^## (\d+)\. ", prose(path), re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1)), "a section is missing"
     assert "## What to read next" in source([cell for cell in cells(path) if cell["cell_type"] == "markdown"][-1])
 
 
