@@ -24,6 +24,8 @@ from xland_minigrid.benchmarks import (
 from xland_minigrid.core.tiles import PICKABLE, Colors, Tiles
 from worlds import refusals
 
+pytestmark = pytest.mark.newest
+
 TWO_TILE_GOALS, TWO_TILE_RULES = {4, 7, 8, 9, 10}, {3, 4, 5, 6, 7}
 FLOOR = (Tiles.FLOOR, Colors.BLACK)
 RULE_OF_GOAL = dict(zip(GOAL_KINDS, RULE_KINDS))

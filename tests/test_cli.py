@@ -15,6 +15,8 @@ from xland_minigrid.benchmarks import Recipe, benchmark_file, digest, generate_b
 from xland_minigrid.benchmarks.files import read_file
 from xland_minigrid.cli import main
 
+pytestmark = pytest.mark.newest
+
 TINY = ["--size", "5", "--max-steps", "6", "--num-envs", "16", "--steps-per-task", "12", "--steps-per-update", "12", "--total-steps", "1920",
         "--network.encoder-width", "16", "--network.memory", "16", "--network.head", "16", "--ppo.num-minibatches", "2"]
 

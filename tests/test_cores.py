@@ -244,6 +244,7 @@ def test_gradient_of_affine():
     assert d_kernel.item() == d_bias.item() == 4096
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("name", CORES)
 def test_gradient_by_differences(name):
     "Along random directions in the space of all parameters and inputs together."
@@ -326,6 +327,7 @@ def test_pieces_of_the_transformer():
     assert [heads_of(n) for n in (1, 7, 63, 64, 96, 128, 192, 256, 1024)] == [1, 1, 1, 2, 2, 4, 4, 8, 8]
 
 
+@pytest.mark.newest
 def test_a_fresh_transformer_lets_most_pass_and_a_fresh_ssm_is_stable():
     @jax.jit
     def fresh(x):
@@ -342,6 +344,7 @@ def test_a_fresh_transformer_lets_most_pass_and_a_fresh_ssm_is_stable():
 
 # Types and devices --------------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.newest
 @pytest.mark.parametrize("name, dtype", [*((name, "bfloat16") for name in CORES), ("gru", "float16")])
 def test_in_16_bits(name, dtype):
     _, parameters, live = core(name, 2)

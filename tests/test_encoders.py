@@ -311,7 +311,7 @@ def test_eyes_for_images_learn_what_lies_ahead(world):
             slope = jax.grad(lambda p: optax.softmax_cross_entropy_with_integer_labels(logits(p, jax.tree.map(lambda a: a[rows], x)), y[rows]).mean())(p)
             change, state = optimizer.update(slope, state)
             return (optax.apply_updates(p, change), state), None
-        return jax.lax.scan(step, (p, optimizer.init(p)), jax.random.split(jax.random.key(0), 600))[0][0]
+        return jax.lax.scan(step, (p, optimizer.init(p)), jax.random.split(jax.random.key(0), 250))[0][0]
     x_new, y_new = batch(1024, 1)
     guess = np.asarray(logits(train(parameters), x_new).argmax(-1))
     commonest = np.bincount(y_new).max() / len(y_new)

@@ -108,6 +108,7 @@ def many_tasks(worlds):
     return jax.tree.map(lambda a, b: jnp.asarray(np.concatenate([a, b])), calm, ruled), jnp.arange(worlds) >= worlds // 2
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("each, steps", [(60, 400), pytest.param(200, 1000, marks=[pytest.mark.slow, pytest.mark.optimized])])
 def test_laws_over_many_random_steps(each, steps):
     "Five layouts in one batch: 120,000 steps, and at length a million."
@@ -372,6 +373,7 @@ def played(name, steps, worlds, **changes):
     return play(params, jax.random.key(1))
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("name, changes", [
     ("XLand-MiniGrid-R4-9x9", dict(see_through_walls=False)), *(pytest.param(name, {}, marks=pytest.mark.slow) for name in CLASSES)])
 def test_every_platform_gives_the_same_bytes(name, changes, monkeypatch):

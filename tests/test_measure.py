@@ -131,7 +131,7 @@ def made_up(module, name, found):
 
 
 POOL = {"sockets": {"64 sessions, uvloop": {"per_second": 10.0, "p50": 1.0, "p99": 2.0, "lost": 0}}, "batches": 5e4, "latency": {"serial": 2.0, "together": 0.5, "ratio": 4.0},
-        "memory": {"sessions": 1000, "kilobytes": 20.0, "per_second": 10.0, "p50": 1.0, "p99": 2.0, "lost": 0}}
+        "memory": {"sessions": 1000, "kilobytes": 20.0, "per_second": 10.0, "p50": 1.0, "p99": 2.0, "lost": 0}, "servers": 7e3}
 
 PAGES = {
     "layouts": (layouts.report, "--envs 8 --repeats 2", made_up(layouts, "compare", [row("R1")]), "| R1 | 1.000 M | 0.504 – 2.016 M | 1.10 | 0.0100 |"),

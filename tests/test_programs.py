@@ -232,6 +232,7 @@ def test_images_are_laid_out_from_the_table_of_tiles(xm):
     assert (wrapped.reset(params, key).observation == xm._render_obs(env.reset(params, key).observation)).all()
 
 
+@pytest.mark.newest
 def test_embeddings_of_the_size_of_xminigrid(monkeypatch):
     "A program that holds 13 tiles and 12 colours as literals: through `compat` no number is beyond them."
     xm = importlib.import_module("xland_minigrid.compat")

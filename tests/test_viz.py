@@ -228,6 +228,7 @@ WRAPPINGS = {
 
 
 # The last order passes through most wrappers; each order is two programs, so the others are slow.
+@pytest.mark.newest
 @pytest.mark.parametrize("order", [o if o == "over all" else pytest.param(o, marks=pytest.mark.slow) for o in WRAPPINGS])
 def test_image_observations_say_what_symbols_say(order):
     "In lockstep with the same world without images, across resets: observation and terminal observation, walls in the way."
@@ -258,6 +259,7 @@ def test_listing_4():
     assert (timestep.observation == images_from_observations(symbols)).all() and env.render(params, timestep).shape == (800, 800, 3)
 
 
+@pytest.mark.newest
 def test_nothing_happens_at_import(tmp_path):
     "Of the room and of all widgets: no sprites are drawn, nothing is written, nothing large is loaded."
     code = """

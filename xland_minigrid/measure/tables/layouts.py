@@ -58,7 +58,7 @@ def compare(what: str, repeats: int = 15, num_envs: int = 1024, num_steps: int =
                 else {name: (r4, batch) for name, batch in _tasks_to_compare(tasks).items()})
     steppers = {name: Stepper(engine_of(GymAutoResetWrapper(env), env.default_params(**world), case, batch))
                 for name, (world, batch) in programs.items() if names is None or name in names}
-    return rows_of(steppers, case, repeats, GRID_TYPES if what == "layouts" else ())
+    return rows_of(steppers, case, repeats, [name for name in steppers if name in GRID_TYPES])
 
 def _costs_table(what, rows):
     base = "the mean of R1 … R9" if what == "layouts" else "plain"
