@@ -47,12 +47,17 @@ class CellSet(PyTreeNode):
         return functools.reduce(jnp.bitwise_or, [self.words[i] for i in range(len(self.words))]) != 0
 
     def split(self) -> "CellSet":
-        "The same set with words as separate scalars: slower to compile, faster in a loop."
+        """The same set with words as separate scalars: slower to compile, faster in a loop.
+
+        Where JAX is told not to optimise, the set as it is: then nothing but the compilation matters.
+        """
+        if jax.config.values.get("jax_disable_most_optimizations"):
+            return self
         return self.replace(words=tuple(self.words[i] for i in range(len(self.words))))
 
     def joined(self) -> "CellSet":
         "The inverse of `split`."
-        return self.replace(words=jnp.stack(self.words))
+        return self.replace(words=jnp.stack(self.words)) if isinstance(self.words, tuple) else self
 
     def holds(self, cells) -> jax.Array:
         "Whether cells, given by number, are in the set: bool, shaped like `cells`; false outside of the grid."
