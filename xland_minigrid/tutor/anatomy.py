@@ -257,12 +257,12 @@ def _tasks_to_read():
 
 @exercise("1.5", "What can ever exist", level=2, minutes=20)
 def makeable(answer):
-    "Check a function of a task: the set of objects (tile, colour) that can exist in one of its trials."
+    "Check a function of a task: the set of objects (kind, colour) that can exist in one of its trials."
     function(answer, "makeable", "task")
     for task in _tasks_to_read():
         found = answer(task)
         refuse(not isinstance(found, set) or any(np.ndim(tile) != 1 for tile in found),
-               f"`makeable` gives back {found!r:.60}; it must be a set of pairs (tile, colour).")
+               f"`makeable` gives back {found!r:.60}; it must be a set of pairs (kind, colour).")
         found = {tuple(map(int, tile)) for tile in found}
         wrong = {"Go through the rules again until nothing new appears: a rule may use what one below it makes.":
                  _can_exist(task, rounds=1),
