@@ -268,7 +268,7 @@ def makeable(answer):
                  _can_exist(task, rounds=1),
                  "A rule with one input has its product right after it, in bytes 3 and 4.": _can_exist(task, product=2),
                  "A rule about two tiles needs both.": _can_exist(task, enough=any),
-                 "Black floor and rows of zeros are no objects.": _can_exist(task, nothing=set())}
+                 "Black floor and rows of zeros do not count.": _can_exist(task, nothing=set())}
         right = _can_exist(task)
         name = lambda tiles: ", ".join(sorted(tile_name(*tile) for tile in tiles)) or "nothing"
         refuse(found != right, next((hint for hint, mistake in wrong.items() if found == mistake != right),
