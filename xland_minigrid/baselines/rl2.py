@@ -180,9 +180,7 @@ def to_dict(config: TrainConfig) -> dict:
 def from_dict(values: dict) -> TrainConfig:
     "Convert the dictionaries of `to_dict` back to a configuration. Raises `TypeError` for a field that does not exist."
     parts = {"ppo": PPOConfig, "network": NetworkConfig, "curriculum": CurriculumConfig}
-    gone = {"accumulate", "warmup"}  # in configurations of earlier versions
-    values = values | {name: made(**{x: y for x, y in values[name].items() if x not in gone})
-                       for name, made in parts.items() if name in values}
+    values = values | {name: made(**values[name]) for name, made in parts.items() if name in values}
     lists = [name for name in ("loggers", "rooms") if values.get(name) is not None]
     return TrainConfig(**values | {name: tuple(values[name]) for name in lists})
 

@@ -211,6 +211,8 @@ SHORT = {
     "num_tasks=512, num_trials=10": "num_tasks=64, num_trials=10",
     # 03
     'generate_benchmark("high", n=1_000_000, seed=0)': 'generate_benchmark("high", n=20_000, seed=0)',
+    "permutation(len(unseen))[:384]": "permutation(len(unseen))[:32]",
+    "amounts = range(5)": "amounts = 0, 3",
     # 04
     "(1, 8, 64, 512, 4096, 32_768, 131_072)": "(1, 256)",
     "seconds(function, *args, repeats=50)": "seconds(function, *args, repeats=2)",
