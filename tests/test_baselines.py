@@ -509,13 +509,14 @@ def test_presets():
     assert table_6 == {"rnn_hidden_dim": 1024, "rnn_num_layers": 1, "head_hidden_dim": 256, "num_envs": 16384, "num_steps_per_env": 12800, "num_steps_per_update": 256,
                        "update_epochs": 1, "num_minibatches": 32, "total_timesteps": 10**10, "lr": 0.001, "clip_eps": 0.2, "gamma": 0.99, "gae_lambda": 0.95,
                        "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5, "train_seed": 42, "embedding": 16}
-    alone = rl2.preset("laptop", "MiniGrid-DoorKey-5x5")
-    assert not alone.benchmark and not alone.ppo.across_trials and alone.ppo.belief_coef == 0
+    for name in rl2.PRESETS:
+        alone = rl2.preset(name, "MiniGrid-DoorKey-5x5")
+        assert not alone.benchmark and not alone.ppo.across_trials and alone.ppo.belief_coef == 0
     with pytest.raises(ValueError, match="choose from laptop"):
         rl2.preset("supercomputer")
     with pytest.raises(ValueError, match="DoorKey"):
         rl2.preset("laptop", "MiniGrid-DoorKey-555")
-    for wrong in (dict(show_goal=0.5), dict(rooms=(2,)), dict(grow=0.0), dict(benchmark="", network=dataclasses.replace(SMALL, neighbors=True, goal_conditioned_core=8))):
+    for wrong in (dict(show_goal=0.5), dict(rooms=(2,)), dict(grow=0.0), dict(benchmark="", vary_distractors=True), dict(benchmark="", network=dataclasses.replace(SMALL, neighbors=True, goal_conditioned_core=8))):
         with pytest.raises(ValueError):
             dataclasses.replace(TINY, **wrong)
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'finding_out', 'preset', 'single_task', 'to_dict', 'from_dict', 'make_world',
            'begin', 'load_tasks', 'Agent', 'new_agent', 'abstract_agent', 'RunState', 'start_run', 'enter', 'worlds_of',
-           'potential_of', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of', 'metrics_row', 'EndTraining',
-           'differences', 'warn_if_short', 'Training', 'train', 'load_run']
+           'leave_out', 'rulesets_of', 'potential_of', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of',
+           'metrics_row', 'EndTraining', 'differences', 'warn_if_short', 'Training', 'train', 'load_run']
 
 # %% ../../nbs/baselines/10_rl2.ipynb #d
 import functools
@@ -41,6 +41,7 @@ from ..core.goals import goal_kinds
 from ..core.helpers import progress_bar
 from ..core.layouts import layout, stack_layouts
 from ..core.struct import PyTreeNode
+from ..core.tiles import pack_pairs
 from ..envs.registration import make
 from ..envs.wrappers import GymAutoResetWrapper, without_reset
 
@@ -57,6 +58,7 @@ class TrainConfig:
     rooms: tuple[int, ...] = ()  # sizes of smaller worlds to begin in
     grow: float = 0.5  # share of training after which all worlds have full size; until then fewer and fewer are small
     show_goal: float = 0.0  # share of agents that see their goal, with network.goal_conditioned_core
+    vary_distractors: bool = False  # leave out some objects, see `leave_out`
     total_steps: int = 10_000_000  # environment steps, over all agents
     num_envs: int = 256  # parallel agents
     steps_per_task: int = 500  # steps with one task before the next is drawn
@@ -107,9 +109,10 @@ def _check_config(config: TrainConfig) -> None:
     if ppo.shaping_coef and not (config.benchmark and ppo.across_trials):
         raise ValueError("Shaping follows plans across trials: name a benchmark and leave ppo.across_trials True, "
                          "or set ppo.shaping_coef to 0.")
-    if not config.benchmark and (network.goal_conditioned_core or config.curriculum.kind != "uniform"):
-        raise ValueError("A single task leaves nothing to find out or choose: name a benchmark, or leave "
-                         "network.goal_conditioned_core and curriculum.kind as they are.")
+    if not config.benchmark and (network.goal_conditioned_core or config.curriculum.kind != "uniform"
+                                 or config.vary_distractors):
+        raise ValueError("A single task leaves nothing to find out, choose or vary: name a benchmark, or leave "
+                         "network.goal_conditioned_core, curriculum.kind and vary_distractors as they are.")
 
 # %% ../../nbs/baselines/10_rl2.ipynb #i
 def table_6(**changes) -> TrainConfig:
@@ -139,7 +142,7 @@ def finding_out(**changes) -> TrainConfig:
 
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "laptop": TrainConfig,
-    "quarter-hour": lambda: finding_out(total_steps=13_312_000),
+    "quarter-hour": lambda: finding_out(total_steps=13_312_000, vary_distractors=True),
     "colab-t4": lambda: _accelerated("gpu", 4096, 256, "float16", total_steps=200_000_000),
     "colab-tpu": lambda: _accelerated("tpu", 8192, 512, total_steps=500_000_000),
     "gpu": lambda: _accelerated("gpu", 16_384, 1024, env_id="XLand-MiniGrid-R4-13x13", max_steps=None,
@@ -164,13 +167,14 @@ def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainC
 def single_task(config: TrainConfig) -> TrainConfig:
     "Adapt `config` to a single task: short sequences, separate episodes, and on a laptop a small network."
     small = {}
-    ppo = replace(config.ppo, across_trials=False, belief_coef=0.0, gamma=0.99, ent_coef=0.02, num_minibatches=8)
+    ppo = replace(config.ppo, across_trials=False, belief_coef=0.0, shaping_coef=0.0, gamma=0.99, ent_coef=0.02,
+                  num_minibatches=8)
     network = replace(config.network, event=0, attention=False, neighbors=False, goal_conditioned_core=0)
     if config.num_envs <= 256:
         small = {"num_envs": 128, "total_steps": 2_000_000, "view_size": 7}
         network = replace(network, encoder_width=64, memory=64, head=64)
-    return replace(config, benchmark="", held_out=0.0, max_steps=None, steps_per_task=256, steps_per_update=32,
-                   ppo=ppo, network=network, **small)
+    return replace(config, benchmark="", held_out=0.0, rooms=(), show_goal=0.0, vary_distractors=False, max_steps=None,
+                   steps_per_task=256, steps_per_update=32, ppo=ppo, network=network, **small)
 
 # %% ../../nbs/baselines/10_rl2.ipynb #k
 def to_dict(config: TrainConfig) -> dict:
@@ -295,6 +299,22 @@ def worlds_of(config: TrainConfig, params, round, keys):
     chosen = jax.vmap(one)(keys)
     return params.replace(layout=jax.tree.map(lambda x: jnp.asarray(x)[chosen], plans))
 
+# %% ../../nbs/baselines/10_rl2.ipynb #774a5919
+def leave_out(ruleset, key):
+    "Leave out some objects that neither the goal nor a rule mentions: a random number of them, from none to all."
+    tiles = pack_pairs(ruleset.init_tiles)
+    mentioned = pack_pairs(jnp.concatenate([ruleset.goal[1:].reshape(-1, 2), ruleset.rules[:, 1:].reshape(-1, 2)]))
+    spare = (tiles != 0) & (tiles[:, None] != mentioned).all(-1)
+    count, order = jax.random.split(jax.random.fold_in(key, 2))
+    place = jnp.where(spare, jax.random.uniform(order, tiles.shape), 2).argsort().argsort()
+    gone = spare & (place < jax.random.randint(count, (), 0, spare.sum() + 1))
+    return ruleset.replace(init_tiles=jnp.where(gone[:, None], jnp.uint8(0), ruleset.init_tiles))
+
+def rulesets_of(config: TrainConfig, benchmark: Benchmark, tasks, keys):
+    "The rulesets of `tasks (B,)` of a benchmark; with `config.vary_distractors`, `leave_out` by `keys (B,)`."
+    rulesets = jax.vmap(benchmark.get_ruleset)(tasks)
+    return jax.vmap(leave_out)(rulesets, keys) if config.vary_distractors else rulesets
+
 # %% ../../nbs/baselines/10_rl2.ipynb #v
 def potential_of(config: TrainConfig, params, rulesets) -> Callable:
     """Make the potential for `ppo.shaping_reward` in `rulesets (B,)`: a function of states `(B,)`, float32 `(B,)`.
@@ -361,7 +381,7 @@ def _round(config: TrainConfig, curriculum, mesh) -> Callable:
         elif benchmark is not None:
             tasks = uniform_tasks(len(benchmark), draws)
         if benchmark is not None:
-            rulesets = jax.vmap(benchmark.get_ruleset)(tasks)
+            rulesets = rulesets_of(config, benchmark, tasks, draws)
         world = worlds_of(config, params, state.round, draws)
         network = nnx.merge(structure, state.parameters)
         rollout, step = enter(config, env, world, network, rulesets, number, begin_key)
@@ -408,7 +428,7 @@ def _refresh(config: TrainConfig, curriculum, mesh) -> Callable:
         draws = jax.vmap(jax.random.fold_in, (None, 0))(draw, number)
         tasks, world = curriculum.propose(state.curriculum, draws), worlds_of(config, params, state.round, draws)
         network = nnx.merge(structure, state.parameters)
-        alone, rulesets = replace(config, show_goal=0.0), jax.vmap(benchmark.get_ruleset)(tasks)
+        alone, rulesets = replace(config, show_goal=0.0), rulesets_of(config, benchmark, tasks, draws)
         rollout, step = enter(alone, env, world, network, rulesets, number, begin_key)
 
         def some_steps(rollout, _):
@@ -541,8 +561,9 @@ class _Run:
         if config.show_goal:
             composed = getattr(benchmark, "extended", None) is not None
             check_tellable(benchmark.get_rulesets(np.arange(len(benchmark))) if composed else benchmark.get_ruleset(0))
-        if config.ppo.shaping_coef and benchmark.extended is not None:
-            raise ValueError("Composed goals and several products have no plans: set ppo.shaping_coef to 0.")
+        if (config.ppo.shaping_coef or config.vary_distractors) and getattr(benchmark, "extended", None) is not None:
+            raise ValueError("Composed goals and several products have no plans, and mention objects elsewhere: "
+                             "set ppo.shaping_coef to 0 and vary_distractors to False.")
         self.curriculum = None
         if benchmark is not None and config.curriculum.kind != "uniform":  # uniform tasks need no state
             self.curriculum = make_curriculum(config.curriculum, benchmark, par, world=make_world(config))
