@@ -498,6 +498,19 @@ def test_single_tasks_are_solved(env_id, tmp_path):
     assert found["solved"] and found["tested"] >= 0.95, found
 
 
+def test_left_out_objects_are_not_missed():
+    "What `vary_distractors` leaves out is in no plan, and the rest is as it was."
+    from xland_minigrid.benchmarks import generate_benchmark
+    from xland_minigrid.benchmarks.solve import prove
+    tasks = generate_benchmark("high", 256, seed=5, progress=False)
+    rulesets = tasks.get_rulesets(np.arange(256))
+    fewer = np.asarray(jax.jit(jax.vmap(rl2.leave_out))(rulesets, jax.random.split(jax.random.key(0), 256)).init_tiles)
+    gone = (fewer != tasks.init_tiles).any(-1)
+    assert 0 < gone.any(1).mean() < 1 and not fewer[gone].any()
+    plans, before = prove(tasks.goals, tasks.rules, fewer), tasks.plans()
+    assert plans.solvable.all() and np.array_equal(plans.num_steps, before.num_steps)
+
+
 def test_presets():
     assert rl2.preset() == TrainConfig() and set(rl2.PRESETS) == {"laptop", "quarter-hour", "colab-t4", "colab-tpu", "gpu", "paper", "box"}
     paper = rl2.preset("paper")
