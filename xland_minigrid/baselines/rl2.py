@@ -109,8 +109,8 @@ def _check_config(config: TrainConfig) -> None:
     if ppo.shaping_coef and not (config.benchmark and ppo.across_trials):
         raise ValueError("Shaping follows plans across trials: name a benchmark and leave ppo.across_trials True, "
                          "or set ppo.shaping_coef to 0.")
-    if not config.benchmark and (network.goal_conditioned_core or config.curriculum.kind != "uniform"
-                                 or config.vary_distractors):
+    tasks_only = network.goal_conditioned_core or config.curriculum.kind != "uniform" or config.vary_distractors
+    if tasks_only and not config.benchmark:
         raise ValueError("A single task leaves nothing to find out, choose or vary: name a benchmark, or leave "
                          "network.goal_conditioned_core, curriculum.kind and vary_distractors as they are.")
 
@@ -305,9 +305,8 @@ def leave_out(ruleset, key):
     tiles = pack_pairs(ruleset.init_tiles)
     mentioned = pack_pairs(jnp.concatenate([ruleset.goal[1:].reshape(-1, 2), ruleset.rules[:, 1:].reshape(-1, 2)]))
     spare = (tiles != 0) & (tiles[:, None] != mentioned).all(-1)
-    count, order = jax.random.split(jax.random.fold_in(key, 2))
-    place = jnp.where(spare, jax.random.uniform(order, tiles.shape), 2).argsort().argsort()
-    gone = spare & (place < jax.random.randint(count, (), 0, spare.sum() + 1))
+    lots = jax.random.uniform(jax.random.fold_in(key, 2), (len(tiles) + 1,))  # every number of them is equally likely
+    gone = spare & (lots[1:] < lots[0])
     return ruleset.replace(init_tiles=jnp.where(gone[:, None], jnp.uint8(0), ruleset.init_tiles))
 
 def rulesets_of(config: TrainConfig, benchmark: Benchmark, tasks, keys):
