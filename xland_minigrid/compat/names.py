@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['GridState', 'Tile', 'IntOrArray', 'EnvCarryT', 'EnvParamsT', 'NUM_LAYERS', 'TABLES', 'get_ruleset', 'DRAWING',
-           'tables_for', 'ruleset_at', 'imported_names']
+           'tables_for', 'ruleset_at', 'add_task_modules']
 
 # %% ../../nbs/compat/02_names.ipynb #a
 import functools
-import importlib
+import importlib.machinery
+import importlib.util
+import sys
 from typing import TypeAlias, TypeVar
 
 import jax
@@ -20,6 +22,7 @@ from ..core.actions import NUM_ACTIONS, AgentState
 from ..core.ruleset import RuleSet, print_ruleset
 from ..core.tiles import NUM_COLORS, NUM_TILES, Colors, Tiles
 from ..envs.environment import EnvCarry, Environment, EnvParams, State, StepType, TimeStep
+from ..envs.minigrid import tasks
 from ..envs.registration import EnvSpec, load, make, register, registered_environments
 from xland_minigrid.envs.wrappers import (
     DirectionObservationWrapper, DmEnvAutoResetWrapper, GymAutoResetWrapper, RulesAndGoalsObservationWrapper, Wrapper,
@@ -60,17 +63,28 @@ def __getattr__(name: str):
         return getattr(importlib.import_module(f"xland_minigrid.{DRAWING[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
+# %% ../../nbs/compat/02_names.ipynb #8122df41
+_TASK_MODULES = {"blockedunlockpickup": "BlockedUnlockPickUp", "doorkey": "DoorKey", "empty": "Empty EmptyRandom",
+                 "fourrooms": "FourRooms", "lockedroom": "LockedRoom", "memory": "Memory", "playground": "Playground",
+                 "unlock": "Unlock", "unlockpickup": "UnlockPickUp"}
+_ALSO = {"memory": {"MemoryEnvCarry": tasks.MemoryCarry},
+         "playground": {"PlaygroundEnvParams": tasks.PlaygroundEnvParams}}
 _HOMES = "core.constants core.grid core.goals core.rules core.actions core.observation types environment".split()
 
-def imported_names(module: str):
-    "Make `__getattr__` for an environment's module: it finds the names that 0.9.3's module imports."
-    root = module.rpartition(".envs.")[0]
+def add_task_modules(package: str, home) -> None:
+    "Add 0.9.3's modules of single tasks, such as `memory`, to an imported package; `home` has their classes."
+    root = package.rpartition(".envs.")[0]
+    for name, classes in _TASK_MODULES.items():
+        module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(f"{package}.{name}", None))
+        found = {each: getattr(home, each) for each in classes.split()} | _ALSO.get(name, {})
+        vars(module).update(found, __getattr__=functools.partial(_imported_there, module.__name__, root))
+        sys.modules[module.__name__] = module
+        setattr(sys.modules[package], name, module)
 
-    def find(name: str):
-        for home in () if name.startswith("__") else _HOMES:
-            found = importlib.import_module(f"{root}.{home}")
-            if hasattr(found, name):
-                return getattr(found, name)
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+def _imported_there(module: str, root: str, name: str):
+    for home in () if name.startswith("__") else _HOMES:
+        if hasattr(found := importlib.import_module(f"{root}.{home}"), name):
+            return getattr(found, name)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
-    return find
+add_task_modules("xland_minigrid.envs.minigrid", tasks)

@@ -1,4 +1,4 @@
-"""Tasks of the original MiniGrid. The other modules are xminigrid's paths."""
+"""Tasks of the original MiniGrid. `compat.names` adds a module for each, at xminigrid's paths."""
 from .tasks import (
     BlockedUnlockPickUp, DoorKey, Empty, EmptyRandom, FourRooms, LavaGap, LockedRoom, Memory, MemoryCarry,
     MiniGridTask, Playground, PlaygroundEnvParams, Unlock, UnlockPickUp,

@@ -1,5 +1,0 @@
-"""BlockedUnlockPickUp at xminigrid's path."""
-from ...worlds import BlockedUnlockPickUp
-from ...names import imported_names
-
-__getattr__ = imported_names(__name__)

@@ -1,5 +1,0 @@
-"""UnlockPickUp at xminigrid's path."""
-from ...worlds import UnlockPickUp
-from ...names import imported_names
-
-__getattr__ = imported_names(__name__)

@@ -1,5 +1,0 @@
-"""BlockedUnlockPickUp at xminigrid's path."""
-from .tasks import BlockedUnlockPickUp
-from ...compat.names import imported_names
-
-__getattr__ = imported_names(__name__)

@@ -1,5 +1,0 @@
-"""DoorKey at xminigrid's path."""
-from .tasks import DoorKey
-from ...compat.names import imported_names
-
-__getattr__ = imported_names(__name__)

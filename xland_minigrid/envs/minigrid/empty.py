@@ -1,5 +1,0 @@
-"""Empty at xminigrid's path."""
-from .tasks import Empty, EmptyRandom
-from ...compat.names import imported_names
-
-__getattr__ = imported_names(__name__)

@@ -1,5 +1,0 @@
-"""FourRooms at xminigrid's path."""
-from .tasks import FourRooms
-from ...compat.names import imported_names
-
-__getattr__ = imported_names(__name__)

@@ -1,5 +1,0 @@
-"""LockedRoom at xminigrid's path."""
-from .tasks import LockedRoom
-from ...compat.names import imported_names
-
-__getattr__ = imported_names(__name__)

@@ -1,5 +1,0 @@
-"""Unlock at xminigrid's path."""
-from .tasks import Unlock
-from ...compat.names import imported_names
-
-__getattr__ = imported_names(__name__)
