@@ -231,7 +231,6 @@ SHORT = {
     "num_tasks = 500": "num_tasks = 40",
     "tries=60": "tries=2",
     # 07
-    "30_000, 100_000, 300_000, 1_000_000": "30_000",
     "num_tasks=384, num_trials=10": "num_tasks=48, num_trials=4",
     "NUM_TASKS = 384": "NUM_TASKS = 48",
     "seed=0, num_trials=10, parameters": "seed=0, num_trials=6, parameters",
