@@ -45,6 +45,7 @@ class NetworkConfig:
     chrono_horizon: int = 60  # largest time constant of a new GRU, in steps
     context: int = 64  # steps that a transformer looks back
     head: int = 128  # width of the layer that actor and critic share
+    critic_scale: float = 1.0  # of the critic's first weights; 0: it begins at zero, for rewards that are rare at first
     attention: bool = True  # whether the memory may look for tiles and colours in view
     goal_conditioned_core: int = 0  # units of a second memory, which acts on the believed or shown goal; 0: none
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of matrix products; float16 suits a T4
@@ -52,7 +53,7 @@ class NetworkConfig:
     def __post_init__(self):
         sizes = ("embedding", "encoder_width", "memory", "layers", "chrono_horizon", "context", "head")
         check_fields(self, "network.", **dict.fromkeys(sizes, "[1, inf)"),
-                     **dict.fromkeys(("event", "goal_conditioned_core"), "[0, inf)"))
+                     **dict.fromkeys(("event", "goal_conditioned_core", "critic_scale"), "[0, inf)"))
         if self.core not in CORES:
             raise ValueError(f"network.core is {self.core!r}: choose from {', '.join(CORES)}.")
         second = self.goal_conditioned_core
@@ -120,7 +121,7 @@ class ActorCritic(nnx.Module):
         self.goal_conditioned_core = make_core("gru", seen, second, **make) if second else None
         self.shared = dense(units + seen + second + c.attention * view_size**2, c.head, np.sqrt(2), **make)
         self.actor = dense(c.head, num_actions, 0.01, rngs=rngs)
-        self.critic = dense(c.head, 1, 1.0, rngs=rngs)
+        self.critic = dense(c.head, 1, c.critic_scale, rngs=rngs)
         self.belief = GoalHead(units, rngs=rngs)
 
     def start(self, batch: int):

@@ -32,7 +32,7 @@ KEY, BALL, STAR = (Tiles.KEY, Colors.YELLOW), (Tiles.BALL, Colors.RED), (Tiles.S
 _play = functools.partial(act_out, height=7, width=9)
 
 # %% ../../nbs/tutor/12_yours.ipynb #c
-@exercise("10.1", "In passing", answer="InPassing", level=2, minutes=15)
+@exercise("10.1", "In passing", answer="InPassing", level=1, minutes=10)
 def in_passing(answer):
     "`InPassing`: after a step forward, a thing left or right of the agent becomes another."
     if isinstance(answer, BaseRule):
