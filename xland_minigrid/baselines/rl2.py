@@ -134,12 +134,11 @@ def _accelerated(device: str, num_envs: int, memory: int, dtype: str = "bfloat16
 def finding_out(**changes) -> TrainConfig:
     """Training recipe of the bundled agent (`14_agents`): a second memory, goals shown to half of the agents, reward
     for progress, growing rooms, varied distractors, short trials. `changes` replace fields."""
-    shaping = {"shaping": "progress", "shaping_coef": 0.03}
-    ppo = PPOConfig(gamma=0.97, gae_lambda=0.9, belief_coef=0.1, clip_value=False, **shaping)
+    ppo = PPOConfig(gamma=0.97, gae_lambda=0.9, belief_coef=0.1, clip_value=False, shaping="progress",
+                    shaping_coef=0.03)
     network = NetworkConfig(event=24, memory=160, goal_conditioned_core=128, neighbors=True, chrono_horizon=200)
-    tasks = {"rooms": (5, 6, 7), "grow": 0.15, "show_goal": 0.5, "vary_distractors": True}
-    rhythm = {"steps_per_task": 500, "steps_per_update": 100}
-    return TrainConfig(**tasks | rhythm | {"ppo": ppo, "network": network} | changes)
+    parts = {"ppo": ppo, "network": network, "steps_per_task": 500, "steps_per_update": 100, "grow": 0.15}
+    return TrainConfig(**parts | {"rooms": (5, 6, 7), "show_goal": 0.5, "vary_distractors": True} | changes)
 
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "laptop": TrainConfig,
