@@ -384,12 +384,12 @@ def test_a_class_that_is_registered_again_reaches_programs_that_were_compiled_be
 
 
 def test_an_identifier_can_be_asked_for():
-    @register_goal(id=77)
+    @register_goal(id=199)
     class Asked(OneTileGoal):
         when, looks = TOGGLE, on_cells("ahead")
-    assert Asked.ID == 77
-    with pytest.raises(ValueError, match="77 is taken or out of range"):
-        register_goal(type("Other", (OneTileGoal,), {"__module__": __name__, "when": TOGGLE, "looks": on_cells("ahead")}), id=77)
+    assert Asked.ID == 199
+    with pytest.raises(ValueError, match="199 is taken or out of range"):
+        register_goal(type("Other", (OneTileGoal,), {"__module__": __name__, "when": TOGGLE, "looks": on_cells("ahead")}), id=199)
     with pytest.raises(ValueError, match="from 12 to 253"):
         register_rule(type("Low", (OneTileRule,), {"__module__": __name__, "when": TOGGLE, "looks": on_cells("ahead")}), id=3)
 

@@ -18,6 +18,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -826,11 +827,15 @@ def test_p5_ways_out(server, way):
             del pool
             return
         if way == "collected on its own thread":
-            io, cell = pool._io, [pool]
+            io, cell, alive = pool._io, [pool], weakref.ref(pool)
             cell.append(cell)                                # a cycle, as a traceback makes one
             del pool, cell
             async def collect():
-                gc.collect()
+                for _ in range(100):                         # a collection does nothing while another thread is in one
+                    gc.collect()
+                    if alive() is None:
+                        return
+                    await asyncio.sleep(0)
             await io.call(collect())
             await asyncio.sleep(0)
             return
