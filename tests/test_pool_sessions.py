@@ -248,6 +248,49 @@ def test_a_connection_and_a_picture_that_fail_leave_their_tracebacks(caplog, mon
     assert sum("hidden" in line.get("traceback", "") for line in logged(caplog)) == 2
 
 
+@pytest.mark.parametrize("short", (True, False))
+def test_requests_are_answered_once_whether_or_not_a_task_carries_them_out(short, monkeypatch):
+    "One at a time, cut into fragments, of the wrong type, forty in one piece, and after one that has to wait for the task."
+    from websockets.frames import Frame, Opcode
+
+    from xland_minigrid.pool import server
+    short_ways, carry_out = [], server.carry_out
+    monkeypatch.setattr(server, "carry_out", lambda *a: short and short_ways.append(carry_out(*a)) or bool(short and short_ways[-1]))
+
+    def frame(content, opcode=Opcode.TEXT, fin=True):
+        return Frame(opcode, content.encode() if isinstance(content, str) else content, fin).serialize(mask=True)
+
+    async def main():
+        with LiveServer(env=EMPTY) as live:
+            async with raw(live) as ws:
+                async def ask(*frames):
+                    ws.transport.write(b"".join(frames))
+                    return json.loads(await asyncio.wait_for(ws.recv(), HANG))
+
+                step = lambda number, op="step", value="0": f'{{"id": {number}, "op": "{op}", "value": {value}}}'
+                assert (await ask(frame(step(1, "reset"))))["n"] == 0
+                for number in range(2, 80):
+                    reply = await ask(frame(step(number)))
+                    assert (reply["id"], reply["n"], reply["ok"]) == (number, number - 1, True)
+                assert short_ways.count(True) == 77 * short    # all but one of 32
+                text = step(80)
+                assert (await ask(frame(text[:5], fin=False), frame(text[5:9], Opcode.CONT, False), frame("", Opcode.PING), frame(text[9:], Opcode.CONT)))["n"] == 79
+                assert (await ask(frame(step(81), Opcode.BINARY)))["id"] is None
+                assert (await ask(frame(step(81, "state", "null"))))["last"] == 80
+                first = await ask(*(frame(step(number)) for number in range(81, 121)))    # as long as one is under way, the others are refused
+                replies = [first, *[json.loads(await asyncio.wait_for(ws.recv(), HANG)) for _ in range(39)]]
+                assert sorted(reply["id"] for reply in replies) == list(range(81, 121))
+                done = [reply for reply in replies if reply["ok"]]
+                assert {reply["error"]["code"] for reply in replies if not reply["ok"]} <= {"busy"} and max(reply["n"] for reply in replies) == 79 + len(done)
+                first, then = await ask(frame(step(121, "state", "null")), frame(step(122))), json.loads(await asyncio.wait_for(ws.recv(), HANG))
+                assert (first["id"], first["last"], then["id"], then["ok"]) == (121, max(reply["id"] for reply in done), 122, True)    # none overtakes an earlier one
+                ws.transport.write(frame(b"\xff"))
+                with contextlib.suppress(Exception):
+                    await ws.recv()
+                assert ws.close_code == 1007
+    asyncio.run(main())
+
+
 def test_an_environments_own_timeout_is_not_the_pools():
     "Nor is its own cancellation the end of the session."
     async def times_out(messages):

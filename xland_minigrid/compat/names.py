@@ -64,9 +64,8 @@ def __getattr__(name: str):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 # %% ../../nbs/compat/02_names.ipynb #8122df41
-_TASK_MODULES = {"blockedunlockpickup": "BlockedUnlockPickUp", "doorkey": "DoorKey", "empty": "Empty EmptyRandom",
-                 "fourrooms": "FourRooms", "lockedroom": "LockedRoom", "memory": "Memory", "playground": "Playground",
-                 "unlock": "Unlock", "unlockpickup": "UnlockPickUp"}
+_TASKS = ("BlockedUnlockPickUp", "DoorKey", "Empty EmptyRandom", "FourRooms", "LockedRoom", "Memory", "Playground",
+          "Unlock", "UnlockPickUp")  # a module for each, named after the first class
 _ALSO = {"memory": {"MemoryEnvCarry": tasks.MemoryCarry},
          "playground": {"PlaygroundEnvParams": tasks.PlaygroundEnvParams}}
 _HOMES = "core.constants core.grid core.goals core.rules core.actions core.observation types environment".split()
@@ -74,9 +73,10 @@ _HOMES = "core.constants core.grid core.goals core.rules core.actions core.obser
 def add_task_modules(package: str, home) -> None:
     "Add 0.9.3's modules of single tasks, such as `memory`, to an imported package; `home` has their classes."
     root = package.rpartition(".envs.")[0]
-    for name, classes in _TASK_MODULES.items():
+    for classes in map(str.split, _TASKS):
+        name = classes[0].lower()
         module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(f"{package}.{name}", None))
-        found = {each: getattr(home, each) for each in classes.split()} | _ALSO.get(name, {})
+        found = {each: getattr(home, each) for each in classes} | _ALSO.get(name, {})
         vars(module).update(found, __getattr__=functools.partial(_imported_there, module.__name__, root))
         sys.modules[module.__name__] = module
         setattr(sys.modules[package], name, module)

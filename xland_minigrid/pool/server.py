@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import base64
 import contextlib
+import functools
 import http
 import ipaddress
 import json
@@ -211,15 +212,30 @@ def write_now(ws, reply: Reply):
     except Exception as error:
         LOG.debug("reply not sent: %s", type(error).__name__)
 
+def unread(ws) -> bool:
+    return ws.transport.get_write_buffer_size() > 1 << 16
+
+def carry_out(host: Host, ws, seat: Seat, frame) -> bool:
+    "Carry out the step or reset in a frame; False leaves it to the task of `talk`."
+    if frame.opcode == 1 and frame.fin and ws.asked % 32 < 31 and seat.socket is ws and not unread(ws):
+        with contextlib.suppress(Exception):  # the task meets the error again
+            number, op, value = read_request(str(frame.data, "utf-8"))
+            if op in ("reset", "step"):
+                host.submit(seat, number, op, value, lambda reply: write_now(ws, reply))
+                ws.asked += 1
+                return True
+    return False
+
+# %% ../../nbs/pool/09_server.ipynb #c3cc5ca7
 async def talk(host: Host, ws, seat: Seat, max_size: int):
     await ws.send(json.dumps({"op": "hello", "version": 1, "session": seat.id, "resume": seat.secret, "n": seat.n,
                               "running": seat.running, "max_size": max_size, **seat.backend.spec()}))
-    strange = asked = 0
+    strange, ws.at_once = 0, functools.partial(carry_out, host, ws, seat)
     async for raw in ws:
         if seat.socket is not ws:  # another connection has taken over and gets the replies
             return
-        asked += 1
-        if not asked % 32:  # a flood takes turns with the other clients
+        ws.asked += 1
+        if not ws.asked % 32:
             await asyncio.sleep(0)
         try:
             number, op, value = read_request(raw)
@@ -230,16 +246,17 @@ async def talk(host: Host, ws, seat: Seat, max_size: int):
             await ws.send(write_reply(Reply(0, seat.n, error=error)))
             if strange >= 1000:
                 return await ws.close(1008, "too many malformed frames")
-            continue
-        if op in ("reset", "step"):
-            host.submit(seat, number, op, value, lambda reply: write_now(ws, reply))
-            while ws.transport.get_write_buffer_size() > 1 << 16 and not ws.transport.is_closing():
-                await asyncio.sleep(0.05)  # until the client reads
-            continue
-        await ws.send(write_reply(inspect_session(host, seat, number, op)))
-        if op == "close":
-            host.release(seat, "close")
-            return await ws.close(1000)
+        else:
+            if op in ("reset", "step"):
+                host.submit(seat, number, op, value, lambda reply: write_now(ws, reply))
+                while unread(ws) and not ws.transport.is_closing():
+                    await asyncio.sleep(0.05)
+            else:
+                await ws.send(write_reply(inspect_session(host, seat, number, op)))
+            if op == "close":
+                host.release(seat, "close")
+                return await ws.close(1000)
+        ws.behind -= 1
 
 def inspect_session(host: Host, seat: Seat, number: int, op: str) -> Reply:
     seat.active, seat.heard = time.monotonic(), True
@@ -317,13 +334,20 @@ async def look_after(host: Host, background: Background, every: float):
 UNREAD = 1 << 22  # bytes that a sending client may leave unread; a silent one has the time of two pings
 
 def _counted(connections):
-    "A class of connections that keeps them in a set, and cuts off clients that do not read."
+    "A class of connections that keeps them in a set, carries out requests, and cuts off clients that do not read."
     from websockets.asyncio.server import ServerConnection
 
     class Counted(ServerConnection):
+        at_once, asked, behind = None, 0, 0  # behind: messages that the session's task still has
         def connection_made(self, transport):
             super().connection_made(transport)
             connections.add(self)
+        def process_event(self, event):
+            if getattr(event, "opcode", 8) < 8:  # data
+                if self.at_once is not None and not self.behind and self.at_once(event):
+                    return
+                self.behind += event.fin
+            super().process_event(event)
         def data_received(self, data):
             super().data_received(data)
             if self.transport.get_write_buffer_size() > UNREAD:

@@ -349,8 +349,8 @@ class Host(SeatTable):
             seat.last_id, seat.pending = number, (number, deliver)
             try:
                 seat.backend.submit(seat.place, op, value, lambda result: self._finish(seat, number, op, result))
-            except PoolError as error:
-                self._finish(seat, number, op, error)
+            except Exception as error:
+                self._finish(seat, number, op, error if isinstance(error, PoolError) else env_fault(error))
 
     def _finish(self, seat, number, op, result):
         seat.active = time.monotonic()  # a long step is not idleness
