@@ -217,9 +217,9 @@ def test_shaping_adds_up_to_a_constant_whatever_the_agent_does(tasks):
     @jax.jit
     def walk(rulesets):
         timestep, step = rl2.begin(env, params, rulesets, jax.random.split(jax.random.key(0), agents))
-        potentials = [rl2.potential_of(config, params, rulesets) for config in (PAID, progress)]
+        experts = [rl2.expert_of(config, params, rulesets) for config in (PAID, progress)]
         to_go = lambda state: jax.vmap(steps_to_go)(state.replace(key=None), jax.vmap(task_plan)(rulesets))
-        seen = lambda x: (x.state.step_num, to_go(x.state), *[potential(x.state) for potential in potentials])
+        seen = lambda x: (x.state.step_num, to_go(x.state), *[expert(x.state)[0] for expert in experts])
 
         def go(timestep, action):
             after = step(timestep, action)
@@ -250,6 +250,18 @@ def test_shaping_reaches_the_learner_alone(tasks):
     assert {"belief_nats", "entropy"}.isdisjoint(differ)
 
 
+def test_agents_that_see_their_goal_imitate_the_expert_ever_less(tasks):
+    "The loss of a round against what the expert says about its states, at the start and when training is over; without a goal in sight there is nothing to imitate."
+    network = dataclasses.replace(SMALL, neighbors=True, goal_conditioned_core=8)
+    config = dataclasses.replace(FIXED, show_goal=0.5, network=network, ppo=dataclasses.replace(FIXED.ppo, imitation_coef=0.3, num_minibatches=1))
+    start, one_round = rl2.start_run(config), rl2.make_round(config)
+    row = rl2.metrics_row(one_round(start, tasks)[1])
+    over = rl2.metrics_row(one_round(rl2.start_run(config).replace(round=jnp.int32(config.rounds)), tasks)[1])
+    assert 0.35 < row["imitation_loss"] / np.log(6) < 0.65 and over["imitation_loss"] == 0    # half of the agents; an untrained one knows nothing
+    with pytest.raises(ValueError, match="show_goal above 0, or ppo.imitation_coef to 0"):
+        dataclasses.replace(config, show_goal=0.0)
+
+
 @pytest.mark.filterwarnings("ignore:A trial takes")
 def test_shaping_needs_plans(tasks):
     with pytest.raises(ValueError, match="shaping_coef to 0"):
@@ -257,7 +269,7 @@ def test_shaping_needs_plans(tasks):
     with pytest.raises(ValueError, match="across_trials"):
         dataclasses.replace(PAID, ppo=dataclasses.replace(PAID.ppo, across_trials=False))
     composed = tasks.replace(extended=tasks)
-    with pytest.raises(ValueError, match="omposed goals.*shaping_coef to 0"):
+    with pytest.raises(ValueError, match="omposed goals.*shaping_coef and ppo.imitation_coef to 0"):
         rl2.train(PAID, composed, progress=False)
 
 

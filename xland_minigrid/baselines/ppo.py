@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOSS_SCALE', 'PPOConfig', 'make_optimizer', 'RolloutState', 'Transition', 'policy_step', 'draw_actions', 'TrialLog',
-           'start_log', 'log_trials', 'cut_off_value', 'potentials', 'collect', 'shaping_reward', 'advantages',
+           'start_log', 'log_trials', 'cut_off_value', 'at_once', 'collect', 'shaping_reward', 'advantages',
            'normalised', 'pmean_if', 'actor_loss', 'critic_loss', 'entropy', 'approx_kl', 'clip_fraction',
            'explained_variance', 'gradient_norms', 'loss', 'minibatch_indices', 'run_epochs', 'update', 'Record',
            'record_of', 'task_metrics']
@@ -41,6 +41,7 @@ class PPOConfig:
     belief_coef: float = 0.5  # weight of the belief's error; 0 is plain RL²
     shaping: Literal["potential", "progress"] = "potential"  # see shaping_reward
     shaping_coef: float = 0.0  # weight of the shaping reward, which only the learner sees; 0 disables it
+    imitation_coef: float = 0.0  # weight of imitating the expert where the goal is shown; falls to 0 during training
     max_grad_norm: float = 0.5  # maximum global gradient norm
     num_minibatches: int = 8  # minibatches per pass; each agent is in one
     update_epochs: int = 2  # passes over the collected steps
@@ -48,7 +49,7 @@ class PPOConfig:
     def __post_init__(self):
         ranges = {"(0, inf)": ("lr", "clip_eps", "max_grad_norm"), "[0, 1]": ("gamma", "gae_lambda"),
                   "[1, inf)": ("num_minibatches", "update_epochs"),
-                  "[0, inf)": ("ent_coef", "vf_coef", "belief_coef", "shaping_coef")}
+                  "[0, inf)": ("ent_coef", "vf_coef", "belief_coef", "shaping_coef", "imitation_coef")}
         check_fields(self, "ppo.", **{name: interval for interval, names in ranges.items() for name in names})
 
 def make_optimizer(config: PPOConfig, updates: int) -> optax.GradientTransformation:
@@ -88,6 +89,8 @@ class Transition(PyTreeNode):
     goal: jax.Array  # the hidden goal, uint8 (..., 5): only for the belief's loss
     cut_off_value: jax.Array | None = None  # float32, 0 unless a time limit ended the trial; see `cut_off_value`
     potential: jax.Array | None = None  # before each step and after the last, float32 (T + 1, B); or None
+    expert_action: jax.Array | None = None  # int32, or None
+    imitation: jax.Array | None = None  # weight of imitating it, float32, or None
 
 def policy_step(network: ActorCritic, inputs: Inputs, memory, told=None):
     "Compute the network's `Outputs` for a single step: `Inputs (B,)`, without a time axis."
@@ -144,27 +147,28 @@ def cut_off_value(network: ActorCritic, step: Callable, rollout: RolloutState, a
         return jnp.where(cut, policy_step(network, seen, memory, rollout.told).value, 0.0)
     return jax.lax.cond(cut.any(), value, lambda: jnp.zeros(cut.shape))
 
-def potentials(potential: Callable, states, last, at_once: int = 16_384) -> jax.Array:
-    """Compute the potential of `states (T, B)` and of the `last (B,)`, float32 `(T + 1, B)`.
+def at_once(function: Callable, states, last, count: int = 16_384):
+    """Apply a `function` of states `(B,)` to `states (T, B)` and to the `last (B,)`: arrays `(T + 1, B)`.
 
-    `potential` is a function of states `(B,)`. About `at_once` states share a call: the searches of the expert are
-    loops, and on a GPU each turn of a loop costs the same for one state as for thousands.
+    About `count` states share a call: the searches of the expert are loops, and on a GPU each turn of a loop costs the
+    same for one state as for thousands.
     """
     steps, agents = states.step_num.shape
-    batches = -(-(steps + 1) * agents // at_once)
+    batches = -(-(steps + 1) * agents // count)
     each = -(-(steps + 1) // batches)
     more = lambda x, end: jnp.concatenate([x, jnp.broadcast_to(end, (batches * each - steps, *end.shape))])
     whole = jax.tree.map(lambda x, end: more(x, end).reshape(batches, each, *end.shape), states, last)
-    return jax.lax.map(jax.vmap(potential), whole).reshape(-1, agents)[: steps + 1]
+    return jax.tree.map(lambda x: x.reshape(-1, agents)[: steps + 1], jax.lax.map(jax.vmap(function), whole))
 
 def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_steps: int,
-            across_trials: bool = True, potential: Callable | None = None) -> tuple[RolloutState, Transition]:
+            across_trials: bool = True, expert: Callable | None = None) -> tuple[RolloutState, Transition]:
     """Let the agents act for `num_steps`; returns the rollout afterwards, and `Transition (T, B)`.
 
     Args:
         step: `step(timestep, action (B,))` gives the next time steps, with auto-reset.
         across_trials: False also collects `cut_off_value`.
-        potential: a function of states `(B,)`, float32 `(B,)`, for `shaping_reward`; None skips it.
+        expert: a function of states `(B,)` to the `potential`, `expert_action` and `imitation` of a transition, each
+            `(B,)`; None skips it.
     """
     number = jnp.arange(rollout.inputs.action.shape[0]) if rollout.number is None else rollout.number
     network, log = to_act(network), rollout.trials
@@ -180,12 +184,13 @@ def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_ste
             goal=now.timestep.state.goal_encoding,
             cut_off_value=None if across_trials else cut_off_value(network, step, now, action, after, out.memory))
         inputs = next_inputs(now.inputs, action, after)
-        state = None if potential is None else now.timestep.state
+        state = None if expert is None else now.timestep.state
         return now.replace(timestep=after, inputs=inputs, memory=out.memory, key=key), (seen, state)
 
     rollout, (seen, states) = jax.lax.scan(act, rollout.replace(trials=None), length=num_steps)
-    if potential is not None:
-        seen = seen.replace(potential=potentials(potential, states, rollout.timestep.state))
+    if expert is not None:
+        potential, action, weight = at_once(expert, states, rollout.timestep.state)
+        seen = seen.replace(potential=potential, expert_action=action[:-1], imitation=weight[:-1])
     return rollout.replace(trials=None if log is None else log_trials(log, seen)), seen
 
 # %% ../../nbs/baselines/05_ppo.ipynb #q
@@ -300,6 +305,9 @@ def loss(network: ActorCritic, config: PPOConfig, memory, told, batch: Transitio
         "clip_fraction": clip_fraction(log_prob, batch.log_prob, config.clip_eps)}
     weights = {"actor_loss": 1.0, "critic_loss": config.vf_coef, "entropy": -config.ent_coef,
                "belief_nats": config.belief_coef}
+    if config.imitation_coef:
+        parts["imitation_loss"] = -(batch.imitation * log_prob_of(out.logits, batch.expert_action)).mean()
+        weights["imitation_loss"] = config.imitation_coef
     return sum(weight * parts[name] for name, weight in weights.items()), parts
 
 # %% ../../nbs/baselines/05_ppo.ipynb #G
@@ -354,18 +362,18 @@ def run_epochs(structure, config: PPOConfig, optimizer, learned, rollout: Rollou
     return learned, jax.tree.map(jnp.mean, parts)
 
 def update(structure, config: PPOConfig, optimizer, step: Callable, num_steps: int, learned, rollout: RolloutState,
-           axis: str | None = None, potential: Callable | None = None):
+           axis: str | None = None, expert: Callable | None = None):
     """One round of PPO: collect `num_steps` with the current parameters, then improve them.
 
-    potential: as in `collect`; adds `shaping_reward`.
+    expert: as in `collect`, for `shaping_reward` and imitation.
 
     Returns `learned`, `rollout`, a dictionary of scalars (over all devices), and the `Record` of each agent.
     """
     network, before = nnx.merge(structure, learned[0]), rollout
-    rollout, batch = collect(network, step, rollout, num_steps, config.across_trials, potential)
+    rollout, batch = collect(network, step, rollout, num_steps, config.across_trials, expert)
     last_value = policy_step(network, rollout.inputs, rollout.memory, rollout.told).value
     earned, cut = batch.reward, None
-    if potential is not None:
+    if expert is not None:
         paid = shaping_reward(config.shaping, batch.potential, batch.done, batch.success, config.gamma)
         earned += config.shaping_coef * paid
         batch = batch.replace(potential=None)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'finding_out', 'preset', 'single_task', 'to_dict', 'from_dict', 'make_world',
            'begin', 'load_tasks', 'Agent', 'new_agent', 'abstract_agent', 'RunState', 'start_run', 'enter', 'worlds_of',
-           'leave_out', 'rulesets_of', 'potential_of', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of',
+           'leave_out', 'rulesets_of', 'expert_of', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of',
            'metrics_row', 'EndTraining', 'differences', 'warn_if_short', 'Training', 'train', 'load_run']
 
 # %% ../../nbs/baselines/10_rl2.ipynb #d
@@ -35,7 +35,7 @@ from .ppo import (
     PPOConfig, Record, RolloutState, collect, make_optimizer, record_of, start_log, task_metrics, update)
 from .scale import any_process, everyone, is_first, make_mesh, replicate, share, spread
 from ..benchmarks import Benchmark, digest, load_benchmark, load_benchmark_from_path, registered_benchmarks
-from ..benchmarks.expert import steps_to_go, task_plan
+from ..benchmarks.expert import consult, task_plan
 from ..benchmarks.splits import HELD_OUT, NAMED_SPLITS, named_split
 from ..core.goals import goal_kinds
 from ..core.helpers import progress_bar
@@ -106,6 +106,9 @@ def _check_config(config: TrainConfig) -> None:
                          "set network.goal_conditioned_core as well.")
     if any(size < 4 for size in config.rooms):
         raise ValueError(f"rooms are {config.rooms}: the smallest possible room has size 4.")
+    if ppo.imitation_coef and not config.show_goal:
+        raise ValueError("Only agents that are shown their goal imitate the expert: "
+                         "set show_goal above 0, or ppo.imitation_coef to 0.")
     if ppo.shaping_coef and not (config.benchmark and ppo.across_trials):
         raise ValueError("Shaping follows plans across trials: name a benchmark and leave ppo.across_trials True, "
                          "or set ppo.shaping_coef to 0.")
@@ -167,8 +170,8 @@ def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainC
 def single_task(config: TrainConfig) -> TrainConfig:
     "Adapt `config` to a single task: short sequences, separate episodes, and on a laptop a small network."
     small = {}
-    ppo = replace(config.ppo, across_trials=False, belief_coef=0.0, shaping_coef=0.0, gamma=0.99, ent_coef=0.02,
-                  num_minibatches=8)
+    ppo = replace(config.ppo, across_trials=False, belief_coef=0.0, shaping_coef=0.0, imitation_coef=0.0,
+                  gamma=0.99, ent_coef=0.02, num_minibatches=8)
     network = replace(config.network, event=0, attention=False, neighbors=False, goal_conditioned_core=0)
     if config.num_envs <= 256:
         small = {"num_envs": 128, "total_steps": 2_000_000, "view_size": 7}
@@ -315,21 +318,24 @@ def rulesets_of(config: TrainConfig, benchmark: Benchmark, tasks, keys):
     return jax.vmap(leave_out)(rulesets, keys) if config.vary_distractors else rulesets
 
 # %% ../../nbs/baselines/10_rl2.ipynb #v
-def potential_of(config: TrainConfig, params, rulesets) -> Callable:
-    """Make the potential for `ppo.shaping_reward` in `rulesets (B,)`: a function of states `(B,)`, float32 `(B,)`.
+def expert_of(config: TrainConfig, params, rulesets, weight=0.0) -> Callable:
+    """Make the `expert` of `ppo.collect` in `rulesets (B,)`: a function of states `(B,)` to three arrays `(B,)`.
 
-    "potential": 1 - 0.9 (t + steps to go) / T, or 0 past the time limit T or where no way leads to the goal.
-    "progress": minus the steps to go, at least -T.
+    * The potential for `ppo.shaping_reward`, float32. "potential": 1 - 0.9 (t + steps to go) / T, or 0 past the time
+      limit T or where no way leads to the goal. "progress": minus the steps to go, at least -T.
+    * The expert's action, int32, and the weight of imitating it: `weight`, or 0 where the expert finds no way.
     """
     plans, limit = jax.vmap(task_plan)(rulesets), params.max_steps
 
-    def potential(states):
-        steps = jax.vmap(steps_to_go)(states.replace(key=None), plans)
+    def expert(states):
+        advice = jax.vmap(consult)(states.replace(key=None), plans)
         if config.ppo.shaping == "progress":
-            return -jnp.minimum(steps, limit)
-        last = states.step_num + steps
-        return jnp.where(last <= limit, 1 - 0.9 * last / limit, 0.0)
-    return potential
+            potential = -jnp.minimum(advice.steps, limit)
+        else:
+            last = states.step_num + advice.steps
+            potential = jnp.where(last <= limit, 1 - 0.9 * last / limit, 0.0)
+        return potential, advice.action, weight * advice.found
+    return expert
 
 # %% ../../nbs/baselines/10_rl2.ipynb #y
 def make_round(config: TrainConfig, curriculum=None, mesh=None) -> Callable:
@@ -388,11 +394,14 @@ def _round(config: TrainConfig, curriculum, mesh) -> Callable:
         kind = rollout.timestep.state.goal_encoding[:, 0]
         shown = None if rollout.told is None else rollout.told.goal_shown
 
-        potential = potential_of(config, params, rulesets) if config.ppo.shaping_coef else None
+        expert = None
+        if config.ppo.shaping_coef or config.ppo.imitation_coef:
+            falling = 0.0 if shown is None else shown * (1 - state.round / config.rounds)
+            expert = expert_of(config, params, rulesets, falling)
 
         def improve_once(carry, _):
             learned, rollout, metrics, record = update(
-                structure, config.ppo, optimizer, step, config.steps_per_update, *carry, axis, potential)
+                structure, config.ppo, optimizer, step, config.steps_per_update, *carry, axis, expert)
             return (learned, rollout), (metrics, record)
 
         start = (state.parameters, state.optimizer), rollout
@@ -560,9 +569,10 @@ class _Run:
         if config.show_goal:
             composed = getattr(benchmark, "extended", None) is not None
             check_tellable(benchmark.get_rulesets(np.arange(len(benchmark))) if composed else benchmark.get_ruleset(0))
-        if (config.ppo.shaping_coef or config.vary_distractors) and getattr(benchmark, "extended", None) is not None:
+        plans = config.ppo.shaping_coef or config.ppo.imitation_coef or config.vary_distractors
+        if plans and getattr(benchmark, "extended", None) is not None:
             raise ValueError("Composed goals and several products have no plans, and mention objects elsewhere: "
-                             "set ppo.shaping_coef to 0 and vary_distractors to False.")
+                             "set ppo.shaping_coef and ppo.imitation_coef to 0 and vary_distractors to False.")
         self.curriculum = None
         if benchmark is not None and config.curriculum.kind != "uniform":  # uniform tasks need no state
             self.curriculum = make_curriculum(config.curriculum, benchmark, par, world=make_world(config))

@@ -71,30 +71,32 @@ def _our_steps_taken(reward, max_steps):
     return round((1 - reward) / 0.9 * max_steps) if reward else None
 
 # %% ../../nbs/tutor/04_environment.ipynb #e
-_WAY = (0, 0, 1, 0, 0)  # from the start of MiniGrid-Empty-5x5 to its goal
-TRIALS = {
-    "straight to the goal": (*_WAY, *[2] * 7),
-    "with a detour": (1, 1, 1, 1, *_WAY, 2, 2, 2),
-    "to the goal, and forward against the wall after it": (*_WAY, *[0] * 7),
-    "never there": (1,) * 12,
+_WAY = 0, 0, 1, 0, 0  # from the start of seed 0 to the goal
+TRIALS = {  # seed of the start, and seventeen actions
+    "straight to the goal": (0, (*_WAY, *[2] * 12)),
+    "with a detour": (0, (1, 1, 1, 1, *_WAY, *[2] * 8)),
+    "to the goal, and forward against the wall after it": (0, (*_WAY, *[0] * 12)),
+    "from another start": (6, (2, 0, 0, *[2] * 14)),
+    "out of time, and only then to the goal": (0, ((1,) * 12 + _WAY)),
 }
 
 @functools.lru_cache(maxsize=4)
 def _play(answer):
-    "Compiled: an answer's return of `actions (n,)` in an empty room."
-    env, params = make("MiniGrid-Empty-5x5")
-    return jax.jit(lambda actions, gamma: answer(env, params, jax.random.key(0), actions, gamma))
+    "Compiled: an answer's return of `actions (n,)` from the start of a seed, in an empty room with a limit of ten steps."
+    env, params = make("MiniGrid-EmptyRandom-5x5", max_steps=10)
+    return jax.jit(lambda seed, actions, gamma: answer(env, params, jax.random.key(seed), actions, gamma))
 
 @exercise("2.3", "The return of a trial", level=2, minutes=20)
 def trial_return(answer):
     "The discounted sum of rewards up to the end of the trial, under jit."
     function(answer, "trial_return", "env", "params", "key", "actions", "gamma")
-    for name, actions in TRIALS.items():
+    for name, (seed, actions) in TRIALS.items():
         for gamma in (1.0, 0.9):
-            right, found = (number(_play(one)(jnp.array(actions), gamma), "trial_return")
+            right, found = (number(_play(one)(seed, jnp.array(actions), gamma), "trial_return")
                             for one in (_our_trial_return, answer))
             refuse(not np.isclose(found, right, atol=1e-5), f"In the trial '{name}', {list(actions)} with gamma "
-                   f"{gamma:g}, the return is {right:.4f}; your function says {found:.4f}.")
+                   f"{gamma:g}, the return is {right:.4f}; your function says {found:.4f}. A trial ends at LAST, "
+                   "whatever the discount says.")
     return f"Right, for {len(TRIALS)} trials and two discounts."
 
 @ours

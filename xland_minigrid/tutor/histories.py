@@ -66,6 +66,7 @@ def _loss_cases():
     for mask in ([1, 1, 1, 1, 1], [1, 0, 1, 1, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]):
         mask = np.array(mask, bool)
         yield random.normal(size=(5, 6)), np.where(mask, random.integers(6, size=5), 255), mask
+    yield random.normal(size=(5, 6)), random.integers(6, size=5), np.array([1, 0, 1, 0, 1], bool)
 
 @exercise("11.2", "A loss with a mask", answer="masked_loss", level=2, minutes=15)
 def masked_loss(answer):

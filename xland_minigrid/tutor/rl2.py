@@ -50,7 +50,7 @@ def forget(answer):
     "`answer(memory, empty, ended)`: the memory `(tasks, units)`, emptied in the rows where `ended (tasks,)`."
     import jax
     import jax.numpy as jnp
-    memory, empty = np.arange(1, 13, dtype=np.float32).reshape(4, 3), np.full((4, 3), -1, np.float32)
+    memory, empty = np.float32([[1], [-1]])[..., None] * np.arange(1, 13, dtype=np.float32).reshape(4, 3)
     ended = np.array([True, False, False, True])
     right = np.where(ended[:, None], empty, memory)
     given = tuple(map(jnp.asarray, (memory, empty, ended)))
@@ -93,7 +93,7 @@ def _our_per_trial(reward, done, trials):
 def per_trial(answer):
     "`answer(reward, done, trials)`: the share of tasks that solved each trial, of those that finished it."
     reward, done = _games()
-    for trials in (2, 3):
+    for trials in (2, 3, 4):
         found = numbers(answer(reward.copy(), done.copy(), trials), (trials,), "per_trial", "one share for each trial")
         for k, (have, want) in enumerate(zip(found, _our_per_trial(reward, done, trials))):
             refuse(not np.isclose(have, want, atol=1e-5), f"Three tasks, trials of different lengths: for trial "
@@ -103,7 +103,7 @@ def per_trial(answer):
 def _why_share(k, have):
     if k == 2 and np.isclose(have, 2 / 3):
         return "One task never finished it, so it counts neither as a success nor as a failure."
-    if np.isclose(have, (0.8 / 3, 1.5 / 3, 0.4)[k], atol=1e-3):
+    if np.isclose(have, (0.8 / 3, 1.5 / 3, 0.4, 0.1)[k], atol=1e-3):
         return "That is the mean reward: a trial is solved when its reward is above 0, however small."
     return "Which trial does a step belong to? The one whose number is the count of trials that ended before it."
 
@@ -122,11 +122,13 @@ def gae(answer):
     "`answer(reward, value, done, across_trials)`: the advantage of each step of one task, cut at trials or not."
     function(answer, "gae", "reward", "value", "done", "across_trials")
     reward, value = np.array([0, 0.1, 0, 0, 0.8, 0.5, 0]), np.array([0.3, 0.1, 0.4, 0.6, 0.2, 0.7, 0.5])
-    done = np.array([0, 1, 0, 1, 1, 0, 0], bool)
-    for across in (False, True):
-        found = numbers(answer(reward.copy(), value.copy(), done.copy(), across), (7,), "gae", "one number per step")
-        right, other = (_our_gae(reward, value, done, flag) for flag in (across, not across))
-        compare(found, right, f"With across_trials={across}, done = {done.astype(int).tolist()}, rewards "
+    done = np.array([0, 1, 0, 1, 1, 0, 1], bool)
+    for across, chosen in ((False, {}), (True, {}), (True, {"gamma": 0.9, "lam": 0.8})):
+        given = reward.copy(), value.copy(), done.copy(), across
+        found = numbers(answer(*given, **chosen), (7,), "gae", "one number per step")
+        right, other = (_our_gae(reward, value, done, flag, **chosen) for flag in (across, not across))
+        case = "".join(f", {name}={x}" for name, x in chosen.items())
+        compare(found, right, f"With across_trials={across}{case}, done = {done.astype(int).tolist()}, rewards "
                 f"{reward.tolist()} and values {value.tolist()} you get {found.round(2).tolist()}, not "
                 f"{right.round(2).tolist()}. Two things reach back from the next step: its value, and its advantage. "
                 "After the last step both are 0.", {
