@@ -197,13 +197,18 @@ SHAPE = 5, 8
 MASKS = st.integers(0, 2 ** 40 - 1).map(lambda n: np.array([n >> i & 1 for i in range(40)], bool).reshape(SHAPE))
 
 
+def as_mask(cells):
+    bits = (cells.words[:, None] >> np.arange(32, dtype=np.uint32) & 1 != 0).ravel()
+    return bits[:SHAPE[0] * cells.stride].reshape(SHAPE[0], cells.stride)[:, :-1]
+
+
 @jax.jit
 def with_sets(a, b, cells, which):
     sets = cellsets.cells_where(a), cellsets.cells_where(b)
     found = [sets[0] | sets[1], sets[0] & sets[1], sets[0] - sets[1], sets[0].when(which[0]), cellsets.beside(sets[0]),
              cellsets.spread(sets[0], sets[1]),
              cellsets.cells_at(SHAPE, (cells, which)), *[cellsets.ahead(sets[0], d) for d in range(4)], *[cellsets.behind(sets[0], d) for d in range(4)]]
-    return [cellsets.as_mask(x, SHAPE) for x in found], sets[0].any(), sets[0].holds(cells)
+    return [as_mask(x) for x in found], sets[0].any(), sets[0].holds(cells)
 
 
 def moved(mask, direction):

@@ -23,7 +23,7 @@ from xland_minigrid.benchmarks.expert import consult, plan_steps, task_plan
 from xland_minigrid.benchmarks.files import blake
 from xland_minigrid.benchmarks.histories import (
     ENDED, NO_ADVICE, NO_STEPS, STEP_FIELDS, TASK_FIELDS, TIME_OUT, Histories, NoisyExpert, Windows, check_histories, load_histories, record,
-    returns_by_tenth, sample, split_histories, watch_history)
+    returns_by_tenth, sample, watch_history)
 from xland_minigrid.core.goals import OneTileGoal, register_goal
 from xland_minigrid.core.rules import on_cells
 from xland_minigrid.core.tiles import pack_pairs, unpack
@@ -186,24 +186,6 @@ def test_only_what_is_asked_for(noisy):
     windows = Windows(noisy, 60, 35, fields=("reward", "task"), among=[1, 4])
     assert len(windows) == 10 and set(windows[9]) == {"reward", "task"} and windows[9]["task"] == NUMBERS[4]
     assert np.array_equal(windows[9]["reward"], noisy[4]["reward"][140:200])
-
-
-def test_training_and_validation_share_no_goal(noisy, tasks, world):
-    "Nor a task: tasks 5 and 5 are on one side. Files without goals are divided by the numbers of their tasks."
-    many = played(tasks, NUMBERS, world)
-    for seed in range(5):
-        train, held = split_histories(many, 0.4, seed)
-        goals = [{*map(bytes, many.array("goals")[side])} for side in (train, held)]
-        assert sorted([*train, *held]) == list(range(7)) and not goals[0] & goals[1] and all(goals)
-        found = [set(sample(many, 200, 20, among=side)["task"]) for side in (train, held)]
-        assert not found[0] & found[1] and found[0] | found[1] == set(NUMBERS)
-    assert len({tuple(split_histories(many, 0.4, seed)[1]) for seed in range(5)}) > 1
-    nameless = Histories([many.parts[0] | {"goals": np.zeros_like(many.parts[0]["goals"])}], {})
-    train, held = split_histories(nameless, 0.4)
-    assert not {*nameless.array("task")[train]} & {*nameless.array("task")[held]}
-    alone = Histories([{name: array[:1] for name, array in many.parts[0].items()}], {})
-    cases = {f"{share}": (lambda share=share: split_histories(many, share), ValueError, ONE_SENTENCE) for share in (0, 1, "a", None, True, 1.5, float("nan"))}
-    assert refusals(cases | {"one goal": (lambda: split_histories(alone, 0.5), ValueError, ONE_SENTENCE)}) == {}
 
 
 # ------------------------------------------------------------------------------------------- files

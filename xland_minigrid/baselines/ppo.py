@@ -29,7 +29,7 @@ from ..core.struct import PyTreeNode, field
 class PPOConfig:
     "Settings of the learner. Raises `ValueError` for values out of range."
     lr: float = 1e-3  # initial learning rate of Adam
-    schedule: Literal["linear", "cosine", "constant"] = "linear"  # how the learning rate falls during training
+    schedule: Literal["linear", "constant"] = "linear"  # how the learning rate falls during training
     gamma: float = 0.97  # discount per step
     gae_lambda: float = 0.95  # λ of the advantages: lower has less variance, more bias
     across_trials: bool = True  # RL²: later trials count for earlier ones; False: each episode stands alone
@@ -55,8 +55,7 @@ class PPOConfig:
 def make_optimizer(config: PPOConfig, updates: int) -> optax.GradientTransformation:
     "Make Adam with gradient clipping; its learning rate falls over all `updates` of the training run."
     steps = max(1, updates * config.num_minibatches * config.update_epochs)
-    rate = {"linear": optax.linear_schedule(config.lr, 0.0, steps), "constant": optax.constant_schedule(config.lr),
-            "cosine": optax.cosine_decay_schedule(config.lr, steps)}[config.schedule]
+    rate = config.lr if config.schedule == "constant" else optax.linear_schedule(config.lr, 0.0, steps)
     return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(rate, eps=1e-8))
 
 # %% ../../nbs/baselines/05_ppo.ipynb #h

@@ -134,18 +134,18 @@ def _accelerated(device: str, num_envs: int, memory: int, dtype: str = "bfloat16
     rhythm = {"steps_per_task": 1280, "steps_per_update": 128}
     return TrainConfig(**rhythm | {"num_envs": num_envs, "device": device, "ppo": ppo, "network": network} | changes)
 
-def finding_out(**changes) -> TrainConfig:
+def finding_out(imitation_coef: float = 0.0, **changes) -> TrainConfig:
     """Training recipe of the bundled agent (`14_agents`): a second memory, goals shown to half of the agents, reward
     for progress, growing rooms, varied distractors, short trials. `changes` replace fields."""
     ppo = PPOConfig(gamma=0.97, gae_lambda=0.9, belief_coef=0.1, clip_value=False, shaping="progress",
-                    shaping_coef=0.03)
+                    shaping_coef=0.03, imitation_coef=imitation_coef)
     network = NetworkConfig(event=24, memory=160, goal_conditioned_core=128, neighbors=True, chrono_horizon=200)
     parts = {"ppo": ppo, "network": network, "steps_per_task": 500, "steps_per_update": 100, "grow": 0.15}
     return TrainConfig(**parts | {"rooms": (5, 6, 7), "show_goal": 0.5, "vary_distractors": True} | changes)
 
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "laptop": TrainConfig,
-    "quarter-hour": lambda: finding_out(total_steps=13_312_000),
+    "quarter-hour": lambda: finding_out(0.3, total_steps=13_312_000),
     "colab-t4": lambda: _accelerated("gpu", 4096, 256, "float16", total_steps=200_000_000),
     "colab-tpu": lambda: _accelerated("tpu", 8192, 512, total_steps=500_000_000),
     "gpu": lambda: _accelerated("gpu", 16_384, 1024, env_id="XLand-MiniGrid-R4-13x13", max_steps=None,

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STEP_FIELDS', 'TASK_FIELDS', 'TIME_OUT', 'ENDED', 'NO_ADVICE', 'NO_STEPS', 'Histories', 'sample', 'Windows',
-           'split_histories', 'NoisyExpert', 'record', 'load_histories', 'returns_by_tenth', 'check_histories',
-           'Replayed', 'watch_history']
+           'NoisyExpert', 'record', 'load_histories', 'returns_by_tenth', 'check_histories', 'Replayed',
+           'watch_history']
 
 # %% ../../nbs/benchmarks/16_histories.ipynb #a
 import functools
@@ -26,9 +26,7 @@ from .benchmark import Benchmark, row_numbers
 from .expert import consult, plan_steps, task_plan
 from .files import (
     BenchmarkFileError, array_digest, blake, damaged, kinds_used, open_container, write_container)
-from .generate import identities
 from .oracle import exceeds_encoding, rows_of, shared_env, start_keys
-from .splits import first_groups, seeded
 from ..core.actions import NUM_ACTIONS
 from ..core.helpers import appearing, checked_int, progress_bar
 from ..core.struct import field_names
@@ -208,24 +206,6 @@ class Windows:
         number, at = divmod(int(row_numbers([number], len(self), "window")[0]), self._each)
         cut, history = slice(at * self.stride, at * self.stride + self.length), self.histories[self.among[number]]
         return {name: np.array(history[name][cut] if name in STEP_FIELDS else history[name]) for name in self.fields}
-
-# %% ../../nbs/benchmarks/16_histories.ipynb #03d7f098
-def split_histories(histories: Histories, share: float = 0.1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of the histories for training and for validation, two sorted int64 arrays without a common goal.
-
-    share: part of the histories for validation, as close as whole groups allow; the seed orders the groups. A group has
-    one goal and rules, or one task number where the tasks are unknown (files from elsewhere). Raises `ValueError` for a
-    share outside 0 to 1, or if one side would be empty.
-    """
-    if not isinstance(share, (int, float, np.number)) or not 0 < share < 1:
-        raise ValueError(f"share is {share!r}; it must lie between 0 and 1.")
-    goals, rules, tiles = map(histories.array, _TASK)
-    keys = identities(goals, rules, tiles)[1] if goals.any() else histories.array("task").astype(np.uint64)
-    held = first_groups(keys, share, seeded(keys, checked_int("seed", seed, 0)))
-    if held.all() or not held.any():
-        raise ValueError(f"With {len(np.unique(keys))} goals a share of {share} leaves one side empty: "
-                         "choose another share, or record tasks with more goals.")
-    return np.flatnonzero(~held), np.flatnonzero(held)
 
 # %% ../../nbs/benchmarks/16_histories.ipynb #f
 @dataclass(frozen=True)

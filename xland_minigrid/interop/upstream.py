@@ -6,9 +6,8 @@
 __all__ = ['observation_to_upstream', 'tiles_to_upstream', 'tiles_from_upstream', 'goal_to_upstream', 'goal_from_upstream',
            'rules_to_upstream', 'rules_from_upstream', 'ruleset_from_upstream', 'ruleset_to_upstream',
            'agent_from_upstream', 'agent_to_upstream', 'state_from_upstream', 'state_to_upstream',
-           'observation_from_upstream', 'timestep_from_upstream', 'timestep_to_upstream', 'params_from_upstream',
-           'params_to_upstream', 'benchmark_from_upstream', 'benchmark_to_upstream', 'load_upstream_benchmark',
-           'is_upstream_file']
+           'observation_from_upstream', 'timestep_from_upstream', 'timestep_to_upstream', 'params_to_upstream',
+           'benchmark_from_upstream', 'benchmark_to_upstream', 'load_upstream_benchmark', 'is_upstream_file']
 
 # %% ../../nbs/interop/01_upstream.ipynb #a
 import hashlib
@@ -29,7 +28,6 @@ from ..core.rules import RULES, OneTileRule, TwoTileRule
 from ..core.ruleset import RuleSet
 from ..core.tiles import EMPTY, END_OF_MAP, Colors, Tiles, pack_pairs, unpack
 from ..envs.environment import EnvCarry, EnvParams, State, TimeStep
-from ..envs.xland import XLandEnvParams
 from .pickles import pickled_arrays
 
 # %% ../../nbs/interop/01_upstream.ipynb #b
@@ -170,23 +168,13 @@ def timestep_to_upstream(timestep: TimeStep):
                   reward=timestep.reward, observation=jax.tree.map(jnp.asarray, _observed(timestep.observation, _TO)))
 
 # %% ../../nbs/interop/01_upstream.ipynb #i
-_COMMON = ("height", "width", "view_size", "max_steps", "render_mode")
-
-def params_from_upstream(params):
-    "Their parameters as ours: `XLandEnvParams` if they hold a ruleset, else `EnvParams`."
-    common = {name: getattr(params, name) for name in _COMMON}
-    if not hasattr(params, "ruleset"):
-        return EnvParams(**common)
-    grid_type = "R1" if params.grid_type == "1R" else params.grid_type
-    return XLandEnvParams(**common, ruleset=ruleset_from_upstream(params.ruleset), grid_type=grid_type)
-
 def params_to_upstream(params: EnvParams):
     "Our parameters as xminigrid's. Raises `ValueError` for features that it lacks."
     from xminigrid.environment import EnvParams as Theirs
     from xminigrid.envs.xland import XLandEnvParams as TheirXLand
     if not params.see_through_walls:
         raise ValueError("The environments of xminigrid 0.9.3 always see through walls: set see_through_walls=True.")
-    common = {name: getattr(params, name) for name in _COMMON}
+    common = {name: getattr(params, name) for name in ("height", "width", "view_size", "max_steps", "render_mode")}
     if not hasattr(params, "ruleset"):
         return Theirs(**common)
     if params.layout is not None or params.grid_type in PROCEDURAL:
