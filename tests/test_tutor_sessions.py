@@ -70,7 +70,7 @@ def plain(episode):
 
 
 def test_guides_that_do_not_arrive():
-    refused(check.guide, (blindly, "`blindly`, line .*(ResetRequired|over)"), (generous, "the reward 2: return nothing"), (only_one_lake, "On the lake of seed"),
+    refused(check.guide, (blindly, "`blindly`, line .*(ResetRequired|over)"), (generous, "the reward 2: return nothing"), (only_one_lake, "On the lake {'seed'"),
             (plain, "async def guide"), (7, "async def guide"))
 
 
