@@ -44,6 +44,13 @@ def _task(answer, name):
         answer = answer.replace(rules=_rows(rules, 7), init_tiles=_rows(objects, 2))
     return pad_ruleset(answer, 8, 8)
 
+def _task_of_star(answer, name):
+    "The answer as a padded ruleset whose goal is to hold the star. Raises `WrongAnswer`."
+    task = _task(answer, name)
+    refuse(not np.array_equal(task.goal, AgentHoldGoal(STAR).encode()),
+           f"The goal of `{name}` is another one: here it is to hold a red star.")
+    return task
+
 def _objects(ruleset):
     return [tuple(t) for t in np.asarray(ruleset.init_tiles).tolist() if t[0] > Tiles.EMPTY]
 
@@ -172,8 +179,8 @@ def _left_over(ruleset):
 
 @exercise("1.2", "A trap", level=2, minutes=15)
 def trap(answer):
-    "Check a task: it can be solved, and one wrong move can make that impossible."
-    task = _task(answer, "trap")
+    "Check a task of holding the star: it can be solved, and one wrong move can make that impossible."
+    task = _task_of_star(answer, "trap")
     _plan(task, "trap")
     _solved(task, "trap")
     ends = [(objects, count) for objects, count in _left_over(task).items() if len(objects) <= 8]
@@ -216,8 +223,8 @@ def repaired(answer):
 # %% ../../nbs/tutor/03_anatomy.ipynb #h
 @exercise("1.4", "A tree of two steps", level=3, minutes=20)
 def tree(answer):
-    "Check a task: its plan is a chain of two rules, with at most three objects, and it needs every rule."
-    task, objects, rules = _task(answer, "tree"), _objects(answer), _rules(answer)
+    "Check a task of holding the star: a chain of two rules, at most three objects, and no rule that it does not need."
+    task, objects, rules = _task_of_star(answer, "tree"), _objects(answer), _rules(answer)
     refuse(len(objects) > 3, f"There are {len(objects)} objects in the room at the start: use at most three.")
     plan = _plan(task, "tree")
     refuse(plan.depth != 2, f"The longest chain of rules in the plan has length {plan.depth}, not 2: one rule has to "
