@@ -13,7 +13,8 @@ from xland_minigrid.baselines.networks import NetworkConfig
 from xland_minigrid.baselines.ppo import PPOConfig
 from xland_minigrid.baselines.rl2 import TrainConfig, make_round, start_run, table_6
 from xland_minigrid.benchmarks.benchmark import generate_benchmark
-from xland_minigrid.measure import profile, scaling
+from xland_minigrid.measure import scaling
+from xland_minigrid.measure.tables import profile
 from xland_minigrid.measure.scaling import FIGURES, Point, draw_figure, lines_of, measure_figure, sizes_for
 from xland_minigrid.measure.report import run
 from xland_minigrid.measure.throughput import Case, Stepper, engine_named, sample_tasks

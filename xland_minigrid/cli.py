@@ -212,7 +212,8 @@ def _tasks_for(benchmark: str | None, config, seed: int):
     return rl2.load_tasks(config)[1]
 
 def _evaluate(words, /, run: str, benchmark: str | None = None, tasks: count = 1024, trials: int = 25, seed: int = 0,
-              greedy: bool = False, oracle: bool | int = False, score: bool = True, out: Path | None = None):
+              greedy: bool = False, wiped: bool = False, oracle: bool | int = False, score: bool = True,
+              out: Path | None = None):
     """Evaluate an agent trial by trial, on held-out tasks
 
     run: folder of a run (runs/rl2) or its checkpoints, or an agent that comes with the package
@@ -220,23 +221,24 @@ def _evaluate(words, /, run: str, benchmark: str | None = None, tasks: count = 1
     tasks: how many tasks
     trials: trials per task, in the paper 25
     greedy: take the most likely action instead of sampling
+    wiped: compare with the same agent whose memory is wiped after every trial
     oracle: compare with the grid oracle in all trials, or in the first N: its share, and regret
     score: score between a random policy (0) and the reference player (1) on the same trials
     out: folder for tables (CSV, JSON, Markdown) and figures
     """
-    from xland_minigrid.baselines.evaluation import evaluate
     from xland_minigrid.baselines.agents import load_agent
-    from xland_minigrid.baselines.report import report, table, with_anchors
-    agent = load_agent(run)
-    anchors = "random", *["reference"] * score, *["oracle"] * bool(oracle)
-    trained = evaluate(agent, _tasks_for(benchmark, agent.config, seed), num_trials=trials, num_tasks=tasks, seed=seed,
-                       greedy=greedy, anchors=anchors, progress=bool(oracle),
-                       oracle_trials=None if oracle is True else oracle or None)
-    found = {"RL² agent": trained}
+    from xland_minigrid.baselines.report import Protocol, report, table, with_anchors
+    agent, anchors = load_agent(run), ("random", *["reference"] * score, *["oracle"] * bool(oracle))
+    protocol = Protocol(tasks, trials, seed, greedy=greedy, anchors=anchors,
+                        oracle_trials=None if oracle is True else oracle or None)
+    benchmark = _tasks_for(benchmark, agent.config, seed)
+    found = {"RL² agent": protocol.play(agent, benchmark, progress=bool(oracle))}
+    if wiped:
+        found["memory wiped"] = protocol.play(agent, benchmark, anchors=(), wipe_each_trial=True)
     print(table(with_anchors(found)))
     if out is not None:
         about = {"command": " ".join(["xland-minigrid", *words])}
-        files = report(found, out, by=("goal kind",), about=about, title=f"Evaluation of {Path(run).name}")
+        files = report(found, out, by=protocol.by, about=about, title=f"Evaluation of {Path(run).name}")
         print(f"written to {out}: {', '.join(files)}")
 
 # %% ../nbs/90_cli.ipynb #i
@@ -289,7 +291,6 @@ _COMMANDS = {
     "grpo": ("a small transformer learns FrozenLake by GRPO; all settings: xland-minigrid grpo --help", None),
     "experiment": ("several agents, several seeds, the same tasks",
                    "xland_minigrid.measure.experiments:experiment_parser"),
-    "profile": ("where the time of a training update goes", None),
     "serve": ("many environments at once, over WebSockets", "xland_minigrid.pool.server:serve_parser"),
     "grade": ("which exercises of students' notebooks are solved", "xland_minigrid.tutor.grade:grade_parser"),
     "histories": ("record what players do, for learning from data",
