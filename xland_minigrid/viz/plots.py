@@ -245,6 +245,7 @@ def group_bars(agents: Mapping[str, Mapping[str, Sequence[float]]], *, what: str
         spread = np.maximum([value - low, high - value], 0)
         axis.errorbar(at, value, spread, fmt="none", ecolor="black", elinewidth=1, capsize=2)
     dress_axis(axis, by, _LONG.get(what, what.replace("_", " ")), share=what in _SHARES)
+    axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     long = max(map(len, map(str, groups))) * len(groups) > 40
     axis.set_xticks(range(len(groups)), groups, **(dict(rotation=30, ha="right") if long else {}))
     axis.set_title(title)
