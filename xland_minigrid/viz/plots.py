@@ -236,7 +236,7 @@ def group_bars(agents: Mapping[str, Mapping[str, Sequence[float]]], *, what: str
     groups = list(dict.fromkeys(group for found in agents.values() for group in found))
     if not groups or any(np.shape(v) != (3,) for found in agents.values() for v in found.values()):
         raise ValueError("A group is missing or incomplete: give three numbers per group, (value, low, high).")
-    figure, (axis,) = empty_figure(1, max(4.2, 1.6 + .28 * len(groups) * (len(agents) + 1)))
+    figure, (axis,) = empty_figure(1, max(5.6, 3 + .28 * len(groups) * (len(agents) + 1)))
     width = .8 / len(agents)
     for i, (name, found) in enumerate(agents.items()):
         at = np.array([groups.index(group) for group in found]) + (i - (len(agents) - 1) / 2) * width
