@@ -43,12 +43,12 @@ def test_train_leaves_metrics_config_and_checkpoint(run):
 
 
 def test_evaluate_plays_held_out_tasks(run, tmp_path, capsys):
-    assert main(["evaluate", str(run), "--tasks", "20", "--trials", "3", "--out", str(tmp_path)]) == 0
+    assert main(["evaluate", str(run), "--tasks", "20", "--trials", "3", "--wiped", "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "table.json").read_text())["per_trial"]
-    assert {"RL² agent", "random", "reference"} == set(found) and all(len(curve["success"]) == 3 for curve in found.values())
+    assert {"RL² agent", "random", "reference", "memory wiped"} == set(found) and all(len(curve["success"]) == 3 for curve in found.values())
     assert found["random"]["score"] == [0] * 3 and found["reference"]["score"] == [1] * 3
     said = capsys.readouterr().out
-    assert (tmp_path / "adaptation.png").exists() and "| trial" in said and "score" in said
+    assert (tmp_path / "adaptation.png").exists() and (tmp_path / "by_depth.png").exists() and "| trial" in said and "score" in said
 
 
 def test_a_run_goes_into_a_box(run, tmp_path, monkeypatch):

@@ -228,13 +228,12 @@ def _evaluate(words, /, run: str, benchmark: str | None = None, tasks: count = 1
     """
     from xland_minigrid.baselines.agents import load_agent
     from xland_minigrid.baselines.report import Protocol, report, table, with_anchors
-    agent, anchors = load_agent(run), ("random", *["reference"] * score, *["oracle"] * bool(oracle))
+    agent, wanted = load_agent(run), {"reference": score, "oracle": oracle, "memory wiped": wiped}
+    anchors = "random", *(name for name in wanted if wanted[name])
     protocol = Protocol(tasks, trials, seed, greedy=greedy, anchors=anchors,
                         oracle_trials=None if oracle is True else oracle or None)
     benchmark = _tasks_for(benchmark, agent.config, seed)
     found = {"RL² agent": protocol.play(agent, benchmark, progress=bool(oracle))}
-    if wiped:
-        found["memory wiped"] = protocol.play(agent, benchmark, anchors=(), wipe_each_trial=True)
     print(table(with_anchors(found)))
     if out is not None:
         about = {"command": " ".join(["xland-minigrid", *words])}
