@@ -229,6 +229,7 @@ def tree(answer):
     plan = _plan(task, "tree")
     refuse(plan.depth != 2, f"The longest chain of rules in the plan has length {plan.depth}, not 2: one rule has to "
            "make what another rule needs.")
+    refuse(len(plan.steps) != 2, f"The plan needs {len(plan.steps)} rules: two in a chain are enough.")
     for i in range(len(rules)):
         others = pad_ruleset(task.replace(rules=_rows(rules[:i] + rules[i + 1:], 7)), 8, 8)
         refuse(plan_of(others) is not None, f"The task can be solved without rule {i + 1} as well: leave it out.")
