@@ -114,14 +114,13 @@ def _our_value_target(timestep, value, gamma):
 
 # %% ../../nbs/tutor/04_environment.ipynb #e
 _WAY = 0, 0, 1, 0, 0  # from the start of seed 0 to the goal
-TRIALS = {  # seed of the start, and seventeen actions
-    "straight to the goal": (0, (*_WAY, *[2] * 12)),
-    "with a detour": (0, (1, 1, 1, 1, *_WAY, *[2] * 8)),
-    "to the goal, and forward against the wall after it": (0, (*_WAY, *[0] * 12)),
-    "from another start": (6, (2, 0, 0, *[2] * 14)),
-    "out of time, and only then to the goal": (0, ((1,) * 12 + _WAY)),
+TRIALS = {  # seed of the start, seventeen actions, and whether a reward follows the end
+    "straight to the goal": (0, (*_WAY, *[2] * 12), False),
+    "with a detour": (0, (1, 1, 1, 1, *_WAY, *[2] * 8), False),
+    "to the goal, and forward against the wall after it": (0, (*_WAY, *[0] * 12), True),
+    "from another start": (6, (2, 0, 0, *[2] * 14), False),
+    "out of time, and only then to the goal": (0, ((1,) * 12 + _WAY), True),
 }
-_WITH_REWARDS_AFTER_THE_END = list(TRIALS)[2], list(TRIALS)[4]
 
 @functools.lru_cache(maxsize=4)
 def _play(answer):
@@ -133,8 +132,8 @@ def _play(answer):
 def trial_return(answer):
     "The discounted sum of rewards up to the end of the trial, under jit."
     function(answer, "trial_return", "env", "params", "key", "actions", "gamma")
-    for name, (seed, actions) in TRIALS.items():
-        hint = " A trial ends at LAST, whatever the discount says." * (name in _WITH_REWARDS_AFTER_THE_END)
+    for name, (seed, actions, more) in TRIALS.items():
+        hint = " A trial ends at LAST, whatever the discount says." * more
         for gamma in (1.0, 0.9):
             right, found = (number(_play(one)(seed, jnp.array(actions), gamma), "trial_return")
                             for one in (_our_trial_return, answer))
