@@ -169,13 +169,26 @@ def _crowd():
         return jax.lax.scan(step, env.reset(params_of, first), jax.random.randint(draw, (150,), 0, 5))[0]
     return jax.jit(lambda task: jax.vmap(stroll, (None, 0))(task, jax.random.split(jax.random.key(0), 512)))
 
-def _left_over(ruleset):
-    "Objects that remain in unsolved rooms: sorted packed objects to the number of rooms."
-    end = _crowd()(ruleset)
-    pocket = pack_pairs(np.asarray(end.state.agent.pocket))[:, None]
-    cells = np.concatenate([np.asarray(end.state.cells).reshape(512, -1), pocket], axis=1)
-    lost = cells[np.asarray(end.discount) != 0].tolist()
-    return Counter(tuple(sorted(c for c in row if c >> 4 > Tiles.WALL)) for row in lost)
+_NOTHING = {(0, 0), (Tiles.FLOOR, Colors.BLACK)}
+
+def _can_exist(task, rounds=8, enough=all, product=None, nothing=_NOTHING):
+    found = {tuple(tile) for tile in np.asarray(task.init_tiles).tolist()}
+    for _ in range(rounds):
+        for kind, *rest in np.asarray(task.rules).tolist():
+            tiles, inputs = list(zip(rest[::2], rest[1::2])), 2 if 3 <= kind <= 7 else 1
+            if kind and enough(tile in found for tile in tiles[:inputs]):
+                found.add(tiles[inputs if product is None else product])
+    return found - nothing
+
+def _spoiled(task):
+    "In how many rooms the trial is lost, or no star can be made of the objects that are left."
+    end = _crowd()(task)
+    tiles = np.concatenate([np.asarray(end.state.cells).reshape(512, -1),
+                            pack_pairs(np.asarray(end.state.agent.pocket))[:, None]], axis=1)
+    won, over = np.asarray(end.reward) > 0, np.asarray(end.discount) == 0
+    left = Counter(tuple(sorted(c for c in row if c >> 4 > Tiles.WALL)) for row in tiles[~over].tolist())
+    hopeless = lambda row: STAR not in _can_exist(task.replace(init_tiles=_rows([(c >> 4, c & 15) for c in row], 2)))
+    return int((over & ~won).sum()) + sum(count for row, count in left.items() if hopeless(row))
 
 @exercise("1.2", "A trap", level=2, minutes=15)
 def trap(answer):
@@ -183,16 +196,10 @@ def trap(answer):
     task = _task_of_star(answer, "trap")
     _plan(task, "trap")
     _solved(task, "trap")
-    ends = [(objects, count) for objects, count in _left_over(task).items() if len(objects) <= 8]
-    rooms = np.zeros((len(ends), 8, 2), np.uint8)
-    for room, (objects, _) in zip(rooms, ends):
-        room[:len(objects)] = _rows([(c >> 4, c & 15) for c in objects], 2)
-    spread = [np.repeat(np.asarray(x)[None], len(ends), 0) for x in (task.goal, task.rules)]
-    hopes = prove(*spread, rooms).solvable if ends else ()
-    lost = [count for (_, count), hope in zip(ends, hopes) if not hope]
-    refuse(not lost, "512 agents acted at random for 150 steps, and each still had everything that the goal needs: "
+    spoiled = _spoiled(task)
+    refuse(not spoiled, "512 agents acted at random for 150 steps, and each still had everything that the goal needs: "
            "add a rule that takes something away for good.")
-    return f"Right: the oracle solves it, and {sum(lost)} of 512 agents that acted at random spoiled it."
+    return f"Right: the oracle solves it, and {spoiled} of 512 agents that acted at random spoiled it."
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #g
 BROKEN = """Your goal: stand next to a pink hex.
@@ -239,17 +246,6 @@ def tree(answer):
     return f"Right: {len(plan.steps)} rules in a chain, and the oracle solves the task in {len(trial) - 1} steps."
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #24da238f
-_NOTHING = {(0, 0), (Tiles.FLOOR, Colors.BLACK)}
-
-def _can_exist(task, rounds=8, enough=all, product=None, nothing=_NOTHING):
-    found = {tuple(tile) for tile in np.asarray(task.init_tiles).tolist()}
-    for _ in range(rounds):
-        for kind, *rest in np.asarray(task.rules).tolist():
-            tiles, inputs = list(zip(rest[::2], rest[1::2])), 2 if 3 <= kind <= 7 else 1
-            if kind and enough(tile in found for tile in tiles[:inputs]):
-                found.add(tiles[inputs if product is None else product])
-    return found - nothing
-
 @ours
 def _our_makeable(task):
     return _can_exist(task)
