@@ -172,6 +172,7 @@ def _crowd():
 _NOTHING = {(0, 0), (Tiles.FLOOR, Colors.BLACK)}
 
 def _can_exist(task, rounds=8, enough=all, product=None, nothing=_NOTHING):
+    "Tiles that can ever exist; other arguments make the mistakes that checker 1.5 knows."
     found = {tuple(tile) for tile in np.asarray(task.init_tiles).tolist()}
     for _ in range(rounds):
         for kind, *rest in np.asarray(task.rules).tolist():
