@@ -19,12 +19,14 @@ from xland_minigrid.baselines.checkpoint import CheckpointError, Checkpoints
 from xland_minigrid.baselines.evaluation import (Evaluation, NetworkPolicy, RandomPolicy, belief_over, bootstrap_mean,
                                                  bootstrap_quantile, evaluate, watch)
 from xland_minigrid.baselines.agents import load_agent
+from xland_minigrid.baselines.belief import NOTHING, SUCCESS, what_happened
 from xland_minigrid.baselines.report import table
 from xland_minigrid.baselines.encoders import Inputs, first_inputs, next_inputs
 from xland_minigrid.baselines.metrics import read_metrics
 from xland_minigrid.baselines.networks import ActorCritic, NetworkConfig
 from xland_minigrid.baselines.ppo import PPOConfig
 from xland_minigrid.baselines.rl2 import TrainConfig, make_world, train
+from xland_minigrid.benchmarks import generate_benchmark
 
 SMALL = NetworkConfig(embedding=4, encoder_width=32, event=8, memory=16, head=32)
 # Every training in this file runs the one program of this configuration on benchmarks of one shape: 300 tasks of four objects.
@@ -512,7 +514,7 @@ def test_left_out_objects_are_not_missed():
 
 
 def test_presets():
-    assert rl2.preset() == TrainConfig() and set(rl2.PRESETS) == {"laptop", "quarter-hour", "colab-t4", "colab-tpu", "gpu", "paper", "box"}
+    assert rl2.preset() == TrainConfig() and set(rl2.PRESETS) == {"laptop", "quarter-hour", "colab-t4", "colab-tpu", "gpu", "paper", "box", "rules"}
     paper = rl2.preset("paper")
     table_6 = {"rnn_hidden_dim": paper.network.memory, "rnn_num_layers": paper.network.layers, "head_hidden_dim": paper.network.head, "num_envs": paper.num_envs,
                "num_steps_per_env": paper.steps_per_task, "num_steps_per_update": paper.steps_per_update, "update_epochs": paper.ppo.update_epochs,
@@ -551,6 +553,36 @@ def test_heads_that_only_guess_do_not_move_the_policy():
     assert found["goal_conditioned_core"] and not found["belief"], "no gradient passes through what is believed"
     found = slope(inputs, 0.0, 0.0, 1.0, **two)
     assert found["belief"] and found["core"] and found["encoder"] and not found["goal_conditioned_core"], "the first memory learns to say what is wanted"
+
+
+# Notes of events ----------------------------------------------------------------------------------------------------------------------
+
+def test_what_is_noticed_is_what_rules_do():
+    "Random play, and every step once more in a world without rules: where the two differ, a rule was triggered. What is noticed is that, as far as it is near the agent."
+    config = TrainConfig(num_envs=256)
+    env, params = make_world(config)
+    rulesets = generate_benchmark("small", 256, seed=5).get_rulesets(np.arange(256))
+
+    @jax.jit
+    def play(key):
+        timestep, step = rl2.begin(env, params, rulesets, jax.random.split(key, 256))
+
+        def one(now, key):
+            timestep, inputs = now
+            action = jax.random.choice(key, jnp.array([0, 0, 0, 1, 2, 3, 3, 4, 4]), (256,))
+            lawless = timestep.replace(state=timestep.state.replace(rules=jnp.zeros_like(timestep.state.rules)))
+            after, without = step(timestep, action), step(lawless, action)
+            differ = lambda part: (part(after.state) != part(without.state)).any(tuple(range(1, part(after.state).ndim)))
+            triggered = (differ(lambda s: s.cells) | differ(lambda s: s.agent.pocket)) & ~after.last() & ~without.last()
+            inputs = next_inputs(inputs, action, after)
+            return (after, inputs), (what_happened(inputs)[1], triggered, after.reward > 0)
+        start = timestep, first_inputs(timestep, 6, neighbors=True)
+        return jax.lax.scan(one, start, jax.random.split(key, 300))[1]
+
+    kind, triggered, rewarded = map(np.asarray, play(jax.random.key(0)))
+    assert triggered.sum() > 200 and rewarded.sum() > 20 and ((kind == SUCCESS) == rewarded).all()
+    noticed = (kind != NOTHING) & (kind != SUCCESS)
+    assert (noticed & triggered).sum() > 0.95 * triggered.sum() and (noticed & ~triggered).sum() < 0.02 * noticed.sum(), (noticed.sum(), triggered.sum(), (noticed & triggered).sum())
 
 
 # The demonstration --------------------------------------------------------------------------------------------------------------------

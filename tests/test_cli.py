@@ -219,23 +219,15 @@ def test_a_world_without_rulesets_cannot_be_trained_on(tasks, capsys, tmp_path):
 def test_a_single_task_arrives_with_its_preset(monkeypatch, tmp_path, capsys):
     "What `train` would train is looked at; that it trains is slow."
     seen = []
-    monkeypatch.setattr(rl2, "train", lambda config, resume: seen.append((config, resume)) or SimpleNamespace(interrupted=True))
+    monkeypatch.setattr(rl2, "train", lambda config, resume, start: seen.append((config, resume, start)) or SimpleNamespace(interrupted=True))
     assert main(["train", "--env", "MiniGrid-Empty-5x5", "--total-steps", "65536", "--out", str(tmp_path / "run"), "--network.memory", "24", "--resume"]) == 0
-    (config, resume), = seen
-    assert main(["train", "--resume", "auto"]) == 0 and seen.pop()[1] == "auto"
+    (config, resume, start), = seen
+    assert main(["train", "--resume", "auto", "--preset", "rules", "--start", "r1-9x9-trivial"]) == 0 and start is None
+    other, how, start = seen.pop()
+    assert how == "auto" and other == rl2.preset("rules") and start.steps == agents.read_card("r1-9x9-trivial")["steps"]
     expected = rl2.preset("laptop", "MiniGrid-Empty-5x5")
     assert resume and config == dataclasses.replace(expected, total_steps=65536, out=str(tmp_path / "run"), network=dataclasses.replace(expected.network, memory=24))
     assert config.env_id == "MiniGrid-Empty-5x5" and capsys.readouterr().out == ""
-
-
-def test_supervised_training_starts_the_same_command(monkeypatch):
-    from xland_minigrid.baselines import supervise
-    seen = []
-    monkeypatch.setattr(supervise, "supervise", lambda command, folder, processes: seen.append((command[1:], folder, processes)) or 3)
-    assert main(["train", "--supervise", "--processes", "2", "--out", "here", "--ppo.lr", "1e-3", "--resume", "auto"]) == 3
-    assert main(["train", "--supervise", "--coordinator", "host:1", "--processes=2", "--process=0"]) == 3
-    assert seen == [(["-m", "xland_minigrid", "train", "--out", "here", "--ppo.lr", "1e-3"], "here", 2),
-                    (["-m", "xland_minigrid", "train", "--coordinator", "host:1", "--processes=2", "--process=0"], "runs/rl2", 1)]
 
 
 @pytest.mark.slow

@@ -126,13 +126,6 @@ def test_the_small_world_is_the_real_one():
     fired, met = check_small_world(400, 40, 0)
     assert fired > 200 and met > 200, (fired, met)
 
-@pytest.mark.slow
-
-@pytest.mark.optimized
-@pytest.mark.parametrize("seed", (2, 4))
-def test_the_small_world_is_the_real_one_long(seed):
-    check_small_world(1000, 60, seed)
-
 
 # -------------------------------------------------------------------------------------------------------------------------- known answers
 
@@ -286,9 +279,8 @@ def test_almost_all_starts_are_solved():
     assert attempts.steps.tolist() == STEPS, "the planner plays differently: if it plays better, write down what it needs now"
 
 @pytest.mark.slow
-
 @pytest.mark.optimized
-@pytest.mark.parametrize("preset, name", [("trivial", R1), ("medium", R1), ("small", R4), ("high", R4)])
+@pytest.mark.parametrize("preset, name", [("medium", R1), ("high", R4)])
 def test_at_least_995_of_1000(preset, name):
     row = measure_oracle(preset, name, 250, seed=17)
     assert row.attempts.solved[row.possible].mean() >= 0.995
@@ -340,10 +332,3 @@ def test_wrong_input_is_refused_in_one_sentence():
     assert len(solve_tasks(benchmark, [], env, params).task) == 0
     assert isinstance(solve_from(task, state), Solution) and solve_from(task, state.state).solved == solve_from(task, (state.state.grid, state.state.agent)).solved
 
-@pytest.mark.slow
-
-@pytest.mark.optimized
-def test_no_contradiction_with_exhaustive_search_long():
-    for cases in (Cases("trivial", 5, 5, 60), Cases("small", 6, 4, 60), Cases("small", 5, 5, 100), Cases("medium", 5, 5, 60)):
-        compared = compare(*small_cases(cases, seed=30))
-        assert not len(compared.contradictions()) and compared.ratio.mean() < 1.2

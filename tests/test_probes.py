@@ -17,7 +17,7 @@ from xland_minigrid.baselines import score_probes
 from xland_minigrid.benchmarks import Benchmark, benchmark_file, benchmark_info, exact
 from xland_minigrid.benchmarks.planner import solve_from
 from xland_minigrid.benchmarks.probes import (
-    PROBES, ProbeEnv, ProbeScores, draw_starts, named_tile, play_plans, probe, probe_worlds, probes_benchmark,
+    PROBES, ProbeEnv, ProbeScores, draw_starts, named_tile, probe, probe_worlds, probes_benchmark,
 )
 from xland_minigrid.core.rules import AgentHoldRule
 from xland_minigrid.core.tiles import COLOR_NAMES, FLOOR, TILE_NAMES, WALL, Tiles, pack
@@ -39,6 +39,31 @@ by_name = pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.sl
 @functools.lru_cache(maxsize=None)
 def worlds():
     return probe_worlds()
+
+
+def play_plans(probes) -> list:
+    "Play the plans of probes: NumPy time steps `(par + 1,)` from `reset(jax.random.key(0))`."
+    played = {}
+    for numbers, params in probe_worlds(probes):
+        actions = np.full((len(numbers), max(probes[i].par for i in numbers)), -1, np.int32)
+        for row, i in enumerate(numbers):
+            actions[row, :probes[i].par] = probes[i].plan
+        steps = jax.tree.map(np.asarray, play_all(params, actions))
+        played |= {i: jax.tree.map(lambda x: x[row, :probes[i].par + 1], steps) for row, i in enumerate(numbers)}
+    return [played[i] for i in range(len(probes))]
+
+
+@jax.jit
+def play_all(params, actions):
+    def one(params, actions):
+        first = ENV.reset(params, jax.random.key(0))
+        first = first.replace(state=first.state.replace(key=jax.random.key_data(first.state.key)))
+        def step(timestep, action):
+            timestep = ENV.step(params, timestep, action)
+            return timestep, timestep
+        rest = jax.lax.scan(step, first, actions)[1]
+        return jax.tree.map(lambda x, xs: jnp.concatenate([x[None], xs]), first, rest)
+    return jax.vmap(one)(params, actions)
 
 
 @functools.lru_cache(maxsize=None)
@@ -499,7 +524,6 @@ def test_tables_of_scores():
     scores = ProbeScores(few, success, np.full((3, 4, 2), 44, np.float32))
     lines = scores.table().split("\n")
     assert len(lines) == 4 and lines[1].split() == ["first-step", "75%", "100%", "1", "44.0"] and lines[3].split() == ["key-twice", "0%", "0%", "22", "2.0"]
-    assert {k: v.tolist() for k, v in scores.by_category().items()} == {"basics": [.5, .5], "sequencing": [0, 0]}
 
 
 def test_scores_need_something_to_score():

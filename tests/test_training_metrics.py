@@ -263,6 +263,28 @@ def test_agents_that_see_their_goal_imitate_the_expert_ever_less(tasks):
 
 
 @pytest.mark.filterwarnings("ignore:A trial takes")
+def test_who_learns_to_take_notes_keeps_all_else():
+    "Only the head for events changes, its loss falls within a round, and it has nothing to say about composed goals."
+    network = dataclasses.replace(SMALL, neighbors=True, goal_conditioned_core=8)
+    noting = dataclasses.replace(FIXED, network=dataclasses.replace(network, events=8), ppo=dataclasses.replace(FIXED.ppo, lr=1e-2))
+    small, start = generate_benchmark("small", n=400), rl2.new_agent(dataclasses.replace(FIXED, network=network, seed=5)).parameters
+    state = rl2.start_run(noting)
+    before = jax.tree.map(np.array, rl2.with_weights(state.parameters, start))
+    state, one_round = state.replace(parameters=jax.tree.map(jnp.array, before)), rl2.make_round(noting)
+    rows = []
+    for _ in range(2):
+        state, metrics = one_round(state, small)
+        rows.append(rl2.metrics_row(metrics))
+    changed = {name for name in before if any((np.asarray(x) != y).any() for x, y in zip(jax.tree.leaves(state.parameters[name]), jax.tree.leaves(before[name]), strict=True))}
+    assert changed == {"events"} and all((np.asarray(x) == y).all() for name in start for x, y in zip(jax.tree.leaves(start[name]), jax.tree.leaves(before[name]), strict=True))
+    assert rows[1]["belief_nats"] < rows[0]["belief_nats"] - 0.1 and rows[0]["belief_nats"] < 5 * np.log(16) + 1
+    with pytest.raises(ValueError, match="events to 0"):
+        rl2.train(noting, small.replace(extended=small), progress=False)
+    with pytest.raises(ValueError, match="goal_conditioned_core above 0"):
+        dataclasses.replace(SMALL, events=8)
+
+
+@pytest.mark.filterwarnings("ignore:A trial takes")
 def test_shaping_needs_plans(tasks):
     with pytest.raises(ValueError, match="shaping_coef to 0"):
         dataclasses.replace(rl2.preset("laptop", "MiniGrid-DoorKey-5x5"), ppo=PAID.ppo)

@@ -160,43 +160,29 @@ def _train_parser(commands):
     from xland_minigrid.baselines.rl2 import TrainConfig
     add_command(commands, "train", _train, TrainConfig())
 
-def _train(changes, words, /, preset: str = "laptop", env: str | None = None, resume: bool | Literal["auto"] = False,
-           supervise: bool = False, coordinator: str | None = None, processes: int | None = None,
-           process: int | None = None) -> int | None:
+def _train(changes, /, preset: str = "laptop", env: str | None = None, start: str | None = None,
+           resume: bool | Literal["auto"] = False, coordinator: str | None = None, processes: int | None = None,
+           process: int | None = None):
     """Train an agent; the defaults shown are those of the preset laptop. The last three options are for several hosts,
     if no cluster (SLURM, Open MPI, Kubernetes, TPU pods) is recognised.
 
-    preset: initial settings, laptop, quarter-hour, box, colab-t4, colab-tpu, gpu or paper (Table 6)
+    preset: initial settings, laptop, quarter-hour, box, rules, colab-t4, colab-tpu, gpu or paper (Table 6)
     env: the world; a MiniGrid environment is a single task
+    start: an agent (a run or a bundled name) whose weights to begin with
     resume: continue an interrupted run; auto, if there is one, else begin
-    supervise: restart crashed training from its last checkpoint
     coordinator: HOST:PORT of the first process, the same for all
-    processes: how many there are; with --supervise and no coordinator, how many to start here
+    processes: how many there are
     process: number of this process, from 0
     """
     from xland_minigrid.baselines import rl2
+    from xland_minigrid.baselines.agents import load_agent
     from xland_minigrid.baselines.scale import initialize
-    if supervise:
-        local = 1 if coordinator else processes or 1
-        return _supervised(words, Path(changes.get("out", rl2.TrainConfig.out)), resume, local)
     initialize(coordinator, processes, process)
     config = with_options(rl2.preset(preset, env), changes)
-    trained = rl2.train(config, resume=resume)
+    trained = rl2.train(config, resume=resume, start=load_agent(start) if start else None)
     if not trained.interrupted:
         print(f"Trained for {trained.agent.steps:,} steps; the checkpoint is {trained.checkpoint}. Next: "
               f"xland-minigrid evaluate {config.out}")
-
-def _supervised(words: list[str], out: Path, resume: bool | str, local: int):
-    from xland_minigrid.baselines.checkpoint import Checkpoints
-    from xland_minigrid.baselines.supervise import supervise
-    words = [word for word in words if word != "--supervise"]
-    if resume == "auto":  # decided here; the supervisor adds --resume later
-        begun = bool(Checkpoints(out / "checkpoints").steps())
-        words = [w for w in words if w not in ("--resume", "auto", "--resume=auto")] + ["--resume"] * begun
-    if local > 1:
-        at = next(i for i, w in enumerate(words) if w.startswith("--processes"))
-        words = words[:at] + words[at + (1 if "=" in words[at] else 2):]
-    return supervise([sys.executable, "-m", "xland_minigrid", *words], folder=str(out), processes=local)
 
 # %% ../nbs/90_cli.ipynb #h
 def _tasks_for(benchmark: str | None, config, seed: int):

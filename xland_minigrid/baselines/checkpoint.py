@@ -11,7 +11,6 @@ import contextlib
 import errno
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import os
 import signal
@@ -141,11 +140,6 @@ class CheckpointFolder:
     def check(self, step: int | None = None) -> dict:
         "Read a whole checkpoint, by default the latest; returns its record. Raises `CheckpointError` if it is damaged."
         return self.read(step)[1]
-
-    def set_aside(self, step: int) -> Path:
-        "Move a checkpoint out of the numbered ones without deleting it; returns its new path."
-        names = (self.folder / f"{step}.damaged{number or ''}" for number in itertools.count())
-        return self.path(step).rename(next(name for name in names if not name.exists()))
 
     def load(self, like, step: int | None = None) -> tuple[Any, dict]:
         """A checkpoint, by default the latest, as a tree like `like`, and its record.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from . import nnx
 
-from .belief import GOAL_BYTES, GoalHead
+from .belief import GOAL_BYTES, EventHead, GoalHead, next_events, no_notes
 from .cores import CORES, dense, make_core
 from .encoders import SYMBOLS, Attention, Event, Inputs, TaskHint, flat_cells, make_encoder
 from .options import check_fields
@@ -48,12 +48,13 @@ class NetworkConfig:
     critic_scale: float = 1.0  # of the critic's first weights; 0: it begins at zero, for rewards that are rare at first
     attention: bool = True  # whether the memory may look for tiles and colours in view
     goal_conditioned_core: int = 0  # units of a second memory, which acts on the believed or shown goal; 0: none
+    events: int = 0  # width of a head that reads notes of events and tells the second memory what to do next; 0: none
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of matrix products; float16 suits a T4
 
     def __post_init__(self):
         sizes = ("embedding", "encoder_width", "memory", "layers", "chrono_horizon", "context", "head")
         check_fields(self, "network.", **dict.fromkeys(sizes, "[1, inf)"),
-                     **dict.fromkeys(("event", "goal_conditioned_core", "critic_scale"), "[0, inf)"))
+                     **dict.fromkeys(("event", "goal_conditioned_core", "events", "critic_scale"), "[0, inf)"))
         if self.core not in CORES:
             raise ValueError(f"network.core is {self.core!r}: choose from {', '.join(CORES)}.")
         second = self.goal_conditioned_core
@@ -63,6 +64,9 @@ class NetworkConfig:
         if second and not self.neighbors:
             raise ValueError("A memory that acts on a goal needs to know what the agent carries: "
                              "set network.neighbors to True, or goal_conditioned_core to 0.")
+        if self.events and not second:
+            raise ValueError("Only a second memory can be told what to do next: "
+                             "set network.goal_conditioned_core above 0, or events to 0.")
 
 # %% ../../nbs/baselines/04_networks.ipynb #j
 PIXELS = 32  # side of a cell in an image
@@ -91,12 +95,13 @@ class Aim(nnx.Module):
         return jax.nn.relu(self.mix(jnp.concatenate(parts, axis=-1)))
 
 def guess(belief, told: TaskHint | None) -> jax.Array:
-    "The goal to act on, probabilities `(T, B, 5, 16)`: `told (B,)` if shown, else `belief` (logits) without gradient."
+    """The goal to act on, probabilities `(T, B, 5, 16)`: `told`, `(B,)` or `(T, B)`, where it is shown, else `belief`
+    (logits) without gradient."""
     believed = jax.lax.stop_gradient(jax.nn.softmax(belief))
     if told is None:
         return believed
     known = jax.nn.one_hot(jnp.minimum(told.goal, SYMBOLS - 1), SYMBOLS)
-    return jnp.where(told.goal_shown[:, None, None], known, believed)
+    return jnp.where(told.goal_shown[..., None, None], known, believed)
 
 # %% ../../nbs/baselines/04_networks.ipynb #n
 class ActorCritic(nnx.Module):
@@ -123,26 +128,32 @@ class ActorCritic(nnx.Module):
         self.actor = dense(c.head, num_actions, 0.01, rngs=rngs)
         self.critic = dense(c.head, 1, c.critic_scale, rngs=rngs)
         self.belief = GoalHead(units, rngs=rngs)
+        self.events = EventHead(units, c.events, rngs=rngs) if c.events else None
 
     def start(self, batch: int):
         "The empty memory; every leaf has the leading axis `(batch,)`."
-        first, second = self.core.start(batch), self.goal_conditioned_core
-        return (first, second.start(batch)) if second else first
+        memory, second = self.core.start(batch), self.goal_conditioned_core
+        memory = (memory, second.start(batch)) if second else memory
+        return (memory, no_notes(batch)) if self.events else memory
 
     def __call__(self, inputs: Inputs, memory, told: TaskHint | None = None) -> Outputs:
         # Only the cores see time; matrix products over flat rows are the fastest, above all their gradients.
         shape, second = inputs.action.shape, self.goal_conditioned_core
         long, short = lambda x: x.reshape(*shape, *x.shape[1:]), lambda x: x.reshape(-1, *x.shape[2:])
+        memory, notes = memory if self.events else (memory, None)
         flat, memory = jax.tree.map(short, inputs), memory if second else (memory, None)
         x = self.encoder(as_pictures(flat) if self.config.encoder_kind == "image" else flat)
         state, after = self.core(long(jnp.concatenate([x, self.event(flat)], axis=-1) if self.event else x), memory[0])
         known = short(state)
         belief = self.belief(state if second else jax.lax.stop_gradient(state))  # a probe unless the agent acts on it
         looked = [self.attention(known, flat.view)] if self.attention else []
+        if self.events:
+            told, notes = next_events(self.events, inputs, jax.lax.stop_gradient(state), notes, told)
         if second:
             x = self.aim(flat, x, short(guess(belief, told)))
             done, then = second(long(x), memory[1])
             x, after = jnp.concatenate([short(done), x], axis=-1), (after, then)
+        after = (after, notes) if self.events else after
         z = jax.nn.relu(self.shared(jnp.concatenate([known, x, *looked], axis=-1))).astype(jnp.float32)
         return Outputs(long(self.actor(z)), long(self.critic(z)[..., 0]), belief, state, after)
 

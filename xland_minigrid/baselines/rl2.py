@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'finding_out', 'preset', 'single_task', 'to_dict', 'from_dict', 'make_world',
-           'begin', 'load_tasks', 'Agent', 'new_agent', 'abstract_agent', 'RunState', 'start_run', 'enter', 'worlds_of',
-           'leave_out', 'rulesets_of', 'expert_of', 'make_round', 'make_refresh', 'mesh_of', 'outcome_of',
-           'metrics_row', 'EndTraining', 'differences', 'warn_if_short', 'Training', 'train', 'load_run']
+           'begin', 'load_tasks', 'Agent', 'new_agent', 'with_weights', 'abstract_agent', 'RunState', 'start_run',
+           'enter', 'worlds_of', 'leave_out', 'rulesets_of', 'next_event', 'expert_of', 'make_round', 'make_refresh',
+           'mesh_of', 'outcome_of', 'metrics_row', 'EndTraining', 'differences', 'warn_if_short', 'Training', 'train',
+           'load_run']
 
 # %% ../../nbs/baselines/10_rl2.ipynb #d
 import functools
@@ -143,6 +144,11 @@ def finding_out(imitation_coef: float = 0.0, **changes) -> TrainConfig:
     parts = {"ppo": ppo, "network": network, "steps_per_task": 500, "steps_per_update": 100, "grow": 0.15}
     return TrainConfig(**parts | {"rooms": (5, 6, 7), "show_goal": 0.5, "vary_distractors": True} | changes)
 
+# %% ../../nbs/baselines/10_rl2.ipynb #i2
+def _with_events(config: TrainConfig) -> TrainConfig:
+    ppo = replace(config.ppo, shaping_coef=0.0, max_grad_norm=1.0, update_epochs=4)
+    return replace(config, network=replace(config.network, events=64), ppo=ppo)
+
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "laptop": TrainConfig,
     "quarter-hour": lambda: finding_out(0.3, total_steps=13_312_000),
@@ -152,6 +158,8 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
                                 benchmark="high-3m", steps_per_task=2560, total_steps=1_000_000_000),
     "paper": table_6,
     "box": lambda: finding_out(total_steps=60_000_000),
+    "rules": lambda: _with_events(finding_out(benchmark="small-1m", rooms=(), show_goal=0.0, num_envs=512,
+                                              steps_per_update=500, total_steps=20_480_000)),
 }
 
 def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainConfig:
@@ -172,7 +180,8 @@ def single_task(config: TrainConfig) -> TrainConfig:
     small = {}
     ppo = replace(config.ppo, across_trials=False, belief_coef=0.0, shaping_coef=0.0, imitation_coef=0.0,
                   gamma=0.99, ent_coef=0.02, num_minibatches=8)
-    network = replace(config.network, event=0, attention=False, neighbors=False, goal_conditioned_core=0)
+    network = replace(config.network, event=0, attention=False, neighbors=False, goal_conditioned_core=0,
+                      events=0)
     if config.num_envs <= 256:
         small = {"num_envs": 128, "total_steps": 2_000_000, "view_size": 7}
         network = replace(network, encoder_width=64, memory=64, head=64)
@@ -233,6 +242,7 @@ def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]
         return tasks.take(split.train), tasks.take(split.test)
     return tasks.split(1 - config.held_out, by="random")  # whole groups of one goal_id, by a fixed seed
 
+# %% ../../nbs/baselines/10_rl2.ipynb #p2
 @dataclass(frozen=True)
 class Agent:
     "A network's structure and parameters, its configuration, and the environment steps that it was trained for."
@@ -247,6 +257,15 @@ class Agent:
 def new_agent(config: TrainConfig) -> Agent:
     "An untrained agent; its weights depend on `config.seed`."
     return Agent(config, *nnx.split(_constructor(config)()))
+
+def with_weights(parameters, known):
+    "`parameters` with the values of `known` where both have a weight. Raises `ValueError` if their shapes differ."
+    known = dict(jax.tree_util.tree_leaves_with_path(known))
+    if wrong := [jax.tree_util.keystr(path) for path, x in jax.tree_util.tree_leaves_with_path(parameters)
+                 if path in known and known[path].shape != x.shape]:
+        raise ValueError(f"{wrong[0]} has another shape in the agent to begin with: choose the same network.")
+    # Copies: a training run gives its own away.
+    return jax.tree.map_with_path(lambda path, x: jnp.array(known.get(path, x)), parameters)
 
 def abstract_agent(config: TrainConfig) -> Agent:
     "An agent with `jax.ShapeDtypeStruct` for parameters, to load a checkpoint into. Computes nothing."
@@ -318,23 +337,38 @@ def rulesets_of(config: TrainConfig, benchmark: Benchmark, tasks, keys):
     return jax.vmap(leave_out)(rulesets, keys) if config.vary_distractors else rulesets
 
 # %% ../../nbs/baselines/10_rl2.ipynb #v
+_AS_GOAL = np.array([0, 1, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14], np.uint8)  # kinds of goals, by the kind of rule
+
+def next_event(ruleset, plan, advice) -> jax.Array:
+    "What a plan needs next in a state with this advice: a rule's condition or the goal, encoded like a goal, `(5,)`."
+    rules, use = ruleset.rules, advice.ready.argmax()
+    if not len(rules):
+        return ruleset.goal
+    rule, by_rule = rules[(plan.rule_use == use).argmax()], (plan.rule_use == use).any()
+    second = jnp.where((rule[0] >= 3) & (rule[0] <= 7), rule[3:5], 0)
+    event = jnp.concatenate([jnp.asarray(_AS_GOAL)[rule[:1]], rule[1:3], second])
+    return jnp.where(by_rule, event, ruleset.goal)
+
 def expert_of(config: TrainConfig, params, rulesets, weight=0.0) -> Callable:
-    """Make the `expert` of `ppo.collect` in `rulesets (B,)`: a function of states `(B,)` to three arrays `(B,)`.
+    """Make the `expert` of `ppo.collect` in `rulesets (B,)`: a function of states `(B,)` to fields of a transition.
 
     * The potential for `ppo.shaping_reward`, float32. "potential": 1 - 0.9 (t + steps to go) / T, or 0 past the time
       limit T or where no way leads to the goal. "progress": minus the steps to go, at least -T.
     * The expert's action, int32, and the weight of imitating it: `weight`, or 0 where the expert finds no way.
+    * With events only `next_event` as the goal, weight 1, or 0 where the expert finds no way.
     """
     plans, limit = jax.vmap(task_plan)(rulesets), params.max_steps
 
     def expert(states):
         advice = jax.vmap(consult)(states.replace(key=None), plans)
+        if config.network.events:
+            return {"goal": jax.vmap(next_event)(rulesets, plans, advice), "imitation": advice.found * 1.0}
         if config.ppo.shaping == "progress":
             potential = -jnp.minimum(advice.steps, limit)
         else:
             last = states.step_num + advice.steps
             potential = jnp.where(last <= limit, 1 - 0.9 * last / limit, 0.0)
-        return potential, advice.action, weight * advice.found
+        return {"potential": potential, "expert_action": advice.action, "imitation": weight * advice.found}
     return expert
 
 # %% ../../nbs/baselines/10_rl2.ipynb #y
@@ -395,7 +429,7 @@ def _round(config: TrainConfig, curriculum, mesh) -> Callable:
         shown = None if rollout.told is None else rollout.told.goal_shown
 
         expert = None
-        if config.ppo.shaping_coef or config.ppo.imitation_coef:
+        if config.ppo.shaping_coef or config.ppo.imitation_coef or config.network.events:
             falling = 0.0 if shown is None else shown * (1 - state.round / config.rounds)
             expert = expert_of(config, params, rulesets, falling)
 
@@ -514,8 +548,10 @@ class Training:
     interrupted: bool
     checkpoint: Path
 
+# %% ../../nbs/baselines/10_rl2.ipynb #K2
 def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bool | Literal["auto"] = False,
-          progress: bool = True, on_round: Callable[..., None] | None = None, par=None) -> Training:
+          progress: bool = True, on_round: Callable[..., None] | None = None, par=None,
+          start: Agent | None = None) -> Training:
     """Train an RL² agent, or a recurrent PPO agent on a single task (`config.benchmark == ""`).
 
     Args:
@@ -523,6 +559,7 @@ def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bo
         resume: go on from the latest checkpoint in `config.out`, as if never interrupted; `"auto"`: if one exists.
         on_round: called after every round with its metrics; if `on_round.wants_agent` is true, with the current
             `Agent` first. If it raises `EndTraining`, training ends there.
+        start: an agent to begin with; parts of the network that it lacks are new.
         par: steps that a good player needs for each task, `(n,)`, for the true-regret curriculum; None estimates them.
     Several processes (`scale.initialize`) all make the same call, and the first one writes. Ctrl-C ends training
     after the round, with a checkpoint as at a normal end.
@@ -540,6 +577,7 @@ def train(config: TrainConfig, benchmark: Benchmark | None = None, *, resume: bo
         raise FileExistsError(f"{out} holds a run already: resume it, choose another out, or delete it.")
     resume = begun if resume == "auto" else resume
     fresh = start_run(config, len(run.benchmark or ()), run.curriculum)
+    fresh = fresh if start is None else fresh.replace(parameters=with_weights(fresh.parameters, start.parameters))
     state = replicate(_resumed(checkpoints, config, run.tasks, fresh) if resume else fresh, mesh)
     done = int(state.round) * config.steps_per_round
     first_says(lambda: checkpoints.open() and (out / "config.json").write_text(json.dumps(to_dict(config), indent=1)))
@@ -569,10 +607,11 @@ class _Run:
         if config.show_goal:
             composed = getattr(benchmark, "extended", None) is not None
             check_tellable(benchmark.get_rulesets(np.arange(len(benchmark))) if composed else benchmark.get_ruleset(0))
-        plans = config.ppo.shaping_coef or config.ppo.imitation_coef or config.vary_distractors
+        plans = config.ppo.shaping_coef or config.ppo.imitation_coef or config.network.events or config.vary_distractors
         if plans and getattr(benchmark, "extended", None) is not None:
             raise ValueError("Composed goals and several products have no plans, and mention objects elsewhere: "
-                             "set ppo.shaping_coef and ppo.imitation_coef to 0 and vary_distractors to False.")
+                             "set ppo.shaping_coef, ppo.imitation_coef and network.events to 0 and vary_distractors to "
+                             "False.")
         self.curriculum = None
         if benchmark is not None and config.curriculum.kind != "uniform":  # uniform tasks need no state
             self.curriculum = make_curriculum(config.curriculum, benchmark, par, world=make_world(config))

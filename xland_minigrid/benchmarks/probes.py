@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PROBES', 'named_tile', 'Starts', 'draw_starts', 'ProbeParams', 'ProbeEnv', 'Probe', 'probe', 'probe_worlds',
-           'play_plans', 'probes_benchmark', 'ProbeScores']
+           'probes_benchmark', 'ProbeScores']
 
 # %% ../../nbs/benchmarks/17_probes.ipynb #a
 import functools
@@ -550,30 +550,6 @@ def _stacked(numbers, several_params):
     ruleset, plan, starts = _stack([p.ruleset for p in several_params], plans, [p.starts for p in several_params])
     return np.array(numbers), several_params[0].replace(layout=plan, ruleset=ruleset, starts=starts)
 
-# %% ../../nbs/benchmarks/17_probes.ipynb #u
-def play_plans(probes=None) -> list[TimeStep]:
-    "Play the plans of probes (default: all): NumPy time steps `(par + 1,)` from `reset(jax.random.key(0))`."
-    probes, played = list(PROBES if probes is None else probes), {}
-    for numbers, params in probe_worlds(probes):
-        actions = np.full((len(numbers), max(probes[i].par for i in numbers)), -1, np.int32)
-        for row, i in enumerate(numbers):
-            actions[row, :probes[i].par] = probes[i].plan
-        steps = jax.tree.map(np.asarray, _play(params, actions))
-        played |= {i: jax.tree.map(lambda x: x[row, :probes[i].par + 1], steps) for row, i in enumerate(numbers)}
-    return [played[i] for i in range(len(probes))]
-
-@jax.jit
-def _play(params, actions):
-    def one(params, actions):
-        first = _ENV.reset(params, jax.random.key(0))
-        first = first.replace(state=first.state.replace(key=jax.random.key_data(first.state.key)))
-        def step(timestep, action):
-            timestep = _ENV.step(params, timestep, action)
-            return timestep, timestep
-        rest = jax.lax.scan(step, first, actions)[1]
-        return jax.tree.map(lambda x, xs: jnp.concatenate([x[None], xs]), first, rest)
-    return jax.vmap(one)(params, actions)
-
 # %% ../../nbs/benchmarks/17_probes.ipynb #v
 def probes_benchmark() -> Benchmark:
     "The rulesets of `PROBES`, in the extended form."
@@ -595,11 +571,6 @@ class ProbeScores:
         "For each probe: name, category, par, success per trial `(N,)` and steps over par `(N,)`."
         return [dict(name=p.name, category=p.category, par=p.par, success=s.mean(0), ratio=t.mean(0) / p.par)
                 for p, s, t in zip(self.probes, self.success, self.steps)]
-
-    def by_category(self) -> dict[str, np.ndarray]:
-        "Mean success per trial, `(N,)`, over the probes of each category."
-        of = np.array([p.category for p in self.probes])
-        return {category: self.success[of == category].mean((0, 1)) for category in dict.fromkeys(of.tolist())}
 
     def table(self) -> str:
         "The scores as text, a line per probe."
