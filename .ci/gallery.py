@@ -8,13 +8,41 @@ from html import escape
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from xland_minigrid.baselines.evaluation import score_probes
-from xland_minigrid.benchmarks.probes import PROBES, Probe, ProbeScores, play_plans
+from xland_minigrid.benchmarks.probes import PROBES, Probe, ProbeEnv, ProbeScores, probe_worlds
 from xland_minigrid.core.actions import ACTION_NAMES
 from xland_minigrid.viz.player import Player, play_rollout
 from xland_minigrid.viz.render import Picture, render
+
+_ENV = ProbeEnv()
+
+
+def play_plans(probes) -> list:
+    "Play the plans of probes: NumPy time steps `(par + 1,)` of each, from `reset(jax.random.key(0))`."
+    played = {}
+    for numbers, params in probe_worlds(probes):
+        actions = np.full((len(numbers), max(probes[i].par for i in numbers)), -1, np.int32)
+        for row, i in enumerate(numbers):
+            actions[row, :probes[i].par] = probes[i].plan
+        steps = jax.tree.map(np.asarray, _play(params, actions))
+        played |= {i: jax.tree.map(lambda x: x[row, :probes[i].par + 1], steps) for row, i in enumerate(numbers)}
+    return [played[i] for i in range(len(probes))]
+
+
+@jax.jit
+def _play(params, actions):
+    def one(params, actions):
+        first = _ENV.reset(params, jax.random.key(0))
+        first = first.replace(state=first.state.replace(key=jax.random.key_data(first.state.key)))
+        def step(timestep, action):
+            timestep = _ENV.step(params, timestep, action)
+            return timestep, timestep
+        rest = jax.lax.scan(step, first, actions)[1]
+        return jax.tree.map(lambda x, xs: jnp.concatenate([x[None], xs]), first, rest)
+    return jax.vmap(one)(params, actions)
 
 
 def probe_picture(probe: Probe, size: int = 396, state=None) -> Picture:

@@ -25,7 +25,7 @@ from xland_minigrid.envs.wrappers import DirectionObservationWrapper, DmEnvAutoR
 from worlds import refusals
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / ".ci"))
-from gallery import draw_gallery, gallery_html, probe_players, save_gallery
+from gallery import draw_gallery, gallery_html, play_plans, probe_players, save_gallery
 
 pytestmark = pytest.mark.newest
 
@@ -39,31 +39,6 @@ by_name = pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.sl
 @functools.lru_cache(maxsize=None)
 def worlds():
     return probe_worlds()
-
-
-def play_plans(probes) -> list:
-    "Play the plans of probes: NumPy time steps `(par + 1,)` from `reset(jax.random.key(0))`."
-    played = {}
-    for numbers, params in probe_worlds(probes):
-        actions = np.full((len(numbers), max(probes[i].par for i in numbers)), -1, np.int32)
-        for row, i in enumerate(numbers):
-            actions[row, :probes[i].par] = probes[i].plan
-        steps = jax.tree.map(np.asarray, play_all(params, actions))
-        played |= {i: jax.tree.map(lambda x: x[row, :probes[i].par + 1], steps) for row, i in enumerate(numbers)}
-    return [played[i] for i in range(len(probes))]
-
-
-@jax.jit
-def play_all(params, actions):
-    def one(params, actions):
-        first = ENV.reset(params, jax.random.key(0))
-        first = first.replace(state=first.state.replace(key=jax.random.key_data(first.state.key)))
-        def step(timestep, action):
-            timestep = ENV.step(params, timestep, action)
-            return timestep, timestep
-        rest = jax.lax.scan(step, first, actions)[1]
-        return jax.tree.map(lambda x, xs: jnp.concatenate([x[None], xs]), first, rest)
-    return jax.vmap(one)(params, actions)
 
 
 @functools.lru_cache(maxsize=None)

@@ -219,7 +219,7 @@ def test_shaping_adds_up_to_a_constant_whatever_the_agent_does(tasks):
         timestep, step = rl2.begin(env, params, rulesets, jax.random.split(jax.random.key(0), agents))
         experts = [rl2.expert_of(config, params, rulesets) for config in (PAID, progress)]
         to_go = lambda state: jax.vmap(steps_to_go)(state.replace(key=None), jax.vmap(task_plan)(rulesets))
-        seen = lambda x: (x.state.step_num, to_go(x.state), *[expert(x.state)[0] for expert in experts])
+        seen = lambda x: (x.state.step_num, to_go(x.state), *[expert(x.state)["potential"] for expert in experts])
 
         def go(timestep, action):
             after = step(timestep, action)
@@ -291,7 +291,7 @@ def test_shaping_needs_plans(tasks):
     with pytest.raises(ValueError, match="across_trials"):
         dataclasses.replace(PAID, ppo=dataclasses.replace(PAID.ppo, across_trials=False))
     composed = tasks.replace(extended=tasks)
-    with pytest.raises(ValueError, match="omposed goals.*shaping_coef and ppo.imitation_coef to 0"):
+    with pytest.raises(ValueError, match="omposed goals.*shaping_coef, ppo.imitation_coef and network.events to 0"):
         rl2.train(PAID, composed, progress=False)
 
 
