@@ -146,7 +146,7 @@ def finding_out(imitation_coef: float = 0.0, **changes) -> TrainConfig:
 
 # %% ../../nbs/baselines/10_rl2.ipynb #i2
 def _with_events(config: TrainConfig) -> TrainConfig:
-    ppo = replace(config.ppo, shaping_coef=0.0, max_grad_norm=1.0, update_epochs=4)
+    ppo = replace(config.ppo, shaping_coef=0.0, lr=1.5e-3, max_grad_norm=1.0)
     return replace(config, network=replace(config.network, events=64), ppo=ppo)
 
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
@@ -158,8 +158,8 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
                                 benchmark="high-3m", steps_per_task=2560, total_steps=1_000_000_000),
     "paper": table_6,
     "box": lambda: finding_out(total_steps=60_000_000),
-    "rules": lambda: _with_events(finding_out(benchmark="small-1m", rooms=(), show_goal=0.0, num_envs=512,
-                                              steps_per_update=500, total_steps=20_480_000)),
+    "rules": lambda: _with_events(finding_out(benchmark="small-1m", rooms=(), show_goal=0.0, steps_per_task=1000,
+                                              total_steps=10_240_000)),
 }
 
 def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainConfig:
