@@ -32,7 +32,7 @@ from .ppo import (
 from .belief import log_prob_of
 from .scale import AXIS, make_mesh, replicate
 from .rl2 import (
-    Agent, RunState, TrainConfig, Training, load_tasks, make_world, new_agent, to_dict)
+    RunState, TrainConfig, Training, load_tasks, make_world, new_agent, to_dict)
 from ..benchmarks.histories import (
     NO_ADVICE, Histories, NoisyExpert, load_histories, record, sample)
 from ..core.actions import NUM_ACTIONS

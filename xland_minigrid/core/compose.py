@@ -18,7 +18,7 @@ from .compact import where_needed
 from .goals import MAX_GOAL_ENCODING_LEN, BaseGoal, at_position, compile_goal, goal_kinds, goal_reached
 from .rules import BaseRule, check_tiles, compile_rules, match_rules, numpy_or_jax, rule_kinds
 from .struct import PyTreeNode, field_names
-from .tiles import pack_pairs, unpack
+from .tiles import unpack
 
 # %% ../../nbs/core/08_compose.ipynb #b
 class Composed:

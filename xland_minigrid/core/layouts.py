@@ -16,7 +16,7 @@ import numpy as np
 
 from .compact import take
 from .struct import PyTreeNode, field_names
-from .tiles import END_OF_MAP, FLOOR, WALL, Colors, Tiles, pack_pairs
+from .tiles import END_OF_MAP, FLOOR, WALL, Colors, Tiles
 
 DOOR_COLORS = np.array(
     [Colors.RED, Colors.GREEN, Colors.BLUE, Colors.PURPLE, Colors.YELLOW, Colors.GREY], dtype=np.uint8)

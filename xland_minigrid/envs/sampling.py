@@ -6,7 +6,7 @@
 __all__ = ['SampledParams', 'SampledCarry', 'cumulate', 'draw', 'try_out', 'RulesetSamplingWrapper', 'sample_tasks']
 
 # %% ../../nbs/envs/05_sampling.ipynb #a
-from typing import Any, Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from ..core.compact import where_needed
-from .environment import compiled_outside_jit, EnvParams, Environment, State, TimeStep
+from .environment import compiled_outside_jit, EnvParams, Environment, State
 
 # %% ../../nbs/envs/04_wrappers.ipynb #b
 class Wrapper(Environment):

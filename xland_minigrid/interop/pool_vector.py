@@ -14,7 +14,7 @@ from .bridge import bounds_of, check_actions
 from .gymnasium import VectorBase, check_mode, mask_in, seed_list, space_of, without_tensors
 from ..pool.client import Session
 from ..pool.errors import PoolError
-from ..pool.pool import Batch, EnvPool, opened
+from ..pool.pool import opened
 
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.spaces import Discrete

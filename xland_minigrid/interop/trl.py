@@ -16,7 +16,7 @@ from typing import Callable
 from ..core.helpers import checked_int
 from ..pool.errors import BadRequest, PoolClosed, PoolError, PoolExhausted, ResetRequired
 from ..pool.group import Answers, RolloutGroup, Sequence, sequence_of
-from ..pool.pool import EnvPool, opened
+from ..pool.pool import opened
 
 # %% ../../nbs/interop/08_trl.ipynb #b
 _MARK = "\u2021mark\u2021"

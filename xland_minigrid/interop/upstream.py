@@ -26,7 +26,7 @@ from ..core.layouts import PROCEDURAL
 from ..core.observation import hide
 from ..core.rules import RULES, OneTileRule, TwoTileRule
 from ..core.ruleset import RuleSet
-from ..core.tiles import EMPTY, END_OF_MAP, Colors, Tiles, pack_pairs, unpack
+from ..core.tiles import EMPTY, Colors, Tiles, pack_pairs, unpack
 from ..envs.environment import EnvCarry, EnvParams, State, TimeStep
 from .pickles import pickled_arrays
 

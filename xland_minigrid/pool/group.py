@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..core.helpers import append_lines, checked_int, json_line, plain, read_jsonl
+from ..core.helpers import append_lines, checked_int, json_line, plain
 from ..viz.widgets.base import table_html
 from .episodes import blocking, finite
-from .errors import BadRequest, EnvFault, PoolError, ResetRequired, SessionBusy, SessionLost
+from .errors import BadRequest, PoolError, ResetRequired, SessionBusy, SessionLost
 
 # %% ../../nbs/pool/11_group.ipynb #b
 def _scores(rewards):

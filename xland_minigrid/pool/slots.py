@@ -23,7 +23,7 @@ from ..envs.environment import Environment
 from ..envs.registration import make
 from ..envs.sampling import try_out
 from ..envs.wrappers import GymAutoResetWrapper
-from .errors import BadRequest, EnvFault, PoolExhausted, env_fault
+from .errors import BadRequest, PoolExhausted, env_fault
 
 # %% ../../nbs/pool/02_slots.ipynb #b
 class Layout(NamedTuple):

@@ -10,7 +10,6 @@ __all__ = ['AGENT', 'RECORDS', 'BELIEFS', 'STARTS', 'TRIALS', 'AT_FIRST', 'AT_LA
 import functools
 import math
 
-import jax
 import numpy as np
 
 from ..core.ruleset import RuleSet, pad_ruleset

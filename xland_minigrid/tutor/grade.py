@@ -126,7 +126,6 @@ _judge({number!r}, {token!r})
 def _judge(number, token):
     "In the student's kernel: judge an answer and send the verdict."
     from IPython import get_ipython
-    from IPython.core.displaypub import DisplayPublisher
     shell, one = get_ipython(), find_exercise(number)
     if one.answer in shell.user_ns:
         verdict = one(shell.user_ns[one.answer])

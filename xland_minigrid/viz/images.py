@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.helpers import checked_int
-from ..core.tiles import FLOOR, NUM_COLORS, Tiles, pack_pairs
+from ..core.tiles import NUM_COLORS, pack_pairs
 from ..envs.wrappers import ObservationWrapper
 from .render import agent_sprite, draw_tile, stamp
 

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from ..core.helpers import checked_int
-from ..core.tiles import COLOR_NAMES, NUM_COLORS, NUM_TILES, Colors, Tiles, pack_pairs, tile_name
+from ..core.tiles import Colors, Tiles, pack_pairs, tile_name
 from ..core.walls import DIRECTION_NAMES, DIRECTIONS
 
 # %% ../../nbs/viz/01_render.ipynb #b

@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from ...baselines.incontext import draw_tasks, player_of
 from ...baselines.rl2 import TrainConfig, load_tasks, make_world
 from ...benchmarks.histories import load_histories, record, returns_by_tenth

@@ -6,7 +6,6 @@
 __all__ = ['matmul_peak', 'matrix_flops', 'network_flops', 'one_step', 'config_named', 'report']
 
 # %% ../../../nbs/measure/tables/02_profile.ipynb #a
-import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator

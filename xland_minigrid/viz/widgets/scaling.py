@@ -24,8 +24,7 @@ from ...core.tiles import Colors, Tiles
 from ...envs.registration import make
 from ...envs.wrappers import GymAutoResetWrapper
 from .base import ipywidgets, picture, picture_html, row, span, still_page, table_html
-from .training import (COLORS, INK, Background, axes_of, legend, png_of, progress_html,
-                                                      short_number)
+from .training import (COLORS, Background, axes_of, legend, png_of, progress_html, short_number)
 
 # %% ../../../nbs/viz/widgets/06_scaling.ipynb #b
 def lab_task(rules: int) -> RuleSet:

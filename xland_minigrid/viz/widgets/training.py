@@ -15,7 +15,7 @@ import uuid
 import weakref
 from html import escape
 from numbers import Real
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 import numpy as np
 from tqdm import tqdm
