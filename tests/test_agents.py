@@ -1,4 +1,4 @@
-"""The agent in the box: it is what its card says."""
+"""The agents in the box: they are what their cards say."""
 import jax
 import numpy as np
 import pytest
@@ -11,12 +11,14 @@ from xland_minigrid.benchmarks import digest, load_benchmark
 from xland_minigrid.benchmarks.splits import named_split
 
 NAME = "r1-9x9-trivial"
+each = pytest.mark.parametrize("name", (NAME, "r1-9x9-small"))
 
 
-def test_it_comes_out_of_the_box():
-    agent, card = load_agent(NAME), agents.read_card(NAME)
-    assert NAME in agents.boxed_agents()
-    assert (agents.the_box() / f"{NAME}.safetensors").stat().st_size == card["bytes"] <= 3_000_000
+@each
+def test_it_comes_out_of_the_box(name):
+    agent, card = load_agent(name), agents.read_card(name)
+    assert name in agents.boxed_agents()
+    assert (agents.the_box() / f"{name}.safetensors").stat().st_size == card["bytes"] <= 3_000_000
     assert agent.steps == card["steps"] > 1_000_000 and agent.config.seed == card["seed"]
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(agent.parameters))
     assert {"command", "versions", "config", "curve", "evaluation"} <= card.keys() and len(card["curve"]["steps"]) > 10
@@ -25,14 +27,15 @@ def test_it_comes_out_of_the_box():
     assert max(card["evaluation"]["random"]["per_trial"]["success"]) < curve["success_lo"][0]
 
 
-def test_it_is_tested_on_the_named_split():
+@each
+def test_it_is_tested_on_the_named_split(name):
     "The goals on its card, those that its training held out, are those that every table holds out."
-    config = load_agent(NAME).config
+    config = load_agent(name).config
     tasks, (trained, unseen) = load_benchmark(config.benchmark), load_tasks(config)
     split = named_split(config.benchmark, tasks.goal_ids())
     assert digest(unseen) == digest(tasks.take(split.test)) and digest(trained) == digest(tasks.take(split.train))
     assert len(split.left_out) == 0 and set(unseen.goal_ids()).isdisjoint(trained.goal_ids())
-    assert agents.read_card(NAME)["evaluation"]["agent"]["tasks"] >= 1024
+    assert agents.read_card(name)["evaluation"]["agent"]["tasks"] >= 1024
 
 
 def test_a_damaged_box_is_not_opened(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from xland_minigrid.baselines.checkpoint import CheckpointError, Checkpoints
 from xland_minigrid.baselines.evaluation import (Evaluation, NetworkPolicy, RandomPolicy, belief_over, bootstrap_mean,
                                                  bootstrap_quantile, evaluate, watch)
 from xland_minigrid.baselines.agents import load_agent
-from xland_minigrid.baselines.belief import NOTHING, SUCCESS, what_happened
+from xland_minigrid.baselines.belief import NOTHING, SUCCESS, conditions, same_condition, what_happened
 from xland_minigrid.baselines.report import table
 from xland_minigrid.baselines.encoders import Inputs, first_inputs, next_inputs
 from xland_minigrid.baselines.metrics import read_metrics
@@ -558,10 +558,12 @@ def test_heads_that_only_guess_do_not_move_the_policy():
 # Notes of events ----------------------------------------------------------------------------------------------------------------------
 
 def test_what_is_noticed_is_what_rules_do():
-    "Random play, and every step once more in a world without rules: where the two differ, a rule was triggered. What is noticed is that, as far as it is near the agent."
+    """Random play, and every step once more in a world without rules: where the two differ, a rule was triggered. What is noticed is that, as far as it is near
+    the agent; and among the conditions of an event is the one that made it happen."""
     config = TrainConfig(num_envs=256)
     env, params = make_world(config)
     rulesets = generate_benchmark("small", 256, seed=5).get_rulesets(np.arange(256))
+    asked = jnp.concatenate([rl2.condition_of(rulesets.rules), rulesets.goal[:, None]], axis=1)
 
     @jax.jit
     def play(key):
@@ -575,14 +577,18 @@ def test_what_is_noticed_is_what_rules_do():
             differ = lambda part: (part(after.state) != part(without.state)).any(tuple(range(1, part(after.state).ndim)))
             triggered = (differ(lambda s: s.cells) | differ(lambda s: s.agent.pocket)) & ~after.last() & ~without.last()
             inputs = next_inputs(inputs, action, after)
-            return (after, inputs), (what_happened(inputs)[1], triggered, after.reward > 0)
+            event, kind = what_happened(inputs)
+            cause = same_condition(conditions(event)[:, :, None], asked[:, None]) & (asked[:, None, :, 0] > 0)
+            return (after, inputs), (kind, triggered, after.reward > 0, cause.any((1, 2)))
         start = timestep, first_inputs(timestep, 6, neighbors=True)
         return jax.lax.scan(one, start, jax.random.split(key, 300))[1]
 
-    kind, triggered, rewarded = map(np.asarray, play(jax.random.key(0)))
+    kind, triggered, rewarded, explained = map(np.asarray, play(jax.random.key(0)))
     assert triggered.sum() > 200 and rewarded.sum() > 20 and ((kind == SUCCESS) == rewarded).all()
     noticed = (kind != NOTHING) & (kind != SUCCESS)
     assert (noticed & triggered).sum() > 0.95 * triggered.sum() and (noticed & ~triggered).sum() < 0.02 * noticed.sum(), (noticed.sum(), triggered.sum(), (noticed & triggered).sum())
+    assert explained[noticed & triggered].mean() > 0.97 and explained[rewarded].mean() > 0.8, "a trial may begin next to the object of its goal"
+    assert explained[~noticed & ~rewarded].mean() < 0.1, "a condition is seldom met without an event"
 
 
 # The demonstration --------------------------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ class ActorCritic(nnx.Module):
         belief = self.belief(state if second else jax.lax.stop_gradient(state))  # a probe unless the agent acts on it
         looked = [self.attention(known, flat.view)] if self.attention else []
         if self.events:
-            told, notes = next_events(self.events, inputs, jax.lax.stop_gradient(state), notes, told)
+            told, notes = next_events(self.events, inputs, *map(jax.lax.stop_gradient, (state, belief)), notes, told)
         if second:
             x = self.aim(flat, x, short(guess(belief, told)))
             done, then = second(long(x), memory[1])

@@ -90,7 +90,7 @@ class Transition(PyTreeNode):
     potential: jax.Array | None = None  # before each step and after the last, float32 (T + 1, B); or None
     expert_action: jax.Array | None = None  # int32, or None
     imitation: jax.Array | None = None  # weight of imitating it, float32, or None
-    recalled: Any = None  # state of the core and `Notes`, for a network with events
+    recalled: Any = None  # state of the core, belief and `Notes`, for a network with events
 
 def policy_step(network: ActorCritic, inputs: Inputs, memory, told=None):
     "Compute the network's `Outputs` for a single step: `Inputs (B,)`, without a time axis."
@@ -182,7 +182,7 @@ def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_ste
             inputs=now.inputs, action=action, log_prob=log_prob_of(out.logits, action), value=out.value,
             reward=after.reward, done=after.last(), success=(after.discount == 0) & (after.reward > 0),
             goal=now.timestep.state.goal_encoding,
-            recalled=(out.state, out.memory[1]._replace(numbers=None)) if network.events else None,
+            recalled=(out.state, out.belief, out.memory[1]) if network.events else None,
             cut_off_value=None if across_trials else cut_off_value(network, step, now, action, after, out.memory))
         inputs = next_inputs(now.inputs, action, after)
         state = None if expert is None else now.timestep.state
@@ -299,7 +299,7 @@ def loss(network: ActorCritic, config: PPOConfig, memory, told, batch: Transitio
     """
     if network.events:  # all else stays as it is
         some = jax.tree.map(lambda x: x[::EVERY], (*batch.recalled, batch.goal, batch.imitation))
-        nats = (network.events.nats(*some[:3]) * some[3]).sum() / jnp.maximum(some[3].sum(), 1)
+        nats = (network.events.nats(*some[:4]) * some[4]).sum() / jnp.maximum(some[4].sum(), 1)
         return nats, {"belief_nats": nats}
     out = network(batch.inputs, memory, told)
     log_prob = log_prob_of(out.logits, batch.action)

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['PRESETS', 'TrainConfig', 'table_6', 'finding_out', 'preset', 'single_task', 'to_dict', 'from_dict', 'make_world',
            'begin', 'load_tasks', 'Agent', 'new_agent', 'with_weights', 'abstract_agent', 'RunState', 'start_run',
-           'enter', 'worlds_of', 'leave_out', 'rulesets_of', 'next_event', 'expert_of', 'make_round', 'make_refresh',
-           'mesh_of', 'outcome_of', 'metrics_row', 'EndTraining', 'differences', 'warn_if_short', 'Training', 'train',
-           'load_run']
+           'enter', 'worlds_of', 'leave_out', 'rulesets_of', 'condition_of', 'next_event', 'expert_of', 'make_round',
+           'make_refresh', 'mesh_of', 'outcome_of', 'metrics_row', 'EndTraining', 'differences', 'warn_if_short',
+           'Training', 'train', 'load_run']
 
 # %% ../../nbs/baselines/10_rl2.ipynb #d
 import functools
@@ -159,7 +159,7 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "paper": table_6,
     "box": lambda: finding_out(total_steps=60_000_000),
     "rules": lambda: _with_events(finding_out(benchmark="small-1m", rooms=(), show_goal=0.0, steps_per_task=1000,
-                                              total_steps=10_240_000)),
+                                              total_steps=5_120_000)),
 }
 
 def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainConfig:
@@ -339,15 +339,18 @@ def rulesets_of(config: TrainConfig, benchmark: Benchmark, tasks, keys):
 # %% ../../nbs/baselines/10_rl2.ipynb #v
 _AS_GOAL = np.array([0, 1, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14], np.uint8)  # kinds of goals, by the kind of rule
 
+def condition_of(rules) -> jax.Array:
+    "What `rules (..., 7)` ask for, encoded like goals: uint8 `(..., 5)`."
+    kind = rules[..., :1]
+    second = jnp.where((kind >= 3) & (kind <= 7), rules[..., 3:5], 0)
+    return jnp.concatenate([jnp.asarray(_AS_GOAL)[kind], rules[..., 1:3], second], axis=-1)
+
 def next_event(ruleset, plan, advice) -> jax.Array:
     "What a plan needs next in a state with this advice: a rule's condition or the goal, encoded like a goal, `(5,)`."
-    rules, use = ruleset.rules, advice.ready.argmax()
-    if not len(rules):
+    by_rule = plan.rule_use == advice.ready.argmax()
+    if not len(ruleset.rules):
         return ruleset.goal
-    rule, by_rule = rules[(plan.rule_use == use).argmax()], (plan.rule_use == use).any()
-    second = jnp.where((rule[0] >= 3) & (rule[0] <= 7), rule[3:5], 0)
-    event = jnp.concatenate([jnp.asarray(_AS_GOAL)[rule[:1]], rule[1:3], second])
-    return jnp.where(by_rule, event, ruleset.goal)
+    return jnp.where(by_rule.any(), condition_of(ruleset.rules)[by_rule.argmax()], ruleset.goal)
 
 def expert_of(config: TrainConfig, params, rulesets, weight=0.0) -> Callable:
     """Make the `expert` of `ppo.collect` in `rulesets (B,)`: a function of states `(B,)` to fields of a transition.
