@@ -59,7 +59,7 @@ def _is_object(cells):
 def what_happened(x: Inputs) -> tuple[jax.Array, jax.Array]:
     """What the last action did: bytes `(..., 14)`, and its kind, int32 `(...)`, `NOTHING` if no more than usual.
 
-    The bytes are six cells before it (in front, in the pocket, four around the one in front), the action, the direction.
+    The bytes are six cells before it (in front, in the pocket, four around the first), the action, the direction.
     """
     before = jnp.concatenate([x.front[..., None, :], x.held[..., None, :], x.neighbors], axis=-2)
     took, put, went = (x.action == a for a in (Actions.PICK_UP, Actions.PUT_DOWN, Actions.MOVE_FORWARD))
@@ -172,12 +172,10 @@ def same_condition(a, b) -> jax.Array:
 ABOUT = KNOWN + 15  # numbers about a condition
 
 def about_conditions(notes: Notes, belief) -> tuple[jax.Array, jax.Array]:
-    """All conditions in `Notes (...)`, uint8 `(..., 8, 10, 5)`, and numbers about each, float32 `(..., 8, 10, 22)`.
+    """The conditions of the latest events, uint8 `(..., 8, 10, 5)`, and numbers about each, float32 `(..., 8, 10, 22)`.
 
-    Those about its kind; the kind of condition; whether the event was a success; whether the event before had it too, if
-    there was one; whether the last success had it, and the one before; its log-probability in `belief (..., 5, 16)`; how
-    many the event has; whether it needs a product that is missing in this trial, or one that was made; whether its own
-    product is part of a success, or of anything.
+    The numbers: those about its event's kind; its own kind; whether it holds for successes and for the event before;
+    its log-probability in `belief (..., 5, 16)`; whether it needs a product, and whether its own product is needed.
     """
     before, every = (conditions(notes.events[..., i, :]) for i in range(LATEST))
     kind, first, second = every[..., 0], pack_pairs(every[..., 1:3]), pack_pairs(every[..., 3:])
