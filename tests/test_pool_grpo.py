@@ -20,7 +20,7 @@ from xland_minigrid.measure.report import run as run_program
 from xland_minigrid.pool import grpo
 from xland_minigrid.pool.episodes import Env
 from xland_minigrid.pool.text.frozen_lake import FrozenLakeEnv
-from xland_minigrid.pool.group import read_jsonl
+from xland_minigrid.core.helpers import read_jsonl
 from xland_minigrid.pool.grpo import (
     Generator, GRPOConfig, Learner, SomeSolve, advantages, beta_at, evaluate, grpo_loss, grpo_step, lake_baselines, lake_learner, lake_tasks, test_tasks as maps_of_the_test, train)
 from xland_minigrid.pool.pool import EnvPool
