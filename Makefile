@@ -51,8 +51,10 @@ CHAPTERS = XLA_FLAGS="$${XLA_FLAGS-$$(cat .venv/xla-flags)}" .ci/step 'Library n
 # Every notebook gets a kernel of its own, of this environment.
 NBVAL := -m pytest --quiet --nbval-current-env --nbval-cell-timeout 600
 
+# Programs that were compiled a week ago are compiled again, so that the cache does not grow for ever.
 test:
 	@.ci/venv .venv dev
+	@[ ! -d "$$JAX_COMPILATION_CACHE_DIR" ] || find "$$JAX_COMPILATION_CACHE_DIR" -type f -mtime +7 -delete
 	@.ci/step 'Notebooks and what is made from them agree' $(BIN)/python .ci/sync.py --check
 	@$(CHAPTERS) $(if $(CI),--flags slow)
 	@.ci/step 'Tutorials, outputs compared' $(BIN)/python $(NBVAL) $(NOTEBOOKS) --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg tutorials

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent
 
 # Before anything imports JAX.
 for name, value in re.findall(r"^export (\w+) \?= (.*)$", (ROOT / ".ci" / "test.mk").read_text(encoding="utf-8"), re.MULTILINE):
-    os.environ.setdefault(name, value.replace("$(CURDIR)", str(ROOT)))
+    os.environ.setdefault(name, value.replace("$(CURDIR)", str(ROOT)).replace("$(HOME)", str(Path.home())))
 if (flags := Path(sys.prefix) / "xla-flags").exists():
     os.environ.setdefault("XLA_FLAGS", flags.read_text())
 

@@ -192,7 +192,7 @@ def judge(tree, fault, graph, most=None):
     public = [name for name, modules in graph.public.items() if fault[0] in modules]
     before = plant(tree, fault, graph.chapters[fault[0]])
     env = {**os.environ, "PYTHONPATH": str(tree), "XLAND_MINIGRID_DATA": str(tree / ".cache" / "data")}
-    env.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+    env.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "xland_minigrid" / "jax"))
     try:
         for batch in itertools.islice(batches(graph.checks([fault[0]]), tree, fault[1], public), most):
             words = [str(word) for word in (*BOUNDED, *command(batch[0]), *batch[1:])]

@@ -63,7 +63,7 @@ def test_who_is_not_in_the_box():
 def test_its_evaluation_is_that_of_its_card():
     "Other starts and actions than those of the card, tasks of the same held-out goals: means must agree within both intervals, and it must adapt again."
     agent, card = load_agent(NAME), agents.read_card(NAME)["evaluation"]["agent"]["per_trial"]
-    again = agents.examine(agent, Protocol(num_tasks=1024, seed=123, by=(), anchors=("random",)))
+    again = agents.examine(agent, Protocol(num_tasks=512, seed=123, by=(), anchors=("random",)))
     curve = again["agent"].per_trial()
     for name in ("success", "steps"):
         off = np.abs(curve[name] - np.array(card[name]))

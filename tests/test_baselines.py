@@ -493,10 +493,9 @@ def test_watching_shows_what_an_agent_lives_through(finished, tasks):
 
 @pytest.mark.slow
 @pytest.mark.optimized
-@pytest.mark.parametrize("env_id", ["MiniGrid-Empty-8x8", "MiniGrid-DoorKey-5x5"])
-def test_single_tasks_are_solved(env_id, tmp_path):
+def test_a_single_task_is_solved(tmp_path):
     from xland_minigrid.measure.tables.single_tasks import time_to_solve
-    found = time_to_solve(rl2.preset("laptop", env_id, out=str(tmp_path / "run")), progress=False)
+    found = time_to_solve(rl2.preset("laptop", "MiniGrid-DoorKey-5x5", out=str(tmp_path / "run")), progress=False)
     assert found["solved"] and found["tested"] >= 0.95, found
 
 

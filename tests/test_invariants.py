@@ -330,9 +330,9 @@ def test_every_environment_is_of_a_class_that_is_tested():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, occluded", [*((name, False) for name in ALL if name not in CLASSES), *((name, True) for name in CLASSES)])
+@pytest.mark.parametrize("name, occluded", [*((name, False) for name in [name for name in ALL if name not in CLASSES][::2]), *((name, True) for name in CLASSES)])
 def test_every_environment_can_be_scanned(name, occluded):
-    "All of them, one by one; one of each class with blocked sight."
+    "Every other one, whose steps are all compared with those of upstream as well; one of each class with blocked sight."
     check_scan(name, see_through_walls=not occluded)
 
 
@@ -375,7 +375,7 @@ def played(name, steps, worlds, **changes):
 
 @pytest.mark.newest
 @pytest.mark.parametrize("name, changes", [
-    ("XLand-MiniGrid-R4-9x9", dict(see_through_walls=False)), *(pytest.param(name, {}, marks=pytest.mark.slow) for name in CLASSES)])
+    ("XLand-MiniGrid-R4-9x9", dict(see_through_walls=False)), *(pytest.param(name, {}, marks=pytest.mark.slow) for name in CLASSES[::2])])
 def test_every_platform_gives_the_same_bytes(name, changes, monkeypatch):
     "The straight-line programs of accelerators, run on this machine, against those of a CPU: both in one world, a TPU's (a GPU's without gathers) in all."
     expected = played(name, 60, 48, max_steps=25, **changes)

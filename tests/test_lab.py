@@ -404,11 +404,3 @@ def test_tutorial_0_runs_and_its_rollout_is_scrubbed(notebook):
     scrub(book, "the_viewer")
     book.shot("tutorial_0")
     assert book.errors == []
-
-
-def test_tutorial_1_runs_and_its_task_is_played(notebook):
-    book = notebook(tutorial("01_anatomy_of_a_ruleset", DRAWN))
-    book.run_all(240)
-    assert play_to_the_goal(book) > 3
-    book.shot("tutorial_1")
-    assert book.errors == []

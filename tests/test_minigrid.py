@@ -134,8 +134,8 @@ def test_steps_like_upstream(group):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in SHARED if n.startswith(("MiniGrid-DoorKey", "MiniGrid-Memory", "MiniGrid-Empty")) and n not in FAMILIES])
-def test_every_size_steps_like_upstream(name):
+@pytest.mark.parametrize("name", [n for n in SHARED if n.startswith(("MiniGrid-DoorKey", "MiniGrid-Memory", "MiniGrid-Empty")) and n not in FAMILIES][::2])
+def test_every_other_size_steps_like_upstream(name):
     check_group((name,), {})
 
 
@@ -195,7 +195,7 @@ def starting_features(name):
     return features(ours), features(theirs)
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *slow(n for n in SHARED if n not in FAMILIES)])
+@pytest.mark.parametrize("name", [*FAMILIES, *slow([n for n in SHARED if n not in FAMILIES][::2])])
 def test_trials_begin_with_the_same_chances(name):
     ours, theirs = starting_features(name)
     assert ours.keys() == theirs.keys() and len(ours) >= 6
