@@ -69,15 +69,19 @@ def test_steps_without_advice_do_not_count(histories):
     inputs = windows_to_inputs({name: histories.array(name) for name in ("observation", "direction", "pocket", "action", "reward", "done")})
     target = histories.array("expert_action").T.copy()
     target[20:] = NO_ADVICE
-    loss, right = imitation_loss(network, inputs, jnp.asarray(target))
-    logits = np.asarray(network(inputs, network.start(8)).logits)[:20]
+    goals = histories.array("goals")
+    found = imitation_loss(network, inputs, jnp.asarray(target), goals)
+    out = network(inputs, network.start(8))
+    logits, belief = np.asarray(out.logits)[:20], np.asarray(jax.nn.log_softmax(out.belief))
     log_prob = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     known = target[:20] != NO_ADVICE
     by_hand = -np.take_along_axis(log_prob, np.where(known, target[:20], 0)[..., None].astype(int), -1)[..., 0][known].mean()
-    np.testing.assert_allclose(loss, by_hand, rtol=1e-5)
-    np.testing.assert_allclose(right, (logits.argmax(-1) == target[:20])[known].mean(), rtol=1e-6)
-    blank = imitation_loss(network, inputs, jnp.full(target.shape, NO_ADVICE, jnp.uint8))
-    assert [float(x) for x in blank] == [0, 0] and nnx
+    np.testing.assert_allclose(found["loss"], by_hand, rtol=1e-5)
+    of_goals = sum(-belief[:, np.arange(8), byte, goals[:, byte]].mean() for byte in range(5))
+    np.testing.assert_allclose(found["belief_nats"], of_goals, rtol=1e-5)
+    np.testing.assert_allclose(found["accuracy"], (logits.argmax(-1) == target[:20])[known].mean(), rtol=1e-6)
+    blank = imitation_loss(network, inputs, jnp.full(target.shape, NO_ADVICE, jnp.uint8), goals)
+    assert blank["loss"] == blank["accuracy"] == 0 and nnx
 
 
 def test_one_command_each(tasks, tmp_path, capsys):
@@ -97,11 +101,13 @@ def test_one_command_each(tasks, tmp_path, capsys):
 
 
 def test_four_devices_share_the_windows_and_learn_the_same(histories, tmp_path):
-    weights = {}
+    "Networks that act on their belief, which learns as well."
+    weights, acting = {}, dataclasses.replace(SMALL.network, neighbors=True, goal_conditioned_core=8)
     for devices in (1, 4):
-        config = dataclasses.replace(SMALL, devices=devices, out=str(tmp_path / str(devices)))
-        agent = imitate(histories, config, ImitationConfig(length=20, batch=8, updates=3), progress=False).agent
-        weights[devices] = jax.tree.leaves(agent.parameters)
+        config = dataclasses.replace(SMALL, devices=devices, network=acting, out=str(tmp_path / str(devices)))
+        run = imitate(histories, config, ImitationConfig(length=20, batch=8, updates=3), progress=False, log_every=1)
+        assert run.metrics[2]["belief_nats"] < run.metrics[0]["belief_nats"]
+        weights[devices] = jax.tree.leaves(run.agent.parameters)
         assert {len(x.sharding.device_set) for x in weights[devices]} == {devices}
     for one, four in zip(weights[1], weights[4]):
         np.testing.assert_allclose(one, four, atol=2e-5)
@@ -114,12 +120,12 @@ def test_wrong_input(histories, tasks, tmp_path):
     change = lambda **fields: dataclasses.replace(SMALL, **fields)
     wrong = {
         "time limit": lambda: ask(change(max_steps=20)), "view": lambda: ask(change(view_size=7)), "size": lambda: ask(change(size=7)),
-        "goal": lambda: ask(change(network=NetworkConfig(neighbors=True, goal_conditioned_core=8))), "long windows": lambda: ask(imitation=ImitationConfig(length=65, updates=1)),
+        "events": lambda: ask(change(network=NetworkConfig(neighbors=True, goal_conditioned_core=8, events=8))), "long windows": lambda: ask(imitation=ImitationConfig(length=65, updates=1)),
         "nothing to resume": lambda: ask(resume=True), "batch": lambda: ImitationConfig(batch=0), "unknown target": lambda: ImitationConfig(target="reward"),
         "player": lambda: player_of("nobody", tasks, *make_world(SMALL)),
         "missing field": lambda: windows_to_inputs({"action": np.zeros((2, 3), np.uint8)}),
         "one window": lambda: windows_to_inputs(histories[0]), "other lengths": lambda: windows_to_inputs(histories.parts[0] | {"reward": np.zeros((8, 3))}),
-        "target": lambda: imitation_loss(new_agent(SMALL).network(), windows_to_inputs(histories.parts[0]), np.zeros((8, 64), np.uint8))}
+        "target": lambda: imitation_loss(new_agent(SMALL).network(), windows_to_inputs(histories.parts[0]), np.zeros((8, 64), np.uint8), np.zeros((8, 5), np.uint8))}
     assert refusals({name: (call, ValueError, r"\.$") for name, call in wrong.items()}) == {}
 
 

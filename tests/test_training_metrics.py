@@ -303,7 +303,7 @@ def test_two_minutes_teach_an_agent_to_bring_two_objects_together(tmp_path):
     pairs = benchmark.take(np.flatnonzero(np.asarray(benchmark.goals)[:, 0] == TileNearGoal.ID))
     training, unseen = pairs.split(0.8, by="random")
     network = NetworkConfig(event=16, encoder_width=64, memory=96, head=64, neighbors=True, goal_conditioned_core=64, chrono_horizon=200)
-    config = rl2.finding_out(size=6, max_steps=25, rooms=(), steps_per_task=250, steps_per_update=125, total_steps=1_500_000, devices=1, out=str(tmp_path / "run"),
+    config = rl2.finding_out(size=6, max_steps=25, rooms=(), steps_per_task=250, steps_per_update=125, total_steps=2_400_000, devices=1, out=str(tmp_path / "run"),
                              loggers=("jsonl",), network=network)
     config = dataclasses.replace(config, ppo=dataclasses.replace(config.ppo, lr=2e-3, gamma=0.95, gae_lambda=0.8))
     agent = rl2.train(config, training, progress=False).agent

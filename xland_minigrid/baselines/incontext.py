@@ -29,7 +29,7 @@ from .networks import ActorCritic, NetworkConfig
 from .options import add_command, check_fields, count, with_options
 from .ppo import (
     PPOConfig, RolloutState, Transition, advantages, make_optimizer, policy_step, run_epochs)
-from .belief import log_prob_of
+from .belief import belief_loss, log_prob_of
 from .scale import AXIS, make_mesh, replicate
 from .rl2 import (
     RunState, TrainConfig, Training, load_tasks, make_world, new_agent, to_dict)
@@ -221,10 +221,11 @@ class ImitationConfig:
     warmup: float = 0.05  # share of the updates over which lr rises from 0
     weight_decay: float = 1e-4  # of AdamW
     max_grad_norm: float = 1.0  # maximum global gradient norm
+    belief_coef: float = 0.1  # weight of the belief's error, in networks that act on their belief
 
     def __post_init__(self):
         check_fields(self, length="[1, inf)", batch="[1, inf)", updates="[1, inf)", lr="(0, inf)", warmup="[0, 1]",
-                     weight_decay="[0, inf)", max_grad_norm="(0, inf)")
+                     weight_decay="[0, inf)", max_grad_norm="(0, inf)", belief_coef="[0, inf)")
 
 def _optimizer(config: ImitationConfig) -> optax.GradientTransformation:
     rise = round(config.warmup * config.updates)
@@ -232,18 +233,20 @@ def _optimizer(config: ImitationConfig) -> optax.GradientTransformation:
     adamw = optax.adamw(schedule, weight_decay=config.weight_decay)
     return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adamw)
 
-def imitation_loss(network: ActorCritic, inputs: Inputs, target) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropy in nats of the actions `target (T, B)`, given `Inputs (T, B)`, and the accuracy.
+def imitation_loss(network: ActorCritic, inputs: Inputs, target, goals) -> dict[str, jax.Array]:
+    """How far a network is from the actions `target (T, B)` and the encoded goals `(B, 5)`, given `Inputs (T, B)`.
 
-    Both are means over the steps that have a target. Raises `ValueError` for targets of another shape.
+    Returns means: `loss`, cross-entropy in nats, and `accuracy` over the steps that have a target, `belief_nats`, the
+    belief's error over all steps. Raises `ValueError` for targets of another shape.
     """
     if target.shape != inputs.action.shape:
         raise ValueError(f"The targets have the shape {target.shape}; the inputs have {inputs.action.shape} (T, B).")
-    logits = network(inputs, network.start(target.shape[1])).logits
-    known = target != NO_ADVICE
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(known, target, 0).astype(jnp.int32))
+    out = network(inputs, network.start(target.shape[1]))
+    known, wanted = target != NO_ADVICE, jnp.broadcast_to(goals, (*target.shape, goals.shape[-1]))
+    nats = optax.softmax_cross_entropy_with_integer_labels(out.logits, jnp.where(known, target, 0).astype(jnp.int32))
     mean = lambda x: jnp.where(known, x, 0).sum() / jnp.maximum(known.sum(), 1)
-    return mean(losses), mean(logits.argmax(-1) == target)
+    return {"loss": mean(nats), "accuracy": mean(out.logits.argmax(-1) == target),
+            "belief_nats": belief_loss(out.belief, wanted)}
 
 # %% ../../nbs/baselines/18_incontext.ipynb #g
 def _fitting(config: TrainConfig, histories: Histories) -> None:
@@ -253,23 +256,25 @@ def _fitting(config: TrainConfig, histories: Histories) -> None:
         if name in made and made[name] != getattr(params, name):
             raise ValueError(f"{name} is {made[name]} in the histories and {getattr(params, name)} in the "
                              "configuration: use the world that they were recorded in.")
-    if config.network.goal_conditioned_core or config.network.encoder_kind == "image":
-        raise ValueError("Imitation learns actions from the cells in histories: set network.goal_conditioned_core to 0 "
+    if config.network.events or config.network.encoder_kind == "image":
+        raise ValueError("Imitation learns actions from the cells in histories: set network.events to 0 "
                          "and encoder_kind to 'flat' or 'conv'.")
 
-def _make_update(structure, optimizer, target: str):
-    "Compile the update, from state and windows to state, loss and accuracy."
+def _make_update(structure, optimizer, imitation: ImitationConfig):
+    "Compile the update, from state and windows to state and figures."
     def update(state: RunState, windows):
-        inputs, wanted = windows_to_inputs(windows), jnp.swapaxes(windows[target], 0, 1)
-        loss = lambda parameters: imitation_loss(nnx.merge(structure, parameters), inputs, wanted)
-        (value, right), gradient = jax.value_and_grad(loss, has_aux=True)(state.parameters)
+        inputs, wanted = windows_to_inputs(windows), jnp.swapaxes(windows[imitation.target], 0, 1)
+        def loss(parameters):
+            found = imitation_loss(nnx.merge(structure, parameters), inputs, wanted, windows["goals"])
+            return found["loss"] + imitation.belief_coef * found["belief_nats"], found
+        gradient, found = jax.grad(loss, has_aux=True)(state.parameters)
         steps, moments = optimizer.update(gradient, state.optimizer, state.parameters)
         parameters = optax.apply_updates(state.parameters, steps)
-        return state.replace(parameters=parameters, optimizer=moments, round=state.round + 1), value, right
+        return state.replace(parameters=parameters, optimizer=moments, round=state.round + 1), found
     return jax.jit(update, donate_argnums=0)
 
 def _fields(imitation: ImitationConfig) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*_NEEDED, imitation.target)))
+    return tuple(dict.fromkeys((*_NEEDED, imitation.target, "goals")))
 
 # %% ../../nbs/baselines/18_incontext.ipynb #h
 def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfig = ImitationConfig(), *,
@@ -278,8 +283,8 @@ def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfi
 
     config: the world of the histories, the network, the seed, the devices, which share the windows of each update, and
     `out`, the folder for checkpoints and metrics. Fields about reinforcement learning have no effect. resume: continue
-    from the latest checkpoint, as if there had been no break. log_every: updates between rows of metrics, the mean
-    `loss` (nats) and `accuracy` since the last row.
+    from the latest checkpoint, as if there had been no break. log_every: updates between rows of metrics, means of what
+    `imitation_loss` returns.
     Returns what `train` returns: an `Agent` to evaluate, the metrics and the checkpoint.
     Ctrl-C ends training after the current update and leaves a checkpoint.
     Raises `ValueError` for histories of another world or shorter than a window, `FileExistsError` if `out` has a run
@@ -305,7 +310,7 @@ def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfi
     start, state = int(state.round) * per_update if resume else None, replicate(state, mesh)
     with checkpoints, Interrupts() as interrupts, open_loggers(out, about, config.loggers, start) as loggers:
         save = lambda state, done: checkpoints.save(done * per_update, state, about | {"steps": done * per_update})
-        update = _make_update(agent.structure, optimizer, imitation.target)
+        update = _make_update(agent.structure, optimizer, imitation)
         # The number of the update and the seed determine the windows, so a run can resume.
         draw = lambda number: replicate(sample(histories, imitation.batch, imitation.length,
                                                seed=(config.seed, number), fields=_fields(imitation)), mesh, AXIS)
@@ -325,14 +330,14 @@ def _learn(draw, config: TrainConfig, imitation: ImitationConfig, state: RunStat
         while done < imitation.updates and not interrupts.happened:
             windows = draw(done)
             jax.block_until_ready(seen[-1:])  # one update at a time, or the devices of a CPU wait for each other
-            state, *found = update(state, {name: windows[name] for name in _fields(imitation)})
+            state, found = update(state, {name: windows[name] for name in _fields(imitation)})
             done, seen = done + 1, [*seen, found]
             if done % log_every == 0 or done == imitation.updates:
-                loss, accuracy = np.mean(np.asarray(seen), axis=0)
-                if not np.isfinite(loss):
+                means = {name: float(np.mean([row[name] for row in seen])) for name in found}
+                if not np.isfinite(means["loss"]):
                     raise FloatingPointError(f"Learning diverged after {done:,} updates: lower lr or max_grad_norm.")
                 row = {"steps": done * imitation.batch * imitation.length,
-                       "seconds": round(time.monotonic() - begun, 2), "loss": float(loss), "accuracy": float(accuracy)}
+                       "seconds": round(time.monotonic() - begun, 2), **means}
                 loggers.log(row)
                 bar.set_postfix({name: f"{row[name]:.3f}" for name in ("loss", "accuracy")}, refresh=False)
                 seen = []
