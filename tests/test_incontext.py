@@ -22,6 +22,7 @@ from worlds import refusals
 pytestmark = pytest.mark.newest
 
 SMALL = TrainConfig(size=5, max_steps=12, network=NetworkConfig(embedding=4, encoder_width=32, event=8, memory=16, head=32))
+ACTING = dataclasses.replace(SMALL.network, neighbors=True, goal_conditioned_core=8)
 ASKED = dict(steps=64, batch=8)
 
 
@@ -65,7 +66,7 @@ def test_a_learner_is_a_player(tasks):
 
 
 def test_steps_without_advice_do_not_count(histories):
-    network = new_agent(SMALL).network()
+    network = new_agent(dataclasses.replace(SMALL, network=ACTING)).network()
     inputs = windows_to_inputs({name: histories.array(name) for name in ("observation", "direction", "pocket", "action", "reward", "done")})
     target = histories.array("expert_action").T.copy()
     target[20:] = NO_ADVICE
@@ -102,9 +103,9 @@ def test_one_command_each(tasks, tmp_path, capsys):
 
 def test_four_devices_share_the_windows_and_learn_the_same(histories, tmp_path):
     "Networks that act on their belief, which learns as well."
-    weights, acting = {}, dataclasses.replace(SMALL.network, neighbors=True, goal_conditioned_core=8)
+    weights = {}
     for devices in (1, 4):
-        config = dataclasses.replace(SMALL, devices=devices, network=acting, out=str(tmp_path / str(devices)))
+        config = dataclasses.replace(SMALL, devices=devices, network=ACTING, out=str(tmp_path / str(devices)))
         run = imitate(histories, config, ImitationConfig(length=20, batch=8, updates=3), progress=False, log_every=1)
         assert run.metrics[2]["belief_nats"] < run.metrics[0]["belief_nats"]
         weights[devices] = jax.tree.leaves(run.agent.parameters)

@@ -236,8 +236,8 @@ def _optimizer(config: ImitationConfig) -> optax.GradientTransformation:
 def imitation_loss(network: ActorCritic, inputs: Inputs, target, goals) -> dict[str, jax.Array]:
     """How far a network is from the actions `target (T, B)` and the encoded goals `(B, 5)`, given `Inputs (T, B)`.
 
-    Returns means: `loss`, cross-entropy in nats, and `accuracy` over the steps that have a target, `belief_nats`, the
-    belief's error over all steps. Raises `ValueError` for targets of another shape.
+    Returns means: `loss`, cross-entropy in nats, and `accuracy` over the steps that have a target; for a network that
+    acts on its belief also `belief_nats`, its error over all steps. Raises `ValueError` for targets of another shape.
     """
     if target.shape != inputs.action.shape:
         raise ValueError(f"The targets have the shape {target.shape}; the inputs have {inputs.action.shape} (T, B).")
@@ -245,8 +245,8 @@ def imitation_loss(network: ActorCritic, inputs: Inputs, target, goals) -> dict[
     known, wanted = target != NO_ADVICE, jnp.broadcast_to(goals, (*target.shape, goals.shape[-1]))
     nats = optax.softmax_cross_entropy_with_integer_labels(out.logits, jnp.where(known, target, 0).astype(jnp.int32))
     mean = lambda x: jnp.where(known, x, 0).sum() / jnp.maximum(known.sum(), 1)
-    return {"loss": mean(nats), "accuracy": mean(out.logits.argmax(-1) == target),
-            "belief_nats": belief_loss(out.belief, wanted)}
+    believed = {"belief_nats": belief_loss(out.belief, wanted)} if network.config.goal_conditioned_core else {}
+    return {"loss": mean(nats), "accuracy": mean(out.logits.argmax(-1) == target), **believed}
 
 # %% ../../nbs/baselines/18_incontext.ipynb #g
 def _fitting(config: TrainConfig, histories: Histories) -> None:
@@ -266,7 +266,7 @@ def _make_update(structure, optimizer, imitation: ImitationConfig):
         inputs, wanted = windows_to_inputs(windows), jnp.swapaxes(windows[imitation.target], 0, 1)
         def loss(parameters):
             found = imitation_loss(nnx.merge(structure, parameters), inputs, wanted, windows["goals"])
-            return found["loss"] + imitation.belief_coef * found["belief_nats"], found
+            return found["loss"] + imitation.belief_coef * found.get("belief_nats", 0), found
         gradient, found = jax.grad(loss, has_aux=True)(state.parameters)
         steps, moments = optimizer.update(gradient, state.optimizer, state.parameters)
         parameters = optax.apply_updates(state.parameters, steps)
