@@ -352,7 +352,7 @@ def test_a_recording_that_is_killed_goes_on(tmp_path):
         process = run(tmp_path / "killed")
         process.stdout.readline()
         before = len(list((tmp_path / "killed").glob("part-*"))) if (tmp_path / "killed").exists() else 0
-        while process.poll() is None and len(list((tmp_path / "killed").glob("part-*"))) < before + 4:
+        while process.poll() is None and len(list((tmp_path / "killed").glob("part-*"))) < before + 3:
             time.sleep(0.01)
         time.sleep(random.uniform(0, 0.1))
         process.send_signal(signal.SIGKILL)
