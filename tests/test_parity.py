@@ -282,10 +282,10 @@ def test_xland_steps_like_upstream():
 
 @pytest.mark.slow
 def test_xland_steps_like_upstream_at_length():
-    "A hundred and fifty thousand steps with other tasks, and starts of both packages in every environment."
-    results, counts, used = run_xland(XLAND, 100, seed=1000)
+    "Two hundred thousand steps and more with other tasks, and starts of both packages in every environment."
+    results, counts, used = run_xland(XLAND, 150, seed=1000)
     assert [explain(name, *found) for name, found in results.items() if explain(name, *found)] == []
-    assert len(results) == 21 and sum(equal.shape[0] * equal.shape[1] for equal, _ in results.values()) > 150_000
+    assert len(results) == 21 and sum(equal.shape[0] * equal.shape[1] for equal, _ in results.values()) > 200_000
     check_hard(results, counts, used)
 
 
