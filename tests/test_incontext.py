@@ -71,8 +71,9 @@ def test_steps_without_advice_do_not_count(histories):
     target = histories.array("expert_action").T.copy()
     target[20:] = NO_ADVICE
     goals = histories.array("goals")
-    found = imitation_loss(network, inputs, jnp.asarray(target), goals)
+    found, memory = imitation_loss(network, inputs, network.start(8), jnp.asarray(target), goals)
     out = network(inputs, network.start(8))
+    assert jax.tree.all(jax.tree.map(np.array_equal, memory, out.memory))
     logits, belief = np.asarray(out.logits)[:20], np.asarray(jax.nn.log_softmax(out.belief))
     log_prob = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     known = target[:20] != NO_ADVICE
@@ -81,8 +82,24 @@ def test_steps_without_advice_do_not_count(histories):
     of_goals = sum(-belief[:, np.arange(8), byte, goals[:, byte]].mean() for byte in range(5))
     np.testing.assert_allclose(found["belief_nats"], of_goals, rtol=1e-5)
     np.testing.assert_allclose(found["accuracy"], (logits.argmax(-1) == target[:20])[known].mean(), rtol=1e-6)
-    blank = imitation_loss(network, inputs, jnp.full(target.shape, NO_ADVICE, jnp.uint8), goals)
+    blank, _ = imitation_loss(network, inputs, network.start(8), jnp.full(target.shape, NO_ADVICE, jnp.uint8), goals)
     assert blank["loss"] == blank["accuracy"] == 0 and nnx
+
+
+def test_a_history_read_in_pieces_is_the_whole_history(histories, tmp_path):
+    "The memory and the last action go along from piece to piece, and both are empty when the next history begins."
+    one = Histories([{name: array[:1] for name, array in histories.parts[0].items()}], histories.about)
+    config = dataclasses.replace(SMALL, network=ACTING, devices=1, out=str(tmp_path))
+    run = imitate(one, config, ImitationConfig(length=16, batch=1, updates=8, lr=1e-12), progress=False, log_every=1)
+    network, part = run.agent.network(), one.parts[0]
+    whole, _ = imitation_loss(network, windows_to_inputs(part), network.start(1), part["action"].T, part["goals"])
+    assert whole["loss"] > 0 and len(run.metrics) == 8
+    for pieces in (run.metrics[:4], run.metrics[4:]):
+        for name in whole:
+            np.testing.assert_allclose(np.mean([piece[name] for piece in pieces]), whole[name], rtol=1e-4)
+    blank = Histories([part | {"goals": np.zeros_like(part["goals"])}], {})
+    with pytest.raises(ValueError, match="do not know their goals"):
+        imitate(blank, dataclasses.replace(config, out=str(tmp_path / "new")))
 
 
 def test_one_command_each(tasks, tmp_path, capsys):
@@ -101,7 +118,7 @@ def test_one_command_each(tasks, tmp_path, capsys):
     assert len(load_histories(tmp_path / "h")) == 8
 
 
-def test_four_devices_share_the_windows_and_learn_the_same(histories, tmp_path):
+def test_four_devices_share_the_histories_and_learn_the_same(histories, tmp_path):
     "Networks that act on their belief, which learns as well."
     weights = {}
     for devices in (1, 4):
@@ -112,7 +129,7 @@ def test_four_devices_share_the_windows_and_learn_the_same(histories, tmp_path):
         assert {len(x.sharding.device_set) for x in weights[devices]} == {devices}
     for one, four in zip(weights[1], weights[4]):
         np.testing.assert_allclose(one, four, atol=2e-5)
-    with pytest.raises(ValueError, match="6 windows cannot be shared equally by 4 devices"):
+    with pytest.raises(ValueError, match="6 histories cannot be shared equally by 4 devices"):
         imitate(histories, config, ImitationConfig(length=20, batch=6, updates=1), resume=True)
 
 
@@ -126,7 +143,7 @@ def test_wrong_input(histories, tasks, tmp_path):
         "player": lambda: player_of("nobody", tasks, *make_world(SMALL)),
         "missing field": lambda: windows_to_inputs({"action": np.zeros((2, 3), np.uint8)}),
         "one window": lambda: windows_to_inputs(histories[0]), "other lengths": lambda: windows_to_inputs(histories.parts[0] | {"reward": np.zeros((8, 3))}),
-        "target": lambda: imitation_loss(new_agent(SMALL).network(), windows_to_inputs(histories.parts[0]), np.zeros((8, 64), np.uint8), np.zeros((8, 5), np.uint8))}
+        "target": lambda: imitation_loss(new_agent(SMALL).network(), windows_to_inputs(histories.parts[0]), None, np.zeros((8, 64), np.uint8), np.zeros((8, 5), np.uint8))}
     assert refusals({name: (call, ValueError, r"\.$") for name, call in wrong.items()}) == {}
 
 

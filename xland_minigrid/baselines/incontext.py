@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PolicyPlayer', 'player_of', 'draw_tasks', 'PPOPlayer', 'windows_to_inputs', 'ImitationConfig', 'imitation_loss',
-           'imitate', 'histories_parser', 'imitate_parser']
+           'imitate', 'make_histories', 'histories_parser', 'imitate_parser']
 
 # %% ../../nbs/baselines/18_incontext.ipynb #a
 import dataclasses
@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from . import nnx
 import optax
@@ -32,9 +33,9 @@ from .ppo import (
 from .belief import belief_loss, log_prob_of
 from .scale import AXIS, make_mesh, replicate
 from .rl2 import (
-    RunState, TrainConfig, Training, load_tasks, make_world, new_agent, to_dict)
+    RunState, TrainConfig, Training, finding_out, load_tasks, make_world, new_agent, to_dict)
 from ..benchmarks.histories import (
-    NO_ADVICE, Histories, NoisyExpert, load_histories, record, sample)
+    NO_ADVICE, Histories, NoisyExpert, load_histories, read_steps, record)
 from ..core.actions import NUM_ACTIONS
 from ..core.helpers import progress_bar
 from ..core.tiles import unpack
@@ -214,10 +215,10 @@ def windows_to_inputs(windows: dict) -> Inputs:
 class ImitationConfig:
     "Settings of imitation learning from histories. Raises `ValueError` for values out of range."
     target: Literal["action", "expert_action"] = "action"  # predict what the player did, or the expert's answer
-    length: int = 250  # steps of a window, over all of which gradients flow
-    batch: int = 64  # windows per update
-    updates: int = 2000  # updates of the weights
-    lr: float = 1e-3  # highest learning rate
+    length: int = 50  # steps between two updates, and how far gradients reach back in time
+    batch: int = 64  # histories that are read side by side
+    updates: int = 12_000  # updates of the weights
+    lr: float = 3e-3  # highest learning rate
     warmup: float = 0.05  # share of the updates over which lr rises from 0
     weight_decay: float = 1e-4  # of AdamW
     max_grad_norm: float = 1.0  # maximum global gradient norm
@@ -233,20 +234,21 @@ def _optimizer(config: ImitationConfig) -> optax.GradientTransformation:
     adamw = optax.adamw(schedule, weight_decay=config.weight_decay)
     return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adamw)
 
-def imitation_loss(network: ActorCritic, inputs: Inputs, target, goals) -> dict[str, jax.Array]:
+def imitation_loss(network: ActorCritic, inputs: Inputs, memory, target, goals) -> tuple[dict[str, jax.Array], Any]:
     """How far a network is from the actions `target (T, B)` and the encoded goals `(B, 5)`, given `Inputs (T, B)`.
 
-    Returns means: `loss`, cross-entropy in nats, and `accuracy` over the steps that have a target; for a network that
-    acts on its belief also `belief_nats`, its error over all steps. Raises `ValueError` for targets of another shape.
+    Returns means, and the memory after the last step. The means are `loss`, cross-entropy in nats, and `accuracy` over
+    the steps that have a target; for a network that acts on its belief also `belief_nats`, its error over all steps.
+    Raises `ValueError` for targets of another shape.
     """
     if target.shape != inputs.action.shape:
         raise ValueError(f"The targets have the shape {target.shape}; the inputs have {inputs.action.shape} (T, B).")
-    out = network(inputs, network.start(target.shape[1]))
+    out = network(inputs, memory)
     known, wanted = target != NO_ADVICE, jnp.broadcast_to(goals, (*target.shape, goals.shape[-1]))
     nats = optax.softmax_cross_entropy_with_integer_labels(out.logits, jnp.where(known, target, 0).astype(jnp.int32))
     mean = lambda x: jnp.where(known, x, 0).sum() / jnp.maximum(known.sum(), 1)
     believed = {"belief_nats": belief_loss(out.belief, wanted)} if network.config.goal_conditioned_core else {}
-    return {"loss": mean(nats), "accuracy": mean(out.logits.argmax(-1) == target), **believed}
+    return {"loss": mean(nats), "accuracy": mean(out.logits.argmax(-1) == target), **believed}, out.memory
 
 # %% ../../nbs/baselines/18_incontext.ipynb #g
 def _fitting(config: TrainConfig, histories: Histories) -> None:
@@ -256,50 +258,74 @@ def _fitting(config: TrainConfig, histories: Histories) -> None:
         if name in made and made[name] != getattr(params, name):
             raise ValueError(f"{name} is {made[name]} in the histories and {getattr(params, name)} in the "
                              "configuration: use the world that they were recorded in.")
+    if config.network.goal_conditioned_core and not histories.array("goals").any():
+        raise ValueError("These histories do not know their goals, so no belief can learn from them: "
+                         "set network.goal_conditioned_core to 0.")
     if config.network.events or config.network.encoder_kind == "image":
         raise ValueError("Imitation learns actions from the cells in histories: set network.events to 0 "
                          "and encoder_kind to 'flat' or 'conv'.")
 
-def _make_update(structure, optimizer, imitation: ImitationConfig):
-    "Compile the update, from state and windows to state and figures."
-    def update(state: RunState, windows):
-        inputs, wanted = windows_to_inputs(windows), jnp.swapaxes(windows[imitation.target], 0, 1)
-        def loss(parameters):
-            found = imitation_loss(nnx.merge(structure, parameters), inputs, wanted, windows["goals"])
-            return found["loss"] + imitation.belief_coef * found.get("belief_nats", 0), found
-        gradient, found = jax.grad(loss, has_aux=True)(state.parameters)
-        steps, moments = optimizer.update(gradient, state.optimizer, state.parameters)
-        parameters = optax.apply_updates(state.parameters, steps)
-        return state.replace(parameters=parameters, optimizer=moments, round=state.round + 1), found
-    return jax.jit(update, donate_argnums=0)
+class _Reading(RunState):
+    "A run that reads histories."
+    memory: Any = None  # of the agents that read them, (B, ...)
 
-def _fields(imitation: ImitationConfig) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*_NEEDED, imitation.target, "goals")))
+def _next_steps(histories: Histories, imitation: ImitationConfig, seed: int, update: int) -> dict[str, np.ndarray]:
+    """The `length` steps of each history in turn, and the one before them; `fresh (B,)`: a history begins.
+
+    The histories begin at different updates. `seed` and `update` determine all, so a run can be resumed.
+    """
+    batch, parts = imitation.batch, histories.num_steps // imitation.length
+    turn, part = np.divmod(update + np.arange(batch) * parts // batch, parts)
+    drawn = {t: np.random.default_rng((seed, t)).integers(len(histories), size=batch) for t in {turn[0], turn[-1]}}
+    which = np.where(turn == turn[0], drawn[turn[0]], drawn[turn[-1]])
+    steps = np.maximum(part[:, None] * imitation.length + np.arange(-1, imitation.length), 0)
+    fields = dict.fromkeys((*_NEEDED, imitation.target, "goals"))
+    return read_steps(histories, which, steps, fields) | {"fresh": part == 0}
+
+def _make_update(structure, optimizer, imitation: ImitationConfig, mesh):
+    "Compile the update, from state and steps to state and figures."
+    def update(state: _Reading, steps):
+        network = lambda parameters: nnx.merge(structure, parameters)
+        first = lambda yes, no: jnp.where(steps["fresh"].reshape(-1, *[1] * (no.ndim - 1)), yes, no)
+        inputs = jax.tree.map(lambda x: x[1:].at[0].set(first(x[0], x[1])), windows_to_inputs(steps))
+        wanted = jnp.swapaxes(steps[imitation.target], 0, 1)[1:]
+        memory = jax.tree.map(first, network(state.parameters).start(imitation.batch), state.memory)
+        def loss(parameters):
+            found, after = imitation_loss(network(parameters), inputs, memory, wanted, steps["goals"])
+            return found["loss"] + imitation.belief_coef * found.get("belief_nats", 0), (found, after)
+        gradient, (found, after) = jax.grad(loss, has_aux=True)(state.parameters)
+        change, moments = optimizer.update(gradient, state.optimizer, state.parameters)
+        return _Reading(optax.apply_updates(state.parameters, change), moments, state.key, state.round + 1,
+                        memory=after), found
+    return jax.jit(update, donate_argnums=0, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 # %% ../../nbs/baselines/18_incontext.ipynb #h
 def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfig = ImitationConfig(), *,
             resume: bool = False, progress: bool = True, log_every: int = 50) -> Training:
     """Train a network of `config.network` to predict the actions of histories.
 
-    config: the world of the histories, the network, the seed, the devices, which share the windows of each update, and
+    config: the world of the histories, the network, the seed, the devices, which share the histories of each update, and
     `out`, the folder for checkpoints and metrics. Fields about reinforcement learning have no effect. resume: continue
     from the latest checkpoint, as if there had been no break. log_every: updates between rows of metrics, means of what
     `imitation_loss` returns.
     Returns what `train` returns: an `Agent` to evaluate, the metrics and the checkpoint.
     Ctrl-C ends training after the current update and leaves a checkpoint.
-    Raises `ValueError` for histories of another world or shorter than a window, `FileExistsError` if `out` has a run
+    Raises `ValueError` for histories of another world or shorter than `length`, `FileExistsError` if `out` has a run
     and `resume` is False, `CheckpointError` for an unreadable checkpoint, `FloatingPointError` if the loss diverges.
     """
     _fitting(config, histories)
+    if imitation.length > histories.num_steps:
+        raise ValueError(f"length is {imitation.length}, but the histories have {histories.num_steps} steps: lower it.")
     mesh = make_mesh(config.devices, config.device)
     if imitation.batch % mesh.size:
-        raise ValueError(f"{imitation.batch} windows cannot be shared equally by {mesh.size} devices: "
+        raise ValueError(f"{imitation.batch} histories cannot be shared equally by {mesh.size} devices: "
                          "choose another batch or other devices.")
     agent, optimizer, out = new_agent(config), _optimizer(imitation), Path(config.out).expanduser()
     checkpoints, per_update = Checkpoints(out / "checkpoints", config.keep), imitation.batch * imitation.length
     if checkpoints.steps() and not resume:
         raise FileExistsError(f"{out} holds a run already: resume it, choose another out, or delete it.")
-    state = RunState(agent.parameters, optimizer.init(agent.parameters), jax.random.key(config.seed), jnp.int32(0))
+    state = _Reading(agent.parameters, optimizer.init(agent.parameters), jax.random.key(config.seed), jnp.int32(0),
+                     memory=agent.network().start(imitation.batch))
     about = {"config": to_dict(config), "imitation": dataclasses.asdict(imitation), "histories": histories.about}
     if resume:
         state, known = load_together(checkpoints, state)
@@ -310,10 +336,8 @@ def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfi
     start, state = int(state.round) * per_update if resume else None, replicate(state, mesh)
     with checkpoints, Interrupts() as interrupts, open_loggers(out, about, config.loggers, start) as loggers:
         save = lambda state, done: checkpoints.save(done * per_update, state, about | {"steps": done * per_update})
-        update = _make_update(agent.structure, optimizer, imitation)
-        # The number of the update and the seed determine the windows, so a run can resume.
-        draw = lambda number: replicate(sample(histories, imitation.batch, imitation.length,
-                                               seed=(config.seed, number), fields=_fields(imitation)), mesh, AXIS)
+        update = _make_update(agent.structure, optimizer, imitation, mesh)
+        draw = lambda number: replicate(_next_steps(histories, imitation, config.seed, number), mesh, AXIS)
         state, done = _learn(draw, config, imitation, state, update, save, interrupts, loggers, log_every, progress)
         checkpoints.wait()
     steps = done * per_update
@@ -321,16 +345,16 @@ def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfi
     return Training(agent, loggers.rows, interrupts.happened, checkpoints.path(steps))
 
 # %% ../../nbs/baselines/18_incontext.ipynb #i
-def _learn(draw, config: TrainConfig, imitation: ImitationConfig, state: RunState, update, save, interrupts, loggers,
+def _learn(draw, config: TrainConfig, imitation: ImitationConfig, state: _Reading, update, save, interrupts, loggers,
            log_every: int, progress: bool):
     "Update until done or Ctrl-C: the state and the number of updates."
     begun = saved = time.monotonic()
     done, seen = int(state.round), []
     with progress_bar(imitation.updates, progress, "imitating", "updates", done) as bar:
         while done < imitation.updates and not interrupts.happened:
-            windows = draw(done)
+            steps = draw(done)
             jax.block_until_ready(seen[-1:])  # one update at a time, or the devices of a CPU wait for each other
-            state, found = update(state, {name: windows[name] for name in _fields(imitation)})
+            state, found = update(state, steps)
             done, seen = done + 1, [*seen, found]
             if done % log_every == 0 or done == imitation.updates:
                 means = {name: float(np.mean([row[name] for row in seen])) for name in found}
@@ -349,6 +373,21 @@ def _learn(draw, config: TrainConfig, imitation: ImitationConfig, state: RunStat
     return state, done
 
 # %% ../../nbs/baselines/18_incontext.ipynb #j
+def make_histories(player: str, config: TrainConfig, *, histories: int, steps: int, folder=None,
+                   noise: tuple[float, float, float] = (1.0, 0.0, 0.8), command: str | None = None,
+                   progress: bool = True) -> Histories:
+    """Record a player (see `player_of`) on tasks that the configuration trains on, in its world.
+
+    histories: number, each on a task of its own; with `"ppo"`, 32 on each task. noise: for the `"expert"`. The rest is
+    as for `record`.
+    """
+    tasks, (env, params) = load_tasks(config)[0], make_world(config)
+    made, parameters = player_of(player, tasks, env, params)
+    numbers = draw_tasks(made, len(tasks), histories, config.seed)
+    made = NoisyExpert(*noise) if player == "expert" else made
+    return record(made, env, params, tasks, numbers, steps=steps, seed=config.seed, parameters=parameters, folder=folder,
+                  command=command, progress=progress)
+
 def histories_parser(commands) -> None:
     "Add the command `histories` to the command line."
     add_command(commands, "histories", _histories, TrainConfig())
@@ -363,26 +402,27 @@ def _histories(changes, words, /, folder: Path, player: str = "expert", noise: t
     histories: how many, each on a task of its own
     steps: steps of each, by default 25 trials of 50
     """
-    config = with_options(TrainConfig(), changes)
-    tasks, (env, params) = load_tasks(config)[0], make_world(config)
-    made, parameters = player_of(player, tasks, env, params)
-    numbers = draw_tasks(made, len(tasks), histories, config.seed)
-    made = NoisyExpert(*noise) if player == "expert" else made
-    found = record(made, env, params, tasks, numbers, steps=steps, seed=config.seed, parameters=parameters,
-                   folder=folder, command=" ".join(["xland-minigrid", *words]), progress=True)
+    found = make_histories(player, with_options(TrainConfig(), changes), noise=noise, histories=histories, steps=steps,
+                           folder=folder, command=" ".join(["xland-minigrid", *words]))
     print(f"{found!r} in {folder}. Next: xland-minigrid imitate {folder}")
 
 def imitate_parser(commands) -> None:
     "Add the command `imitate` to the command line."
-    add_command(commands, "imitate", _imitate, ImitationConfig(), TrainConfig())
+    add_command(commands, "imitate", _imitate, ImitationConfig(), _learner())
+
+def _learner() -> TrainConfig:
+    return TrainConfig(out="runs/imitation", network=finding_out().network)
 
 def _imitate(imitation, changes, /, folder: Path, resume: bool = False) -> None:
-    """Learn from histories. Of TrainConfig, only their world and the network have an effect
+    """Learn from histories, by default with the network of the bundled agent
+
+    Of TrainConfig, only the world and the network have an effect.
+
 
     folder: histories, as `xland-minigrid histories` writes them
     resume: go on with an interrupted run
     """
-    config = with_options(TrainConfig(out="runs/imitation"), changes)
+    config = with_options(_learner(), changes)
     trained = imitate(load_histories(folder), config, ImitationConfig(**imitation), resume=resume)
     if not trained.interrupted:
         print(f"The checkpoint is {trained.checkpoint}. Next: xland-minigrid evaluate {config.out}")
