@@ -248,7 +248,7 @@ SHORT = {
     # 11
     "n=2048, seed=1": "n=16, seed=1",
     "n=256, seed=2": "n=16, seed=2",
-    "batch=64, updates=400, lr": "batch=8, updates=2, lr",
+    "batch=64, updates=2000, lr": "batch=8, updates=2, lr",
 }
 
 def shortened(source: str) -> str:

@@ -124,7 +124,7 @@ def learners_table(rows: dict[str, Row]) -> str:
                         markdown_table(["player", *names], of_groups)])
 
 # %% ../../../nbs/measure/tables/10_incontext.ipynb #50b14f3e
-def report(out: Path, benchmark: str = "trivial-1m", agent: str = "r1-9x9-trivial",
+def report(benchmark: str = "trivial-1m", agent: str = "r1-9x9-trivial",
            learners: tuple[str, ...] = tuple(LEARNERS), folder: Path = Path("runs/incontext"), histories: count = 8192,
            steps: count = 1250, updates: count = 12_000, repeat: int = 2) -> Iterator[Page]:
     """Compare agents that learned from histories, on goals that they have never seen.
