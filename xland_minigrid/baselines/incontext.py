@@ -304,7 +304,7 @@ def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfi
             resume: bool = False, progress: bool = True, log_every: int = 50) -> Training:
     """Train a network of `config.network` to predict the actions of histories.
 
-    config: the world of the histories, the network, the seed, the devices, which share the histories of each update, and
+    config: the world of the histories, the network, the seed, the devices, which share the histories of an update, and
     `out`, the folder for checkpoints and metrics. Fields about reinforcement learning have no effect. resume: continue
     from the latest checkpoint, as if there had been no break. log_every: updates between rows of metrics, means of what
     `imitation_loss` returns.
@@ -385,8 +385,8 @@ def make_histories(player: str, config: TrainConfig, *, histories: int, steps: i
     made, parameters = player_of(player, tasks, env, params)
     numbers = draw_tasks(made, len(tasks), histories, config.seed)
     made = NoisyExpert(*noise) if player == "expert" else made
-    return record(made, env, params, tasks, numbers, steps=steps, seed=config.seed, parameters=parameters, folder=folder,
-                  command=command, progress=progress)
+    return record(made, env, params, tasks, numbers, steps=steps, seed=config.seed, parameters=parameters,
+                  folder=folder, command=command, progress=progress)
 
 def histories_parser(commands) -> None:
     "Add the command `histories` to the command line."
