@@ -121,7 +121,7 @@ CURVES = {  # share of trials 1 to 10 solved
     "C": (.32, .51, .67, .76, .82, .88, .88, .89, .90, .91), "D": (.30, .55, .66, .79, .79, .84, .89, .86, .86, .86)}
 _WHICH = {"A": "AD", "B": "BC", "C": "DPT", "D": "reference"}
 _WHY = {"A": "A begins like a random policy. Which learner imitates random actions at the beginning of a history?",
-        "B": "B is best in the first trials. Which learner has only seen a player that knows the goal?"}
+        "B": "B is best in the first trials. Which learner has never read a random move?"}
 
 @exercise("11.4", "Which curve is whose?", answer="which", level=1, minutes=5)
 def which(answer):
