@@ -1,6 +1,10 @@
 """Learning from histories: players, the loss, the commands, XLand-100B's layout, and agents that adapt without reinforcement learning."""
 import dataclasses
 import json
+import os
+import socket
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -131,6 +135,40 @@ def test_four_devices_share_the_histories_and_learn_the_same(histories, tmp_path
         np.testing.assert_allclose(one, four, atol=2e-5)
     with pytest.raises(ValueError, match="6 histories cannot be shared equally by 4 devices"):
         imitate(histories, config, ImitationConfig(length=20, batch=6, updates=1), resume=True)
+
+
+TWO = """
+import dataclasses, json, sys, jax
+number, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, number)
+from xland_minigrid.baselines.incontext import ImitationConfig, imitate
+from xland_minigrid.baselines.rl2 import from_dict
+from xland_minigrid.benchmarks.histories import load_histories
+config = from_dict(json.loads(sys.argv[4]))
+for resume in (False, True):
+    run = imitate(load_histories(folder), config, ImitationConfig(length=20, batch=8, updates=3), resume=resume, progress=False)
+    assert len(jax.devices()) == 2 and run.agent.steps == 480 and not run.interrupted
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_learns(tasks, tmp_path):
+    record(NoisyExpert(), *make_world(SMALL), tasks, range(8), **ASKED, folder=tmp_path / "h")
+    config = dataclasses.replace(SMALL, devices=None, network=ACTING, out=str(tmp_path / "two"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    words = [port, str(tmp_path / "h"), json.dumps(dataclasses.asdict(config))]
+    start = [subprocess.Popen([sys.executable, "-c", TWO, str(i), *words], stderr=subprocess.PIPE, text=True, env=os.environ | {"XLA_FLAGS": ""}) for i in range(2)]
+    try:
+        told = [p.communicate(timeout=300)[1] for p in start]
+    finally:
+        [p.kill() for p in start]
+    assert [p.returncode for p in start] == [0, 0], told
+    one = imitate(load_histories(tmp_path / "h"), dataclasses.replace(config, devices=1, out=str(tmp_path / "one")), ImitationConfig(length=20, batch=8, updates=3), progress=False)
+    for mine, theirs in zip(jax.tree.leaves(one.agent.parameters), jax.tree.leaves(load_agent(tmp_path / "two").parameters)):
+        np.testing.assert_allclose(mine, theirs, atol=2e-5)
 
 
 def test_wrong_input(histories, tasks, tmp_path):

@@ -31,7 +31,7 @@ from .options import add_command, check_fields, count, with_options
 from .ppo import (
     PPOConfig, RolloutState, Transition, advantages, make_optimizer, policy_step, run_epochs)
 from .belief import belief_loss, log_prob_of
-from .scale import AXIS, make_mesh, replicate
+from .scale import AXIS, any_process, make_mesh, replicate
 from .rl2 import (
     RunState, TrainConfig, Training, finding_out, load_tasks, make_world, new_agent, to_dict)
 from ..benchmarks.histories import (
@@ -342,7 +342,7 @@ def imitate(histories: Histories, config: TrainConfig, imitation: ImitationConfi
         checkpoints.wait()
     steps = done * per_update
     agent = dataclasses.replace(agent, parameters=state.parameters, steps=steps)
-    return Training(agent, loggers.rows, interrupts.happened, checkpoints.path(steps))
+    return Training(agent, loggers.rows, done < imitation.updates, checkpoints.path(steps))
 
 # %% ../../nbs/baselines/18_incontext.ipynb #i
 def _learn(draw, config: TrainConfig, imitation: ImitationConfig, state: _Reading, update, save, interrupts, loggers,
@@ -351,7 +351,7 @@ def _learn(draw, config: TrainConfig, imitation: ImitationConfig, state: _Readin
     begun = saved = time.monotonic()
     done, seen = int(state.round), []
     with progress_bar(imitation.updates, progress, "imitating", "updates", done) as bar:
-        while done < imitation.updates and not interrupts.happened:
+        while done < imitation.updates and not any_process(interrupts.happened):
             steps = draw(done)
             jax.block_until_ready(seen[-1:])  # one update at a time, or the devices of a CPU wait for each other
             state, found = update(state, steps)
