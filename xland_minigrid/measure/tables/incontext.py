@@ -110,7 +110,8 @@ def learners_table(rows: dict[str, Row]) -> str:
     def line(name, row):
         learner = LEARNERS.get(name.partition(", seed")[0], Learner("", ""))
         wiped = row.short.players().get("memory wiped")
-        return [name, learner.player, learner.target, *(f"{row.short.success[:, t - 1].mean():.0%}" for t in trials),
+        player = learner.player + " without noise" * (not any(learner.noise))
+        return [name, player, learner.target, *(f"{row.short.success[:, t - 1].mean():.0%}" for t in trials),
                 "" if wiped is None else f"{wiped.success[:, -1].mean():.0%}", number(row.short, "return"),
                 f"{row.short.summary()['return_p20'][0]:.2f}", number(row.long, "return")]
     head = ["player", "histories of", "target", *(f"trial {t}" for t in trials), f"memory wiped, trial {last}",
