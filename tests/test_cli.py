@@ -14,6 +14,7 @@ from xland_minigrid.baselines.report import Protocol, table
 from xland_minigrid.benchmarks import Recipe, benchmark_file, digest, generate_benchmark, load_benchmark_from_path
 from xland_minigrid.benchmarks.files import read_file
 from xland_minigrid.cli import main
+from xland_minigrid.measure.tables.box import put_into_box
 
 pytestmark = pytest.mark.newest
 
@@ -55,7 +56,7 @@ def test_a_run_goes_into_a_box(run, tmp_path, monkeypatch):
     "With what the card says of it next to a random policy and the reference player, as plain JSON."
     found = agents.examine(agents.load_agent(run), Protocol(num_tasks=20, num_trials=3, by=()))
     monkeypatch.setattr(agents, "the_box", lambda: tmp_path)
-    agents.put_into_box(run, "tiny", "train", found)
+    put_into_box(run, "tiny", "train", found)
     card = json.loads((tmp_path / "tiny.json").read_text(), parse_constant=lambda c: pytest.fail(f"{c} is no JSON"))
     said = card["evaluation"]
     assert list(said) == ["agent", "random", "reference"] and said["reference"]["overall"]["score"] == [1, 1, 1]

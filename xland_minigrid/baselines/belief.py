@@ -159,7 +159,7 @@ def conditions(event) -> jax.Array:
     every = jnp.concatenate([kind[..., None].astype(jnp.uint8), first, second], axis=-1)
     return jnp.where(there[..., None], every, 0)
 
-# %% ../../nbs/baselines/03_belief.ipynb #79ac1490
+# %% ../../nbs/baselines/03_belief.ipynb #A
 def same_condition(a, b) -> jax.Array:
     "Whether conditions `(..., 5)` are the same, also if they name their two objects in the other order; bool `(...)`."
     kind = b[..., :1]
@@ -168,7 +168,7 @@ def same_condition(a, b) -> jax.Array:
     turned = jnp.where(is_two, jnp.concatenate([other_side, b[..., 3:], b[..., 1:3]], axis=-1), b)
     return (a == b).all(-1) | (a == turned).all(-1)
 
-# %% ../../nbs/baselines/03_belief.ipynb #7e298866
+# %% ../../nbs/baselines/03_belief.ipynb #B
 ABOUT = KNOWN + 15  # numbers about a condition
 
 def about_conditions(notes: Notes, belief) -> tuple[jax.Array, jax.Array]:
@@ -195,7 +195,7 @@ def about_conditions(notes: Notes, belief) -> tuple[jax.Array, jax.Array]:
     known = jnp.broadcast_to(about_kinds(notes)[..., None, :], (*kind.shape, KNOWN))
     return every, jnp.concatenate([known, jnp.stack(about, axis=-1)], axis=-1)
 
-# %% ../../nbs/baselines/03_belief.ipynb #acaebf8d
+# %% ../../nbs/baselines/03_belief.ipynb #C
 SURE = 0.2  # probability from which an agent acts on a condition
 
 class EventHead(nnx.Module):

@@ -6,7 +6,7 @@
 __all__ = ['PAD', 'TURN', 'END', 'Vocabulary', 'ModelConfig', 'linear', 'normed', 'Block', 'pick', 'Transformer', 'log_policy',
            'mixed', 'chosen', 'Turn', 'in_rows', 'allowed_tokens', 'Sampler', 'TokenRows', 'padded_size', 'pack']
 
-# %% ../../nbs/baselines/19_language_model.ipynb #ada14e72
+# %% ../../nbs/baselines/19_language_model.ipynb #a
 import dataclasses
 import functools
 import re
@@ -23,7 +23,7 @@ from . import nnx  # names the package to install where Flax is missing
 from .cores import apply
 from ..core.helpers import checked_int
 
-# %% ../../nbs/baselines/19_language_model.ipynb #ec369048
+# %% ../../nbs/baselines/19_language_model.ipynb #b
 PAD, TURN, END = 0, 1, 2
 _FIRST = 3
 
@@ -48,7 +48,7 @@ class Vocabulary:
             raise ValueError(f"The tokens of this vocabulary are 0 to {self.size - 1}.")
         return " ".join(self.list[i - _FIRST] for i in ids if i >= _FIRST)
 
-# %% ../../nbs/baselines/19_language_model.ipynb #49fa6b0b
+# %% ../../nbs/baselines/19_language_model.ipynb #c
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     "Sizes of the model. Raises `ValueError`."
@@ -101,7 +101,7 @@ def pick(x, at):
     "Pick the rows `at (B, K)` of `x (B, L, n)`: `(B, K, n)`; `x` itself if `at` is as long."
     return x if at.shape[1] == x.shape[1] else jnp.take_along_axis(x, at[:, :, None], axis=1)
 
-# %% ../../nbs/baselines/19_language_model.ipynb #e46b0b04
+# %% ../../nbs/baselines/19_language_model.ipynb #d
 class Transformer(nnx.Module):
     """A decoder-only transformer: tokens int32 `(B, L)` to logits float32 `(B, K, size)`. Raises `ValueError`.
 
@@ -131,7 +131,7 @@ def log_policy(structure, parameters, tokens, at, allowed, temperature: float = 
     logits = nnx.merge(structure, parameters)(tokens, at) / temperature
     return jax.nn.log_softmax(jnp.where(allowed, logits, -1e9))
 
-# %% ../../nbs/baselines/19_language_model.ipynb #84b2a9d4
+# %% ../../nbs/baselines/19_language_model.ipynb #e
 def mixed(*numbers) -> np.ndarray:
     "A 64-bit hash (splitmix64) of whole numbers or uint64 arrays that broadcast: uint64."
     found = np.uint64(0)
@@ -151,7 +151,7 @@ def chosen(logprobs, keys, greedy: bool = False) -> np.ndarray:
     u = (mixed(keys, 0) >> np.uint64(11)) * 2.0**-53
     return (cumulative <= (u * cumulative[:, -1])[:, None]).sum(axis=1)
 
-# %% ../../nbs/baselines/19_language_model.ipynb #2663aadf
+# %% ../../nbs/baselines/19_language_model.ipynb #f
 class Turn(NamedTuple):
     "The tokens that the model read, its reply, and the log-probability of the reply under the policy that drew it."
     prompt: list
@@ -172,7 +172,7 @@ def allowed_tokens(allowed: Iterable[int] | None, size: int) -> np.ndarray:
         raise ValueError(f"allowed holds token numbers from 0 to {size - 1}.")
     return np.isin(np.arange(size), listed)
 
-# %% ../../nbs/baselines/19_language_model.ipynb #4c405710
+# %% ../../nbs/baselines/19_language_model.ipynb #g
 class Sampler:
     """Batched generation of one token for each prompt: `generate(prompts, keys)`. Raises `ValueError`.
 
@@ -210,7 +210,7 @@ class Sampler:
         tokens = chosen(logprobs, np.array(keys, np.uint64), self.greedy)
         return list(map(Turn, prompts, tokens.tolist(), logprobs[np.arange(len(tokens)), tokens].tolist()))
 
-# %% ../../nbs/baselines/19_language_model.ipynb #8d887ecd
+# %% ../../nbs/baselines/19_language_model.ipynb #h
 class TokenRows(NamedTuple):
     "Training data. `row` says which prompt each drawn token `(N,)` follows; padding has weight 0."
     tokens: np.ndarray  # int32 (R, L), different prompts

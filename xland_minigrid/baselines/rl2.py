@@ -321,7 +321,7 @@ def worlds_of(config: TrainConfig, params, round, keys):
     chosen = jax.vmap(one)(keys)
     return params.replace(layout=jax.tree.map(lambda x: jnp.asarray(x)[chosen], plans))
 
-# %% ../../nbs/baselines/10_rl2.ipynb #774a5919
+# %% ../../nbs/baselines/10_rl2.ipynb #L
 def leave_out(ruleset, key):
     "Leave out some objects that neither the goal nor a rule mentions: a random number of them, from none to all."
     tiles = pack_pairs(ruleset.init_tiles)

@@ -180,7 +180,7 @@ def _check_length(histories: Histories, length: int) -> None:
         raise ValueError(f"length is {length}, and these histories have {histories.num_steps} steps: "
                          "choose a shorter window.")
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #windows-in-order
+# %% ../../nbs/benchmarks/16_histories.ipynb #o
 @dataclass(frozen=True, eq=False)
 class Windows:
     """All windows of `length` steps, `stride` apart, in order: a map-style data set for PyTorch (2.3 or newer).
@@ -557,7 +557,7 @@ def _compare(part: dict, found: dict, rows, at, seen: int) -> None:
             raise ValueError(f"{name} in history {seen + rows[row]} comes out differently at step {at[step]}: "
                              "the data are damaged, or were made in another world or with another version.")
 
-# %% ../../nbs/benchmarks/16_histories.ipynb #b97ebd34
+# %% ../../nbs/benchmarks/16_histories.ipynb #p
 class Replayed(NamedTuple):
     "A moment of a history: time step (NumPy), number of the trial from 1, and action (None once the trial is over)."
     timestep: Any

@@ -187,7 +187,7 @@ def reference_steps(benchmark, numbers, env, params, starts: int = 4, seed: int 
     steps, count = attempts.steps.reshape(-1, starts).sum(axis=1), solved.sum(axis=1)
     return np.where(count > 0, steps / np.maximum(count, 1), np.nan).astype(np.float32)
 
-# %% ../../nbs/benchmarks/12_oracle.ipynb #tr2
+# %% ../../nbs/benchmarks/12_oracle.ipynb #g
 def trial_starts(env, params, rulesets, keys, num_trials: int):
     """Compute the first time steps of consecutive trials, without playing them.
 

@@ -63,7 +63,7 @@ def __getattr__(name: str):
         return getattr(importlib.import_module(f"xland_minigrid.{DRAWING[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-# %% ../../nbs/compat/02_names.ipynb #8122df41
+# %% ../../nbs/compat/02_names.ipynb #c
 _TASKS = ("BlockedUnlockPickUp", "DoorKey", "Empty EmptyRandom", "FourRooms", "LockedRoom", "Memory", "Playground",
           "Unlock", "UnlockPickUp")  # a module for each, named after the first class
 _ALSO = {"memory": {"MemoryEnvCarry": tasks.MemoryCarry},

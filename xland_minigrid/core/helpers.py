@@ -38,7 +38,7 @@ def checked_seconds(name: str, value, least: float | None = None, error=ValueErr
         raise error(f"{name} is {value!r}; {wanted} is needed.")
     return float(value)
 
-# %% ../../nbs/core/00_helpers.ipynb #b57ecd0d
+# %% ../../nbs/core/00_helpers.ipynb #h
 def need(package: str, extra: str | None = None):
     "Import a package or module. Raises `ImportError` with the pip command for it, or for its extra of this package."
     try:

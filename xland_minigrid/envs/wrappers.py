@@ -159,7 +159,7 @@ class RulesAndGoalsObservationWrapper(ObservationWrapper):
             shapes |= {"goal_table": tuple(more.goals.shape[-2:]), "compiled_rules": tuple(more.rules.shape[-2:])}
         return shapes
 
-# %% ../../nbs/envs/04_wrappers.ipynb #wr2
+# %% ../../nbs/envs/04_wrappers.ipynb #f
 def without_reset(env):
     "Remove auto-reset wrappers from an environment."
     auto = GymAutoResetWrapper, DmEnvAutoResetWrapper

@@ -343,7 +343,7 @@ def _reset_of(*args, **more):
     env, params, axes, keys = world_of(*args, **more)
     return Program(jax.vmap(env.reset, (axes, 0)), (params, keys), WORLDS, WORLDS)
 
-# %% ../../nbs/measure/06_compiled.ipynb #e8021895
+# %% ../../nbs/measure/06_compiled.ipynb #o
 def advice(*args) -> Program:
     "One decision of the expert in each world of `world_of(*args)`."
     from xland_minigrid.benchmarks.expert import expert_action, task_plan

@@ -128,7 +128,7 @@ def spread(engine: Engine, batched: bool, devices: int) -> Engine:
     params = jax.device_put(engine.params, NamedSharding(mesh, given))
     return Engine(params, start, over(run, (given, mine, everywhere), (mine, everywhere)))
 
-# %% ../../nbs/measure/02_throughput.ipynb #b3f8126c
+# %% ../../nbs/measure/02_throughput.ipynb #e
 def world_of(package: str, case: Case):
     "Make an environment with auto-reset, and images if asked for, and its parameters. Raises `ImportError`."
     part = lambda name: importlib.import_module(f"{package}{name}")

@@ -226,7 +226,7 @@ def carry_out(host: Host, ws, seat: Seat, frame) -> bool:
                 return True
     return False
 
-# %% ../../nbs/pool/09_server.ipynb #c3cc5ca7
+# %% ../../nbs/pool/09_server.ipynb #m
 async def talk(host: Host, ws, seat: Seat, max_size: int):
     await ws.send(json.dumps({"op": "hello", "version": 1, "session": seat.id, "resume": seat.secret, "n": seat.n,
                               "running": seat.running, "max_size": max_size, **seat.backend.spec()}))

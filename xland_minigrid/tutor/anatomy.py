@@ -246,7 +246,7 @@ def tree(answer):
            "that need two actions.")
     return f"Right: {len(plan.steps)} rules in a chain, and the oracle solves the task in {len(trial) - 1} steps."
 
-# %% ../../nbs/tutor/03_anatomy.ipynb #24da238f
+# %% ../../nbs/tutor/03_anatomy.ipynb #i
 @ours
 def _our_makeable(task):
     return _can_exist(task)

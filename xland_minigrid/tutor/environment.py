@@ -72,7 +72,7 @@ def steps_taken(answer):
 def _our_steps_taken(reward, max_steps):
     return round((1 - reward) / 0.9 * max_steps) if reward else None
 
-# %% ../../nbs/tutor/04_environment.ipynb #3d9302f9
+# %% ../../nbs/tutor/04_environment.ipynb #b
 ENDINGS = {  # world, time limit, actions; the last one is the step that counts
     "goes on": ("MiniGrid-Empty-5x5", 8, (0, 1)),
     "reaches the goal": ("MiniGrid-Empty-5x5", 8, (0, 0, 1, 0, 0)),

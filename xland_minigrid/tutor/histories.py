@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['CURVES', 'window', 'masked_loss', 'informed', 'which']
 
-# %% ../../nbs/tutor/14_histories.ipynb #71d74d6d
+# %% ../../nbs/tutor/14_histories.ipynb #a
 import numpy as np
 
 from .exercise import (  # noqa: F401
     compare, exercise, function, number, numbers, or_ours, ours, refuse)
 
-# %% ../../nbs/tutor/14_histories.ipynb #5a015ef9
+# %% ../../nbs/tutor/14_histories.ipynb #b
 @ours
 def _our_window(action, reward, start, length):
     cut = slice(start, start + length)
@@ -54,7 +54,7 @@ def window(answer):
             f"{case} a window begins like a task, with no reward before it.": np.append(_REWARD[start - 1], own[:-1])})
     return "Right: one step late, and nothing beyond the end counts."
 
-# %% ../../nbs/tutor/14_histories.ipynb #118f18da
+# %% ../../nbs/tutor/14_histories.ipynb #c
 @ours
 def _our_masked_loss(logits, target, mask):
     log_prob = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -87,7 +87,7 @@ def masked_loss(answer):
             f"{case}: if no step counts, return 0.": np.nan})
     return "Right: only real steps count, and nothing breaks if there are none."
 
-# %% ../../nbs/tutor/14_histories.ipynb #3ff0cb8b
+# %% ../../nbs/tutor/14_histories.ipynb #d
 @ours
 def _our_informed(reward, length):
     won, t = np.cumsum(np.append(0, reward > 0)), np.arange(len(reward))
@@ -115,7 +115,7 @@ def informed(answer):
                 f"{case}: the window is a step too short.": _our_informed(reward, length - 1)})
     return "Right: a success is in view from the step after it, for as long as the context reaches."
 
-# %% ../../nbs/tutor/14_histories.ipynb #4ad500a6
+# %% ../../nbs/tutor/14_histories.ipynb #e
 CURVES = {  # share of trials 1 to 10 solved
     "A": (.12, .14, .21, .27, .38, .41, .52, .62, .66, .73), "B": (.43, .66, .73, .80, .87, .89, .91, .90, .90, .91),
     "C": (.32, .51, .67, .76, .82, .88, .88, .89, .90, .91), "D": (.30, .55, .66, .79, .79, .84, .89, .86, .86, .86)}

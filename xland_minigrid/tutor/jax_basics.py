@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['step_many', 'discounted']
 
-# %% ../../nbs/tutor/15_jax_basics.ipynb #b22e69bc
+# %% ../../nbs/tutor/15_jax_basics.ipynb #a
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from .exercise import (WrongAnswer, compare, exercise, function, numbers, or_ours,  # noqa: F401
                                            ours, refuse)
 
-# %% ../../nbs/tutor/15_jax_basics.ipynb #5412fe47
+# %% ../../nbs/tutor/15_jax_basics.ipynb #b
 @ours
 def _our_step_many(step, params, worlds, actions):
     return jax.vmap(step, in_axes=(None, 0, 0))(params, worlds, actions)
@@ -45,7 +45,7 @@ def step_many(answer):
                 "None.")
     return "Right: one call of `step`, for all worlds."
 
-# %% ../../nbs/tutor/15_jax_basics.ipynb #7ff9d189
+# %% ../../nbs/tutor/15_jax_basics.ipynb #c
 @ours
 def _our_discounted(rewards):
     def body(carry, reward):

@@ -84,7 +84,7 @@ def reasons(answer):
     refuse((table != true.reshape(3, 4)).any(), "With arrays (tasks, trials) it goes wrong: work on whole arrays.")
     return "Right: every trial has one of four outcomes."
 
-# %% ../../nbs/tutor/09_probing.ipynb #27bc377e
+# %% ../../nbs/tutor/09_probing.ipynb #b
 EXCHANGES = ("own memory, own belief", "own memory, twin's belief", "twin's memory, own belief",
              "twin's memory, twin's belief")
 

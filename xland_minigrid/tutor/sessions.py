@@ -45,7 +45,7 @@ def _our_crossed(seen, twins):
             return (*wrong, t)
     return None
 
-# %% ../../nbs/tutor/10_sessions.ipynb #4ec011d8
+# %% ../../nbs/tutor/10_sessions.ipynb #f
 class _Step(NamedTuple):
     observation: np.ndarray
     reward: float
@@ -78,7 +78,7 @@ def crossed(answer):
         refuse(found[2] != swap[2], f"{case}: the step is the first in which a session differs from its twin.")
     return "Right: which two, and when."
 
-# %% ../../nbs/tutor/10_sessions.ipynb #dd0bc829
+# %% ../../nbs/tutor/10_sessions.ipynb #g
 def cut(pool, session) -> None:
     "Break the connection of a pool's session; nothing happens while it is being restored."
     pool._io.loop.call_soon_threadsafe(lambda: session._link.ws and session._link.ws.transport.abort())

@@ -179,7 +179,7 @@ def _check_chance(state):
     refuse(any(len(np.unique(places[a] * 100 + places[b])) < 180 for a, b in pairs),
            "The places depend on each other: draw each with a random key of its own.")
 
-# %% ../../nbs/tutor/12_yours.ipynb #10d6cc9b
+# %% ../../nbs/tutor/12_yours.ipynb #h
 def _check_keys(env, params):
     again = lambda key: jax.random.split(env._generate_problem(params, key).key)
     try:
@@ -189,7 +189,7 @@ def _check_keys(env, params):
         raise WrongAnswer("A key is used twice: split the key that you are given, and use each part once. The key in "
                           "the state belongs to the next reset.") from None
 
-# %% ../../nbs/tutor/12_yours.ipynb #8d6823da
+# %% ../../nbs/tutor/12_yours.ipynb #i
 def _check_asked(env, params, state):
     outcome = lambda state, reached: env._outcome(params, state, jnp.uint8(FLOOR), reached)
     asked = "whether the trial is won, and whether it is lost"
@@ -225,7 +225,7 @@ def _check_outcome(env, params, starts):
 def _ended(timestep):
     return "goes on" if not timestep.last() else "is won" if timestep.reward > 0 else "is lost"
 
-# %% ../../nbs/tutor/12_yours.ipynb #64456e4f
+# %% ../../nbs/tutor/12_yours.ipynb #j
 @exercise("10.5", "A gate", answer="Gated", level=2, minutes=20)
 def gated(answer):
     "`Gated`, a core: from the input, each unit decides how much of it is overwritten."

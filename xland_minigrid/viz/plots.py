@@ -204,7 +204,7 @@ def generalization_curves(benchmarks: Mapping[str, Mapping[str, Sequence[Mapping
         axis.set_ylim(min(bottoms), max(tops))
     return figure
 
-# %% ../../nbs/viz/03_plots.ipynb #2c0688b0
+# %% ../../nbs/viz/03_plots.ipynb #j
 def history_curves(histories: Mapping):
     """Draw mean returns over the steps of histories; returns a matplotlib `Figure`.
 
