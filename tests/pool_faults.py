@@ -302,6 +302,8 @@ class FaultProxy:
                     await asyncio.sleep(self.delay)
                 while self.blackhole:
                     await asyncio.sleep(0.02)
+                if pair.over:
+                    return
                 left = self.limit.get(way)
                 if left is not None and left <= len(data):
                     self.limit.pop(way)
@@ -314,8 +316,6 @@ class FaultProxy:
                     return pair.drop(self.reset)
                 if left is not None:
                     self.limit[way] = left - len(data)
-                if pair.over:
-                    return
                 self.passed[way] += len(data)
                 writer.write(data)
                 await writer.drain()
@@ -326,8 +326,8 @@ class FaultProxy:
                 pair.drop(False)
 
     def close(self) -> None:
+        self.abort_all()                                     # first, lest a black hole lets go what it swallowed
         self.blackhole = False
-        self.abort_all()
         async def end():
             self.server.close()
             await asyncio.sleep(0)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.newest
 class Counts(Env):
     "Done after `turns` answers; `break_in`, `hang_in`, `say` inject faults."
     live = opened = closed = most = 0
-    hear = False
+    hear = deaf = ignored = False
 
     def __init__(self, env_config=None):
         super().__init__(env_config)
@@ -44,9 +44,12 @@ class Counts(Env):
         if self.faults.get("hang_in") == where:
             await asyncio.sleep(3600)
         if self.faults.get("deaf_in") == where:  # swallows cancellations, until it may hear
+            Counts.deaf = True
             while not Counts.hear:
-                with contextlib.suppress(asyncio.CancelledError):
+                try:
                     await asyncio.sleep(0.001)
+                except asyncio.CancelledError:
+                    Counts.ignored = True
 
     async def reset(self, config):
         cls = type(self)
@@ -70,7 +73,8 @@ class Counts(Env):
 
 @pytest.fixture(autouse=True)
 def fresh():
-    Counts.live, Counts.opened, Counts.closed, Counts.most, Counts.hear = 0, 0, 0, 0, False
+    Counts.live, Counts.opened, Counts.closed, Counts.most = 0, 0, 0, 0
+    Counts.hear = Counts.deaf = Counts.ignored = False
     yield
 
 
@@ -366,10 +370,9 @@ def test_nothing_goes_on_after_the_deadline(monkeypatch):
     async def main():
         scheduler = GymScheduler(Counts, deadline=HANG, close_timeout=HOUR)
         playing = asyncio.create_task(scheduler.run(row(turns=9, deaf_in="step"), talk))
-        assert await soon(lambda: Counts.live)
-        await turns_of_the_loop()
+        assert await soon(lambda: Counts.deaf)               # inside its first step, on the pool's own loop
         clock.jump(1.1 * HANG)
-        await turns_of_the_loop()
+        assert await soon(lambda: Counts.ignored)            # the deadline has come
         Counts.hear = True
         return await playing
     t = asyncio.run(main())
