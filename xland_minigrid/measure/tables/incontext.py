@@ -23,10 +23,11 @@ from ..report import Page, markdown_table, script
 
 # %% ../../../nbs/measure/tables/10_incontext.ipynb #b
 class Learner(NamedTuple):
-    "A row of the table: the player that made the histories, its noise if it is the expert, and the target."
+    "A row of the table: who made the histories, the target, the noise if the expert made them, and the memory."
     player: str
     target: str = "action"
     noise: tuple[float, float, float] = (1.0, 0.0, 0.8)
+    core: str = "gru"
 
 LEARNERS = {
     "behaviour cloning": Learner("expert", noise=(0.0, 0.0, 0.0)),
@@ -34,7 +35,8 @@ LEARNERS = {
     "Algorithm Distillation from noise": Learner("expert"),
     "decision pretraining (DPT)": Learner("expert", "expert_action"),
     "distilled reference": Learner("reference"),
-    "distilled agent": Learner("agent")}
+    "distilled agent": Learner("agent"),
+    **{f"distilled agent, {core}": Learner("agent", core=core) for core in ("mingru", "ssm", "transformer")}}
 
 # %% ../../../nbs/measure/tables/10_incontext.ipynb #bbfd774f
 class Row(NamedTuple):
@@ -62,6 +64,7 @@ def train_learner(learner: Learner, agent: str, config: TrainConfig, root: Path,
     quiet = "-without-noise" if not any(learner.noise) else ""
     histories = make_histories(player, replace(config, seed=0), noise=learner.noise,
                                folder=Path(root) / f"{player}{quiet}", progress=progress, **size)  # for all seeds
+    config = replace(config, network=replace(config.network, core=learner.core))
     resume = Path(config.out, "checkpoints").exists()
     return imitate(histories, config, imitation, resume=resume, progress=progress).agent
 
