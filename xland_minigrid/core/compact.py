@@ -62,8 +62,8 @@ def once(flag) -> jax.Array:
 
 # %% ../../nbs/core/00_compact.ipynb #e
 def first_true(mask: jax.Array, count: int) -> jax.Array:
-    "Indices of the first `count` true entries of `mask (n,)`, int32 `(count,)`, padded with `n`."
-    n = mask.shape[0]
+    "Indices of the first `count` true entries of rows `mask (..., n)`, int32 `(..., count)`, padded with `n`."
+    n = mask.shape[-1]
     score, index = jax.lax.top_k(jnp.where(mask, n - np.arange(n), 0).astype(jnp.float32), count)
     return jnp.where(score > 0, index, n).astype(jnp.int32)
 

@@ -533,9 +533,9 @@ def report(cards: tuple[str, ...] = tuple(PLAN),
     Raises `ValueError` for an unknown name, `FileNotFoundError` without the environments of `.ci/accelerators`.
     """
     if measure:
-        return Page("Measured next to the bound", f"Rollouts of {STEPS} steps with auto-reset, {WORLDS:,} worlds, "
-                    "observations returned; medians of 7 runs after one to warm up. The bound, for known cards: bytes "
-                    "over bandwidth, or 2.5 µs a kernel.", measured(list(PLAYED)))
+        return Page("Measured next to the bound", f"Rollouts of {STEPS} steps with auto-reset, {WORLDS:,} worlds; "
+                    "medians of 7 runs after one to warm up. The bound is bytes over bandwidth, or 2.5 µs a kernel.",
+                    measured(list(PLAYED)))
     for name in cards:
         if name not in CARDS:
             raise ValueError(f"{name!r} is unknown: choose from {', '.join(CARDS)}.")
@@ -547,21 +547,19 @@ def report(cards: tuple[str, ...] = tuple(PLAN),
     parts = []
     for kind, about, table in (
             ("step", f"A rollout of {STEPS} steps, {WORLDS:,} worlds (1,024 with images) with a task each, auto-reset, "
-             "observations returned; the body of its loop is counted. *Alone* is one step without a loop, with all "
-             "data read from memory and written back. A TPU compiler's own count of a rollout has the body once and "
-             "the observations of all steps.", _steps_table),
-            ("reset", f"All {WORLDS:,} worlds at once, as at the start of a program.", _steps_table),
-            ("player", f"One decision in each of {WORLDS:,} worlds, without the environment's step.", _steps_table),
+             "observations returned; its loop's body is counted. *Alone* is one step without a loop. A TPU "
+             "compiler's own count has the body once and the observations of all steps.", _steps_table),
+            ("reset", f"All {WORLDS:,} worlds at once.", _steps_table),
+            ("player", f"One decision in each of {WORLDS:,} worlds.", _steps_table),
             ("evaluation", "4,096 tasks of 25 trials with an agent of the preset `colab-t4`; one step of all.",
              _steps_table),
-            ("training", "A whole round, with a million tasks on the device; with several devices, the share of each. "
-             "A gradient step takes one minibatch.", _training_table)):
+            ("training", "A whole round, with a million tasks on the device; of several devices, the share of each.",
+             _training_table)):
         if some := [f for f in found if f.program.startswith(kind)]:
             parts += [f"## {kind.capitalize()}", about, table(some)]
     return Page("Compiled for cards without having them",
-                "Nothing here ran on the named card: its compiler says what the program would launch and move, without "
-                "autotuning, which needs the card.",
-                "The bound is the largest of bytes over bandwidth, 2.5 µs a kernel, and matrix products at peak. It "
-                "leaves out a TPU's fast memory, which the compiler's own count includes.", *parts)
+                "Nothing here ran on a card: compilers say what programs launch and move, before autotuning.",
+                "The bound is the largest of bytes over bandwidth, 2.5 µs a kernel, and matrix products at peak, "
+                "without a TPU's fast memory.", *parts)
 
 script(report)
