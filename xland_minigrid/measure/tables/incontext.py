@@ -36,7 +36,7 @@ LEARNERS = {
     "decision pretraining (DPT)": Learner("expert", "expert_action"),
     "distilled reference": Learner("reference"),
     "distilled agent": Learner("agent"),
-    **{f"distilled agent, {core}": Learner("agent", core=core) for core in ("mingru", "ssm", "transformer")}}
+    **{f"distilled agent ({core})": Learner("agent", core=core) for core in ("mingru", "ssm", "transformer")}}
 
 # %% ../../../nbs/measure/tables/10_incontext.ipynb #bbfd774f
 class Row(NamedTuple):
