@@ -19,7 +19,8 @@ from xland_minigrid.baselines.checkpoint import CheckpointError, Checkpoints
 from xland_minigrid.baselines.evaluation import (Evaluation, NetworkPolicy, RandomPolicy, belief_over, bootstrap_mean,
                                                  bootstrap_quantile, evaluate, watch)
 from xland_minigrid.baselines.agents import load_agent
-from xland_minigrid.baselines.belief import NOTHING, SUCCESS, conditions, same_condition, what_happened
+from xland_minigrid.baselines import belief as beliefs
+from xland_minigrid.baselines.belief import NOTHING, SUCCESS, EventHead, conditions, no_notes, same_condition, what_happened
 from xland_minigrid.baselines.report import table
 from xland_minigrid.baselines.encoders import Inputs, first_inputs, next_inputs
 from xland_minigrid.baselines.metrics import read_metrics
@@ -27,6 +28,8 @@ from xland_minigrid.baselines.networks import ActorCritic, NetworkConfig
 from xland_minigrid.baselines.ppo import PPOConfig
 from xland_minigrid.baselines.rl2 import TrainConfig, make_world, train
 from xland_minigrid.benchmarks import generate_benchmark
+from xland_minigrid.core.goals import AgentNearUpGoal, TileNearGoal, TileNearUpGoal
+from xland_minigrid.core.tiles import Tiles
 
 SMALL = NetworkConfig(embedding=4, encoder_width=32, event=8, memory=16, head=32)
 # Every training in this file runs the one program of this configuration on benchmarks of one shape: 300 tasks of four objects.
@@ -588,6 +591,31 @@ def test_what_is_noticed_is_what_rules_do():
     assert (noticed & triggered).sum() > 0.95 * triggered.sum() and (noticed & ~triggered).sum() < 0.02 * noticed.sum(), (noticed.sum(), triggered.sum(), (noticed & triggered).sum())
     assert explained[noticed & triggered].mean() > 0.97 and explained[rewarded].mean() > 0.8, "a trial may begin next to the object of its goal"
     assert explained[~noticed & ~rewarded].mean() < 0.1, "a condition is seldom met without an event"
+
+
+def test_conditions_are_the_same_in_either_order_and_all_that_hold_are_weighed(monkeypatch):
+    rng = np.random.default_rng(0)
+    pair = lambda *shape: np.stack([rng.choice([Tiles.FLOOR, Tiles.BALL, Tiles.KEY, Tiles.STAR], shape), rng.choice([1, 2], shape)], axis=-1)
+    kind, first, second = rng.choice([1, 3, 4, *range(7, 15)], 4000), pair(4000), pair(4000)
+    one = np.concatenate([kind[:, None], first, second], axis=-1)
+    two_objects = (kind >= TileNearGoal.ID) & (kind < AgentNearUpGoal.ID)
+    side = np.where(kind == TileNearGoal.ID, kind, (kind - TileNearUpGoal.ID + 2) % 4 + TileNearUpGoal.ID)
+    turned = np.where(two_objects[:, None], np.concatenate([side[:, None], second, first], axis=-1), one)
+    other = np.where(rng.random((4000, 1)) < 0.5, turned, np.roll(one, 1, axis=0))
+    assert np.array_equal(same_condition(one, other), (one == other).all(-1) | (turned == other).all(-1))
+
+    notes, batch = no_notes(16), 16
+    events = np.concatenate([pair(batch, 8, 2, 6).reshape(batch, 8, 2, 12), rng.integers(0, 5, (batch, 8, 2, 1)),
+                             rng.integers(0, 4, (batch, 8, 2, 1))], axis=-1).astype(np.uint8)
+    notes = notes._replace(events=jnp.asarray(events), kind=notes.kind.at[:, 1:].set(rng.integers(2, 300, (batch, 7))), count=notes.count + 2)
+    head = EventHead(8, 16, rngs=nnx.Rngs(0))
+    given = jnp.asarray(rng.normal(size=(batch, 8)), jnp.float32), jnp.asarray(rng.normal(size=(batch, 5, 16)), jnp.float32), notes
+    hold = (np.asarray(conditions(notes.events[:, :, 1]))[..., 0] > 0).sum((1, 2))
+    few = head(*given)
+    monkeypatch.setattr(beliefs, "FEW", 80)
+    every = head(*given)
+    assert 20 < hold.max() < 32 and np.array_equal(few.goal, every.goal) and np.array_equal(few.goal_shown, every.goal_shown)
+
 
 
 # The demonstration --------------------------------------------------------------------------------------------------------------------
