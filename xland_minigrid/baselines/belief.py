@@ -207,7 +207,7 @@ def about_conditions(notes: Notes, belief) -> tuple[jax.Array, jax.Array]:
 
 # %% ../../nbs/baselines/03_belief.ipynb #C
 SURE = 0.2  # probability from which an agent acts on a condition
-FEW = 32  # conditions that are weighed, with none of them
+FEW = 32  # 31 conditions that are weighed, and none of them
 
 class EventHead(nnx.Module):
     """Points at the condition in the `Notes (...)` that comes next on the way to the goal, or at none of them.
