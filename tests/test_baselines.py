@@ -20,7 +20,8 @@ from xland_minigrid.baselines.evaluation import (Evaluation, NetworkPolicy, Rand
                                                  bootstrap_quantile, evaluate, watch)
 from xland_minigrid.baselines.agents import load_agent
 from xland_minigrid.baselines import belief as beliefs
-from xland_minigrid.baselines.belief import NOTHING, SUCCESS, EventHead, conditions, no_notes, same_condition, what_happened
+from xland_minigrid.baselines.belief import (NOTHING, SUCCESS, EventHead, choose_try, conditions, no_notes, no_tries, same_condition, take_note, take_try,
+                                             to_try, what_happened)
 from xland_minigrid.baselines.report import table
 from xland_minigrid.baselines.encoders import Inputs, first_inputs, next_inputs
 from xland_minigrid.baselines.metrics import read_metrics
@@ -29,7 +30,7 @@ from xland_minigrid.baselines.ppo import PPOConfig
 from xland_minigrid.baselines.rl2 import TrainConfig, make_world, train
 from xland_minigrid.benchmarks import generate_benchmark
 from xland_minigrid.core.goals import AgentNearUpGoal, TileNearGoal, TileNearUpGoal
-from xland_minigrid.core.tiles import Tiles
+from xland_minigrid.core.tiles import Tiles, pack_pairs
 
 SMALL = NetworkConfig(embedding=4, encoder_width=32, event=8, memory=16, head=32)
 # Every training in this file runs the one program of this configuration on benchmarks of one shape: 300 tasks of four objects.
@@ -341,6 +342,23 @@ def test_held_out_goals_are_not_trained_on(tmp_path):
     assert not set(training.goal_ids()) & set(test.goal_ids())
 
 
+def test_only_shallow_tasks_are_trained_on(tmp_path):
+    from xland_minigrid.benchmarks import generate_benchmark
+    generate_benchmark("medium", n=1000).save(tmp_path / "tasks.safetensors")
+    config = dataclasses.replace(TINY, benchmark=str(tmp_path / "tasks.safetensors"), held_out=0.2)
+    every, test = rl2.load_tasks(config)
+    for depth in (0, 1, 2):
+        few, same = rl2.load_tasks(dataclasses.replace(config, max_depth=depth))
+        shallow = every.plans().depth <= depth
+        assert 0 < len(few) == shallow.sum() and set(few.ruleset_ids()) == set(every.take(np.flatnonzero(shallow)).ruleset_ids())
+        assert np.array_equal(same.ruleset_ids(), test.ruleset_ids())
+    every.take(np.flatnonzero(every.plans().depth > 0)).save(tmp_path / "deep.safetensors")
+    with pytest.raises(ValueError, match="have a depth of 1 or more"):
+        rl2.load_tasks(dataclasses.replace(config, benchmark=str(tmp_path / "deep.safetensors"), max_depth=0))
+    with pytest.raises(ValueError, match="max_depth"):
+        dataclasses.replace(TINY, max_depth=-1)
+
+
 def test_the_command_line_sets_every_field():
     import argparse
 
@@ -516,7 +534,7 @@ def test_left_out_objects_are_not_missed():
 
 
 def test_presets():
-    assert rl2.preset() == TrainConfig() and set(rl2.PRESETS) == {"laptop", "quarter-hour", "colab-t4", "colab-tpu", "gpu", "paper", "box", "rules"}
+    assert rl2.preset() == TrainConfig() and set(rl2.PRESETS) == {"laptop", "quarter-hour", "colab-t4", "colab-tpu", "gpu", "paper", "box", "doors", "rules"}
     paper = rl2.preset("paper")
     table_6 = {"rnn_hidden_dim": paper.network.memory, "rnn_num_layers": paper.network.layers, "head_hidden_dim": paper.network.head, "num_envs": paper.num_envs,
                "num_steps_per_env": paper.steps_per_task, "num_steps_per_update": paper.steps_per_update, "update_epochs": paper.ppo.update_epochs,
@@ -615,6 +633,51 @@ def test_conditions_are_the_same_in_either_order_and_all_that_hold_are_weighed(m
     monkeypatch.setattr(beliefs, "FEW", 80)
     every = head(*given)
     assert 20 < hold.max() < 32 and np.array_equal(few.goal, every.goal) and np.array_equal(few.goal_shown, every.goal_shown)
+
+
+def test_the_agent_tries_what_it_has_not_tried():
+    """Random play on tasks of the benchmark with the longest chains. The agent is told to try only what has not been true after any of its actions, with objects
+    that it saw in this trial, and gives up in time."""
+    env, params = make_world(TrainConfig(num_envs=64))
+    rulesets = generate_benchmark("high", 64, seed=5).get_rulesets(np.arange(64))
+
+    @jax.jit
+    def play(key):
+        timestep, step = rl2.begin(env, params, rulesets, jax.random.split(key, 64))
+
+        def one(now, key):
+            timestep, inputs, notes, tries = now
+            notes = take_note(notes, inputs)
+            tries = choose_try(take_try(tries, inputs), inputs, notes)
+            action = jax.random.choice(key, jnp.array([0, 0, 0, 1, 2, 3, 3, 4, 4]), (64,))
+            after = step(timestep, action)
+            seen = pack_pairs(jnp.concatenate([inputs.view.reshape(64, -1, 2), inputs.pocket[:, None]], axis=1))
+            out = to_try(tries), conditions(what_happened(inputs)[0]), seen, inputs.done, tries
+            return (after, next_inputs(inputs, action, after), notes, tries), out
+        start = timestep, first_inputs(timestep, 6, neighbors=True), no_notes(64), no_tries(64)
+        return jax.lax.scan(one, start, jax.random.split(key, 200))[1]
+
+    hint, held, seen, done, tries = jax.device_get(play(jax.random.key(0)))
+    pack_all = lambda x: x[..., 0].astype(int) << 16 | x[..., 1].astype(int) << 12 | x[..., 2].astype(int) << 8 | x[..., 3].astype(int) << 4 | x[..., 4]
+    def either(x):
+        kind, a, b = x >> 16, x >> 8 & 255, x & 255
+        other = np.where(kind == TileNearGoal.ID, kind, (kind - TileNearUpGoal.ID + 2) % 4 + TileNearUpGoal.ID)
+        return np.where((kind >= TileNearGoal.ID) & (kind < AgentNearUpGoal.ID), np.minimum(x, other << 16 | b << 8 | a), x)
+    asked, was = either(pack_all(hint.goal)), either(pack_all(held))
+    told = 0
+    for agent in range(64):
+        before, here = set(), set()
+        for t in range(200):
+            here = (set() if done[t, agent] else here) | set(seen[t, agent].tolist())
+            known = set(tries.thing[t, agent].tolist()) | {0}
+            before |= {x for x in was[t, agent].tolist() if {x >> 8 & 255, x & 255} <= known}    # one new object is added per step
+            if hint.goal_shown[t, agent]:
+                told += 1
+                x = hint.goal[t, agent].astype(int)
+                assert asked[t, agent] not in before
+                assert {x[1] << 4 | x[2]} | ({x[3] << 4 | x[4]} - {0}) <= here
+    assert told > 4000 and tries.age[tries.wish > 0].max() == beliefs.PATIENCE + 1
+    assert len({tuple(x) for x in hint.goal[hint.goal_shown]}) > 200
 
 
 

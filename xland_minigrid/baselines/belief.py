@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['GOAL_BYTES', 'EVENT_BYTES', 'NOTHING', 'SUCCESS', 'SLOTS', 'LATEST', 'KNOWN', 'CONDITIONS', 'ABOUT', 'SURE', 'FEW',
-           'GoalHead', 'log_prob_of', 'belief_loss', 'what_happened', 'Notes', 'no_notes', 'take_note', 'about_kinds',
-           'conditions', 'same_condition', 'about_conditions', 'EventHead', 'next_events']
+           'THINGS', 'PATIENCE', 'AGENT', 'GoalHead', 'log_prob_of', 'belief_loss', 'what_happened', 'Notes',
+           'no_notes', 'take_note', 'about_kinds', 'conditions', 'same_condition', 'about_conditions', 'EventHead',
+           'Tries', 'no_tries', 'take_try', 'choose_try', 'to_try', 'next_events']
 
 # %% ../../nbs/baselines/03_belief.ipynb #d
 from typing import NamedTuple
@@ -247,16 +248,88 @@ class EventHead(nnx.Module):
         return -jax.nn.logsumexp(jnp.where(right, log_prob, -1e9), axis=-1)
 
 # %% ../../nbs/baselines/03_belief.ipynb #x3
-def next_events(head: EventHead, inputs: Inputs, state, belief, notes: Notes, told: TaskHint | None):
-    """Take notes of `Inputs (T, B)` and guess: `TaskHint (T, B)`, and the `Notes (B,)` afterwards.
+THINGS, PATIENCE = 13, 30  # the agent and 12 objects are kept; after so many steps, the agent tries something else
+AGENT = 1  # stands for the agent among packed objects
 
-    state: of the memory, `(T, B, H)`. told: a hint `(B,)` that takes precedence where it is shown, or None.
+class Tries(NamedTuple):
+    """What agents `(B,)` have tried.
+
+    `thing (B, 13)`: the agent and objects in the order of first sight, packed, 0 for none; `here`: those seen in this
+    trial. `sides (B, 13, 13)`: bit k is set if the second thing has been on side k of the first. `wish`: the pair to try
+    now, 13 i + j, or 0 for none; `age`: for how many steps.
     """
-    def one(notes, now):
-        notes = take_note(notes, now[0])
-        return notes, head(*now[1:], notes)
-    notes, found = jax.lax.scan(one, notes, (inputs, state, belief))
-    if told is not None:
-        shown = told.goal_shown
-        found = TaskHint(jnp.where(shown[..., None], told.goal, found.goal), shown | found.goal_shown)
-    return found, notes
+    thing: jax.Array
+    here: jax.Array
+    sides: jax.Array
+    wish: jax.Array
+    age: jax.Array
+
+def no_tries(batch: int) -> Tries:
+    "Empty `Tries (B,)`."
+    zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
+    return Tries(zeros(THINGS).at[:, 0].set(AGENT), zeros(THINGS) > 0, zeros(THINGS, THINGS), zeros(), zeros())
+
+def take_try(tries: Tries, inputs: Inputs) -> Tries:
+    "Add what was seen and done in a step, `Inputs (B,)`. At most one new object per step; a thirteenth is left out."
+    cells = jnp.concatenate([inputs.view.reshape(len(inputs.view), -1, 2), inputs.pocket[:, None]], axis=1)
+    seen, place = jnp.where(_is_object(cells), pack_pairs(cells), 0).astype(jnp.int32), np.arange(THINGS)
+    known = (seen[:, :, None] == tries.thing[:, None]) & (seen > 0)[:, :, None]
+    new = jnp.where(known.any(2), 0, seen).max(1, keepdims=True)
+    added = (place == (tries.thing > 0).sum(1, keepdims=True)) & (new > 0)
+    thing, here = jnp.where(added, new, tries.thing), known.any(1) | added | (place == 0)
+    number = _pack(conditions(what_happened(inputs)[0])[:, [4, 5, 6, 7, 9]])  # those that name a side
+    kind, first, second = number >> 16, number >> 8 & 255, number & 255
+    alone = kind >= AgentNearUpGoal.ID
+    side = (kind - jnp.where(alone, AgentNearUpGoal.ID, TileNearUpGoal.ID))[..., None, None]
+    is_thing = lambda x: (x[..., None] == thing[:, None]) & (number > 0)[..., None]
+    one, other = is_thing(jnp.where(alone, AGENT, first)), is_thing(jnp.where(alone, first, second))
+    sides = jnp.where(one[..., None] & other[..., None, :], 1 << side, 0).sum(1)
+    sides |= jnp.where(other[..., None] & one[..., None, :], 1 << (side + 2) % 4, 0).sum(1)
+    return tries._replace(thing=thing, here=tries.here & ~inputs.done[:, None] | here, sides=tries.sides | sides)
+
+# %% ../../nbs/baselines/03_belief.ipynb #5b3a45e5
+def choose_try(tries: Tries, inputs: Inputs, notes: Notes) -> Tries:
+    "Choose the pair to try, or none. A pair that took more than `PATIENCE` steps counts as tried."
+    place, thing = np.arange(THINGS), tries.thing
+    wish = (place[:, None] * THINGS + place == tries.wish[:, None, None]) & (tries.wish > 0)[:, None, None]
+    sides = tries.sides | jnp.where(wish & (tries.age > PATIENCE)[:, None, None], 15, 0)
+    held = thing == pack_pairs(inputs.pocket)[:, None]
+    made = (thing[..., None] == notes.kind[:, None] - 2).any(-1)
+    in_view = (thing[..., None] == pack_pairs(inputs.view).reshape(len(thing), 1, -1)).any(-1)
+    can_move = is_one_of(thing >> 4, tile_set(PICKABLE)) | (place == 0)
+    pairs = lambda f, x: f(x[:, :, None], x[:, None])
+    possible = pairs(jnp.logical_and, tries.here) & pairs(jnp.logical_or, can_move) & (place[:, None] < place)
+    possible &= (sides < 15) & ~((place == 0)[:, None] & held[:, None])
+    score = pairs(jnp.add, 2 * held + made + in_view) + wish - sum(sides >> k & 1 for k in range(4)) / 4
+    score = jnp.where(possible, score, -1).reshape(len(thing), -1)
+    best = jnp.where(score.max(1) > -1, score.argmax(1), 0)
+    goes_on = (best == tries.wish) & ~inputs.done
+    return tries._replace(sides=sides, wish=best, age=jnp.where(goes_on, tries.age + 1, 0))
+
+def to_try(tries: Tries) -> TaskHint:
+    "The pair to try, as a hint `(B,)`: next to each other on any side at first, then on the first side that is left."
+    first, second = (take_along(tries.thing, x[:, None])[:, 0] for x in (tries.wish // THINGS, tries.wish % THINGS))
+    sides = take_along(tries.sides.reshape(len(first), -1), tries.wish[:, None])
+    any_side, alone = (sides == 0)[:, 0], first == AGENT
+    side = (sides >> np.arange(4) & 1).argmin(1)
+    kind = jnp.where(alone, jnp.where(any_side, AgentNearGoal.ID, AgentNearUpGoal.ID + side),
+                     jnp.where(any_side, TileNearGoal.ID, TileNearUpGoal.ID + side))
+    first, second = jnp.where(alone, second, first), jnp.where(alone, 0, second)
+    goal = jnp.stack([kind, first >> 4, first & 15, second >> 4, second & 15], axis=-1)
+    return TaskHint(goal.astype(jnp.uint8), tries.wish > 0)
+
+# %% ../../nbs/baselines/03_belief.ipynb #20c1015a
+def next_events(head: EventHead, inputs: Inputs, state, belief, notes, told: TaskHint | None):
+    """Take notes of `Inputs (T, B)` and decide what to do next: `TaskHint (T, B)`, and the notes afterwards.
+
+    state: of the memory, `(T, B, H)`. notes: `Notes (B,)` and `Tries (B,)`, which help until the first win. told: a hint
+    `(B,)` that takes precedence where it is shown, or None.
+    """
+    def one(before, now):
+        notes = take_note(before[0], now[0])
+        tries = choose_try(take_try(before[1], now[0]), now[0], notes)
+        return (notes, tries), (head(*now[1:], notes), to_try(tries), notes.count[:, 0] > 0)
+    prefer = lambda a, b: TaskHint(jnp.where(a.goal_shown[..., None], a.goal, b.goal), a.goal_shown | b.goal_shown)
+    notes, (found, idea, won) = jax.lax.scan(one, notes, (inputs, state, belief))
+    found = prefer(found, TaskHint(idea.goal, idea.goal_shown & ~won))
+    return (found if told is None else prefer(told, found)), notes

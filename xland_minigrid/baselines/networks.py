@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from . import nnx
 
-from .belief import GOAL_BYTES, EventHead, GoalHead, next_events, no_notes
+from .belief import GOAL_BYTES, EventHead, GoalHead, next_events, no_notes, no_tries
 from .cores import CORES, dense, make_core
 from .encoders import SYMBOLS, Attention, Event, Inputs, TaskHint, flat_cells, make_encoder
 from .options import check_fields
@@ -134,7 +134,7 @@ class ActorCritic(nnx.Module):
         "The empty memory; every leaf has the leading axis `(batch,)`."
         memory, second = self.core.start(batch), self.goal_conditioned_core
         memory = (memory, second.start(batch)) if second else memory
-        return (memory, no_notes(batch)) if self.events else memory
+        return (memory, (no_notes(batch), no_tries(batch))) if self.events else memory
 
     def __call__(self, inputs: Inputs, memory, told: TaskHint | None = None) -> Outputs:
         # Only the cores see time; matrix products over flat rows are the fastest, above all their gradients.

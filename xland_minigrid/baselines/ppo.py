@@ -182,7 +182,7 @@ def collect(network: ActorCritic, step: Callable, rollout: RolloutState, num_ste
             inputs=now.inputs, action=action, log_prob=log_prob_of(out.logits, action), value=out.value,
             reward=after.reward, done=after.last(), success=(after.discount == 0) & (after.reward > 0),
             goal=now.timestep.state.goal_encoding,
-            recalled=(out.state, out.belief, out.memory[1]) if network.events else None,
+            recalled=(out.state, out.belief, out.memory[1][0]) if network.events else None,
             cut_off_value=None if across_trials else cut_off_value(network, step, now, action, after, out.memory))
         inputs = next_inputs(now.inputs, action, after)
         state = None if expert is None else now.timestep.state

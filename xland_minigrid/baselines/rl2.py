@@ -37,7 +37,7 @@ from .ppo import (
 from .scale import any_process, everyone, is_first, make_mesh, replicate, share, spread
 from ..benchmarks import Benchmark, digest, load_benchmark, load_benchmark_from_path, registered_benchmarks
 from ..benchmarks.expert import consult, task_plan
-from ..benchmarks.splits import HELD_OUT, NAMED_SPLITS, named_split
+from ..benchmarks.splits import HELD_OUT, NAMED_SPLITS, named_split, task_trees
 from ..core.goals import goal_kinds
 from ..core.helpers import progress_bar
 from ..core.layouts import layout, stack_layouts
@@ -56,6 +56,7 @@ class TrainConfig:
     max_steps: int | None = 50  # time limit of a trial; None takes that of env_id
     benchmark: str = "trivial-1m"  # a registered name or a file's path; "" for an environment that is a single task
     held_out: float = HELD_OUT  # share of tasks that are never trained on; the default is the named split
+    max_depth: int | None = None  # longest chain of rules in a task to train on; None takes all tasks
     rooms: tuple[int, ...] = ()  # sizes of smaller worlds to begin in
     grow: float = 0.5  # share of training after which all worlds have full size; until then fewer and fewer are small
     show_goal: float = 0.0  # share of agents that see their goal, with network.goal_conditioned_core
@@ -91,7 +92,8 @@ class TrainConfig:
 # %% ../../nbs/baselines/10_rl2.ipynb #g
 def _check_config(config: TrainConfig) -> None:
     positive = ("total_steps", "num_envs", "steps_per_task", "steps_per_update", "keep")
-    check_fields(config, **dict.fromkeys(positive, "[1, inf)"), held_out="[0, 1)", show_goal="[0, 1]", grow="(0, 1]")
+    check_fields(config, **dict.fromkeys(positive, "[1, inf)"), held_out="[0, 1)", show_goal="[0, 1]", grow="(0, 1]",
+                 **{} if config.max_depth is None else {"max_depth": "[0, inf)"})
     ppo, network = config.ppo, config.network
     if config.steps_per_task % config.steps_per_update:
         raise ValueError(f"steps_per_task ({config.steps_per_task}) must be a multiple of "
@@ -158,6 +160,9 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
                                 benchmark="high-3m", steps_per_task=2560, total_steps=1_000_000_000),
     "paper": table_6,
     "box": lambda: finding_out(total_steps=60_000_000),
+    "doors": lambda: finding_out(0.3, env_id="XLand-MiniGrid-R4-13x13", max_steps=250, benchmark="high-3m", max_depth=0,
+                                 rooms=(9, 11), grow=0.25, vary_distractors=False, steps_per_task=1300,
+                                 total_steps=8_320_000),
     "rules": lambda: _with_events(finding_out(benchmark="small-1m", rooms=(), show_goal=0.0, steps_per_task=1000,
                                               total_steps=5_120_000)),
 }
@@ -186,7 +191,7 @@ def single_task(config: TrainConfig) -> TrainConfig:
         small = {"num_envs": 128, "total_steps": 2_000_000, "view_size": 7}
         network = replace(network, encoder_width=64, memory=64, head=64)
     return replace(config, benchmark="", held_out=0.0, rooms=(), show_goal=0.0, vary_distractors=False, max_steps=None,
-                   steps_per_task=256, steps_per_update=32, ppo=ppo, network=network, **small)
+                   max_depth=None, steps_per_task=256, steps_per_update=32, ppo=ppo, network=network, **small)
 
 # %% ../../nbs/baselines/10_rl2.ipynb #k
 def to_dict(config: TrainConfig) -> dict:
@@ -228,7 +233,9 @@ def begin(env, params, rulesets, keys):
 def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]:
     """Load the training and held-out tasks, which share no pair of goal and rules; None and None for a single task.
 
-    A registered benchmark is split by `splits.named_split`, unless `held_out` is another share.
+    A registered benchmark is split by `splits.named_split`, unless `held_out` is another share. `max_depth` applies to
+    the training tasks alone.
+    Raises `ValueError` for an unknown benchmark, and if `max_depth` leaves no task.
     """
     if not config.benchmark:
         return None, None
@@ -239,8 +246,15 @@ def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]
     tasks = load_benchmark(config.benchmark) if named else load_benchmark_from_path(config.benchmark)
     if config.benchmark in NAMED_SPLITS and config.held_out == HELD_OUT:
         split = named_split(config.benchmark, tasks.goal_ids())
-        return tasks.take(split.train), tasks.take(split.test)
-    return tasks.split(1 - config.held_out, by="random")  # whole groups of one goal_id, by a fixed seed
+        train, test = tasks.take(split.train), tasks.take(split.test)
+    else:
+        train, test = tasks.split(1 - config.held_out, by="random")  # whole groups of one goal_id, by a fixed seed
+    if config.max_depth is None:
+        return train, test
+    depth = task_trees(train.goals, train.rules, train.init_tiles).depth
+    if config.max_depth < depth.min():
+        raise ValueError(f"max_depth is {config.max_depth}; the tasks to train on have a depth of {depth.min()} or more.")
+    return train.take(np.flatnonzero(depth <= config.max_depth)), test
 
 # %% ../../nbs/baselines/10_rl2.ipynb #p2
 @dataclass(frozen=True)
@@ -389,7 +403,7 @@ def make_refresh(config: TrainConfig, curriculum) -> Callable:
 
 def _without_names(config: TrainConfig) -> TrainConfig:  # runs with the same program share it
     return replace(config, seed=0, out="", benchmark="some" if config.benchmark else "", held_out=0.0,
-                   checkpoint_minutes=1.0, keep=1, loggers=())
+                   max_depth=None, checkpoint_minutes=1.0, keep=1, loggers=())
 
 @functools.lru_cache(maxsize=16)
 def _compiled(made, config: TrainConfig, curriculum, mesh) -> Callable:
