@@ -166,7 +166,7 @@ def _train(changes, /, preset: str = "laptop", env: str | None = None, start: st
     """Train an agent; the defaults shown are those of the preset laptop. The last three options are for several hosts,
     if no cluster (SLURM, Open MPI, Kubernetes, TPU pods) is recognised.
 
-    preset: initial settings, laptop, quarter-hour, box, rules, colab-t4, colab-tpu, gpu or paper (Table 6)
+    preset: initial settings, laptop, quarter-hour, box, doors, rules, colab-t4, colab-tpu, gpu or paper (Table 6)
     env: the world; a MiniGrid environment is a single task
     start: an agent (a run or a bundled name) whose weights to begin with
     resume: continue an interrupted run; auto, if there is one, else begin
