@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from xland_minigrid.measure.compiled import AIMED, environment_of, figures_of
+from xland_minigrid.measure.tables.compiled import AIMED, environment_of, figures_of
 
 pytestmark = pytest.mark.newest
 

@@ -9,7 +9,7 @@ __all__ = ['main']
 import argparse
 import collections
 import dataclasses
-import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -153,6 +153,12 @@ def _measure(words: list[str]):
     from xland_minigrid.measure.report import run
     name, *rest = words
     module = "scaling" if name == "throughput" and any(word.startswith("--figure") for word in rest) else name
+    if name == "compiled" and "--measure" in rest:
+        rest.remove("--measure")
+    elif name == "compiled":
+        module = "tables.compiled"
+        if importlib.util.find_spec("xland_minigrid.measure.tables") is None:
+            raise ValueError("Only a clone of the repository compiles for other cards; --measure runs on this one.")
     run(importlib.import_module(f"xland_minigrid.measure.{module}").report, rest, f"xland-minigrid {name}")
 
 # %% ../nbs/90_cli.ipynb #g
