@@ -9,7 +9,6 @@ __all__ = ['STEPS', 'WORLDS', 'TASKS', 'PLAYED', 'KINDS', 'size_of', 'moved', 'L
 # %% ../../nbs/measure/06_compiled.ipynb #a
 import collections
 import dataclasses
-import functools
 import importlib
 import math
 import re
