@@ -255,8 +255,8 @@ class Tries(NamedTuple):
     """What agents `(B,)` have tried.
 
     `thing (B, 13)`: the agent and objects in the order of first sight, packed, 0 for none; `here`: those seen in this
-    trial. `sides (B, 13, 13)`: bit k is set if the second thing has been on side k of the first. `wish`: the pair to try
-    now, 13 i + j, or 0 for none; `age`: for how many steps.
+    trial. `sides (B, 13, 13)`: bit k is set if the second thing has been on side k of the first. `wish`: the pair to
+    try now, 13 i + j, or 0 for none; `age`: for how many steps.
     """
     thing: jax.Array
     here: jax.Array
@@ -322,8 +322,8 @@ def to_try(tries: Tries) -> TaskHint:
 def next_events(head: EventHead, inputs: Inputs, state, belief, notes, told: TaskHint | None):
     """Take notes of `Inputs (T, B)` and decide what to do next: `TaskHint (T, B)`, and the notes afterwards.
 
-    state: of the memory, `(T, B, H)`. notes: `Notes (B,)` and `Tries (B,)`, which help until the first win. told: a hint
-    `(B,)` that takes precedence where it is shown, or None.
+    state: of the memory, `(T, B, H)`. notes: `Notes (B,)` and `Tries (B,)`, which help until the first win. told: a
+    hint `(B,)` that takes precedence where it is shown, or None.
     """
     def one(before, now):
         notes = take_note(before[0], now[0])

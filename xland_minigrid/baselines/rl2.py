@@ -253,7 +253,8 @@ def load_tasks(config: TrainConfig) -> tuple[Benchmark | None, Benchmark | None]
         return train, test
     depth = task_trees(train.goals, train.rules, train.init_tiles).depth
     if config.max_depth < depth.min():
-        raise ValueError(f"max_depth is {config.max_depth}; the tasks to train on have a depth of {depth.min()} or more.")
+        raise ValueError(f"max_depth is {config.max_depth}; the tasks to train on have a depth of {depth.min()} or "
+                         "more.")
     return train.take(np.flatnonzero(depth <= config.max_depth)), test
 
 # %% ../../nbs/baselines/10_rl2.ipynb #p2

@@ -26,8 +26,8 @@ from ...baselines.scale import AXIS
 from ...core.actions import NUM_ACTIONS
 from ...core.helpers import progress_bar
 from xland_minigrid.measure.compiled import (
-    CARDS, PLAYED, STEPS, WORLDS, Card, Cost, Loop, Program, bound, computations, cost, key_shapes, rollout, task_shapes,
-    world_of)
+    CARDS, PLAYED, STEPS, WORLDS, Card, Cost, Loop, Program, bound, computations, cost, key_shapes, rollout,
+    task_shapes, world_of)
 from ..report import Page, markdown_table, script
 
 # %% ../../../nbs/measure/tables/12_compiled.ipynb #b
