@@ -28,14 +28,13 @@ def test_it_comes_out_of_the_box(name):
     assert max(card["evaluation"]["random"]["per_trial"]["success"]) < curve["success_lo"][0]
 
 
-@pytest.mark.parametrize("name", (NAME, "r1-9x9-small", pytest.param(HARD, marks=pytest.mark.slow)))
+@pytest.mark.parametrize("name", (NAME, "r1-9x9-small"))
 def test_it_is_tested_on_the_named_split(name):
     "The goals on its card, those that its training held out, are those that every table holds out."
     config = load_agent(name).config
     tasks, (trained, unseen) = load_benchmark(config.benchmark), load_tasks(config)
     split = named_split(config.benchmark, tasks.goal_ids())
-    assert digest(unseen) == digest(tasks.take(split.test)) and set(trained.goal_ids()) <= set(tasks.goal_ids()[split.train])
-    assert config.max_depth is not None or digest(trained) == digest(tasks.take(split.train))
+    assert digest(unseen) == digest(tasks.take(split.test)) and digest(trained) == digest(tasks.take(split.train))
     assert len(split.left_out) == 0 and set(unseen.goal_ids()).isdisjoint(trained.goal_ids())
     assert agents.read_card(name)["evaluation"]["agent"]["tasks"] >= 1024
 
