@@ -287,7 +287,7 @@ def take_try(tries: Tries, inputs: Inputs) -> Tries:
     sides |= jnp.where(other[..., None] & one[..., None, :], 1 << (side + 2) % 4, 0).sum(1)
     return tries._replace(thing=thing, here=tries.here & ~inputs.done[:, None] | here, sides=tries.sides | sides)
 
-# %% ../../nbs/baselines/03_belief.ipynb #5b3a45e5
+# %% ../../nbs/baselines/03_belief.ipynb #Y
 def choose_try(tries: Tries, inputs: Inputs, notes: Notes) -> Tries:
     "Choose the pair to try, or none. A pair that took more than `PATIENCE` steps counts as tried."
     place, thing = np.arange(THINGS), tries.thing
@@ -318,12 +318,12 @@ def to_try(tries: Tries) -> TaskHint:
     goal = jnp.stack([kind, first >> 4, first & 15, second >> 4, second & 15], axis=-1)
     return TaskHint(goal.astype(jnp.uint8), tries.wish > 0)
 
-# %% ../../nbs/baselines/03_belief.ipynb #20c1015a
+# %% ../../nbs/baselines/03_belief.ipynb #Z
 def next_events(head: EventHead, inputs: Inputs, state, belief, notes, told: TaskHint | None):
     """Take notes of `Inputs (T, B)` and decide what to do next: `TaskHint (T, B)`, and the notes afterwards.
 
-    state: of the memory, `(T, B, H)`. notes: `Notes (B,)` and `Tries (B,)`, which help until the first win. told: a
-    hint `(B,)` that takes precedence where it is shown, or None.
+    state: of the memory, `(T, B, H)`. notes: `Notes (B,)`, and `Tries (B,)`, which count only until the first
+    win. told: a hint `(B,)` that takes precedence where it is shown, or None.
     """
     def one(before, now):
         notes = take_note(before[0], now[0])
