@@ -163,8 +163,8 @@ def _measure(words: list[str]):
 
 # %% ../nbs/90_cli.ipynb #g
 def _train_parser(commands):
-    from xland_minigrid.baselines.rl2 import TrainConfig
-    add_command(commands, "train", _train, TrainConfig())
+    from xland_minigrid.baselines import rl2
+    add_command(commands, "train", _train, rl2.preset())
 
 def _train(changes, /, preset: str = "laptop", env: str | None = None, start: str | None = None,
            resume: bool | Literal["auto"] = False, coordinator: str | None = None, processes: int | None = None,
@@ -172,7 +172,7 @@ def _train(changes, /, preset: str = "laptop", env: str | None = None, start: st
     """Train an agent; the defaults shown are those of the preset laptop. The last three options are for several hosts,
     if no cluster (SLURM, Open MPI, Kubernetes, TPU pods) is recognised.
 
-    preset: initial settings, laptop, quarter-hour, box, doors, rules, colab-t4, colab-tpu, gpu or paper (Table 6)
+    preset: initial settings, laptop, box, doors, rules, colab-t4, colab-tpu, gpu or paper (Table 6)
     env: the world; a MiniGrid environment is a single task
     start: an agent (a run or a bundled name) whose weights to begin with
     resume: continue an interrupted run; auto, if there is one, else begin

@@ -62,9 +62,9 @@ def agents_for(device: Device) -> int:
 def config_for(device: Device, fast: bool = False, **changes) -> TrainConfig:
     "A preset with the number of agents and the precision for a device. `changes` replace fields; `fast` is for tests."
     if fast:
-        config = preset("laptop", total_steps=64 * 60 * 4, num_envs=64, steps_per_task=60, steps_per_update=30,
-                        max_steps=12, benchmark="trivial-21k", ppo=PPOConfig(num_minibatches=4),
-                        network=NetworkConfig(embedding=4, encoder_width=16, event=8, memory=16, head=16))
+        config = TrainConfig(total_steps=64 * 60 * 4, num_envs=64, steps_per_task=60, steps_per_update=30, max_steps=12,
+                             benchmark="trivial-21k", ppo=PPOConfig(num_minibatches=4),
+                             network=NetworkConfig(embedding=4, encoder_width=16, event=8, memory=16, head=16))
     elif device.platform == "cpu":
         config = preset("laptop", total_steps=2_000_000, benchmark="trivial-21k", size=5, max_steps=25)
     else:

@@ -131,12 +131,6 @@ def table_6(**changes) -> TrainConfig:
                   total_steps=10_000_000_000, steps_per_task=12_800, steps_per_update=256)
     return TrainConfig(**config | {"ppo": ppo, "network": network} | changes)
 
-def _accelerated(device: str, num_envs: int, memory: int, dtype: str = "bfloat16", **changes) -> TrainConfig:
-    network = NetworkConfig(embedding=16, encoder_width=256, event=64, memory=memory, head=256, dtype=dtype)
-    ppo = PPOConfig(lr=5e-4, gamma=0.99, ent_coef=0.01, num_minibatches=16, update_epochs=1)
-    rhythm = {"steps_per_task": 1280, "steps_per_update": 128}
-    return TrainConfig(**rhythm | {"num_envs": num_envs, "device": device, "ppo": ppo, "network": network} | changes)
-
 def finding_out(imitation_coef: float = 0.0, **changes) -> TrainConfig:
     """Training recipe of the bundled agent (`14_agents`): a second memory, goals shown to half of the agents, reward
     for progress, growing rooms, varied distractors, short trials. `changes` replace fields."""
@@ -146,18 +140,23 @@ def finding_out(imitation_coef: float = 0.0, **changes) -> TrainConfig:
     parts = {"ppo": ppo, "network": network, "steps_per_task": 500, "steps_per_update": 100, "grow": 0.15}
     return TrainConfig(**parts | {"rooms": (5, 6, 7), "show_goal": 0.5, "vary_distractors": True} | changes)
 
+def _accelerated(device: str, num_envs: int, memory: int, dtype: str = "bfloat16", **changes) -> TrainConfig:
+    config = finding_out(0.3, num_envs=num_envs, device=device, steps_per_task=1250, steps_per_update=125, **changes)
+    network = replace(config.network, embedding=16, encoder_width=256, event=64, memory=memory, head=256, dtype=dtype,
+                      goal_conditioned_core=memory // 2)
+    return replace(config, network=network, ppo=replace(config.ppo, num_minibatches=16))
+
 # %% ../../nbs/baselines/10_rl2.ipynb #i2
 def _with_events(config: TrainConfig) -> TrainConfig:
     ppo = replace(config.ppo, shaping_coef=0.0, lr=1.5e-3, max_grad_norm=1.0)
     return replace(config, network=replace(config.network, events=64), ppo=ppo)
 
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
-    "laptop": TrainConfig,
-    "quarter-hour": lambda: finding_out(0.3, total_steps=13_312_000),
+    "laptop": lambda: finding_out(0.3, total_steps=13_312_000),
     "colab-t4": lambda: _accelerated("gpu", 4096, 256, "float16", total_steps=200_000_000),
     "colab-tpu": lambda: _accelerated("tpu", 8192, 512, total_steps=500_000_000),
-    "gpu": lambda: _accelerated("gpu", 16_384, 1024, env_id="XLand-MiniGrid-R4-13x13", max_steps=None,
-                                benchmark="high-3m", steps_per_task=2560, total_steps=1_000_000_000),
+    "gpu": lambda: _accelerated("gpu", 16_384, 1024, env_id="XLand-MiniGrid-R4-13x13", max_steps=250, rooms=(9, 11),
+                                benchmark="high-3m", total_steps=1_000_000_000),
     "paper": table_6,
     "box": lambda: finding_out(total_steps=60_000_000),
     "doors": lambda: finding_out(0.3, env_id="XLand-MiniGrid-R4-13x13", max_steps=250, benchmark="high-3m", max_depth=0,
@@ -183,13 +182,12 @@ def preset(name: str = "laptop", env_id: str | None = None, **changes) -> TrainC
 def single_task(config: TrainConfig) -> TrainConfig:
     "Adapt `config` to a single task: short sequences, separate episodes, and on a laptop a small network."
     small = {}
-    ppo = replace(config.ppo, across_trials=False, belief_coef=0.0, shaping_coef=0.0, imitation_coef=0.0,
-                  gamma=0.99, ent_coef=0.02, num_minibatches=8)
-    network = replace(config.network, event=0, attention=False, neighbors=False, goal_conditioned_core=0,
-                      events=0)
+    ppo = PPOConfig(lr=config.ppo.lr, update_epochs=config.ppo.update_epochs, across_trials=False, gamma=0.99,
+                    belief_coef=0.0)
+    network = replace(config.network, event=0, attention=False, neighbors=False, goal_conditioned_core=0, events=0)
     if config.num_envs <= 256:
         small = {"num_envs": 128, "total_steps": 2_000_000, "view_size": 7}
-        network = replace(network, encoder_width=64, memory=64, head=64)
+        network = NetworkConfig(event=0, attention=False, encoder_width=64, memory=64, head=64)
     return replace(config, benchmark="", held_out=0.0, rooms=(), show_goal=0.0, vary_distractors=False, max_steps=None,
                    max_depth=None, steps_per_task=256, steps_per_update=32, ppo=ppo, network=network, **small)
 
@@ -323,16 +321,18 @@ def worlds_of(config: TrainConfig, params, round, keys):
     """Choose the world parameters for agents with `keys (B,)` in a round.
 
     With `config.rooms` the layouts are small at first, and more and more of full size until `config.grow` of training.
+    Rooms that are not smaller than the world are left out.
     """
-    if not config.rooms:
+    small = [(size, size) for size in config.rooms if size < min(params.height, params.width)]
+    if not small:
         return params
-    sizes = [(params.height, params.width), *((size, size) for size in config.rooms)]
+    sizes = [(params.height, params.width), *small]
     plans = stack_layouts([layout(params.grid_type, *size) for size in sizes])
-    small = 1 - round / max(1, int(config.grow * config.rounds))
+    share = 1 - round / max(1, int(config.grow * config.rounds))
 
     def one(key):
         which, lot = jax.random.split(jax.random.fold_in(key, 1))
-        return jnp.where(jax.random.uniform(lot) < small, jax.random.randint(which, (), 1, len(sizes)), 0)
+        return jnp.where(jax.random.uniform(lot) < share, jax.random.randint(which, (), 1, len(sizes)), 0)
     chosen = jax.vmap(one)(keys)
     return params.replace(layout=jax.tree.map(lambda x: jnp.asarray(x)[chosen], plans))
 

@@ -275,7 +275,7 @@ def experiment_parser(commands) -> None:
         verb = verbs.add_parser(name, help=about, allow_abbrev=False)
         add_options(verb, Settings())
         add_options(verb.add_argument_group("configuration", "of the training; the defaults shown are those of the "
-                                            "preset laptop"), TrainConfig())
+                                            "preset laptop"), rl2.preset())
         verb.set_defaults(run_command=run_experiment)
 
 def asked(args) -> tuple[Settings, TrainConfig]:
