@@ -229,7 +229,7 @@ def repaired(answer):
     return f"Right: after one change the oracle solves it, in {steps} steps from three starts."
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #h
-@exercise("1.4", "A tree of two steps", level=3, minutes=20)
+@exercise("1.4", "A tree of two steps", level=2, minutes=20)
 def tree(answer):
     "Check a task of holding the star: a chain of two rules, at most three objects, and no rule that it does not need."
     task, objects, rules = _task_of_star(answer, "tree"), _objects(answer), _rules(answer)
@@ -260,7 +260,7 @@ def _tasks_to_read():
              [above(BALL, STAR, hex_), above(KEY, BALL, square)], [meet(BALL, KEY, (Tiles.FLOOR, Colors.BLACK))], []]
     return [pad_ruleset(make_ruleset(AgentHoldGoal(STAR), row, [BALL, KEY]), 4, 4) for row in rules]
 
-@exercise("1.5", "What can ever exist", level=2, minutes=20)
+@exercise("1.5", "What can ever exist", level=3, minutes=20)
 def makeable(answer):
     "Check a function of a task: the set of objects (kind, colour) that can exist in one of its trials."
     function(answer, "makeable", "task")
