@@ -212,6 +212,7 @@ SHORT = {
     # 03
     'generate_benchmark("high", n=1_000_000, seed=0)': 'generate_benchmark("high", n=20_000, seed=0)',
     "permutation(len(unseen))[:384]": "permutation(len(unseen))[:32]",
+    "params, starts=4": "params, starts=1",
     # 04
     "(1, 8, 64, 512, 4096, 32_768, 131_072)": "(1, 256)",
     "seconds(function, *args, repeats=50)": "seconds(function, *args, repeats=2)",
