@@ -143,8 +143,9 @@ def compile_goal(encoding, declared=None):
     place_a, place_b = args[..., 0] | args[..., 1] << 8, args[..., 2] | args[..., 3] << 8
     place = xp.where(kind == 2, place_a, xp.where(kind == 3, place_b, 0))
     first = first | xp.where(kind == 2, 0, a << 16) | xp.where(two == 1, b << 8, 0)
-    words = xp.stack([first, second | place << 16], axis=-1)
-    return xp.where((second & 63 != 0)[..., None], words, np.uint32(0))
+    known, zero = second & 63 != 0, np.uint32(0)
+    # in this order, it needs no kernel of its own on a GPU
+    return xp.stack([xp.where(known, first, zero), xp.where(known, second | place << 16, zero)], axis=-1)
 
 # %% ../../nbs/core/07_goals.ipynb #g
 def at_position(goal, cells, position) -> jax.Array:
