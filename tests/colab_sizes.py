@@ -6,7 +6,7 @@ SHORT = {
         "quick = False": "quick = True",
         'folder = "runs/figures"': 'folder = __import__("tempfile").mkdtemp()',
         "measured(names)": "measured(names, repeats=1, worlds=64, steps=4)",
-        "n = sizes.num_envs[len(sizes.num_envs) // 2]": "n = 64",
+        "n = sizes.middle": "n = 64",
         "for case in cases for row in measure(case, peers(),": "for case in cases[:1] for row in measure(case, peers()[:1],"},
     "standalone_ppo": {"Config() if small": "Config(num_envs=16, num_steps=16, total_steps=2048, hidden=16) if small"},
     "standalone_rl2": {

@@ -81,7 +81,7 @@ def test_nothing_is_kept_that_was_computed(name):
 def test_it_reads_like_a_tutorial(name):
     cells = notebook(name)["cells"][2:]
     head = "".join(cells[0]["source"])
-    assert cells[0]["cell_type"] == "markdown" and re.match(r"# \S.*\n\n\*\d+ minutes to read.*comput.*\. You need .*\*\n\n", head), "title, time, what you need"
+    assert cells[0]["cell_type"] == "markdown" and re.match(r"# \S.*\n\n\*\d+ minutes to read[^*]*comput[^*]*\. You\s+need [^*]*\*\n\n", head), "title, time, what you need"
     assert "cccc" not in "".join(cell["cell_type"][0] for cell in cells)
     assert max(text.count("\n") + 1 for text in code(name)) <= 40
     assert not [word for cell in cells for word in ("/work", "/tmp/", "localhost") if word in "".join(cell["source"])]
