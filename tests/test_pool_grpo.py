@@ -15,7 +15,7 @@ from worlds import refusals
 
 from xland_minigrid.baselines.checkpoint import CheckpointError, Checkpoints
 from xland_minigrid.baselines.language_model import END, PAD, TURN, ModelConfig, Transformer, Turn, Vocabulary, chosen, log_policy, mixed, pack
-from xland_minigrid.measure.grpo import report, unseen
+from xland_minigrid.measure.tables.grpo import report, unseen
 from xland_minigrid.measure.report import run as run_program
 from xland_minigrid.pool import grpo
 from xland_minigrid.pool.episodes import Env
