@@ -15,7 +15,7 @@ from xland_minigrid.tutor.grade import Grade, Grades, NotGraded, exercises_in, f
 pytestmark = pytest.mark.newest
 
 ROOT = Path(__file__).resolve().parent.parent
-TASK, NEXT = "### Exercise 9.1 · Advantages by hand\n\n●○○ easy · 10 minutes", "### Exercise 8.3 · Means over thin ice"
+TASK, NEXT = "### Exercise 9.1 · Advantages by hand\n\n●○○ easy · 10 minutes", "### Exercise 8.4 · Means over thin ice"
 GOOD = ("def advantages(returns, floor):\n    rs = [r for r in returns if r is not None]\n    mean = sum(rs) / len(rs) if rs else 0\n"
         "    size = (sum((r - mean)**2 for r in rs) / max(len(rs), 1))**0.5 + floor\n    return [0 if r is None else (r - mean) / size for r in returns]")
 CHECK = "from xland_minigrid.tutor import grpo as check"
@@ -63,11 +63,11 @@ def graded(tmp_path_factory):
         rows = grade(folder, jobs=2)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before, "nothing is written beside or into what students sent"
     assert rows.status == 2 and len({row.notebook for row in rows}) == 6
-    return {re.sub(r".*/(\w+)\.ipynb", r"\1", row.notebook) + (" 8.3" if row.exercise == "8.3" else ""): row for row in rows}
+    return {re.sub(r".*/(\w+)\.ipynb", r"\1", row.notebook) + (" 8.4" if row.exercise == "8.4" else ""): row for row in rows}
 
 
 def test_unsolved(graded):
-    row = graded["stumbles 8.3"]
+    row = graded["stumbles 8.4"]
     assert not row.ok and "return" in row.message, row
 
 
@@ -92,11 +92,11 @@ def test_what_is_missing_and_why(graded):
 
 
 def test_an_answer_that_raises(graded):
-    assert not graded["loops_when_asked 8.3"].ok and "KeyError" in graded["loops_when_asked 8.3"].message
+    assert not graded["loops_when_asked 8.4"].ok and "KeyError" in graded["loops_when_asked 8.4"].message
 
 
 def test_what_is_no_notebook_has_a_row(graded):
-    assert graded["text"][1:3] == ("", "") and "no notebook" in graded["text"].message
+    assert graded["text"][1:3] == ("", "") and "not JSON" in graded["text"].message
 
 
 @pytest.mark.slow
@@ -132,8 +132,8 @@ def test_a_tutorials_solutions_pass_and_their_stubs_do_not():
 
 def test_what_cannot_be_graded_is_told_in_a_sentence(tmp_path):
     table = [
-        ("", "no JSON"), ("# x", "no JSON"), ("[]", "no list of cells"), ("{}", "no list of cells"), ('{"cells": 3}', "no list of cells"), ('{"worksheets": []}', "no list of cells"), ('{"cells": []}', "empty"),
-        ('{"cells": [{"cell_type": "code", "source": "  "}]}', "empty"), ('{"cells": [7, null]}', "empty"), ("[" * 100_000, "no JSON"),
+        ("", "not JSON"), ("# x", "not JSON"), ("[]", "no list of cells"), ("{}", "no list of cells"), ('{"cells": 3}', "no list of cells"), ('{"worksheets": []}', "no list of cells"), ('{"cells": []}', "no code"),
+        ('{"cells": [{"cell_type": "code", "source": "  "}]}', "no code"), ('{"cells": [7, null]}', "no code"), ("[" * 100_000, "not JSON"),
         ('{"cells": [{"cell_type": "code", "source": "1"}], "metadata": {"kernelspec": {"language": "R"}}}', "written in R"),
     ]
     for text, says in table:
@@ -156,7 +156,7 @@ def test_odd_metadata_is_no_reason_to_refuse(tmp_path):
 
 
 def test_exercises_are_those_of_the_headings():
-    assert exercises_in([("markdown", f"{NEXT}\n\ntext\n\n{TASK}"), ("code", "### Exercise 8.1 · in code")]) == ["8.3", "9.1"]
+    assert exercises_in([("markdown", f"{NEXT}\n\ntext\n\n{TASK}"), ("code", "### Exercise 8.1 · in code")]) == ["8.4", "9.1"]
     for cells in ([("code", "check.advantages(1)")], [("markdown", "### Exercise · none"), ("code", CHECK)]):
         with pytest.raises(NotGraded, match="No exercise"):
             exercises_in(cells)
@@ -176,10 +176,10 @@ def test_paths(tmp_path):
     assert list(find_notebooks(tmp_path).values()) == [a, b] == list(find_notebooks([a, tmp_path / "x" / "y", b]).values())
     for wrong in (tmp_path / "nowhere", []):
         if wrong:
-            with pytest.raises(ValueError, match="not there"):
+            with pytest.raises(ValueError, match="does not exist"):
                 find_notebooks(wrong)
     (tmp_path / "none").mkdir()
-    with pytest.raises(ValueError, match="no notebook"):
+    with pytest.raises(ValueError, match="contains no notebook"):
         find_notebooks(tmp_path / "none")
 
 
@@ -204,6 +204,6 @@ def test_the_command(tmp_path, capsys):
     (tmp_path / "a.ipynb").write_text("no")
     assert main(["grade", str(tmp_path / "a.ipynb"), "--out", str(tmp_path / "g.csv")]) == 2
     out = capsys.readouterr().out
-    assert "not graded" in out and "1 notebook, 0 of 0 exercises solved" in out and "no JSON" in (tmp_path / "g.csv").read_text()
-    assert main(["grade", str(tmp_path / "b.ipynb")]) == 1 and "not there" in capsys.readouterr().err
+    assert "not graded" in out and "1 notebook, 0 of 0 exercises solved" in out and "not JSON" in (tmp_path / "g.csv").read_text()
+    assert main(["grade", str(tmp_path / "b.ipynb")]) == 1 and "does not exist" in capsys.readouterr().err
     assert main(["grade", str(tmp_path / "a.ipynb"), "--out", "g.xlsx"]) == 1 and "csv" in capsys.readouterr().err

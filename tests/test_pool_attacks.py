@@ -130,7 +130,7 @@ def test_handshakes_that_are_none(server):
                 assert wire.status is None or 400 <= wire.status < 600, (name, wire.status)
                 seen[f"HTTP {wire.status}" if wire.status else "the connection ends"] += 1
 
-    with siege(server, "Broken handshakes", f"cut at every byte, with FIN and RST; {len(strange)} kinds that are none: {', '.join(strange)}") as attack:
+    with siege(server, "Broken handshakes", f"cut at every byte, with FIN and RST; {len(strange)} kinds of invalid requests: {', '.join(strange)}") as attack:
         attack.rounds(once)
         attack.got = told(seen)
 

@@ -13,15 +13,15 @@ from xland_minigrid.tutor import grpo as check
 
 pytestmark = pytest.mark.newest
 
-NAMES = ("advantages", "loss", "group_size")
+NAMES = ("advantages", "loss", "group_size", "batch")
 
 
 def given(how):
     return answers("09_grpo", how, np=np, jnp=jnp)
 
 
-def test_there_are_three():
-    assert [number for number in all_exercises() if number.startswith("9.")] == ["9.1", "9.2", "9.3"]
+def test_there_are_four():
+    assert [number for number in all_exercises() if number.startswith("9.")] == ["9.1", "9.2", "9.3", "9.4"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,7 +41,7 @@ def test_the_librarys_functions_are_right():
 
 
 @pytest.mark.parametrize("answer, says", [
-    (lambda returns, floor: [r or 0 for r in returns], "not"), (lambda returns, floor: [0.0], "one number per episode"), (lambda returns, floor: None, "return"), (7, "no function"),
+    (lambda returns, floor: [r or 0 for r in returns], "not"), (lambda returns, floor: [0.0], "one number per episode"), (lambda returns, floor: None, "return"), (7, "function: begin"),
     (lambda returns, floor: "ab", "numbers"), (lambda returns, floor: [float("nan")] * len(returns), "nan"), (lambda returns: returns, "other arguments"),
     (lambda returns, floor: grpo.group_advantages(returns), "divide it by the deviation"), (lambda returns, floor: grpo.advantages([r or 0 for r in returns], floor), "failure"),
     (lambda returns, floor: grpo.advantages(returns, 0.0), "add the floor")])

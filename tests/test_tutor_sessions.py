@@ -1,4 +1,5 @@
 """The exercises of the tutorial about many sessions: its own solutions pass, and what is wrong is told so in a sentence."""
+import asyncio
 import re
 import threading
 
@@ -18,14 +19,14 @@ def same(a, b):
 
 
 def given(how):
-    return answers("08_many_sessions_at_once", how, shortest_path=shortest_path, same=same)
+    return answers("08_many_sessions_at_once", how, asyncio=asyncio, shortest_path=shortest_path, same=same)
 
 
-NAMES = ("crossed", "guide", "mean_rewards")
+NAMES = ("crossed", "answer", "guide", "mean_rewards")
 
 
-def test_there_are_three():
-    assert [number for number in all_exercises() if number.startswith("8.")] == ["8.1", "8.2", "8.3"]
+def test_there_are_four():
+    assert [number for number in all_exercises() if number.startswith("8.")] == ["8.1", "8.2", "8.3", "8.4"]
     assert all(callable(given(colab.solution)[name]) for name in NAMES)
 
 
@@ -49,7 +50,6 @@ async def blindly(episode):
 
 
 async def never(episode):
-    import asyncio
     await asyncio.sleep(3600)
 
 
@@ -87,7 +87,7 @@ def test_a_guide_that_never_ends_is_not_waited_for():
 
 def test_crossed_wires_that_are_not_found():
     refused(check.crossed, (lambda seen, twins: (0, 1, 0), "return None where all agree"), (lambda seen, twins: None, "return three numbers"),
-            (lambda seen: None, "other arguments"), (7, "no function"))
+            (lambda seen: None, "other arguments"), (7, "function: begin"))
 
 
 def test_a_guide_that_reads_two_starts_is_told_so():
@@ -134,7 +134,6 @@ def test_means_that_are_wrong():
 
 
 def test_groups_that_all_begin_at_once_leave_no_tracebacks(capfd):
-    import asyncio
     import gc
 
     async def abandoned(pool, rollout, tasks):

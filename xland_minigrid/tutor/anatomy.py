@@ -242,8 +242,8 @@ def tree(answer):
         others = pad_ruleset(task.replace(rules=_rows(rules[:i] + rules[i + 1:], 7)), 8, 8)
         refuse(plan_of(others) is not None, f"The task can be solved without rule {i + 1} as well: leave it out.")
     trial = _solved(task, "tree")[0]
-    refuse(_firings(trial) < 2, "One action lets both rules fire, so this tree has one step for the agent: choose rules "
-           "that need two actions.")
+    refuse(_firings(trial) < 2, "One action lets both rules fire, so this tree has one step for the agent: choose "
+           "rules that need two actions.")
     return f"Right: {len(plan.steps)} rules in a chain, and the oracle solves the task in {len(trial) - 1} steps."
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #i
@@ -260,14 +260,14 @@ def _tasks_to_read():
              [above(BALL, STAR, hex_), above(KEY, BALL, square)], [meet(BALL, KEY, (Tiles.FLOOR, Colors.BLACK))], []]
     return [pad_ruleset(make_ruleset(AgentHoldGoal(STAR), row, [BALL, KEY]), 4, 4) for row in rules]
 
-@exercise("1.5", "What can ever exist", level=3, minutes=20)
+@exercise("1.5", "Everything that can exist", level=3, minutes=20)
 def makeable(answer):
     "Check a function of a task: the set of objects (kind, colour) that can exist in one of its trials."
     function(answer, "makeable", "task")
     for task in _tasks_to_read():
         found = answer(task)
         refuse(not isinstance(found, set) or any(np.ndim(tile) != 1 for tile in found),
-               f"`makeable` gives back {found!r:.60}; it must be a set of pairs (kind, colour).")
+               f"`makeable` returns {found!r:.60}; it must be a set of pairs (kind, colour).")
         found = {tuple(map(int, tile)) for tile in found}
         wrong = {"Go through the rules again until nothing new appears: a rule may use what one below it makes.":
                  _can_exist(task, rounds=1),

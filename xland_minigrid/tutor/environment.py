@@ -124,7 +124,7 @@ TRIALS = {  # seed of the start, seventeen actions, and whether a reward follows
 
 @functools.lru_cache(maxsize=4)
 def _play(answer):
-    "Compiled: an answer's return of `actions (n,)` from the start of a seed, in an empty room with a limit of ten steps."
+    "Compiled: an answer's return of `actions (n,)` from the start of a seed, in an empty room with ten steps."
     env, params = make("MiniGrid-EmptyRandom-5x5", max_steps=10)
     return jax.jit(lambda seed, actions, gamma: answer(env, params, jax.random.key(seed), actions, gamma))
 

@@ -31,7 +31,7 @@ def window(answer):
         found = answer(_ACTION.copy(), _REWARD.copy(), start, length)
         right = _our_window(_ACTION, _REWARD, start, length)
         refuse(not isinstance(found, (tuple, list)) or len(found) != 4,
-               f"`window` gives back {type(found).__name__}; return four arrays: {', '.join(_PARTS)}.")
+               f"`window` returns {type(found).__name__}; return four arrays: {', '.join(_PARTS)}.")
         found = [numbers(x, (length,), "window", f"{name} has one entry per step") for name, x in zip(_PARTS, found)]
         case, real = f"For start {start} and length {length}", right[3]
         shown = found[3].astype(int).tolist()
@@ -85,7 +85,7 @@ def masked_loss(answer):
             f"{case}: normalise first. A probability comes from a softmax over the six logits.":
                 -(logits[np.arange(5), known] * mask).sum() / max(mask.sum(), 1),
             f"{case}: if no step counts, return 0.": np.nan})
-    return "Right: only real steps count, and nothing breaks if there are none."
+    return "Right: only real steps count, and no step at all gives 0."
 
 # %% ../../nbs/tutor/14_histories.ipynb #d
 @ours

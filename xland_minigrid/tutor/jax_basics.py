@@ -18,7 +18,7 @@ from .exercise import (WrongAnswer, compare, exercise, function, numbers, or_our
 def _our_step_many(step, params, worlds, actions):
     return jax.vmap(step, in_axes=(None, 0, 0))(params, worlds, actions)
 
-@exercise("12.1", "One step of many worlds", level=1, minutes=5)
+@exercise("13.1", "One step of many worlds", level=1, minutes=5)
 def step_many(answer):
     "`answer(step, params, worlds, actions)`: the next worlds; `step` is called once, by `vmap`."
     function(answer, "step_many", "step", "params", "worlds", "actions")
@@ -35,7 +35,7 @@ def step_many(answer):
     right = jax.vmap(step, in_axes=(None, 0, 0))(params, worlds, actions)
     calls.clear()
     found = answer(step, params, worlds, actions)
-    refuse(found is None or found is ..., "`step_many` gives nothing back: it has to end with `return`.")
+    refuse(found is None or found is ..., "`step_many` returns nothing: it has to end with `return`.")
     refuse(len(calls) != 1, f"Your function calls `step` {len(calls)} times: `jax.vmap` calls it once, for all worlds.")
     refuse(jax.tree.structure(found) != jax.tree.structure(right), "Return what `step` returns, with an axis in front.")
     for name, values in right.items():
@@ -60,7 +60,7 @@ def _contains_scan(answer, rewards) -> bool:
     except Exception:  # it cannot be traced, so it was not written with `scan`
         return False
 
-@exercise("12.2", "From for to scan", level=1, minutes=5)
+@exercise("13.2", "From for to scan", level=1, minutes=5)
 def discounted(answer):
     "`answer(rewards (n,))`: the discounted total after each reward, `(n,)`, by a `scan`."
     function(answer, "discounted", "rewards")

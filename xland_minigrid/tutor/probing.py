@@ -34,7 +34,7 @@ def _wrong_sets(possible, reached, won):
 
 @exercise("7.1", "What is still possible?", level=2, minutes=15)
 def still_possible(answer):
-    "`answer(possible (goals,), reached (steps, goals), won)`: which goals are possible after the trial, bool `(goals,)`."
+    "`answer(possible (goals,), reached (steps, goals), won)`: goals possible after the trial, bool `(goals,)`."
     rng = np.random.default_rng(0)
     for won in (False, True, True, False):
         possible, reached = rng.random(20) < 0.7, rng.random((6, 20)) < 0.15
@@ -43,12 +43,12 @@ def still_possible(answer):
         try:
             found = answer(possible.copy(), reached.copy(), won)
         except ValueError as error:
-            refuse("truth value" in str(error), "`if`, `and`, `or` and `not` ask one question, and the arguments are arrays: "
-                                                "use `&`, `|` and `~`.")
+            refuse("truth value" in str(error), "`if`, `and`, `or` and `not` ask one question, and the arguments are "
+                                                "arrays: use `&`, `|` and `~`.")
             raise
         found = numbers(found, possible.shape, "still_possible", "one truth value for each goal")
-        compare(found, right, f"After a {'won' if won else 'lost'} trial, {int(right.sum())} of these goals are possible, and "
-                              f"your answer has {found.sum():g}: they differ.", _wrong_sets(possible, reached, won))
+        compare(found, right, f"After a {'won' if won else 'lost'} trial, {right.sum()} of these goals are possible, "
+                              f"and your answer has {found.sum():g}: they differ.", _wrong_sets(possible, reached, won))
     return "Right: a loss rules out what was reached, a win everything else."
 
 # %% ../../nbs/tutor/09_probing.ipynb #d
@@ -66,8 +66,8 @@ def reasons(answer):
     try:
         found = answer(won.copy(), left.copy(), right.copy())
     except ValueError as error:
-        refuse("truth value" in str(error), "`if`, `and`, `or` and `not` ask one question, and the arguments are arrays with "
-                                            "many trials: use `np.where` or `np.select`.")
+        refuse("truth value" in str(error), "`if`, `and`, `or` and `not` ask one question, and the arguments are "
+                                            "arrays with many trials: use `np.where` or `np.select`.")
         raise
     found = numbers(found, won.shape, "reasons", "a number from 0 to 3 for each trial")
     wrong = found[~np.isin(found, range(4))]

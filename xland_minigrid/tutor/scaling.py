@@ -43,8 +43,8 @@ def crowd(answer):
     try:
         program = jax.jit(lambda tasks, keys: answer(env, params, tasks, keys)).trace(tasks, keys)
     except ValueError as error:
-        refuse("inconsistent sizes" in str(error), "One vmap over tasks and keys pairs task i with key i, and there are "
-               "3 tasks and 4 keys. For every task with every key apply vmap twice: inside over keys, outside over tasks.")
+        refuse("inconsistent sizes" in str(error), "One vmap over tasks and keys pairs task i with key i, and there "
+               "are 3 tasks and 4 keys. For all pairs, apply vmap twice: inside over keys, outside over tasks.")
         raise
     shapes = program.out_info
     refuse(not isinstance(shapes, TimeStep),
