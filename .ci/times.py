@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from settings import ROOT
 
 KEPT, PAGE = ROOT / "docs" / "results" / "tutorials.json", ROOT / "docs" / "results" / "tutorials.md"
-SETS = ("newest", "floor")
 
 
 def package_set():
@@ -46,21 +45,23 @@ def keep(name, packages, fast, took):
     KEPT.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
-COLUMNS = [f"{packages} {how}" for how in ("full", "fast") for packages in SETS]
+COLUMNS = {f"{packages} {how}": f"{label}, {how}" for how in ("full", "fast")
+           for packages, label in (("newest", "newest packages"), ("floor", "Colab's oldest"))}
 
 
 def page():
     found = measured()
-    show = lambda row: " | ".join(f"{row[column]:.0f}" if column in row else "–" for column in COLUMNS)
-    total = {column: sum(row.get(column, 0) for row in found["rows"].values()) for column in COLUMNS if all(column in row for row in found["rows"].values())}
+    columns = [column for column in COLUMNS if all(column in row for row in found["rows"].values())]
+    line = lambda name, row: f"| {name} | {' | '.join(f'{row[column]:.0f}' for column in columns)} |"
+    total = {column: sum(row[column] for row in found["rows"].values()) for column in columns}
     lines = ["# How long the tutorials take", "",
              "Seconds on a machine with two CPU cores, from the start of a kernel to its end, one tutorial at a time, with an empty",
-             "compilation cache. *Full* is what a reader runs, and *fast* is what `make test` runs (`XLAND_FAST=1`). Both sets were",
-             "measured at the same time, so each had about one core, and an idle machine needs less. Most of the time is compilation;",
-             "the second run is quicker.", "",
-             "| tutorial | newest packages, full | Colab's packages, full | newest, fast | Colab's, fast |", "|---|--:|--:|--:|--:|",
-             *(f"| [{name}](../../tutorials/{name}.ipynb) | {show(row)} |" for name, row in sorted(found["rows"].items())), f"| **all** | {show(total)} |", "",
-             *(f"* {packages}: {about}" for packages, about in sorted(found["about"].items(), reverse=True)), "", "```sh", "python .ci/times.py; python .ci/times.py --fast     # with the Python of either environment",
+             "compilation cache and little other work. *Full* is what a reader runs, and *fast* is what `make test` runs",
+             "(`XLAND_FAST=1`). The second run is quicker, because compiled programs are kept.", "",
+             f"| tutorial | {' | '.join(COLUMNS[column] for column in columns)} |", f"|---|{'--:|' * len(columns)}",
+             *(line(f"[{name}](../../tutorials/{name}.ipynb)", row) for name, row in sorted(found["rows"].items())), line("**all**", total), "",
+             *(f"* {packages}: {about}" for packages, about in sorted(found["about"].items(), reverse=True)
+               if any(column.startswith(packages) for column in columns)), "", "```sh", "python .ci/times.py; python .ci/times.py --fast     # with the Python of either environment",
              "```", ""]
     PAGE.write_text("\n".join(lines), encoding="utf-8")
 

@@ -19,7 +19,7 @@ from ..core.actions import AgentState
 from ..core.compose import begin
 from ..core.goals import AgentHoldGoal
 from ..core.parse import parse_ruleset
-from ..core.rules import AgentHoldRule, TileNearRule, TileNearUpRule
+from ..core.rules import AgentHoldRule, AgentNearUpRule, TileNearLeftRule, TileNearRule, TileNearUpRule
 from ..core.ruleset import RuleSet, make_ruleset, pad_ruleset
 from ..core.tiles import Colors, Tiles, pack, pack_pairs, tile_name
 from ..core.walls import room
@@ -90,10 +90,12 @@ def act_out(ruleset: RuleSet, objects: dict, position, direction: int, actions, 
 
 # %% ../../nbs/tutor/03_anatomy.ipynb #d
 BALL, KEY, STAR = (Tiles.BALL, Colors.BLUE), (Tiles.KEY, Colors.GREEN), (Tiles.STAR, Colors.RED)
-# The agent at (3, 3) faces right, towards the ball. It picks the ball up and puts it back, next to the key.
+# The agent at (3, 3) faces right, picks up the object in front of it and puts it back. Then it takes the other cell's.
 _SCENES = (
-    ("above it", {(3, 4): BALL, (2, 4): KEY}, (3, 4, 0, 2, 3)),  # step forward, turn left, take what lies above
-    ("to the right of it", {(3, 4): BALL, (3, 5): KEY}, (3, 4, 0, 3)),  # step forward, take what lies ahead
+    ("above", {(3, 4): BALL, (2, 4): KEY}, (3, 4, 0, 2, 3)),  # step forward, turn left, take what lies above
+    ("below", {(3, 4): BALL, (4, 4): KEY}, (3, 4, 0, 1, 3)),
+    ("to the right of", {(3, 4): BALL, (3, 5): KEY}, (3, 4, 0, 3)),  # step forward, take what lies ahead
+    ("to the left of", {(3, 4): KEY, (3, 5): BALL}, (3, 4, 0, 3)),
 )
 
 @exercise("1.1", "The forge", level=1, minutes=10)
@@ -104,12 +106,11 @@ def forge(answer):
            f"room, not: {', '.join(tile_name(*t) for t in objects) or 'nothing'}.")
     for where, scene, actions in _SCENES:
         steps = act_out(task, scene, (3, 3), 1, actions)
-        key_at = next(place for place, tile in scene.items() if tile == KEY)
-        made = tuple(np.asarray(steps[1].state.grid[key_at]).tolist())
+        made = tuple(np.asarray(steps[1].state.grid[list(scene)[1]]).tolist())
         refuse(any(t.last() for t in steps[:-1]), "The agent reached the goal before the ball and the key had met, or "
                "before it held the star: look at the rule and at the goal.")
-        refuse(made != STAR, f"The agent put the ball down with the key {where}. The key's cell should hold a red "
-               f"star now; it holds: {tile_name(*made)}. Look at the rule.")
+        refuse(made != STAR, f"The agent put the {tile_name(*scene[3, 4])} down, with the key {where} the ball. The "
+               f"other object's cell should hold a red star now; it holds: {tile_name(*made)}. Look at the rule.")
         refuse(float(steps[-1].discount) != 0, "The agent picked up the star and did not reach the goal: look at the "
                "goal.")
     return "Right: the forge works."
@@ -126,14 +127,6 @@ REASONS = {
     Reason.STUCK: "the agent has to carry an object that cannot be carried",
     Reason.UNKNOWN_KIND: "it uses goals or rules that the prover does not know"}
 
-def _plan(ruleset, name):
-    "The plan of a task. Raises `WrongAnswer` with the reason if there is no plan."
-    plan = plan_of(ruleset)
-    if plan is None:
-        rows = (np.asarray(x)[None] for x in (ruleset.goal, ruleset.rules, ruleset.init_tiles))
-        raise WrongAnswer(f"`{name}` cannot be solved: {REASONS[int(prove(*rows).reason[0])]}.")
-    return plan
-
 def _solved(ruleset, name):
     "Time steps of the oracle's trials from three starts, in the environment. Raises `WrongAnswer`."
     _, params, reset, step = _world(7, 7)
@@ -143,8 +136,11 @@ def _solved(ruleset, name):
         solution = solve_from(ruleset, trial[0], params)
         for action in solution.actions.tolist():
             trial.append(step(ruleset, trial[-1], action))
-        refuse(not solution.solved or float(trial[-1].discount) != 0, f"In a room of 7 x 7 cells the oracle did not "
-               f"solve `{name}` from start {seed}: {solution.detail or 'it did not reach the goal.'}")
+        if not solution.solved or float(trial[-1].discount):
+            rows = (np.asarray(x)[None] for x in (ruleset.goal, ruleset.rules, ruleset.init_tiles))
+            why = REASONS.get(int(prove(*rows).reason[0]))
+            raise WrongAnswer(f"In a room of 7 x 7 cells the oracle did not solve `{name}` from start {seed}" + (
+                f", and `plan_of` finds no plan: {why}." if why else f": {solution.detail or 'no goal was reached.'}"))
         trials.append(trial)
     return trials
 
@@ -195,7 +191,6 @@ def _spoiled(task):
 def trap(answer):
     "Check a task of holding the star: it can be solved, and one wrong move can make that impossible."
     task = _task_of_star(answer, "trap")
-    _plan(task, "trap")
     _solved(task, "trap")
     spoiled = _spoiled(task)
     refuse(not spoiled, "512 agents acted at random for 150 steps, and each still had everything that the goal needs: "
@@ -224,7 +219,6 @@ def repaired(answer):
            "Now a pink hex lies in the room from the start: it still has to be made.")
     changes = _changes(_rules(broken), _rules(answer)) + _changes(_objects(broken), objects)
     refuse(changes != 1, f"You changed {changes} rules and objects: change, add or leave out exactly one.")
-    _plan(task, "repaired")
     steps = ", ".join(str(len(trial) - 1) for trial in _solved(task, "repaired"))
     return f"Right: after one change the oracle solves it, in {steps} steps from three starts."
 
@@ -234,14 +228,14 @@ def tree(answer):
     "Check a task of holding the star: a chain of two rules, at most three objects, and no rule that it does not need."
     task, objects, rules = _task_of_star(answer, "tree"), _objects(answer), _rules(answer)
     refuse(len(objects) > 3, f"There are {len(objects)} objects in the room at the start: use at most three.")
-    plan = _plan(task, "tree")
+    trial, plan = _solved(task, "tree")[0], plan_of(task)
+    refuse(plan is None, "The oracle solves this task, but `plan_of` finds no plan for it: choose other rules.")
     refuse(plan.depth != 2, f"The longest chain of rules in the plan has length {plan.depth}, not 2: one rule has to "
            "make what another rule needs.")
     refuse(len(plan.steps) != 2, f"The plan needs {len(plan.steps)} rules: two in a chain are enough.")
     for i in range(len(rules)):
         others = pad_ruleset(task.replace(rules=_rows(rules[:i] + rules[i + 1:], 7)), 8, 8)
         refuse(plan_of(others) is not None, f"The task can be solved without rule {i + 1} as well: leave it out.")
-    trial = _solved(task, "tree")[0]
     refuse(_firings(trial) < 2, "One action lets both rules fire, so this tree has one step for the agent: choose "
            "rules that need two actions.")
     return f"Right: {len(plan.steps)} rules in a chain, and the oracle solves the task in {len(trial) - 1} steps."
@@ -255,9 +249,11 @@ def _our_makeable(task):
 def _tasks_to_read():
     "Padded tasks that tell right answers from wrong ones: an object in the room, and rules for each kind of mistake."
     hex_, square = (Tiles.HEX, Colors.PINK), (Tiles.SQUARE, Colors.PURPLE)
-    hold, meet, above = AgentHoldRule, TileNearRule, TileNearUpRule
-    rules = [[meet(BALL, KEY, STAR)], [hold(BALL, square)], [hold(hex_, STAR), meet(BALL, KEY, hex_)],
-             [above(BALL, STAR, hex_), above(KEY, BALL, square)], [meet(BALL, KEY, (Tiles.FLOOR, Colors.BLACK))], []]
+    hold, meet = AgentHoldRule, TileNearRule
+    rules = [[meet(BALL, KEY, STAR)], [hold(BALL, square), AgentNearUpRule(KEY, hex_)],
+             [hold(hex_, STAR), hold(square, hex_), meet(BALL, KEY, square)],
+             [TileNearUpRule(BALL, STAR, hex_), TileNearLeftRule(KEY, BALL, square)],
+             [meet(BALL, KEY, (Tiles.FLOOR, Colors.BLACK))], []]
     return [pad_ruleset(make_ruleset(AgentHoldGoal(STAR), row, [BALL, KEY]), 4, 4) for row in rules]
 
 @exercise("1.5", "Everything that can exist", level=3, minutes=20)

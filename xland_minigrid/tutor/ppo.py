@@ -29,11 +29,11 @@ _RETURNS = (  # what it shows, rewards, done, gamma, right
     ("with gamma = 1 returns are plain sums", [1, 1, 1, 1], [0, 0, 0, 0], 1.0, [4, 3, 2, 1]))
 
 def _backwards(step, *rows):
-    "Apply a step function from the last step to the first, for two worlds at once; one number for each step."
+    "A step function's results, applied backwards. A second world has the rows in the other order."
     later, found = np.zeros(2), []
-    for row in list(zip(*rows))[::-1]:
+    for both in zip(list(zip(*rows))[::-1], zip(*rows)):
         try:
-            now = step(later, *(np.array([x, x]) for x in row))
+            now = step(later, *map(np.array, zip(*both)))
         except ValueError as error:
             refuse("ambiguous" in str(error), "The arguments are arrays with one number for each world: multiply by "
                    "(1 - done) instead of asking `if done`.")
@@ -136,9 +136,9 @@ def clipped_loss(answer):
         refuse(abs(have - want) > 1e-4, _why_slope(ratio, sign, have, want))
     refuse(not np.isclose(value, right, atol=1e-5), f"Its gradient is right, but its value is {value:.4f} instead of "
            f"{right:.4f}: has a constant been added?")
-    narrow = float(answer(jnp.log(jnp.array([1.15])), jnp.zeros(1), jnp.ones(1), 0.1))
-    refuse(not np.isclose(narrow, -1.1, atol=1e-5),
-           "With eps = 0.1 a ratio of 1.15 should be clipped to 1.1: use eps, not 0.2.")
+    narrow = float(answer(jnp.log(jnp.array([1.15, 0.85])), jnp.zeros(2), jnp.array([1.0, -1.0]), 0.1))
+    refuse(not np.isclose(narrow, -0.1, atol=1e-5),
+           "With eps = 0.1, 1.15 is clipped to 1.1 and 0.85 to 0.9: use eps, not 0.2.")
     return "Right: no gradient where the clip holds, and a way back everywhere else."
 
 @ours

@@ -119,8 +119,8 @@ def _our_gae(reward, value, done, across_trials, gamma=0.97, lam=0.95):
 
 @exercise("6.4", "Credit across trials", level=3, minutes=20)
 def gae(answer):
-    "`answer(reward, value, done, across_trials)`: the advantage of each step of one task, cut at trials or not."
-    function(answer, "gae", "reward", "value", "done", "across_trials")
+    "`answer(reward, value, done, across_trials)`: the advantages of one task, cut at trials or not."
+    function(answer, "gae", "reward", "value", "done", "across_trials", "gamma=0.97", "lam=0.95")
     reward, value = np.array([0, 0.1, 0, 0, 0.8, 0.5, 0]), np.array([0.3, 0.1, 0.4, 0.6, 0.2, 0.7, 0.5])
     done = np.array([0, 1, 0, 1, 1, 0, 1], bool)
     for across, chosen in ((False, {}), (True, {}), (True, {"gamma": 0.9, "lam": 0.8})):
@@ -132,6 +132,6 @@ def gae(answer):
                 f"{reward.tolist()} and values {value.tolist()} you get {found.round(2).tolist()}, not "
                 f"{right.round(2).tolist()}. Two things reach back from the next step: its value, and its advantage. "
                 "After the last step both are 0.", {
-            "This stops at the end of a trial where it should go on, or goes on where it should stop.": other,
+            "This stops at the end of a trial where it should go on, or the reverse.": other,
             "That is the return without the baseline: subtract the value of the step.": right + value}, atol=1e-4)
     return "Right: with across_trials, what a step makes possible in later trials counts for it."
