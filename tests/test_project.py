@@ -210,7 +210,7 @@ for module in ("baselines.rl2", "baselines.cores", "baselines.ppo", "baselines.e
 
 # The wheel ---------------------------------------------------------------------------------------------------------------------------
 
-WHEEL = 666_100  # bytes without the agents in the box
+WHEEL = 666_700  # bytes without the agents in the box
 
 
 def test_the_wheel_is_small():

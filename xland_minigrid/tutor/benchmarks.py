@@ -39,6 +39,8 @@ def _our_wanted(goal, rules):
     return (goal[0] == 1) & ((rules[:, 0] != 0).sum() >= 2)
 
 # %% ../../nbs/tutor/05_benchmarks.ipynb #d
+_CAST = "(The numbers of a plan are small unsigned integers: cast them with `.astype(int)` before you calculate.)"
+
 @exercise("3.2", "Easy ones first", level=2, minutes=15)
 def easiest(answer):
     "`easiest(benchmark, k)`: the rows of the k easiest tasks, easiest first."
@@ -47,8 +49,7 @@ def easiest(answer):
         try:
             found = np.asarray(answer(tasks, k))
         except OverflowError as error:
-            raise WrongAnswer(f"{error}: the numbers of a plan are small unsigned integers, so cast them to `int` "
-                              "(`.astype(int)`) before you do arithmetic.") from None
+            raise WrongAnswer(f"{error}. {_CAST}") from None
         refuse(found.shape != (k,) or found.dtype.kind not in "iu" or not 0 <= found.min() <= found.max() < len(tasks),
                f"For k = {k} it returns {found.dtype} of shape {found.shape}; {k} row numbers from 0 to "
                f"{len(tasks) - 1} are needed.")
@@ -74,7 +75,7 @@ def _check_order(found, steps, dead):
     for key, what in ((steps, "rules to trigger"), (dead, "dead ends, among tasks with as many rules")):
         for i in np.flatnonzero(key[found] != key[right])[:1]:
             raise WrongAnswer(f"In place {i} is a task with {key[found[i]]} {what}; one with {key[right[i]]} belongs "
-                              "there.")
+                              f"there. {_CAST}")
     refuse((found != right).any(), "Among equals the order of the benchmark is lost: use a stable sort, such as "
            "np.lexsort.")
 
@@ -99,7 +100,8 @@ def _our_by_goal(benchmark):
 
 def _two_sides(found, n):
     "Two lists of row numbers. Raises `WrongAnswer`."
-    sides = [np.asarray(side) for side in pair(found, "by_goal", "the rows to train on and the rows to test on")]
+    sides = [np.asarray(side) for side in
+             pair(found, "by_goal", "the rows to train on and to test on (of a Split: .train and .test)")]
     refuse(any(side.ndim != 1 or side.dtype.kind not in "iu" for side in sides),
            "Return two lists of row numbers, which are integers; np.flatnonzero makes them from a mask.")
     refuse(any(side.size and not 0 <= side.min() <= side.max() < n for side in sides),
@@ -141,10 +143,10 @@ def _check_coins(easy):
     "Raise `WrongAnswer` unless the easy tasks, bool `(keys, n)`, lie in random places, a random number of them."
     middle = np.flatnonzero(easy[0]).mean() / easy.shape[1]
     refuse(abs(middle - .5) > .1, "The easy tasks are not spread over the batch: toss a coin for every task.")
-    refuse(np.array_equal(easy[0], easy[1]), "Another key has its easy tasks in the same places: toss the coins with "
-           "a key that comes from the key that is passed.")
-    refuse(len(set(easy.sum(1).tolist())) == 1, f"With five keys there are {easy[0].sum()} easy tasks each time; if "
-           "each task is easy with probability 0.25, that number varies.")
+    refuse(np.array_equal(easy[0], easy[1]), "Another key has its easy tasks in the same places: use the key that "
+           "is passed.")
+    refuse(len(set(easy.sum(1).tolist())) == 1, f"With five keys there are {easy[0].sum()} easy tasks each time; "
+           "that number has to vary.")
 
 @ours
 def _our_diet(key, easy, hard, n, share):

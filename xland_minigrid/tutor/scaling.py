@@ -149,7 +149,7 @@ def one_round(answer):
         refuse(not two or any(np.shape(part) != (n,) for part in found),
                f"Return `pending` and `out`, in this order, both of shape ({n},).")
         refuse(not sizes, "The work is done for single rows. `work` is a function of one row: apply `jax.vmap` to it.")
-        refuse(max(sizes) > 8, f"The work is done for {max(sizes)} rows at once. Collect eight of them first.")
+        refuse(max(sizes) != 8, f"The work is done for {max(sizes)} rows at once. Collect eight of them first.")
         left, results = map(np.asarray, found)
         said = f"With {len(waiting)} of {n} rows waiting"
         refuse(left.dtype != bool, f"`pending` has become {left.dtype}; keep it bool.")
