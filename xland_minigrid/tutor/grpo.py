@@ -165,7 +165,7 @@ def _our_batch(groups, turns, advantages, value=_return):
              if attempt.reward is not None for turn in turns[attempt]]
     return [turn for turn, _ in pairs], [a for _, a in pairs]
 
-@exercise("9.4", "From groups to an update", level=3, minutes=20)
+@exercise("9.4", "From groups to an update", level=2, minutes=20)
 def batch(answer):
     "`batch(groups, turns, advantages)`: the moves of all attempts with a reward, and the advantage of each."
     function(answer, "batch", "groups", "turns", "advantages")

@@ -104,7 +104,7 @@ def answer(given):
     return "Right: one step for each number, and one answer for all."
 
 async def _ask(answer, callers, cut):
-    "That many ask during the step of request 1, some are cancelled, another one asks after it; then request 2."
+    "That many ask during the step of request 1, some are cancelled, another one asks after it; then 2, and 1 again."
     taken, ended, asked, over, answers = [], [], [], asyncio.Event(), {}
 
     async def take(action):
@@ -138,6 +138,8 @@ async def _ask(answer, callers, cut):
     refuse(found != right, f"Those who ask under the number 1 get {found}, not {right}.")
     await ask(2)
     refuse(len(taken) < 2, "Request 2 is new and takes no step: go by the number.")
+    await ask(1)
+    refuse(len(taken) > 2, "Request 1 comes again after request 2 and its step is taken twice: keep both answers.")
 
 @ours
 async def _our_answer(number, action, answers, take):
@@ -157,8 +159,9 @@ def guide(answer):
             try:
                 (rollout,) = pool.run_group(answer, lake, deadline=5.0)
             except ValueError as error:
-                refuse("one S and one G" in str(error), f"On the lake {lake}, `shortest_path` says: {error} "
-                       "After the first move the map shows S and P: read it once, or remove the old S first.")
+                refuse("one S and one G" in str(error), f"On the lake {lake}, `shortest_path` says: {error} " + (
+                    "Lakes have different sizes: do not cut the map at four lines." if "no 'G'" in str(error) else
+                    "After the first move the map shows S and P: read it once, or remove the old S first."))
                 raise
             status, turns = rollout.info.get("status"), rollout.num_turns
             how = {"hole": "in a hole", "goal": f"at the goal with the reward {rollout.reward or 0:g}: return nothing"}
@@ -184,9 +187,6 @@ class ThinIce(Env):
         if reward is None:
             raise OSError("the ice broke")
         return "Thank you.", reward, True, {}
-
-    async def close(self):
-        pass
 
 _REWARDS = ([0.5, 1.0, 0.5, 1.0], [1.0, None, None, 0.0], [None, None, None, None], [0.0, 0.0, None, 0.0],
             [0.25, 0.0, 0.5, None])
