@@ -252,6 +252,13 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(capsys):
 
 
 def test_commands_without_a_parser_of_their_own_are_programs_that_measure():
-    "Of the wheel, which has no `measure/tables`."
     names = [name for name, (_, add) in cli._COMMANDS.items() if add is None]
-    assert "grpo" in names and all(callable(importlib.import_module(f"xland_minigrid.measure.{name}").report) for name in names)
+    assert names == ["grpo", "throughput", "compiled"]
+    for module in ("tables.grpo", "throughput", "compiled", "tables.compiled"):
+        assert callable(importlib.import_module(f"xland_minigrid.measure.{module}").report)
+
+
+@pytest.mark.parametrize("name", ["grpo", "compiled"])
+def test_programs_that_only_a_clone_has_say_so(name, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    assert main([name]) == 1 and f"Only a clone of the repository has {name}" in capsys.readouterr().err

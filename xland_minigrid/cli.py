@@ -155,10 +155,10 @@ def _measure(words: list[str]):
     module = "scaling" if name == "throughput" and any(word.startswith("--figure") for word in rest) else name
     if name == "compiled" and "--measure" in rest:
         rest.remove("--measure")
-    elif name == "compiled":
-        module = "tables.compiled"
+    elif name in ("compiled", "grpo"):
+        module = f"tables.{name}"
         if importlib.util.find_spec("xland_minigrid.measure.tables") is None:
-            raise ValueError("Only a clone of the repository compiles for other cards; --measure runs on this one.")
+            raise ValueError(f"Only a clone of the repository has {name}; compiled --measure runs everywhere.")
     run(importlib.import_module(f"xland_minigrid.measure.{module}").report, rest, f"xland-minigrid {name}")
 
 # %% ../nbs/90_cli.ipynb #g
@@ -279,7 +279,7 @@ def _status(error: Exception, command: str):
 _COMMANDS = {
     "demo": ("train an agent here and watch it adapt", _demo),
     "train": ("train an RL² agent; all settings: xland-minigrid train --help", _train_parser),
-    "grpo": ("a small transformer learns FrozenLake by GRPO; all settings: xland-minigrid grpo --help", None),
+    "grpo": ("a small transformer learns FrozenLake by GRPO (in a clone): xland-minigrid grpo --help", None),
     "experiment": ("several agents, several seeds, the same tasks",
                    "xland_minigrid.measure.experiments:experiment_parser"),
     "serve": ("many environments at once, over WebSockets", "xland_minigrid.pool.server:serve_parser"),
