@@ -56,8 +56,8 @@ def page():
     total = {column: sum(row[column] for row in found["rows"].values()) for column in columns}
     lines = ["# How long the tutorials take", "",
              "Seconds on a machine with two CPU cores, from the start of a kernel to its end, one tutorial at a time, with an empty",
-             "compilation cache and little other work. *Full* is what a reader runs, and *fast* is what `make test` runs",
-             "(`XLAND_FAST=1`). The second run is quicker, because compiled programs are kept.", "",
+             "compilation cache and little other work. *Full* is what a reader runs, and *fast*, where it was measured, what `make",
+             "test` runs (`XLAND_FAST=1`). The second run is quicker, because compiled programs are kept.", "",
              f"| tutorial | {' | '.join(COLUMNS[column] for column in columns)} |", f"|---|{'--:|' * len(columns)}",
              *(line(f"[{name}](../../tutorials/{name}.ipynb)", row) for name, row in sorted(found["rows"].items())), line("**all**", total), "",
              *(f"* {packages}: {about}" for packages, about in sorted(found["about"].items(), reverse=True)
